@@ -1,8 +1,8 @@
 """The backend of one model: a table of operations on a device, a precision, and a way of batching.
 
-It is chosen once, when the model is built, and handed down to every part of it. The choice reads torch's number of
-threads, so set that number before. Libraries that only one kind of device needs are imported only for it: numba takes a
-second, and a machine with GPUs may not have it.
+It is chosen once, when the model is built, and passed to every part of the model. The choice depends on torch's number
+of threads, so set that number before. Libraries for one kind of device are imported only for it: numba takes a second,
+and a machine with GPUs may not have it.
 """
 
 import platform
@@ -22,7 +22,7 @@ __all__ = ["Backend", "choose_backend"]
 
 @dataclass(frozen=True)
 class Backend:
-    """The table, the batching and the type of the model's matrices, `dtype`, which may be FP8."""
+    """The operations, the batching, and `dtype`, the type of the model's matrices, which may be FP8."""
 
     dtype: torch.dtype
     ops: Ops
@@ -40,15 +40,15 @@ class Backend:
 
     @property
     def kernels(self) -> list[str]:
-        """The names of everything that decides the last bits of a CPU's sums: torch, operations, kind of CPU."""
+        """The names of everything that affects the last bits of a CPU's sums: torch, operations, kind of CPU."""
         capability = torch.backends.cpu.get_cpu_capability()
         return [str(torch.__version__), type(self.ops).__name__, platform.machine(), capability, _cpu_model()]
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Backend:
-    """Choose the quickest operations for matrices of `dtype`, or the quickest that are batch-invariant.
+    """Choose the fastest operations for matrices of `dtype`; if `deterministic`, the fastest batch-invariant ones.
 
-    Raise RuntimeFailure if the device has no operations that are known to be batch-invariant.
+    Raise RuntimeFailure if no operations of the device are known to be batch-invariant.
     """
     if device.type != "cpu":
         if deterministic:
@@ -70,10 +70,7 @@ def _cpu_model() -> str:
 
 
 def _device_ops(device: torch.device) -> Ops:
-    """Return the table for a GPU that is there: NVIDIA's have kernels.
-
-    Without one, as in tests, return the reference.
-    """
+    """Return the GPU's table, with kernels on NVIDIA's GPUs. Without a GPU, as in tests, return the reference."""
     if not torch.cuda.is_available():
         return Ops(device)
     if torch.version.hip:

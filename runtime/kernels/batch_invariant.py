@@ -1,24 +1,24 @@
-"""Two ways to compute the tokens of a step: all together, or each independent of the others, bit for bit.
+"""Two ways to compute the tokens of a step: all together, or each bit for bit independent of the others.
 
-A matmul kernel is chosen by its shape, and another kernel adds in another order. Computed together, a token's bits thus
-depend on how many tokens are beside it, and at a near tie its text does. In deterministic mode every kernel sees one
-shape, whatever the step holds:
+A library chooses a matmul kernel by shape, and each kernel adds in its own order. So if tokens are computed together, a
+token's bits depend on the number of other tokens and, at a near tie, so does its text. In deterministic mode every
+kernel sees one shape, whatever is in the step:
 
     rows        projections, norms, experts, gate, head: tiles of TILE_ROWS rows, the last filled up with zeros
     chunks      attention in prefill: the queries of TILE_POSITIONS positions, over the keys up to the last of these
     requests    attention in decode: each request alone, over its own length
 
-A query's tile starts at a multiple of TILE_POSITIONS of its request, wherever a chunk starts or ends, so that its shape
-tells the position and not the chunking. The part of a tile of another chunk is zeros; its keys are masked.
+A query's tile starts at a multiple of TILE_POSITIONS of its request, so its shape depends on the position and not on
+where chunks begin or end. Rows of a tile that belong to another chunk are zeros; keys of later positions are masked.
 
-Each tile and each request is a fresh copy, so that its address does not choose the kernel either, and a rank computes
-on one thread, since kernels share sums out by threads. One condition is left: a row's position in its tile must not
-matter. No library promises that, so `check_machine` tests the kernels themselves before a rank serves.
+Each tile and each request is a fresh copy, so that its address does not affect the choice of kernel. A rank computes on
+one thread, since kernels divide sums among threads. One condition is left: a row's position in its tile must not
+matter. No library promises that, so `check_machine` tests the kernels before a rank serves.
 
 Worked example: 5 tokens in prefill are one tile, 40 are three (16, 16, 8 and 8 rows of zeros), and an expert that got
 2 rows of them computes one tile; each row comes out, bit for bit, as it does alone.
 
-Bits are equal on one kind of machine with one version of torch, not between kinds.
+Bits are equal on one kind of machine with one version of torch, not between machines of different kinds.
 
 Source of the idea: Thinking Machines, "Defeating Nondeterminism in LLM Inference" (2025).
 """
@@ -42,15 +42,15 @@ TILE_POSITIONS = 64
 
 
 class Batching(Protocol):
-    """The two forms compute the same up to rounding; `Batched` is the fast one."""
+    """A way to compute a step. The two forms agree up to rounding; `Batched` is the fast one."""
 
     is_invariant: bool  # a row's bits do not depend on how many rows are computed with it
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Call `function` of tensors with a row a token, [T, ...] each; it returns one such tensor or several."""
+        """Call `function` with tensors [T, ...] of a row for each token. It returns one such tensor or several."""
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """Call `attend` with the queries of the last T of S positions, from 0 on: [T, ...]."""
+        """Call `attend` with the queries of the last T of a request's S positions: [T, ...]."""
 
     def attend_pages(
         self,
@@ -62,10 +62,10 @@ class Batching(Protocol):
         lora_rank: int,
         scale: float,
     ) -> Tensor:
-        """Let each request attend to its first `lengths_B` latents, which lie in the pages of its table: [B, H, L]."""
+        """Let each request attend to its first `lengths_B` latents, in the pages of its table: [B, H, L]."""
 
     def experts(self, ops: Ops, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute rows that lie slot after slot, `counts` of each, in their own memory."""
+        """Compute rows that lie slot after slot, `counts` of each. Results overwrite the rows."""
 
     def masked_experts(
         self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
@@ -78,7 +78,7 @@ class Batching(Protocol):
     def masked_fp8_experts(
         self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
     ) -> Tensor:
-        """Compute the first `counts_M` of each slot's rows, which are about `expected_rows`: [M, Z, D]."""
+        """Compute the first `counts_M` of each slot's rows, about `expected_rows` of them: [M, Z, D]."""
 
 
 class Batched:
@@ -134,7 +134,7 @@ class BatchInvariant:
     is_invariant = True
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Go tile by tile. No rows are one tile of zeros, of which none comes back."""
+        """Go tile by tile. Without rows, compute one tile of zeros and return no row of it."""
         num_rows = len(rows[0])
         starts = range(0, max(num_rows, 1), TILE_ROWS)
         tiles = [function(*(_tile(tensor, start) for tensor in rows)) for start in starts]
@@ -143,7 +143,7 @@ class BatchInvariant:
         return tuple(torch.cat(parts)[:num_rows] for parts in zip(*tiles, strict=True))
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """Go tile by tile, as positions lie and not as the chunk does."""
+        """Go tile by tile. Tiles begin at multiples of TILE_POSITIONS, wherever the chunk begins."""
         start, end = len(kv_SHX) - len(q_THQ), len(kv_SHX)
         before, after = start % TILE_POSITIONS, -end % TILE_POSITIONS
         q, kv = _pad_rows(q_THQ, before, after), _pad_rows(kv_SHX, 0, after)
@@ -188,7 +188,7 @@ class BatchInvariant:
     def masked_experts(
         self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
     ) -> Tensor:
-        """Go slot by slot and tile by tile too; the rows beyond a slot's count stay as they are."""
+        """Go slot by slot and tile by tile. Rows beyond a slot's count stay as they are."""
         for slot, count in enumerate(counts_M.tolist()):
             self.experts(ops, rows_MZD[slot, :count], [count], gate_up_MXD[slot:], down_MDI[slot:])
         return rows_MZD
@@ -196,7 +196,7 @@ class BatchInvariant:
     def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
         """Go slot by slot and tile by tile."""
         results_RD = x.codes.new_empty(x.codes.shape, dtype=torch.bfloat16)
-        bytes_RD = x.codes.view(torch.uint8)  # which torch can fill up with zeros
+        bytes_RD = x.codes.view(torch.uint8)  # torch can fill bytes up with zeros, but not FP8
         parts = zip(*(rows.split(counts) for rows in (bytes_RD, x.scales, results_RD)), strict=True)
         for slot, (codes, scales, results) in enumerate(parts):
             if len(codes):
@@ -206,7 +206,7 @@ class BatchInvariant:
     def masked_fp8_experts(
         self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
     ) -> Tensor:
-        """Go slot by slot and tile by tile too, over all rows."""
+        """Go slot by slot and tile by tile, over all rows."""
         num_slots, num_rows = x.codes.shape[:2]
         rows = Quantised(x.codes.flatten(0, 1), x.scales.flatten(0, 1))
         results_RD = self.fp8_experts(ops, rows, [num_rows] * num_slots, counts_M, experts)
@@ -215,9 +215,9 @@ class BatchInvariant:
 
 @torch.inference_mode()
 def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtype]]) -> None:
-    """Check that a row's position in its tile does not matter to each function, given with its rows' size and type.
+    """Check that no function's result depends on a row's position in its tile. Raise RuntimeFailure otherwise.
 
-    A tile of equal rows must become equal rows. Raise RuntimeFailure otherwise.
+    `functions` come with their rows' size and type. A tile of equal rows must become equal rows.
     """
     generator = torch.Generator().manual_seed(0)
     for function, size, dtype in functions:
@@ -240,7 +240,7 @@ def _fp8_expert(ops: Ops, experts: ExpertCodes, slot: int, bytes_RD: Tensor, sca
 
 
 def _tile(rows: Tensor, start: int) -> Tensor:
-    """Return the rows from `start`, as many as a tile has, in memory of their own."""
+    """Return the tile of rows from `start` on, in memory of its own."""
     tile = rows[start : start + TILE_ROWS]
     missing = TILE_ROWS - len(tile)
     return _pad_rows(tile, 0, missing) if missing else private_copy(tile)

@@ -1,12 +1,12 @@
 """One rank's device: its choice, copies between it and the host, and a queue for work beside the compute.
 
     link     copies between the device and the host. A GPU copies in the background only from and to pinned memory.
-    queue    work beside the computation: the exchanges of one micro-batch beside the other's attention, and the latents
-             of arriving requests beside the steps of running ones
+    queue    work beside the computation: one micro-batch's exchanges beside the other's attention, and copies of
+             arriving requests' latents beside the steps of running ones
     record   a step's kernels as one thing to launch
 
-A CPU needs neither: `HostLink` copies at once. Tests put other links and queues in their place, so that a rank runs on
-fake tensors without a GPU.
+A CPU needs neither: `HostLink` copies at once. Tests replace links and queues, so that a rank runs on fake tensors
+without a GPU.
 
 The launch file chooses the kind of device; `backend.py` chooses the kernels.
 
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def use_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of one rank of a node, and make it this process's own before anything is allocated.
+    """Return the device of a node's local rank, and make it this process's current device, before any allocation.
 
     `kind` is the launch file's `device`. Raise RuntimeFailure when there is no such device.
     """
@@ -69,14 +69,14 @@ def _torch_build() -> str:
 class HostLink:
     """Copies that are done when the call returns."""
 
-    pins = False  # whether it pins host memory, which takes long
+    pins = False  # whether it pins host memory, which is slow
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return host memory for copies from and to a device."""
         return torch.empty(tuple(shape), dtype=dtype)
 
     def to_host(self, x: Tensor) -> Tensor:
-        """Return `x` in host memory, and wait until it is there. A CPU's tensor is returned as it is."""
+        """Copy `x` to host memory, wait for the copy, and return it. A CPU's tensor is returned as it is."""
         if x.device.type == "cpu":
             return x
         host = self.empty(x.shape, x.dtype)
@@ -85,25 +85,25 @@ class HostLink:
         return host
 
     def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Begin to copy `x` to host memory. Return the copy, and a function that waits for it; None if it is done."""
+        """Begin to copy `x` to host memory. Return the copy and a function that waits for it, or None if it is done."""
         return self.to_host(x), None
 
     def begin_to_device(self, copy: Callable[[], None]) -> "Arrival | None":
-        """Begin `copy` of host memory to the device. Return its arrival; None if it is done."""
+        """Begin `copy`, which copies host memory to the device. Return its arrival, or None if it is done."""
         copy()
         return None
 
     def begin_from_device(self, copy: Callable[[], None]) -> "Arrival | None":
-        """Begin `copy`, which brings the device's memory to the host. Return its arrival; None if it is there."""
+        """Begin `copy`, which copies the device's memory to the host. Return its arrival, or None if it is done."""
         copy()
         return None
 
     def track_copies(self) -> Callable[[], bool]:
-        """Return a function that tells whether all copies to the device begun so far have ended."""
+        """Return a function that tells whether the copies to the device that have begun by now are done."""
         return lambda: True
 
     def make_wait(self, device: torch.device) -> Callable[[], None]:
-        """Return a function that waits until `device` has done all work issued so far."""
+        """Return a function that waits until `device` has done the work issued by now."""
         return lambda: None
 
     def finish(self, device: torch.device) -> None:
@@ -113,15 +113,15 @@ class HostLink:
 class PinnedLink(HostLink):
     """Copies of a GPU, through memory that the system never moves.
 
-    Torch keeps freed pinned memory for the next request, and gives none out again while a copy from it runs. It pins
-    for the calling thread's GPU, and would begin to use GPU 0 for a thread that has chosen none, as the network's.
+    Torch keeps freed pinned memory for the next request, and does not reuse it while a copy from it runs. It pins for
+    the calling thread's GPU. A thread that has chosen none, such as the network's, would begin to use GPU 0.
 
-    Copies to the device run beside the computation, which need not wait for them. A step's results are short: they are
-    copied where they were computed. Other copies to the host have a queue of their own: a GPU copies both ways at once.
+    Copies to the device run beside the computation, which need not wait for them. A step's results are short, so they
+    are copied on the stream that computed them. Other copies to the host have a queue of their own, because a GPU
+    copies both ways at once.
 
-    Threads that wait for a copy sleep: their events block, and wake them tens of microseconds late (assumed). The
-    step's own wait (`finish`) spins: the GPU has nothing to do until it is over, and a whole unit waits for the rank
-    whose thread is woken last.
+    Threads that wait for a copy sleep on an event, which wakes them tens of microseconds late (assumed). The step's own
+    wait (`finish`) spins, because the GPU has nothing to do until it ends, and the whole unit waits for its last rank.
     """
 
     pins = True
@@ -137,7 +137,7 @@ class PinnedLink(HostLink):
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Copy on the stream that computes. The host goes on: any thread may wait for the event after the copy."""
+        """Copy on the compute stream. The host goes on, and any thread may wait for the event after the copy."""
         host = self.empty(x.shape, x.dtype)
         host.copy_(x, non_blocking=True)
         return host, self.make_wait(x.device)
@@ -148,24 +148,24 @@ class PinnedLink(HostLink):
         return _begin_beside(self._queue, copy)
 
     def begin_from_device(self, copy: Callable[[], None]) -> "Arrival":
-        """Copy beside what computes, after all that it was told until now, and beside copies to the device."""
+        """Copy beside the computation and beside copies to the device, after all work issued so far."""
         self._queue_to_host = CudaQueue(self._device) if self._queue_to_host is None else self._queue_to_host
         return _begin_beside(self._queue_to_host, copy)
 
     def track_copies(self) -> Callable[[], bool]:
-        """Mark the queue of the copies. Any thread may ask."""
+        """Mark the queue of the copies. Any thread may call the result."""
         if self._queue is None:  # nothing was copied
             return lambda: True
         return partial(self._queue.has_passed, self._queue.mark())
 
     def make_wait(self, device: torch.device) -> Callable[[], None]:
-        """Record an event on the stream that computes."""
+        """Record an event on the compute stream."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
         return event.synchronize
 
     def finish(self, device: torch.device) -> None:
-        """Wait for the stream that computes, on which the copies were begun."""
+        """Wait for the compute stream, on which the copies were begun."""
         torch.cuda.current_stream(device).synchronize()
 
 
@@ -196,7 +196,7 @@ class CudaRecorder:
         self._pool, self._device = torch.cuda.graph_pool_handle(), device
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture what this thread launches; others may go on. Raise RuntimeError if something cannot be captured."""
+        """Capture this thread's launches; other threads may go on. Raise RuntimeError if one cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -208,21 +208,21 @@ class SideQueue(Protocol):
     """A second queue of a device's work."""
 
     def side_work(self) -> AbstractContextManager[None]:
-        """Issue work to this queue within the `with` block, to run after all that the compute queue holds by now."""
+        """Issue the work of the `with` block to this queue, to run after all work in the compute queue by now."""
 
     def mark(self) -> Any:
-        """Return a mark after all that this queue holds by now."""
+        """Return a mark behind all work in this queue by now."""
 
     def has_passed(self, mark: Any) -> bool:
         """Return whether the queue has done all work before `mark`."""
 
     def join(self, mark: Any) -> None:
-        """Make work that is issued to the compute queue from now on run after `mark`."""
+        """Let later work of the compute queue run after `mark`."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A copy to or from the device, begun on `queue`. It is kept, with its inputs, until the computation joins it."""
+    """A copy to or from the device, begun on `queue`. Keep it until `join`, because it holds the copy's inputs."""
 
     queue: SideQueue
     mark: Any
@@ -238,7 +238,7 @@ class Arrival:
 
 
 class CudaQueue:
-    """A CUDA stream. The host waits for nothing here.
+    """A CUDA stream. The host never waits here.
 
     The computation may use a tensor of this stream once it has joined, and the tensor may be freed at any time. Torch
     gives the memory only to this stream again, in a later `side_work`, which begins after every use that was issued by
@@ -252,7 +252,7 @@ class CudaQueue:
 
     @contextmanager
     def side_work(self) -> Iterator[None]:
-        """Issue what follows to the stream."""
+        """Issue the work of the `with` block to the stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield

@@ -1,9 +1,10 @@
-"""FP8 as DeepSeek computes with it: matrices and what they multiply in e4m3, with a scale for each block.
+"""FP8 as DeepSeek computes with it: matrices, and the rows that they multiply, in e4m3 with a scale for each block.
 
     code            an e4m3 number (`torch.float8_e4m3fn`): sign, 4 exponent bits, 3 mantissa bits, largest 448
     scale           the FP32 factor of a code: max(largest magnitude of the block, 1e-4) / 448
     weight block    128 x 128 values of a matrix; the checkpoint calls its scale `weight_scale_inv`
-    group           128 neighbouring values of one row that enters a matmul, scaled when they are computed
+    group           128 neighbouring values of a row that enters a matmul; they share a scale, made when the row is
+                    quantised
 
 A matmul adds the products of codes in FP32 over each block of 128 channels k, scales that sum, and adds the blocks up:
 
@@ -12,11 +13,11 @@ A matmul adds the products of codes in FP32 over each block of 128 channels k, s
 The last block of a dimension is smaller where 128 does not divide it. A row crosses between ranks as its codes and then
 its scales: 7,168 channels are 7,168 + 4 x 56 = 7,392 bytes.
 
-DeepSeek-V3.1 was trained with the scales of groups rounded up to a power of two, and its config says so
-(`scale_fmt: ue8m0`); those of weights are then powers of two too, in the file or where they are made.
+DeepSeek-V3.1 was trained with the scales of groups rounded up to a power of two; its config says so with `scale_fmt:
+ue8m0`. The scales of its weights are powers of two too, in the file or when they are made here.
 
-There is no FP8 kernel here: codes are widened to FP32, whose matmul adds exactly these products, so that a CPU computes
-the same numerics, slowly. A table of operations (`ops.py`) may have a quicker one.
+There is no FP8 kernel here. Codes are widened to FP32, whose matmul adds exactly these products, so a CPU has the same
+numerics, slowly. A table of operations (`ops.py`) may have a faster kernel.
 
 Source: DeepSeek-V3 `inference/kernel.py`, act_quant, weight_dequant and fp8_gemm; README_WEIGHTS.md, "FP8 Weight
 Documentation"; DeepSeek-V3 (arXiv 2412.19437) section 3.3.
@@ -49,11 +50,11 @@ class Quantised:
 
 @dataclass(frozen=True)
 class ExpertCodes:
-    """The experts of M slots: gate and up [M, 2, I, D], each with blocks of its own, and down [M, D, I]."""
+    """The experts of M slots: gate and up [M, 2, I, D], each with its own blocks, and down [M, D, I]."""
 
     gate_up: Quantised
     down: Quantised
-    power_of_two: bool  # how their rows are scaled
+    power_of_two: bool  # whether their rows are scaled by powers of two
 
 
 def num_blocks(size: int) -> int:
@@ -62,7 +63,7 @@ def num_blocks(size: int) -> int:
 
 
 def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
-    """Quantise each row's groups, by itself: a row's codes and scales do not depend on other rows."""
+    """Quantise the groups of each row. A row's codes and scales do not depend on other rows."""
     groups_RFX = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     scales_RF = _scales(groups_RFX.abs().amax(-1))
     if power_of_two:
@@ -102,13 +103,13 @@ def matmul(x: Quantised, w: Quantised) -> Tensor:
 
 def pack(x: Quantised) -> Tensor:
     """Return rows as they cross between ranks: [R, D + 4 ceil(D / 128)] bytes."""
-    scales = x.scales.clone(memory_format=torch.contiguous_format)  # no rows of one group have a stride of 0
+    scales = x.scales.clone(memory_format=torch.contiguous_format)  # otherwise a single group's stride may be 0
     return torch.cat((x.codes.view(torch.uint8), scales.view(torch.uint8)), 1)
 
 
 def unpack(rows: Tensor, size: int) -> Quantised:
-    """Return what `pack` packed, in slots [M, Z, X] too; `size` is D. The codes stay where they are."""
-    scales = rows[..., size:].clone(memory_format=torch.contiguous_format)  # FP32 begins at any byte of a row
+    """Return the codes and scales of packed rows [R, X] or [M, Z, X]. `size` is D. The codes are not copied."""
+    scales = rows[..., size:].clone(memory_format=torch.contiguous_format)  # in a row, FP32 may begin at any byte
     return Quantised(rows[..., :size].view(E4M3), scales.view(torch.float32))
 
 

@@ -1,13 +1,13 @@
-"""One table of operations: what a model computes with, in plain torch on any device.
+"""The reference table of a model's operations, in plain torch on any device.
 
-This table is the reference. A folder per kind of machine (`cpu/`) offers tables that override some of its operations;
-each of those decides by itself, from the size of its arguments, when its own code is the faster one. `backend.py`
-chooses one table when a model is built. The model calls methods and knows nothing of kernels.
+Each kind of machine has a folder (`cpu/`, `gpu/`) with tables that override some operations. An override decides by the
+sizes of its arguments when its own code is faster. `backend.py` chooses one table when a model is built. The model
+calls its methods and knows nothing of kernels.
 
-Every table computes the same up to rounding. A table for deterministic mode keeps one rule more: it overrides only
-operations in which a row's bits do not depend on the other rows.
+All tables agree up to rounding. A table for deterministic mode overrides only operations in which a row's bits do not
+depend on other rows.
 
-Nothing here asks a device for a value, except `read`, for which the host waits.
+Only `read` brings values from a device to the host, which waits for them.
 
 The package's docstring has the legend of the shape letters.
 """
@@ -24,12 +24,12 @@ from runtime.kernels.fp8 import ExpertCodes, Quantised
 
 __all__ = ["GateRule", "Ops", "inverse_order", "private_copy"]
 
-# Queries of a prompt are scored in blocks, each against the keys up to its end, so half of a causal square is left out.
+# Queries of a prompt are scored in blocks, each against the keys up to its end. That skips half of a causal square.
 QUERY_BLOCK = 128
 
 
 class GateRule(NamedTuple):
-    """How a gate turns logits into experts and weights: `num_best` of a group's scores are its worth."""
+    """The rule by which a gate chooses and weighs experts. A group's worth is the sum of its `num_best` scores."""
 
     is_softmax: bool  # otherwise each score is a sigmoid
     num_groups: int
@@ -44,8 +44,8 @@ class Ops:
     """The reference on `device`, where every tensor of a model is made."""
 
     link = HostLink()  # between the device's memory and the host's
-    row_alignment = 1  # each slot's first row is a multiple of it, as `fp8_experts` needs
-    compiles_in_steps = False  # whether kernels are compiled for a step's shapes, which `prepare` does not know
+    row_alignment = 1  # `fp8_experts` needs each slot to begin at a multiple of it
+    compiles_in_steps = False  # whether kernels are compiled for a step's shapes, too late for `prepare`
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -54,11 +54,11 @@ class Ops:
         """Load or compile what the first step would otherwise wait for."""
 
     def read(self, numbers: Tensor) -> Any:
-        """Return whole numbers as nested lists on the host, which waits until the device has computed them."""
+        """Return integers as nested lists on the host, which waits until the device has computed them."""
         return numbers.tolist()
 
     def check_scales(self, power_of_two: bool) -> None:
-        """Refuse a model in FP8 whose scales this table cannot multiply with. Raise RuntimeFailure."""
+        """Refuse an FP8 model whose scales this table cannot use. Raise RuntimeFailure."""
 
     # products
 
@@ -82,7 +82,7 @@ class Ops:
 
     def silu_product(self, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
         """Return silu(gate) * up, [R, I]; both may be parts of one tensor's rows."""
-        return F.silu(gate_RI.contiguous()).mul_(up_RI)  # of rows with gaps, silu is twice as slow
+        return F.silu(gate_RI.contiguous()).mul_(up_RI)  # silu is twice as slow for rows with gaps
 
     def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
         """Return down(silu(gate x) * up x), [R, D]."""
@@ -101,11 +101,11 @@ class Ops:
     def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
         """Rotate pairs of numbers in place.
 
-        The pairs are `neighbours`, (x[0], x[1]), (x[2], x[3]), ..., as DeepSeek's checkpoints lay them out, or have a
-        number of each half, (x[0], x[P / 2]), (x[1], x[P / 2 + 1]), ...
+        The pairs are `neighbours`, (x[0], x[1]), (x[2], x[3]), ..., as in DeepSeek's checkpoints, or take one number
+        from each half, (x[0], x[P / 2]), (x[1], x[P / 2 + 1]), ...
 
-        `x` holds tokens [T, P] or their heads [T, H, P]; cos and sin are [T, P / 2] in FP32. A pair is a complex number
-        that is multiplied by cos + i sin: one pass over memory instead of six.
+        `x` has tokens [T, P] or their heads [T, H, P]; cos and sin are [T, P / 2] in FP32. Each pair is multiplied as a
+        complex number by cos + i sin, in one pass over memory instead of six.
         """
         over_heads = (slice(None), *(None,) * (x.dim() - 2))
         pairs = x.unflatten(-1, (-1, 2)) if neighbours else x.unflatten(-1, (2, -1)).mT
@@ -118,8 +118,8 @@ class Ops:
     ) -> Tensor:
         """Compute attention of the last T of a request's S tokens to all before them: [T, H, U].
 
-        `kv_SHX` holds each head's key without its rotary part, then its value of `value_size` channels. Keys and values
-        are copied, because where others' rows lie must not matter.
+        `kv_SHX` has each head's key without its rotary part, then its value of `value_size` channels. Keys and values
+        are copied, because their place in memory must not affect the result.
         """
         k_nope_HSN, v_HSU = kv_SHX.transpose(0, 1).split((kv_SHX.shape[-1] - value_size, value_size), -1)
         k_HSQ = torch.cat((k_nope_HSN, k_rope_SP.expand(len(k_nope_HSN), -1, -1)), -1)
@@ -133,7 +133,7 @@ class Ops:
         return torch.cat(contexts)
 
     def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
-        """Return the softmax over what each of the last T of S tokens sees, 0 elsewhere; the scores are used up."""
+        """Return the softmax over the keys that each of the last T of S tokens sees; overwrite the scores."""
         num_queries = scores_HTS.shape[1]
         later = scores_HTS.new_full((num_queries, num_queries), -torch.inf).triu_(1)
         scores_HTS[..., -num_queries:] += later
@@ -159,7 +159,7 @@ class Ops:
         return self.attend(q_BHC, self.read_pages(pages_JSC, tables_BJ), lengths_B, lora_rank, scale)
 
     def read_pages(self, pages_JSC: Tensor, tables_BJ: Tensor) -> Tensor:
-        """Copy all pages of each request, [B, positions, C], positions that are not in use included."""
+        """Copy all pages of each request, [B, positions, C], unused positions included."""
         num_requests, max_pages = tables_BJ.shape
         pages = pages_JSC.flatten(1).index_select(0, tables_BJ.flatten())
         return pages.view(num_requests, max_pages * pages_JSC.shape[1], pages_JSC.shape[2])
@@ -179,7 +179,7 @@ class Ops:
     def choose_and_weigh(self, logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
         """Return each token's experts, best first, and their weights in FP32: both [T, K].
 
-        The bias takes part in choosing, never in weighing.
+        The bias affects the choice, not the weights.
         """
         scores_TE = logits_TE.softmax(-1) if rule.is_softmax else logits_TE.sigmoid()
         eligible_TE = scores_TE if bias_E is None else scores_TE + bias_E
@@ -190,12 +190,12 @@ class Ops:
         return experts_TK, weights_TK * rule.factor
 
     def replicas_in_turn(self, experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
-        """Return a slot of each choice, [T, K]: token t takes replica (t + turn) % the number that its expert has."""
+        """Return a slot for each choice, [T, K]. Token t takes replica (t + turn) modulo its expert's replicas."""
         turns_T1 = torch.arange(len(experts_TK), device=experts_TK.device)[:, None] + turn
         return slots_EX[experts_TK, turns_T1 % num_replicas_E[experts_TK]]
 
     def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-        """Choose each token's best `top_k` experts in its best `topk_group` groups, [T, K], best first.
+        """Choose each token's `top_k` best experts in its `topk_group` best groups, [T, K], best first.
 
         A group's worth is its best expert's score or, under `noaux_tc`, the sum of its two best: `num_best`.
         """
@@ -209,7 +209,7 @@ class Ops:
     # experts
 
     def sort_by_slot(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Group (token, choice) pairs by slot, each slot's in their order.
+        """Sort (token, choice) pairs by slot, stably.
 
         Return how many pairs each slot has [M], the pair in each row [T x K], and the row of each pair [T x K].
         """
@@ -219,13 +219,13 @@ class Ops:
         return counts_M, pair_of_row, inverse_order(pair_of_row)
 
     def place_rows(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-        """Give (token, choice) pairs their rows, slot after slot, each slot's in their order.
+        """Give (token, choice) pairs rows, slot after slot. A slot's pairs keep their order.
 
-        A slot's first row is a multiple of `row_alignment`. Return the row of each pair [T, K], and how many pairs each
-        slot has [M]. A slot of -1 is not here, and the row is -1 too.
+        A slot's first row is a multiple of `row_alignment`. Return the row of each pair [T, K], and each slot's number
+        of pairs [M]. A pair with slot -1 is not here and gets row -1.
         """
         slots = slots_TK.flatten()
-        slots = torch.where(slots < 0, num_slots, slots)  # one slot more, for pairs that are not here
+        slots = torch.where(slots < 0, num_slots, slots)  # an extra slot, for pairs that are not here
         counts, _, order = self.sort_by_slot(slots[:, None], num_slots + 1)
         aligned = -(-counts // self.row_alignment) * self.row_alignment
         moved = (aligned.cumsum(0) - aligned) - (counts.cumsum(0) - counts)
@@ -233,7 +233,7 @@ class Ops:
         return place.view(slots_TK.shape), counts[:num_slots]
 
     def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
-        """Copy tokens to their rows, of which there are `num_rows`. Rows that fill a tile may hold anything."""
+        """Copy tokens to their rows, `num_rows` in all. Rows that fill up a tile may have any content."""
         tokens_TK = torch.arange(len(place_TK), device=place_TK.device)[:, None].expand(place_TK.shape)
         places = torch.where(place_TK < 0, num_rows, place_TK).flatten()
         token_of_row = place_TK.new_zeros(num_rows + 1).scatter_(0, places, tokens_TK.flatten())[:num_rows]
@@ -243,9 +243,9 @@ class Ops:
         return Quantised(codes.view(x.codes.dtype), x.scales.index_select(0, token_of_row))
 
     def add_rows(self, rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Add up each token's rows with their weights, [T, D]; a place of -1 means no row.
+        """Return the weighted sum of each token's rows, [T, D]. A place of -1 means no row.
 
-        For such a place the token's first row is read with a weight of 0, so that another token's row cannot matter.
+        For such a place the token's first row is read with weight 0, so that another token's NaN cannot spread.
         """
         if not len(rows_RD):
             return rows_RD.new_zeros(len(place_TK), rows_RD.shape[1])
@@ -255,19 +255,19 @@ class Ops:
         return self.weighted_sum(rows_RD, torch.where(is_here_TK, place_TK, first_T1), weights_TK)
 
     def expert(self, rows_RD: Tensor, gate_up_XD: Tensor, down_DI: Tensor, out: Tensor | None = None) -> Tensor:
-        """Compute one expert's gated MLP, [R, D]; gate and up are one matrix, `out` may be the rows themselves."""
+        """Compute one expert's gated MLP, [R, D]. Gate and up are one matrix. `out` may be the rows themselves."""
         gate_RI, up_RI = self.matmul(rows_RD, gate_up_XD.mT).chunk(2, -1)
         return self.matmul(self.silu_product(gate_RI, up_RI), down_DI.mT, out)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute rows that lie slot after slot, `counts` of each; the results take the rows' memory."""
+        """Compute rows that lie slot after slot, `counts` of each. Results overwrite the rows."""
         matrices = zip(rows_RD.split(counts), gate_up_MXD, down_MDI, strict=True)
         for rows, gate_up_XD, down_DI in matrices:
             rows.copy_(self.expert(rows, gate_up_XD, down_DI))
         return rows_RD
 
     def masked_experts(self, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute the first `counts_M` of each slot's Z rows, [M, Z, D]; the other rows of the result are 0."""
+        """Compute the first `counts_M` of each slot's Z rows, [M, Z, D]. Other rows of the result are 0."""
         gate_MZI, up_MZI = self.matmul(rows_MZD, gate_up_MXD.mT).chunk(2, -1)
         hidden_XI = self.silu_product(gate_MZI.flatten(0, 1), up_MZI.flatten(0, 1))
         results_MZD = self.matmul(hidden_XI.unflatten(0, rows_MZD.shape[:2]), down_MDI.mT)
@@ -275,7 +275,7 @@ class Ops:
         return results_MZD.masked_fill_(is_empty_MZ[..., None], 0)
 
     def fp8_expert(self, x: Quantised, experts: ExpertCodes, slot: int) -> Tensor:
-        """Compute the expert of one slot of rows [R, D]: [R, D] in BF16."""
+        """Compute rows [R, D] by the expert of one slot: [R, D] in BF16."""
         weights = zip(experts.gate_up.codes[slot], experts.gate_up.scales[slot], strict=True)
         gate_RI, up_RI = (self.fp8_matmul(x, Quantised(*weight), torch.bfloat16) for weight in weights)
         product = self.quantise_rows(F.silu(gate_RI) * up_RI, experts.power_of_two)
@@ -294,24 +294,25 @@ class Ops:
     def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
         """Compute at least the first `counts_M` of each slot's rows [M, Z, D]: [M, Z, D] in BF16.
 
-        Here all rows of a slot are computed: nobody waits for the counts. A slot gets about `expected_rows`.
+        Here all rows of a slot are computed, so that the host need not wait for the counts. A slot gets about
+        `expected_rows`.
         """
         slots = zip(x.codes, x.scales, strict=True)
         return torch.stack([self.fp8_expert(Quantised(*rows), experts, slot) for slot, rows in enumerate(slots)])
 
     def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Add up each token's rows, which are read where they lie, in the order of its choices: [T, D]."""
+        """Return the weighted sum of each token's rows, in the order of its choices: [T, D]. No row is copied."""
         weights_TK = weights_TK.to(rows_RD.dtype)
         return F.embedding_bag(row_of_pair_TK, rows_RD, per_sample_weights=weights_TK, mode="sum")
 
 
 def private_copy(x: Tensor) -> Tensor:
-    """Return a copy whose address and strides do not depend on the memory around `x`."""
+    """Return a copy whose address and strides do not depend on those of `x`."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def inverse_order(order: Tensor) -> Tensor:
-    """Return where each element stands in `order`, a permutation."""
+    """Return the inverse of the permutation `order`: the position of each element."""
     positions = torch.empty_like(order)
     positions[order] = torch.arange(len(order), device=order.device)
     return positions

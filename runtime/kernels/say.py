@@ -1,4 +1,4 @@
-"""Log lines that are written once in a process, however often they come up."""
+"""Log lines that a process writes only once."""
 
 import sys
 

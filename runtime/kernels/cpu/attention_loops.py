@@ -4,7 +4,7 @@
 are addresses and sizes; tensors are BF16 unless something else is said.
 
     up [H, N + U, L]   from a latent to a head's key (its first N rows) and value
-    pages [J, S, C]    all of the cache, of S positions each; in `tables` [B, J] and a request's [J], J is its pages
+    pages [J, S, C]    all pages of the cache, of S positions each; in `tables` [B, J], J are a request's pages
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ __all__ = ["absorb_query", "attend", "rotate", "values"]
 
 @part(["void(u2[:, ::1], f4[::1], f4[::1])", "void(u2[::1, :], f4[::1], f4[::1])"])
 def _turn(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
-    """Turn one token's pairs [pairs, 2] of one head, however they lie."""
+    """Turn one token's pairs [pairs, 2] of one head, in either memory order."""
     for p in range(len(x_XI)):
         real, imaginary = bf16_to_fp32(x_XI[p, 0]), bf16_to_fp32(x_XI[p, 1])
         x_XI[p, 0] = fp32_to_bf16(real * cos_X[p] - imaginary * sin_X[p])
@@ -107,7 +107,7 @@ def _softmax(scores_S: Any, length: int) -> None:
 
 @part("void(f4[:, ::1], i8, u2[:, ::1], i8, f4[:, ::1], f4[:, ::1])")
 def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: Any, sum_HL: Any) -> None:
-    """Add the page's first `length` positions, which have the weights from `first` on, four at a time."""
+    """Add the page's first `length` positions, four at a time. Their weights begin at `first`."""
     page_size, latent = wide_SL.shape
     for s in range(page_size):
         for d in range(latent):

@@ -1,7 +1,7 @@
 """The gate's choice, the order of rows by slot, and the weighted sum over a token's experts, as compiled loops.
 
-`kernels.py` says what they compute and when; numbers, arrays and compilation are `numbers.py`'s. Parameters
-are addresses and sizes; scores and weights are FP32, experts, slots, pairs and rows whole numbers of 64 bits.
+`kernels.py` says what they compute and when. `numbers.py` has numbers, arrays and compilation. Parameters are addresses
+and sizes. Scores and weights are FP32; experts, slots, pairs and rows are 64-bit integers.
 """
 
 from typing import Any

@@ -1,21 +1,21 @@
-"""Compiled loops for what torch is slow at on one thread of a CPU in BF16 (`loops.py` and its neighbours).
+"""Compiled loops for operations that torch does slowly on one CPU thread in BF16 (`loops.py` and its neighbours).
 
-A step that decodes few requests is many small operations. Torch takes microseconds to begin each, longer than memory
-takes to give what it reads. Each function here is one call of a loop instead of several of torch.
+A step that decodes few requests is many small operations. Torch takes microseconds to begin each, longer than its reads
+from memory take. Each function here calls one loop instead of several operations of torch.
 
-    matmuls of few rows     linear, gated_mlp, experts_mlp: the time is that of reading each matrix once. oneDNN,
-                            which torch calls, takes longer to begin, and begins anew for every expert. For more rows
+    matmuls of few rows     linear, gated_mlp, experts_mlp: they take as long as reading each matrix once. oneDNN,
+                            which torch calls, takes longer to begin, and begins again for every expert. For more rows
                             its tiles are faster.
-    many rows in FP32       wide_linear, for the gate. For FP32, torch would make a matmul in FP32; oneDNN's of BF16
-                            adds in FP32, which is the same up to the order of the sum.
-    decode's attention      absorb_query, attend, values: all heads in one call, over the pages where the latents lie
-    rows by themselves      rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
+    many rows in FP32       wide_linear, for the gate. For FP32 inputs torch would multiply in FP32. oneDNN's matmul of
+                            BF16 adds in FP32, so it differs only in the order of the sum.
+    decode's attention      absorb_query, attend, values: all heads in one call, over the cache's pages
+    single rows             rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
     rows in order           sort_by_slot: by counting
 
-`ops.py` says when a loop is used instead of torch, which is the reference. Sums are made in FP32. The result of a row,
-or of a request's attention, does not depend on other rows. A row of a matmul does, up to rounding.
+`ops.py` decides when a loop is used instead of torch, the reference. Sums are in FP32. A row's result, or a request's
+attention, does not depend on other rows, except in matmuls, where rounding may differ.
 
-Loops get addresses. So each function here makes sure that its tensors, or at least their rows, are contiguous.
+Loops get addresses, so each function here makes sure that its tensors, or at least their rows, are contiguous.
 """
 
 from functools import cache
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def wide_linear(x_RD: Tensor, w_OD: Tensor) -> Tensor:
-    """Return x w^T, [R, O] in FP32. FP32 that was BF16 may be rounded to BF16: nothing is lost."""
+    """Return x w^T, [R, O] in FP32. The inputs were BF16, so oneDNN may round them to BF16 without loss."""
     matmul = torch.backends.mkldnn.matmul
     precision = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
@@ -74,7 +74,7 @@ def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> 
 
 
 def experts_mlp(rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> None:
-    """Do the same in place, for `counts_M` rows of each slot in turn.
+    """Replace each row with its expert's gated MLP. There are `counts_M` rows of each slot in turn.
 
     Gate and up are [M, 2 I, D] in one, down is [M, D, I].
     """
@@ -102,7 +102,7 @@ def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
 
 
 def causal_softmax(scores_HTS: Tensor) -> Tensor:
-    """Return the softmax over what each of the last T of S tokens sees, in place, 0 elsewhere."""
+    """Replace scores with each row's softmax over the keys that the last T of S tokens see; other keys get 0."""
     _loops().causal_softmax(_address(scores_HTS), *scores_HTS.shape)
     return scores_HTS
 
@@ -206,7 +206,7 @@ def prepare() -> None:
 
 @cache
 def _loops() -> Any:
-    """Return all loops. They are imported here, since not every process needs numba."""
+    """Return all loops. They are imported here, because not every process needs numba."""
     from runtime.kernels.cpu import attention_loops as cpu_attention_loops
     from runtime.kernels.cpu import choice_loops as cpu_choice_loops
     from runtime.kernels.cpu import loops as cpu_loops
@@ -217,7 +217,7 @@ def _loops() -> Any:
 
 
 def _address(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Return the address of the contiguous numbers of `x`, which have this type."""
+    """Return the address of `x`, which must be contiguous and of this type."""
     assert x.dtype == dtype
     assert x.is_contiguous()
     return x.data_ptr()

@@ -1,7 +1,7 @@
 """Matmuls of few rows, the MLPs that are made of them, and the norm, as compiled loops.
 
-`kernels.py` says what they compute and when; numbers, arrays and compilation are `numbers.py`'s. Parameters
-are addresses and sizes. Weights and rows are BF16; what lies between two matmuls stays in FP32.
+`kernels.py` says what they compute and when. `numbers.py` has numbers, arrays and compilation. Parameters are addresses
+and sizes. Weights and rows are BF16; values between two matmuls stay in FP32.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def narrow(wide_RD: Any, y_RD: Any) -> None:
 
 @part("void(f4[::1], u2[:, ::1], f4[::1])")
 def _multiply_row(x_D: Any, w_OD: Any, y_O: Any) -> None:
-    """Compute y = w x, four sums at a time: each read of x serves four, and none waits for the one before."""
+    """Compute y = w x, four sums at a time: each read of x serves four sums, and no sum waits for another."""
     num_sums, size = w_OD.shape
     n = 0
     while n + 4 <= num_sums:
@@ -125,7 +125,7 @@ def gated_mlp(x: int, num_rows: int, size: int, gate: int, up: int, down: int, w
 
 @loop
 def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int, down: int, width: int) -> None:
-    """Replace rows [rows, size], `counts` of each slot in turn, with what the slot's expert makes of them.
+    """Replace rows [rows, size], `counts` of each slot in turn, with their slot's expert of them.
 
     gate_up [slots, 2 width, size], down [slots, size, width].
     """

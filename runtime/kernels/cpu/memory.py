@@ -1,20 +1,20 @@
-"""Keeps freed memory in the process, for the next tensors.
+"""Keeps freed memory in the process for the next tensors.
 
-Between two steps of prefill, and between two layers of one, the same large tensors come and go. glibc gives every block
-of more than 32 MiB back to the system at once, and the system clears each page again before its next use, which took
-longer than what was computed with it: torch has no cache for a CPU's memory as it has for a GPU's.
+In every step of prefill, and in every layer, large tensors of the same sizes come and go. glibc gives every block of
+more than 32 MiB back to the system at once, and the system clears each page before its next use. That took longer than
+the computation. torch has a cache for a GPU's memory, but none for a CPU's.
 
     kept      Blocks of any size lie in the heap, which never shrinks.
     aligned   torch begins a block at a multiple of 64 bytes. For that glibc trims a larger block at both ends, and
-              keeps the trimmings as fragments: the block that comes back is too small to become a tensor of the same
-              size again, and the heap grows with every layer, in prefill of 4,096 tokens by 224 MB a step. From a
-              page's beginning on, the pieces are mostly large enough to be joined with the block again.
-    huge      Pages, where the system gives them to those who ask: 512 times fewer to clear and to look up.
+              keeps the trimmings as fragments. So a freed block is too small for a tensor of the same size, and the
+              heap grows in every layer: in prefill of 4,096 tokens by 224 MB a step. If blocks begin at a page, the
+              trimmings are mostly large enough to be joined with the block again.
+    huge      Large pages, if the system gives them on request: 512 times fewer pages to clear and to look up.
 
-The last two are torch's own for tensors of 2 MiB and more, if HUGE_PAGES is set when a process makes its first tensor.
+torch does the last two for tensors of 2 MiB and more, if HUGE_PAGES is set when a process makes its first tensor.
 
-The kept memory is limited, since a step's is. Freed blocks do not always fit the next tensors, so the first few of a
-size still cost new pages.
+The kept memory is limited because a step's memory is. Freed blocks do not always fit the next tensors, so the first few
+tensors of a size still cost new pages.
 
 Sources: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; glibc `malloc/malloc.c`, _int_memalign and tcache; torch
 `c10/core/impl/alloc_cpu.cpp`.

@@ -1,17 +1,17 @@
 """The parts of the compiled loops (`loops.py` and its neighbours): numbers, arrays, compilation by numba.
 
-    numbers    numba knows no BF16. One is the upper half of a number in FP32, so its bits shifted up are its value,
-               exactly: `bf16_to_fp32` costs one instruction. `fp32_to_bf16` rounds to the nearest, ties to even.
+    numbers    numba has no BF16. A BF16 is the upper half of an FP32, so its bits shifted up are exactly its value:
+               `bf16_to_fp32` costs one instruction. `fp32_to_bf16` rounds to the nearest, ties to even.
                `exp` is a polynomial, because the library's would be called for one number at a time.
-    arrays     A loop is given addresses and sizes and makes its arrays itself: to make one from a tensor takes torch
-               and numpy longer than many a loop takes to run. The caller is responsible for type, order and size.
+    arrays     A loop gets addresses and sizes, and makes its arrays itself. torch and numpy take longer to make one
+               from a tensor than many a loop takes to run. The caller is responsible for type, order and size.
     compiled   `loop` compiles a function when its module is first imported and keeps the code in `__pycache__`. No
                compiler is needed where it installs. Where neither that folder nor the user's cache folder can be
                written, every process compiles anew.
 
-LLVM turns all this into loops of instructions over whole vectors. On Intel's cores it would leave half of an AVX-512
-vector empty, because the first of them lowered their clock for whole ones. Decode of one request took 12 to 20 % less
-time with whole vectors (Xeon with AMX, 2026), so the loops ask for them.
+LLVM turns all this into vector instructions. On Intel's cores it would use only half of an AVX-512 vector, because the
+first such cores lowered their clock for whole vectors. With whole vectors, decode of one request took 12 to 20 % less
+time (Xeon with AMX, 2026), so the loops ask for them.
 """
 
 from typing import Any
@@ -68,7 +68,7 @@ def bf16_to_fp32(typing: Any, bits: Any) -> Any:
 def fp32_to_bf16(typing: Any, value: Any) -> Any:
     """Return the bits of the BF16 nearest to an FP32.
 
-    Half of the last place is added, less one bit where that makes a tie go to even.
+    It adds half of the last place, less one bit if a tie must go to the even number below.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -94,7 +94,7 @@ def _power_of_two(typing: Any, exponent: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def larger(typing: Any, x: Any, y: Any) -> Any:
-    """Return the larger of two in FP32; NaN, if one is. LLVM makes no vectors of Python's `max`."""
+    """Return the larger of two FP32, or NaN if one is NaN. LLVM makes no vector instructions of Python's `max`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number = ir.FloatType()
@@ -108,8 +108,8 @@ def larger(typing: Any, x: Any, y: Any) -> Any:
 def key(typing: Any, value: Any, index: Any) -> Any:
     """Return a whole number that is larger for a larger FP32, and among equals for the first.
 
-    It is the FP32's bits, then LAST_INDEX - index. The largest whole number is found over whole vectors. Below zero,
-    FP32's bits count the other way round.
+    It is the FP32's bits, then LAST_INDEX - index. Vector instructions find the largest whole number. For negative
+    FP32, the bits count the other way round.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -136,7 +136,7 @@ def _pointer(typing: Any, address: Any) -> Any:
 def exp(x: Any) -> Any:
     """Return e^x = 2^n e^r with |r| <= ln 2 / 2, whose series ends at r^6 / 720; off by less than 1e-6 of itself.
 
-    Beyond FP32's normal numbers it is the least or the largest of them. NaN stays NaN.
+    Results beyond FP32's normal numbers become the smallest or the largest of them. NaN stays NaN.
     """
     x = MIN_LOG if x < MIN_LOG else x
     x = LARGEST_LOG if x > LARGEST_LOG else x
@@ -172,10 +172,7 @@ def loop(function: Any) -> Any:
 
 
 def part(signature: str | list[str]) -> Any:
-    """Compile a part of loops in the same module, once for all that use it, or once for each signature.
-
-    A part takes arrays.
-    """
+    """Compile a function that loops of the same module call, once for each signature. It takes arrays."""
     return lambda function: _compile(function, signature)
 
 

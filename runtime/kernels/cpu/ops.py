@@ -1,16 +1,16 @@
 """The tables of operations for a CPU: torch, or compiled loops (`kernels.py`) where they are faster.
 
-    CpuOps        any type and number of threads: torch, with experts' rows filled up for oneDNN
-    RowLoopOps    BF16 on one thread: loops that treat every row by itself; deterministic mode uses only these
-    LoopOps       the same and loops for matmuls of few rows, whose rounding depends on how many rows there are
+    CpuOps        any type and number of threads: torch, with the number of an expert's rows rounded up for oneDNN
+    RowLoopOps    BF16 on one thread: loops that compute each row alone; deterministic mode uses only these
+    LoopOps       the same, and loops for matmuls of few rows, whose rounding depends on the number of rows
 
 A table is made for one type and one thread count, so its loops check sizes only. The figures are of an EPYC core with
 AVX-512 (November 2026).
 
 Not every core has instructions for BF16. Without them oneDNN widens each number as it multiplies, at a fifth of FP32's
-rate. There the tables widen whole matrices first and multiply in FP32: 3.9 times oneDNN's rate for 512 rows, 2.5 for 32
-and 1.9 for 16 (a core with AVX-512 whose BF16 instructions oneDNN was told to leave out). The results are the same
-sums, rounded once.
+rate. On such cores the tables widen whole matrices first and multiply in FP32: 3.9 times oneDNN's rate for 512 rows,
+2.5 for 32 and 1.9 for 16 (measured on a core with AVX-512, with oneDNN's BF16 instructions switched off). The sums are
+the same, rounded once.
 """
 
 import os
@@ -30,22 +30,23 @@ from runtime.kernels.say import say_once
 __all__ = ["CpuOps", "LoopOps", "RowLoopOps", "cpu_ops"]
 
 CPU = torch.device("cpu")
-ROWS_STEP = 16  # rows of an expert are filled up to a multiple of it: 8 too many on average
-# Rows of a matrix up to which the loops were quicker than oneDNN: in projections, where oneDNN begins once, and on
-# average of experts, where it begins for each.
+ROWS_STEP = 16  # the number of an expert's rows is rounded up to a multiple of it: 8 more on average
+# Up to so many rows the loops were faster than oneDNN: in projections, where oneDNN begins once, and on average in
+# experts, where it begins for each.
 MAX_ROWS = 4
 MAX_ROWS_OF_AN_EXPERT = 16
-MIN_ROWS_OF_A_GATE = 64  # from which oneDNN's BF16 was quicker than FP32
-# Scores of a step up to which the loop was quicker than torch's copies and oneDNN's matmuls, with latents of 96 numbers
+MIN_ROWS_OF_A_GATE = 64  # from here on oneDNN's BF16 was faster than FP32
+# Up to so many scores in a step the loop was faster than torch's copies and oneDNN's matmuls, with latents of 96
+# numbers
 MAX_SCORES = 2**14
-# Values of oneDNN's setting that limits instructions, and those that include BF16's.
-# Source: oneDNN, "CPU Dispatcher Control".
+# oneDNN's setting that limits instructions, and its values that include BF16's. Source: oneDNN, "CPU Dispatcher
+# Control".
 MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 ISAS_WITH_BF16 = ("BF16", "FP16", "AMX", "AVX10", "DEFAULT", "ALL")
 
 
 def cpu_ops(dtype: torch.dtype, deterministic: bool) -> Ops:
-    """Return the table for a model whose matrices are `dtype`, on as many threads as torch now has."""
+    """Return the table for a model whose matrices are `dtype`, on torch's present number of threads."""
     is_bf16 = unquantized_dtype(dtype) == torch.bfloat16
     widens = is_bf16 and not _multiplies_bf16()
     if widens:
@@ -66,14 +67,14 @@ class CpuOps(Ops):
         self._widens = widens
 
     def matmul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-        """Multiply in the type that the core is fast in."""
+        """Multiply in the type in which the core is fast."""
         if not self._widens:
             return super().matmul(a, b, out)
         product = self._multiply_widened(torch.matmul, a, b)
         return product if out is None else out.copy_(product)
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
-        """Do the same."""
+        """Multiply in the type in which the core is fast, and scale."""
         multiply = partial(super().scores, scale=scale)
         return self._multiply_widened(multiply, q, k) if self._widens else multiply(q, k)
 
@@ -83,8 +84,8 @@ class CpuOps(Ops):
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
         """Compute each slot's rows together with a few of the next slot's, which are restored afterwards.
 
-        oneDNN makes a kernel for every number of rows, which takes as long as 500 rows take. So it should meet few
-        numbers.
+        For every new number of rows oneDNN makes a kernel, which takes as long as computing 500 rows. So it should see
+        few numbers.
         """
         for slot, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             if count:
@@ -151,7 +152,7 @@ class LoopOps(RowLoopOps):
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Read the latents where they lie, while there are few heads and pages."""
+        """Read the latents in their pages, if there are few heads and pages."""
         if 0 < q_BHC.shape[1] * tables_BJ.numel() * pages_JSC.shape[1] <= MAX_SCORES:
             return kernels.attend(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
         return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
@@ -163,7 +164,7 @@ class LoopOps(RowLoopOps):
         return super().values(context_BHL, up_XL, value_size)
 
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
-        """Multiply BF16, which the arguments are, and add in FP32."""
+        """Multiply the BF16 arguments, and add in FP32."""
         if 0 < x_TD.shape[0] <= MAX_ROWS:
             return kernels.linear(x_TD, w_ED, torch.float32)
         if x_TD.shape[0] >= MIN_ROWS_OF_A_GATE:
@@ -178,14 +179,14 @@ class LoopOps(RowLoopOps):
         return super().experts(rows_RD, counts, gate_up_MXD, down_MDI)
 
     def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Add few tokens' results, which the core's caches still hold. For more, torch asks for rows ahead."""
+        """Add few tokens' results in a loop, while caches hold them. For more tokens torch prefetches rows."""
         if weights_TK.shape[0] <= MAX_ROWS:
             return kernels.weighted_sum(rows_RD, row_of_pair_TK, weights_TK)
         return super().weighted_sum(rows_RD, row_of_pair_TK, weights_TK)
 
 
 def _multiplies_bf16() -> bool:
-    """Return whether oneDNN multiplies BF16 by instructions of this core. Other architectures were not measured."""
+    """Return whether oneDNN multiplies BF16 with this core's instructions. Other architectures were not measured."""
     if platform.machine() != "x86_64":
         return True
     highest = os.environ.get(MAX_ISA, "DEFAULT").upper()

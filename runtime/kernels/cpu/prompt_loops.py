@@ -1,7 +1,7 @@
-"""Softmax and silu of many rows, as compiled loops. The rest of a prompt is matmuls, which are oneDNN's.
+"""Softmax and silu of many rows, as compiled loops. The rest of a prompt's work is oneDNN's matmuls.
 
-`kernels.py` says when they are asked for; numbers, arrays and compilation are `numbers.py`'s. Parameters are
-addresses and sizes; tensors are BF16. Rows are looked at one by one, so that a row's result is its own.
+`kernels.py` says when they are used. `numbers.py` has numbers, arrays and compilation. Parameters are addresses and
+sizes; tensors are BF16. Each row is computed alone, so its result does not depend on others.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ ONE = np.float32(1)
 
 @loop
 def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int) -> None:
-    """Replace scores with their softmax. The last of T queries sees all S keys, each query before it one key less.
+    """Replace scores with their softmax. The last of T queries sees all S keys, and each earlier one a key less.
 
     Keys that a query does not see get 0.
     """

@@ -1,16 +1,16 @@
-"""The rules that the kernels of DeepGEMM, FlashMLA and DeepEP have for their arguments, checked before each call.
+"""The rules of DeepGEMM's, FlashMLA's and DeepEP's kernels for their arguments, checked before each call.
 
-The kernels read raw memory: a wrong stride is a wrong result or an illegal access, found far from its cause. Their own
-checks are in C++ and run only on a GPU. These are the same rules over shape, dtype, stride and alignment, and so they
-hold on fake tensors too, where nothing else would notice a mistake.
+The kernels read raw memory. A wrong stride gives a wrong result or an illegal access, far from its cause. Their own
+checks are in C++ and run only on a GPU. Here are the same rules for shape, dtype, stride and alignment. They also run
+on fake tensors, where nothing else would notice a mistake.
 
     D = x W^T        x codes [R, D] e4m3, W codes [O, D] e4m3, result [R, O] BF16
-    scales of x      FP32, one for a row's 128 channels, [R, D / 128]: row by row, or for sm_90 column by column with
-                     columns that begin at multiples of 16 bytes, as TMA reads them
-    scales of W      FP32, one for 128 x 128 values, [O / 128, D / 128], contiguous. On sm_100 DeepGEMM packs both kinds
-                     into exponents (UE8M0) and drops their mantissas: so they must be powers of two.
+    scales of x      FP32, one for 128 channels of a row, [R, D / 128]: row by row or, for sm_90, column by column,
+                     where columns begin at multiples of 16 bytes, as TMA reads them
+    scales of W      FP32, one for 128 x 128 values, [O / 128, D / 128], contiguous. On sm_100 DeepGEMM keeps only the
+                     exponents of both kinds (UE8M0), so they must be powers of two.
 
-Nothing here says that a kernel computes the right numbers.
+These checks say nothing about the numbers that a kernel computes.
 
 Sources, with the lines that each function names: github.com/deepseek-ai/DeepGEMM 54e22612 csrc/apis/gemm.hpp,
 csrc/apis/layout.hpp, csrc/utils/layout.hpp, csrc/jit_kernels/impls/runtime_utils.hpp; github.com/deepseek-ai/FlashMLA
@@ -154,13 +154,13 @@ def check_low_latency_combine(rows_MZD: Tensor, num_ranks: int, num_slots: int, 
 
 
 def round_up_for_tma(rows: int, element_bytes: int) -> int:
-    """Return `rows` rounded up so that a column of that many elements is a multiple of 16 bytes."""
+    """Round `rows` up so that a column of that many elements is a multiple of 16 bytes."""
     step = TMA_BYTES // element_bytes
     return -(-rows // step) * step
 
 
 def _matrix(kernel: str, codes: Tensor, dimensions: int) -> torch.Size:
-    """Check codes, whose rows must lie as TMA reads them, and return their shape.
+    """Check that the codes' rows are as TMA reads them, and return the codes' shape.
 
     Source: csrc/utils/layout.hpp, major_check and check_ab_fp8_fp4.
     """
@@ -187,7 +187,7 @@ def _check_result(kernel: str, out: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_row_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> None:
-    """Check the scales that are taken without a slow copy.
+    """Check the scales of rows; other strides would cost a slow copy.
 
     Source: csrc/apis/layout.hpp, transform_sf_into_required_layout, with (1, 128).
     """

@@ -1,15 +1,15 @@
-"""Triton kernels that compute in one pass over memory what torch computes in several.
+"""Triton kernels that make one pass over memory where torch makes several.
 
     rotate           pairs of BF16 by FP32 angles, in place
-    joined_keys      each head's own part and the shared rotary part, side by side
+    joined_keys      each head's own part of a key and the shared rotary part, side by side
     chosen_experts   the best experts of each token's best groups, and their weights, from the gate's logits
-    replicas_in_turn the slots of such experts
-    placed_rows      the row of each (token, choice) pair when pairs lie slot after slot: counted, not sorted
-    spread_rows      tokens copied into those rows, each read once, as words of 32 bits, with its scales beside it
-    added_rows       each token's rows weighted and added in FP32, rounded once; only rows that are there are read
+    replicas_in_turn the slots of these experts
+    placed_rows      the row of each (token, choice) pair, slot after slot, by counting instead of sorting
+    spread_rows      tokens and their scales copied to these rows; each token is read once, as 32-bit words
+    added_rows       each token's rows weighted and added in FP32, rounded once; missing rows are not read
 
-They compute what `ops.py` says, and round as it does but for the sums, where torch rounds the weights as well. On an
-H100 torch's passes took 15 % of a prefill step of DeepSeek-V3, and 13 % of a decode step (docs/performance.md).
+They compute the operations of `ops.py` with the same rounding, except in the sums, where torch also rounds the weights.
+On an H100 torch's passes took 15 % of a prefill step of DeepSeek-V3, and 13 % of a decode step (docs/performance.md).
 
 Worked example of `placed_rows`, blocks of 4 pairs, tiles of 4: slots 1 0 -1 1 | 0 1 -1 -1. The first block has 1 and 2
 pairs of the slots, the second 1 and 1. So slot 0 begins at row 0 and slot 1 at row 4, in the second block at 1 and 6;
@@ -30,11 +30,11 @@ __all__ = [
 
 PAIRS, CHANNELS, WORDS = 1024, 1024, 1024  # in one program: 8 pairs, 16 or 32 bytes for each thread of four warps
 WORD_BYTES = 4
-ROTATED_HEADS, JOINED_HEADS = 8, 16  # in one program: of 8,192 tokens, 8 by one warp took 0.30 ms, 16 by four 0.78
+ROTATED_HEADS, JOINED_HEADS = 8, 16  # a program; 8,192 tokens took 0.30 ms with 8 on one warp, 0.78 with 16 on four
 
 
 def are_powers_of_two(*sizes: int) -> bool:
-    """Return whether Triton can hold such sizes whole."""
+    """Return whether all sizes are powers of two, as Triton's blocks must be."""
     return all(size > 0 and size & (size - 1) == 0 for size in sizes)
 
 
@@ -104,7 +104,7 @@ def replicas_in_turn(experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tenso
 
 
 def placed_rows(slots_TK: Tensor, num_slots: int, alignment: int) -> tuple[Tensor, Tensor]:
-    """Return the row of each pair [T, K], -1 where it has no slot here, and each slot's number of pairs [M]."""
+    """Return the row of each pair [T, K] (-1 for a pair without a slot here) and each slot's number of pairs [M]."""
     slots_TK = slots_TK.contiguous()
     num_blocks = triton.cdiv(slots_TK.numel(), PAIRS)
     counts_XM = torch.empty(num_blocks, num_slots, dtype=torch.int32, device=slots_TK.device)
@@ -120,7 +120,7 @@ def placed_rows(slots_TK: Tensor, num_slots: int, alignment: int) -> tuple[Tenso
 
 
 def spread_rows(x_TD: Tensor, place_TK: Tensor, rows_RD: Tensor, scales_TF: Tensor, scales_RF: Tensor) -> None:
-    """Copy each token and its scales to its rows; other rows stay as they are. Rows are of whole words."""
+    """Copy each token and its scales to its rows. Other rows stay as they are. Rows have whole words."""
     assert all(x.is_contiguous() for x in (x_TD, rows_RD, place_TK))
     if not len(x_TD):
         return
@@ -219,7 +219,7 @@ def choose(
     IS_BIASED: tl.constexpr,
     IS_NORMALISED: tl.constexpr,
 ):
-    """Choose one token's experts: the best groups by the sum of their best, then the best experts of these."""
+    """Choose one token's experts: the groups with the best sums of best scores, then the best experts in them."""
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, GROUPS), tl.arange(0, SIZE)
     expert = group[:, None] * SIZE + member[None, :]
@@ -254,7 +254,7 @@ def choose(
     tl.store(weights + token * TOP_K + place, weight * factor, place < TOP_K)
 
 
-@triton.jit(do_not_specialize=["turn"])  # a step is recorded with another turn than the one that compiles
+@triton.jit(do_not_specialize=["turn"])  # a step is recorded with another turn than the one that was compiled
 def take_turns(
     experts,
     slots,

@@ -1,20 +1,20 @@
-"""The table of operations for a GPU: DeepSeek's kernels where they are installed and fit, torch where not.
+"""The table of operations for a GPU: DeepSeek's kernels if they are installed and fit, else torch.
 
     FP8 matmuls        DeepGEMM: projections; experts' rows grouped slot after slot, or masked with room in every slot
-    decode attention   FlashMLA over the pages of the cache; without it request by request, so that the latents of one
-                       request at a time are copied together
-    prompt attention   torch's scaled_dot_product_attention, which never holds the scores; where a chunk has tokens
-                       before it, cuDNN attends to these and to the chunk apart, and the two are put together
-    the gate           BF16 multiplied by tensor cores, added in FP32
-    quantising         Triton's loops (`quantise.py`), which hold no row in FP32
-    rotary, choosing   Triton's loops (`fused.py`) in place of several passes; and the order of rows that DeepEP brings
+    decode attention   FlashMLA over the pages of the cache; without it request by request, so that only one request's
+                       latents are copied together at a time
+    prompt attention   torch's scaled_dot_product_attention, which never stores the scores. If a chunk has tokens before
+                       it, cuDNN attends to these and to the chunk separately, and the two results are merged
+    the gate           tensor cores multiply BF16 and add in FP32
+    quantising         Triton kernels (`quantise.py`), which make no copy of rows in FP32
+    rotary, choosing   Triton kernels (`fused.py`) in place of several passes; also for the order of DeepEP's rows
 
-Each operation decides from the sizes of its arguments whether a kernel fits: FP8 matmuls need channels in whole blocks
-of 128 and outputs in multiples of 8, FlashMLA DeepSeek-V3's latents of 576 channels. Before each call `contracts.py`
-checks the arguments. Everything else is computed by the reference, on the GPU.
+Each operation decides by the sizes of its arguments whether a kernel fits. FP8 matmuls need channels in whole blocks of
+128 and outputs in multiples of 8; FlashMLA needs DeepSeek-V3's latents of 576 channels. Before each call `contracts.py`
+checks the arguments. The reference computes everything else, on the GPU.
 
-Worked example, one MoE layer of EP144 decode: 2 slots with room for 9,216 rows each. The first masked matmul makes gate
-and up of every row that came, [2, 9216, 4096]; one kernel makes codes of silu(gate) x up; the second matmul makes the
+Worked example, one MoE layer of EP144 decode: 2 slots with room for 9,216 rows each. The first masked matmul computes
+gate and up of the rows that came, [2, 9216, 4096]. One kernel quantises silu(gate) x up. The second matmul computes the
 results, [2, 9216, 7168].
 
 We have run them on one H100 (`tests/gpu`), and on no GPU of another kind.
@@ -52,10 +52,10 @@ class GpuOps(Ops):
         self.link = PinnedLink(device)
         if packages.deep_gemm is not None:
             self.row_alignment = int(packages.deep_gemm.get_mk_alignment_for_contiguous_layout())
-        self._steps = WeakIdKeyDictionary()  # FlashMLA's arguments for a step, the same for all layers
+        self._steps = WeakIdKeyDictionary()  # FlashMLA's arguments in a step, the same for all layers
 
     def check_scales(self, power_of_two: bool) -> None:
-        """Refuse a model in FP8 whose scales DeepGEMM would cut on this GPU. Raise RuntimeFailure."""
+        """Refuse an FP8 model if DeepGEMM would drop its scales' mantissas on this GPU. Raise RuntimeFailure."""
         if self.packages.deep_gemm is not None and self.packages.arch == BLACKWELL and not power_of_two:
             raise RuntimeFailure(
                 "this checkpoint's FP8 scales are not powers of two (its config.json has no scale_fmt: ue8m0), and on"
@@ -65,7 +65,7 @@ class GpuOps(Ops):
     # projections
 
     def quantise_rows(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
-        """Quantise without a copy in FP32; the scales lie as DeepGEMM reads them."""
+        """Quantise without a copy in FP32. The scales have the strides that DeepGEMM reads."""
         if not self._fits_gemm(x_RD.shape[-1]):
             return super().quantise_rows(x_RD, power_of_two)
         return self._quantise(x_RD, power_of_two)
@@ -92,9 +92,9 @@ class GpuOps(Ops):
     def attend_causally(
         self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float
     ) -> Tensor:
-        """Attend to the chunk's own keys and to those before it apart, [T, H, U]: cuDNN masks only squares.
+        """Attend separately to the chunk's own keys and to earlier ones, because cuDNN masks only squares: [T, H, U].
 
-        Without cuDNN torch takes its kernel for any mask, which is a quarter as fast (`docs/performance.md`).
+        Without cuDNN torch uses its kernel for arbitrary masks, which is a quarter as fast (`docs/performance.md`).
         """
         before = len(kv_SHX) - len(q_THQ)
         heads = self._heads(q_THQ, kv_SHX[before:], k_rope_SP[before:], value_size)
@@ -104,14 +104,16 @@ class GpuOps(Ops):
             heads = self._heads(q_THQ, kv_SHX, k_rope_SP, value_size)
             return self._masked_attention(*heads, scale)[0].transpose(0, 1)
         own = self._attention_part(*heads, scale, is_causal=True)
-        del heads  # its keys take more than the second context, so no more is held than for all keys at once
+        del (
+            heads
+        )  # its keys take more memory than the second context, so the peak is no higher than for all keys at once
         earlier = self._heads(q_THQ, kv_SHX[:before], k_rope_SP[:before], value_size)
         return merge_attention(*self._attention_part(*earlier, scale, is_causal=False), *own)[0].transpose(0, 1)
 
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Read the latents where they lie, or copy those of one request at a time: [B, H, L]."""
+        """Read the latents in their pages, or copy one request's latents at a time: [B, H, L]."""
         if len(q_BHC) == 0:
             return q_BHC.new_empty(*q_BHC.shape[:2], lora_rank)
         if not self._fits_flash_mla(q_BHC, lora_rank):
@@ -134,12 +136,12 @@ class GpuOps(Ops):
             schedule,
             softmax_scale=scale,
             causal=False,
-            use_legacy=True,  # dense decoding, which FlashMLA itself dropped, is kept there for sm_90
+            use_legacy=True,  # dense decoding: sgl-flash-mla keeps it for sm_90, FlashMLA itself has dropped it
         )
         return context_BSHL[:, 0]
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Multiply into the rows that have the rotary part at their end: cuBLAS writes rows that lie apart."""
+        """Write the products straight into rows that end with the rotary part: cuBLAS can leave gaps between rows."""
         q_nope_BHN, q_rope_BHP = q_BHQ.split((q_BHQ.shape[-1] - rope, rope), -1)
         w_k_HNL, lora_rank = up_XL.unflatten(0, (q_BHQ.shape[1], -1))[:, :-value_size], up_XL.shape[1]
         absorbed_BHC = q_BHQ.new_empty(*q_BHQ.shape[:2], lora_rank + rope)
@@ -148,7 +150,7 @@ class GpuOps(Ops):
         return absorbed_BHC
 
     def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
-        """Multiply into rows that have a request's heads side by side."""
+        """Write the products straight into rows that have a request's heads side by side."""
         num_requests, num_heads, _ = context_BHL.shape
         w_v_HUL = up_XL.unflatten(0, (num_heads, -1))[:, -value_size:]
         value_BHU = context_BHL.new_empty(num_requests, num_heads, value_size)
@@ -158,7 +160,7 @@ class GpuOps(Ops):
     # the gate
 
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
-        """Multiply BF16 as it is and add in FP32: products of BF16 are exact there, so nothing needs to be widened."""
+        """Multiply BF16 and add in FP32. Products of BF16 are exact in FP32, so nothing must be widened."""
         if x_TD.dtype == w_ED.dtype == torch.bfloat16:
             return self._matmul_fp32(x_TD, w_ED)
         return super().gate_logits(x_TD, w_ED)
@@ -185,7 +187,7 @@ class GpuOps(Ops):
         return super().place_rows(slots_TK, num_slots)
 
     def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
-        """Read each token once. Scales are written as DeepGEMM reads them, and rows that fill a tile stay unwritten."""
+        """Read each token once. Scales get the strides that DeepGEMM reads. Filling rows are not written."""
         codes = x.codes if isinstance(x, Quantised) else x
         if not self._runs_triton(codes) or codes.shape[1] * codes.element_size() % fused.WORD_BYTES:
             return super().spread_rows(x, place_TK, num_rows)
@@ -200,13 +202,13 @@ class GpuOps(Ops):
         return Quantised(rows, scales)
 
     def add_rows(self, rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Read only the rows that are there, each once."""
+        """Read each existing row once."""
         if self._runs_triton(rows_RD):
             return fused.added_rows(rows_RD.contiguous(), place_TK, weights_TK.contiguous())
         return super().add_rows(rows_RD, place_TK, weights_TK)
 
     def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute all slots' rows in two grouped matmuls; slots that do not fill tiles are moved apart before."""
+        """Compute all slots' rows in two grouped matmuls. Slots that do not fill whole tiles are moved apart first."""
         if not self._fits_experts(experts):
             return super().fp8_experts(x, counts, counts_M, experts)
         aligned = [-(-count // self.row_alignment) * self.row_alignment for count in counts]
@@ -223,11 +225,11 @@ class GpuOps(Ops):
         return self._grouped_experts(apart, slot_of_row_R, experts).index_select(0, place_R)
 
     def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
-        """Compute the rows that came of each slot in two masked matmuls; the others' results mean nothing."""
+        """Compute each slot's rows that came in two masked matmuls. The results of other rows mean nothing."""
         if not self._fits_experts(experts):
             return super().masked_fp8_experts(x, counts_M, experts, expected_rows)
         counts_M, gate_up, down = counts_M.int(), _stack(experts.gate_up), experts.down
-        x = Quantised(x.codes.contiguous(), x.scales)  # rows that travelled have their scales beside them
+        x = Quantised(x.codes.contiguous(), x.scales)  # in dispatched rows, scales lie beside the codes
         gate_up_MZX = self._masked_matmul(x, gate_up, counts_M, expected_rows)
         product = self._quantise_gated(gate_up_MZX, experts.power_of_two, counts_M)
         del gate_up_MZX
@@ -256,7 +258,7 @@ class GpuOps(Ops):
         return result
 
     def _aligned_places(self, counts_M: Tensor, aligned_M: Tensor, num_rows: int) -> Tensor:
-        """Return where each row goes when every slot begins at a multiple of the alignment, [R]."""
+        """Return the new place of each row when every slot begins at a multiple of the alignment, [R]."""
         moved_M = (aligned_M.cumsum(0) - aligned_M) - (counts_M.cumsum(0) - counts_M)
         moved_R = moved_M.repeat_interleave(counts_M, output_size=num_rows)
         return torch.arange(num_rows, device=self.device) + moved_R
@@ -289,7 +291,7 @@ class GpuOps(Ops):
         fits = (q_BHC.shape[-1], lora_rank, q_BHC.dtype) == (contracts.LATENT, contracts.LATENT_VALUE, torch.bfloat16)
         return fits and self.packages.flash_mla is not None and self.packages.arch == HOPPER
 
-    # what tests replace where no GPU is
+    # replaced by tests without a GPU
 
     def _runs_triton(self, x: Tensor) -> bool:
         return x.is_cuda
@@ -316,14 +318,14 @@ class GpuOps(Ops):
     def _attention_part(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, *, is_causal: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return what these keys give [1, H, T, U], and the log of the sum of their exponentials [1, H, T, 1]."""
+        """Return attention to these keys [1, H, T, U], and the log of the sum of their exponentials [1, H, T, 1]."""
         context, log_sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, is_causal, False, scale=scale
         )
         return context, log_sums
 
     def _step_metadata(self, tables_BJ: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor, object]:
-        """Return tables and lengths as FlashMLA reads them, and its schedule, made in a step's first layer."""
+        """Return tables, lengths and the schedule for FlashMLA, made in a step's first layer."""
         if lengths_B not in self._steps:
             schedule, _ = self.packages.flash_mla.get_mla_metadata()
             self._steps[lengths_B] = tables_BJ.int(), lengths_B.int(), schedule
@@ -331,10 +333,11 @@ class GpuOps(Ops):
 
 
 def merge_attention(first: Tensor, first_log_sums: Tensor, second: Tensor, second_log_sums: Tensor) -> Tensor:
-    """Return the attention to the keys of both parts, [..., U], in the memory of the second; the first is used up.
+    """Merge attention to two sets of keys: [..., U], in the memory of the second. The first is overwritten.
 
-    Each part counts by its share of the sum of all exponentials (arXiv 2501.01005, section 2.2). A part is rounded to
-    BF16 as what it adds to the result: a difference of the two would be far larger than a result of many keys.
+    Each part's weight is its share of the sum of all exponentials (arXiv 2501.01005, section 2.2). Each part is rounded
+    to BF16 after it is weighted. The difference of the two parts would be far larger than a result of many keys, and
+    lose more in rounding.
     """
     share_of_first = torch.sigmoid(first_log_sums - second_log_sums)
     share_of_second = torch.sigmoid(second_log_sums - first_log_sums)
@@ -342,9 +345,9 @@ def merge_attention(first: Tensor, first_log_sums: Tensor, second: Tensor, secon
 
 
 def _align_rows(codes_RD: Tensor) -> Tensor:
-    """Return codes whose rows TMA can read: where scales stand between them, they may begin at any byte.
+    """Return codes whose rows TMA can read. With scales between them, rows may begin at any byte.
 
-    `contiguous` would leave a single row as it is, and copy rows that are far enough apart.
+    `contiguous` would not move a single row, and would copy rows that TMA can read.
     """
     if codes_RD.stride(0) % contracts.TMA_BYTES == 0:
         return codes_RD

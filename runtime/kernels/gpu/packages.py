@@ -4,20 +4,20 @@
     flash_mla    attention of decode over pages of latents             PyPI sgl-flash-mla
     deep_ep      dispatch and combine                                  PyPI sgl-deep-ep
 
-DeepEP needs NVLink between all GPUs of a node. A PCIe card has it to a few neighbours at most, and over PCIe DeepEP's
-writes may arrive in another order, so it is not used there. Its own check looks for `PCIE` in capitals, which the names
-of Hopper's cards have not; where it finds it, it asks the process group, and ours is None.
+DeepEP needs NVLink between all GPUs of a node. A PCIe card has NVLink to a few neighbours at most, and over PCIe
+DeepEP's writes may arrive out of order, so it is not used there. DeepEP's own check cannot be used: it looks for `PCIE`
+in capitals, which the names of Hopper's cards do not have, and then asks the process group, which is None here.
 
-They are imported only if there is a GPU: two of them fail without a driver. A missing or unfit package is logged once a
-process; the reference (`ops.py`) and our all-to-all (`expert_parallel/`) then serve.
+They are imported only if there is a GPU, because two of them fail without a driver. A missing or unfit package is
+logged once a process; the reference (`ops.py`) or our all-to-all (`expert_parallel/`) is used instead.
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf deep_ep/utils/envs.py, check_nvlink_connections, and
 deep_ep/buffers/legacy.py, `allow_nvlink_for_low_latency_mode`.
 
-Why these packages: they are the builds that SGLang 0.5.23 pins, have wheels for x86-64 and arm64, and keep the calls of
-DeepSeek's repositories, which publish no wheels.
+We use these packages because SGLang 0.5.23 pins them. They have wheels for x86-64 and arm64, which DeepSeek's
+repositories do not publish, and the same calls.
 
-We have run `deep_gemm` and `flash_mla` on an H100, and of `deep_ep` the normal kernels, between two ranks on one H100.
+We have run `deep_gemm` and `flash_mla` on an H100, and the normal kernels of `deep_ep` between two ranks on one H100.
 """
 
 import importlib
@@ -48,7 +48,7 @@ INSTEAD = {
 
 @dataclass(frozen=True)
 class Packages:
-    """The modules, None where there is none; `arch` is the GPU's major compute capability."""
+    """The packages' modules, None for a missing one. `arch` is the GPU's major compute capability."""
 
     arch: int
     deep_gemm: Any = None
@@ -57,7 +57,7 @@ class Packages:
 
 
 def find_packages(device: torch.device) -> Packages:
-    """Import what is installed and made for this NVIDIA GPU."""
+    """Import the packages that are installed and made for this NVIDIA GPU."""
     arch, _ = torch.cuda.get_device_capability(device)
     gpu = torch.cuda.get_device_name(device)
     return Packages(arch, **{name: _module(name, arch, gpu) for name in ARCHITECTURES})
@@ -72,12 +72,12 @@ def _module(name: str, arch: int, gpu: str) -> Any:
         return None
     try:
         return importlib.import_module(name)
-    except (ImportError, OSError, RuntimeError, AssertionError) as error:  # they look for drivers as they are imported
+    except (ImportError, OSError, RuntimeError, AssertionError) as error:  # they look for drivers at import
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         say_once(f"{name} cannot be used ({reason}): {INSTEAD[name]}")
         return None
 
 
 def _is_pcie_card(gpu: str) -> bool:
-    """Return whether a driver's name of a GPU is one of a card: `NVIDIA H100 PCIe`, `NVIDIA H100 NVL`."""
+    """Return whether the driver's name of a GPU is that of a PCIe card: `NVIDIA H100 PCIe`, `NVIDIA H100 NVL`."""
     return "PCIE" in gpu.upper() or gpu.upper().endswith(" NVL")

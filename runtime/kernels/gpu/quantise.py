@@ -1,13 +1,13 @@
-"""Rows in FP8 for DeepGEMM, made by Triton without a copy in FP32.
+"""Quantises rows to FP8 for DeepGEMM, by Triton kernels that make no copy in FP32.
 
-`fp8.py` says which numbers: a group of 128 channels is divided by max(largest magnitude, 1e-4) / 448, which may be
-rounded up to a power of two. Triton comes with torch and compiles for the GPU that it finds.
+The numbers are those of `fp8.py`: a group of 128 channels is divided by max(largest magnitude, 1e-4) / 448, which may
+be rounded up to a power of two. Triton comes with torch, and compiles for the GPU that it finds.
 
     rows           codes of x
-    gated_rows     codes of silu(gate) x up, where gate and up lie side by side; BF16 after silu and after the product,
-                   as the reference rounds
-    by_columns     the scales of one group for all rows lie together, and each group's begin at a multiple of 16 bytes:
-                   what DeepGEMM reads on sm_90, without the transposition that it would make
+    gated_rows     codes of silu(gate) x up, where gate and up lie side by side. silu and the product are rounded to
+                   BF16, as in the reference
+    by_columns     all rows' scales of one group lie together, and begin at a multiple of 16 bytes. DeepGEMM reads this
+                   on sm_90 without transposing
 
 Tests run the kernels in Triton's interpreter and compile them for sm_90 and sm_100; `tests/gpu` runs them on a GPU.
 """
@@ -22,7 +22,7 @@ from runtime.kernels.gpu.contracts import round_up_for_tma
 
 __all__ = ["empty_scales", "gated_rows", "quantise_groups", "rows"]
 
-GROUPS = 8  # of a row in one program: 1,024 channels, 8 for each of the 128 threads of four warps
+GROUPS = 8  # groups of a row in one program: 1,024 channels, 8 for each of the 128 threads of four warps
 
 
 def rows(x_RD: Tensor, power_of_two: bool, by_columns: bool) -> Quantised:
@@ -89,7 +89,7 @@ def quantise_groups(
     LARGEST: tl.constexpr,
     MIN_MAGNITUDE: tl.constexpr,
 ):
-    """Quantise some groups of one row; `room` rows belong to a slot, and rows beyond its count are left alone."""
+    """Quantise some groups of one row. Each slot has `room` rows; rows beyond its count are left alone."""
     row = tl.program_id(0).to(tl.int64)
     slot, place = row // room, row % room
     if IS_MASKED:  # noqa: SIM102 - decided when it is compiled
@@ -108,7 +108,7 @@ def quantise_groups(
     scale = tl.maximum(tl.max(tl.abs(value), 1), MIN_MAGNITUDE) / LARGEST
     if POWER_OF_TWO:
         bits = scale.to(tl.uint32, bitcast=True)
-        bits = ((bits + 0x7FFFFF) >> 23) << 23  # a mantissa other than 0 raises the exponent
+        bits = ((bits + 0x7FFFFF) >> 23) << 23  # a mantissa above 0 raises the exponent
         scale = bits.to(tl.float32, bitcast=True)
     code = (value / scale[:, None]).to(tl.float8e4nv)
     tl.store(codes + row * size + channel, code, is_inside)
