@@ -31,7 +31,7 @@ from runtime.launch import Disk
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
-from runtime.worker.disk import leave_disk, open_disk
+from runtime.worker.disk import close_disk, open_disk
 from tests.ports import free_port
 from tests.runtime.joined_groups import joined_groups
 from tests.runtime.one_rank import Limits, Rank, Wish
@@ -194,7 +194,7 @@ def compare(engines, groups, plans, close=None):
         with ThreadPoolExecutor(len(ranks)) as threads:
             done = list(zip(ranks, threads.map(converse, ranks, share, groups), strict=True))
         for rank in ranks:
-            leave_disk(rank.disk)
+            close_disk(rank.disk)
         return done
 
     def differ(rank, reference):
