@@ -13,6 +13,8 @@ from planner.spec.kubernetes import DemandSpec
 
 __all__ = ["controller_variables"]
 
+BACKLOG = 1.5  # steps of prompts that each rank may have; assumed: between one, and the two that the gateway gives it
+
 
 def controller_variables(plan: Plan) -> Variables | None:
     """Return what the controller's objects are made of; None where the spec has no controller.
@@ -31,7 +33,7 @@ def controller_variables(plan: Plan) -> Variables | None:
         "selector": names.controller_selector(plan.name),
         "plan": plan.name,
         "deployment": f"{namespace}/{plan.name}",
-        "image": kubernetes.controller.image or kubernetes.gateway.image or kubernetes.image,
+        "image": kubernetes.tidemill_image or kubernetes.gateway.image or kubernetes.image,
         "health_port": names.Ports.HEALTH,
         "api_version": names.DEPLOYMENT_API_VERSION,
         "kind": names.DEPLOYMENT_KIND,
@@ -116,7 +118,7 @@ def _demand(plan: Plan, told: DemandSpec) -> dict[str, Any]:
         rooms[unit.phase] = {"prefill": step, "decode": places, "mixed": places | step}[unit.phase]
     return {
         "used": told.used,
-        "backlog": told.backlog,
+        "backlog": BACKLOG,
         "afterSeconds": told.after,
         "staySeconds": told.stay,
         "rooms": rooms,

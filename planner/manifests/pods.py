@@ -254,7 +254,7 @@ def _stage(plan: Plan) -> Variables | None:
         return None
     destination = _checkpoint_path(plan)
     mounts = [*mounts_of(plan.kubernetes.volumes), {"name": "staged", "mount_path": destination}]
-    image = stage.image or plan.kubernetes.image
+    image = plan.kubernetes.tidemill_image or plan.kubernetes.image
     return {"image": image, "source": stage.source, "destination": destination, "mounts": mounts}
 
 

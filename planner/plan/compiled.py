@@ -181,7 +181,6 @@ def _schedule(day: DaySchedule) -> dict[str, Any]:
         "released_node_hours_per_day": day.released_node_hours,
         "released_gpu_hours_per_day": day.released_gpu_hours,
         "other_days": tuple({"days": each.days} | _states(each) for each in day.other_days),
-        "batch_queue": day.batch_queue,
     } | _states(day)
 
 

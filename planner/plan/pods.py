@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
+from planner.spec.cluster import OF_OWN_GPUS
 from planner.spec.schema import Spec
 
 __all__ = ["PhasePods", "joins_nodes", "pods_of"]
@@ -44,5 +45,5 @@ def _devices(spec: Spec, phase: Phase) -> tuple[str | None, bool]:
             return None, False
         resource, domain = gpu.kubernetes_resource, gpu.nvlink_domain if gpu.nvlink_leaves_node else None
     else:
-        resource, domain = own.kubernetes_resource, own.nvlink_domain
+        resource, domain = OF_OWN_GPUS, own.nvlink_domain
     return resource and (spec.kubernetes.gpu_resource or resource), (domain or 0) > spec.cluster.gpus_per_node

@@ -318,4 +318,3 @@ class Schedule(_Day):
     released_node_hours_per_day: Number
     released_gpu_hours_per_day: Number
     other_days: Annotated[tuple[OtherDays, ...], Field(exclude_if=operator.not_)] = ()
-    batch_queue: Maybe[str] = None

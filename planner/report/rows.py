@@ -48,7 +48,7 @@ UNITS = {
 }
 PREDICTED = ("performance", "demand", "uptime", "search")
 OF_SPEED = ("revenue", "answered", "margin", "markup", "per_million")  # of names of costs that speed decides
-WRITTEN = {"promised", "asked_tokens_per_s", "input_tokens", "output_tokens", "timezone", "batch_queue"}  # in the spec
+WRITTEN = {"promised", "asked_tokens_per_s", "input_tokens", "output_tokens", "timezone"}  # in the spec
 
 
 def rows_of(plan: Plan) -> tuple[Row, ...]:

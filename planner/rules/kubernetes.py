@@ -21,7 +21,6 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["RULES"]
 
 TIMES_READING = 2  # that are offered: other nodes read too, and pods start first; assumed
-OF_OUR_IMAGE = {"kubernetes.stage": "source", "kubernetes.controller": "pace"}  # section -> a field that it always has
 ONLY_OURS = {
     "kubernetes.gateway.volumes": "its router mounts no volumes",
     "kubernetes.controller.demand": "only Tidemill's own gateway measures the load of each phase",
@@ -55,15 +54,18 @@ def controllers_scale_whole_units(c: Written) -> Iterator[Finding]:
     yield Finding("kubernetes.controller", None, rule, reason, fix)
 
 
-def our_programs_have_an_image(c: Written, section: str) -> Iterator[Finding]:
+def our_programs_have_an_image(c: Written) -> Iterator[Finding]:
     """The images of other engines hold no Tidemill."""
-    c.require(f"{section}.{OF_OUR_IMAGE[section]}")
     units: str = c["kubernetes.image"]
+    image: str | None = c["kubernetes.tidemill_image"]
     used = c.engine
-    is_ours = used in (None, OURS) or (section == "kubernetes.stage" and units == DEFAULT_IMAGE)
-    if c.get(f"{section}.image") is None and not is_ours:
-        path, reason = f"{section}.image", f"no image of {used} holds tidemill"
-        fix = for_example(f"{path}: registry.example.com/tidemill-runtime:0.1.0")
+    copies = c.get("kubernetes.stage.source") is not None and units != DEFAULT_IMAGE
+    follows = c.get("kubernetes.controller.pace") is not None
+    if image is None and used not in (None, OURS) and (copies or follows):
+        path = "kubernetes.tidemill_image"
+        who = "the controller" if follows else "kubernetes.stage"
+        reason = f"{who} runs tidemill, which no image of {used} holds"
+        fix = for_example("tidemill_image: registry.example.com/tidemill-runtime:0.1.0")
         yield Finding(path, None, f"S202 is required with engine {used}", reason, fix)
 
 
@@ -213,7 +215,7 @@ def _minutes(seconds: float) -> int:
 RULES = (
     Rule("S516", "fields", controllers_have_a_day),
     Rule("S470", "fields", controllers_scale_whole_units),
-    Rule("S202", "fields", our_programs_have_an_image, tuple(OF_OUR_IMAGE)),
+    Rule("S202", "fields", our_programs_have_an_image),
     Rule("S472", "fields", sound_nodes_are_not_left),
     Rule("S560", "fields", other_engines_lack_it, tuple(ONLY_OURS)),
     Rule("S560", "fields", quotas_are_of_nodes_that_are_lent),

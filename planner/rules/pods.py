@@ -74,6 +74,7 @@ def domains_are_of_gpus_that_join_nodes(c: Written) -> Iterator[Finding]:
 def tolerations_are_kubernetes(c: Written, place: str) -> Iterator[Finding]:
     """Refuse what the API server would refuse: a value goes with Equal and a key."""
     key, value, exists = c[f"{place}.key"], c[f"{place}.value"], c[f"{place}.operator"] == "Exists"
+    effect, seconds = c[f"{place}.effect"], c[f"{place}.seconds"]
     if exists and value is not None:
         fix = removal(f"{place}.value", words="remove value")
         if key is not None:
@@ -85,6 +86,10 @@ def tolerations_are_kubernetes(c: Written, place: str) -> Iterator[Finding]:
         reason = "without operator, a toleration compares the value of a key"
         fix = Fix("write operator: Exists", ({f"{place}.operator": "Exists", f"{place}.value": None},))
         yield Finding(place, c[place], rule, reason, fix)
+    if seconds is not None and effect != "NoExecute":
+        fix = Fix("write effect: NoExecute, or remove it", ({f"{place}.effect": "NoExecute"}, {HERE: None}))
+        where, reason = "without effect: NoExecute", "no other taint evicts running pods"
+        yield without_effect(where, reason, f"{place}.seconds", seconds, fix)
 
 
 def _is_reference(value: Any) -> TypeGuard[dict[str, str]]:

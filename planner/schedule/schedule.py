@@ -87,7 +87,6 @@ class DaySchedule:
     transitions: tuple[Transition, ...]
     mean_nodes_taken: float  # with those of units that warm up or drain
     gpus_per_node: int
-    batch_queue: str | None  # whose jobs use the nodes that are free
     other_days: tuple[OtherDays, ...] = ()
 
     @property
@@ -154,7 +153,6 @@ def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = 
         transitions=transitions,
         mean_nodes_taken=mean_nodes_taken,
         gpus_per_node=spec.cluster.gpus_per_node,
-        batch_queue=spec.schedule.batch_queue,
         other_days=tuple(
             OtherDays(tuple(other.days), *_planned(spec, with_windows_of(spec.schedule, other), units, times))
             for other in spec.schedule.other_days

@@ -9,10 +9,11 @@ from planner.facts.quantities import quantity
 from planner.spec.section import ONE_LINE, Section, form_of, one_of
 from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["A_GPU", "ClusterSpec", "GpuSpec", "NodeSpec"]
+__all__ = ["A_GPU", "OF_OWN_GPUS", "ClusterSpec", "GpuSpec", "NodeSpec"]
 
 MAX_NODES = 20_000
 MAX_TFLOPS = 1_000_000
+OF_OWN_GPUS = "nvidia.com/gpu"  # what pods ask for, unless kubernetes.gpu_resource says another resource
 
 A_GPU = next(name for name in GPUS if name != "cpu")  # for examples
 
@@ -61,12 +62,6 @@ class GpuSpec(Section):
     )
     memory_bandwidth: Annotated[float, *quantity("link")] | None = Field(
         default=None, description="Bandwidth of its memory.", examples=["3350GB/s"]
-    )
-    kubernetes_resource: str = Field(
-        default="nvidia.com/gpu",
-        min_length=1,
-        description="Resource that a container requests.",
-        examples=["amd.com/gpu"],
     )
 
 

@@ -77,14 +77,6 @@ class DemandSpec(Section):
         " what is over it further units start.",
         examples=[0.9],
     )
-    backlog: float = Field(
-        default=1.5,
-        ge=0.1,
-        le=1.9,
-        description="Steps' worth of prompts (max_batch_tokens) that each rank which computes them may have; the"
-        " gateway gives it two, and keeps the others back.",
-        examples=[1.5],
-    )
     after: Annotated[float, *quantity("time", least="10s", most="1h")] = Field(
         default="1min",
         validate_default=True,
@@ -117,12 +109,6 @@ class KueueSpec(Section):
 class ControllerSpec(Section):
     """What makes units in the cluster follow the schedule's day: a pod that turns them on and off."""
 
-    image: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The image with Tidemill; unless given the gateway's, which other engines have for themselves.",
-        examples=["registry.example.com/tidemill-runtime:0.1.0"],
-    )
     resources: PodResources | None = Field(
         default=None, description="What its pod is sure to get.", examples=[{"cpus": 0.1, "memory": "256MiB"}]
     )
@@ -175,6 +161,13 @@ class KubernetesSpec(Section):
         min_length=1,
         description="The image that holds the runtime package, as the nodes can pull it; a digest (NAME@sha256:...) "
         "names it for good.",
+        examples=["registry.example.com/tidemill-runtime:0.1.0"],
+    )
+    tidemill_image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The image with Tidemill, for the controller and for copies of the checkpoint: unless given, the"
+        " gateway's and the units'. Other engines' images do not hold it.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
     image_pull_secrets: list[str] = Field(

@@ -16,7 +16,7 @@ from planner.facts.terms import PHASES
 from planner.families import MODELS, find_spelling, read_model_config
 from planner.problems.finding import Finding
 from planner.problems.fix import did_you_mean
-from planner.spec.cluster import GpuSpec
+from planner.spec.cluster import OF_OWN_GPUS, GpuSpec
 
 __all__ = ["Named"]
 
@@ -100,7 +100,8 @@ class Named:
         """A GPU that the spec describes, unless it does so wrongly, which has been said."""
         with suppress(ValidationError):
             section = {name: values.get(f"cluster.gpu.{name}") for name in GpuSpec.model_fields}
-            self.resolved["cluster.device"] = _own_gpu(GpuSpec.model_validate(section))
+            resource = values.get("kubernetes.gpu_resource") or OF_OWN_GPUS
+            self.resolved["cluster.device"] = _own_gpu(GpuSpec.model_validate(section), resource)
 
     def _keep(self, path: str, found: object) -> None:
         if isinstance(found, Finding):
@@ -141,8 +142,8 @@ def _described(path: str) -> str:
     return "describe it as cluster.gpu, and name one of the catalog here"
 
 
-def _own_gpu(spec: GpuSpec) -> Gpu:
-    """The GPU that a spec describes."""
+def _own_gpu(spec: GpuSpec, resource: str) -> Gpu:
+    """Return the GPU that a spec describes; a pod asks for `resource`."""
     figures = {
         "usable_bytes": spec.memory,
         "nvlink_gb_per_s": spec.nvlink and spec.nvlink / BITS_PER_BYTE,
@@ -153,7 +154,7 @@ def _own_gpu(spec: GpuSpec) -> Gpu:
         "fp8_tflops": spec.fp8_tflops,
         "bf16_tflops": spec.bf16_tflops,
         "memory_gb_per_s": spec.memory_bandwidth and spec.memory_bandwidth / BITS_PER_BYTE,
-        "kubernetes_resource": spec.kubernetes_resource,
+        "kubernetes_resource": resource,
     }
     known: dict[str, Any] = {name: figure for name, figure in figures.items() if figure is not None}
     return Gpu(device="cuda", nvlink_leaves_node=True, sources=dict.fromkeys(known, "the spec"), **known)

@@ -147,13 +147,6 @@ class StageSpec(Section):
         description="Folder of the node's own disk that gets the copy; pods see it at model.checkpoint.",
         examples=["/mnt/nvme/weights"],
     )
-    image: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The image with the runtime, which copies; kubernetes.image unless given, and required where that "
-        "is another engine's.",
-        examples=["registry.example.com/tidemill-runtime:0.1.0"],
-    )
 
 
 class TlsSpec(Section):

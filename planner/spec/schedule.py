@@ -103,13 +103,6 @@ class ScheduleSpec(Section):
         description="What a start takes, stage by stage.",
         examples=[{"storage": "400GB/s"}],
     )
-    batch_queue: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=63,
-        description="Queue of the batch jobs that use the nodes of units that are off, named in the plan.",
-        examples=["research"],
-    )
     drain: Annotated[float, *quantity("time", least="1s", most="6h"), *OR_AUTO] = Field(
         default="5min",
         validate_default=True,

@@ -117,12 +117,11 @@ def test_answers_get_the_time_that_the_day_pays_for(drain, pace, drain_s, tmp_pa
 
 def test_the_controller_may_have_an_image_and_a_size_of_its_own(tmp_path):
     """As other engines need, whose images have no Tidemill."""
-    controller = {"image": "registry.example.com/tidemill:1", "resources": {"cpus": 0.1, "memory": "256MiB"}}
-    (container,) = rendered(tmp_path, controller=controller)["Deployment", NAME]["spec"]["template"]["spec"][
-        "containers"
-    ]
+    controller, image = {"resources": {"cpus": 0.1, "memory": "256MiB"}}, "registry.example.com/tidemill:1"
+    objects = rendered(tmp_path, controller=controller, tidemill_image=image)
+    (container,) = objects["Deployment", NAME]["spec"]["template"]["spec"]["containers"]
 
-    assert container["image"] == "registry.example.com/tidemill:1"
+    assert container["image"] == image
     assert container["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "256Mi"}}
 
 

@@ -106,7 +106,7 @@ def test_each_rank_has_a_gpu(plan):
         ({"gpu": "cpu"}, {}, None),
         ({"gpu": "mi300x"}, {}, "amd.com/gpu"),
         ({"gpu": {"name": "own", "memory": "94GiB"}}, {}, "nvidia.com/gpu"),
-        ({"gpu": {"name": "own", "memory": "94GiB", "kubernetes_resource": "a.b/c"}}, {}, "a.b/c"),
+        ({"gpu": {"name": "own", "memory": "94GiB"}}, {"gpu_resource": "a.b/c"}, "a.b/c"),
         ({}, {"gpu_resource": "nvidia.com/mig-7g.80gb"}, "nvidia.com/mig-7g.80gb"),
     ],
 )
@@ -361,10 +361,11 @@ def test_queues_hold_a_decode_steps_tokens(plan, max_requests, depth):
 
 def test_another_image_may_stage(plan):
     """An engine's own has no runtime of ours."""
-    stage = EVERYTHING["stage"] | {"image": "tidemill-runtime:1"}
-    (container,) = pod_of(rendered(plan, volumes=[VOLUME], stage=stage))["spec"]["initContainers"]
+    stage, image = EVERYTHING["stage"], "tidemill-runtime:1"
+    objects = rendered(plan, volumes=[VOLUME], stage=stage, tidemill_image=image)
+    (container,) = pod_of(objects)["spec"]["initContainers"]
 
-    assert container["image"] == "tidemill-runtime:1"
+    assert container["image"] == image
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [("2GB/s", 600), ("1MB/s", None)])

@@ -103,10 +103,11 @@ def test_an_own_gpu_can_be_all_that_one_of_the_catalog_is(plan_of):
         "peer": "64GB/s",
         "nvlink_domain": 8,
         "nic": "400Gbps",
-        "kubernetes_resource": "amd.com/gpu",
     }
     spec = PAIR | {"decode": PAIR["decode"] | {"attention_tp": 2}}
-    known, described = (plan_of(json.dumps(applied(spec, {"cluster.gpu": gpu}))) for gpu in ("mi300x", own))
+    resource = {"kubernetes.gpu_resource": "amd.com/gpu"}
+    specs = (applied(spec, {"cluster.gpu": gpu} | resource) for gpu in ("mi300x", own))
+    known, described = (plan_of(json.dumps(each)) for each in specs)
 
     assert (described.memory, described.traffic) == (known.memory, known.traffic)
     assert any(link.attention_gb_per_s == 64 for each in known.traffic.values() for link in each.links)

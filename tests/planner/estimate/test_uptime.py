@@ -42,6 +42,13 @@ def test_failures_are_those_of_metas_parts(uptime_of):
     assert (found.spares_needed, found.spares) == (5, 0)
 
 
+def test_a_mean_time_that_is_written_is_a_nodes(uptime_of):
+    """A node a week: 266 nodes of 278 are of units, and fail 278 / 7 times a day with the rest of the fleet."""
+    found = uptime_of(SPEC.replace("uptime: {}", "uptime: {mtbf: 168h}"))
+
+    assert found.failures_per_day == pytest.approx(278 / 7)
+
+
 def test_smaller_units_fail_as_often_and_lose_half_as_much(uptime_of):
     """EP72 beside EP144 on the same nodes: five minutes of 9 nodes instead of 18, and half the capacity at once."""
     large = uptime_of(SPEC).phases["decode"]

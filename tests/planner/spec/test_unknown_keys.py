@@ -34,9 +34,11 @@ ALL = PAIR | {
         "resources": {each: {"cpus": 1, "memory": "1GiB"} for each in ("unit", "gateway")},
         "rdma": {"resource": "rdma/hca"},
         "tolerations": [{"key": "gpu"}],
-        "controller": {},
+        "stage": {"source": "/models/r1", "host_path": "/mnt/nvme"},
+        "controller": {"demand": {}},
     },
     "gateway": {},
+    "uptime": {},
 }
 
 
