@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.cost.day import Stretch, TimesOfDay
-from planner.spec.cost import CostSpec, SupplyKind, SupplySpec
+from planner.cost.day import Stretch
+from planner.spec.cost import CostSpec, SupplyKind
 
-__all__ = ["Bill", "Supply", "bill", "rates_of", "supplies_of"]
+__all__ = ["Bill", "Supply", "bill", "supplies_of"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Supply:
     kind: SupplyKind
     gpu: str
     nodes: int | None  # without limit where None
-    usd_per_gpu_hour: TimesOfDay[float]
+    usd_per_gpu_hour: float
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,8 @@ class Bill:
 
 def supplies_of(cost: CostSpec, gpus: Sequence[str], cluster_gpu: str) -> tuple[Supply, ...]:
     """Return the spec's supplies in their order, then one without limit for each type of `gpus`."""
-    listed = [Supply(each.kind, each.gpu or cluster_gpu, each.nodes, rates_of(each)) for each in cost.supplies]
-    return (*listed, *(Supply("rented", gpu, None, rates_of(cost)) for gpu in gpus))
-
-
-def rates_of(written: CostSpec | SupplySpec) -> TimesOfDay[float]:
-    """Return what a GPU-hour costs at each time of day, in US dollars."""
-    return TimesOfDay.written(((each.at, each.usd_per_gpu_hour) for each in written.hours), written.usd_per_gpu_hour)
+    listed = [Supply(each.kind, each.gpu or cluster_gpu, each.nodes, each.usd_per_gpu_hour) for each in cost.supplies]
+    return (*listed, *(Supply("rented", gpu, None, cost.usd_per_gpu_hour) for gpu in gpus))
 
 
 def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply], gpus_per_node: int) -> Bill:
@@ -49,7 +44,7 @@ def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply],
     left, by_gpu = dict(nodes), dict.fromkeys(nodes, 0.0)
     idle, spot_nodes = 0.0, 0
     for supply in supplies:
-        usd_per_node = supply.usd_per_gpu_hour.at(stretch.start) * gpus_per_node * stretch.hours
+        usd_per_node = supply.usd_per_gpu_hour * gpus_per_node * stretch.hours
         wanted = left.get(supply.gpu, 0)
         taken = wanted if supply.nodes is None else min(wanted, supply.nodes)
         if taken:

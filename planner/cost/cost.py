@@ -3,30 +3,29 @@
     cost    = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
     answered = the share of a stretch's tokens that no phase refuses: min(1, the most that its nodes make / what is
             asked of it), the least of all phases; 0 while a phase has no unit on
-    income  = sum over models and stretches: share x paid share x discount x answered x tokens x price
+    income  = sum over stretches: paid share x discount x answered x tokens x price
     margin  = (income - cost) / income
     markup  = (income - cost) / cost
     hits    a prefill unit computes the misses alone: without hits it would compute 1 / (1 - hit rate) times as many
             tokens, so that hits save hit rate / (1 - hit rate) times what prefill costs. What keeps KV on disks costs
             is not counted.
-    freed   nodes of the peak that are off are worth what other work pays for their hours
+    freed   nodes of the peak that are off are worth what their hours cost
 
 Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens, 56.3 % of
 them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a margin of
 84.5 %, and a markup of 545 %, which is published as "cost profit margin".
 
-It decides nothing. Losses by free pages, other models' prices and night discounts are counted where the spec says them.
+It decides nothing. Losses by free pages and night discounts are counted where the spec says them.
 No request waits for a quieter hour: what is beyond the most that units make is refused.
 
 Source: open-infra-index, open source week, day 6 (cost, income and markup, with what it says of their limits).
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from math import fsum
 from typing import NamedTuple
 
-from planner.cost.bill import Bill, bill, rates_of, supplies_of
+from planner.cost.bill import Bill, bill, supplies_of
 from planner.cost.day import (
     Stretch,
     TimesOfDay,
@@ -41,7 +40,7 @@ from planner.facts.part import Part
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.schedule.schedule import DaySchedule
-from planner.spec.cost import CostSpec, CurrencySpec
+from planner.spec.cost import CostSpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
@@ -105,7 +104,6 @@ class Cost(Part):
     states: tuple[StateCost, ...]
     freed: Freed
     cache_hits: CacheHits | None
-    currency: CurrencySpec | None
 
 
 class _Tokens(NamedTuple):
@@ -133,7 +131,6 @@ class _Priced(NamedTuple):
     revenue_usd: float
     asked_usd: float  # if all were answered
     given_up_usd: float
-    free_rate: float  # $ per GPU-hour of other work
 
 
 def plan_cost(
@@ -169,7 +166,6 @@ def plan_cost(
         states=_states(spec, schedule, priced),
         freed=_freed(spec, priced),
         cache_hits=_cache_hits(spec, phases.get("prefill"), priced),
-        currency=spec.cost.currency,
     )
 
 
@@ -182,13 +178,10 @@ def _priced(
     spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]], most_per_node: Mapping[Phase, float]
 ) -> tuple[_Priced, ...]:
     """Return the day's stretches, each with its bill, demand and income."""
-    supplies, sales = supplies_of(cost, _gpus(spec), spec.cluster.gpu_name), sales_of(cost)
-    free = rates_of(cost)
-    if cost.freed_usd_per_gpu_hour is not None:
-        free = TimesOfDay.always(cost.freed_usd_per_gpu_hour)
+    supplies = supplies_of(cost, _gpus(spec), spec.cluster.gpu_name)
+    sales = sales_of(cost.prices) if cost.prices else None
     entries = entry_starts(spec.traffic.profile if spec.traffic else None)
-    rates = chain([free], (each.usd_per_gpu_hour for each in supplies), (each.factor for each in sales))
-    stretches = stretches_between([*entries, *on.starts, *(start for line in rates for start in line.starts)])
+    stretches = stretches_between([*entries, *on.starts, *(sales.factor.starts if sales else ())])
     shares = demand_shares(spec.traffic.profile if spec.traffic else None, stretches)
     priced = []
     for stretch, share in zip(stretches, shares, strict=True):
@@ -205,10 +198,9 @@ def _priced(
                 phases_usd={p: _part(spec, spec.gpu_name(p), number, nodes, billed) for p, number in nodes.items()},
                 demand=share,
                 answered=answered,
-                revenue_usd=fsum(each.usd(stretch, *sold) for each in sales),
-                asked_usd=fsum(each.usd(stretch, *asked) for each in sales),
-                given_up_usd=fsum(each.given_up(stretch, sold.hits) for each in sales),
-                free_rate=free.at(stretch.start),
+                revenue_usd=sales.usd(stretch, *sold) if sales else 0.0,
+                asked_usd=sales.usd(stretch, *asked) if sales else 0.0,
+                given_up_usd=sales.given_up(stretch, sold.hits) if sales else 0.0,
             )
         )
     return tuple(priced)
@@ -279,7 +271,7 @@ def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_Priced])
 def _state(spec: Spec, at: str, priced: Sequence[_Priced]) -> StateCost:
     demand, minutes = fsum(each.demand for each in priced), sum(each.stretch.minutes for each in priced)
     usd = fsum(each.bill.usd for each in priced)
-    revenue_usd = fsum(each.revenue_usd for each in priced) if spec.cost and spec.cost.all_prices else None
+    revenue_usd = fsum(each.revenue_usd for each in priced) if spec.cost and spec.cost.prices else None
     return StateCost(
         at=at,
         minutes=minutes,
@@ -303,9 +295,9 @@ def _share_answered(priced: Sequence[_Priced]) -> float:
 
 def _freed(spec: Spec, priced: Sequence[_Priced]) -> Freed:
     peak = max(sum(each.nodes.values()) for each in priced)
-    hours = [(peak - sum(each.nodes.values())) * each.stretch.hours for each in priced]
-    worth = (off * spec.cluster.gpus_per_node * each.free_rate for off, each in zip(hours, priced, strict=True))
-    return Freed(node_hours_per_day=fsum(hours), usd_per_day=fsum(worth))
+    node_hours = fsum((peak - sum(each.nodes.values())) * each.stretch.hours for each in priced)
+    rate = spec.cost.usd_per_gpu_hour if spec.cost else 0.0
+    return Freed(node_hours_per_day=node_hours, usd_per_day=node_hours * spec.cluster.gpus_per_node * rate)
 
 
 def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_Priced]) -> PhaseCost:
@@ -323,7 +315,7 @@ def _cache_hits(spec: Spec, prefill: PhaseCost | None, priced: Sequence[_Priced]
     if spec.traffic is None or not spec.traffic.cache_hit_rate or prefill is None:
         return None
     times = spec.traffic.cache_hit_rate / (1 - spec.traffic.cache_hit_rate)
-    given_up = fsum(each.given_up_usd for each in priced) if spec.cost and spec.cost.all_prices else None
+    given_up = fsum(each.given_up_usd for each in priced) if spec.cost and spec.cost.prices else None
     return CacheHits(
         saved_nodes=prefill.mean_nodes * times,
         saved_usd_per_day=prefill.usd_per_day * times,

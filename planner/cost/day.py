@@ -1,6 +1,6 @@
-"""A day cut into stretches in which nothing changes: the same units on, the same rates, prices and demand.
+"""A day cut into stretches in which nothing changes: the same units on, the same prices and demand.
 
-Units, rates and prices are step functions of the time of day, each entry from its time until the next one's, the last
+Units and prices are step functions of the time of day, each entry from its time until the next one's, the last
 until the first's on the next day. So every sum over a day is a sum over its stretches, without any error of sampling.
 """
 

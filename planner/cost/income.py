@@ -1,9 +1,9 @@
-"""What tokens sell for: each model's prices and share of the traffic, what of it is paid, discounts by the hour."""
+"""What tokens sell for: their prices, what of the traffic is paid for, discounts by the hour."""
 
 from dataclasses import dataclass
 
 from planner.cost.day import Stretch, TimesOfDay
-from planner.spec.cost import CostSpec, PriceSpec
+from planner.spec.cost import PriceSpec
 
 __all__ = ["Sales", "sales_of"]
 
@@ -12,7 +12,7 @@ MILLION = 1e6
 
 @dataclass(frozen=True)
 class Sales:
-    """One model's prices in US dollars a token, weighed with its share of the traffic that is paid for."""
+    """Prices in US dollars a token, weighed with the share of the traffic that is paid for."""
 
     input_hit: float
     input_miss: float
@@ -20,7 +20,7 @@ class Sales:
     factor: TimesOfDay[float]
 
     def usd(self, stretch: Stretch, hits: float, misses: float, output: float) -> float:
-        """Return the income of so many tokens of all models in `stretch`."""
+        """Return the income of so many tokens in `stretch`."""
         usd = hits * self.input_hit + misses * self.input_miss + output * self.output
         return usd * self.factor.at(stretch.start)
 
@@ -29,13 +29,8 @@ class Sales:
         return hits * (self.input_miss - self.input_hit) * self.factor.at(stretch.start)
 
 
-def sales_of(cost: CostSpec) -> tuple[Sales, ...]:
-    """Return what each model of the spec sells for; none where nothing is sold."""
-    per_usd = cost.currency.per_usd if cost.currency else 1.0
-    return tuple(_sales(each, per_usd) for each in cost.all_prices)
-
-
-def _sales(price: PriceSpec, per_usd: float) -> Sales:
-    weight = price.share * price.paid_share / per_usd / MILLION
-    factor = TimesOfDay.written(((each.at, each.factor) for each in price.hours), 1.0)
-    return Sales(price.input_hit * weight, price.input_miss * weight, price.output * weight, factor)
+def sales_of(prices: PriceSpec) -> Sales:
+    """Return what the tokens of a spec with these prices sell for."""
+    weight = prices.paid_share / MILLION
+    factor = TimesOfDay.written(((each.at, each.factor) for each in prices.hours), 1.0)
+    return Sales(prices.input_hit * weight, prices.input_miss * weight, prices.output * weight, factor)

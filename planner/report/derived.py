@@ -154,13 +154,13 @@ def _cost(plan: Plan) -> Iterator[Row]:
         )
     if plan.cost is None:
         return
-    cost, sold, currency = plan.cost, plan.cost.revenue_usd_per_day, plan.cost.currency
+    cost = plan.cost
     differ = any(section is not None and section.other_days for section in (plan.spec.traffic, plan.spec.schedule))
     unknown = " and ".join(cost.speed_unknown)
     assert plan.spec.cost is not None
     rates, steps = plan.spec.cost, plan.schedule.steps if plan.schedule else ()
-    is_flat = not (rates.supplies or rates.hours)
-    is_known = is_flat and rates.freed_usd_per_gpu_hour is None and _nodes_used(plan) in {each.nodes for each in steps}
+    is_flat = not rates.supplies
+    is_known = is_flat and _nodes_used(plan) in {each.nodes for each in steps}
     counted = f"all tokens that come while a unit is on: the speed of {unknown} is not known" if unknown else None
     yield from known(
         "cost",
@@ -170,8 +170,6 @@ def _cost(plan: Plan) -> Iterator[Row]:
         ("usd_per_gpu_hour", rates.usd_per_gpu_hour if is_flat else None, "USD", "spec"),
         ("usd_per_day_if_all_are_on", cost.usd_per_day + cost.freed.usd_per_day if is_known else None, "USD"),
     )
-    if sold is not None and currency is not None:
-        yield from known("cost", ("revenue_per_day", sold * currency.per_usd, currency.code, "predicted"))
 
 
 def _performance(plan: Plan) -> Iterator[Row]:

@@ -38,20 +38,14 @@ def _of_catalog(field: str) -> Figure:
 
 LEAST_PRICE = 1e-4  # US dollars; assumed: a hundredth of the cheapest tokens that are sold
 MOST_TIMES = 10.0  # assumed: no hour of a day is so much dearer
-LEAST_PER_USD = 0.25  # assumed: the dearest currency, Kuwait's dinar, is about 0.31 a US dollar
 
 PRICE = f"is less than {LEAST_PRICE:g}, a hundredth of what tokens cost", "it is the price of a million tokens"
 FACTOR = f"makes prices more than {MOST_TIMES:g} times as high", "it is a factor, where 1 leaves prices as they are"
-CURRENCY = f"is less than {LEAST_PER_USD:g}, and no currency is worth so many US dollars"
-PER_USD = "it is how much of the currency a US dollar is"
 
 FIGURES = (
     *(_of_catalog(field) for field in ("fp8_tflops", "bf16_tflops")),
     *(Figure(f"cost.prices.{field}", LEAST_PRICE, inf, *PRICE) for field in PRICED),
-    *(Figure(f"cost.prices.*.{field}", LEAST_PRICE, inf, *PRICE) for field in PRICED),
     Figure("cost.prices.hours.*.factor", 0, MOST_TIMES, *FACTOR),
-    Figure("cost.prices.*.hours.*.factor", 0, MOST_TIMES, *FACTOR),
-    Figure("cost.currency.per_usd", LEAST_PER_USD, inf, CURRENCY, PER_USD),
 )
 
 

@@ -1,30 +1,23 @@
 """The spec's `cost` section: what GPUs cost, and what tokens sell for.
 
-Amounts are US dollars, except prices in a `currency`. Times of day are of the schedule's time zone, and each entry of
-`hours` holds until the next one's time, as the windows of a schedule do.
+Amounts are US dollars. Times of day are of the schedule's time zone, and each entry of `hours` holds until the next
+one's time, as the windows of a schedule do.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from planner.facts.catalog import GPUS
 from planner.spec.section import Section
 
-__all__ = ["CostSpec", "CurrencySpec", "PriceHourSpec", "PriceSpec", "RateHourSpec", "SupplyKind", "SupplySpec"]
+__all__ = ["CostSpec", "PriceHourSpec", "PriceSpec", "SupplyKind", "SupplySpec"]
 
 MAX_USD = 1e6  # for a GPU-hour or a million tokens
 _A_GPU = next(name for name in GPUS if name != "cpu")
 TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 
 SupplyKind = Literal["own", "rented", "spot"]
-
-
-class RateHourSpec(Section):
-    """What a GPU-hour costs from a time of day on."""
-
-    at: str = Field(pattern=TIME_OF_DAY, description="Time of day from which it applies, as HH:MM.", examples=["22:00"])
-    usd_per_gpu_hour: float = Field(ge=0, le=MAX_USD, description="What a GPU costs an hour then.", examples=[1.2])
 
 
 class SupplySpec(Section):
@@ -42,13 +35,6 @@ class SupplySpec(Section):
         default=None, ge=1, le=20_000, description="How many there are, without limit unless given.", examples=[128]
     )
     usd_per_gpu_hour: float = Field(ge=0, le=MAX_USD, description="What a GPU costs an hour.", examples=[1.4])
-    hours: list[RateHourSpec] = Field(
-        default=[],
-        max_length=1440,
-        description="What it costs at which time, instead of usd_per_gpu_hour: all day, as each entry holds until the"
-        " next one's time.",
-        examples=[[{"at": "22:00", "usd_per_gpu_hour": 0.9}, {"at": "08:00", "usd_per_gpu_hour": 1.8}]],
-    )
 
 
 class PriceHourSpec(Section):
@@ -68,20 +54,11 @@ class PriceSpec(Section):
         ge=0, le=MAX_USD, description="A million prompt tokens that are computed.", examples=[0.55]
     )
     output: float = Field(ge=0, le=MAX_USD, description="A million tokens that are produced.", examples=[2.19])
-    model: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The name that these prices are asked for, where several are served.",
-        examples=["my-model"],
-    )
-    share: float = Field(
-        default=1.0, ge=0, le=1, description="Share of the traffic that asks for this model.", examples=[0.4]
-    )
     paid_share: float = Field(
         default=1.0,
         ge=0,
         le=1,
-        description="Share of its tokens that are paid for, since a free web page or app is traffic without income.",
+        description="Share of the tokens that are paid for, since a free web page or app is traffic without income.",
         examples=[0.8],
     )
     hours: list[PriceHourSpec] = Field(
@@ -90,17 +67,6 @@ class PriceSpec(Section):
         description="Discounts by the hour.",
         examples=[[{"at": "00:30", "factor": 0.25}, {"at": "08:30", "factor": 1}]],
     )
-
-
-class CurrencySpec(Section):
-    """The currency of prices."""
-
-    code: str = Field(pattern=r"^[A-Z]{3}$", description="Its three letters (ISO 4217).", examples=["CNY"])
-    per_usd: float = Field(ge=1e-6, le=1e9, description="How much of it a US dollar is.", examples=[7.25])
-
-
-def _one_or_several(value: Any) -> str:
-    return "<list>" if isinstance(value, list) else "<own>"
 
 
 class CostSpec(Section):
@@ -112,49 +78,14 @@ class CostSpec(Section):
         description="What a GPU costs for each hour that its node is on, beyond the supplies.",
         examples=[2.0],
     )
-    hours: list[RateHourSpec] = Field(
-        default=[],
-        max_length=1440,
-        description="What it costs at which time, instead of usd_per_gpu_hour: all day, as each entry holds until the"
-        " next one's time.",
-        examples=[[{"at": "22:00", "usd_per_gpu_hour": 1.2}, {"at": "08:00", "usd_per_gpu_hour": 2.0}]],
-    )
     supplies: list[SupplySpec] = Field(
         default=[],
         max_length=100,
         description="Nodes at other rates, used in this order before those at usd_per_gpu_hour.",
         examples=[[{"kind": "own", "nodes": 128, "usd_per_gpu_hour": 1.4}]],
     )
-    freed_usd_per_gpu_hour: float | None = Field(
+    prices: PriceSpec | None = Field(
         default=None,
-        ge=0,
-        le=MAX_USD,
-        description="What a GPU hour is worth to other work while the schedule has its node off, usd_per_gpu_hour of"
-        " that time unless given.",
-        examples=[2.0],
-    )
-    prices: (
-        Annotated[
-            Annotated[PriceSpec, Tag("<own>")]
-            | Annotated[list[PriceSpec], Field(min_length=1, max_length=100), Tag("<list>")],
-            Discriminator(_one_or_several),
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description="What tokens sell for, or a list of several models' prices with the share that each has of the"
-        " traffic.",
+        description="What tokens sell for.",
         examples=[{"input_hit": 0.14, "input_miss": 0.55, "output": 2.19}],
     )
-    currency: CurrencySpec | None = Field(
-        default=None,
-        description="What prices are in, US dollars unless given.",
-        examples=[{"code": "CNY", "per_usd": 7.25}],
-    )
-
-    @property
-    def all_prices(self) -> tuple[PriceSpec, ...]:
-        """Return each model's prices; none where nothing is sold."""
-        if self.prices is None:
-            return ()
-        return tuple(self.prices) if isinstance(self.prices, list) else (self.prices,)

@@ -95,11 +95,10 @@ def _money(plan: Estimated, service: Service, curves: Curves) -> tuple[float | N
         return usd, None
     prompts = (curves.asked - curves.refused) * service.request.prompt
     hits = prompts * service.cache_hit_rate
-    sales = sales_of(cost)
+    sales = sales_of(cost.prices)
     revenue = fsum(
-        each.usd(minute, hits[minute.start], (prompts - hits)[minute.start], curves.tokens[minute.start])
+        sales.usd(minute, hits[minute.start], (prompts - hits)[minute.start], curves.tokens[minute.start])
         for minute in minutes
-        for each in sales
     )
     return usd, revenue
 
