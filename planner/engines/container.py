@@ -1,7 +1,8 @@
-"""What a pod of another engine is: the one value that every adapter makes, and manifests are made from.
+"""What a pod runs: the one value that every adapter makes, and manifests are made from.
 
-An adapter is a pure function of the plan. It decides everything that depends on the engine: the command, the file that
-the command reads, the ports, where to ask whether it is alive or ready, what its metrics are called. What depends on
+An adapter is a pure function of the plan, and launch documents have what it made. It decides everything that depends on
+the engine: the command, the file that the command reads, the ports, where to ask whether it is alive or ready, what its
+metrics are called. Our own runtime's container is made with the manifests (`manifests/container.py`). What depends on
 the cluster (GPUs, RDMA, volumes, names of NICs) is the spec's, and manifests put it around any container.
 
 An argument or a variable may hold `$(NAME)`, which the kubelet replaces: LeaderWorkerSet gives each pod
@@ -31,25 +32,33 @@ class Probe:
 
     path: str
     port: str  # by name
-    timeout_seconds: int = 1
+    timeout_seconds: int | None = 1  # None: as manifests have it
 
 
 @dataclass(frozen=True)
 class Container:
     """What runs in each pod of a unit, or as the gateway."""
 
-    image: str
     command: tuple[str, ...]
     args: tuple[str, ...]
     ports: Mapping[str, int]
-    liveness: Probe
-    readiness: Probe
-    start_s: int  # in which it answers, or is started again
+    liveness: Probe  # 200 once weights are loaded, and as long as something moves
+    readiness: Probe  # 200 while requests can be answered
     metrics: Probe
-    metric_names: Mapping[str, str]  # ours -> the engine's, where it has one of the same meaning
+    image: str | None = None  # the spec's where None
+    start_s: int | None = None  # in which it answers, or is started again; by its weights where None
+    metric_names: Mapping[str, str] = field(default_factory=dict)  # ours -> the engine's of the same meaning
     env: Mapping[str, str] = field(default_factory=dict)
     map_file: str | None = None  # where it reads the expert map, in the engine's format
     annotations: Mapping[str, str] = field(default_factory=dict)  # of its pods
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Container":
+        """Return what `as_document` has, with mappings sorted as in a plan that was read from its file."""
+        probes = {name: Probe(**document[name]) for name in ("liveness", "readiness", "metrics")}
+        lists = {name: tuple(document[name]) for name in ("command", "args")}
+        mappings = {name: dict(sorted(each.items())) for name, each in document.items() if isinstance(each, Mapping)}
+        return cls(**{**document, **mappings, **lists, **probes})
 
     def as_document(self) -> dict[str, Any]:
         """Return it as JSON has it, without what it does not have."""

@@ -56,7 +56,7 @@ def unit_edges(plan: Plan, unit: Unit) -> Edges:
     own = {"podSelector": {"matchLabels": names.unit_selector(unit.name)}}
     if plan.engine != OURS:
         container = engine_container(plan.unit_document(unit))
-        scraped = {"from": [EVERY_NAMESPACE], "ports": [_port(container.ports[container.metrics])]}
+        scraped = {"from": [EVERY_NAMESPACE], "ports": [_port(container.ports[container.metrics.port])]}
         everybody = {"podSelector": {"matchLabels": names.plan_selector(plan.name)}}
         return {"ingress": [{"from": [everybody]}, scraped], "egress": [{"to": [everybody]}]}
     ports, last = plan.unit_document(unit)["ports"], unit.ranks_per_node - 1

@@ -7,16 +7,15 @@ probes that know how long weights take, and a place among the cluster's other po
 import math
 import posixpath
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
+from planner.engines.container import Container, Probe
 from planner.estimate.loading import start_budget_s
 from planner.facts import names
 from planner.facts.engines import OURS
 from planner.facts.exchange import EXCHANGES
 from planner.layout.dispatch import is_normal
 from planner.layout.unit import Unit
-from planner.manifests.container import Container, Probe
 from planner.manifests.nics import nic_variables
 from planner.manifests.pod_parts import (
     memory,
@@ -56,6 +55,8 @@ KERNEL_CACHES = {
     "CUDA_CACHE_PATH": "cuda",
 }
 
+OWN_FIELDS = {"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP"}  # variables of the pod's own fields
+
 Variables = dict[str, Any]
 
 
@@ -67,11 +68,11 @@ def router_pod(plan: Plan, container: Container) -> Variables:
         "image": container.image,
         "command": list(container.command),
         "args": container.args,
-        "env": _variables(container.fields, container.env),
+        "env": _variables(OWN_FIELDS, container.env),
         "ports": container.ports,
-        "alive": _said(container.alive),
-        "ready": _said(container.ready),
-        "started": _patient(container.started, container.start_s),
+        "alive": _said(container.liveness),
+        "ready": _said(container.readiness),
+        "started": _patient(container.liveness, container.start_s),
         "progress_s": container.start_s + PROBE_PERIOD_S,
         "leave_s": LEAVE_S,
         "grace_s": LEAVE_S + _grace_s(plan),
@@ -140,7 +141,7 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
         "args": container.args,
         "env": _environment(plan, unit, container),
         "ports": _ports(plan, unit, container),
-        "ready": _said(container.ready),
+        "ready": _said(container.readiness),
     } | {name: value for name, value in optional.items() if value}
 
 
@@ -180,7 +181,7 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
 
 def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables]:
     """Variables of the pod's own fields, then the engine's, then the NICs', then the spec's, of which the last wins."""
-    kubernetes, fields = plan.kubernetes, dict(container.fields)
+    kubernetes, fields = plan.kubernetes, dict(OWN_FIELDS)
     values: dict[str, Any] = {**container.env}
     if kubernetes.unit_kind == "statefulset":  # what LeaderWorkerSet would set
         values["LWS_LEADER_ADDRESS"] = f"{unit.name}-0.{unit.name}.{kubernetes.namespace}"
@@ -226,8 +227,8 @@ def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
         return None
     start_s = container.start_s or start_budget_s(plan.kubernetes, plan.engine, weights * unit.ranks_per_node)
     return {
-        "started": _patient(container.started, start_s),
-        "alive": _patient(container.alive, plan.kubernetes.stall_timeout),
+        "started": _patient(container.liveness, start_s),
+        "alive": _patient(container.liveness, plan.kubernetes.stall_timeout),
     }
 
 
@@ -244,7 +245,8 @@ def _grace_s(plan: Plan) -> int:
 
 def _said(probe: Probe) -> Variables:
     """A probe as templates have it, without what the engine does not say."""
-    return {key: value for key, value in asdict(probe).items() if value is not None}
+    timeout = {} if probe.timeout_seconds is None else {"timeout": probe.timeout_seconds}
+    return {"path": probe.path, "port": probe.port} | timeout
 
 
 def _stage(plan: Plan) -> Variables | None:

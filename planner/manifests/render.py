@@ -136,7 +136,7 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
         ranks = max(unit.ranks_per_node for unit in plan.units)
         ports = ["metrics", *(f"metrics-{rank}" for rank in range(1, ranks))]
         if plan.engine != OURS:
-            ports = [engine_container(plan.unit_document(plan.units[0])).metrics]
+            ports = [engine_container(plan.unit_document(plan.units[0])).metrics.port]
         monitor = {"selector": names.plan_selector(plan.name), "unit_label": names.UNIT_LABEL, "metrics_ports": ports}
         yield Manifest("podmonitor", account, {"name": account, **shared, **monitor})
 
