@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.candidate.candidate import Candidate
-from planner.estimate.coverage import require_coverage, require_covered
-from planner.estimate.points import require_points_fit
-from planner.layout.memory import require_memory
 from planner.plan.compiled import Compiled, Grounds
 from planner.plan.given import read_given
 from planner.plan.launch import launch_documents
 from planner.plan.loaded import read_plan
 from planner.plan.plan import Plan
-from planner.problems.errors import CallError, InfeasibleError
+from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.rules.table import found_in, warnings_of
 from planner.search.auto import Decided, decide
+from planner.search.repair import require_feasible
 from planner.spec.resolved import ResolvedSpec
 
 if TYPE_CHECKING:
@@ -76,17 +74,8 @@ def _chosen(
 
 def _decided(choice: Decided, candidate: Candidate) -> Compiled:
     """All that can be refused, and all that is carried out; and what it was decided by."""
-    spec = candidate.resolved
-    try:
-        require_memory(spec, candidate.memory)
-        require_coverage(spec, candidate.layouts, candidate.places, candidate.mean_balance)
-    except InfeasibleError as error:
-        from planner.search.repair import with_changes  # imported late: most specs need no fix
-
-        raise with_changes(error, candidate) from None
-    require_points_fit(spec, candidate.memory)
-    require_covered(spec, candidate.maps)
-    refusals = found_in(candidate, "rendered")
+    require_feasible(candidate, "mapped")
+    spec, refusals = candidate.resolved, found_in(candidate, "rendered")
     return Compiled(
         choice=choice,
         grounds=Grounds(candidate.loads, candidate.places),

@@ -57,9 +57,8 @@ SIMULATED = {"runtime.gateway.ranks.router", "runtime.gateway.ranks.answer_lengt
 
 # What `compile_plan` calls, itself or by asking a candidate; no other module of the planner runs a pass.
 PASSES = {
-    *("decide", "require_memory", "place_units", "failure_domains", "require_coverage", "plan_schedule", "balance"),
-    *("require_covered", "expected_traffic", "launch_documents", "report_failures", "estimate_uptime"),
-    *("predict_phases", "require_points_fit", "plan_cost", "with_changes"),
+    *("decide", "require_feasible", "place_units", "failure_domains", "plan_schedule", "balance", "expected_traffic"),
+    *("launch_documents", "report_failures", "estimate_uptime", "predict_phases", "plan_cost"),
 }
 
 
@@ -285,4 +284,4 @@ def test_only_the_compiler_knows_the_passes():
         if name in PASSES and not module.startswith(("planner.expert_map.", "planner.placement."))
     }
 
-    assert importers == {"candidate.py", "compiler.py", "estimated.py", "fit.py", "repair.py"}
+    assert importers == {"candidate.py", "compiler.py", "estimated.py", "feasible.py", "fit.py"}

@@ -6,11 +6,12 @@ It is frozen. Whoever wants to know what a change would do asks the candidate `h
 nothing is computed twice and nothing goes stale. `compiler.py` asks one candidate for all that a plan says, `search/`
 tries many. A candidate judges nothing: memory may be short, and rules say so.
 
-What rests on a spec that breaks rules raises `Unknown`. `placement` raises InfeasibleError where nodes are too few.
+What rests on a spec that breaks rules, or on a placement where nodes are too few, raises `Unknown`. So does a question
+beyond the candidate's `level`: `validate` waits for no placement, and a search for no maps.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
@@ -22,10 +23,12 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, memory_of
+from planner.placement.enough import missing_nodes
 from planner.problems.errors import SpecError
 from planner.problems.finding import Unknown
 from planner.problems.fix import Change
 from planner.rules.check import document_with, resolve
+from planner.rules.rule import Level, is_within
 from planner.schedule.starts import StartTimes, start_times
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import Document
@@ -59,6 +62,7 @@ class Candidate:
     document: Document
     previous: Previous | None = None
     calibration: "Calibration | None" = None  # a user's own measurements, by which `speed` is corrected
+    level: Level = "predicted"  # how far it may be thought through
     known: ResolvedSpec | None = field(default=None, repr=False)  # the document, where it has been resolved before
 
     @classmethod
@@ -66,11 +70,15 @@ class Candidate:
         cls, spec: ResolvedSpec, previous: Previous | None = None, calibration: "Calibration | None" = None
     ) -> "Candidate":
         """Return the candidate of a spec without mistakes."""
-        return cls(spec.document, previous, calibration, spec)
+        return cls(spec.document, previous, calibration, known=spec)
+
+    def at(self, level: Level) -> "Candidate":
+        """Return the same spec, to be thought through up to `level`."""
+        return replace(self, level=level)
 
     def having(self, change: Change) -> "Candidate":
         """Return the candidate whose user had also written `change` (dotted path -> value)."""
-        return Candidate(document_with(self.document, change), self.previous, self.calibration)
+        return replace(self, document=document_with(self.document, change), known=None)
 
     @cached_property
     def resolved(self) -> ResolvedSpec:
@@ -98,9 +106,12 @@ class Candidate:
 
     @cached_property
     def placement(self) -> "Placement":
-        """Units on nodes. Raises InfeasibleError where there are too few."""
+        """Units on nodes. Raises Unknown where there are too few."""
         from planner.placement.place import place_units  # imported late, like maps: `validate` waits for neither
 
+        self._require("placed")
+        if missing_nodes(self.resolved, self.layouts):
+            raise Unknown
         return place_units(self.resolved, self.layouts, self.previous.nodes_by_unit if self.previous else {})
 
     @cached_property
@@ -123,6 +134,7 @@ class Candidate:
     @cached_property
     def maps(self) -> "dict[Phase, ExpertMap]":
         """The expert map of each phase, near the previous one where there is one."""
+        self._require("mapped")
         return {each.phase: self._map_for(each, self._previous_map(each)) for each in self.layouts}
 
     @cached_property
@@ -154,10 +166,17 @@ class Candidate:
         most = {each.phase: rates[each.phase] * each.gpus_per_node for each in self.speed if each.phase in rates}
         return plan_cost(written, self.schedule, self.placement.units, most)
 
-    def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: "Domains") -> float:
-        """Return max/mean of a map of `layout` with other slots and failure domains."""
+    def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: "Domains") -> float | None:
+        """Return max/mean of a map of `layout` with other slots and failure domains; None below the level of maps."""
+        if not is_within("mapped", self.level):
+            return None
         more_slots = (slots_per_gpu - layout.slots_per_gpu) * layout.ep_size
         return fmean(self._map_for(layout, more_slots=more_slots, domains=domains).max_over_mean)
+
+    def _require(self, level: Level) -> None:
+        """Raise Unknown where the candidate may not be thought through to `level`."""
+        if not is_within(level, self.level):
+            raise Unknown
 
     def _previous_map(self, layout: PhaseLayout) -> Sequence[Sequence[int]] | None:
         return self.previous.rows_for(layout, len(self.loads)) if self.previous else None

@@ -9,7 +9,7 @@ Units of a phase share one map. Where they stand in racks differently the map is
 It pays only with a runtime that goes on without a dead rank: as it is, a unit with one stops as a whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.expert_map import (
@@ -25,7 +25,6 @@ from planner.layout.layout import PhaseLayout
 from planner.layout.nodes import named_places, nodes_of
 from planner.layout.unit import Unit
 from planner.layout.weights import weights_of
-from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest
 from planner.spec.resolved import ResolvedSpec
@@ -35,13 +34,13 @@ __all__ = [
     "MeanOf",
     "failure_domains",
     "fewest_slots",
-    "require_coverage",
-    "require_covered",
+    "racks_are_open",
+    "too_little_coverage",
     "uncovered_experts",
-    "unknown_before_placement",
+    "uncovered_maps",
 ]
 
-MeanOf = Callable[[PhaseLayout, int, Domains], float]  # max over mean of a layout's map with so many slots a GPU
+MeanOf = Callable[[PhaseLayout, int, Domains], float | None]  # max over mean of a layout's map with so many slots
 
 
 @dataclass(frozen=True)
@@ -94,46 +93,38 @@ def fewest_slots(spec: ResolvedSpec, ep_size: int, coverage: Coverage = "node") 
     return fewest_slots_per_gpu(spec.model.num_routed_experts, domains)
 
 
-def require_coverage(
-    spec: ResolvedSpec,
-    layouts: Sequence[PhaseLayout],
-    places: Mapping[Phase, FailureDomains],
-    mean_of: MeanOf | None = None,
-) -> None:
-    """Raise InfeasibleError where slots or places do not suffice for the spec's `coverage`.
+def too_little_coverage(
+    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], places: Mapping[Phase, FailureDomains], mean_of: MeanOf
+) -> Iterator[Finding]:
+    """Yield what is found of each phase whose slots or places do not suffice for the spec's `coverage`.
 
-    With `mean_of` the error says what balance would become.
+    It says what balance would become, where `mean_of` knows.
     """
     coverage = spec.written.coverage
-    findings = []
-    for layout in layouts:
+    for layout in layouts if coverage != "none" else ():
         domains = places[layout.phase].of(coverage) or places[layout.phase].node
         fewest = fewest_slots_per_gpu(layout.num_logical_experts, domains)
-        if coverage != "none" and fewest is None:
-            findings.append(_one_domain(coverage, layout))
-        elif coverage != "none" and fewest is not None and fewest > layout.slots_per_gpu:
-            findings.append(_too_few_slots(spec, layout, fewest, domains, mean_of))
-    if findings:
-        raise InfeasibleError([spec.locate(finding) for finding in findings])
+        if fewest is None:
+            yield _one_domain(coverage, layout)
+        elif fewest > layout.slots_per_gpu:
+            yield _too_few_slots(spec, layout, fewest, domains, mean_of)
 
 
-def require_covered(spec: ResolvedSpec, maps: Mapping[Phase, ExpertMap]) -> None:
-    """Raise InfeasibleError where no map was found for all the ways in which units stand in racks."""
+def uncovered_maps(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
+    """Yield the finding about phases for which no map survives in all the ways in which their units stand in racks."""
     open_phases = [phase for phase, each in maps.items() if not each.is_covered]
-    if spec.written.coverage != "none" and open_phases:
+    if open_phases:
         rule = f"S722 must hold in all units of {' and '.join(open_phases)}, which share one expert map"
         reason = (
             "their nodes are spread over racks in different ways, and no map was found that survives the loss of a rack"
         )
-        raise InfeasibleError([spec.locate(Finding("coverage", "rack", rule, reason, nearest("node")))])
+        yield Finding("coverage", "rack", rule, reason, nearest("node"))
 
 
-def unknown_before_placement(spec: ResolvedSpec) -> tuple[Finding, ...]:
-    """Return the rules that only placed units can answer: which racks hold them depends on where there is room."""
-    if spec.written.coverage != "rack":
-        return ()
+def racks_are_open() -> Finding:
+    """Return what is left to a placement: which racks hold units depends on where there is room."""
     rule = "S723 depends on the racks in which units are placed"
-    return (Finding("coverage", "rack", rule, "validate places no units", "run tidemill plan"),)
+    return Finding("coverage", "rack", rule, "validate places no units", "run tidemill plan")
 
 
 def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:
@@ -151,9 +142,7 @@ def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Finding:
     return Finding("coverage", coverage, rule, reason, nearest("none"))
 
 
-def _too_few_slots(
-    spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, mean_of: MeanOf | None
-) -> Finding:
+def _too_few_slots(spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, mean_of: MeanOf) -> Finding:
     """Return the slots that are lacking, and what they would cost: bytes, and what becomes of the balance."""
     coverage, redundant = spec.written.coverage, fewest * layout.ep_size - layout.num_logical_experts
     more_bytes = (fewest - layout.slots_per_gpu) * weights_of(spec.model, layout.precision).slot
@@ -162,8 +151,8 @@ def _too_few_slots(
         f"({fewest} slots per GPU, so that each of {layout.num_logical_experts} experts is in two {coverage}s)"
     )
     reason = f"{fewest} slots per GPU instead of {layout.slots_per_gpu} take {gb(more_bytes)} more of each GPU"
-    if mean_of is not None:
-        now, then = mean_of(layout, layout.slots_per_gpu, ()), mean_of(layout, fewest, domains)
+    now, then = mean_of(layout, layout.slots_per_gpu, ()), mean_of(layout, fewest, domains)
+    if now is not None and then is not None:
         is_alike = f"{then:.3f}" == f"{now:.3f}"
         reason += ", and max/mean load "
         reason += f"stays {now:.3f}" if is_alike else f"becomes {then:.3f} instead of {now:.3f}"

@@ -8,7 +8,6 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.facts.quantities import read_link
 from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
-from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest
 from planner.spec.operating_point import ACCEPTANCE, CACHE_READ_RATE
@@ -17,7 +16,7 @@ from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["operating_point", "require_points_fit"]
+__all__ = ["operating_point", "points_without_room"]
 
 
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
@@ -48,16 +47,14 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
     return replace(points[phase], **elsewhere)
 
 
-def require_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None:
-    """Raise InfeasibleError where a GPU has no room for the KV of an operating point."""
-    wrong = [
-        spec.locate(_too_much_kv(each, point, _tried_by_auto(spec, each.phase)))
+def points_without_room(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
+    """Return what is found of each phase whose GPUs have no room for the KV of its operating point."""
+    return [
+        _too_much_kv(each, point, _tried_by_auto(spec, each.phase))
         for each in memory
         if (point := operating_point(spec, each.phase, each.kv_tokens)).requests * point.kv_tokens > each.kv_tokens
         and not point.is_derived
     ]
-    if wrong:
-        raise InfeasibleError(wrong)
 
 
 def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from planner.layout.headroom import HEADROOM_SOURCE, sglang_working_bytes
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.weights import Weights, weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
-from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
@@ -43,8 +42,8 @@ __all__ = [
     "in_pages",
     "kv_bytes",
     "memory_of",
+    "misfits",
     "node_bytes",
-    "require_memory",
     "split_memory",
     "static_fraction",
 ]
@@ -142,11 +141,9 @@ class MemoryPlan:
         return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
 
 
-def require_memory(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> None:
-    """Raise InfeasibleError where a phase has no room for the KV of one request."""
-    misfits = [_misfit(plan, spec) for plan in memory if plan.short > 0]
-    if misfits:
-        raise InfeasibleError([spec.locate(misfit) for misfit in misfits])
+def misfits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
+    """Return what is found of each phase that has no room for the KV of one request."""
+    return [_misfit(plan, spec) for plan in memory if plan.short > 0]
 
 
 def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
@@ -218,7 +215,7 @@ def _loaded(spec: ResolvedSpec, weights: Weights) -> Weights:
 
 
 def _misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Names what binds: the limit that is too high, else the largest of weights, step and the KV of one request."""
+    """Name what binds: the limit that is too high, else the largest of weights, step and the KV of one request."""
     field = _limit_too_high(plan.phase, spec) or _largest_part(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "

@@ -6,22 +6,24 @@ from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.nodes import Node, nodes_for
-from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["check_room", "gpu_pools"]
+__all__ = ["gpu_pools", "missing_nodes"]
 
 MAX_DAYS = 3  # names of days in a message
 
 
-def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
-    """Raise InfeasibleError when the cluster has too few nodes."""
+def missing_nodes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Finding]:
+    """Return what is found of the first GPU type of which the cluster has too few nodes; nothing where there is none.
+
+    It asks how many there are, and not where units go.
+    """
     cluster = spec.cluster
     if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
-        return
+        return []
     pools = gpu_pools(layouts)
     nodes = nodes_for(spec)
     short = [
@@ -29,10 +31,11 @@ def check_room(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> None:
         for gpu, own in pools.items()
         if _num_nodes(own) > sum(node.unusable is None and node.gpu == gpu for node in nodes)
     ]
-    if short:
-        gpu, own = short[0]
-        alike = nodes if len(pools) == 1 else [node for node in nodes if node.gpu == gpu]
-        raise InfeasibleError([spec.locate(_too_few(spec, alike, own, gpu if len(pools) > 1 else None))])
+    is_only = len(pools) == 1
+    return [
+        _too_few(spec, [node for node in nodes if is_only or node.gpu == gpu], own, None if is_only else gpu)
+        for gpu, own in short[:1]
+    ]
 
 
 def gpu_pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:

@@ -3,6 +3,8 @@
     fields       each value is right by itself
     resolved     what names stand for is known
     laid out     layouts and memory are known, and not yet where units go
+    placed       it is known where units go
+    mapped       expert maps are known
     rendered     what the spec's engine cannot run: the spec plans all the same
     started      what pods would do, where the engine can run the spec
     predicted    speed is known
@@ -14,16 +16,17 @@ once and hides no other one. A rule repairs nothing: its fix is words, and chang
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from planner.layout.memory import MemoryPlan
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change, Fix, removal
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Candidate", "Level", "Rule", "without_effect"]
+__all__ = ["Candidate", "Level", "Rule", "is_within", "without_effect"]
 
-Level = Literal["fields", "resolved", "laid out", "rendered", "started", "predicted"]
+Level = Literal["fields", "resolved", "laid out", "placed", "mapped", "rendered", "started", "predicted"]
+LEVELS: Sequence[Level] = get_args(Level)
 
 
 class Candidate(Protocol):
@@ -67,6 +70,11 @@ class Rule:
         if not self.each_of:
             return [()]
         return [(path,) for each in self.each_of for path in (candidate.matching(each) if "*" in each else [each])]
+
+
+def is_within(level: Level, most: Level) -> bool:
+    """Return whether a candidate that may be thought through to `most` is thought through to `level`."""
+    return LEVELS.index(level) <= LEVELS.index(most)
 
 
 def without_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Finding:

@@ -13,6 +13,7 @@ from planner.rules import (
     engine_limits,
     expert_load,
     exposed,
+    feasible,
     forms,
     gateway,
     kubernetes,
@@ -27,10 +28,11 @@ from planner.rules import (
     traffic,
     volumes,
 )
-from planner.rules.rule import Candidate, Level, Rule
+from planner.rules.feasible import LaidOut
+from planner.rules.rule import Candidate, Level, Rule, is_within
 from planner.rules.written import Written
 
-__all__ = ["broken_rules", "found_in", "rules_at", "warnings_of"]
+__all__ = ["broken_rules", "found_in", "refusals_of", "rules_at", "warnings_of"]
 
 SECTIONS = (
     forms,
@@ -50,6 +52,13 @@ def broken_rules(written: Written) -> Iterator[Finding]:
     for rule in RULES:
         if rule.level in ("fields", "resolved"):
             yield from rule.findings(written)
+
+
+def refusals_of(candidate: LaidOut, level: Level) -> tuple[Finding, ...]:
+    """Return why the candidate cannot be had, by the first rule that says so up to `level`; nothing where it can."""
+    spec = candidate.resolved
+    found = (tuple(rule.findings(candidate)) for rule in feasible.RULES if is_within(rule.level, level))
+    return tuple(spec.locate(each) for each in next(filter(None, found), ()))
 
 
 def found_in(candidate: Candidate, level: Level) -> tuple[Finding, ...]:
@@ -75,4 +84,4 @@ def rules_at(level: Level) -> tuple[Rule, ...]:
         return (*promises.RULES, *predictions.RULES, *overload.RULES)
     if level == "rendered":
         return tuple(dict.fromkeys(chain.from_iterable(LIMITS.values())))
-    return tuple(rule for rule in RULES if rule.level == level)
+    return tuple(rule for rule in (*feasible.RULES, *RULES) if rule.level == level)

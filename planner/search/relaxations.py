@@ -8,7 +8,7 @@ What people own comes last: first limits and precision, then units on the nodes 
 other GPUs only where nothing else would do.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
 
@@ -28,7 +28,7 @@ from planner.search.unit_sizes import (
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["AT_THE_PEAK", "OF_MEMORY", "OF_NODES", "POINTS", "Numbers", "Relaxation", "Series"]
+__all__ = ["AT_THE_PEAK", "ORDERS", "POINTS", "Numbers", "Order", "Relaxation", "Series"]
 
 LEAST_OF_TOKENS = 8  # assumed: requests and steps of less than an eighth of their tokens are no way out
 MAX_COVERING = 24  # sizes of units, beyond which coverage costs more than what else may be given up: assumed
@@ -64,6 +64,7 @@ class Numbers:
 
 Series = Iterable[Change] | Numbers
 Relaxation = Callable[[ResolvedSpec], Iterator[Series]]
+Order = Sequence[Sequence[Relaxation]]
 
 
 def covering_slots(spec: ResolvedSpec) -> Iterator[Series]:
@@ -184,7 +185,7 @@ def smaller_units(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 # From what costs least. What stands in a row costs alike: a change of each of its series is offered.
-OF_MEMORY: tuple[tuple[Relaxation, ...], ...] = (
+OF_MEMORY: Order = (
     (covering_slots, less_coverage, published_precision, smaller_limits, shared_attention),
     (published_limits,),
     (other_engine,),
@@ -192,14 +193,17 @@ OF_MEMORY: tuple[tuple[Relaxation, ...], ...] = (
     (larger_units_and_nodes,),
     (larger_gpus,),
 )
-OF_NODES: tuple[tuple[Relaxation, ...], ...] = (
+OF_NODES: Order = (
     (
         *(whole_nodes_or_more, one_unit, uncordoned_nodes, gpus_of_other_nodes, fewer_spares, fewer_units),
         *(smaller_units, larger_units),  # larger ones do not share a node's GPUs, which may be what is lacking
     ),
     (larger_gpus,),
 )
-AT_THE_PEAK: tuple[tuple[Relaxation, ...], ...] = ((whole_nodes_or_more, uncordoned_nodes, fewer_spares),)
+AT_THE_PEAK: Order = ((whole_nodes_or_more, uncordoned_nodes, fewer_spares),)  # other units would be counted anew
+
+# What is tried where a rule refuses a spec. The other rules know themselves what would do.
+ORDERS: Mapping[str, Order] = {"S701": OF_NODES, "S707": OF_MEMORY, "S720": OF_MEMORY, "S721": OF_MEMORY}
 
 
 def _published(spec: ResolvedSpec) -> list[Change]:

@@ -1,8 +1,8 @@
 """The smallest changes that would make an infeasible spec feasible, each tried before it is printed.
 
-A pass that finds a spec infeasible knows what binds, but not whether a way out is one: more GPUs a unit may need more
-nodes than there are. So changes are proposed by `relaxations.py`, from what costs least, and one is printed only when
-the spec with it has been checked and planned anew. At most three are, of different fields.
+A rule that refuses a spec knows what binds, but not whether a way out is one: more GPUs a unit may need more nodes than
+there are. So changes are proposed by `relaxations.py`, from what costs least, and one is printed only when the same
+rules have nothing against the spec with it. At most three are, of different fields.
 
 Where memory is short, a change must also leave KV for the requests that the spec asks for. All of them at full length
 are tried first, then the share of that which requests usually hold; only the latter where the requests themselves are
@@ -25,24 +25,23 @@ from math import inf
 from typing import Any
 
 from planner.candidate.candidate import Candidate
-from planner.estimate.coverage import failure_domains, fewest_slots, require_coverage
-from planner.estimate.points import require_points_fit
+from planner.estimate.coverage import fewest_slots
 from planner.facts.terms import Phase
-from planner.layout.memory import USUAL_SHARE, memory_of, require_memory
+from planner.layout.memory import USUAL_SHARE, memory_of
 from planner.layout.nodes import nodes_for
-from planner.placement.enough import check_room
 from planner.problems.errors import InfeasibleError
-from planner.problems.finding import Unknown
+from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change, Fix, applied
 from planner.rules.engine_limits import runs_layout
-from planner.search.relaxations import AT_THE_PEAK, OF_MEMORY, OF_NODES, POINTS, Numbers, Relaxation
-from planner.search.starts import require_ready
+from planner.rules.rule import Level
+from planner.rules.table import refusals_of
+from planner.search.relaxations import AT_THE_PEAK, ORDERS, POINTS, Numbers, Order, Relaxation
 from planner.search.unit_sizes import lacking_nodes
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["fix_of", "with_changes"]
+__all__ = ["fix_of", "require_feasible", "with_changes"]
 
 FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
 
@@ -55,18 +54,27 @@ MEMORY_FIELDS = frozenset(PhaseSpec.model_fields) - {"attention_tp", "gpu"}  # a
 WITHOUT_MEMORY = ("coverage", "cluster.nodes", "cluster.spares")  # paths that begin so
 
 
-def with_changes(error: InfeasibleError, candidate: Candidate) -> InfeasibleError:
-    """Return `error` with up to three changes of `candidate`, each of which would mend all of its findings.
+def require_feasible(candidate: Candidate, level: Level) -> None:
+    """Raise InfeasibleError, with changes that would do, where the rules up to `level` refuse the candidate."""
+    if refusals := refusals_of(candidate, level):
+        raise InfeasibleError(with_changes(refusals, candidate))
 
-    Where none would, a finding keeps its own fix in words: with it, something else cannot be had.
+
+def with_changes(refusals: Sequence[Finding], candidate: Candidate) -> Sequence[Finding]:
+    """Return `refusals` with up to three changes of `candidate`, each of which would mend all of them.
+
+    Where none would, a finding keeps its own fix in words: with it, something else cannot be had. What no relaxation is
+    for has a fix that is right by its own rule.
     """
+    if not refusals or refusals[0].id not in ORDERS:
+        return refusals
     try:
-        search = _search_for(error, candidate)
-        changes = search.changes(error)
+        search = _search_for(refusals, candidate.at("placed"))
+        changes = search.changes(refusals)
     except Unknown:  # not even the nodes that units lack can be written
         changes = ()
     fix = fix_of(changes, search.spec) if changes else None
-    return InfeasibleError([replace(finding, fix=fix or str(finding.fix)) for finding in error.findings])
+    return [replace(finding, fix=fix or str(finding.fix)) for finding in refusals]
 
 
 def fix_of(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
@@ -74,15 +82,16 @@ def fix_of(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
     return Fix(f"nearest: {', or '.join(_in_words(each, spec) for each in changes)}", changes)
 
 
-def _search_for(error: InfeasibleError, candidate: Candidate) -> "_Search":
+def _search_for(refusals: Sequence[Finding], candidate: Candidate) -> "_Search":
     """Begin with what the planner would decide anew left open, and with the nodes that units lack.
 
     Raises Unknown where that breaks rules.
     """
     candidate = _with_points_of_auto(candidate)
-    is_of_traffic = _needs_nodes(error) and candidate.resolved.has_windows_of_traffic  # would count other units anew
+    needs_nodes = refusals[0].id == "S701"
+    is_of_traffic = needs_nodes and candidate.resolved.has_windows_of_traffic  # would count other units anew
     start = candidate if is_of_traffic else _with_one_unit_of_auto(candidate)
-    lacking = {} if _needs_nodes(error) else lacking_nodes(start.resolved)
+    lacking = {} if needs_nodes else lacking_nodes(start.resolved)
     start = start.having(lacking) if lacking else start
     return _Search(start, tuple(each.phase for each in start.memory if each.short > 0), lacking)
 
@@ -112,9 +121,9 @@ class _Search:
         """Return the spec where the search starts."""
         return self.start.resolved
 
-    def changes(self, error: InfeasibleError) -> tuple[Change, ...]:
+    def changes(self, refusals: Sequence[Finding]) -> tuple[Change, ...]:
         """Return those that cost least, up to three of different fields."""
-        rows, shares = self._rows(error), self._shares(error)
+        rows, shares = self._rows(refusals[0].id), self._shares(refusals)
         # A change that leaves room for one request alone is no way out while another one is left.
         tried = [*product(range(len(rows)), shares), *product(range(len(rows)) if self.short else (), [ONE_REQUEST])]
         for number, share in tried:
@@ -123,14 +132,12 @@ class _Search:
                 return changes
         return ()
 
-    def _rows(self, error: InfeasibleError) -> Sequence[Sequence[Relaxation]]:
-        if not _needs_nodes(error):
-            return OF_MEMORY
-        return AT_THE_PEAK if self.spec.has_windows_of_traffic else OF_NODES
+    def _rows(self, rule: str) -> Order:
+        return AT_THE_PEAK if rule == "S701" and self.spec.has_windows_of_traffic else ORDERS[rule]
 
-    def _shares(self, error: InfeasibleError) -> list[float]:
+    def _shares(self, refusals: Sequence[Finding]) -> list[float]:
         """Return the shares of the asked KV that a change has to leave, in order."""
-        if any(finding.path.endswith(".max_requests") for finding in error.findings):
+        if any(finding.path.endswith(".max_requests") for finding in refusals):
             return [USUAL_SHARE]  # who asks for so many requests means usual ones: W101 offers as many
         return [FULL_SHARE, USUAL_SHARE] if self.short else [ONE_REQUEST]
 
@@ -236,38 +243,18 @@ def _key(change: Change) -> str:
 
 
 def _is_feasible(candidate: Candidate) -> bool:
-    """Return whether no pass says no.
+    """Return whether no rule refuses it before there are maps.
 
     A unit that fits into a rack is not tried with `coverage: rack`, since it would most likely stand in one: where
     units stand takes a placement, which takes seconds for a large system.
     """
-    spec, layouts, is_over_racks = candidate.resolved, candidate.layouts, candidate.resolved.written.coverage == "rack"
-    try:
-        require_memory(spec, candidate.memory)
-        check_room(spec, layouts)
-        _require_the_rest(candidate)
-        if is_over_racks and _fits_a_rack(candidate):
-            return False
-        require_coverage(spec, layouts, candidate.places if is_over_racks else failure_domains(spec, layouts))
-    except InfeasibleError:
+    return not _may_stand_in_a_rack(candidate) and not refusals_of(candidate, candidate.level)
+
+
+def _may_stand_in_a_rack(candidate: Candidate) -> bool:
+    spec = candidate.resolved
+    if spec.written.coverage != "rack":
         return False
-    return True
-
-
-def _require_the_rest(candidate: Candidate) -> None:
-    """Raise InfeasibleError where the spec would be refused later: for its operating points, or its starts.
-
-    What the planner decided of them it would decide anew.
-    """
-    spec = candidate.resolved
-    autos, schedule = spec.document.autos, spec.written.schedule
-    require_points_fit(spec, [m for m in candidate.memory if f"operating_point.{m.phase}.requests" not in autos])
-    if schedule is not None and "schedule.warm_up" not in autos:
-        require_ready(spec, schedule, candidate.start_times)
-
-
-def _fits_a_rack(candidate: Candidate) -> bool:
-    spec = candidate.resolved
     racks = Counter(node.rack for node in nodes_for(spec) if not node.unusable)
     return min(each.nodes_per_unit for each in candidate.layouts) <= (spec.cluster.rack_size or max(racks.values()))
 
@@ -282,10 +269,6 @@ def _held(spec: ResolvedSpec, phase: Phase) -> float:
         return inf
     asked = section.max_request_tokens * (1 if phase == "prefill" else section.max_requests)
     return plan.kv_tokens / min(asked, section.max_kv_tokens or asked) if plan.short <= 0 else -1.0
-
-
-def _needs_nodes(error: InfeasibleError) -> bool:
-    return any(finding.rule.startswith("S701") for finding in error.findings)
 
 
 def _with_points_of_auto(candidate: Candidate) -> Candidate:

@@ -4,6 +4,10 @@ What a unit carries follows from who counted the units. Those that are written j
 profile, and headroom comes on top. Those that fill the nodes carry it with its headroom, as no more would fit. Those
 that speed decided carry what they make under the SLO at the operating point. The windows count units from then on, so
 the numbers that stood in the phases go away.
+
+Where windows and warm-up are both `auto`, they are found together: a longer warm-up may change which units start at
+once, and so the storm that storage has to feed. The time only grows, to what the largest start of the new day takes, so
+that the search ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +22,12 @@ from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest, removal
 from planner.rules.check import with_values
+from planner.rules.starts import LONGEST_S, as_text, least_of_day, longest_in_words
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
 from planner.schedule.derived import Asked, DerivedDay, derived_days
 from planner.schedule.drain import drain_s
 from planner.schedule.starts import StartTimes, start_times
 from planner.search.decision import Decision
-from planner.search.starts import LONGEST_S, as_text, require_ready, settled_warm_up, warm_up_decision
 from planner.search.unit_sizes import num_usable
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec
@@ -32,14 +36,16 @@ from planner.spec.undecided import AUTO, is_undecided
 
 __all__ = ["most_units", "with_drain", "with_windows"]
 
+MAX_ROUNDS = 64  # assumed: each makes the warm-up longer, by a start that did not happen at once before
+
 
 def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
     """Return `spec` with windows, a warm-up and a drain in place of `auto`.
 
     `rates` are tokens/s of a unit, of phases that speed counted.
 
-    Raises SpecError where no profile says what the windows follow, and InfeasibleError where the nodes do not hold the
-    units that are always on, or a start is not ready at its window.
+    Raises SpecError where no profile says what the windows follow or nobody knows how long a start takes, and
+    InfeasibleError where the nodes do not hold the units that are always on.
     """
     spec, of_drain = with_drain(spec)
     schedule = spec.written.schedule
@@ -50,11 +56,9 @@ def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Reso
     times = start_times(spec, list(layouts.values()), memory)
     spec, decisions = _followed(spec, schedule, layouts, rates, times)
     decided = spec.written.schedule
-    assert decided is not None
-    if all(each.short <= 0 for each in memory):  # else its start follows from a mistake, which is told instead
-        require_ready(spec, decided, times)
-    if is_undecided(schedule.warm_up) and times is not None:
-        decisions.append(warm_up_decision(decided, times))
+    if is_undecided(schedule.warm_up) and decided and times:
+        why = longest_in_words(decided, times)
+        decisions.append(Decision("schedule.warm_up", as_text(decided.warm_up), why))
     return spec, [*decisions, *of_drain]
 
 
@@ -97,8 +101,10 @@ def _followed(
     days_with = _days_with(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
     values: dict[str, Any] = {}
     if is_undecided(schedule.warm_up):
-        warm_up = settled_warm_up(
-            spec, lambda time: _with(schedule, spec, days_with(time)) if days_with else schedule, times
+        if times is None:
+            raise SpecError([spec.locate(_unknown_start())])
+        warm_up = _settled_warm_up(
+            lambda time: _with(schedule, spec, days_with(time)) if days_with else schedule, times
         )
         values["schedule.warm_up"] = as_text(warm_up)
     else:
@@ -109,6 +115,17 @@ def _followed(
     written = ({} if section == AUTO else section) | _windows(spec, days)
     values = {"schedule": written} | {f"{p}.units": None for p in spec.phases} | values
     return with_values(spec, values), _decisions(spec, days)
+
+
+def _settled_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTimes) -> float:
+    """Return the least warm-up in whole seconds that suffices for the windows that follow from it, else the longest."""
+    warm_up = 0.0
+    for _ in range(MAX_ROUNDS):
+        least = min(least_of_day(schedule_with(warm_up), times), LONGEST_S)
+        if least <= warm_up:
+            break
+        warm_up = least
+    return warm_up
 
 
 def _windows(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
@@ -216,6 +233,12 @@ def _other_windows(spec: ResolvedSpec) -> Finding:
 def _uncounted(capacity: float) -> Finding:
     reason = "it says what written units carry, and the planner counts all units"
     return Finding("traffic.capacity", capacity, "S560 has no effect with units: auto", reason, removal())
+
+
+def _unknown_start() -> Finding:
+    rule = "S523 must be a time, since the GPU's memory is not known"
+    reason = "auto computes the time from the bytes that a unit loads, and these follow from its memory"
+    return Finding("schedule.warm_up", AUTO, rule, reason, "write a time that you have measured, such as 10min")
 
 
 def _no_profile() -> Finding:

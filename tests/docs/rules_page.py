@@ -23,13 +23,25 @@ A level says how far a spec must be thought through for the rule. An error at a 
 |---|---|
 | file, call | the file as such, the command line |
 | fields, resolved | whether values are right, by themselves and beside what names in the spec stand for |
-| planned | whether `auto` can become a number, memory holds the layout, and units find places |
-| laid out | layouts and memory, for warnings |
+| decided | whether `auto` can become a number |
+| laid out | layouts and memory |
+| placed | where units go |
+| mapped | expert maps |
 | rendered | what the spec's engine cannot run: it plans, and `render` and `up` refuse it |
 | started | what pods would do, where the engine can run them |
 | predicted | speed, beside what is promised and asked for |"""
 COLUMNS = "| rule | level | severity | for example |\n|---|---|---|---|"
-ELSEWHERE = {"S1": "file", "S2": "fields", "S3": "resolved", "S8": "call", "S9": "call"}  # than in the table of rules
+ELSEWHERE = {  # than in the table of rules
+    "S1": "file",
+    "S2": "fields",
+    "S3": "resolved",
+    "S6": "resolved",
+    "S733": "call",
+    "S753": "call",
+    "S8": "call",
+    "S9": "call",
+    "R": "call",
+}
 # Ids that messages had once. An id keeps its meaning, so none of these comes back.
 RETIRED = """\
 S110 S206 S207 S210 S211 S305 S306 S307 S309 S311 S401 S403 S404 S406 S407 S409 S410 S412 S414 S415 S416 S417
@@ -76,7 +88,8 @@ def _row(rule, message):
 def _level(rule):
     """The first level at which the table has the rule, or where else it is found."""
     of_table = [level for level in get_args(Level) if any(rule in each.ids.split() for each in rules_at(level))]
-    return next(iter(of_table), ELSEWHERE.get(rule[:2], "call" if rule[0] == "R" else "planned"))
+    elsewhere = [ELSEWHERE[start] for start in (rule, rule[:2], rule[:1]) if start in ELSEWHERE]
+    return next(iter([*of_table, *elsewhere]), "decided")
 
 
 def _cell(text):

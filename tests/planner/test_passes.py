@@ -35,6 +35,8 @@ NO_PASSES = {
     "max_over_mean_sampled": "adds a figure to a map",
     "start_times": "reads layouts and their memory",
     "full_rates": "predicts the same layouts again, with full units",
+    "is_within": "compares two levels",
+    "missing_nodes": "says whether a placement can be asked for",
     "found_in": "asks the rules of a level",
     "warnings_of": "asks the rules of two levels",
 }

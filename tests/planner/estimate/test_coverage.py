@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from planner.candidate.candidate import Candidate
 from planner.compiler import run_passes
-from planner.estimate.coverage import require_covered
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
@@ -155,11 +155,11 @@ def test_racks_are_those_in_which_units_stand(spec_file):
         assert each["coverage"]["uncovered_experts"]["rack"] == 0
 
 
-def test_a_map_that_was_not_found_is_infeasible(found_of, small, spec_file):
+def test_a_map_that_was_not_found_is_infeasible(small, spec_file, monkeypatch):
     """S722: slots suffice for each unit, but no map was found that is right for all of them."""
-    checked = check_spec(spec_file(small("node", redundant=32)))
+    monkeypatch.setattr(Candidate, "maps", {"decode": SimpleNamespace(is_covered=False)})
     with pytest.raises(InfeasibleError) as error:
-        require_covered(checked, {"decode": SimpleNamespace(is_covered=False)})
+        run_passes(check_spec(spec_file(small("node", redundant=32))))
 
     (problem,) = error.value.findings
     assert (problem.rule[:4], problem.path, problem.changes) == ("S722", "coverage", ({"coverage": "node"},))

@@ -153,6 +153,14 @@ def test_a_storm_that_storage_cannot_feed_in_time_is_refused_with_what_would_do(
             check_fit(with_values(spec_of(tmp_path, "3min", "10GB/s"), {path: less}))
 
 
+def test_a_day_without_starts_needs_no_warm_up(tmp_path):
+    """Units that are always on were started long ago: any warm-up is enough for them."""
+    text = SPEC[: SPEC.index("  windows:")].replace("WARM_UP", "1s").replace("STORAGE", "10GB/s")
+    (tmp_path / "spec.yaml").write_text(text + '  windows: [{at: "00:00", prefill_units: 1, decode_units: 1}]\n')
+
+    assert not check_fit(check_spec(tmp_path / "spec.yaml")).left_to_plan
+
+
 def test_the_morning_after_a_day_of_fewer_units_is_a_start_too(tmp_path):
     """All days have two units of each phase, Sundays one: Monday's midnight is the storm that needs the warm-up."""
     text = SPEC.replace("WARM_UP", "auto").replace("STORAGE", "10GB/s")

@@ -238,7 +238,7 @@ def test_what_nobody_has_tried_is_offered_in_words_alone(tmp_path):
 def test_every_relaxation_has_its_place_in_the_order():
     """A generator that nobody put there would never be tried."""
     public = {each for name, each in vars(relaxations).items() if isfunction(each) and not name.startswith("_")}
-    orders = (relaxations.OF_MEMORY, relaxations.OF_NODES, relaxations.AT_THE_PEAK)
+    orders = (*relaxations.ORDERS.values(), relaxations.AT_THE_PEAK)
     placed = {each for rows in orders for row in rows for each in row}
 
     assert placed == {each for each in public if each.__module__ == relaxations.__name__}

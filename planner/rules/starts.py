@@ -1,13 +1,10 @@
-"""How long before its window a unit starts: `warm_up: auto` as a time, and a written one that is long enough.
+"""The rule that units are ready at their windows, and the longest start of a day, in numbers and in words.
 
-A start that is not ready at its window leaves the day short of capacity, so it is refused here, before anything is
-placed. Where windows are `auto` too, the two are found together: a longer warm-up may change which units start at once,
-and so the storm that storage has to feed. The time only grows, to what the largest start of the new day takes, so that
-the search ends.
+A start that is not ready at its window leaves the day short of capacity, so it is refused before anything is placed.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from typing import Any
@@ -15,65 +12,47 @@ from typing import Any
 from planner.facts.day import DAY_MINUTES, hh_mm, minute_of
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
-from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix
 from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_s, starts_of
-from planner.search.decision import Decision
 from planner.spec.hours import weeks_of
-from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec, WindowSpec
-from planner.spec.undecided import AUTO
 
-__all__ = ["LONGEST_S", "as_text", "require_ready", "settled_warm_up", "warm_up_decision"]
+__all__ = ["LONGEST_S", "as_text", "least_of_day", "longest_in_words", "unready_start"]
 
 MAX_GBIT_PER_S = 10**8  # assumed: no storage is so fast
 LONGEST_S = 6 * 3600.0  # as the field takes it
-MAX_ROUNDS = 64  # assumed: each makes the warm-up longer, by a start that did not happen at once before
 
-ScheduleWith = Callable[[float], ScheduleSpec]  # with the windows that this warm-up makes
 Starts = Sequence[tuple[Sequence[Start], int]]  # of days that come again and again, and how many days these are
 
 
-def settled_warm_up(spec: ResolvedSpec, schedule_with: ScheduleWith, times: StartTimes | None) -> float:
-    """Return the least warm-up in whole seconds that suffices for the windows that follow from it.
+def unready_start(schedule: ScheduleSpec, times: StartTimes, *, is_auto: bool) -> Iterator[Finding]:
+    """Yield the finding that some start is not ready at its window, with what would do.
 
-    Raises SpecError where it is not known what a unit reads, and InfeasibleError where storage feeds no such day.
+    A warm-up that `is_auto` is as long as it takes, up to the longest that there may be.
     """
-    if times is None:
-        raise SpecError([spec.locate(_not_known())])
-    warm_up = 0.0
-    for _ in range(MAX_ROUNDS):
-        starts = _starts(schedule_with(warm_up), times)
-        least = _least(starts, times)
-        if least > LONGEST_S:
-            raise InfeasibleError([spec.locate(_too_slow(starts, times))])
-        if least <= warm_up:
-            break
-        warm_up = least
-    return warm_up
-
-
-def require_ready(spec: ResolvedSpec, schedule: ScheduleSpec, times: StartTimes | None) -> None:
-    """Raise InfeasibleError where some start takes longer than the warm-up of `schedule`, with what would do."""
-    if times is None:
-        return
     starts = _starts(schedule, times)
     least = _least(starts, times)
-    if least > LONGEST_S:
-        raise InfeasibleError([spec.locate(_too_slow(starts, times))])
-    if least > schedule.warm_up:
-        raise InfeasibleError([spec.locate(_too_short(schedule, starts, times, least))])
-
-
-def warm_up_decision(schedule: ScheduleSpec, times: StartTimes) -> Decision:
-    """Return the decision for `warm_up: auto`, which `schedule` has, with the start that takes longest."""
-    starts, warm_up = _starts(schedule, times), schedule.warm_up
     if not any(each for each, _ in starts):
-        return Decision("schedule.warm_up", as_text(warm_up), "no unit ever starts")
+        return
+    if least > LONGEST_S:
+        yield _too_slow(starts, times)
+    elif least > schedule.warm_up and not is_auto:
+        yield _too_short(schedule, starts, times, least)
+
+
+def least_of_day(schedule: ScheduleSpec, times: StartTimes) -> float:
+    """Return the least warm-up, in whole seconds, with which every start of `schedule` is ready."""
+    return _least(_starts(schedule, times), times)
+
+
+def longest_in_words(schedule: ScheduleSpec, times: StartTimes) -> str:
+    """Say which start of `schedule` takes longest, and what it takes."""
+    starts = _starts(schedule, times)
+    if not any(each for each, _ in starts):
+        return "no unit ever starts"
     worst, loading = _longest(starts)
-    why = f"what the start at {_at(worst)} takes: {_stages(worst, loading, times)}"
-    return Decision("schedule.warm_up", as_text(warm_up), why)
+    return f"what the start at {_at(worst)} takes: {_stages(worst, loading, times)}"
 
 
 def as_text(seconds: float) -> str:
@@ -158,12 +137,6 @@ def _too_slow(starts: Starts, times: StartTimes) -> Finding:
 def _total(starts: Starts) -> float:
     """Return the bytes of the fullest day, on average over its neighbours."""
     return max(sum(each.num_bytes for each in some) / days for some, days in starts)
-
-
-def _not_known() -> Finding:
-    rule = "S523 must be a time, since the GPU's memory is not known"
-    reason = "auto computes the time from the bytes that a unit loads, and these follow from its memory"
-    return Finding("schedule.warm_up", AUTO, rule, reason, "write a time that you have measured, such as 10min")
 
 
 def _longest(starts: Starts) -> tuple[Start, float]:
