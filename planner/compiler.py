@@ -74,7 +74,7 @@ def _chosen(
 
 def _decided(choice: Decided, candidate: Candidate) -> Compiled:
     """All that can be refused, and all that is carried out; and what it was decided by."""
-    require_feasible(candidate, "mapped")
+    require_feasible(candidate, "mapped", choice.asked)
     spec, refusals = candidate.resolved, found_in(candidate, "rendered")
     return Compiled(
         choice=choice,

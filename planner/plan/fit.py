@@ -30,7 +30,7 @@ def check_fit(spec: ResolvedSpec) -> Fit:
     Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
     """
     candidate = Candidate.of(decide(spec).spec).at("laid out")
-    require_feasible(candidate, "laid out")
-    left = with_changes(refusals_of(candidate, "placed"), candidate)
+    require_feasible(candidate, "laid out", spec)
+    left = with_changes(refusals_of(candidate, "placed"), candidate, spec)
     refusals = found_in(candidate, "rendered")
     return Fit(tuple(left), refusals, warnings_of(candidate, is_runnable=not refusals))

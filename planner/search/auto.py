@@ -64,6 +64,7 @@ Numbers = dict[str, int]
 class Decided:
     """A spec with a number for every `auto`."""
 
+    asked: ResolvedSpec  # with each `auto`
     spec: ResolvedSpec
     decisions: tuple[Decision, ...]  # all that was decided or taken by default
     search: "LayoutSearch | None"  # what was tried, where speed decided
@@ -91,6 +92,7 @@ def decide(spec: ResolvedSpec) -> Decided:
 
     Raises SpecError when no number would do, and InfeasibleError when no layout keeps the SLO.
     """
+    asked = spec
     spec, decisions = _as_its_checkpoint(spec)
     decisions += _of_forecast(spec)
     is_counted, demand = is_undecided(spec.cluster.nodes), demand_to_meet(spec)
@@ -118,7 +120,7 @@ def decide(spec: ResolvedSpec) -> Decided:
         spec = with_values(spec, {each.path: each.value for each in named})
     silent = {each.path for each in decisions} | _of_no_effect(spec.written)
     defaults = (each for each in _defaults(spec.written, spec.document.data, "") if each.path not in silent)
-    return Decided(spec, (*decisions, *defaults), search)
+    return Decided(asked, spec, (*decisions, *defaults), search)
 
 
 def _with(decisions: Sequence[Decision], later: Sequence[Decision]) -> list[Decision]:

@@ -17,7 +17,7 @@ from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.search.decision import is_auto
-from planner.search.repair import fix_of
+from planner.search.relaxations import fix_of
 from planner.search.trials import Kept, Lost
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec

@@ -8,14 +8,18 @@ What people own comes last: first limits and precision, then units on the nodes 
 other GPUs only where nothing else would do.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, product
+from math import ceil
+from typing import Any
 
 from planner.facts.catalog import GPUS
 from planner.facts.engines import OURS
 from planner.facts.terms import EngineName, Phase
-from planner.problems.fix import Change
+from planner.layout.layout import lay_out
+from planner.problems.fix import Change, Fix
 from planner.search.unit_sizes import (
     covering_sizes,
     lacking_nodes,
@@ -28,10 +32,11 @@ from planner.search.unit_sizes import (
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["AT_THE_PEAK", "ORDERS", "POINTS", "Numbers", "Order", "Relaxation", "Series"]
+__all__ = ["AT_THE_PEAK", "ORDERS", "POINTS", "Numbers", "Order", "Relaxation", "Series", "fix_of"]
 
 LEAST_OF_TOKENS = 8  # assumed: requests and steps of less than an eighth of their tokens are no way out
 MAX_COVERING = 24  # sizes of units, beyond which coverage costs more than what else may be given up: assumed
+NO_REPLICAS = "(then no hot expert has a second replica)"
 STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer ones
 
 LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
@@ -134,6 +139,17 @@ def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
         yield [{"cluster.gpu": name} for _, name in larger]
 
 
+def fewer_always_on(spec: ResolvedSpec) -> Iterator[Series]:
+    """Fewer units that are always on: as many as the nodes hold beside those of the other phases."""
+    assert spec.written.schedule is not None
+    floors, layouts = spec.written.schedule.min_units, [lay_out(spec, phase) for phase in spec.phases]
+    missing = sum(each.num_units * each.nodes_per_unit for each in layouts) - num_usable(spec)
+    for each in layouts:
+        most = each.num_units - ceil(missing / each.nodes_per_unit)
+        if 0 < most < floors.of(each.phase):
+            yield [{f"schedule.min_units.{each.phase}": most}]
+
+
 def whole_nodes_or_more(spec: ResolvedSpec) -> Iterator[Series]:
     """Units of whole nodes, where parts of nodes have GPUs enough for them; else the nodes that units lack."""
     lacking = lacking_nodes(spec)
@@ -200,10 +216,15 @@ OF_NODES: Order = (
     ),
     (larger_gpus,),
 )
-AT_THE_PEAK: Order = ((whole_nodes_or_more, uncordoned_nodes, fewer_spares),)  # other units would be counted anew
+AT_THE_PEAK: Order = ((fewer_always_on, whole_nodes_or_more, uncordoned_nodes, fewer_spares),)
 
 # What is tried where a rule refuses a spec. The other rules know themselves what would do.
 ORDERS: Mapping[str, Order] = {"S701": OF_NODES, "S707": OF_MEMORY, "S720": OF_MEMORY, "S721": OF_MEMORY}
+
+
+def fix_of(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
+    """`nearest: prefill.ep_size 16, or cluster.nodes 22`, for changes of `spec`."""
+    return Fix(f"nearest: {', or '.join(_in_words(each, spec) for each in changes)}", changes)
 
 
 def _published(spec: ResolvedSpec) -> list[Change]:
@@ -237,3 +258,23 @@ def _asked_at_its_point(spec: ResolvedSpec, phase: Phase, limit: str) -> int:
     """Return what the operating point that is written asks of a limit: with less of it no spec is right."""
     asked = getattr(getattr(spec.written.operating_point, phase), POINTS[limit], None)
     return asked if isinstance(asked, int) else 1
+
+
+def _in_words(change: Change, spec: ResolvedSpec) -> str:
+    """Return what to write, and in place of what."""
+    words = " and ".join(f"{path} {_written(value)}" for path, value in change.items() if value is not None)
+    gone = " and ".join(path for path, value in change.items() if value is None)
+    told = f"{words} instead of {gone}" if gone else words
+    return f"{told} {NO_REPLICAS}" if _loses_replicas(change, spec) else told
+
+
+def _loses_replicas(change: Change, spec: ResolvedSpec) -> bool:
+    """Return whether a phase that has redundant experts gets none."""
+    paths = {f"{phase}.redundant_experts": spec.phase(phase).redundant_experts for phase in spec.phases}
+    return any(change.get(path) == 0 < now for path, now in paths.items())
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in value.items())}}}"
+    return value if isinstance(value, str) else json.dumps(value)

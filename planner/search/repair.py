@@ -10,6 +10,9 @@ too many. A change that leaves room for one request alone is printed only when t
 together and no change is enough for both, the first that does for each are joined. Where nodes are too few besides,
 those that units lack are part of every change.
 
+Where nodes are too few for windows that follow the traffic, what the planner counted would be counted anew: the spec
+as it was written is decided again with each change.
+
 To check a whole spec costs most. So memory is looked at first, which needs no rule; and no change is checked twice.
 
 It changes no spec: the user does.
@@ -29,47 +32,48 @@ from planner.estimate.coverage import fewest_slots
 from planner.facts.terms import Phase
 from planner.layout.memory import USUAL_SHARE, memory_of
 from planner.layout.nodes import nodes_for
-from planner.problems.errors import InfeasibleError
+from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding, Unknown
-from planner.problems.fix import Change, Fix, applied
+from planner.problems.fix import Change, applied
+from planner.rules.check import with_values
 from planner.rules.engine_limits import runs_layout
 from planner.rules.rule import Level
 from planner.rules.table import refusals_of
-from planner.search.relaxations import AT_THE_PEAK, ORDERS, POINTS, Numbers, Order, Relaxation
+from planner.search.auto import decide
+from planner.search.relaxations import AT_THE_PEAK, ORDERS, POINTS, Numbers, Order, Relaxation, fix_of
 from planner.search.unit_sizes import lacking_nodes
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["fix_of", "require_feasible", "with_changes"]
+__all__ = ["require_feasible", "with_changes"]
 
 FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
 
 MAX_CHANGES = 3
 MAX_TRIES = 24  # of a series, beyond which the next one is asked
 
-NO_REPLICAS = "(then no hot expert has a second replica)"
-
 MEMORY_FIELDS = frozenset(PhaseSpec.model_fields) - {"attention_tp", "gpu"}  # any value may be looked at unchecked
 WITHOUT_MEMORY = ("coverage", "cluster.nodes", "cluster.spares")  # paths that begin so
 
 
-def require_feasible(candidate: Candidate, level: Level) -> None:
-    """Raise InfeasibleError, with changes that would do, where the rules up to `level` refuse the candidate."""
+def require_feasible(candidate: Candidate, level: Level, asked: ResolvedSpec) -> None:
+    """Raise InfeasibleError, with changes of what is `asked`, where the rules up to `level` refuse the candidate."""
     if refusals := refusals_of(candidate, level):
-        raise InfeasibleError(with_changes(refusals, candidate))
+        raise InfeasibleError(with_changes(refusals, candidate, asked))
 
 
-def with_changes(refusals: Sequence[Finding], candidate: Candidate) -> Sequence[Finding]:
-    """Return `refusals` with up to three changes of `candidate`, each of which would mend all of them.
+def with_changes(refusals: Sequence[Finding], candidate: Candidate, asked: ResolvedSpec) -> Sequence[Finding]:
+    """Return `refusals` with up to three changes, each of which would mend all of them.
 
-    Where none would, a finding keeps its own fix in words: with it, something else cannot be had. What no relaxation is
-    for has a fix that is right by its own rule.
+    They are changes of the `candidate`, which has numbers for each `auto` of the spec that is `asked` for. Where none
+    would do, a finding keeps its own fix in words: with it, something else cannot be had. What no relaxation is for has
+    a fix that is right by its own rule.
     """
     if not refusals or refusals[0].id not in ORDERS:
         return refusals
     try:
-        search = _search_for(refusals, candidate.at("placed"))
+        search = _search_for(refusals, candidate.at("placed"), asked)
         changes = search.changes(refusals)
     except Unknown:  # not even the nodes that units lack can be written
         changes = ()
@@ -77,20 +81,16 @@ def with_changes(refusals: Sequence[Finding], candidate: Candidate) -> Sequence[
     return [replace(finding, fix=fix or str(finding.fix)) for finding in refusals]
 
 
-def fix_of(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
-    """`nearest: prefill.ep_size 16, or cluster.nodes 22`, for changes of `spec`."""
-    return Fix(f"nearest: {', or '.join(_in_words(each, spec) for each in changes)}", changes)
-
-
-def _search_for(refusals: Sequence[Finding], candidate: Candidate) -> "_Search":
+def _search_for(refusals: Sequence[Finding], candidate: Candidate, asked: ResolvedSpec) -> "_Search":
     """Begin with what the planner would decide anew left open, and with the nodes that units lack.
 
     Raises Unknown where that breaks rules.
     """
     candidate = _with_points_of_auto(candidate)
     needs_nodes = refusals[0].id == "S701"
-    is_of_traffic = needs_nodes and candidate.resolved.has_windows_of_traffic  # would count other units anew
-    start = candidate if is_of_traffic else _with_one_unit_of_auto(candidate)
+    if needs_nodes and candidate.resolved.has_windows_of_traffic:
+        return _Search(candidate, (), {}, asked)
+    start = _with_one_unit_of_auto(candidate)
     lacking = {} if needs_nodes else lacking_nodes(start.resolved)
     start = start.having(lacking) if lacking else start
     return _Search(start, tuple(each.phase for each in start.memory if each.short > 0), lacking)
@@ -112,7 +112,8 @@ class _Search:
     start: Candidate
     short: tuple[Phase, ...]  # of memory
     lacking: Change  # nodes, without which no change helps: `start` has them
-    tried: dict[str, Candidate] = field(default_factory=dict)
+    asked: ResolvedSpec | None = None  # which is decided anew with each change, where traffic would count other units
+    tried: dict[str, Candidate | None] = field(default_factory=dict)
     feasible: dict[str, bool] = field(default_factory=dict)
     held: dict[str, float] = field(default_factory=dict)  # by what a phase would be
 
@@ -133,7 +134,7 @@ class _Search:
         return ()
 
     def _rows(self, rule: str) -> Order:
-        return AT_THE_PEAK if rule == "S701" and self.spec.has_windows_of_traffic else ORDERS[rule]
+        return AT_THE_PEAK if self.asked else ORDERS[rule]
 
     def _shares(self, refusals: Sequence[Finding]) -> list[float]:
         """Return the shares of the asked KV that a change has to leave, in order."""
@@ -213,11 +214,25 @@ class _Search:
 
     def _does(self, goal: _Goal, change: Change) -> bool:
         """Return whether the candidate having `change` reaches the goal."""
-        tried = self.tried.setdefault(_key(change), self.start.having(change))
-        if not self._is_sound(tried, goal.phases) or (goal.are_all and not self._is_feasible(change, tried)):
+        if _key(change) not in self.tried:
+            self.tried[_key(change)] = self._having(change)
+        tried = self.tried[_key(change)]
+        if tried is None or not self._is_sound(tried, goal.phases):
+            return False
+        if goal.are_all and not self._is_feasible(change, tried):
             return False
         mended = (*goal.phases, "mixed") if goal.phases else ()  # which may stand in place of what was short
         return all(_held(tried.resolved, each) >= goal.share for each in tried.resolved.phases if each in mended)
+
+    def _having(self, change: Change) -> Candidate | None:
+        """Return the candidate having `change`; None where the planner would find no numbers for its `auto`."""
+        if self.asked is None:
+            return self.start.having(change)
+        try:
+            spec = decide(with_values(self.asked, change)).spec
+        except (SpecError, InfeasibleError):
+            return None
+        return replace(self.start, document=spec.document, known=spec)
 
     def _is_sound(self, tried: Candidate, mended: Sequence[Phase]) -> bool:
         """Return whether it breaks no rule and its engine can run it.
@@ -286,23 +301,3 @@ def _with_one_unit_of_auto(candidate: Candidate) -> Candidate:
     autos = spec.document.autos
     values = {path: 1 for phase in spec.phases if (path := f"{phase}.units") in autos and spec.phase(phase).units > 1}
     return candidate.having(values) if values else candidate
-
-
-def _in_words(change: Change, spec: ResolvedSpec) -> str:
-    """Return what to write, and in place of what."""
-    words = " and ".join(f"{path} {_written(value)}" for path, value in change.items() if value is not None)
-    gone = " and ".join(path for path, value in change.items() if value is None)
-    told = f"{words} instead of {gone}" if gone else words
-    return f"{told} {NO_REPLICAS}" if _loses_replicas(change, spec) else told
-
-
-def _loses_replicas(change: Change, spec: ResolvedSpec) -> bool:
-    """Return whether a phase that has redundant experts gets none."""
-    paths = {f"{phase}.redundant_experts": spec.phase(phase).redundant_experts for phase in spec.phases}
-    return any(change.get(path) == 0 < now for path, now in paths.items())
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in value.items())}}}"
-    return value if isinstance(value, str) else json.dumps(value)

@@ -18,9 +18,9 @@ from planner.facts.quantities import MS_PER_S, counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import memory_of
-from planner.problems.errors import InfeasibleError, SpecError
+from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
-from planner.problems.fix import nearest, removal
+from planner.problems.fix import removal
 from planner.rules.check import with_values
 from planner.rules.starts import LONGEST_S, as_text, least_of_day, longest_in_words
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
@@ -28,7 +28,6 @@ from planner.schedule.derived import Asked, DerivedDay, derived_days
 from planner.schedule.drain import drain_s
 from planner.schedule.starts import StartTimes, start_times
 from planner.search.decision import Decision
-from planner.search.unit_sizes import num_usable
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec
@@ -44,8 +43,7 @@ def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Reso
 
     `rates` are tokens/s of a unit, of phases that speed counted.
 
-    Raises SpecError where no profile says what the windows follow or nobody knows how long a start takes, and
-    InfeasibleError where the nodes do not hold the units that are always on.
+    Raises SpecError where no profile says what the windows follow, or nobody knows how long a start takes.
     """
     spec, of_drain = with_drain(spec)
     schedule = spec.written.schedule
@@ -170,7 +168,6 @@ def _days_with(
     days = [None, *(each.days[0] for each in traffic.other_days)]
     of_nodes = {phase: layouts[phase].num_units / (1 + schedule.headroom) for phase in filling}
     asked = [_asked(traffic, each, layouts, rates, of_nodes) for each in days]
-    _require_room(spec, schedule, nodes_per_unit, asked)
     return lambda warm_up: derived_days(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
 
 
@@ -195,24 +192,6 @@ def _asked(
         else:
             asked[phase] = units_of_busiest(profile, each.num_units, traffic.capacity or traffic.busiest)
     return asked
-
-
-def _require_room(
-    spec: ResolvedSpec, schedule: ScheduleSpec, nodes_per_unit: Mapping[Phase, int], asked: Sequence[Asked]
-) -> None:
-    """Raise InfeasibleError where the nodes hold what the traffic asks for, but not the units that are always on."""
-    usable, capacity = num_usable(spec), 1 + schedule.headroom
-    peak = {p: max(whole_units(units * capacity, 1) for day in asked for units in day[p]) for p in spec.phases}
-    floor = {phase: schedule.min_units.of(phase) for phase in spec.phases}
-    taken = sum(floor[phase] * number for phase, number in nodes_per_unit.items())
-    if taken <= usable or sum(peak[phase] * number for phase, number in nodes_per_unit.items()) > usable:
-        return
-    phase = max(spec.phases, key=lambda each: floor[each] * nodes_per_unit[each])
-    most = (usable - (taken - floor[phase] * nodes_per_unit[phase])) // nodes_per_unit[phase]
-    rule = f"S762 must be at most {max(most, 0)} to fit on {usable} nodes"
-    reason = f"the units of schedule.min_units are always on, and take {taken} nodes"
-    fix = nearest(most) if most > 0 else "write fewer units of each phase, or more nodes"
-    raise InfeasibleError([spec.locate(Finding(f"schedule.min_units.{phase}", floor[phase], rule, reason, fix))])
 
 
 def _why(day: DerivedDay) -> str:

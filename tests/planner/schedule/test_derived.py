@@ -186,13 +186,14 @@ def test_a_day_may_be_left_to_the_planner_by_a_change(tmp_path):
 
 
 def test_units_that_are_always_on_must_fit_the_nodes(tmp_path):
-    """S762: a floor above the cluster is infeasible, and the most that fits is offered."""
+    """A floor above the cluster is infeasible: the most that fits is offered, and the nodes that it takes."""
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC}schedule: {{windows: auto, min_units: {{decode: 3}}}}\n")
     with pytest.raises(InfeasibleError) as caught:
         run_passes(check_spec(tmp_path / "spec.yaml"))
 
     (problem,) = caught.value.findings
-    assert (problem.rule[:4], problem.changes) == ("S762", ({"schedule.min_units.decode": 2},))
+    assert "schedule.min_units keeps 3 of decode on at all times" in problem.reason
+    assert problem.changes == ({"schedule.min_units.decode": 2}, {"cluster.nodes": 62})
 
 
 def test_headroom_counts_in_nodes_that_are_auto(tmp_path):

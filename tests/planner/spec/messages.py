@@ -135,7 +135,6 @@ AUTO_WEEK = {"windows": "auto", "other_days": [{"days": ["sunday"], "windows": [
 TRAFFIC = {"input_tokens": 1e9, "output_tokens": 1e8, "profile": [1.0] * 24}
 FLOODED = PAIR | {"traffic": TRAFFIC | {"input_tokens": 1e13}, "slo": {"ttft_ms": 10_000}}
 DAY = {"windows": [{"at": f"{hour:02}:00", "prefill_units": 1 + hour % 2, "decode_units": 1} for hour in range(24)]}
-FLOOR = PAIR | {"traffic": TRAFFIC, "schedule": {"windows": "auto", "min_units": {"decode": 99}}}
 FREE_NODES = PAIR | {
     "cluster": PAIR["cluster"] | {"nodes": "auto"},
     "decode": PAIR["decode"] | {"units": "auto"},
@@ -164,7 +163,6 @@ OTHERS = {
     "S524": lambda folder: _raised(check_fit, _spec(folder, _starting(drain="auto"))),
     "S763": lambda folder: _raised(check_fit, _spec(folder, _starting(warm_up="1min"))),
     "S764": lambda folder: _raised(check_fit, _spec(folder, _starting(start={"storage": "10MB/s"}))),
-    "S762": lambda folder: _raised(check_fit, _spec(folder, FLOOR)),
     "S728": lambda folder: _raised(check_fit, _spec(folder, FREE_NODES)),
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
     "W115": lambda folder: compile_plan(_spec(folder, PAIR | {"slo": {"tpot_ms": 20}})).warnings,
