@@ -1,14 +1,13 @@
 """Promises that all layouts of a phase break: the least that one of them keeps, and the load with which more is kept.
 
-A promise is broken at the load that a spec writes. Before a weaker promise is asked for, lighter loads are searched:
-the heaviest of them with which some layout keeps it or, where none does, the one that comes nearest to it.
+A promise is broken at the load that a spec writes. Before a weaker promise is asked for, lighter loads are tried, a
+series after another: the heaviest with which some layout keeps it or, where none does, the one that comes nearest.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from math import ceil
+from operator import itemgetter
 
 from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise, shorter_steps
 from planner.facts.quantities import counted
@@ -17,7 +16,7 @@ from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.search.decision import is_auto
-from planner.search.relaxations import fix_of
+from planner.search.series import Numbers, Series, first_that, fix_of
 from planner.search.trials import Kept, Lost
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec
@@ -35,76 +34,59 @@ def require_slo(spec: ResolvedSpec, found: Mapping[Phase, Tried], found_with: Ca
 
     `found_with` returns what is found for a phase with a change of the spec.
     """
-    wrong = []
-    for phase, each in found.items():
-        broken = _broken(each)
-        if broken and not _is_kept(each):
-            loads = _Loads(spec, phase, cache(lambda path, load, phase=phase: found_with(phase, {path: load})))
-            lighter = loads.heaviest_that_keeps()
-            wrong += [
-                spec.locate(_finding(spec, phase, field, broken, lighter or loads.nearest(field)))
-                for field in _missed(spec, broken)
-            ]
+    wrong = [
+        spec.locate(finding)
+        for phase, each in found.items()
+        if _broken(each) and not _is_kept(each)
+        for finding in _findings(spec, phase, _broken(each), found_with)
+    ]
     if wrong:
         raise InfeasibleError(wrong)
 
 
-@dataclass(frozen=True)
-class _Lighter:
-    """A lighter load, and the promise that some layout keeps with it; None where that is the one that is written."""
+def _findings(
+    spec: ResolvedSpec, phase: Phase, broken: Sequence[Lost], found_with: Callable[[Phase, Change], Tried]
+) -> Iterator[Finding]:
+    """Yield what is found of each promise of a phase that is `broken` by all layouts."""
+    at_load = cache(lambda *change: found_with(phase, dict(change)))
 
-    path: str
-    load: float
-    promise: int | None = None
+    def found(change: Change) -> Tried:
+        return at_load(*change.items())
 
-    def change(self, promised: str) -> Change:
-        """Return what is to be written, `promised` being the path of the promise."""
-        return {self.path: self.load} | ({} if self.promise is None else {promised: self.promise})
+    all_series = list(_lighter_loads(spec, phase))
+    kept = (first_that(series, lambda change: _is_kept(found(change))) for series in all_series)
+    heaviest = next(filter(None, kept), None)
+    for field in _missed(spec, broken):
+        lighter = heaviest or _nearest(spec, field, all_series, found)
+        yield _finding(spec, phase, field, broken, lighter)
 
 
-@dataclass(frozen=True)
-class _Loads:
-    """Loads of a phase that are lighter than its own, and what is found with them."""
+def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> Iterator[Series]:
+    """Yield lighter loads of a phase than its own: fewer requests, or emptier units and shorter steps of prefill."""
+    if phase != "prefill":
+        path, now = _requests(spec, phase)
+        yield Numbers((path,), range((now or 1) - 1, 0, -1))
+        return
+    point = spec.written.operating_point.prefill
+    used = (point.utilisation or LEAST) if point is not None else 0.0
+    shares = range(ceil(100 * used) - 1, round(100 * LEAST_OFFERED) - 1, -1)
+    yield Numbers((UTILISATION,), [share / 100 for share in shares])
+    path, steps = shorter_steps(spec)
+    yield [{path: each} for each in steps]
 
-    spec: ResolvedSpec
-    phase: Phase
-    at: Callable[[str, float], Tried]
 
-    def heaviest_that_keeps(self) -> _Lighter | None:
-        """Return the most load with which some layout keeps the SLO; None where none does."""
-        path, loads = self._ascending
-        if loads and _is_kept(self.at(path, loads[0])):
-            number = bisect_left(loads, True, lo=1, key=lambda load: not _is_kept(self.at(path, load)))
-            return _Lighter(path, loads[number - 1])
-        path, shorter = self._steps
-        steps = next((each for each in shorter if _is_kept(self.at(path, each))), None)
-        return None if steps is None else _Lighter(path, steps)
-
-    def nearest(self, field: str) -> _Lighter | None:
-        """Return the load with which some layout comes nearest to what `field` promises; None where none is lighter."""
-        (path, loads), (of_steps, steps) = self._ascending, self._steps
-        tried = [(path, load) for load in loads[:1]] + [(of_steps, each) for each in steps]
-        reached = {(at, load): broken for at, load in tried if (broken := _broken(self.at(at, load)))}
-        if not reached:
-            return None
-        at, load = min(reached, key=lambda each: _best(reached[each], field).reached[field])
-        least = _least_promise(reached[at, load], field)
-        return _Lighter(at, load, least if least > getattr(self.spec.written.slo, field) else None)
-
-    @property
-    def _ascending(self) -> tuple[str, Sequence[float]]:
-        """Return the field that says how loaded the phase is, and lighter loads than its own, the lightest first."""
-        if self.phase != "prefill":
-            path, now = _requests(self.spec, self.phase)
-            return path, range(1, now or 1)
-        point = self.spec.written.operating_point.prefill
-        used = (point.utilisation or LEAST) if point is not None else 0.0
-        return UTILISATION, [share / 100 for share in range(round(100 * LEAST_OFFERED), ceil(100 * used))]
-
-    @property
-    def _steps(self) -> tuple[str, Sequence[int]]:
-        """Return the field that says how long prefill's steps are, and shorter ones; none of other phases."""
-        return shorter_steps(self.spec) if self.phase == "prefill" else ("", ())
+def _nearest(
+    spec: ResolvedSpec, field: str, all_series: Sequence[Series], found: Callable[[Change], Tried]
+) -> Change | None:
+    """Return the load with which some layout comes nearest to what `field` promises, and what it keeps with it."""
+    ends = ([each[-1]] if isinstance(each, Numbers) else each for each in all_series if each)
+    tried = [(change, _broken(found(change))) for each in ends for change in each]
+    reached = [(_best(broken, field).reached[field], broken, change) for change, broken in tried if broken]
+    if not reached:
+        return None
+    _, broken, change = min(reached, key=itemgetter(0))
+    least = _least_promise(broken, field)
+    return {**change, f"slo.{field}": least} if least > getattr(spec.written.slo, field) else change
 
 
 def _is_kept(found: Tried) -> bool:
@@ -140,11 +122,11 @@ def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
     return f"{phase}.max_requests", None if is_auto(section, "max_requests") else section.max_requests
 
 
-def _finding(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], lighter: _Lighter | None) -> Finding:
+def _finding(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], lighter: Change | None) -> Finding:
     best, promised, least = _best(broken, field), f"slo.{field}", _least_promise(broken, field)
-    if lighter is not None and lighter.promise is not None and lighter.promise >= least:
+    if lighter is not None and lighter.get(promised, 0) >= least:
         lighter = None
-    is_of_steps = lighter is not None and lighter.path.endswith("_tokens")
+    is_of_steps = lighter is not None and any(path.endswith("_tokens") for path in lighter)
     beside = " in steps as long as these" if is_of_steps else " under that load" if lighter else ""
     fastest, any_layout = f"EP{best.numbers['ep_size']}", str(phase)
     if is_auto(spec.phase(phase), "ep_size"):
@@ -153,7 +135,7 @@ def _finding(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost
     takes = f"{best.reached[field]:,.1f} ms{_load(spec, phase, field, best)}"
     reason = f"{fastest} takes {takes}, and {1 - KEPT:.0%} is kept in reserve"
     reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
-    fix = fix_of((lighter.change(promised), {promised: least}), spec) if lighter else nearest(least)
+    fix = fix_of((lighter, {promised: least}), spec) if lighter else nearest(least)
     return Finding(promised, getattr(spec.written.slo, field), rule, reason, fix)
 
 

@@ -8,18 +8,16 @@ What people own comes last: first limits and precision, then units on the nodes 
 other GPUs only where nothing else would do.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, product
 from math import ceil
-from typing import Any
 
 from planner.facts.catalog import GPUS
 from planner.facts.engines import OURS
 from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import lay_out
-from planner.problems.fix import Change, Fix
+from planner.problems.fix import Change
+from planner.search.series import Numbers, Series, joined
 from planner.search.unit_sizes import (
     covering_sizes,
     lacking_nodes,
@@ -32,11 +30,10 @@ from planner.search.unit_sizes import (
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["AT_THE_PEAK", "ORDERS", "POINTS", "Numbers", "Order", "Relaxation", "Series", "fix_of"]
+__all__ = ["AT_THE_PEAK", "ORDERS", "POINTS", "Order", "Relaxation"]
 
 LEAST_OF_TOKENS = 8  # assumed: requests and steps of less than an eighth of their tokens are no way out
 MAX_COVERING = 24  # sizes of units, beyond which coverage costs more than what else may be given up: assumed
-NO_REPLICAS = "(then no hot expert has a second replica)"
 STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer ones
 
 LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
@@ -50,24 +47,6 @@ POINTS = {"max_batch_tokens": "step_tokens", "max_requests": "requests"}  # limi
 SHARING_ENGINE: EngineName = "sglang"  # shares attention between GPUs of a node, for as many models as any
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """One number in all `paths`, from the largest on: what works with more works with less."""
-
-    paths: tuple[str, ...]
-    values: range
-    beside: Change = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """Return how many numbers there are."""
-        return len(self.values)
-
-    def __getitem__(self, index: int) -> Change:
-        """Return the change with one of the numbers."""
-        return {**self.beside, **dict.fromkeys(self.paths, self.values[index])}
-
-
-Series = Iterable[Change] | Numbers
 Relaxation = Callable[[ResolvedSpec], Iterator[Series]]
 Order = Sequence[Sequence[Relaxation]]
 
@@ -111,7 +90,7 @@ def published_limits(spec: ResolvedSpec) -> Iterator[Series]:
     relaxations = (covering_slots, less_coverage, smaller_limits, shared_attention)
     limits = [series for relaxation in relaxations for series in relaxation(spec)]
     for published, series in product(_published(spec), limits):
-        yield _joined(published, series)
+        yield joined(published, series)
 
 
 def other_engine(spec: ResolvedSpec) -> Iterator[Series]:
@@ -222,20 +201,10 @@ AT_THE_PEAK: Order = ((fewer_always_on, whole_nodes_or_more, uncordoned_nodes, f
 ORDERS: Mapping[str, Order] = {"S701": OF_NODES, "S707": OF_MEMORY, "S720": OF_MEMORY, "S721": OF_MEMORY}
 
 
-def fix_of(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
-    """`nearest: prefill.ep_size 16, or cluster.nodes 22`, for changes of `spec`."""
-    return Fix(f"nearest: {', or '.join(_in_words(each, spec) for each in changes)}", changes)
-
-
 def _published(spec: ResolvedSpec) -> list[Change]:
     phases = [phase for phase in spec.phases if spec.phase(phase).precision == "bf16"]
     is_other = phases and spec.model.weights_in != "bf16"
     return [{f"{phase}.precision": spec.model.weights_in for phase in phases}] if is_other else []
-
-
-def _joined(change: Change, series: Series) -> Series:
-    """Return `series` with `change` beside each of its own."""
-    return replace(series, beside=change) if isinstance(series, Numbers) else [{**change, **each} for each in series]
 
 
 def _attention_sizes(spec: ResolvedSpec) -> Iterator[list[Change]]:
@@ -258,23 +227,3 @@ def _asked_at_its_point(spec: ResolvedSpec, phase: Phase, limit: str) -> int:
     """Return what the operating point that is written asks of a limit: with less of it no spec is right."""
     asked = getattr(getattr(spec.written.operating_point, phase), POINTS[limit], None)
     return asked if isinstance(asked, int) else 1
-
-
-def _in_words(change: Change, spec: ResolvedSpec) -> str:
-    """Return what to write, and in place of what."""
-    words = " and ".join(f"{path} {_written(value)}" for path, value in change.items() if value is not None)
-    gone = " and ".join(path for path, value in change.items() if value is None)
-    told = f"{words} instead of {gone}" if gone else words
-    return f"{told} {NO_REPLICAS}" if _loses_replicas(change, spec) else told
-
-
-def _loses_replicas(change: Change, spec: ResolvedSpec) -> bool:
-    """Return whether a phase that has redundant experts gets none."""
-    paths = {f"{phase}.redundant_experts": spec.phase(phase).redundant_experts for phase in spec.phases}
-    return any(change.get(path) == 0 < now for path, now in paths.items())
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in value.items())}}}"
-    return value if isinstance(value, str) else json.dumps(value)

@@ -19,10 +19,10 @@ It changes no spec: the user does.
 """
 
 import json
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice, product
 from math import inf
 from typing import Any
@@ -40,7 +40,8 @@ from planner.rules.engine_limits import runs_layout
 from planner.rules.rule import Level
 from planner.rules.table import refusals_of
 from planner.search.auto import decide
-from planner.search.relaxations import AT_THE_PEAK, ORDERS, POINTS, Numbers, Order, Relaxation, fix_of
+from planner.search.relaxations import AT_THE_PEAK, ORDERS, POINTS, Order, Relaxation
+from planner.search.series import first_that, fix_of
 from planner.search.unit_sizes import lacking_nodes
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
@@ -51,7 +52,6 @@ __all__ = ["require_feasible", "with_changes"]
 FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length would take
 
 MAX_CHANGES = 3
-MAX_TRIES = 24  # of a series, beyond which the next one is asked
 
 MEMORY_FIELDS = frozenset(PhaseSpec.model_fields) - {"attention_tp", "gpu"}  # any value may be looked at unchecked
 WITHOUT_MEMORY = ("coverage", "cluster.nodes", "cluster.spares")  # paths that begin so
@@ -163,24 +163,10 @@ class _Search:
             yield {**changes, **self.lacking, **changes}
 
     def _firsts(self, relaxations: Sequence[Relaxation], goal: _Goal) -> Iterator[Change]:
-        for relaxation in relaxations:
-            for series in relaxation(self.spec):
-                first = self._largest(series, goal) if isinstance(series, Numbers) else self._first(series, goal)
-                if first is not None:
-                    yield first
-
-    def _first(self, series: Iterable[Change], goal: _Goal) -> Change | None:
-        may_do = (change for change in series if self._may_do(goal, change))
-        return next((change for change in islice(may_do, MAX_TRIES) if self._does(goal, change)), None)
-
-    def _largest(self, series: Numbers, goal: _Goal) -> Change | None:
-        """Return the largest number that does, by halving; it is mostly the largest that memory may hold."""
-        most = bisect_left(series, True, key=lambda change: self._may_do(goal, change))
-        if most == len(series) or self._does(goal, series[most]):
-            return series[most] if most < len(series) else None
-        if not self._does(goal, series[-1]):
-            return None
-        return series[bisect_left(series, True, lo=most + 1, key=lambda change: self._does(goal, change))]
+        for series in chain.from_iterable(relaxation(self.spec) for relaxation in relaxations):
+            first = first_that(series, partial(self._does, goal), partial(self._may_do, goal))
+            if first is not None:
+                yield first
 
     def _may_do(self, goal: _Goal, change: Change) -> bool:
         """Return False where memory or slots are too few with `change`, whatever rules say of it."""
