@@ -6,7 +6,7 @@
     load     begin_load until all have come / os.open, os.preadv and os.close of the same files on one thread, and on as
              many as the tier has, both into ready memory; from the page cache, and from the disk
     check    reads from the page cache with the checksum / without
-    caller   what offer, begin_load and is_done take on the caller's thread, and has for a block
+    caller   what offer, begin_load and is_done take on the caller's thread
     step     a step while blocks are written and loaded / while none is: CPU time of its thread, its time without what
              it waited for a core, and its time
 
@@ -77,11 +77,9 @@ def measure_loading(blocks, goals):
 
 def measure_caller(blocks, goals):
     """What the caller's thread pays."""
-    offer_s, begin_s, done_s, has_s = blocks.caller_times()
+    offer_s, begin_s, done_s = blocks.caller_times()
     print(f"caller {1e6 * offer_s:.1f} us to offer a block, {1e6 * begin_s:.1f} to begin a load")
-    print(
-        f"       {1e6 * done_s:.2f} us to ask whether it is done, {1e6 * has_s:.1f} a block to look whether it is there"
-    )
+    print(f"       {1e6 * done_s:.2f} us to ask whether it is done")
     goals.check("caller: us to offer a block", 1e6 * offer_s, "<=", 100)
     goals.check("caller: us to begin a load", 1e6 * begin_s, "<=", 200)
 
@@ -185,15 +183,14 @@ class Blocks:
             os.close(file)
 
     def caller_times(self):
-        """Seconds to offer a block, to begin a load of all, to ask it, and to look for a block."""
+        """Seconds to offer a block, to begin a load of all, and to ask it."""
         with self.tier() as tier:
             offer_s = timed(lambda: self.offer_all(tier)) / len(self._names)
             tier.flush(LONG_S)
-            has_s = timed(lambda: tier.has(self._names, TENANT, LONG_S)) / len(self._names)
             begin_s = timed(lambda: loadings.append(tier.begin_load(self._names, TENANT, LONG_S)), loadings := [])
             done_s = timed(loadings[0].is_done)
             loadings[0].wait()
-        return offer_s, begin_s, done_s, has_s
+        return offer_s, begin_s, done_s
 
     def step_beside_tier(self):
         """The times of a step, while all blocks are written and loaded again and again."""

@@ -19,6 +19,7 @@ Numbers are little-endian. Where a file lies is `folder.py`'s business.
 
 import math
 import os
+import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,9 +91,11 @@ class BlockForm:
 def read_block(file: int, form: BlockForm, name: bytes, into: memoryview) -> None:
     """Read the latents of a block from an open file. Raise NotThisBlock and OSError; `into` is undefined then."""
     assert into.nbytes == form.latent_bytes
-    size = os.fstat(file).st_size
-    if size != form.file_bytes:
-        raise NotThisBlock(_explain_size(file, size))
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise NotThisBlock(FOREIGN)
+    if found.st_size != form.file_bytes:
+        raise NotThisBlock(_explain_size(file, found.st_size))
     header, checksum = bytearray(HEADER_BYTES), _begin_checksum()
     _fill(memoryview(header), file, 0)
     fields, expected = header[: FIELDS.size], header[FIELDS.size :]

@@ -1,6 +1,5 @@
 """The prefix cache's last tier: blocks of latents on a disk, which outlive every process.
 
-    has         how many of a prompt's blocks are there, as it seems
     begin_load  their latents into host memory -> Loading
     offer       a block to write when there is time
     flush       write what is due: before the process ends
@@ -10,7 +9,7 @@ block can read it: names come from a salt that is the tenant's (`runtime/kv/bloc
 
 The caller's thread never touches the disk. What goes wrong there is a miss or a block less, counted by its reason, and
 one line of the log: a disk that is full, read-only, slow, gone, or that never answers. An operation may hang; then
-nothing is asked of the disk until it returns (`threads.py`).
+nothing is asked of the disk until it returns, and for a while after (`threads.py`).
 
     offer -> queue, bounded in bytes -> one thread writes -> folder.py
     begin_load -> a few threads read -> Loading -> the caller, who asks whether it is done
@@ -26,7 +25,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import torch
 from torch import Tensor
@@ -80,33 +78,20 @@ class DiskTier:
         self._usage = Usage(self._folder, self._bound)
         self._janitor = Janitor(self._folder, self._bound, self._usage)
         self._bandwidth = Bandwidth(settings.bytes_per_s)
-        self._readers = Workers(NUM_READERS, "cache-read")
-        self._writer, self._cleaner = Workers(1, "cache-write"), Workers(1, "cache-clean")
         self._reading = Health(f"reading from {settings.path}", say)
         self._writing = Health(f"writing to {settings.path}", say)
+        self._readers = Workers(NUM_READERS, "cache-read", self._reading)
+        self._writer = Workers(1, "cache-write", self._writing)
+        self._cleaner = Workers(1, "cache-clean", self._writing)
         self._changed = threading.Condition()
         self._queued: dict[bytes, tuple[bytes, Tensor]] = {}  # name -> tenant, latents; the first may be under way
         self._cleans = False
         self._clean()
 
-    def has(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> int:
-        """Return how many of these blocks are there, up to the first that is not; 0 at the deadline.
-
-        They may be gone or damaged when they are loaded.
-        """
-        if self._is_silent():
-            return 0
-        answer: SimpleQueue[int] = SimpleQueue()
-        self._readers.submit(lambda: answer.put(self._count(list(names), tenant)))
-        try:
-            return answer.get(timeout=deadline_s)
-        except Empty:
-            return 0
-
     def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
         """Begin to read these blocks, up to the first that is missing, for `deadline_s` at most."""
         loading = Loading(len(names), time.monotonic() + deadline_s, self.counters)
-        if self._is_silent():
+        if self._readers.rest():
             loading.end(OFF)
         else:
             self._readers.submit(partial(self._load_first, loading, list(names), tenant))
@@ -139,20 +124,6 @@ class DiskTier:
         """Let the threads end when they have done what came before."""
         for workers in (self._readers, self._writer, self._cleaner):
             workers.close()
-
-    def _is_silent(self) -> bool:
-        """Return whether the disk hangs, or did lately."""
-        if self._readers.are_stuck():
-            self._reading.failed("the disk does not answer", rests=True)
-        return self._reading.rests
-
-    def _count(self, names: list[bytes], tenant: bytes) -> int:
-        try:
-            with self._readers.operation():
-                return self._folder.has(tenant, names)
-        except OSError as error:
-            self._reading.failed(_reason(error), rests=False)
-            return 0
 
     def _load_first(self, loading: Loading, names: list[bytes], tenant: bytes) -> None:
         """Load the first block; where it is there, let the other threads help with the rest. Most often it is not."""
@@ -219,9 +190,7 @@ class DiskTier:
 
     def _refusal(self) -> str | None:
         """Return why nothing can be queued, or None."""
-        if self._writer.are_stuck():
-            self._writing.failed("the disk does not answer", rests=True)
-        if self._writing.rests:
+        if self._writer.rest():
             self._drop_queue()
             return OFF
         full = (len(self._queued) + 1) * self._form.latent_bytes > self._settings.max_queued_bytes

@@ -32,6 +32,7 @@ __all__ = ["BlockFolder", "below", "is_hex"]
 
 ROOT, PARTIAL = "blocks", "partial"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+BLOCK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # or opening a FIFO would never return
 OTHERS = 0o077  # no bit of these is set
 USED_AGAIN_S = 30.0  # assumed: recency need not be finer, and is a write to the disk
 NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR}  # EISDIR from a kernel without O_TMPFILE
@@ -76,7 +77,7 @@ class BlockFolder:
         with (
             self.root() as root,
             below(root, *self._owner(tenant), fan) as folder,
-            _opened(os.open(leaf, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)) as file,
+            _opened(os.open(leaf, BLOCK, dir_fd=folder)) as file,
         ):
             yield file
             _note_use(file)
@@ -160,12 +161,14 @@ def _note_use(file: int) -> None:
 
 
 def _open_nameless(folder: int) -> int | None:
-    """Open a file without a name; return None where the file system has none."""
+    """Open a file without a name; return None where the file system has none. Raise OSError."""
     try:
         return os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=folder)
     except OSError as error:
         if error.errno in NO_NAMELESS_FILES:
             return None
+        if not os.fstat(folder).st_nlink:  # it was removed, and ext4 says EPERM then
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), ".") from error
         raise
 
 

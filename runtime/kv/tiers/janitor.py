@@ -247,15 +247,12 @@ def _folders(folder: int) -> Iterator[tuple[str, int]]:
 
 
 def _remove_partial(root: int) -> None:
-    """Remove the files whose writers are dead: a live one holds a lock."""
-    try:
-        with below(root, PARTIAL) as folder:
-            for name in os.listdir(folder):
-                with _opened_to_write(folder, name) as file:
-                    if _lock(file):
-                        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        return
+    """Remove the files whose writers are dead: a live one holds a lock. What cannot be removed holds up nobody."""
+    with suppress(OSError), below(root, PARTIAL) as folder:
+        for name in os.listdir(folder):
+            with suppress(OSError), _opened_to_write(folder, name) as file:
+                if _lock(file):
+                    os.unlink(name, dir_fd=folder)
 
 
 def _is_due(lock: int) -> bool:

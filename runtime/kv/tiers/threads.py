@@ -1,11 +1,11 @@
 """Threads that may wait for a disk for ever, so that nobody else does.
 
 An operation on a disk that hangs never returns, and no signal ends it. So a tier has a fixed number of threads, gives
-them tasks, and looks at the clock: while an operation takes too long, it gives no more. No stuck thread is replaced. A
-process ends without them.
+them tasks, and looks at the clock: while an operation takes too long, it gives no more, nor for a while after one that
+took too long. No stuck thread is replaced. A process ends without them.
 
-    Workers    the threads
     Health     whether the disk works, and what is said when that changes
+    Workers    the threads
     Bandwidth  how much of it may be used
 """
 
@@ -17,54 +17,8 @@ from queue import SimpleQueue
 
 __all__ = ["Bandwidth", "Health", "Workers"]
 
-STUCK_S = 5.0  # assumed: a block takes milliseconds from a local disk, and under a second over a busy network
+STUCK_S = 2.0  # assumed: a block takes milliseconds from a local disk, and under a second over a busy network
 REST_S = 30.0  # assumed
-
-
-class Workers:
-    """Threads that take tasks in order."""
-
-    def __init__(self, number: int, name: str) -> None:
-        self._number = number
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._began: dict[int, float] = {}  # thread -> since when it is in an operation
-        for _ in range(number):
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    def submit(self, task: Callable[[], None]) -> None:
-        """Let a thread do this when it has done what came before."""
-        self._tasks.put(task)
-
-    @contextmanager
-    def operation(self) -> Iterator[None]:
-        """Watch the time that the calling thread takes for an operation on the disk."""
-        thread = threading.get_ident()
-        self._began[thread] = time.monotonic()
-        try:
-            yield
-        finally:
-            del self._began[thread]
-
-    def sleep(self, seconds: float) -> None:
-        """Let the calling thread wait; that is no part of its operation."""
-        if threading.get_ident() in self._began:
-            self._began[threading.get_ident()] += seconds
-        time.sleep(seconds)
-
-    def are_stuck(self) -> bool:
-        """Return whether any operation takes too long."""
-        now = time.monotonic()
-        return any(now - began > STUCK_S for began in tuple(self._began.values()))
-
-    def close(self) -> None:
-        """Let each thread end when it has done what came before."""
-        for _ in range(self._number):
-            self._tasks.put(None)
-
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
-            del task  # with what it loaded
 
 
 class Health:
@@ -99,6 +53,62 @@ class Health:
             if not self._is_well and time.monotonic() >= self._ill_until:
                 self._is_well = True
                 self._say(f"prefix cache: {self._work} works again")
+
+
+class Workers:
+    """Threads that take tasks in order. Operations that take too long make their work ill."""
+
+    def __init__(self, number: int, name: str, health: Health) -> None:
+        self._number, self._health = number, health
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._began: dict[int, float] = {}  # thread -> since when it is in an operation
+        for _ in range(number):
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Let a thread do this when it has done what came before."""
+        self._tasks.put(task)
+
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """Watch the time that the calling thread takes for an operation on the disk."""
+        thread = threading.get_ident()
+        self._began[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            if _is_too_long(self._began[thread]):
+                self._fail()
+            del self._began[thread]
+
+    def sleep(self, seconds: float) -> None:
+        """Let the calling thread wait; that is no part of its operation."""
+        if threading.get_ident() in self._began:
+            self._began[threading.get_ident()] += seconds
+        time.sleep(seconds)
+
+    def rest(self) -> bool:
+        """Return whether nothing need be tried: an operation takes too long, or the work failed lately."""
+        if any(map(_is_too_long, tuple(self._began.values()))):
+            self._fail()
+        return self._health.rests
+
+    def close(self) -> None:
+        """Let each thread end when it has done what came before."""
+        for _ in range(self._number):
+            self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # with what it loaded
+
+    def _fail(self) -> None:
+        self._health.failed(f"the disk takes over {STUCK_S:g} s to answer", rests=True)
+
+
+def _is_too_long(began: float) -> bool:
+    return time.monotonic() - began > STUCK_S
 
 
 class Bandwidth:

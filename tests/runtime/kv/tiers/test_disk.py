@@ -69,7 +69,6 @@ def test_blocks_come_back_in_another_process(tmp_path, tier):
     """Another tier of the same folder finds the blocks: the files are all that it has."""
     write(tier, NAMES)
     with tier_on(tmp_path) as other:
-        assert other.has(NAMES, TENANT, PATIENCE_S) == len(NAMES)
         assert load(other, NAMES) == len(NAMES)
         assert load(other, []) == 0
         assert (other.counters.hits, dict(other.counters.misses)) == (len(NAMES), {})
@@ -81,7 +80,6 @@ def test_what_follows_a_missing_block_is_not_loaded(tier):
     """A hit never follows a miss."""
     write(tier, NAMES[:5] + NAMES[6:])
 
-    assert tier.has(NAMES, TENANT, PATIENCE_S) == 5
     assert load(tier, NAMES) == 5
     assert load(tier, [name_of(99), *NAMES]) == 0
     assert tier.counters.misses == {ABSENT: 2}
@@ -172,7 +170,6 @@ def test_a_folder_that_is_gone_is_said_once(tmp_path, quick):
     with tier_on(path) as tier:
         wait_until(lambda: tier.said)
         assert load(tier, NAMES) == 0
-        assert tier.has(NAMES, TENANT, PATIENCE_S) == 0
         offered_until(tier, lambda: tier.counters.dropped[ERROR] > 1)
         assert tier.said == [
             f"prefix cache: writing to {path} fails: {path}: No such file or directory; "
@@ -288,54 +285,92 @@ def test_a_disk_that_lost_its_sectors_is_a_miss(tmp_path, quick):
         assert "Input/output error" in tier.said[0]
 
 
-def test_a_disk_that_does_not_answer_is_asked_no_more(tmp_path, tier, quick):
-    """A FIFO in place of a block: opening it never returns.
+@pytest.fixture
+def hanging(monkeypatch):
+    """Let one of `os`'s functions wait for an event, which is set in the end."""
+    events = []
 
-    Loads end at their deadline, later ones at once. No thread is made for them, and none of them is kept.
-    """
+    def hang(name):
+        events.append(goes_on := threading.Event())
+        call = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *arguments: goes_on.wait(PATIENCE_S) and call(*arguments))
+        return goes_on
+
+    yield hang
+    for each in events:
+        each.set()
+
+
+def test_a_disk_that_does_not_answer_is_asked_no_more(tmp_path, tier, quick, hanging):
+    """Loads end at their deadline, later ones at once. No thread is made for them, and none of them is kept."""
     write(tier, NAMES)
     num_threads = threading.active_count()
-    hangs = file_of(tmp_path, NAMES[3])
-    hangs.unlink()
-    os.mkfifo(hangs)
+    answers = hanging("preadv")
     stuck = tier.begin_load(NAMES, TENANT, deadline_s=0.1)
     stuck.wait()
 
-    assert len(stuck.blocks()) == 3
+    assert stuck.blocks() == []
     assert tier.counters.misses == {LATE: 1}
-    wait_until(tier._readers.are_stuck)
+    wait_until(tier._readers.rest)
     for _ in range(100):
         assert tier.begin_load(NAMES, TENANT, deadline_s=PATIENCE_S).is_done()
-        assert tier.has(NAMES, TENANT, PATIENCE_S) == 0
     assert tier.counters.misses == {LATE: 1, OFF: 100}
     assert tier._readers._tasks.empty()
     assert threading.active_count() == num_threads
-    assert tier.said == [
-        f"prefix cache: reading from {tmp_path} fails: the disk does not answer; what it would have saved is computed"
-    ]
+    assert tier.said == [too_slow(tmp_path)]
 
-    os.close(os.open(hangs, os.O_WRONLY))  # now it answers
-    hangs.unlink()
-    write_other(hangs, NAMES[3])
+    answers.set()
     wait_until(lambda: load(tier, NAMES) == len(NAMES))
     wait_until(lambda: load(tier, NAMES) and len(tier.said) == 2)
 
 
-def test_a_writer_that_hangs_keeps_one_block(tmp_path, quick, monkeypatch):
+def too_slow(path):
+    return (
+        f"prefix cache: reading from {path} fails: the disk takes over {threads.STUCK_S:g} s to answer; "
+        "what it would have saved is computed"
+    )
+
+
+def test_a_disk_that_answers_late_is_asked_now_and_then(tmp_path, tier, quick, hanging, monkeypatch):
+    """Nobody asked while it took so long. Else each prompt would wait to its deadline for nothing."""
+    monkeypatch.setattr(threads, "REST_S", PATIENCE_S)
+    write(tier, NAMES)
+    for number in range(2):
+        answers = hanging("preadv")
+        loading = tier.begin_load(NAMES[:1], TENANT, PATIENCE_S)
+        wait_until(lambda: tier._readers._began)
+        time.sleep(2 * threads.STUCK_S)
+        answers.set()
+        loading.wait()
+        wait_until(lambda: not tier._readers._began)
+
+        assert tier.begin_load(NAMES, TENANT, PATIENCE_S).is_done()
+        assert tier.counters.misses == {OFF: number + 1}
+        tier._reading._rests_until = 0.0
+    assert tier.said == [too_slow(tmp_path)]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["FIFO", "folder"])
+def test_what_is_no_file_is_a_miss(tmp_path, tier, make):
+    """Opening a FIFO does not wait for somebody who writes to it."""
+    write(tier, NAMES)
+    strange = file_of(tmp_path, NAMES[3])
+    strange.unlink()
+    make(strange)
+
+    assert load(tier, NAMES) == 3
+    assert tier.counters.misses == {FOREIGN: 1}
+
+
+def test_a_writer_that_hangs_keeps_one_block(tmp_path, quick, hanging):
     """What waited behind it is dropped, and offers are refused."""
-    hangs, pwritev = threading.Event(), os.pwritev
-
-    def hang(*arguments):
-        hangs.wait(PATIENCE_S)
-        return pwritev(*arguments)
-
-    monkeypatch.setattr(os, "pwritev", hang)
+    answers = hanging("pwritev")
     with tier_on(tmp_path) as tier:
         latents = [latents_of(name) for name in NAMES]
         kept = [weakref.ref(each) for each in latents]
         for name, each in zip(NAMES[:-1], latents, strict=False):
             tier.offer(name, each, TENANT)
-        wait_until(tier._writer.are_stuck)
+        wait_until(tier._writer.rest)
         tier.offer(NAMES[-1], latents[-1], TENANT)
         del latents, each
         gc.collect()
@@ -343,16 +378,14 @@ def test_a_writer_that_hangs_keeps_one_block(tmp_path, quick, monkeypatch):
         assert tier.counters.dropped == {OFF: len(NAMES) - 1}
         assert sum(each() is not None for each in kept) == 1
         assert tier.flush(0.01) == 1
-        hangs.set()
+        answers.set()
         assert tier.flush(PATIENCE_S) == 0
         assert load(tier, NAMES) == 1
 
 
-def test_a_queue_that_is_full_drops_blocks(tmp_path, monkeypatch):
+def test_a_queue_that_is_full_drops_blocks(tmp_path, hanging):
     """The caller goes on at once."""
-    starts = threading.Event()
-    pwritev = os.pwritev
-    monkeypatch.setattr(os, "pwritev", lambda *arguments: starts.wait(PATIENCE_S) and pwritev(*arguments))
+    starts = hanging("pwritev")
     with tier_on(tmp_path, max_queued_bytes=3 * FORM.latent_bytes) as tier:
         for name in (*NAMES[:3], *NAMES[:5]):
             tier.offer(name, latents_of(name), TENANT)

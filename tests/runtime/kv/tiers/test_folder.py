@@ -134,3 +134,19 @@ def test_a_removed_folder_is_made_again(folder, tmp_path):
     assert folder.publish(TENANT, NAME, [b"latents"])
     assert folder.remove(TENANT, NAME)
     assert not folder.remove(TENANT, NAME)
+
+
+def test_a_folder_that_goes_before_its_block_is_made_again(folder, tmp_path, monkeypatch):
+    """The janitor finds it empty while a block of it is being written."""
+    open_nameless, place = folder_module._open_nameless, file_of(tmp_path, NAME).parent
+    times = iter(range(2))
+
+    def open_after_janitor(below):
+        if next(times) == 0:
+            place.rmdir()
+        return open_nameless(below)
+
+    monkeypatch.setattr(folder_module, "_open_nameless", open_after_janitor)
+
+    assert folder.publish(TENANT, NAME, [b"latents"])
+    assert content_of(folder) == b"latents"

@@ -199,6 +199,18 @@ def test_a_block_that_cannot_be_removed_stops_nobody(folder, tmp_path, monkeypat
         clean(folder, bound, disk_is_full=True)
 
 
+def test_what_cannot_be_removed_from_partial_stops_nobody(folder, tmp_path):
+    """Blocks go as they must, and the dead writer's file beside it."""
+    bound = Bound(max_bytes=1000, max_files=100)
+    fill(folder, bound, *((A, n, 1000 - 10 * n) for n in range(10)))
+    (tmp_path / "blocks" / "partial").mkdir(0o700)
+    (tmp_path / "blocks" / "partial" / "folder").mkdir()
+    (tmp_path / "blocks" / "partial" / "written").touch()
+
+    assert clean(folder, bound) == 2
+    assert [path.name for path in (tmp_path / "blocks" / "partial").iterdir()] == ["folder"]
+
+
 def test_empty_folders_go_and_a_strangers_file_stays(folder, tmp_path):
     """The janitor removes what it made, and nothing that has no name of ours."""
     bound = Bound(max_bytes=100, max_files=100)
