@@ -197,7 +197,7 @@ def _plan(arguments: argparse.Namespace) -> None:
         if previous is not None and (changes := _changes(previous, plan)):
             print(f"\n{changes}")
         if arguments.explain:
-            print(f"\n{explained(found)}")
+            print(f"\n{explained(found.speed)}")
 
 
 def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:

@@ -1,30 +1,61 @@
-"""Spec in, plan out: the passes, top to bottom. The only file that knows their order; estimates come last, and are made
-in `plan/estimated.py`.
+"""Spec in, plan out: decide what the spec leaves open, ask one candidate, write down what it says.
+
+What is only expected of a plan is asked last, since it may take longer than all the rest: for SGLang's units of the
+published system, the maps with one more slot take three times as long. `render` and `up` do without.
 
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.candidate.candidate import Candidate
-from planner.plan.compiled import Compiled, Grounds
+from planner.facts.terms import Phase
+from planner.plan.decided import decided_sections
 from planner.plan.given import read_given
-from planner.plan.launch import launch_documents
 from planner.plan.loaded import read_plan
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, sealed
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.rules.table import found_in, warnings_of
+from planner.rules.table import found_in
 from planner.search.auto import Decided, decide
 from planner.search.repair import require_feasible
 from planner.spec.resolved import ResolvedSpec
 
 if TYPE_CHECKING:
     from planner.estimate.throughput.calibration import Calibration
-    from planner.plan.estimated import Estimated
 
-__all__ = ["compile_plan", "plan_from", "run_passes"]
+__all__ = ["Compiled", "compile_plan", "plan_from", "run_passes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled(Candidate):
+    """A candidate with a number for every `auto`, and how these were chosen."""
+
+    choice: Decided
+
+    @property
+    def searched(self) -> Collection[Phase]:
+        """Return the phases whose layouts were chosen by their speed."""
+        return [each.phase for each in self.choice.search.phases] if self.choice.search else []
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return the plan with what is expected of it, and with its report."""
+        from planner.plan.estimated import expected_sections  # imported late: `render` and `up` need none of it
+        from planner.report.rows import rows_of
+
+        sections = decided_sections(self, self.choice) | expected_sections(self)
+        sections["warnings"] += found_in(self, "predicted")
+        return sealed(sections, rows_of)
+
+    @property
+    def deployed(self) -> Plan:
+        """Return the part of the plan that is carried out."""
+        return sealed(decided_sections(self, self.choice))
 
 
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
@@ -37,15 +68,13 @@ def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: 
     return run_passes(spec, previous, calibration).plan
 
 
-def run_passes(
-    spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None
-) -> "Estimated":
-    """Return what the passes find for `spec`, as `compile_plan` has it, for whoever asks further than the plan."""
-    from planner.plan.estimated import with_estimates  # imported late: `render` and `up` need none of it
-    from planner.report.rows import rows_of
-
-    choice, candidate = _chosen(spec, previous, calibration)
-    return with_estimates(_decided(choice, candidate), candidate, rows_of)
+def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Compiled:
+    """Return what `compile_plan` makes its plan of, for whoever asks further, as `tidemill simulate` does."""
+    choice = decide(spec)
+    resolved = choice.spec
+    candidate = Compiled(resolved.document, previous, calibration, known=resolved, choice=choice)
+    require_feasible(candidate, "mapped", choice.asked)
+    return candidate
 
 
 def plan_from(path: Path, previous: Path | None = None) -> Plan:
@@ -55,38 +84,10 @@ def plan_from(path: Path, previous: Path | None = None) -> Plan:
     none.
     """
     given = read_given(path)
-    if not isinstance(given, ResolvedSpec):
-        if previous is not None:
-            rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
-            finding = Finding("--previous", str(previous), rule, reason, "leave it out, or give the spec")
-            raise CallError([finding.at("tidemill")])
-        return given
-    return _decided(*_chosen(given, read_plan(previous) if previous else None)).plan
-
-
-def _chosen(
-    spec: ResolvedSpec, previous: Plan | None, calibration: "Calibration | None" = None
-) -> tuple[Decided, Candidate]:
-    """Return the numbers that `spec` leaves to the planner, and the candidate that has them."""
-    choice = decide(spec)
-    return choice, Candidate.of(choice.spec, previous, calibration)
-
-
-def _decided(choice: Decided, candidate: Candidate) -> Compiled:
-    """All that can be refused, and all that is carried out; and what it was decided by."""
-    require_feasible(candidate, "mapped", choice.asked)
-    spec, refusals = candidate.resolved, found_in(candidate, "rendered")
-    return Compiled(
-        choice=choice,
-        grounds=Grounds(candidate.loads, candidate.places),
-        layouts=candidate.layouts,
-        memory=candidate.memory,
-        placement=candidate.placement,
-        schedule=candidate.schedule,
-        expert_maps=candidate.maps,
-        launch_documents=launch_documents(
-            spec, candidate.placement, candidate.maps, candidate.memory, is_runnable=not refusals
-        ),
-        refusals=refusals,
-        warnings=warnings_of(candidate, is_runnable=not refusals),
-    )
+    if isinstance(given, ResolvedSpec):
+        return run_passes(given, read_plan(previous) if previous else None).deployed
+    if previous is not None:
+        rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
+        finding = Finding("--previous", str(previous), rule, reason, "leave it out, or give the spec")
+        raise CallError([finding.at("tidemill")])
+    return given

@@ -284,4 +284,4 @@ def test_only_the_compiler_knows_the_passes():
         if name in PASSES and not module.startswith(("planner.expert_map.", "planner.placement."))
     }
 
-    assert importers == {"candidate.py", "compiler.py", "estimated.py", "feasible.py", "fit.py", "repair.py"}
+    assert importers == {"candidate.py", "compiler.py", "decided.py", "feasible.py", "fit.py", "repair.py"}

@@ -18,25 +18,34 @@ from typing import TYPE_CHECKING, Protocol
 
 from planner.estimate.coverage import FailureDomains, failure_domains
 from planner.estimate.expert_loads import expert_loads
+from planner.facts.catalog import Gpu
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout, lay_out
-from planner.layout.memory import MemoryPlan, memory_of
+from planner.layout.memory import MemoryPlan, memory_of, split_memory
+from planner.layout.unit import Unit
 from planner.placement.enough import missing_nodes
 from planner.problems.errors import SpecError
-from planner.problems.finding import Unknown
+from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change
-from planner.rules.check import document_with, resolve
+from planner.rules.check import document_with, resolve, with_values
 from planner.rules.rule import Level, is_within
+from planner.rules.table import found_in, warnings_of
 from planner.schedule.starts import StartTimes, start_times
 from planner.spec.resolved import ResolvedSpec
+from planner.spec.schema import Spec
 from planner.spec.yaml import Document
 
 if TYPE_CHECKING:
     from planner.cost.cost import Cost
+    from planner.cost.demand import PhaseLoad
+    from planner.estimate.failures import Loss
+    from planner.estimate.links import Traffic
     from planner.estimate.performance import PhaseOutlook
     from planner.estimate.throughput.calibration import Calibration
+    from planner.estimate.throughput.predict import Prediction
+    from planner.estimate.uptime import Uptime
     from planner.expert_map import Domains, ExpertMap
     from planner.placement.place import Placement
     from planner.schedule.schedule import DaySchedule
@@ -88,6 +97,11 @@ class Candidate:
         except SpecError as error:
             raise Unknown from error
 
+    @property
+    def spec(self) -> Spec:
+        """Its fields alone."""
+        return self.resolved.written
+
     @cached_property
     def layouts(self) -> tuple[PhaseLayout, ...]:
         """The shape of each phase."""
@@ -98,6 +112,22 @@ class Candidate:
         """A GPU of each phase, whether or not all fits; none on `cpu`."""
         spec = self.resolved
         return tuple(each for phase in spec.phases if (each := memory_of(spec, phase)) is not None)
+
+    @property
+    def phase_gpus(self) -> dict[Phase, Gpu]:
+        """The GPUs of phases that run on another than the cluster's."""
+        spec = self.resolved
+        return {each.phase: spec.gpu_of(each.phase) for each in self.layouts if each.gpu != spec.cluster.gpu_name}
+
+    @cached_property
+    def refusals(self) -> tuple[Finding, ...]:
+        """Why its engine cannot run it: it plans all the same."""
+        return found_in(self, "rendered")
+
+    @cached_property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What is lost, though it plans, as far as layouts say."""
+        return warnings_of(self, is_runnable=not self.refusals)
 
     @cached_property
     def start_times(self) -> StartTimes | None:
@@ -113,6 +143,11 @@ class Candidate:
         if missing_nodes(self.resolved, self.layouts):
             raise Unknown
         return place_units(self.resolved, self.layouts, self.previous.nodes_by_unit if self.previous else {})
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """All units, phase by phase."""
+        return self.placement.units
 
     @cached_property
     def places(self) -> dict[Phase, FailureDomains]:
@@ -156,15 +191,75 @@ class Candidate:
         return predict_phases(self.resolved, self.layouts, self.memory, self.maps, self.loads, self.calibration)
 
     @cached_property
+    def traffic(self) -> "dict[Phase, Traffic]":
+        """What phases put on their fullest links, where these are known."""
+        from planner.estimate.links import expected_traffic
+
+        return expected_traffic(self.resolved, self.layouts, self.units, self.maps, self.loads)
+
+    @cached_property
+    def failures(self) -> "dict[Phase, dict[str, Loss]]":
+        """What the worst loss of each kind of domain stops."""
+        from planner.estimate.failures import report_failures
+
+        return report_failures(self.resolved, self.layouts, self.units, self.maps)
+
+    @cached_property
+    def uptime(self) -> "Uptime | None":
+        """What failures do to an average day; None where the spec does not ask."""
+        from planner.estimate.uptime import estimate_uptime
+
+        return estimate_uptime(self.resolved, self.layouts)
+
+    @cached_property
+    def full_rates(self) -> dict[Phase, float]:
+        """The most tokens/s of one GPU of each phase whose speed is known."""
+        from planner.estimate.fuller import full_rates
+
+        return full_rates(self.spec, self.memory, self.speed)
+
+    @cached_property
     def cost(self) -> "Cost | None":
         """What a day costs and earns; None where the spec gives no prices."""
         from planner.cost.cost import plan_cost
-        from planner.estimate.fuller import full_rates
 
-        written = self.resolved.written
-        rates = full_rates(written, self.memory, self.speed)
-        most = {each.phase: rates[each.phase] * each.gpus_per_node for each in self.speed if each.phase in rates}
-        return plan_cost(written, self.schedule, self.placement.units, most)
+        most = {each.phase: self.full_rates[each.phase] * each.gpus_per_node for each in self.speed if each.case}
+        return plan_cost(self.spec, self.schedule, self.units, most)
+
+    def demand_on(self, day: str | None) -> "tuple[PhaseLoad, ...]":
+        """Return how full traffic makes each phase whose speed is known, on a date or a weekday.
+
+        Without one, it is a day like most.
+        """
+        from planner.cost.demand import demand_of
+
+        return demand_of(self.spec, self.schedule, self.layouts, self.speed, self.full_rates, day)
+
+    @cached_property
+    def fullest(self) -> "tuple[PhaseLoad, ...]":
+        """The fullest load of each phase on any kind of day; prefill is as full as its prompts may wait."""
+        from planner.cost.demand import fullest_demand
+
+        return fullest_demand(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
+
+    def fuller(self, load: "PhaseLoad") -> "Prediction | None":
+        """Return what units do that serve all of a `load` of `fullest`; None where they cannot."""
+        from planner.estimate.fuller import as_full_as_asked, most_requests
+        from planner.estimate.utilisation import share_of_highest
+
+        outlook = next(each for each in self.speed if each.phase == load.phase)
+        if outlook.prediction is None or not load.served_per_s:
+            return None
+        times = load.load / share_of_highest(outlook.prediction, self.spec.slo.ttft_ms)
+        return as_full_as_asked(outlook, most_requests(self.spec, self.memory, outlook), times)
+
+    def predicted_with(self, phase: Phase, change: Change) -> "Prediction | None":
+        """Return what a phase would do, with its own map, if the spec were changed so."""
+        from planner.estimate.performance import predict_phases
+
+        tried, layouts = with_values(self.resolved, change), [each for each in self.layouts if each.phase == phase]
+        memory = [split_memory(tried, each) for each in layouts] if self.memory else []
+        return predict_phases(tried, layouts, memory, self.maps, self.loads, self.calibration)[0].prediction
 
     def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: "Domains") -> float | None:
         """Return max/mean of a map of `layout` with other slots and failure domains; None below the level of maps."""

@@ -7,16 +7,20 @@ they must work on more requests at a time, or use more of their saturated rate, 
 most that they make is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.cost.day import TimesOfDay, demand_shares, entry_starts, stretches_between
+from planner.estimate.performance import PhaseOutlook
+from planner.estimate.utilisation import share_of_highest
 from planner.facts.day import MINUTE_S, hh_mm, periods
 from planner.facts.terms import Phase
+from planner.layout.layout import PhaseLayout
 from planner.schedule.schedule import DaySchedule
+from planner.spec.schema import Spec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["PhaseLoad", "loads_of_day"]
+__all__ = ["PhaseLoad", "demand_of", "fullest_demand", "loads_of_day"]
 
 ROUNDED = 0.005  # loads are told in whole per cent
 
@@ -59,6 +63,49 @@ class PhaseLoad:
     def is_over(self) -> bool:
         """Whether more is asked than is served at the operating point, with loads rounded to whole per cent."""
         return self.load >= 1 + ROUNDED
+
+
+def fullest_demand(
+    spec: Spec,
+    schedule: DaySchedule | None,
+    layouts: Sequence[PhaseLayout],
+    outlooks: Sequence[PhaseOutlook],
+    full_rates: Mapping[Phase, float],
+) -> tuple[PhaseLoad, ...]:
+    """Return how full traffic makes each phase on the kind of day on which the phase is fullest.
+
+    Prefill is as full as its prompts may wait, where `slo` promises a TTFT.
+    """
+    entries = (*(spec.traffic.other_days if spec.traffic else ()), *(schedule.other_days if schedule else ()))
+    days = [None, *dict.fromkeys(name for each in entries for name in each.days)]
+    found = (demand_of(spec, schedule, layouts, outlooks, full_rates, day, spec.slo.ttft_ms) for day in days)
+    return tuple(max(loads, key=lambda each: each.load) for loads in zip(*found, strict=True))
+
+
+def demand_of(
+    spec: Spec,
+    schedule: DaySchedule | None,
+    layouts: Sequence[PhaseLayout],
+    outlooks: Sequence[PhaseOutlook],
+    full_rates: Mapping[Phase, float],
+    day: str | None,
+    ttft_ms: float | None = None,
+) -> tuple[PhaseLoad, ...]:
+    """Return how full the spec's traffic makes each phase whose speed is known, on `day` as `loads_of_day` has it.
+
+    With a `ttft_ms`, prefill counts as full at the highest utilisation that keeps it.
+    """
+    known = {each.phase: each.prediction for each in outlooks if each.prediction is not None}
+    if spec.traffic is None or not known:
+        return ()
+    sizes = {each.phase: each.ep_size for each in layouts}
+    rates = {
+        phase: each.tokens_per_s_per_gpu.mid * sizes[phase] * (1 / share_of_highest(each, ttft_ms))
+        for phase, each in known.items()
+    }
+    most = {phase: rate * sizes[phase] for phase, rate in full_rates.items()}
+    units = {each.phase: each.num_units for each in layouts}
+    return loads_of_day(spec.traffic, schedule, units, rates, most, day)
 
 
 def loads_of_day(

@@ -15,8 +15,8 @@ from planner.experts.experts import ExpertsAnswer, ExpertsJob
 from planner.experts.stages import LinkTotal, Transfer, link_totals, stage_moves
 from planner.facts.digest import digest_of
 from planner.facts.terms import Coverage
+from planner.plan.estimated import one_more_slot
 from planner.plan.expected import OneMoreSlot, Weighed
-from planner.plan.figures import one_more_slot
 from planner.plan.sections import Maybe, Part, Slots
 
 __all__ = ["Answer", "answer_of", "answer_text"]

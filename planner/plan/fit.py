@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.candidate.candidate import Candidate
 from planner.problems.finding import Finding
-from planner.rules.table import found_in, refusals_of, warnings_of
+from planner.rules.table import refusals_of
 from planner.search.auto import decide
 from planner.search.repair import require_feasible, with_changes
 from planner.spec.resolved import ResolvedSpec
@@ -32,5 +32,4 @@ def check_fit(spec: ResolvedSpec) -> Fit:
     candidate = Candidate.of(decide(spec).spec).at("laid out")
     require_feasible(candidate, "laid out", spec)
     left = with_changes(refusals_of(candidate, "placed"), candidate, spec)
-    refusals = found_in(candidate, "rendered")
-    return Fit(tuple(left), refusals, warnings_of(candidate, is_runnable=not refusals))
+    return Fit(tuple(left), candidate.refusals, candidate.warnings)

@@ -1,12 +1,12 @@
 """The stages of a MoE layer, as a table and as a timeline: what `plan --explain` draws."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.overlap import LayerTimeline
 from planner.estimate.throughput.predict import Prediction
 from planner.estimate.throughput.step import MoeLayers
 from planner.facts.quantities import MS_PER_S, US_PER_S
-from planner.plan.estimated import Estimated
 from planner.report.columns import WIDTH, filled, table
 
 __all__ = ["explained"]
@@ -17,10 +17,10 @@ LINK_MARKS = {"dispatch": "D", "combine": "C"}
 WAITING, EXCHANGING = ".", "x"  # a wait, and the kernels of an exchange
 
 
-def explained(plan: Estimated) -> str:
+def explained(outlooks: Sequence[PhaseOutlook]) -> str:
     """Return the stages of the most frequent MoE layer of each phase: microseconds, and when they run."""
     parts = []
-    for outlook in plan.outlooks:
+    for outlook in outlooks:
         found = outlook.prediction
         if found is not None and found.step.usual is not None:
             parts.append("\n".join(_explained(found, found.step.usual)))

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from planner.compiler import Compiled
 from planner.facts.calendar import is_day
-from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
@@ -132,9 +132,9 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     return Call(variants, failures, date, trace, window or WHOLE_TRACE, policies)
 
 
-def _warnings(plan: Estimated) -> Sequence[Finding]:
+def _warnings(plan: Compiled) -> Sequence[Finding]:
     """Return the plan's warnings, without the advice to call `tidemill simulate`: the user has just called it."""
-    return [replace(each, fix=str(each.fix).removesuffix(SEE_SIMULATE)) for each in plan.warnings]
+    return [replace(each, fix=str(each.fix).removesuffix(SEE_SIMULATE)) for each in plan.plan.warnings]
 
 
 def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -> T | None:

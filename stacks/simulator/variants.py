@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.compiler import run_passes
-from planner.plan.estimated import Estimated
+from planner.compiler import Compiled, run_passes
 from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example, nearest
@@ -78,13 +77,11 @@ def require_traffic(spec: ResolvedSpec) -> None:
         raise SpecError([spec.locate(Finding("traffic", None, rule, reason, fix))])
 
 
-def require_speeds(spec: ResolvedSpec, plan: Estimated) -> None:
+def require_speeds(spec: ResolvedSpec, plan: Compiled) -> None:
     """Raise InfeasibleError if the speed of a phase of `plan` is not known."""
     rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
     unknown = [
-        spec.locate(Finding(each.phase, None, rule, str(each.why_not), fix))
-        for each in plan.outlooks
-        if each.case is None
+        spec.locate(Finding(each.phase, None, rule, str(each.why_not), fix)) for each in plan.speed if each.case is None
     ]
     if unknown:
         raise InfeasibleError(unknown)
@@ -92,7 +89,7 @@ def require_speeds(spec: ResolvedSpec, plan: Estimated) -> None:
 
 def plan_variant(
     spec: ResolvedSpec, variant: Variant, on_progress: Callable[[float], None], failed: list[Finding]
-) -> Estimated | None:
+) -> Compiled | None:
     """Return the plan of a variant's `spec`; None if it cannot be planned or its speed is not known.
 
     The reason is then added to `failed`, with the variant's name. For the spec as written, raise InfeasibleError.

@@ -74,7 +74,7 @@ def peak_over_mean(profile):
 
 def carries_its_peak(name, spec):
     """Print how full the busiest entry makes each phase with all units on; return whether they carry it."""
-    loads = run_passes(with_values(spec, {"schedule.windows": [ALWAYS]})).demand
+    loads = run_passes(with_values(spec, {"schedule.windows": [ALWAYS]})).demand_on(None)
     print(f"{name}: " + ", ".join(f"{each.phase} is {each.load:.0%} full at {each.at}" for each in loads))
     return all(each.load <= 1 for each in loads)
 

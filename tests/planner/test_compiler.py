@@ -76,7 +76,7 @@ def test_what_is_deployed_waits_for_no_estimate(monkeypatch):
     spec = SPECS / "demo.yaml"
     whole = compile_plan(check_spec(spec))
     monkeypatch.setattr(Candidate, "maps_with_one_more_slot", None)
-    monkeypatch.setattr(estimated, "with_estimates", None)
+    monkeypatch.setattr(estimated, "expected_sections", None)
 
     plan = plan_from(spec)
 
@@ -169,7 +169,10 @@ def test_an_edit_of_one_unit_leaves_the_others_digests(with_line, found_of):
 
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]
-    assert len({document["kv_digest"] for plan in (before, after) for document in plan.launch_documents.values()}) == 1
+    assert (
+        len({document["kv_digest"] for plan in (before, after) for document in plan.plan.launch_documents.values()})
+        == 1
+    )
 
 
 def test_a_v2_model_that_chooses_experts_without_groups_plans(with_line, found_of):

@@ -141,7 +141,7 @@ def _without_traffic(_):
 
 def _without_speed(_):
     outlook = SimpleNamespace(phase="mixed", case=None, why_not="the rates of cpu are not known")
-    require_speeds(Spec(), SimpleNamespace(outlooks=[outlook]))
+    require_speeds(Spec(), SimpleNamespace(speed=[outlook]))
 
 
 def _no_such_node(_):

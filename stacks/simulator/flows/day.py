@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.plan.estimated import Estimated
+from planner.compiler import Compiled
 from planner.problems.finding import Finding
 from planner.spec.resolved import ResolvedSpec
 from stacks.simulator.flows.curves import Curves
@@ -22,7 +22,7 @@ __all__ = ["DayColumn", "PlayedDay", "play_days", "simulate_day"]
 class PlayedDay:
     """A day of `plan`, whose traffic is `scale` times the planned one."""
 
-    plan: Estimated
+    plan: Compiled
     date: str | None  # or a weekday; None: a usual day
     scale: float
     outages: tuple[Outage, ...]
@@ -64,7 +64,7 @@ def play_days(
 
 
 def simulate_day(
-    plan: Estimated,
+    plan: Compiled,
     scale: float = 1.0,
     failures: Sequence[Failure] = (),
     on_progress: Callable[[float], None] = lambda _: None,

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from planner.compiler import Compiled
 from planner.estimate.uptime import recovery_s
 from planner.facts.day import MINUTE_S, hh_mm, minute_of
 from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
-from planner.plan.estimated import Estimated
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, close_to, for_example, nearest
@@ -50,7 +50,7 @@ def read_failures(words: Sequence[str]) -> tuple[Failure, ...]:
     return tuple(sorted(found, key=lambda each: (each.minute, each.node)))
 
 
-def find_outages(plan: Estimated, failures: Sequence[Failure]) -> tuple[Outage, ...]:
+def find_outages(plan: Compiled, failures: Sequence[Failure]) -> tuple[Outage, ...]:
     """Return the units that `failures` stop. Raises CallError for nodes that the plan does not have."""
     spares = list(plan.spec.cluster.spares)
     hosts = {node: [each for each in plan.units if node in each.nodes] for unit in plan.units for node in unit.nodes}
@@ -69,7 +69,7 @@ def find_outages(plan: Estimated, failures: Sequence[Failure]) -> tuple[Outage, 
     return tuple(found)
 
 
-def _take_spare(spares: list[str], plan: Estimated, unit: Unit) -> str | None:
+def _take_spare(spares: list[str], plan: Compiled, unit: Unit) -> str | None:
     """Take the first of `spares` that has the GPUs of `unit`; None where none is left."""
     fitting = spares_with(plan.spec.cluster, plan.spec.gpu_name(unit.phase), plan.spec.kubernetes.tolerations)
     spare = next((each for each in spares if each in fitting), None)

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
+from planner.compiler import Compiled
 from planner.facts.day import DAY_MINUTES, MINUTE_S, minute_of
 from planner.facts.terms import Phase
-from planner.plan.estimated import Estimated
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
 __all__ = ["Change", "Fleet", "Load", "Outage", "PlannedFleet", "planned_fleet", "switching_schedule"]
@@ -96,7 +96,7 @@ class PlannedFleet:
         )
 
 
-def planned_fleet(plan: Estimated, outages: Sequence[Outage] = (), date: str | None = None) -> PlannedFleet:
+def planned_fleet(plan: Compiled, outages: Sequence[Outage] = (), date: str | None = None) -> PlannedFleet:
     """Return the fleet of `plan` on a date or a weekday, in which units fail as `outages` say."""
     schedule = switching_schedule(plan)
     units = {phase: [each for each in plan.units if each.phase == phase] for phase in plan.spec.phases}
@@ -112,12 +112,12 @@ def planned_fleet(plan: Estimated, outages: Sequence[Outage] = (), date: str | N
     )
 
 
-def switching_schedule(plan: Estimated) -> ScheduleSpec:
+def switching_schedule(plan: Compiled) -> ScheduleSpec:
     """Return the spec's warm-up and drain times, or the defaults where all units are always on."""
     return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
 
 
-def _serving_units(plan: Estimated, phase: Phase, date: str | None) -> list[Units]:
+def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units]:
     """Return the units of `phase` that should serve at each minute."""
     named = {each.name for each in plan.units if each.phase == phase}
     if plan.schedule is None:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
+from planner.compiler import Compiled
 from planner.cost.bill import bill, supplies_of
 from planner.cost.cost import margin_of
 from planner.cost.day import Stretch, demand_shares
 from planner.cost.income import sales_of
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
 from planner.facts.terms import Phase
-from planner.plan.estimated import Estimated
 from stacks.simulator.flows.curves import Curves
 from stacks.simulator.flows.latency import Latencies, compute_latencies
 from stacks.simulator.flows.service import Service
@@ -52,7 +52,7 @@ class Outcome:
         return margin_of(self.revenue_usd, self.usd)
 
 
-def demand_by_minute(plan: Estimated, scale: float = 1.0, date: str | None = None) -> list[float]:
+def demand_by_minute(plan: Compiled, scale: float = 1.0, date: str | None = None) -> list[float]:
     """Return each minute's share of a usual day's requests, times `scale`; `date` may be a weekday."""
     traffic = plan.spec.traffic
     assert traffic is not None
@@ -61,7 +61,7 @@ def demand_by_minute(plan: Estimated, scale: float = 1.0, date: str | None = Non
     return [scale * share for share in demand_shares(traffic.profile_on(date), minutes)]
 
 
-def compute_outcome(plan: Estimated, service: Service, curves: Curves) -> Outcome:
+def compute_outcome(plan: Compiled, service: Service, curves: Curves) -> Outcome:
     """Return the totals of a day of `plan`."""
     usd, revenue = _money(plan, service, curves)
     return Outcome(
@@ -81,7 +81,7 @@ def compute_outcome(plan: Estimated, service: Service, curves: Curves) -> Outcom
     )
 
 
-def _money(plan: Estimated, service: Service, curves: Curves) -> tuple[float | None, float | None]:
+def _money(plan: Compiled, service: Service, curves: Curves) -> tuple[float | None, float | None]:
     """Return the day's cost and income, minute by minute."""
     cost = plan.spec.cost
     if cost is None:
@@ -103,11 +103,11 @@ def _money(plan: Estimated, service: Service, curves: Curves) -> tuple[float | N
     return usd, revenue
 
 
-def _gpus(plan: Estimated) -> tuple[str, ...]:
+def _gpus(plan: Compiled) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*plan.spec.gpu_names, plan.spec.cluster.gpu_name)))
 
 
-def _nodes_by_gpu(plan: Estimated, service: Service, curves: Curves) -> Sequence[dict[str, int]]:
+def _nodes_by_gpu(plan: Compiled, service: Service, curves: Curves) -> Sequence[dict[str, int]]:
     """Count the nodes of each GPU type that are paid for at each minute; spares are paid for all day."""
     common, spares = plan.spec.cluster.gpu_name, len(plan.spec.cluster.spares)
     gpus: dict[Phase, str] = {phase: plan.spec.gpu_name(phase) for phase in plan.spec.phases}

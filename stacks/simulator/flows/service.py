@@ -13,10 +13,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
 
+from planner.compiler import Compiled
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Case, prompt_step_seconds, token_step_seconds, turn_prompt_seconds
 from planner.facts.terms import Phase
-from planner.plan.estimated import Estimated
 from planner.spec.traffic import TrafficSpec
 from stacks.simulator.flows.turns import Turns
 from stacks.simulator.speed import Level, known_case, slowdown
@@ -95,11 +95,11 @@ class Service:
         return self.input_tokens / self.request.prompt
 
 
-def build_service(plan: Estimated, level: Level = "mid") -> Service:
+def build_service(plan: Compiled, level: Level = "mid") -> Service:
     """Return what the units of `plan` can do. The plan must have traffic and known speeds."""
     traffic = plan.spec.traffic
     assert traffic is not None
-    outlooks = {each.phase: each for each in plan.outlooks}
+    outlooks = {each.phase: each for each in plan.speed}
     first, rest = (outlooks.get("mixed") or outlooks[phase] for phase in SIDES)
     request = _mean_request(traffic, known_case(first), known_case(rest))
     return Service(
@@ -119,7 +119,7 @@ def _mean_request(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestM
     return RequestMeans(prompt, prompt * (1 - traffic.cache_hit_rate), output, tokens.point.kv_tokens)
 
 
-def _prompt_side(plan: Estimated, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> PromptSide:
+def _prompt_side(plan: Compiled, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> PromptSide:
     case = known_case(outlook)
     layout = next(each for each in plan.layouts if each.phase == outlook.phase)
     context = request.prompt - request.computed / 2
@@ -140,7 +140,7 @@ def _turns(outlook: PhaseOutlook, level: Level) -> Turns:
     return Turns(case.pieces_per_prompt, tuple(loads), tuple(accumulate(seconds, max)))
 
 
-def _token_side(plan: Estimated, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> TokenSide:
+def _token_side(plan: Compiled, outlook: PhaseOutlook, level: Level, request: RequestMeans) -> TokenSide:
     case = known_case(outlook)
     layout = next(each for each in plan.layouts if each.phase == outlook.phase)
     section = plan.spec.phase(outlook.phase)

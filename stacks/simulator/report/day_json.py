@@ -23,7 +23,7 @@ MILLI = 1e3
 def simulation_json(columns: Sequence[DayColumn]) -> dict[str, Any]:
     """Return the document."""
     first = columns[0].day
-    return {"name": first.plan.name, "date": first.date, "columns": [_column(each) for each in columns]}
+    return {"name": first.plan.spec.name, "date": first.date, "columns": [_column(each) for each in columns]}
 
 
 def _column(column: DayColumn) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
     lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
     return "\n".join(
         [
-            f"{plan.name}: {_describe_day(columns[0])}, minute by minute; times are in {clock}",
+            f"{plan.spec.name}: {_describe_day(columns[0])}, minute by minute; times are in {clock}",
             "",
             table(list(rows)),
             "",

@@ -60,7 +60,7 @@ def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
     titles = [column.variant.title for column in columns]
     if len(columns) == 1:
         titles = ["expected; the band is from the slowest to the fastest that the prediction allows"]
-    _finish(figure, panels[1].lines, titles, f"{columns[0].day.plan.name}: one day, minute by minute")
+    _finish(figure, panels[1].lines, titles, f"{columns[0].day.plan.spec.name}: one day, minute by minute")
     _save(figure, path)
 
 
@@ -84,7 +84,7 @@ def draw_traces(columns: Sequence[ReplayColumn], path: Path) -> None:
     for panel in (queue, running, room):
         panel.set_xlabel("minutes")
         panel.set_ylim(bottom=0)
-    _finish(figure, queue.lines, [each.title for each in columns], f"{columns[0].plan.name}: a trace, one by one")
+    _finish(figure, queue.lines, [each.title for each in columns], f"{columns[0].plan.spec.name}: a trace, one by one")
     _save(figure, path)
 
 

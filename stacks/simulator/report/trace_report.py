@@ -23,14 +23,14 @@ def replay_text(columns: Sequence[ReplayColumn]) -> str:
     came = len(first.replay.jobs) + first.replay.refused + first.replay.too_long
     heads, notes = shorten_titles([each.title for each in columns])
     rows = table_rows(REPLAY_FIGURES, heads, columns)
-    head = f"{first.plan.name}: a trace of {came:,} requests, one by one"
+    head = f"{first.plan.spec.name}: a trace of {came:,} requests, one by one"
     lines = [line for note in [*notes, NOTE] for line in filled(note)]
     return "\n".join([head, "", table(list(rows)), "", *lines])
 
 
 def replay_json(columns: Sequence[ReplayColumn]) -> dict[str, Any]:
     """Return the document of `--format json`."""
-    return {"name": columns[0].plan.name, "columns": [_column(each) for each in columns]}
+    return {"name": columns[0].plan.spec.name, "columns": [_column(each) for each in columns]}
 
 
 def _column(column: ReplayColumn) -> dict[str, Any]:

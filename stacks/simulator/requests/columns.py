@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan.estimated import Estimated
+from planner.compiler import Compiled
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
@@ -28,7 +28,7 @@ class ReplayColumn:
 
     title: str
     variant: Variant
-    plan: Estimated
+    plan: Compiled
     replay: Replay
 
     @cached_property

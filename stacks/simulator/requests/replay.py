@@ -19,8 +19,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from planner.compiler import Compiled
 from planner.facts.terms import Phase
-from planner.plan.estimated import Estimated
 from runtime.gateway.ranks.answer_lengths import AnswerLengths
 from runtime.gateway.ranks.router import (
     NO_WORK,
@@ -104,7 +104,7 @@ class _Units:
 
 
 def replay(
-    plan: Estimated,
+    plan: Compiled,
     trace: Sequence[TraceRequest],
     policy: Policy = Policy.BALANCED,
     level: Level = "mid",
@@ -124,7 +124,7 @@ class _Loop:
     """The queue of events and their effects."""
 
     def __init__(
-        self, plan: Estimated, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
+        self, plan: Compiled, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
     ) -> None:
         self.result = Replay(policy)
         self._trace = trace
@@ -248,7 +248,7 @@ class _Loop:
         )
 
 
-def _build_units(plan: Estimated, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
+def _build_units(plan: Compiled, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     """Return the units of `plan`, without requests."""
     found = _Units()
     for phase, speed in speeds.items():
@@ -264,7 +264,7 @@ def _build_units(plan: Estimated, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
     return found
 
 
-def _build_ranks(plan: Estimated, phase: Phase, unit: str) -> list[Rank]:
+def _build_ranks(plan: Compiled, phase: Phase, unit: str) -> list[Rank]:
     """Return the attention groups of a unit, without requests."""
     section = plan.spec.phase(phase)
     unlimited = section.max_requests * section.max_request_tokens

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from planner.compiler import Compiled
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import prompt_step_seconds, token_step_seconds
 from planner.facts.terms import Phase
-from planner.plan.estimated import Estimated
 from stacks.simulator.speed import Level, known_case, slowdown
 
 __all__ = ["PhaseSpeed", "StepTable", "predicted_speeds"]
@@ -61,10 +61,10 @@ class PhaseSpeed:
     tokens_per_step: float = 1.0  # of a request: more with drafts
 
 
-def predicted_speeds(plan: Estimated, level: Level) -> dict[Phase, PhaseSpeed]:
+def predicted_speeds(plan: Compiled, level: Level) -> dict[Phase, PhaseSpeed]:
     """Return the speed of each phase of `plan`, as it is predicted."""
     found = {}
-    for outlook in plan.outlooks:
+    for outlook in plan.speed:
         phase, prediction, point = outlook.phase, outlook.prediction, known_case(outlook).point
         transfer = prediction.kv_transfer_seconds if prediction is not None else None
         found[phase] = PhaseSpeed(

@@ -134,7 +134,7 @@ def test_the_text_of_a_day_beyond_capacity_agrees_with_itself():
     plan = run_passes(check_spec(SPECS / "deepseek-h800.yaml"))
     cost, text = plan.plan.as_json()["cost"], " ".join(plan_text(plan.plan, full=True).split())
 
-    assert "income does not count them" in plan.warnings[-1].reason
+    assert "income does not count them" in plan.plan.warnings[-1].reason
     assert 0.98 < cost["answered_share"] < 1
     assert cost["revenue_usd_per_day"] < cost["revenue_if_all_answered_usd_per_day"] == pytest.approx(561_975.36)
     assert f"income ${cost['revenue_usd_per_day']:,.0f} a day, margin {cost['margin']:.1%}" in text

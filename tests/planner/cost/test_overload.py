@@ -83,7 +83,7 @@ def test_the_published_day_leaves_decode_units_off_and_prefill_has_time():
     It then computes 59 % of the time: prompts wait longer, and none is refused.
     """
     plan = run_passes(check_spec(SPECS / "deepseek-h800.yaml"))
-    (found,) = (each for each in plan.warnings if each.rule.startswith("W138"))
+    (found,) = (each for each in plan.plan.warnings if each.rule.startswith("W138"))
 
     assert found.rule == (
         "W138 asks for 121% of the most tokens that the decode units can make at 03:30, "
@@ -104,7 +104,7 @@ def test_a_ttft_is_broken_where_prompts_wait_longer_than_promised(ttft_ms, is_br
     day = simulate_day(plan)
 
     assert max(prompt_waits(day.services["mid"], day.curves["mid"]).mean) == pytest.approx(3.729, abs=1e-3)
-    assert ("slo.ttft_ms" in [each.path for each in plan.warnings]) is is_broken
+    assert ("slo.ttft_ms" in [each.path for each in plan.plan.warnings]) is is_broken
 
 
 @pytest.mark.parametrize("utilisation", [0.3, 0.539])
@@ -112,7 +112,7 @@ def test_a_ttft_is_broken_however_full_the_operating_point_is(utilisation):
     """The day makes prefill compute 58.9 % of the time at 15:00, whatever share the point is at."""
     changes = {"slo.ttft_ms": 3600, "operating_point.prefill.utilisation": utilisation}
     plan = run_passes(with_values(check_spec(SPECS / "deepseek-h800.yaml"), changes))
-    (found,) = (each for each in plan.warnings if each.path == "slo.ttft_ms")
+    (found,) = (each for each in plan.plan.warnings if each.path == "slo.ttft_ms")
 
     assert found.rule.startswith("W115 is not kept, because traffic asks for 105% of the tokens that the prefill units")
     assert found.reason == "these then compute 58.9% of the time, with which TTFT is predicted at 3,769.3 ms"
@@ -141,7 +141,7 @@ def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot
         "traffic": {"input_tokens": 1e9, "output_tokens": 2e8},
     }
     plan = run_passes(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
-    found = [each for each in plan.warnings if "traffic asks" in each.rule]
+    found = [each for each in plan.plan.warnings if "traffic asks" in each.rule]
     outcome = simulate_day(plan).outcomes["mid"]
 
     assert [each.path for each in found] == broken
@@ -163,7 +163,7 @@ def test_too_few_places_break_all_promises_in_one_sentence():
         "traffic": {"input_tokens": 3e9, "output_tokens": 6e8},
     }
     plan = run_passes(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
-    (found,) = (each for each in plan.warnings if each.rule.startswith("W138"))
+    (found,) = (each for each in plan.plan.warnings if each.rule.startswith("W138"))
 
     assert found.rule.startswith("W138 asks for 505% of the most tokens")
     assert "refused" in found.reason
@@ -187,7 +187,7 @@ def test_the_day_that_asks_for_most_is_named(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text(published.replace("  windows:", f"  other_days: [{saturday}]\n  windows:"))
 
-    warned = [each.rule for each in run_passes(check_spec(path)).warnings if each.rule.startswith("W138")]
+    warned = [each.rule for each in run_passes(check_spec(path)).plan.warnings if each.rule.startswith("W138")]
 
     assert len(warned) == 2
     assert all("on saturday, and" in each and "h of that day" in each for each in warned)

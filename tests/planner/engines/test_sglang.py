@@ -272,13 +272,13 @@ def test_one_attention_group_uses_all_replicas(ask, tmp_path):
     """Without dispatch every rank has the same choice, so that the map is planned for equal shares."""
     spec = spec_of(ONE_NODE.replace("attention_tp: 8", "attention_tp: 8, redundant_experts: 8"), tmp_path)
     made = run_passes(spec)
-    rows = made.expert_maps["mixed"].physical_to_logical
+    rows = made.maps["mixed"].physical_to_logical
     path = tmp_path / "map.json"
     path.write_text(export_map("sglang", rows, 8, 3))
     sizes = {"redundant": 8, "ep_size": 8, "nodes": 1, "layers": 61, "experts": 256, "a2a": "none"}
     said = ask(maps=[{"path": str(path), "sizes": sizes, "ranks": [0, 5], "layer": 30}])["maps"][0]
 
-    assert made.expert_maps["mixed"].split == "equal"
+    assert made.maps["mixed"].split == "equal"
     assert said["targets"]["0"] == said["targets"]["5"] == held_by(rows[27])
 
 

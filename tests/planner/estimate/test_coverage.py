@@ -107,7 +107,7 @@ def test_the_balance_that_slots_would_have_is_the_plans_own(found_of):
 
     (problem,) = error.value.findings
     now, then = (
-        f"{fmean(found_of(each).expert_maps['mixed'].max_over_mean):.3f}"
+        f"{fmean(found_of(each).maps['mixed'].max_over_mean):.3f}"
         for each in (json.dumps(spec), json.dumps(applied(spec | {"coverage": "node"}, problem.changes[0])))
     )
     assert problem.reason.endswith(f"max/mean load becomes {then} instead of {now}")

@@ -72,7 +72,7 @@ def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_ke
     values = {"slo.ttft_ms": 60_000, "operating_point.prefill.utilisation": utilisation}
     plan = run_passes(with_values(check_spec(SPEC), values))
     text = " ".join(plan_text(plan.plan).split())
-    missed = [each for each in plan.warnings if each.rule.startswith("W115")]
+    missed = [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
     assert ("slo.ttft_ms of 60,000 is kept, even at the slowest speed" in text) is is_kept
     assert ("without waiting: at 100% utilisation the queue grows without end" in text) is not is_kept
@@ -83,7 +83,7 @@ def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_ke
 def test_mixed_units_tell_both_of_their_latencies():
     """Whoever promises a TTFT reads the one that keeps it, with its range. It is of whole ms from a second on."""
     plan = run_passes(with_values(check_spec(SPEC.with_name("h200-single-node.yaml")), {"slo.ttft_ms": 3000}))
-    found = plan.outlooks[0].prediction.ttft_seconds
+    found = plan.speed[0].prediction.ttft_seconds
     lines = [line.split() for line in plan_text(plan.plan).splitlines()]
     ttft = [f"{each * 1e3:,.0f}" for each in (found.mid, found.low, found.high)]
 
@@ -148,8 +148,8 @@ def test_stages_are_those_of_the_layer_that_is_told():
     spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
     changes = {"model": "gpt-oss-120b", "engine": "sglang", "mixed.ep_size": 8, "mixed.redundant_experts": 0}
     plan = run_passes(with_values(spec, changes))
-    performance, step = plan.plan.as_json()["performance"]["mixed"], plan.outlooks[0].prediction.step
-    text = " ".join(explained(plan).split())
+    performance, step = plan.plan.as_json()["performance"]["mixed"], plan.speed[0].prediction.step
+    text = " ".join(explained(plan.speed).split())
 
     assert len(step.moe_kinds) == 2
     assert sum(performance["stages_us"].values()) == pytest.approx(step.usual.timeline.seconds * 1e6, rel=0.01)
@@ -176,7 +176,7 @@ def test_a_missed_promise_offers_the_most_load_that_keeps_it(promise, path, more
 
     def missed(**values):
         plan = run_passes(with_values(check_spec(SPEC), {**promise, **values}))
-        return [each for each in plan.warnings if each.rule.startswith("W115")]
+        return [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
     (first,) = missed()
     (offered,) = (each[path] for each in first.changes if path in each)
@@ -193,8 +193,8 @@ def test_the_load_of_a_unit_without_an_operating_point_is_its_limit(promise, mos
     def missed(**values):
         spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
         plan = run_passes(with_values(spec, promise | values))
-        rate = plan.outlooks[0].prediction.tokens_per_s_per_gpu.mid
-        return [each for each in plan.warnings if each.rule.startswith("W115")], rate
+        rate = plan.speed[0].prediction.tokens_per_s_per_gpu.mid
+        return [each for each in plan.plan.warnings if each.rule.startswith("W115")], rate
 
     (first,), rate = missed()
     kept, less = missed(**{"mixed.max_requests": most})
@@ -217,7 +217,7 @@ def test_a_promise_that_no_load_keeps_is_told_what_comes_nearest(promised, of_lo
 
     def missed(values):
         plan = run_passes(with_values(check_spec(SPEC), values))
-        return [each for each in plan.warnings if each.rule.startswith("W115")]
+        return [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
     (first,) = missed(promised)
     (field,) = promised
@@ -232,7 +232,7 @@ def test_requests_of_mixed_units_are_those_of_the_traffic():
     """Without an operating point, a request of half the longest length is divided as the day's tokens are."""
     spec = check_spec(SPEC.parent / "h200-single-node.yaml")
     traffic = {"traffic": {"input_tokens": 3e8, "output_tokens": 1e8, "cache_hit_rate": 0.25}}
-    alone, asked = (run_passes(each).outlooks[0].prediction.point for each in (spec, with_values(spec, traffic)))
+    alone, asked = (run_passes(each).speed[0].prediction.point for each in (spec, with_values(spec, traffic)))
 
     assert (alone.prompt_tokens, alone.output_tokens, alone.computed_tokens) == (10_923, 5461, 10_923)
     assert (asked.prompt_tokens, asked.output_tokens, asked.computed_tokens) == (12_288, 4096, 9216)

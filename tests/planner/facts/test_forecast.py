@@ -284,7 +284,7 @@ def test_a_plan_follows_the_forecast(tmp_path):
 
     assert [(each.at, each.num_units["decode"]) for each in plan.schedule.steps] == [("00:00", 1), ("08:00", 2)]
     assert list(plan.plan.inputs) == ["days.csv"]
-    (decision,) = [each for each in plan.decisions if each.path == "traffic.profile"]
+    (decision,) = [each for each in plan.choice.decisions if each.path == "traffic.profile"]
     assert decision.why.startswith("quantile 0.75 of the forecast for 2026-11-16 from 14 past days")
     assert re.search(r"^ *traffic\.profile +24 numbers, 31\d\.\d+ to 61\d\.\d+;", plan_text(plan.plan), re.MULTILINE)
     assert load_plan(pretty_json(plan.plan.as_json()).encode(), tmp_path / "plan.json").digest == plan.plan.digest

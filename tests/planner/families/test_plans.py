@@ -58,7 +58,7 @@ def test_windows_are_reserved_for_each_request(planned, tmp_path):
     few, many = (planned("gpt-oss-120b", max_requests=number) for number in (16, 48))
     of_request = 18 * 128 * 2 * 8 * 64 * 2
     memory = few.plan.as_json()["memory"]["mixed"]
-    (container,) = (each["container"] for each in few.launch_documents.values() if each["kind"] == "vllm")
+    (container,) = (each["container"] for each in few.plan.launch_documents.values() if each["kind"] == "vllm")
 
     assert memory["kv_bytes_per_request"] == of_request
     assert few.memory[0].fixed_kv == 16 * of_request

@@ -112,7 +112,9 @@ def test_kv_in_fp8_is_half_of_bf16(compiled):
 
     assert (wide.kv_bytes_per_token, narrow.kv_bytes_per_token) == (70_272, 35_136)
     assert narrow.kv_tokens // wide.kv_tokens == 2
-    assert {each["kv_cache"]["dtype"] for each in fp8.launch_documents.values() if each["kind"] == "unit"} == {"fp8"}
+    assert {each["kv_cache"]["dtype"] for each in fp8.plan.launch_documents.values() if each["kind"] == "unit"} == {
+        "fp8"
+    }
     assert {problem.rule[:4] for problem in fp8.refusals} >= {"S730"}
     assert ["KV precision" in plan_text(each.plan) for each in (fp8, compiled(PAIR))] == [True, False]
 
@@ -154,7 +156,9 @@ def test_a_plan_says_how_attention_is_shared(compiled):
 def test_a_group_that_shares_attention_dispatches_its_tokens_once(compiled):
     """128 requests of each eight GPUs are 16 of each GPU: as many pairs in a step, and as much luck."""
     alone, shared = (
-        compiled(applied(PAIR, {"decode.attention_tp": gpus, "decode.max_requests": requests})).sampled["decode"]
+        compiled(applied(PAIR, {"decode.attention_tp": gpus, "decode.max_requests": requests}))
+        .plan.balance["decode"]
+        .max_over_mean_sampled
         for gpus, requests in ((1, 16), (8, 128))
     )
 

@@ -87,7 +87,7 @@ def test_a_unit_moves_only_to_spares_with_its_gpu(found_of):
     """Launch files name those of the phase's own pool, and the plan reads back."""
     more = [{"name": "a4", "rack": "r4"}, {"name": "b2", "rack": "r4", "gpu": "h20"}]
     plan = two_gpus(found_of, cluster__nodes=[*MIXED_GPUS, *more], cluster__spares=["a4", "b2"])
-    spares = {each["phase"]: each["spares"] for each in plan.launch_documents.values() if each["kind"] == "unit"}
+    spares = {each["phase"]: each["spares"] for each in plan.plan.launch_documents.values() if each["kind"] == "unit"}
 
     assert spares == {"prefill": ["a4"], "decode": ["b2"]}
     assert plan.placement.spares == ("a4", "b2")

@@ -149,7 +149,7 @@ def test_a_plan_has_the_windows_that_its_traffic_asks_for(written, tmp_path):
 
     steps = [(each.at, each.num_units["prefill"], each.num_units["decode"]) for each in plan.schedule.steps]
     assert steps == [("00:00", 1, 1), ("08:00", 2, 2)]
-    (decided,) = [each for each in plan.decisions if each.path == "schedule.windows"]
+    (decided,) = [each for each in plan.choice.decisions if each.path == "schedule.windows"]
     assert decided.value == "2 windows"
     assert plan.schedule.transitions[1].warm_up_from == "07:50:00"
 
@@ -160,9 +160,9 @@ def test_each_field_is_decided_once(tmp_path):
     (tmp_path / "spec.yaml").write_text(f"{spec}{TRAFFIC}schedule: auto\n")
     plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
-    paths = [each.path for each in plan.decisions]
+    paths = [each.path for each in plan.choice.decisions]
     assert len(paths) == len(set(paths))
-    told = {each.path: each.value for each in plan.decisions}
+    told = {each.path: each.value for each in plan.choice.decisions}
     assert all(told[f"{phase}.units"] == plan.spec.num_units(phase) for phase in ("prefill", "decode"))
 
 
@@ -230,7 +230,7 @@ def test_days_that_are_unlike_have_windows_of_their_own(tmp_path):
     ]
     assert (schedule.peak_nodes, schedule.mean_nodes, schedule.other_days[1].mean_nodes) == (44, 22, 33)
     assert plan.plan.as_json()["schedule"]["other_days"][1]["transitions"][1]["warm_up_from"] == "11:50:00"
-    assert [each.path for each in plan.decisions if "days" in each.path] == [
+    assert [each.path for each in plan.choice.decisions if "days" in each.path] == [
         "schedule.other_days.0.windows",
         "schedule.other_days.1.windows",
     ]

@@ -46,6 +46,6 @@ def test_a_plan_derives_the_drain(tmp_path):
     (tmp_path / "spec.yaml").write_text(f"{spec}schedule: {{drain: auto, answered: 0.99, windows: {windows}}}\n")
     plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
-    (decision,) = [each for each in plan.decisions if each.path == "schedule.drain"]
+    (decision,) = [each for each in plan.choice.decisions if each.path == "schedule.drain"]
     assert plan.spec.schedule.drain == pytest.approx(drain_s(1000, 12_000, 0.99, 32768, 0.05), abs=1)
     assert decision.why == "0.99 of the answers in flight end within it, at 50 ms a token"

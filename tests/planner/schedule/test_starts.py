@@ -173,7 +173,7 @@ def test_the_morning_after_a_day_of_fewer_units_is_a_start_too(tmp_path):
     )
     (tmp_path / "spec.yaml").write_text(text)
     plan = run_passes(check_spec(tmp_path / "spec.yaml"))
-    (why,) = [each.why for each in plan.decisions if each.path == "schedule.warm_up"]
+    (why,) = [each.why for each in plan.choice.decisions if each.path == "schedule.warm_up"]
 
     assert plan.spec.schedule.warm_up == run_passes(spec_of(tmp_path, "auto", "10GB/s")).spec.schedule.warm_up
     assert why.startswith("what the start at 00:00 takes: loading the weights of 1 prefill unit and 1 decode unit")
@@ -192,5 +192,5 @@ def test_where_windows_follow_traffic_warm_up_and_windows_suit_each_other(tmp_pa
 
     longest = max(sum(stage.seconds for stage in each.stages) for each in plan.schedule.transitions)
     assert plan.spec.schedule.warm_up - 1 < longest <= plan.spec.schedule.warm_up
-    (why,) = [each.why for each in plan.decisions if each.path == "schedule.warm_up"]
+    (why,) = [each.why for each in plan.choice.decisions if each.path == "schedule.warm_up"]
     assert "loading the weights of" in why

@@ -23,7 +23,7 @@ def compiled(found_of):
 
 
 def decided(plan):
-    return {each.path: each.value for each in plan.decisions if each.why != "default"}
+    return {each.path: each.value for each in plan.choice.decisions if each.why != "default"}
 
 
 @pytest.mark.parametrize(("phase", "ep_size"), [("prefill", 32), ("decode", 144)])
@@ -50,7 +50,7 @@ def test_the_reason_says_what_a_fallback_holds(compiled):
     """128 requests of 32,768 tokens fit on no GPU; the reason says how many do in the unit that is taken instead."""
     plan = compiled(applied(PAIR, {"decode.ep_size": "auto"}))
     held = plan.memory[1].full_requests
-    (why,) = (each.why for each in plan.decisions if each.path == "decode.ep_size")
+    (why,) = (each.why for each in plan.choice.decisions if each.path == "decode.ep_size")
 
     assert 1 <= held < 128
     assert why == (
@@ -69,7 +69,7 @@ def test_a_unit_holds_the_operating_point_that_is_written(compiled):
     size = decided(plan)["decode.ep_size"]
 
     assert plan.memory[1].kv_tokens >= 88 * 4989
-    assert "and for operating_point" in plan.decisions[0].why
+    assert "and for operating_point" in plan.choice.decisions[0].why
     with pytest.raises(InfeasibleError) as caught:
         compiled(applied(OF_POINT, no_more | {"decode.ep_size": size // 2}))
     assert caught.value.findings[0].rule.startswith("S711")
@@ -117,7 +117,7 @@ def test_a_single_gpu_gets_no_replicas(compiled):
     plan = compiled(applied(SMALL, {"decode.ep_size": 1, "decode.redundant_experts": "auto"}))
 
     assert decided(plan) == {"decode.redundant_experts": 0}
-    assert plan.decisions[0].why == "a replica on the only GPU would share no load"
+    assert plan.choice.decisions[0].why == "a replica on the only GPU would share no load"
 
 
 def test_requests_are_as_many_as_fit(compiled):
@@ -135,7 +135,7 @@ def test_cpus_decide_nothing_by_memory(with_line, found_of):
     plan = found_of(with_line(11, "  ep_size: auto", with_line(12, "  redundant_experts: auto")))
 
     assert decided(plan) == {"prefill.ep_size": 2, "prefill.redundant_experts": 2}
-    assert plan.decisions[0].why == "memory of a CPU is not known: one node"
+    assert plan.choice.decisions[0].why == "memory of a CPU is not known: one node"
 
 
 def test_defaults_are_told(found_of):
@@ -154,7 +154,7 @@ def test_with_a_schedule_its_windows_decide_how_many_units_there_are(compiled):
         {"at": "20:00", "prefill_units": 1, "decode_units": 1},
     ]
     plan = compiled(PAIR | {"schedule": {"windows": windows}})
-    told = [each for each in plan.decisions if each.path.endswith(".units")]
+    told = [each for each in plan.choice.decisions if each.path.endswith(".units")]
 
     assert [(each.path, each.value) for each in told] == [("prefill.units", 2), ("decode.units", 1)]
     assert {each.why for each in told} == {"the most that any window of the schedule has"}
@@ -224,7 +224,7 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
 def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, spec_text, found_of):
     """FP8 in blocks of 128 x 128, NVFP4 and W4AFP8 are planned so, with the reason; without any, as by default."""
     plan = found_of(spec_text.replace("config.json", config).replace("  precision: fp32\n", ""))
-    told = {each.path: each.why for each in plan.decisions if each.path.endswith(".precision")}
+    told = {each.path: each.why for each in plan.choice.decisions if each.path.endswith(".precision")}
 
     assert {layout.precision for layout in plan.layouts} == {precision}
     assert [(" says: " in why) for why in told.values()] == [precision != "bf16"] * 2

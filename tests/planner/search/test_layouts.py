@@ -117,10 +117,10 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     free = {"ep_size": 96, "redundant_experts": 32, "max_requests": "auto", "max_request_tokens": 8192}
     spec = spec_of(20, {"tpot_ms": 50}, free, {"max_request_tokens": 8192}, operating_point=None)
     plan = run_passes(spec)
-    decode = next(each.prediction for each in plan.outlooks if each.phase == "decode")
-    searched = next(each for each in plan.search.phases if each.phase == "decode")
+    decode = next(each.prediction for each in plan.speed if each.phase == "decode")
+    searched = next(each for each in plan.choice.search.phases if each.phase == "decode")
 
-    assert sum(len(unit.nodes) for unit in plan.units) == plan.search.fleet.nodes <= 20
+    assert sum(len(unit.nodes) for unit in plan.units) == plan.choice.search.fleet.nodes <= 20
     assert all(each.full_requests >= 1 for each in plan.memory)
     assert 48.5 < decode.tpot_seconds.mid * 1e3 <= 50
     assert decode.tokens_per_s_per_gpu.mid == pytest.approx(searched.chosen.speed.tokens_per_s_per_gpu, rel=0.01)
@@ -177,7 +177,7 @@ def test_a_cluster_gets_the_nodes_that_the_peak_hour_needs():
     batches = {"max_batch_tokens": 16_384}
     spec = spec_of("auto", {"tpot_ms": 60}, {}, batches, traffic=TRAFFIC)
     plan = run_passes(spec)
-    loads = {each.phase: each for each in plan.demand}
+    loads = {each.phase: each for each in plan.demand_on(None)}
     nodes = sum(len(unit.nodes) for unit in plan.units)
 
     assert plan.spec.cluster.nodes == nodes == pytest.approx(278, rel=0.15)
@@ -261,8 +261,8 @@ def test_requests_of_a_point_are_as_many_as_the_slo_allows():
     steps = {"ep_size": 32, "redundant_experts": 32, "max_batch_tokens": "auto", "max_request_tokens": 8192}
     spec = spec_of(20, {"tpot_ms": 50, "ttft_ms": 2000}, free, steps, operating_point=point)
     plan = run_passes(spec)
-    decode = next(each.prediction for each in plan.outlooks if each.phase == "decode")
-    chosen = next(each.chosen for each in plan.search.phases if each.phase == "decode").numbers
+    decode = next(each.prediction for each in plan.speed if each.phase == "decode")
+    chosen = next(each.chosen for each in plan.choice.search.phases if each.phase == "decode").numbers
 
     assert decode.point.requests == chosen["max_requests"] == plan.spec.operating_point.decode.requests
     assert decode.point.kv_tokens == 4500
@@ -275,7 +275,7 @@ def test_units_fill_a_cluster_whose_speed_nobody_knows(found_of, spec_text):
     plan = found_of(spec_text.replace("units: 1", "units: auto").replace("  max_batch_tokens: 2048\n", ""))
 
     assert [unit.phase for unit in plan.units] == ["prefill", "decode"]
-    assert plan.search is None
+    assert plan.choice.search is None
 
 
 def test_a_fleet_is_the_best_of_all_counts():
@@ -355,22 +355,22 @@ def test_sglang_keeps_the_slo_that_its_layout_was_chosen_by():
     slo = {"ttft_ms": 7000, "tpot_ms": 50}
     plan = run_passes(spec_of(8, slo, fixed, fixed, engine="sglang", model="deepseek-r1", operating_point=None))
 
-    for outlook, searched in zip(plan.outlooks, plan.search.phases, strict=True):
+    for outlook, searched in zip(plan.speed, plan.choice.search.phases, strict=True):
         foreseen = searched.chosen.speed
         assert outlook.prediction.tokens_per_s_per_gpu.mid == pytest.approx(foreseen.tokens_per_s_per_gpu, rel=0.01)
         assert outlook.prediction.imbalance.gpus == pytest.approx(foreseen.max_over_mean, rel=0.03)
-    assert not [each for each in plan.warnings if each.rule.startswith("W115")]
+    assert not [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
 
 def test_a_promise_that_the_plan_misses_is_a_warning():
     """Said of the field, with what is predicted and with the least that would be kept."""
     fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
     plan = run_passes(spec_of(16, {"ttft_ms": 5}, fixed, fixed))
-    missed = next(each for each in plan.warnings if each.rule.startswith("W115"))
+    missed = next(each for each in plan.plan.warnings if each.rule.startswith("W115"))
     kept = run_passes(spec_of(16, {"ttft_ms": missed.changes[0]["slo.ttft_ms"]}, fixed, fixed))
 
     assert missed.message.startswith("slo.ttft_ms (5.0) is missed by prefill, whose TTFT is predicted at")
-    assert not [each for each in kept.warnings if each.rule.startswith("W115")]
+    assert not [each for each in kept.plan.warnings if each.rule.startswith("W115")]
 
 
 def test_minutes_are_told_in_whole_digits():
@@ -378,7 +378,7 @@ def test_minutes_are_told_in_whole_digits():
     fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
     point = {"prefill": {"prompt_tokens": 3000, "step_tokens": 16384, "utilisation": 0.999}}
     plan = run_passes(spec_of(16, {"ttft_ms": 5}, fixed, fixed, operating_point=point))
-    (missed,) = [each for each in plan.warnings if each.rule.startswith("W115")]
+    (missed,) = [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
     assert re.search(r"is predicted at [0-9,]+\.[0-9] ms \([0-9,]+\.[0-9] to [0-9,]+\.[0-9]\)$", missed.rule)
 
@@ -390,8 +390,8 @@ def test_a_missed_ttft_offers_units_that_are_less_full():
     def warned(ttft_ms, utilisation):
         point = {"prefill": {"prompt_tokens": 3000, "step_tokens": 16384, "utilisation": utilisation}}
         plan = run_passes(spec_of(16, {"ttft_ms": ttft_ms}, fixed, fixed, operating_point=point))
-        found = next(each.prediction.ttft_seconds.mid for each in plan.outlooks if each.phase == "prefill")
-        return found * 1e3, [each for each in plan.warnings if each.rule.startswith("W115")]
+        found = next(each.prediction.ttft_seconds.mid for each in plan.speed if each.phase == "prefill")
+        return found * 1e3, [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
     full, _ = warned(100_000, 0.9)
     _, missed = warned(full / 2, 0.9)

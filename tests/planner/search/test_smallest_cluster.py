@@ -111,7 +111,7 @@ def test_written_units_take_a_layout_that_serves_where_it_fits():
     """Headroom makes two units three. On fewer nodes they have the fastest layout a node, and the plan says so."""
     plans = {n: run_passes(spec_of(n, decode=TWO, schedule=HEADROOM)) for n in (4, 6, 7, 20)}
     sizes = {n: plan.spec.decode.ep_size for n, plan in plans.items()}
-    whys = {n: each.why for n, plan in plans.items() for each in plan.decisions if each.path == "decode.ep_size"}
+    whys = {n: each.why for n, plan in plans.items() for each in plan.choice.decisions if each.path == "decode.ep_size"}
 
     assert sizes == {4: 8, 6: 8, 7: 16, 20: 16}
     assert all(("none that fits is predicted to serve" in why) == (n < 7) for n, why in whys.items())
@@ -132,7 +132,7 @@ def test_nodes_that_are_counted_hold_what_windows_add():
     """The search counts the units that windows have, so it tells of as many nodes as there will be."""
     plan = run_passes(spec_of("auto", decode=TWO, schedule=HEADROOM))
 
-    assert plan.spec.cluster.nodes == plan.search.fleet.nodes == 7
+    assert plan.spec.cluster.nodes == plan.choice.search.fleet.nodes == 7
 
 
 def test_no_layout_fits_fewer_nodes_than_are_asked_for():
@@ -180,8 +180,8 @@ def test_requests_of_the_traffic_are_the_point_of_phases_without_one():
     points = {"decode": {"kv_tokens": 1250}, "prefill": {"prompt_tokens": 1000}}
     counted, written = run_passes(spec_of(20, traffic=traffic)), run_passes(spec_of(20, operating_point=points))
 
-    assert [each.prediction.point.kv_tokens for each in counted.outlooks if each.phase == "decode"] == [1250]
-    for one, other in zip(counted.outlooks, written.outlooks, strict=True):
+    assert [each.prediction.point.kv_tokens for each in counted.speed if each.phase == "decode"] == [1250]
+    for one, other in zip(counted.speed, written.speed, strict=True):
         assert one.prediction.tokens_per_s_per_gpu == other.prediction.tokens_per_s_per_gpu
     assert counted.units == written.units
 
@@ -195,7 +195,7 @@ def test_a_point_says_lengths_and_leaves_the_load_to_the_planner():
     }
     plan, same = run_passes(spec_of(20, operating_point=points)), run_passes(spec_of(20, operating_point=autos))
 
-    assert plan.decisions == same.decisions
+    assert plan.choice.decisions == same.choice.decisions
     assert plan.plan.digest == same.plan.digest
     assert plan.spec.operating_point.decode.requests == plan.spec.decode.max_requests
 

@@ -94,7 +94,7 @@ def assert_nothing_moves(checked, plan, folder):
     (folder / "previous.json").write_text(json.dumps(plan.plan.as_json()))
     again = run_passes(checked, read_plan(folder / "previous.json"))
     assert [(unit.name, unit.nodes) for unit in again.units] == [(unit.name, unit.nodes) for unit in plan.units]
-    assert all(again.expert_maps[phase].moved_slots == 0 for phase in again.expert_maps)
+    assert all(again.maps[phase].moved_slots == 0 for phase in again.maps)
 
 
 def assert_sound(plan):
@@ -106,7 +106,7 @@ def assert_sound(plan):
     for layout in plan.layouts:
         assert layout.slots_per_gpu * layout.ep_size == layout.num_physical_experts
         assert layout.ranks_per_node * layout.nodes_per_unit == layout.ep_size
-        for slots in plan.expert_maps[layout.phase].physical_to_logical:
+        for slots in plan.maps[layout.phase].physical_to_logical:
             assert set(slots) == set(range(layout.num_logical_experts))
     for memory in plan.memory:
         assert 0 < memory.kv_tokens * memory.kv_bytes_per_token <= memory.free

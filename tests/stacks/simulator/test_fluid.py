@@ -170,7 +170,7 @@ def test_a_plan_and_its_simulation_agree_on_mixed_units(requests, prompt, output
     changes = {"operating_point": {"mixed": point}, "mixed.max_requests": requests, "mixed.attention_tp": attention_tp}
     changes["traffic"] = {"input_tokens": 1e9, "output_tokens": 1e9 * output / prompt}
     plan = run_passes(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
-    (load,), found, service = plan.demand, plan.outlooks[0].prediction, build_service(plan)
+    (load,), found, service = plan.demand_on(None), plan.speed[0].prediction, build_service(plan)
     full, over = (
         play_day(service, [share / load.load / 1440] * 120, (planned_fleet(plan), planned_fleet(plan)))
         for share in (0.97, 1.15)
@@ -184,7 +184,7 @@ def test_a_plan_and_its_simulation_agree_on_mixed_units(requests, prompt, output
 
 def test_a_turn_of_a_mixed_unit_is_a_whole_step_with_its_drafts(drafting):
     """A step with two drafts waits once for prompts, though it gives more than two tokens: TPOT is the plan's."""
-    (load,), found, service = drafting.demand, drafting.outlooks[0].prediction, build_service(drafting)
+    (load,), found, service = drafting.demand_on(None), drafting.speed[0].prediction, build_service(drafting)
     fleets = planned_fleet(drafting), planned_fleet(drafting)
     full = play_day(service, [0.97 / load.load / 1440] * 120, fleets)
 

@@ -57,7 +57,7 @@ def test_a_steady_minute_has_the_plans_99th_percentile(published_day):
 def test_mixed_units_have_the_plans_99th_percentile(mixed, load):
     """A prompt in a hundred waits for as much of a turn as `SteadyTurns` says, however full units are."""
     service = build_service(mixed)
-    demand = [load / mixed.demand[0].load / 1440] * 120
+    demand = [load / mixed.demand_on(None)[0].load / 1440] * 120
     curves = play_day(service, demand, (planned_fleet(mixed), planned_fleet(mixed)))
     seconds, busy = curves.prompt_seconds[-1], curves.prompt_busy[-1]
     wait = max(busy - 0.01, 0.0) / busy * seconds
@@ -66,7 +66,7 @@ def test_mixed_units_have_the_plans_99th_percentile(mixed, load):
 
     assert within == pytest.approx(0.99, abs=1e-3)
     if load > 0.9:
-        found = mixed.outlooks[0].prediction.ttft_99_seconds.mid
+        found = mixed.speed[0].prediction.ttft_99_seconds.mid
         assert compute_latencies(service, curves, SloSpec()).ttft[-1] == pytest.approx(found, rel=0.1)
 
 
