@@ -40,7 +40,7 @@ class Compiled(Candidate):
     @property
     def searched(self) -> Collection[Phase]:
         """Return the phases whose layouts were chosen by their speed."""
-        return [each.phase for each in self.choice.search.phases] if self.choice.search else []
+        return self.choice.search.chosen if self.choice.search else ()
 
     @cached_property
     def plan(self) -> Plan:

@@ -5,12 +5,13 @@ What is said of keys and attributes in `sections.py` holds here too.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, AliasPath, Field
 
 from planner.expert_map.types import FrontPoint, Policy
 from planner.facts.part import Maybe, Part, Rounded
 from planner.facts.terms import Phase
 from planner.plan.sections import Digest, Ratios
+from planner.search.ranked import PhaseSearch
 
 __all__ = [
     "Balance",
@@ -172,60 +173,12 @@ class Demand(Part):
     times_beyond: Maybe[str] = None  # when that is
 
 
-class Tried(Part):
-    """A layout that fits and keeps the SLO, and why another was taken."""
-
-    ep_size: int
-    attention_tp: int
-    redundant_experts: int
-    max_batch_tokens: int
-    max_requests: int
-    nodes_per_unit: int
-    tokens_per_s_per_gpu: float
-    tokens_per_s_per_node: float
-    tpot_ms: float | None
-    ttft_ms: float | None
-    max_over_mean: float
-    chosen: bool
-    why_not: str | None
-
-
-class Lost(Part):
-    """Layouts that are out for one reason."""
-
-    layouts: int
-    for_example: dict[str, int]
-    detail: str
-
-
-class Fastest(Part):
-    """A layout at one load that no other beats in speed and latency."""
-
-    ep_size: int
-    attention_tp: int
-    redundant_experts: int
-    max_batch_tokens: int
-    max_requests: int
-    tokens_per_s_per_gpu: float
-    tpot_ms: Maybe[float] = None
-    ttft_ms: Maybe[float] = None
-
-
-class PhaseSearch(Part):
-    """What was tried for a phase."""
-
-    tried: int
-    candidates: tuple[Tried, ...]
-    lost: dict[str, Lost]  # by reason
-    front: tuple[Fastest, ...]
-
-
 class Search(Part):
     """The layouts that were chosen where speed decided, and what they serve."""
 
-    units: dict[Phase, int]
-    nodes: int
-    usable_nodes: int
-    output_tokens_per_s: float
-    tokens_per_output_token: dict[Phase, float]
+    units: dict[Phase, int] = Field(validation_alias=AliasPath("fleet", "units"))
+    nodes: int = Field(validation_alias=AliasPath("fleet", "nodes"))
+    usable_nodes: int = Field(validation_alias="room")
+    output_tokens_per_s: float = Field(validation_alias=AliasPath("fleet", "served_per_s"))
+    tokens_per_output_token: dict[Phase, float] = Field(validation_alias="tokens")
     phases: dict[Phase, PhaseSearch]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AliasPath,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -22,7 +23,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from planner.expert_map.types import BoundKind
 from planner.facts.part import Maybe, Part
-from planner.facts.terms import Coverage, Overlap, SplitRule
+from planner.facts.terms import Coverage, Overlap, Phase, SplitRule
 from planner.layout.unit import Unit
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix
@@ -284,16 +285,21 @@ class Map(Slots):
     coverage: Maybe[Uncovered] = None
 
 
+def _units_of(phase: Phase) -> Any:
+    """Return the field of a state's units of `phase`; a spec without the phase has none."""
+    return Field(default=None, validation_alias=AliasPath("num_units", phase))
+
+
 class Step(Part):
     """A state of the deployment, from `at` on."""
 
     at: str
     minutes: int
-    nodes: int
+    nodes: int = Field(validation_alias="num_nodes")
     units: tuple[str, ...]
-    prefill_units: Maybe[int] = None
-    decode_units: Maybe[int] = None
-    mixed_units: Maybe[int] = None
+    prefill_units: Maybe[int] = _units_of("prefill")
+    decode_units: Maybe[int] = _units_of("decode")
+    mixed_units: Maybe[int] = _units_of("mixed")
     free_racks: Maybe[int] = None
 
 
@@ -315,6 +321,6 @@ class Schedule(_Day):
 
     timezone: str
     peak_nodes: int
-    released_node_hours_per_day: Number
-    released_gpu_hours_per_day: Number
+    released_node_hours_per_day: Number = Field(validation_alias="released_node_hours")
+    released_gpu_hours_per_day: Number = Field(validation_alias="released_gpu_hours")
     other_days: Annotated[tuple[OtherDays, ...], Field(exclude_if=operator.not_)] = ()

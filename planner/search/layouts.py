@@ -47,7 +47,8 @@ ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traf
 class LayoutSearch:
     """The layouts that were found, and what they serve."""
 
-    phases: tuple[PhaseSearch, ...]
+    phases: dict[Phase, PhaseSearch]
+    chosen: Mapping[Phase, Kept]
     fleet: Fleet
     tokens: Mapping[Phase, float]  # of each phase for one token of output
     room: int  # nodes
@@ -56,12 +57,12 @@ class LayoutSearch:
     def values(self, spec: ResolvedSpec) -> dict[str, int]:
         """Return what stands in place of `auto`: path -> number. Prefill's requests are left to its memory."""
         found: dict[str, int] = {}
-        for each in self.phases:
-            section = spec.phase(each.phase)
-            fields = [field for field in FIELDS if (each.phase, field) != ("prefill", "max_requests")]
-            found |= {f"{each.phase}.{f}": each.chosen.numbers[f] for f in fields if is_auto(section, f)}
+        for phase, chosen in self.chosen.items():
+            section = spec.phase(phase)
+            fields = [field for field in FIELDS if (phase, field) != ("prefill", "max_requests")]
+            found |= {f"{phase}.{f}": chosen.numbers[f] for f in fields if is_auto(section, f)}
             if is_auto(section, "units"):
-                found[f"{each.phase}.units"] = self.fleet.units[each.phase]
+                found[f"{phase}.units"] = self.fleet.units[phase]
         return found
 
 
@@ -80,10 +81,10 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSe
     found, fleet = _found_and_fleet(spec, balance, tokens, demand)
     if fleet is None:
         return None
-    chosen = {phase: _kept(found[phase])[offer.number] for phase, offer in fleet.offers.items()}
-    phases = tuple(search_told(spec, p, found[p], chosen[p], balance) for p in spec.phases)
+    chosen = {p: _kept(found[p])[fleet.offers[p].number] for p in spec.phases}
+    phases = {p: search_told(spec, p, found[p], chosen[p], balance) for p in spec.phases}
     nodes = fleet.nodes if demand and demand.counts_nodes else sum(_room(spec).values())
-    return LayoutSearch(phases, fleet, tokens, nodes, demand)
+    return LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
 
 
 def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
@@ -257,22 +258,18 @@ def _offers(phase: Phase, kept: Sequence[Kept]) -> list[Offer]:
 
 
 def _why(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
-    phase, _, field = path.partition(".")
+    named, _, field = path.partition(".")
     if field == "units":
         return _of_units(search)
-    each = next(one for one in search.phases if one.phase == phase)
-    slo = _slo(spec, each.phase)
+    phase = next(each for each in spec.phases if each == named)
+    slo, speed = _slo(spec, phase), search.chosen[phase].speed
+    rate = f"{speed.tokens_per_s_per_gpu:,.0f} {MADE[phase]} a GPU{slo}, of {search.phases[phase].tried:,} layouts"
     whys = {
         "redundant_experts": f"the balance that is worth its memory: the fullest GPU has "
-        f"{each.chosen.speed.max_over_mean:.2f} times the mean",
+        f"{speed.max_over_mean:.2f} times the mean",
         "max_requests": f"the most that KV {'and the SLO allow' if slo else 'has room for'}",
     }
-    return whys.get(field, f"{_of_speed(each, slo)} the one that serves {_aim(search, each.phase)}")
-
-
-def _of_speed(each: PhaseSearch, slo: str) -> str:
-    rate = f"{each.chosen.speed.tokens_per_s_per_gpu:,.0f} {MADE[each.phase]} a GPU"
-    return f"{rate}{slo}, of {each.tried:,} layouts"
+    return whys.get(field, f"{rate} the one that serves {_aim(search, phase)}")
 
 
 def _aim(search: LayoutSearch, phase: Phase) -> str:

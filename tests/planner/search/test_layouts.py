@@ -21,10 +21,10 @@ from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
 from planner.rules.check import check_document, with_values
 from planner.search.auto import decide
+from planner.search.decision import FIELDS
 from planner.search.fleet import Demand, Offer, fill, meet, units_that_serve
 from planner.search.layouts import search_layouts
-from planner.search.ranked import FrontPoint, front_of
-from planner.search.trials import Kept
+from planner.search.ranked import Fastest, front_of
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.test_shipped_specs import SPECS
 
@@ -103,7 +103,7 @@ def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redunda
         speed = speed_of(tried, balance)
         if requests * 4096 <= tried.memory.kv_tokens and speed.tpot_ms <= KEPT * tpot:
             rates[requests] = speed.tokens_per_s_per_gpu
-    chosen = next(each.chosen for each in found_for(spec).phases if each.phase == "decode")
+    chosen = found_for(spec).chosen["decode"]
 
     assert chosen.speed.tokens_per_s_per_gpu == max(rates.values())
     assert chosen.numbers["max_requests"] == max(rates)
@@ -118,13 +118,13 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
     spec = spec_of(20, {"tpot_ms": 50}, free, {"max_request_tokens": 8192}, operating_point=None)
     plan = run_passes(spec)
     decode = next(each.prediction for each in plan.speed if each.phase == "decode")
-    searched = next(each for each in plan.choice.search.phases if each.phase == "decode")
+    chosen, searched = plan.choice.search.chosen["decode"], plan.plan.search.phases["decode"]
 
     assert sum(len(unit.nodes) for unit in plan.units) == plan.choice.search.fleet.nodes <= 20
     assert all(each.full_requests >= 1 for each in plan.memory)
     assert 48.5 < decode.tpot_seconds.mid * 1e3 <= 50
-    assert decode.tokens_per_s_per_gpu.mid == pytest.approx(searched.chosen.speed.tokens_per_s_per_gpu, rel=0.01)
-    assert [each.layout for each in searched.ranked if each.why_not is None] == [searched.chosen]
+    assert decode.tokens_per_s_per_gpu.mid == pytest.approx(chosen.speed.tokens_per_s_per_gpu, rel=0.01)
+    assert [each.ep_size for each in searched.candidates if each.chosen] == [chosen.numbers["ep_size"]]
     assert json.dumps(plan.plan.as_json()["search"])
     text = plan_text(plan.plan, full=True)
     assert "1" in re.findall(r"layouts tried +tried\n +prefill +(\d+)\n +decode +(\d+)", text)[0]
@@ -160,7 +160,7 @@ def test_one_node_gets_the_layout_that_runs_in_public(gpu):
     cluster = {"gpu": gpu, "nodes": 1, "gpus_per_node": 8}
     data = {"version": 1, "name": "one", "model": "deepseek-r1", "cluster": cluster, "mixed": mixed}
     fit = check_document(parse_document(json.dumps(data), "spec.yaml"))
-    most, soon = (found_for(each).phases[0].chosen.numbers for each in (fit, with_values(fit, {"slo.tpot_ms": 50})))
+    most, soon = (found_for(each).chosen["mixed"].numbers for each in (fit, with_values(fit, {"slo.tpot_ms": 50})))
 
     assert (most["ep_size"], most["attention_tp"]) == (8, 1)
     assert soon["attention_tp"] > 1
@@ -262,7 +262,7 @@ def test_requests_of_a_point_are_as_many_as_the_slo_allows():
     spec = spec_of(20, {"tpot_ms": 50, "ttft_ms": 2000}, free, steps, operating_point=point)
     plan = run_passes(spec)
     decode = next(each.prediction for each in plan.speed if each.phase == "decode")
-    chosen = next(each.chosen for each in plan.choice.search.phases if each.phase == "decode").numbers
+    chosen = plan.choice.search.chosen["decode"].numbers
 
     assert decode.point.requests == chosen["max_requests"] == plan.spec.operating_point.decode.requests
     assert decode.point.kv_tokens == 4500
@@ -307,7 +307,9 @@ _BOTH = frozenset(("prefill", "decode"))
 
 def test_a_front_has_no_point_that_another_beats():
     """Sorted by latency, each is faster than all before it."""
-    points = [FrontPoint({}, rate, latency) for rate, latency in [(5, 3), (4, 3), (9, 7), (6, 8), (5, 4), (1, 1)]]
+    numbers = dict.fromkeys(FIELDS, 1)
+    rates = [(5, 3), (4, 3), (9, 7), (6, 8), (5, 4), (1, 1)]
+    points = [Fastest(**numbers, tokens_per_s_per_gpu=rate, tpot_ms=latency) for rate, latency in rates]
 
     assert [(each.tokens_per_s_per_gpu, each.latency_ms) for each in front_of(points)] == [(1, 1), (5, 3), (9, 7)]
 
@@ -355,8 +357,8 @@ def test_sglang_keeps_the_slo_that_its_layout_was_chosen_by():
     slo = {"ttft_ms": 7000, "tpot_ms": 50}
     plan = run_passes(spec_of(8, slo, fixed, fixed, engine="sglang", model="deepseek-r1", operating_point=None))
 
-    for outlook, searched in zip(plan.speed, plan.choice.search.phases, strict=True):
-        foreseen = searched.chosen.speed
+    for outlook in plan.speed:
+        foreseen = plan.choice.search.chosen[outlook.phase].speed
         assert outlook.prediction.tokens_per_s_per_gpu.mid == pytest.approx(foreseen.tokens_per_s_per_gpu, rel=0.01)
         assert outlook.prediction.imbalance.gpus == pytest.approx(foreseen.max_over_mean, rel=0.03)
     assert not [each for each in plan.plan.warnings if each.rule.startswith("W115")]
@@ -470,21 +472,21 @@ def test_requests_that_auto_has_chosen_are_said_to_be_its():
 
 def test_each_size_is_told_once_with_why_another_was_taken():
     """The fastest of each EP size, in order; one is chosen, and what is faster than it fills the cluster worse."""
-    for each in found_for(spec_of()).phases:
-        sizes = [ranked.layout.numbers["ep_size"] for ranked in each.ranked]
-        rates = [ranked.layout.tokens_per_s_per_node for ranked in each.ranked]
-        chosen = [ranked.why_not for ranked in each.ranked].index(None)
+    for each in found_for(spec_of()).phases.values():
+        sizes = [ranked.ep_size for ranked in each.candidates]
+        rates = [ranked.tokens_per_s_per_node for ranked in each.candidates]
+        chosen = [ranked.why_not for ranked in each.candidates].index(None)
 
         assert len(set(sizes)) == len(sizes) > 3
         assert rates == sorted(rates, reverse=True)
-        assert all(ranked.why_not.startswith("cluster") for ranked in each.ranked[:chosen])
-        assert all("slower" in ranked.why_not for ranked in each.ranked[chosen + 1 :])
+        assert all(ranked.why_not.startswith("cluster") for ranked in each.candidates[:chosen])
+        assert all("slower" in ranked.why_not for ranked in each.candidates[chosen + 1 :])
 
 
 def test_coverage_leaves_out_units_that_one_node_holds():
     """Every expert on two nodes takes two nodes, and slots for it: the others are out by their failure domain."""
     search = found_for(spec_of(coverage="node"))
-    out = [each.lost["failure domain"][0] for each in search.phases]
+    out = [each.lost["failure domain"].layouts for each in search.phases.values()]
 
     assert min(out) >= 3
-    assert all(isinstance(each.chosen, Kept) and each.chosen.nodes >= 2 for each in search.phases)
+    assert all(each.nodes >= 2 for each in search.chosen.values())
