@@ -62,7 +62,7 @@ def _own_gpu(report: Report, phase: str) -> str:
 
 
 def _day(report: Report) -> str:
-    """Return when most and fewest units are on, and whether anything switches them."""
+    """Return whether anything switches units, and when most and fewest are on."""
     if report.find("schedule", "most_nodes") is None:
         return "all units are on all day"
     line = _state(report, "most")
@@ -70,12 +70,16 @@ def _day(report: Report) -> str:
         mean = report.text("schedule", "mean_nodes")
         line = f"most {line}, fewest {_state(report, 'fewest')}, {mean} on average"
     others = [report.text(f"schedule.other_days.{each}", "days") for each in _keys(report, "schedule.other_days.*")]
-    follows = {
-        "set": "kubernetes.controller is set and switches units",
-        "not set": "kubernetes.controller is not set: all units stay on",
-    }
-    parts = [line, *(f"other days: {each}" for each in others), follows.get(report.text("schedule", "controller"))]
-    return "; ".join(filter(None, parts))
+    line = "; ".join([line, *(f"other days: {each}" for each in others)])
+    if _stays_on(report):
+        nodes = _counted(report, "cluster", "nodes_used", "node")
+        return f"all units stay on ({nodes}), as kubernetes.controller is not set; with it {line}"
+    return f"{line}; kubernetes.controller switches units" if report.text("schedule", "controller") else line
+
+
+def _stays_on(report: Report) -> bool:
+    """Return whether units stay on that the day would switch off: nothing in the cluster follows it."""
+    return report.text("schedule", "controller") == "not set"
 
 
 def _state(report: Report, which: str) -> str:
@@ -91,11 +95,12 @@ def _cost(report: Report) -> str:
     if report.find("cost", "usd_per_day") is None:
         return "unknown: the spec has no cost section"
     rates = {kind: report.text("cost", f"usd_per_million_{kind}_tokens") for kind in ("output", "input")}
-    over = [f"{rate} per million {kind} tokens" for kind, rate in rates.items() if rate]
+    over = " or ".join(f"{rate} per million {kind}" for kind, rate in rates.items() if rate)
     income, margin = report.text("cost", "revenue_usd_per_day"), report.text("cost", "margin")
+    earned = f"income {income} at the expected speed, margin {margin}"
     line = f"{report.text('cost', 'usd_per_day')} a day{_billed(report)}"
-    line += f"; {' (or '.join(over)}{')' if len(over) > 1 else ''}" if over else ""
-    return f"{line}; income {income} a day, margin {margin}" if income else line
+    parts = [line, f"{over} tokens, if these bear all of it" if over else "", earned if income else ""]
+    return "; ".join(filter(None, parts))
 
 
 def _billed(report: Report) -> str:
@@ -103,8 +108,8 @@ def _billed(report: Report) -> str:
     price, idle = report.text("cost", "usd_per_gpu_hour"), report.find("cost", "idle_usd_per_day")
     whole = report.text("cost", "usd_per_day_if_all_are_on")
     line = f" at {price} per GPU-hour" if price else ""
-    if report.text("schedule", "controller") == "not set":
-        line += f" with a controller, {whole or 'more'} without"
+    if _stays_on(report):
+        line += f" as scheduled, {whole or 'more'} if all units stay on"
     if idle is not None and idle.value:
         return f"{line}, {written(idle)} of it for own nodes that are off"
     return line
@@ -124,8 +129,9 @@ def _load(report: Report) -> str:
             short.append(f"{phase} is short for {hours} h ({shown})")
         peaks.append(f"{phase} {load or 'without a unit'} ({at})")
         slowest += [f"{phase} {low}"] if low else []
+    fits = ", ".join(short) or "it fits in every hour at the expected speed"
     parts = [
-        f"does not fit: {', '.join(short)}" if short else "fits in every hour at the expected speed",
+        f"as scheduled, {fits}" if _stays_on(report) else fits,
         f"peak load over capacity: {', '.join(peaks)}",
     ]
     parts += [f"at the slowest speed: {', '.join(slowest)}"] if slowest else []
@@ -170,13 +176,14 @@ def _conditions(report: Report, phase: str, name: str) -> str:
     leaves_out = report.text(f"performance.{phase}", "ttft_leaves_out") if name == "ttft" else ""
     load, at = report.find(f"demand.{phase}", "highest_load"), report.text(f"demand.{phase}", "at")
     is_fuller = load is not None and isinstance(load.value, float) and load.value > 1
-    fuller = f"; longer at {at} ({written(load)} of the operating point)" if load and is_fuller else ""
+    fuller = f"; longer at {at}, with {written(load)} of this load" if load and is_fuller else ""
     return f"{fuller}{f', {leaves_out}' if leaves_out else ''}"
 
 
 def _failure(report: Report) -> str:
     """Return the worst that one failure stops, with fewest units on and with all, and for how long."""
-    whens = [when for when in ("fewest", "most") if report.find(f"failure.{when}", "domain")]
+    order = ("most", "fewest") if _stays_on(report) else ("fewest", "most")
+    whens = [when for when in order if report.find(f"failure.{when}", "domain")]
     if not whens:
         return ""
     losses = [_loss(report, when) for when in whens]
@@ -229,10 +236,13 @@ def _blockers(report: Report) -> str:
     """Name what keeps the plan from running, and what to look at before it does."""
     refused, warnings = report.of("refusals"), report.of("warnings")
     untried, needs = report.text("plan", "untried"), report.of("relies_on")
-    line = f"{report.text('plan', 'engine')} cannot run it: {_ids(refused)}" if refused else "none known"
-    line += f", but {untried}: try one unit first" if untried else ""
-    line += f"; check {', '.join(f'{row.name} ({written(row)})' for row in needs)}" if needs else ""
-    return f"{line}; warnings: {_ids(warnings)}" if warnings else line
+    sentences = [
+        f"{report.text('plan', 'engine')} cannot run it: {_ids(refused)}" if refused else "none known",
+        f"untested: {untried}, so try one unit first" if untried else "",
+        f"check {', '.join(f'{row.name} ({written(row)})' for row in needs)}" if needs else "",
+        f"warnings: {_ids(warnings)}" if warnings else "",
+    ]
+    return "; ".join(filter(None, sentences))
 
 
 def _ids(problems: Sequence[Row]) -> str:

@@ -145,7 +145,7 @@ def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot
     outcome = simulate_day(plan).outcomes["mid"]
 
     assert [each.path for each in found] == broken
-    assert "(168.2% of the operating point)" in " ".join(plan_text(plan.plan).split())
+    assert "with 168.2% of this load" in " ".join(plan_text(plan.plan).split())
     assert all(
         "works on 27 requests at a time, with which TPOT is predicted at 94.0 ms" in each.reason for each in found
     )

@@ -55,24 +55,28 @@ def test_the_first_lines_answer_what_is_asked(shipped):
 
     assert lines["units"].startswith("29 prefill units of 4 nodes, 9 decode units of 18 nodes: 278 of 278 nodes (")
     assert lines["day"] == (
-        "most 278 nodes 08:30-00:00 (29 prefill, 9 decode), fewest 68 nodes 03:30-06:30 (8 prefill, 2 decode), "
-        "226.75 on average; kubernetes.controller is not set: all units stay on"
+        "all units stay on (278 nodes), as kubernetes.controller is not set; with it most 278 nodes 08:30-00:00 "
+        "(29 prefill, 9 decode), fewest 68 nodes 03:30-06:30 (8 prefill, 2 decode), 226.75 on average"
     )
-    assert lines["cost"].startswith("$87,072 a day at $2 per GPU-hour with a controller, $106,752 without; $0.5238 per")
+    assert lines["cost"] == (
+        "$87,072 a day at $2 per GPU-hour as scheduled, $106,752 if all units stay on; $0.5238 per million output or "
+        "$0.1447 per million input tokens, if these bear all of it; income $556,094 at the expected speed, "
+        "margin 84.3%"
+    )
     assert lines["load"] == (
-        "does not fit: decode is short for 8.50 h (03:30-04:00, 06:00-06:30, 07:00-07:30, 10:00-11:00, 14:00-17:00, "
+        "as scheduled, decode is short for 8.50 h (03:30-04:00, 06:00-06:30, 07:00-07:30, 10:00-11:00, 14:00-17:00, "
         "20:00-23:00); peak load over capacity: prefill 58.9% (15:00), decode 120.8% (03:30); at the slowest speed: "
         "prefill 117.8%, decode 241.6%; 99.0% answered"
     )
     assert lines["speed"].endswith("2.6 GB more per GPU would cut decode's imbalance from 1.624 to 1.005")
     assert lines["TTFT"] == (
         "mean 3,480 ms (2,680 to 6,958), p99 10,376 ms (7,989 to 20,749); "
-        "longer at 15:00 (109.3% of the operating point); no slo.ttft_ms"
+        "longer at 15:00, with 109.3% of this load; no slo.ttft_ms"
     )
     assert lines["failure"].startswith(
-        "worst: losing one GPU (decode-0 rank 0) stops 1 of 2 decode units (50.0%) at 03:"
+        "worst: losing one GPU (decode-0 rank 0) stops 1 of 9 decode units (11.1%) with all on; 1 of 2 decode units "
+        "(50.0%) at 03:30 (fewest on); out until repaired (no uptime.repair): no node"
     )
-    assert "1 of 9 decode units (11.1%) with all on; out until repaired (no uptime.repair): no node" in lines["failure"]
     assert (
         "(power law, alpha 1.01, seed 0); cuda graphs of decode (2.7 GB); schedule.start (defaults" in lines["assumed"]
     )
@@ -137,14 +141,16 @@ def test_a_repair_and_own_nodes_that_are_off_are_told(shipped):
 
     assert "; out for 12 h of repair: no node is a spare (the 210 off belong to other units);" in lines["failure"]
     assert lines["cost"].startswith("$75,686 a day, $2,352 of it for own nodes that are off; ")
-    assert lines["day"].endswith("; kubernetes.controller is set and switches units")
+    assert lines["day"].endswith("; kubernetes.controller switches units")
 
 
 def test_traffic_that_fits_is_told_with_the_load_at_the_slowest_speed(shipped):
     """The load at the slowest speed is told even where traffic fits at the expected one."""
     line = lines_of(shipped(**{"traffic.input_tokens": 300e9, "traffic.output_tokens": 100e9}))["load"]
 
-    assert line.startswith("fits in every hour at the expected speed; peak load over capacity: prefill 29.1% (15:00), ")
+    assert line.startswith(
+        "as scheduled, it fits in every hour at the expected speed; peak load over capacity: prefill 29.1% (15:00), "
+    )
     assert "at the slowest speed: prefill 58.1%, decode 143.8%; 100.0% answered" in line
 
 
@@ -323,16 +329,28 @@ def test_a_reason_of_several_decisions_is_said_once(shipped):
     assert "decode.units   9; for the same reason" in text
 
 
-@pytest.mark.parametrize(("controller", "end"), [(None, "not set: all units stay on"), ({}, "set and switches units")])
-def test_a_schedule_that_nothing_follows_is_told(controller, end, plan_of):
-    """The bill is that of the schedule, so its line says what a cluster does without the controller."""
+@pytest.mark.parametrize(
+    ("controller", "day", "cost"),
+    [
+        (
+            None,
+            "all units stay on (22 nodes), as kubernetes.controller is not set; with it most 22 nodes",
+            "as scheduled",
+        ),
+        ({}, "most 22 nodes", "per GPU-hour;"),
+    ],
+)
+def test_a_schedule_that_nothing_follows_is_told(controller, day, cost, plan_of):
+    """The bill is that of the schedule, so its line says when a cluster does not follow it."""
     windows = [
         {"at": at, "prefill_units": number, "decode_units": number} for at, number in (("08:00", 1), ("20:00", 0))
     ]
     kubernetes = {} if controller is None else {"kubernetes": {"controller": controller}}
-    plan = plan_of(json.dumps(PAIR | {"schedule": {"timezone": "UTC", "windows": windows}} | kubernetes, indent=1))
+    spec = PAIR | {"schedule": {"timezone": "UTC", "windows": windows}, "cost": {"usd_per_gpu_hour": 2}} | kubernetes
+    lines = lines_of(plan_of(json.dumps(spec, indent=1)))
 
-    assert lines_of(plan)["day"].endswith(f"kubernetes.controller is {end}")
+    assert lines["day"].startswith(day)
+    assert cost in f"{lines['cost']};"
 
 
 def test_what_a_plan_relies_on_is_told(spec_file):
