@@ -93,7 +93,7 @@ def _search_for(refusals: Sequence[Finding], candidate: Candidate, asked: Resolv
     start = _with_one_unit_of_auto(candidate)
     lacking = {} if needs_nodes else lacking_nodes(start.resolved)
     start = start.having(lacking) if lacking else start
-    return _Search(start, tuple(each.phase for each in start.memory if each.short > 0), lacking)
+    return _Search(start, tuple(each.phase for each in start.memory if each.short > 0), lacking, asked)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Search:
     start: Candidate
     short: tuple[Phase, ...]  # of memory
     lacking: Change  # nodes, without which no change helps: `start` has them
-    asked: ResolvedSpec | None = None  # which is decided anew with each change, where traffic would count other units
+    asked: ResolvedSpec  # with each `auto`
     tried: dict[str, Candidate | None] = field(default_factory=dict)
     feasible: dict[str, bool] = field(default_factory=dict)
     held: dict[str, float] = field(default_factory=dict)  # by what a phase would be
@@ -122,6 +122,11 @@ class _Search:
         """Return the spec where the search starts."""
         return self.start.resolved
 
+    @property
+    def is_at_the_peak(self) -> bool:
+        """Return whether nodes are too few for windows that follow the traffic."""
+        return self.spec.has_windows_of_traffic and self.spec.written.schedule is not None
+
     def changes(self, refusals: Sequence[Finding]) -> tuple[Change, ...]:
         """Return those that cost least, up to three of different fields."""
         rows, shares = self._rows(refusals[0].id), self._shares(refusals)
@@ -130,11 +135,11 @@ class _Search:
         for number, share in tried:
             found = tuple(islice(self.offered(rows[number], share), MAX_CHANGES))
             if changes := found or tuple(self.joined([*chain(*rows[: number + 1])], share)):
-                return changes
+                return tuple(self._with_nodes_at_the_peak(each) for each in changes)
         return ()
 
     def _rows(self, rule: str) -> Order:
-        return AT_THE_PEAK if self.asked else ORDERS[rule]
+        return AT_THE_PEAK if self.is_at_the_peak else ORDERS[rule]
 
     def _shares(self, refusals: Sequence[Finding]) -> list[float]:
         """Return the shares of the asked KV that a change has to leave, in order."""
@@ -212,8 +217,17 @@ class _Search:
 
     def _having(self, change: Change) -> Candidate | None:
         """Return the candidate having `change`; None where the planner would find no numbers for its `auto`."""
-        if self.asked is None:
-            return self.start.having(change)
+        return self._decided_anew(change) if self.is_at_the_peak else self.start.having(change)
+
+    def _with_nodes_at_the_peak(self, change: Change) -> Change:
+        """Return `change` and, where they make it do, the nodes for windows that follow the traffic with it."""
+        decided = self._decided_anew(change) if self.spec.has_windows_of_traffic else None
+        nodes = lacking_nodes(decided.resolved) if decided else {}
+        more = self._decided_anew({**change, **nodes}) if nodes else None
+        return {**change, **nodes} if more and not refusals_of(more, more.level) else change
+
+    def _decided_anew(self, change: Change) -> Candidate | None:
+        """Return what the planner makes of the spec that is asked for and `change`; None where it makes nothing."""
         try:
             spec = decide(with_values(self.asked, change)).spec
         except (SpecError, InfeasibleError):

@@ -163,6 +163,20 @@ def test_units_that_traffic_counts_ask_for_nodes_only(found_of, units):
     assert found_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
 
 
+def test_a_mended_unit_comes_with_the_nodes_of_the_busiest_hour(plan_of):
+    """Decode is short of memory and nodes are too few for nine units: one change mends both, and it plans."""
+    traffic = {"input_tokens": 60e9, "output_tokens": 16e9, "profile": [1.0] * 12 + [3.0] * 12}
+    schedule = {"windows": "auto", "min_units": {"decode": 9}}
+    spec = applied(PAIR, {"decode.ep_size": 8, "schedule": schedule, "traffic": traffic, "cluster.nodes": 20})
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(spec, indent=1))
+
+    (problem,) = error.value.findings
+    assert (problem.id, "cluster.nodes" in problem.changes[0]) == ("S707", True)
+    for change in problem.changes:
+        plan_of(json.dumps(applied(spec, change), indent=1))
+
+
 @pytest.mark.parametrize(
     ("nodes", "prefill", "decode", "change"),
     [
