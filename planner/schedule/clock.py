@@ -18,35 +18,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Protocol
 
-from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
 from planner.facts.wall_clock import dates_between, instants_of, offset_at, wall_time
-from planner.schedule.schedule import OtherDays, Step, all_steps
+from planner.schedule.schedule import Days, Step
 
-__all__ = ["Change", "Day", "changes_between", "state_at", "steps_on", "units_at"]
+__all__ = ["Change", "changes_between", "state_at", "units_at"]
 
 DATES_KEPT = 1000  # assumed: two years and a half of one zone; a rehearsal passes through a date a second
-
-
-class Day(Protocol):
-    """A planned day, or its timetable."""
-
-    @property
-    def timezone(self) -> str:
-        """The IANA's name of the place whose clocks it goes by."""
-        ...
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """Its states."""
-        ...
-
-    @property
-    def other_days(self) -> tuple[OtherDays, ...]:
-        """The states of weekdays and dates that have others."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -59,26 +38,20 @@ class Change:
     stops: tuple[str, ...]
 
 
-def units_at(day: Day, instant: int) -> tuple[str, ...]:
+def units_at(days: Days, instant: int) -> tuple[str, ...]:
     """Return the units that are on at an instant, in the order of the day's busiest steps."""
-    return _Calendar(day).units_at(instant)
+    return _Calendar(days).units_at(instant)
 
 
-def state_at(day: Day, instant: int) -> Step:
+def state_at(days: Days, instant: int) -> Step:
     """Return the step that clocks show at an instant."""
-    wall = wall_time(instant, day.timezone)
-    return _States.of(steps_on(day, wall.date)).at(wall.minute)
+    wall = wall_time(instant, days.timezone)
+    return _States.of(days.steps_on(wall.date)).at(wall.minute)
 
 
-def steps_on(day: Day, date: str) -> tuple[Step, ...]:
-    """Return the states of a date."""
-    entry = entry_of(date, [other.days for other in day.other_days])
-    return day.steps if entry is None else day.other_days[entry].steps
-
-
-def changes_between(day: Day, begin: int, end: int) -> tuple[Change, ...]:
+def changes_between(days: Days, begin: int, end: int) -> tuple[Change, ...]:
     """Return what changes after `begin` and until `end`, in order."""
-    calendar = _Calendar(day)
+    calendar = _Calendar(days)
     found, before = [], calendar.units_at(begin)
     for instant in calendar.edges(begin, end):
         units = calendar.units_at(instant)
@@ -119,8 +92,8 @@ class _States:
 class _Calendar:
     """A day's dates, for many instants: the states of each date are sorted once."""
 
-    def __init__(self, day: Day) -> None:
-        self._day, self._zone = day, day.timezone
+    def __init__(self, days: Days) -> None:
+        self._days, self._zone = days, days.timezone
         self._states: dict[str, _States] = {}
 
     def units_at(self, instant: int) -> tuple[str, ...]:
@@ -145,13 +118,13 @@ class _Calendar:
 
     def _states_on(self, date: str) -> _States:
         if date not in self._states:
-            self._states[date] = _States.of(steps_on(self._day, date))
+            self._states[date] = _States.of(self._days.steps_on(date))
         return self._states[date]
 
     @cached_property
     def _all_units(self) -> tuple[str, ...]:
         """Every unit once: phase by phase, each in the order of its numbers."""
-        steps = all_steps(self._day.steps, self._day.other_days)
+        steps = self._days.all_steps
         largest = (max((step.units_of(phase) for step in steps), key=len) for phase in steps[0].num_units)
         return tuple(chain.from_iterable(largest))
 

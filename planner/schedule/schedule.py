@@ -14,8 +14,8 @@ Windows that follow traffic are derived before (`derived.py`); the ways between 
 Source of the example: open-infra-index, day 6 (the step chart of nodes).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_MINUTES
@@ -29,16 +29,8 @@ from planner.spec.schedule import OtherWindowsSpec, ScheduleSpec, WindowSpec
 from planner.spec.schema import Spec
 
 __all__ = [
-    "ALL_STAY_ON",
-    "NOT_EXECUTED",
-    "DaySchedule",
-    "OtherDays",
-    "Step",
-    "all_steps",
-    "plan_schedule",
-    "steps_of",
-    "switches_units",
-    "with_windows_of",
+    *("ALL_STAY_ON", "NOT_EXECUTED", "DaySchedule", "Days", "OtherDays", "Step"),
+    *("plan_schedule", "steps_of", "with_windows_of"),
 ]
 
 NOT_EXECUTED = "Without kubernetes.controller nothing switches units in a cluster: all of them stay on."
@@ -79,30 +71,36 @@ class OtherDays:
 
 
 @dataclass(frozen=True)
-class DaySchedule:
-    """All states of a day, in the order of the spec, and of the days that are not like it."""
+class Days:
+    """The states of a day like most, in the order of the spec, and of the days that are not like it."""
 
-    timezone: str
+    timezone: str  # the IANA's name of the place whose clocks it goes by
     steps: tuple[Step, ...]
-    transitions: tuple[Transition, ...]
-    mean_nodes_taken: float  # with those of units that warm up or drain
-    gpus_per_node: int
-    other_days: tuple[OtherDays, ...] = ()
+    other_days: tuple[OtherDays, ...] = field(default=(), kw_only=True)
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
         """The states of all days."""
-        return all_steps(self.steps, self.other_days)
+        return (*self.steps, *(step for other in self.other_days for step in other.steps))
+
+    @property
+    def switches(self) -> bool:
+        """True if some unit is off at some time."""
+        return len({step.units for step in self.all_steps}) > 1
 
     def steps_on(self, day: str | None) -> tuple[Step, ...]:
         """Return the states of a date or a weekday; without one, those of a day like most."""
         entry = None if day is None else entry_of(day, [other.days for other in self.other_days])
         return self.steps if entry is None else self.other_days[entry].steps
 
-    @property
-    def switches(self) -> bool:
-        """True if some unit is off at some time."""
-        return switches_units(step.units for step in self.all_steps)
+
+@dataclass(frozen=True)
+class DaySchedule(Days):
+    """The days as they are planned: also the ways between their states, and the nodes that all of it takes."""
+
+    transitions: tuple[Transition, ...]
+    mean_nodes_taken: float  # with those of units that warm up or drain
+    gpus_per_node: int
 
     @property
     def peak_nodes(self) -> int:
@@ -125,18 +123,8 @@ class DaySchedule:
         return self.released_node_hours * self.gpus_per_node
 
 
-def all_steps(steps: Sequence[Step], other_days: Sequence[OtherDays]) -> tuple[Step, ...]:
-    """Return the states of all days."""
-    return (*steps, *(step for other in other_days for step in other.steps))
-
-
 def _mean_nodes(steps: Sequence[Step]) -> float:
     return sum(step.num_nodes * step.minutes for step in steps) / DAY_MINUTES
-
-
-def switches_units(units_of_steps: Iterable[Sequence[str]]) -> bool:
-    """Return whether some unit is off in one of a day's states; each state has the names of the units that are on."""
-    return len(set(map(tuple, units_of_steps))) > 1
 
 
 def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = None) -> DaySchedule | None:

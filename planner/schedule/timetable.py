@@ -8,35 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.layout.unit import Unit
-from planner.schedule.schedule import OtherDays, Step, all_steps, steps_of, switches_units, with_windows_of
+from planner.schedule.schedule import Days, OtherDays, steps_of, with_windows_of
 from planner.spec.schema import Spec
 
 __all__ = ["Timetable", "timetable_of"]
 
 
 @dataclass(frozen=True)
-class Timetable:
-    """The states of a day, and how many seconds of its clock a unit warms up and drains.
+class Timetable(Days):
+    """The states of all days, and how many seconds of its clock a unit warms up and drains.
 
     Whoever uses the nodes of a unit that is off is told `notice_s` before they are taken.
     """
 
-    timezone: str
-    steps: tuple[Step, ...]
     warm_up_s: float
     drain_s: float
     notice_s: float = 0.0
-    other_days: tuple[OtherDays, ...] = ()
-
-    @property
-    def all_steps(self) -> tuple[Step, ...]:
-        """The states of all days."""
-        return all_steps(self.steps, self.other_days)
-
-    @property
-    def switches(self) -> bool:
-        """True if some unit is off at some time."""
-        return switches_units(step.units for step in self.all_steps)
 
 
 def timetable_of(spec: Spec, units: Sequence[Unit]) -> Timetable | None:
@@ -47,4 +34,5 @@ def timetable_of(spec: Spec, units: Sequence[Unit]) -> Timetable | None:
     others = tuple(
         OtherDays(tuple(other.days), steps_of(spec, with_windows_of(day, other), units)) for other in day.other_days
     )
-    return Timetable(day.timezone, steps_of(spec, day, units), day.warm_up, day.drain, day.start.notice, others)
+    steps, notice_s = steps_of(spec, day, units), day.start.notice
+    return Timetable(day.timezone, steps, day.warm_up, day.drain, notice_s, other_days=others)

@@ -143,10 +143,9 @@ def _read_timetable(spec: Mapping[str, Any], steps: tuple[Step, ...]) -> Timetab
     if not is_timezone(spec["timezone"]):
         raise WrongDay(f"spec.timezone ({spec['timezone']}) is no name of a time zone")
     notice_s = float(spec["lendNodes"]["noticeSeconds"]) if "lendNodes" in spec else 0.0
+    warm_up_s, drain_s = float(spec["warmUpSeconds"]), float(spec["drainSeconds"])
     others = tuple(_read_other_days(spec))
-    return Timetable(
-        spec["timezone"], steps, float(spec["warmUpSeconds"]), float(spec["drainSeconds"]), notice_s, others
-    )
+    return Timetable(spec["timezone"], steps, warm_up_s, drain_s, notice_s, other_days=others)
 
 
 def _read_other_days(spec: Mapping[str, Any]) -> Iterator[OtherDays]:

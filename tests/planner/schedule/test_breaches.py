@@ -32,7 +32,7 @@ def day_of(windows, rules):
     states = [State(start, step.units) for start, step in zip(starts, steps, strict=True)]
     sizes = {name: NODES[phase] for phase in NODES for name in names[phase]}
     transitions = transitions_of(states, sizes, rules)
-    day = DaySchedule("UTC", tuple(steps), transitions, nodes_taken(sizes, states, transitions), 8, None)
+    day = DaySchedule("UTC", tuple(steps), transitions, nodes_taken(sizes, states, transitions), 8)
     return day, {name: [f"{name}-{index}" for index in range(size)] for name, size in sizes.items()}
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
 from planner.facts.wall_clock import instants_of, wall_time
 from planner.schedule import clock
-from planner.schedule.clock import changes_between, steps_on, units_at
-from planner.schedule.schedule import DaySchedule, OtherDays, Step
+from planner.schedule.clock import changes_between, units_at
+from planner.schedule.schedule import Days, OtherDays, Step
 
 
 def day_of(zone, **windows):
@@ -21,7 +21,7 @@ def day_of(zone, **windows):
         Step(at, 0, {"mixed": number}, tuple(f"u{index}" for index in range(number)), number, None)
         for at, number in times.items()
     )
-    return DaySchedule(zone, steps, (), 0.0, 8, None)
+    return Days(zone, steps)
 
 
 def utc(written):
@@ -140,7 +140,7 @@ def test_changes_are_all_that_changes(zone, windows, sunday, days):
     for instant in range(begin, begin + 86_400, 300):
         on = found[instant].units if instant in found else on
         shown = wall_time(instant, zone)
-        minute, steps = shown.minute, steps_on(day, shown.date)
+        minute, steps = shown.minute, day.steps_on(shown.date)
         ordered = sorted((step.at, len(step.units)) for step in steps)
         at = f"{minute // 60:02}:{minute % 60:02}"
         least = ([number for start, number in ordered if start <= at] or [ordered[-1][1]])[-1]
@@ -152,7 +152,7 @@ def test_changes_are_all_that_changes(zone, windows, sunday, days):
 def slow_units(day, instant):
     """The same as `units_at`, by sorting at each instant and by asking of each minute of the date how often it is."""
     wall, zone = wall_time(instant, day.timezone), day.timezone
-    steps = sorted(steps_on(day, wall.date), key=lambda step: step.at)
+    steps = sorted(day.steps_on(wall.date), key=lambda step: step.at)
 
     def units_of(minute):
         return ([step for step in steps if minute_of(step.at) <= minute] or steps)[-1].units
