@@ -4,14 +4,15 @@ Source of the keys: transformers `DeepseekV4Config`, which reads those of publis
 `num_hash_layers`, `qk_rope_head_dim`). Their lists go on for the MTP layers.
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import ClassVar
 
 from pydantic import Field
 
 from planner.facts.attention.compressed import CompressedAttention
 from planner.facts.attention.latent import Indexer
-from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Entry, PerLayer, Shapes, Size, layers_of
+from planner.facts.model import Experts, Layer
+from planner.families.shapes import MAX_LAYERS, Count, Entry, PerLayer, Shapes, Size
 
 __all__ = ["DeepseekV4Shapes"]
 
@@ -43,29 +44,24 @@ class DeepseekV4Shapes(Shapes):
     index_head_dim: Size
     hc_mult: int = Field(ge=1, le=64)
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
-        if self.layer_types is None and self.compress_ratios is None:
-            return "neither compress_ratios nor layer_types says how each layer compresses"
-        wrong = self.miscounted(
-            layer_types=self.layer_types,
-            mlp_layer_types=self.mlp_layer_types,
-            compress_ratios=self.compress_ratios and self.compress_ratios[: self.num_hidden_layers],
-        )
-        return wrong or self._unknown() or self.too_many_chosen("n_routed_experts", self.n_routed_experts)
+    per_layer: ClassVar[tuple[str, ...]] = ("layer_types", "mlp_layer_types")
 
-    def unplanned(self) -> str | None:
-        """Return that no KV grows, which memory for tokens is planned by."""
-        return None if any(self._ratios()) else "no layer compresses"
+    def contradiction(self) -> str | None:
+        """Return what is missing, or unknown to the family."""
+        ratios = self.compress_ratios
+        if self.layer_types is None and ratios is None:
+            return "neither compress_ratios nor layer_types says how each layer compresses"
+        return self.miscounted("compress_ratios", ratios and ratios[: self.num_hidden_layers]) or self._unknown()
 
     def layers(self) -> tuple[Layer, ...]:
         """Return the layers, each with experts."""
-        hashed = self._hashed()
-        return layers_of(self.attention, 0, Dense(0), [self.experts(is_hashed=each) for each in hashed])
+        hashed = zip(super().layers(), self._hashed(), strict=True)
+        return tuple(replace(layer, ffn=replace(self.experts(), is_hashed=each)) for layer, each in hashed)
 
-    def more(self) -> dict[str, Any]:
+    @property
+    def num_streams(self) -> int:
         """Return the number of residual streams."""
-        return {"num_streams": self.hc_mult}
+        return self.hc_mult
 
     def attention(self, index: int) -> CompressedAttention:
         """Return the attention of layer `index`."""
@@ -82,7 +78,7 @@ class DeepseekV4Shapes(Shapes):
             indexer=Indexer(self.index_n_heads, self.index_head_dim) if ratio == INDEXED_RATIO else None,
         )
 
-    def experts(self, *, is_hashed: bool) -> Experts:
+    def experts(self) -> Experts:
         """Return the FFN of a layer."""
         return Experts(
             num_routed=self.n_routed_experts,
@@ -90,7 +86,6 @@ class DeepseekV4Shapes(Shapes):
             intermediate_size=self.moe_intermediate_size,
             num_shared=self.n_shared_experts,
             shared_intermediate_size=self.moe_intermediate_size,
-            is_hashed=is_hashed,
         )
 
     def _ratios(self) -> list[int]:

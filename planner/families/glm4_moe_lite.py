@@ -3,7 +3,7 @@
 Source of the keys: transformers `Glm4MoeLiteConfig`, whose default is one dense layer.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,23 +19,15 @@ class Glm4MoeLiteShapes(LatentShapes):
     first_k_dense_replace: int = Field(default=1, ge=0, le=MAX_LAYERS)
     mlp_layer_types: PerLayer[Literal["dense", "sparse"]] | None = None
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
-        if self.mlp_layer_types is None:
-            return super().broken()
-        wrong = self.miscounted(mlp_layer_types=self.mlp_layer_types)
-        return wrong or self.none_left("mlp_layer_types", self._is_moe()) or super().broken()
-
-    def unplanned(self) -> str | None:
-        """Return that layers with experts do not follow each other, where it is so."""
-        return super().unplanned() or self.dense_later("mlp_layer_types", self._is_moe())
+    per_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)
 
     @property
-    def num_dense(self) -> int:
-        """Return how many layers are dense: as the list says, where there is one."""
-        return self.num_hidden_layers - sum(self._is_moe())
+    def order(self) -> str:
+        """Return the key that says which layers are dense."""
+        return super().order if self.mlp_layer_types is None else "mlp_layer_types"
 
-    def _is_moe(self) -> list[bool]:
-        if self.mlp_layer_types is not None:
-            return [each == "sparse" for each in self.mlp_layer_types]
-        return [index >= self.first_k_dense_replace for index in range(self.num_hidden_layers)]
+    def is_moe(self) -> list[bool]:
+        """Return of each layer whether it has experts: as the list says, where there is one."""
+        if self.mlp_layer_types is None:
+            return super().is_moe()
+        return [each == "sparse" for each in self.mlp_layer_types]

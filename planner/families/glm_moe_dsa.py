@@ -4,7 +4,7 @@ Source of the keys: transformers `GlmMoeDsaConfig`, which reads the schedule of 
 pattern of letters, a frequency and an offset.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,12 +23,12 @@ class GlmMoeDsaShapes(IndexedShapes):
     index_topk_freq: int = Field(default=1, ge=1, le=1000)
     index_skip_topk_offset: int = Field(default=2, ge=0, le=1000)
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
-        lists = {"indexer_types": self.indexer_types, "index_topk_pattern": self.index_topk_pattern}
-        if wrong := super().broken() or self.miscounted(**lists):
-            return wrong
-        return None if self._has_indexer(0) else "layer 0 shares an indexer, and no earlier layer has one"
+    per_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types", "indexer_types", "index_topk_pattern")
+
+    def contradiction(self) -> str | None:
+        """Return what disagrees, or that the first layer would read what no indexer has picked."""
+        first = None if self._has_indexer(0) else "layer 0 shares an indexer, and no earlier layer has one"
+        return super().contradiction() or first
 
     def draft_layer(self) -> None:
         """Return None: whether an MTP module has an indexer of its own is not known here."""

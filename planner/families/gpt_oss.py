@@ -3,43 +3,31 @@
 Source of the keys: transformers `GptOssConfig`.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from planner.facts.attention.grouped import GroupedAttention
-from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import Count, PerLayer, Shapes, Size, layers_of
+from planner.facts.model import Experts
+from planner.families.shapes import Count, GroupedShapes, PerLayer, Size
 
 __all__ = ["GptOssShapes"]
 
 
-class GptOssShapes(Shapes):
+class GptOssShapes(GroupedShapes):
     """The keys that the family reads."""
 
     intermediate_size: Size  # of an expert
     num_local_experts: Count
-    num_key_value_heads: Count
     head_dim: Size
     attention_bias: bool = True
     sliding_window: Size
     layer_types: PerLayer[Literal["sliding_attention", "full_attention"]] | None = None
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
-        return self.together(
-            self.miscounted(layer_types=self.layer_types),
-            self.uneven_heads(self.num_key_value_heads),
-            self.too_many_chosen("num_local_experts", self.num_local_experts),
-        )
+    counts_experts: ClassVar[str] = "num_local_experts"
+    per_layer: ClassVar[tuple[str, ...]] = ("layer_types",)
 
-    def unplanned(self) -> str | None:
-        """Return that no KV grows, which memory for tokens is planned by."""
-        windowed = map(self._is_windowed, range(self.num_hidden_layers))
-        return "no layer has full_attention" if all(windowed) else None
-
-    def layers(self) -> tuple[Layer, ...]:
-        """Return the layers, each with experts."""
-        experts = Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, has_biases=True)
-        return layers_of(self.attention, 0, Dense(0), [experts] * self.num_hidden_layers)
+    def experts(self) -> Experts:
+        """Return the experts of each layer."""
+        return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, has_biases=True)
 
     def attention(self, index: int) -> GroupedAttention:
         """Return the attention of layer `index`."""

@@ -6,18 +6,19 @@ Source of the keys: transformers `MiMoV2FlashConfig` and, of published files, sg
 published file has a key of windowed layers (`swa_...`), transformers has a rule.
 """
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 from planner.facts.attention.grouped import GroupedAttention
-from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import Count, PerLayer, Shapes, Size, layers_of
+from planner.facts.model import Dense, Experts
+from planner.families.shapes import Count, GroupedShapes, PerLayer, Size, uneven
 
 __all__ = ["MiMoV2FlashShapes"]
 
 FULL_EVERY = 6  # where the file does not say: layer 0 and each sixth read all tokens
 
 
-class MiMoV2FlashShapes(Shapes):
+class MiMoV2FlashShapes(GroupedShapes):
     """The keys that the family reads."""
 
     intermediate_size: Size  # of dense layers
@@ -26,7 +27,6 @@ class MiMoV2FlashShapes(Shapes):
     n_shared_experts: None = None
     n_group: Count
     topk_group: Count
-    num_key_value_heads: Count
     head_dim: Size
     v_head_dim: Size
     swa_num_attention_heads: Count | None = None
@@ -42,40 +42,41 @@ class MiMoV2FlashShapes(Shapes):
     moe_layer_freq: PerLayer[Literal[0, 1]] | None = None
     mlp_layer_types: PerLayer[Literal["dense", "sparse"]] | None = None
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
-        miscounted = self.miscounted(
-            hybrid_layer_pattern=self.hybrid_layer_pattern,
-            layer_types=self.layer_types,
-            moe_layer_freq=self.moe_layer_freq,
-            mlp_layer_types=self.mlp_layer_types,
-        )
-        return self.together(
-            miscounted or self.none_left(self._order, self._is_moe()),
-            self.uneven_groups(self.n_group, self.topk_group, self.n_routed_experts),
-            self.uneven_heads(self.num_key_value_heads),
-            self.uneven_heads(self._windowed_kv_heads),
-            self.too_many_chosen("n_routed_experts", self.n_routed_experts),
+    per_layer: ClassVar[tuple[str, ...]] = ("hybrid_layer_pattern", "layer_types", "moe_layer_freq", "mlp_layer_types")
+
+    @property
+    def order(self) -> str:
+        """Return the key that says which layers are dense."""
+        return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
+
+    def is_moe(self) -> list[bool]:
+        """Return of each layer whether it has experts; where the file does not say, all but the first."""
+        if self.mlp_layer_types is not None:
+            return [each == "sparse" for each in self.mlp_layer_types]
+        if self.moe_layer_freq is not None:
+            return [each == 1 for each in self.moe_layer_freq]
+        return [index > 0 for index in range(self.num_hidden_layers)]
+
+    def uneven_heads(self) -> Iterator[str | None]:
+        """Yield what is wrong with the numbers of heads, also those of layers with a window."""
+        yield from super().uneven_heads()
+        yield uneven(
+            "swa_num_key_value_heads", self._windowed_kv_heads, "swa_num_attention_heads", self._windowed_heads
         )
 
-    def unplanned(self) -> str | None:
-        """Return that no KV grows, which memory for tokens is planned by; or the order of layers."""
-        if all(map(self._is_windowed, range(self.num_hidden_layers))):
-            return "no layer has full attention"
-        return self.dense_later(self._order, self._is_moe())
-
-    def layers(self) -> tuple[Layer, ...]:
-        """Return the layers, dense ones first."""
-        experts = Experts(
+    def experts(self) -> Experts:
+        """Return the experts of each MoE layer."""
+        return Experts(
             num_routed=self.n_routed_experts,
             num_per_token=self.num_experts_per_tok,
             intermediate_size=self.moe_intermediate_size,
             num_groups=self.n_group,
             num_groups_per_token=self.topk_group,
         )
-        num_moe = sum(self._is_moe())
-        dense = Dense(self.intermediate_size)
-        return layers_of(self.attention, self.num_hidden_layers - num_moe, dense, [experts] * num_moe)
+
+    def dense(self) -> Dense:
+        """Return the FFN of each dense layer."""
+        return Dense(self.intermediate_size)
 
     def attention(self, index: int) -> GroupedAttention:
         """Return the attention of layer `index`; its output has no bias."""
@@ -90,7 +91,7 @@ class MiMoV2FlashShapes(Shapes):
                 has_sinks=self.add_full_attention_sink_bias,
             )
         return GroupedAttention(
-            self.swa_num_attention_heads or self.num_attention_heads,
+            self._windowed_heads,
             self._windowed_kv_heads,
             self.swa_head_dim or self.head_dim,
             self.swa_v_head_dim or self.v_head_dim,
@@ -100,13 +101,12 @@ class MiMoV2FlashShapes(Shapes):
         )
 
     @property
-    def _windowed_kv_heads(self) -> int:
-        return self.swa_num_key_value_heads or 2 * self.num_key_value_heads
+    def _windowed_heads(self) -> int:
+        return self.swa_num_attention_heads or self.num_attention_heads
 
     @property
-    def _order(self) -> str:
-        """Return the key that says which layers are dense."""
-        return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
+    def _windowed_kv_heads(self) -> int:
+        return self.swa_num_key_value_heads or 2 * self.num_key_value_heads
 
     def _is_windowed(self, index: int) -> bool:
         if self.layer_types is not None:
@@ -114,10 +114,3 @@ class MiMoV2FlashShapes(Shapes):
         if self.hybrid_layer_pattern is not None:
             return self.hybrid_layer_pattern[index] == 1
         return index > 0 and (index + 1) % FULL_EVERY > 0
-
-    def _is_moe(self) -> list[bool]:
-        if self.mlp_layer_types is not None:
-            return [each == "sparse" for each in self.mlp_layer_types]
-        if self.moe_layer_freq is not None:
-            return [each == 1 for each in self.moe_layer_freq]
-        return [index > 0 for index in range(self.num_hidden_layers)]

@@ -4,13 +4,13 @@ Source of the keys: transformers `MiniMaxM3VLTextConfig`, which reads those of p
 `sparse_attention_config`); of the tower, `MiniMaxM3VLVisionConfig` and modeling_minimax_m3_vl.py.
 """
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.facts.attention.grouped import BlockIndexer, GroupedAttention
-from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Entry, PerLayer, Shapes, Size, Tower, encoder_layer, layers_of
+from planner.facts.model import Dense, Experts
+from planner.families.shapes import MAX_LAYERS, Count, Entry, GroupedShapes, PerLayer, Size, Tower, encoder_layer
 
 __all__ = ["MiniMaxM3Shapes", "MiniMaxM3Tower"]
 
@@ -27,14 +27,13 @@ class _Sparse(BaseModel):
     sparse_block_size: Size
 
 
-class MiniMaxM3Shapes(Shapes):
+class MiniMaxM3Shapes(GroupedShapes):
     """The keys that the family reads."""
 
     intermediate_size: Size  # of a routed expert
     dense_intermediate_size: Size
     shared_intermediate_size: Size
     num_local_experts: Count
-    num_key_value_heads: Count
     head_dim: Size
     moe_layer_freq: PerLayer[Literal[0, 1]] | None = None
     mlp_layer_types: PerLayer[str] | None = None
@@ -46,37 +45,38 @@ class MiniMaxM3Shapes(Shapes):
     index_block_size: Size = 128
     num_mtp_modules: int = Field(default=0, ge=0, le=MAX_LAYERS)
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
+    counts_experts: ClassVar[str] = "num_local_experts"
+    per_layer: ClassVar[tuple[str, ...]] = ("moe_layer_freq", "mlp_layer_types", "layer_types")
+
+    @property
+    def order(self) -> str:
+        """Return the key that says which layers are dense."""
+        return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
+
+    def is_moe(self) -> list[bool]:
+        """Return of each layer whether it has experts."""
+        if self.mlp_layer_types is not None:
+            return [each == "sparse" for each in self.mlp_layer_types]
+        return [bool(each) for each in self.moe_layer_freq or [1] * self.num_hidden_layers]
+
+    def contradiction(self) -> str | None:
+        """Return that the list of sparse layers has not one entry a layer, where it is so."""
         sparse = self.sparse_attention_config
-        lists = {
-            "moe_layer_freq": self.moe_layer_freq,
-            "mlp_layer_types": self.mlp_layer_types,
-            "layer_types": self.layer_types,
-            "sparse_attention_freq": sparse.sparse_attention_freq if sparse else None,
-        }
-        return self.together(
-            self.miscounted(**lists) or self.none_left(self._order, self._is_moe()),
-            self.uneven_heads(self.num_key_value_heads),
-            self.too_many_chosen("num_local_experts", self.num_local_experts),
-        )
+        return self.miscounted("sparse_attention_freq", sparse.sparse_attention_freq) if sparse else None
 
-    def unplanned(self) -> str | None:
-        """Return that layers with experts do not follow each other, where it is so."""
-        return self.dense_later(self._order, self._is_moe())
-
-    def layers(self) -> tuple[Layer, ...]:
-        """Return the layers, dense ones first."""
-        experts = Experts(
+    def experts(self) -> Experts:
+        """Return the experts of each MoE layer."""
+        return Experts(
             num_routed=self.num_local_experts,
             num_per_token=self.num_experts_per_tok,
             intermediate_size=self.intermediate_size,
             num_shared=1,
             shared_intermediate_size=self.shared_intermediate_size,
         )
-        num_moe = sum(self._is_moe())
-        dense = Dense(self.dense_intermediate_size)
-        return layers_of(self.attention, self.num_hidden_layers - num_moe, dense, [experts] * num_moe)
+
+    def dense(self) -> Dense:
+        """Return the FFN of each dense layer."""
+        return Dense(self.dense_intermediate_size)
 
     def attention(self, index: int) -> GroupedAttention:
         """Return the attention of layer `index`."""
@@ -88,14 +88,10 @@ class MiniMaxM3Shapes(Shapes):
             indexer=self._indexer() if self._is_sparse(index) else None,
         )
 
-    def more(self) -> dict[str, Any]:
-        """Return the number of MTP layers, under the family's name."""
-        return {"num_mtp_layers": self.num_mtp_modules or self.num_nextn_predict_layers}
-
     @property
-    def _order(self) -> str:
-        """Return the key that says which layers are dense."""
-        return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
+    def num_mtp_layers(self) -> int:
+        """Return the number of MTP modules, which published files call so."""
+        return self.num_mtp_modules or self.num_nextn_predict_layers
 
     def _indexer(self) -> BlockIndexer:
         sparse = self.sparse_attention_config
@@ -112,11 +108,6 @@ class MiniMaxM3Shapes(Shapes):
         if self.layer_types is not None:
             return self.layer_types[index] == "minimax_m3_sparse"
         return bool(self.sparse_attention_config and self.sparse_attention_config.sparse_attention_freq[index])
-
-    def _is_moe(self) -> list[bool]:
-        if self.mlp_layer_types is not None:
-            return [each == "sparse" for each in self.mlp_layer_types]
-        return [bool(each) for each in self.moe_layer_freq or [1] * self.num_hidden_layers]
 
 
 class MiniMaxM3Tower(Tower):

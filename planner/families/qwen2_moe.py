@@ -4,7 +4,7 @@ Source of the keys: transformers `Qwen2MoeConfig`.
 """
 
 from planner.facts.attention.grouped import GroupedAttention
-from planner.families.shapes import Size
+from planner.families.shapes import Size, uneven
 from planner.families.sparse_step import SharedExpertShapes
 
 __all__ = ["Qwen2MoeShapes"]
@@ -17,14 +17,14 @@ class Qwen2MoeShapes(SharedExpertShapes):
     qkv_bias: bool = True
     use_sliding_window: bool = False
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            return f"num_attention_heads ({self.num_attention_heads}) does not divide hidden_size ({self.hidden_size})"
-        return super().broken()
+    def contradiction(self) -> str | None:
+        """Return also that heads have no whole size, where it is so."""
+        heads, size = self.num_attention_heads, self.hidden_size
+        own = None if self.head_dim else uneven("num_attention_heads", heads, "hidden_size", size)
+        return own or super().contradiction()
 
     def unplanned(self) -> str | None:
-        """Return that attention has a window, which no published checkpoint of the family has; or the layers' order."""
+        """Return what the planner cannot plan: also a window, which no published checkpoint of the family has."""
         return "use_sliding_window is true" if self.use_sliding_window else super().unplanned()
 
     def attention(self, index: int) -> GroupedAttention:

@@ -22,7 +22,7 @@ class Qwen3MoeShapes(SparseStepShapes):
     use_sliding_window: bool = False
 
     def unplanned(self) -> str | None:
-        """Return that attention has a window, which no published checkpoint of the family has; or the layers' order."""
+        """Return what the planner cannot plan: also a window, which no published checkpoint of the family has."""
         return "use_sliding_window is true" if self.use_sliding_window else super().unplanned()
 
     def attention(self, index: int) -> GroupedAttention:

@@ -4,14 +4,15 @@ Source of the keys: transformers `Qwen3NextConfig`, `Qwen3_5MoeTextConfig` and, 
 and modeling_qwen3_5_moe.py.
 """
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 from pydantic import AliasChoices, Field
 
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.linear import LinearAttention
-from planner.families.shapes import MAX_LAYERS, Count, PerLayer, Size, Tower, encoder_layer
+from planner.families.shapes import MAX_LAYERS, Count, PerLayer, Size, Tower, encoder_layer, uneven
 from planner.families.sparse_step import SharedExpertShapes
 
 __all__ = ["Qwen3NextShapes", "Qwen35Tower"]
@@ -33,17 +34,13 @@ class Qwen3NextShapes(SharedExpertShapes):
     mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     mtp_num_hidden_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
-        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
-        if values % keys:
-            return f"linear_num_key_heads ({keys}) does not divide linear_num_value_heads ({values})"
-        return self.miscounted(layer_types=self.layer_types) or super().broken()
+    per_layer: ClassVar[tuple[str, ...]] = ("layer_types",)
 
-    def unplanned(self) -> str | None:
-        """Return that no KV grows, which memory for tokens is planned by; or the order of layers."""
-        is_full = map(self._is_full, range(self.num_hidden_layers))
-        return super().unplanned() if any(is_full) else "no layer has full_attention"
+    def uneven_heads(self) -> Iterator[str | None]:
+        """Yield what is wrong with the numbers of heads, also those of linear attention."""
+        yield from super().uneven_heads()
+        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
+        yield uneven("linear_num_key_heads", keys, "linear_num_value_heads", values)
 
     def attention(self, index: int) -> Attention:
         """Return the attention of layer `index`."""
@@ -65,9 +62,10 @@ class Qwen3NextShapes(SharedExpertShapes):
             state_value_bytes=4 if self.mamba_ssm_dtype == "float32" else 2,
         )
 
-    def more(self) -> dict[str, Any]:
-        """Return the number of MTP layers, under the name of either family."""
-        return {"num_mtp_layers": self.mtp_num_hidden_layers or self.num_nextn_predict_layers}
+    @property
+    def num_mtp_layers(self) -> int:
+        """Return the number of MTP modules, under the name of either family."""
+        return self.mtp_num_hidden_layers or self.num_nextn_predict_layers
 
     def _is_full(self, index: int) -> bool:
         if self.layer_types is not None:

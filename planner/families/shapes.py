@@ -3,18 +3,24 @@
 A spec names one model, and there are many families: pydantic builds what checks the keys of one when it is first used.
 A family's fields are the keys that it reads, as its checkpoints write them; other keys are the runtime's business. A
 key has a default only where published files leave it out and transformers has that default.
+
+A family says which layers have experts, what these are, and what each layer's attention is. That all of it fits
+together, and can be planned, is asked here for all families alike.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.facts.attention.kind import Attention
 from planner.facts.model import Dense, Experts, Layer, Model
 
-__all__ = ["MAX_LAYERS", "Count", "Entry", "File", "PerLayer", "Shapes", "Size", "Tower", "encoder_layer", "layers_of"]
+__all__ = [
+    *("MAX_LAYERS", "Count", "DenseFirstShapes", "Entry", "File", "GroupedShapes", "PerLayer", "Shapes", "Size"),
+    *("Tower", "encoder_layer", "uneven"),
+]
 
 MAX_SIZE = 1_000_000  # of any one dimension
 MAX_LAYERS = 1000
@@ -38,7 +44,7 @@ class File:
 
 
 class Shapes(BaseModel):
-    """The keys that all families call alike."""
+    """The keys that all families call alike, and what a family says by its own."""
 
     model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
@@ -51,29 +57,71 @@ class Shapes(BaseModel):
     tie_word_embeddings: bool = False
     num_nextn_predict_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
+    counts_experts: ClassVar[str] = "n_routed_experts"  # the key
+    per_layer: ClassVar[tuple[str, ...]] = ()  # keys of lists that have an entry for each layer
+
+    @property
+    def order(self) -> str:
+        """Return the keys that say which layers are dense, where some may be."""
+        return ""
+
+    def is_moe(self) -> list[bool]:
+        """Return of each layer whether it has experts."""
+        return [True] * self.num_hidden_layers
+
+    def contradiction(self) -> str | None:
+        """Return what else of the family's own keys does not fit together; its lists have an entry for each layer."""
         return None
 
     def unplanned(self) -> str | None:
         """Return what the planner cannot plan of shapes that fit together."""
-        return None
-
-    def layers(self) -> tuple[Layer, ...]:
-        """Return the layers of the main model."""
-        raise NotImplementedError
+        if not any(layer.attention.kv(1).entry_bytes for layer in self.layers()):
+            return "no layer keeps KV of all tokens, by which memory for them is planned"
+        is_moe = self.is_moe()  # the rows of a map are layers without gaps
+        return None if sorted(is_moe) == is_moe else f"by {self.order}, dense layers stand among MoE layers"
 
     def attention(self, index: int) -> Attention:
         """Return the attention of layer `index`."""
         raise NotImplementedError
 
+    def experts(self) -> Experts:
+        """Return the FFN of each MoE layer."""
+        raise NotImplementedError
+
+    def dense(self) -> Dense:
+        """Return the FFN of each dense layer, where there are any."""
+        raise NotImplementedError
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the layers of the main model."""
+        has_experts = enumerate(self.is_moe())
+        return tuple(
+            Layer(self.attention(index), self.experts() if moe else self.dense()) for index, moe in has_experts
+        )
+
     def draft_layer(self) -> Layer | None:
         """Return the layer of an MTP module; None where there is none, or where its shape is not known."""
         return None
 
-    def more(self) -> dict[str, Any]:
-        """Return what the family has besides, as fields of `Model`."""
-        return {}
+    @property
+    def num_mtp_layers(self) -> int:
+        """Return the number of MTP modules."""
+        return self.num_nextn_predict_layers
+
+    @property
+    def num_streams(self) -> int:
+        """Return the number of residual streams."""
+        return 1
+
+    def broken(self) -> str | None:
+        """Return how the shapes do not fit together: all that is wrong where no mistake follows from another."""
+        order = self._miscounted_list() or self.contradiction() or self._none_left()
+        wrong = (order, *self.uneven_heads(), self._uneven_groups(), self._too_many_chosen())
+        return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
+
+    def uneven_heads(self) -> Iterator[str | None]:
+        """Yield what is wrong with the numbers of heads."""
+        yield None
 
     def model(self, file: File) -> Model:
         """Return the model as the planner has it."""
@@ -86,49 +134,93 @@ class Shapes(BaseModel):
             source=file.source,
             architecture=file.architecture,
             ties_embeddings=self.tie_word_embeddings,
-            tower_weights=file.tower_weights,
+            num_streams=self.num_streams,
+            num_mtp_layers=self.num_mtp_layers,
             draft_layer=self.draft_layer(),
-            **{"num_mtp_layers": self.num_nextn_predict_layers} | self.more(),
+            tower_weights=file.tower_weights,
         )
 
-    def too_many_chosen(self, key: str, num_experts: int) -> str | None:
-        """Return that a token has more experts than there are, where it is so."""
-        chosen = self.num_experts_per_tok
-        return f"num_experts_per_tok ({chosen}) is more than {key} ({num_experts})" if chosen > num_experts else None
+    def miscounted(self, key: str, entries: Sequence[Any] | None) -> str | None:
+        """Return that a list has not one entry a layer, where it is so."""
+        if entries is None or len(entries) == self.num_hidden_layers:
+            return None
+        return f"{key} has {len(entries)} entries, and num_hidden_layers is {self.num_hidden_layers}"
 
-    def uneven_heads(self, num_kv_heads: int) -> str | None:
-        """Return that KV heads have not equally many query heads each."""
-        heads = self.num_attention_heads
-        return (
-            f"num_key_value_heads ({num_kv_heads}) does not divide num_attention_heads ({heads})"
-            if heads % num_kv_heads
-            else None
-        )
+    def _miscounted_list(self) -> str | None:
+        return next(filter(None, (self.miscounted(key, getattr(self, key)) for key in self.per_layer)), None)
 
-    def uneven_groups(self, num_groups: int, num_chosen: int, num_experts: int) -> str | None:
+    def _none_left(self) -> str | None:
+        is_moe = self.is_moe()
+        return None if any(is_moe) else f"by {self.order}, none of the {len(is_moe)} layers has experts"
+
+    def _uneven_groups(self) -> str | None:
         """Return that groups have not equally many experts each, or that a token goes to more than there are."""
-        if num_experts % num_groups:
-            return f"n_group ({num_groups}) does not divide n_routed_experts ({num_experts})"
-        return f"topk_group ({num_chosen}) is more than n_group ({num_groups})" if num_chosen > num_groups else None
+        experts = self.experts()
+        num_groups, chosen = experts.num_groups, experts.num_groups_per_token
+        if wrong := uneven("n_group", num_groups, self.counts_experts, experts.num_routed):
+            return wrong
+        return f"topk_group ({chosen}) is more than n_group ({num_groups})" if chosen > num_groups else None
 
-    def miscounted(self, **lists: Sequence[Any] | None) -> str | None:
-        """Return which list has not one entry a layer."""
-        for key, entries in lists.items():
-            if entries is not None and len(entries) != self.num_hidden_layers:
-                return f"{key} has {len(entries)} entries, and num_hidden_layers is {self.num_hidden_layers}"
-        return None
+    def _too_many_chosen(self) -> str | None:
+        chosen, num_experts = self.num_experts_per_tok, self.experts().num_routed
+        if chosen <= num_experts:
+            return None
+        return f"num_experts_per_tok ({chosen}) is more than {self.counts_experts} ({num_experts})"
 
-    def together(self, *wrong: str | None) -> str | None:
-        """Return all that is wrong in one sentence, where no mistake follows from another."""
-        return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
 
-    def none_left(self, key: str, is_moe: Sequence[bool]) -> str | None:
-        """Return that no layer has experts, where it is so."""
-        return None if any(is_moe) else f"by {key}, none of the {len(is_moe)} layers has experts"
+class GroupedShapes(Shapes):
+    """The key of families with grouped attention."""
 
-    def dense_later(self, key: str, is_moe: Sequence[bool]) -> str | None:
-        """Return that dense layers stand among MoE layers: the rows of a map are layers without gaps."""
-        return None if sorted(is_moe) == list(is_moe) else f"by {key}, dense layers stand among MoE layers"
+    num_key_value_heads: Count
+
+    def uneven_heads(self) -> Iterator[str | None]:
+        """Yield that KV heads have not equally many query heads each, where it is so."""
+        heads = self.num_attention_heads
+        yield uneven("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", heads)
+
+
+class DenseFirstShapes(Shapes):
+    """The keys of families that say how many layers are dense; shared experts are of the routed ones' size.
+
+    MTP modules have a layer like the main model's last.
+    """
+
+    intermediate_size: Size  # of dense layers
+    moe_intermediate_size: Size
+    first_k_dense_replace: int = Field(ge=0, le=MAX_LAYERS)
+    n_routed_experts: Count
+    n_shared_experts: int = Field(ge=0, le=64)
+    n_group: Count | None  # null where experts are chosen without groups
+    topk_group: Count | None = None  # without it a token may go to all groups
+
+    @property
+    def order(self) -> str:
+        """Return the key that says which layers are dense."""
+        return f"first_k_dense_replace ({self.first_k_dense_replace})"
+
+    def is_moe(self) -> list[bool]:
+        """Return of each layer whether it has experts."""
+        return [index >= self.first_k_dense_replace for index in range(self.num_hidden_layers)]
+
+    def experts(self) -> Experts:
+        """Return the FFN of each MoE layer."""
+        return Experts(
+            num_routed=self.n_routed_experts,
+            num_per_token=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            num_shared=self.n_shared_experts,
+            shared_intermediate_size=self.moe_intermediate_size,
+            num_groups=self.n_group or 1,
+            num_groups_per_token=self.topk_group if self.n_group and self.topk_group else self.n_group or 1,
+        )
+
+    def dense(self) -> Dense:
+        """Return the FFN of each dense layer."""
+        return Dense(self.intermediate_size)
+
+    def draft_layer(self) -> Layer | None:
+        """Return the layer of an MTP module."""
+        return self.layers()[-1] if self.num_nextn_predict_layers else None
 
 
 class Tower(BaseModel):
@@ -146,9 +238,6 @@ def encoder_layer(size: int, inner: int) -> int:
     return 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
 
 
-def layers_of(
-    attention: Callable[[int], Attention], num_dense: int, dense: Dense, moe: Sequence[Experts]
-) -> tuple[Layer, ...]:
-    """Return `num_dense` dense layers and after them a layer for each of `moe`, with the attention of its index."""
-    ffns: list[Dense | Experts] = [*[dense] * num_dense, *moe]
-    return tuple(Layer(attention(index), ffn) for index, ffn in enumerate(ffns))
+def uneven(part: str, number: int, whole: str, size: int) -> str | None:
+    """Return that the number under one key does not divide that under another, where it is so."""
+    return f"{part} ({number}) does not divide {whole} ({size})" if size % number else None

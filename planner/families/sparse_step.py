@@ -7,50 +7,48 @@ Source: transformers 5.23.0 models/qwen3_moe/modeling_qwen3_moe.py, Qwen3MoeDeco
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
-from planner.facts.model import Dense, Experts, Layer
-from planner.families.shapes import Count, Entry, PerLayer, Shapes, Size, layers_of
+from planner.facts.model import Dense, Experts
+from planner.families.shapes import Count, Entry, GroupedShapes, PerLayer, Size
 
 __all__ = ["SharedExpertShapes", "SparseStepShapes"]
 
 
-class SparseStepShapes(Shapes):
+class SparseStepShapes(GroupedShapes):
     """The keys that say which layers have experts, and what these are."""
 
     intermediate_size: Size | None = None  # of dense layers
     moe_intermediate_size: Size
     num_experts: Count
-    num_key_value_heads: Count
     decoder_sparse_step: Count = 1
     mlp_only_layers: PerLayer[Entry] | None = None
 
-    def broken(self) -> str | None:
-        """Return how the shapes do not fit together."""
-        if not all(self._is_moe()) and self.intermediate_size is None:
-            return "some layers are dense, and there is no intermediate_size"
-        return self.together(
-            self.none_left("decoder_sparse_step and mlp_only_layers", self._is_moe()),
-            self.uneven_heads(self.num_key_value_heads),
-            self.too_many_chosen("num_experts", self.num_experts),
-        )
+    counts_experts: ClassVar[str] = "num_experts"
 
-    def unplanned(self) -> str | None:
-        """Return which layers are dense that may not be."""
-        return self.dense_later("decoder_sparse_step and mlp_only_layers", self._is_moe())
+    @property
+    def order(self) -> str:
+        """Return the keys that say which layers are dense."""
+        return "decoder_sparse_step and mlp_only_layers"
 
-    def layers(self) -> tuple[Layer, ...]:
-        """Return the layers, dense ones first, where there are any."""
-        num_moe = sum(self._is_moe())
-        dense = Dense(self.intermediate_size or 0)
-        return layers_of(self.attention, self.num_hidden_layers - num_moe, dense, [self.experts()] * num_moe)
+    def is_moe(self) -> list[bool]:
+        """Return of each layer whether it has experts."""
+        step, dense = self.decoder_sparse_step, frozenset(self.mlp_only_layers or ())
+        return [index not in dense and (index + 1) % step == 0 for index in range(self.num_hidden_layers)]
+
+    def contradiction(self) -> str | None:
+        """Return that dense layers have no size, where it is so."""
+        is_missing = self.intermediate_size is None and not all(self.is_moe())
+        return "some layers are dense, and there is no intermediate_size" if is_missing else None
 
     def experts(self) -> Experts:
         """Return the experts of each MoE layer."""
         return Experts(self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size)
 
-    def _is_moe(self) -> list[bool]:
-        step, dense = self.decoder_sparse_step, frozenset(self.mlp_only_layers or ())
-        return [index not in dense and (index + 1) % step == 0 for index in range(self.num_hidden_layers)]
+    def dense(self) -> Dense:
+        """Return the FFN of each dense layer."""
+        assert self.intermediate_size is not None
+        return Dense(self.intermediate_size)
 
 
 class SharedExpertShapes(SparseStepShapes):

@@ -76,6 +76,18 @@ def test_all_contradictions_of_a_file_are_said_at_once():
     assert all(key in reason for key in wrong)
 
 
+def test_heads_of_layers_with_a_window_are_told_by_their_own_keys():
+    """MiMo's file counts them apart, and those of full attention are right."""
+    config = next(each for each in PUBLISHED if each["model_type"] == "mimo_v2_flash")
+    wrong = {"swa_num_attention_heads": 60, "swa_num_key_value_heads": 8, "n_group": 5}
+    reason = model_of(config | wrong, "config.json").reason
+
+    assert reason == (
+        "swa_num_key_value_heads (8) does not divide swa_num_attention_heads (60), "
+        "and n_group (5) does not divide n_routed_experts (256)"
+    )
+
+
 def test_all_that_a_multimodal_file_lacks_is_said_at_once():
     """The tower's and the text model's."""
     config = next(each for each in PUBLISHED if each["model_type"] == "qwen3_vl_moe")
