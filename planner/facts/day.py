@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-__all__ = ["DAY_MINUTES", "DAY_S", "HOUR_MINUTES", "MINUTE_S", "hh_mm", "hh_mm_ss", "minute_of", "periods", "second_of"]
+__all__ = ["DAY_MINUTES", "DAY_S", "HOUR_MINUTES", "MINUTE_S", "hh_mm", "hh_mm_ss", "minute_of", "periods"]
 
 MINUTE_S = 60
 HOUR_MINUTES = 60
@@ -13,11 +13,6 @@ DAY_S = DAY_MINUTES * MINUTE_S
 def minute_of(at: str) -> int:
     """Return the minutes from midnight of `HH:MM`."""
     return HOUR_MINUTES * int(at[:2]) + int(at[3:])
-
-
-def second_of(at: str) -> int:
-    """Return the seconds from midnight of `HH:MM` or `HH:MM:SS`."""
-    return minute_of(at[:5]) * MINUTE_S + int(at[6:] or 0)
 
 
 def hh_mm(minute: int) -> str:

@@ -28,14 +28,13 @@ from statistics import NormalDist
 
 from planner.facts.loads import Loads
 
-__all__ = ["NUM_PAIRS", "draw_loads", "draw_windows", "popularity"]
+__all__ = ["MAX_POPULARITY", "WINDOW_CORRELATION", "draw_loads", "popularity"]
 
 MAX_POPULARITY = 256.0  # as popular as so many least popular experts
 TOKENS_OF_LEAST_POPULAR = 1000
 GROUP_CORRELATION = 0.173  # calibrated, see above
 WINDOW_CORRELATION = 0.9957  # calibrated, see above
 ALPHA_SPREAD = 0.05  # assumed: standard deviation over layers
-NUM_PAIRS = 8_000_000  # token-expert pairs of a layer in a window
 SMALLEST = 2.0**-53  # of `random`, but for 0, which is no quantile
 
 NORMAL = NormalDist()
@@ -54,36 +53,6 @@ def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_g
         return _loads([alpha] * num_layers, uniform)
     alphas = _alphas(generator, alpha, num_layers)
     return _loads(alphas, _uniform(_hot_together(generator, num_layers, num_experts, num_groups)))
-
-
-def draw_windows(
-    alpha: float,
-    seed: int,
-    num_layers: int,
-    num_experts: int,
-    num_groups: int,
-    num_windows: int,
-    window_correlation: float = WINDOW_CORRELATION,
-    num_pairs: int = NUM_PAIRS,
-) -> tuple[Loads, ...]:
-    """Return the counts of so many windows, one after the other, each `num_pairs` a layer.
-
-    The same for the same arguments and version of numpy, whose multinomial this is: no plan depends on them.
-    """
-    from numpy.random import default_rng
-
-    generator = random.Random(seed)  # noqa: S311 (as above)
-    counter = default_rng(seed)
-    alphas = _alphas(generator, alpha, num_layers)
-    normals = _hot_together(generator, num_layers, num_experts, num_groups)
-    windows = []
-    for _ in range(num_windows):
-        expected = _loads(alphas, _uniform(normals))
-        shares = [[load / sum(row) for load in row] for row in expected]
-        windows.append(tuple(tuple(counter.multinomial(num_pairs, row).tolist()) for row in shares))
-        fresh = _hot_together(generator, num_layers, num_experts, num_groups)
-        normals = [_mixed(window_correlation, *rows) for rows in zip(normals, fresh, strict=True)]
-    return tuple(windows)
 
 
 def popularity(uniform: float, alpha: float) -> float:

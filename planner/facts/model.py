@@ -193,14 +193,6 @@ class Model:
         if self.num_streams > 1:
             yield from self._stream_mixers()
 
-    def parameters(self) -> dict[Part, int]:
-        """Return the number of parameters by part, of the main model: no MTP layers."""
-        found: Counter[Part] = Counter()
-        for matrix, count in self.matrices():
-            copies = self.num_routed_experts if matrix.part == "experts" else 1
-            found[matrix.part] += count * copies * matrix.num_weights
-        return {part: number for part, number in found.items() if number}
-
     def kv_bytes(self, num_tokens: int, bytes_per_value: int) -> int:
         """Return the KV of one request of `num_tokens`, over all layers."""
         return sum(count * each.kv(bytes_per_value).bytes_of(num_tokens) for each, count in self.attentions.items())

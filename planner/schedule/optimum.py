@@ -42,11 +42,6 @@ class Switching:
     max_starts: int | None = None  # units that one change switches on at most
     max_stops: int | None = None  # and off
 
-    def allows(self, before: int, after: int) -> bool:
-        """Return whether one change may go from one number to another."""
-        limit = self.max_starts if after > before else self.max_stops
-        return limit is None or abs(after - before) <= limit
-
     def between(self, before: int, after: int) -> float:
         """Return the unit-slots that going from one number to another takes."""
         return max(after - before, 0) * self.warm_up + max(before - after, 0) * self.drain

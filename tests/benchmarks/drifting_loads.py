@@ -10,7 +10,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from planner.facts.drawn import NUM_PAIRS, popularity
+from planner.facts.drawn import popularity
+from tests.planner.expert_map.drifting_windows import NUM_PAIRS
 
 
 def draw(alpha, seed, num_layers=58, num_experts=256):

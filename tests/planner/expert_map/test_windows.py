@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance, balance_windows, mean_loads
-from planner.facts.drawn import draw_windows
 from tests.benchmarks.drifting_loads import count_moves, max_over_mean
+from tests.planner.expert_map.drifting_windows import draw_windows
 from tests.planner.expert_map.every_map import optimum_of_windows, small_sizes
 
 SMALL = [sizes for sizes in small_sizes() if sizes[0] <= 6 and sizes[1] <= 9]

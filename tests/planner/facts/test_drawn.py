@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from planner.expert_map import balance
-from planner.facts.drawn import draw_loads, draw_windows
+from planner.facts.drawn import draw_loads
+from tests.planner.expert_map.drifting_windows import draw_windows
 
 NO_BALANCING, NINE_SLOTS = 1.564, 0.109  # TensorRT-LLM, DeepSeek-R1 at EP32: (max - mean) / mean of ranks
 

@@ -9,6 +9,7 @@ from planner.facts.model import Model
 from planner.families import model_of
 from planner.families.module_names import ModuleNames, spelled
 from planner.families.registry import FAMILIES, TOWERS
+from tests.planner.families.model_parts import parameters_of
 
 pytestmark = pytest.mark.slow  # torch and transformers take seconds to import, so the functions below do it
 
@@ -115,7 +116,7 @@ TOWER = {
 def test_the_default_model_has_the_parameters_of_transformers(family):
     """Part by part, and in all as many as are published."""
     config = configured(family, GIVEN.get(family, {}))
-    found = planned(config, family).parameters()
+    found = parameters_of(planned(config, family))
 
     assert found == counted(config)
     if family in BILLIONS:
@@ -136,7 +137,7 @@ def test_varied_models_have_the_parameters_of_transformers(family, seed):
     tower = {key: draw.choice(values) for key, values in TOWER.get(family, {}).items()}
     config = configured(family, GIVEN.get(family, {}) | drawn, tower)
 
-    assert planned(config, family).parameters() == counted(config)
+    assert parameters_of(planned(config, family)) == counted(config)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *TOWERS])

@@ -15,6 +15,7 @@ from planner.report.text import plan_text
 from planner.rules.check import check_spec
 from planner.spec.precision import KV_BYTES
 from tests.planner.conftest import CONFIG
+from tests.planner.families.model_parts import parameters_of
 from tests.templates.gpu_plans import SPEC as GPU_SPEC
 
 # A node that holds a model of half a terabyte.
@@ -136,7 +137,7 @@ def test_layers_that_a_table_routes_record_nothing(tmp_path):
 def test_no_precision_is_larger_than_bf16_or_smaller_than_its_weights(name, precision):
     """A slow reference: parameters times the bits of BF16, FP32, and four bits."""
     model = MODELS[name]
-    found, parts = weights_of(model, precision), model.parameters()
+    found, parts = weights_of(model, precision), parameters_of(model)
     total = found.total(model.num_routed_experts)
     largest = sum(parts.values()) * (4 if precision == "fp32" else 2)
 

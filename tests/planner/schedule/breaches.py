@@ -9,7 +9,7 @@ It reads a finished plan's day and knows nothing of how it was found: planned da
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.facts.day import DAY_S, hh_mm_ss, second_of
+from planner.facts.day import DAY_S, MINUTE_S, hh_mm_ss, minute_of
 from planner.facts.terms import Phase
 from planner.schedule.schedule import DaySchedule
 
@@ -100,7 +100,7 @@ def _serving(day: DaySchedule) -> dict[str, list[_Span]]:
     """Return when each unit serves, step by step."""
     found: dict[str, list[_Span]] = {}
     for step in day.steps:
-        begin = second_of(step.at)
+        begin = minute_of(step.at) * MINUTE_S
         for unit in step.units:
             found.setdefault(unit, []).append(_Span(begin, (begin + step.minutes * 60) % DAY_S))
     return found
@@ -111,9 +111,14 @@ def _taken(day: DaySchedule) -> dict[str, list[_Span]]:
     free: dict[str, list[_Span]] = {}
     for transition in day.transitions:
         for each in transition.freed:
-            free.setdefault(each.unit, []).append(_Span(second_of(each.begins), second_of(each.ends)))
+            free.setdefault(each.unit, []).append(_Span(_second_of(each.begins), _second_of(each.ends)))
     units = {unit for step in day.steps for unit in step.units}
     return {unit: list(_between(free.get(unit, []))) for unit in sorted(units)}
+
+
+def _second_of(at: str) -> int:
+    """Return the seconds from midnight of `HH:MM:SS`."""
+    return minute_of(at[:5]) * MINUTE_S + int(at[6:])
 
 
 def _between(free: Sequence[_Span]) -> Iterator[_Span]:

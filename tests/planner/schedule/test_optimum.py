@@ -1,7 +1,7 @@
 """The fewest unit-hours of a day: beside brute force on small days, by laws, and on DeepSeek's day."""
 
 from itertools import product
-from math import ceil
+from math import ceil, inf
 
 import pytest
 from hypothesis import given
@@ -32,7 +32,8 @@ def stays(on, slots):
 
 def keeps(on, switching):
     """Whether a day stays where it must, and changes by no more than it may."""
-    changes = all(switching.allows(on[index - 1], number) for index, number in enumerate(on))
+    most_starts, most_stops = (inf if most is None else most for most in (switching.max_starts, switching.max_stops))
+    changes = all(-most_stops <= number - on[index - 1] <= most_starts for index, number in enumerate(on))
     return changes and stays(on, min(switching.stay, len(on)))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.facts.day import DAY_S, hh_mm, second_of
+from planner.facts.day import DAY_S, hh_mm
 from planner.schedule.clock import units_at
 from planner.schedule.runs import KINDS, acts_of, runs_between
 from planner.schedule.schedule import OtherDays, Step
@@ -46,7 +46,7 @@ def test_units_serve_before_others_drain():
         Step("08:00", 0, {"prefill": 1, "decode": 2}, ("p0", "d0", "d1"), 3, None),
         Step("20:00", 0, {"prefill": 3, "decode": 1}, ("p0", "p1", "p2", "d0"), 4, None),
     )
-    found = acts(Timetable("UTC", pairs, 600.0, 300.0), begin=second_of("12:00"), end=second_of("21:00"))
+    found = acts(Timetable("UTC", pairs, 600.0, 300.0), begin=12 * 3600, end=21 * 3600)
 
     assert found[2:6] == ["20:00 serve p1", "20:00 serve p2", "20:00 drain d1", "20:05 stop d1"]
 

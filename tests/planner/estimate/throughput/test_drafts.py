@@ -17,6 +17,7 @@ from planner.estimate.throughput.step import decode_step
 from planner.families import MODELS
 from planner.rules.check import check_spec, with_values
 from tests.benchmarks.throughput_rows import Row, service_decode, unit
+from tests.planner.families.model_parts import parameters_of
 
 SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
 DECODE = service_decode(88, Imbalance(1.5))
@@ -63,7 +64,8 @@ def test_few_requests_gain_what_sglang_measured(drafts, acceptance_rate, publish
 def test_a_module_has_the_parameters_that_were_published():
     """11.5 B of DeepSeek-V3's, without the embedding and the head that it shares."""
     model = MODELS["deepseek-v3"]
-    module = sum(model.with_drafts().parameters().values()) - sum(model.parameters().values())
+    with_module, without = (sum(parameters_of(each).values()) for each in (model.with_drafts(), model))
+    module = with_module - without
 
     assert module == pytest.approx(11.5e9, rel=0.011)
 
