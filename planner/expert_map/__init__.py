@@ -13,7 +13,7 @@ the fullest GPU as long as anything helps (`maps`, `native`). `bound` says how m
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import balance, balance_windows, mean_loads
+from planner.expert_map.balance import balance, balance_windows
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
 from planner.expert_map.types import Domains, Effort, ExpertMap, FrontPoint, Policy, Sizes, SplitRule, slots_bind
 
@@ -30,6 +30,5 @@ __all__ = [
     "consecutive_domains",
     "count_uncovered",
     "fewest_slots_per_gpu",
-    "mean_loads",
     "slots_bind",
 ]

@@ -11,7 +11,7 @@ from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, 
 from planner.facts.gate import AS_DEEPSEEK_V3, Gate
 from planner.facts.loads import Loads
 
-__all__ = ["balance", "balance_windows", "mean_loads"]
+__all__ = ["balance", "balance_windows"]
 
 
 def balance(
@@ -80,10 +80,3 @@ def balance_windows(
     found = make_map(problem, None if previous is None else as_numbers(previous, order_LE, sizes), keep_within)
     rows = as_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)
     return replace(found, physical_to_logical=rows)
-
-
-def mean_loads(windows: Sequence[Loads]) -> Loads:
-    """Return the sum of all windows, `[layers][experts]`, each scaled to the same total."""
-    from planner.expert_map.problem import alike  # numpy, as above
-
-    return tuple(map(tuple, alike(windows).sum(axis=0).tolist()))

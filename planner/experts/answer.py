@@ -57,7 +57,7 @@ class Answer(Slots, Weighed):
 
 def answer_of(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
     """Return the answer to `job`, for which the maps were `found`."""
-    expert_map = found.expert_map
+    expert_map, domains = found.expert_map, job.call.domains()
     slots = expert_map.logical_to_physical
     return Answer.model_validate(
         vars(Slots.model_validate(expert_map))
@@ -66,8 +66,8 @@ def answer_of(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
             "first_layer": job.first_layer,
             "logical_to_physical": slots,
             "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
-            "coverage": job.coverage,
-            "uncovered_experts": count_uncovered(expert_map.physical_to_logical, job.domains) if job.domains else None,
+            "coverage": job.call.coverage,
+            "uncovered_experts": count_uncovered(expert_map.physical_to_logical, domains) if domains else None,
             "moved_slots": expert_map.moved_slots,
             "windows": expert_map.windows,
             "one_more_slot": one_more_slot(found.one_more_slot, job.sizes.slots_per_gpu, None),

@@ -12,21 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.expert_map import (
-    Domains,
-    Effort,
-    ExpertMap,
-    Policy,
-    Sizes,
-    SplitRule,
-    balance_windows,
-    mean_loads,
-    slots_bind,
-)
+from planner.expert_map import ExpertMap, Sizes, balance_windows, slots_bind
 from planner.experts.call import ExpertsCall, uncoverable, wrong_arguments
 from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_without_load
 from planner.facts.map_files import Map, MapFile, read_map
-from planner.facts.terms import Coverage
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
 from planner.spec.phase import MAX_REDUNDANT
@@ -41,18 +30,20 @@ PROGRAM = "tidemill experts"
 class ExpertsJob:
     """A call without mistakes, and the files that it names, read."""
 
-    loads: Loads  # the mean of windows, where there are several
+    call: ExpertsCall
     windows: tuple[Loads, ...]
-    quantile: float | None  # over windows, that is balanced; None: their mean
     first_layer: int  # the model's number of the first MoE layer
-    sizes: Sizes
-    policy: Policy
-    effort: Effort
-    coverage: Coverage
-    domains: Domains
-    split: SplitRule
     previous: Map | None
-    keep_within: float
+
+    @property
+    def num_experts(self) -> int:
+        """Return the logical experts of a layer."""
+        return len(self.windows[0][0])
+
+    @property
+    def sizes(self) -> Sizes:
+        """Return the sizes that the map is for."""
+        return self.call.sizes(self.num_experts)
 
 
 @dataclass(frozen=True)
@@ -81,30 +72,17 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
         findings.append(previous.at(str(call.previous)))
     if findings or isinstance(measured, Finding) or isinstance(previous, Finding):
         raise CallError(findings)
-    loads = _mean(measured.windows)
-    if finding := uncoverable(call, len(loads[0])):
+    if finding := uncoverable(call, len(measured.windows[0][0])):
         raise InfeasibleError([finding.at(PROGRAM)])
-    return ExpertsJob(
-        loads=loads,
-        windows=measured.windows,
-        quantile=call.quantile,
-        first_layer=_first_layer(call, measured, found),
-        sizes=call.sizes(len(loads[0])),
-        policy=call.policy,
-        effort=call.effort,
-        coverage=call.coverage,
-        domains=call.domains(),
-        split=call.split,
-        previous=previous.rows if previous else None,
-        keep_within=call.keep_within,
-    )
+    first_layer = _first_layer(call, measured, found)
+    return ExpertsJob(call, measured.windows, first_layer, previous.rows if previous else None)
 
 
 def make_map(job: ExpertsJob) -> ExpertMap:
     """Return the map for `job`."""
-    quantile = job.quantile if len(job.windows) > 1 else None
-    options = (job.previous, job.keep_within, job.domains, job.split)
-    return balance_windows(job.windows, job.sizes, job.effort, job.policy, quantile, *options)
+    call = job.call
+    options = (job.previous, call.keep_within, call.domains(), call.split)
+    return balance_windows(job.windows, job.sizes, call.effort, call.policy, call.quantile, *options)
 
 
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
@@ -112,11 +90,11 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
 
     The second is None where slots do not limit the first, or where no unit has so many.
     """
-    more = replace(job.sizes, num_slots=job.sizes.num_slots + job.sizes.num_gpus)
-    is_possible = more.num_slots - len(job.loads[0]) <= MAX_REDUNDANT
+    more = replace(job.call, slots_per_gpu=job.sizes.slots_per_gpu + 1)
+    is_possible = more.sizes(job.num_experts).num_slots - job.num_experts <= MAX_REDUNDANT
     if not (slots_bind(expert_map) and is_possible):
         return ExpertsAnswer(expert_map, None)
-    return ExpertsAnswer(expert_map, make_map(replace(job, sizes=more, previous=None)))
+    return ExpertsAnswer(expert_map, make_map(replace(job, call=more, previous=None)))
 
 
 @dataclass(frozen=True)
@@ -187,11 +165,6 @@ def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Fin
     if measured.first_layer is not None:
         return measured.first_layer
     return previous.num_dense_layers(len(measured.windows[0])) if isinstance(previous, MapFile) else 0
-
-
-def _mean(windows: tuple[Loads, ...]) -> Loads:
-    """Return the mean of several windows. A single one is returned as it is, without importing the search."""
-    return windows[0] if len(windows) == 1 else mean_loads(windows)
 
 
 def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Finding:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, balance_windows, mean_loads
+from planner.expert_map import Sizes, balance, balance_windows
+from planner.expert_map.problem import alike
 from tests.benchmarks.drifting_loads import count_moves, max_over_mean
 from tests.planner.expert_map.drifting_windows import draw_windows
 from tests.planner.expert_map.every_map import optimum_of_windows, small_sizes
@@ -61,7 +62,11 @@ def test_a_map_for_the_worst_window_is_far_more_even_there(sizes, quantile, most
     windows = draw_windows(1.01, 1, 2, 256, 8, 4, 0.95)
     ours = balance_windows(windows, sizes, "refined", "auto", quantile)
     of_mean = balance(
-        mean_loads(windows), sizes.num_slots, sizes.num_gpus, num_nodes=sizes.num_nodes, num_groups=sizes.num_groups
+        alike(windows).sum(axis=0).tolist(),
+        sizes.num_slots,
+        sizes.num_gpus,
+        num_nodes=sizes.num_nodes,
+        num_groups=sizes.num_groups,
     )
     reached, before = (
         objective(each.physical_to_logical, windows, sizes.num_gpus, quantile) for each in (ours, of_mean)
