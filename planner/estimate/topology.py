@@ -20,12 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.facts.catalog import Gpu
+from planner.facts.quantities import BITS_PER_BYTE
 from planner.layout.nodes import Node
 from planner.layout.unit import Unit
 
 __all__ = ["Topology", "topology_of"]
-
-BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)

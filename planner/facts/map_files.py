@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.facts.files import read_file
+from planner.facts.model import MAX_LAYERS
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 
@@ -53,7 +54,6 @@ DEVICES = "layer_list"  # vllm-ascend's
 SGLANG = "physical_to_logical_map"
 KEYS = ("physical_to_logical", SGLANG)  # ours, SGLang's
 TENSORRT_LLM = "initial_global_assignments"
-MAX_LAYERS = 1000  # of any model, as `families/shapes.py` has it
 MAX_SLOTS = 2**14  # assumed: no layer has as many; a file of TensorRT-LLM's stands for up to 1000 layers more
 MAX_DEPTH = 8  # a map nests three deep
 MAX_WORD = 200  # of YAML; the longest key has 26 characters

@@ -17,7 +17,9 @@ from planner.facts.attention.kind import Attention, Matrix, Part, Role
 from planner.facts.quantisation import UNQUANTISED, Formats, Quantisation
 from planner.facts.terms import KvPrecision, Precision
 
-__all__ = ["Dense", "Experts", "Layer", "Model"]
+__all__ = ["MAX_LAYERS", "Dense", "Experts", "Layer", "Model"]
+
+MAX_LAYERS = 1000  # of any model; published ones have up to 94
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "BITS_PER_BYTE",
     "BYTES_PER_GBIT",
     "MS_PER_S",
     "QUANTITIES",
@@ -31,7 +32,8 @@ Kind = Literal["bytes", "link", "time"]
 
 MS_PER_S = 1e3
 US_PER_S = 1e6
-BYTES_PER_GBIT = 1e9 / 8
+BITS_PER_BYTE = 8
+BYTES_PER_GBIT = 1e9 / BITS_PER_BYTE
 
 AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z/]+)")
 

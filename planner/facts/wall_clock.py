@@ -23,8 +23,6 @@ __all__ = [
     "weekday_of",
 ]
 
-MINUTE_S = 60
-
 
 @dataclass(frozen=True)
 class WallTime:

@@ -8,7 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from planner.facts.attention.latent import Indexer, LatentAttention
-from planner.families.shapes import MAX_LAYERS, Count, DenseFirstShapes, PerLayer, Size
+from planner.facts.model import MAX_LAYERS
+from planner.families.shapes import Count, DenseFirstShapes, PerLayer, Size
 
 __all__ = ["IndexedShapes", "LatentShapes"]
 
@@ -31,7 +32,6 @@ class LatentShapes(DenseFirstShapes):
 
     def attention(self, index: int) -> LatentAttention:
         """Return the attention of layer `index`."""
-        indexer = self.indexer(index)
         return LatentAttention(
             num_heads=self.num_attention_heads,
             q_lora_rank=self.q_lora_rank,
@@ -39,15 +39,9 @@ class LatentShapes(DenseFirstShapes):
             qk_nope_head_dim=self.qk_nope_head_dim,
             qk_rope_head_dim=self.qk_rope_head_dim,
             v_head_dim=self.v_head_dim,
-            is_sparse=indexer is not None or self.is_sparse,
-            indexer=indexer,
+            indexer=self.indexer(index),
             num_picked=self.num_picked,
         )
-
-    @property
-    def is_sparse(self) -> bool:
-        """Return whether attention reads only what an indexer picked."""
-        return False
 
     @property
     def num_picked(self) -> int | None:
@@ -68,11 +62,6 @@ class IndexedShapes(LatentShapes):
     mlp_layer_types: PerLayer[str] | None = None
 
     per_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)
-
-    @property
-    def is_sparse(self) -> bool:
-        """Return True: every layer's attention is sparse."""
-        return True
 
     def contradiction(self) -> str | None:
         """Return that the list and the number of dense layers disagree, where it is so."""

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from planner.facts.attention.compressed import CompressedAttention
 from planner.facts.attention.latent import Indexer
-from planner.facts.model import Experts, Layer
-from planner.families.shapes import MAX_LAYERS, Count, Entry, PerLayer, Shapes, Size
+from planner.facts.model import MAX_LAYERS, Experts, Layer
+from planner.families.shapes import Count, Entry, PerLayer, Shapes, Size
 
 __all__ = ["DeepseekV4Shapes"]
 

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from planner.facts.model import MAX_LAYERS
 from planner.families.deepseek import LatentShapes
-from planner.families.shapes import MAX_LAYERS, PerLayer
+from planner.families.shapes import PerLayer
 
 __all__ = ["Glm4MoeLiteShapes"]
 

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from planner.facts.attention.latent import Indexer
+from planner.facts.model import MAX_LAYERS
 from planner.families.deepseek import IndexedShapes
-from planner.families.shapes import MAX_LAYERS, PerLayer
+from planner.families.shapes import PerLayer
 
 __all__ = ["GlmMoeDsaShapes"]
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from planner.facts.attention.grouped import GroupedAttention
-from planner.facts.model import Experts
-from planner.families.shapes import MAX_LAYERS, Count, Entry, GroupedShapes, PerLayer, Size
+from planner.facts.model import MAX_LAYERS, Experts
+from planner.families.shapes import Count, Entry, GroupedShapes, PerLayer, Size
 
 __all__ = ["MiniMaxM2Shapes"]
 

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.facts.attention.grouped import BlockIndexer, GroupedAttention
-from planner.facts.model import Dense, Experts
-from planner.families.shapes import MAX_LAYERS, Count, Entry, GroupedShapes, PerLayer, Size, Tower, encoder_layer
+from planner.facts.model import MAX_LAYERS, Dense, Experts
+from planner.families.shapes import Count, Entry, GroupedShapes, PerLayer, Size, Tower, encoder_layer
 
 __all__ = ["MiniMaxM3Shapes", "MiniMaxM3Tower"]
 

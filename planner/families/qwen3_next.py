@@ -12,7 +12,8 @@ from pydantic import AliasChoices, Field
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.linear import LinearAttention
-from planner.families.shapes import MAX_LAYERS, Count, PerLayer, Size, Tower, encoder_layer, uneven
+from planner.facts.model import MAX_LAYERS
+from planner.families.shapes import Count, PerLayer, Size, Tower, encoder_layer, uneven
 from planner.families.sparse_step import SharedExpertShapes
 
 __all__ = ["Qwen3NextShapes", "Qwen35Tower"]

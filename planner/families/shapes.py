@@ -15,15 +15,14 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.facts.attention.kind import Attention
-from planner.facts.model import Dense, Experts, Layer, Model
+from planner.facts.model import MAX_LAYERS, Dense, Experts, Layer, Model
 
 __all__ = [
-    *("MAX_LAYERS", "Count", "DenseFirstShapes", "Entry", "File", "GroupedShapes", "PerLayer", "Shapes", "Size"),
+    *("Count", "DenseFirstShapes", "Entry", "File", "GroupedShapes", "PerLayer", "Shapes", "Size"),
     *("Tower", "encoder_layer", "uneven"),
 ]
 
 MAX_SIZE = 1_000_000  # of any one dimension
-MAX_LAYERS = 1000
 
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=1, le=65_536)]
@@ -40,7 +39,6 @@ class File:
     source: str
     model_type: str
     architecture: str | None = None
-    tower_weights: int = 0
 
 
 class Shapes(BaseModel):
@@ -137,7 +135,6 @@ class Shapes(BaseModel):
             num_streams=self.num_streams,
             num_mtp_layers=self.num_mtp_layers,
             draft_layer=self.draft_layer(),
-            tower_weights=file.tower_weights,
         )
 
     def miscounted(self, key: str, entries: Sequence[Any] | None) -> str | None:

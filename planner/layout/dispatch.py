@@ -25,8 +25,8 @@ from planner.spec.precision import wide_bytes
 from planner.spec.schema import Spec
 
 __all__ = [
-    *("dispatched_tokens", "gate_of", "groups_on_nodes", "is_normal", "limiting_groups", "message_bytes"),
-    *("split_of", "step_tokens"),
+    *("SCALE_CHANNELS", "dispatched_tokens", "gate_of", "groups_on_nodes", "is_normal", "limiting_groups"),
+    *("message_bytes", "split_of", "step_tokens"),
 ]
 
 SCALE_CHANNELS = 128

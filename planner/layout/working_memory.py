@@ -27,7 +27,7 @@ docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 from planner.facts.exchange import NVLINK_PEERS
 from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
-from planner.layout.dispatch import step_tokens
+from planner.layout.dispatch import SCALE_CHANNELS, message_bytes, step_tokens
 from planner.layout.layout import PhaseLayout
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import wide_bytes
@@ -41,7 +41,6 @@ CHANNELS = 10  # half of 20 SMs
 MAX_TOP_K = MAX_SCALES = 128
 SOURCE_META_BYTES = 8
 INT4_BYTES = 16  # CUDA's vector of four ints
-SCALE_CHANNELS = 128
 BUFFER_ALIGNMENT = 128
 WORKSPACE_BYTES = 32 * 2**20
 GRANULE_BYTES = 2**29  # of NVSHMEM's memory, as DeepEP sets NVSHMEM_CUMEM_GRANULARITY
@@ -130,20 +129,13 @@ def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens:
     they are sent back. With overlap the other half's rows have come meanwhile. The step's shared experts are done.
     """
     wide = wide_bytes(layout.precision) * model.hidden_size
-    row = _travelling_bytes(model.hidden_size, layout.precision)
+    row, _ = message_bytes(model.hidden_size, layout.precision)
     choices = model.num_experts_per_token * CHOICE_BYTES
     filled_up = pairs + layout.slots_per_gpu * (TILE_ROWS - 1)
     largest = max(filled_up * row + pairs * row, filled_up * ffn // max(pairs, 1), (filled_up + pairs) * wide)
     waiting = 0 if layout.overlap == "none" else pairs * row
     shared = (tokens + _at_once(tokens, layout)) * wide  # of all the step's tokens, and this half's sums
     return largest + waiting + pairs * choices + shared
-
-
-def _travelling_bytes(hidden_size: int, precision: Precision) -> int:
-    """Return a dispatched row's bytes: codes and scales in FP8, else what results are."""
-    if precision == "fp8":
-        return hidden_size + 4 * hidden_size // SCALE_CHANNELS
-    return hidden_size * wide_bytes(precision)
 
 
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:

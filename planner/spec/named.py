@@ -12,6 +12,7 @@ from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
 from planner.facts.gpu_names import same_gpu
 from planner.facts.loads import moe_rows, read_loads
 from planner.facts.model import Model
+from planner.facts.quantities import BITS_PER_BYTE
 from planner.facts.terms import PHASES
 from planner.families import MODELS, find_spelling, read_model_config
 from planner.problems.finding import Finding
@@ -19,8 +20,6 @@ from planner.problems.fix import did_you_mean
 from planner.spec.cluster import OF_OWN_GPUS, GpuSpec
 
 __all__ = ["Named"]
-
-BITS_PER_BYTE = 8
 
 
 class Named:

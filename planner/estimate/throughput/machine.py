@@ -7,10 +7,10 @@ from planner.estimate.throughput.dimensions import BytesPerSecond, FlopsPerSecon
 from planner.estimate.throughput.kernels import Kernels, Origin, kernels_for
 from planner.facts.catalog import Gpu
 from planner.facts.quantisation import Format
+from planner.facts.quantities import BITS_PER_BYTE
 
 __all__ = ["MICRO", "RESOURCES", "Machine", "machine_of", "machine_with"]
 
-BITS_PER_BYTE = 8
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 # What may be changed one at a time, to ask what binds: field of `Machine` -> what people call it.

@@ -7,8 +7,9 @@ its first step. All ranks of a node share one rate.
 """
 
 from planner.estimate.throughput.dimensions import Bytes, BytesPerSecond, Seconds, moving
-from planner.estimate.throughput.machine import BITS_PER_BYTE, GIGA
+from planner.estimate.throughput.machine import GIGA
 from planner.estimate.throughput.point import OperatingPoint
+from planner.facts.quantities import BITS_PER_BYTE
 
 __all__ = ["bytes_per_computed_token", "reading"]
 

@@ -28,6 +28,7 @@ from planner.facts.attention.kind import Attention
 from planner.facts.attention.latent import LatentAttention
 from planner.facts.model import Dense, Experts, Layer, Model
 from planner.facts.quantisation import FORMATS, Format, Formats
+from planner.facts.quantities import BITS_PER_BYTE
 from planner.facts.terms import Precision
 from planner.layout.dispatch import message_bytes
 from planner.layout.weights import SIZES
@@ -36,7 +37,6 @@ from planner.spec.precision import KV_BYTES, KvDtype, wide_bytes
 __all__ = ["AttentionWork", "FfnWork", "LayerWork", "ModelWork", "why_unknown", "work_of"]
 
 FLOPS_PER_WEIGHT = 2
-BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,8 @@ class ModelWork:
 def why_unknown(model: Model) -> str | None:
     """Return why a model's speed is not known, in words for people; None where it is."""
     for attention in model.attentions:
-        if isinstance(attention, LatentAttention) and (not attention.is_sparse or attention.num_picked):
-            continue
-        if isinstance(attention, GroupedAttention):
-            continue
-        return "its attention reads a part of the context (compression or a state), which is not modelled"
+        if not isinstance(attention, LatentAttention | GroupedAttention):
+            return "its attention reads a part of the context (compression or a state), which is not modelled"
     return "it has several residual streams, which are not modelled" if model.num_streams > 1 else None
 
 

@@ -46,14 +46,18 @@ class LatentAttention:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
-    is_sparse: bool = False  # reads only what an indexer picked: its own, or that of an earlier layer
-    indexer: Indexer | None = None
-    num_picked: int | None = None  # tokens that it picks for each query
+    indexer: Indexer | None = None  # its own
+    num_picked: int | None = None  # tokens that an indexer picks for each query: its own, or that of an earlier layer
 
     @property
     def num_kv_heads(self) -> int:
         """Return the number of heads: KV is not kept by them."""
         return self.num_heads
+
+    @property
+    def is_sparse(self) -> bool:
+        """Return whether attention reads only what an indexer picked."""
+        return self.num_picked is not None
 
     @property
     def only_kv(self) -> None:
