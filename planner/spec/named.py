@@ -130,15 +130,8 @@ def _catalog_gpu(path: str, name: str) -> Gpu | Finding:
     if name in GPUS:
         return GPUS[name]
     meant = same_gpu(name)
-    fix = did_you_mean(meant, [meant]) if meant else _described(path)
+    fix = did_you_mean(meant, [meant]) if meant else "describe it, as cluster.gpu: {name: ...}"
     return Finding(path, name, f"S304 must be in the catalog ({', '.join(GPUS)})", "its figures must be known", fix)
-
-
-def _described(path: str) -> str:
-    """Say where the figures of a GPU are written that the catalog lacks: one GPU can have them, the cluster's."""
-    if path == "cluster.gpu":
-        return "describe it, as gpu: {name: ...}"
-    return "describe it as cluster.gpu, and name one of the catalog here"
 
 
 def _own_gpu(spec: GpuSpec, resource: str) -> Gpu:

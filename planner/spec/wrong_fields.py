@@ -1,11 +1,11 @@
 """Pydantic's verdict on single fields in our words: the rule that each breaks, why, and what to write.
 
 A change is only what was written in another form: `"144"` for a number, one item for a list, a unit as Kubernetes
-spells it, a word that is misspelt. Keys that are no fields are `unknown_keys.py`'s.
+spells it, a word that is misspelt or that the table has. Keys that are no fields are `unknown_keys.py`'s.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -43,8 +43,7 @@ WANTED = {
     "bool_type": "true or false",
     "list_type": "a list",
 }
-IN_FORM = {list: "write it as a list", dict: "write one mapping, without dashes"}  # which may hold secrets
-TRUTHS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}  # of YAML 1.1
+READ_AS: Mapping[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
 
 
 def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
@@ -77,8 +76,7 @@ def _finding(detail: ErrorDetails) -> Finding:
     """Return the finding about a field. A list or a mapping in place of a value may hold secrets: none is quoted."""
     path, kind, value, limits = path_of(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
-        rule, reason, fix = "S202 is required", sentence_of(field_at(path)), _only_choice(path) or example_at(path)
-        return Finding(path, None, rule, reason, fix)
+        return Finding(path, None, "S202 is required", sentence_of(field_at(path)), example_at(path))
     rule, reason, fix = _verdict(path, kind, value, limits)
     return Finding(path, None if isinstance(value, list | dict) else value, rule, reason, fix)
 
@@ -87,7 +85,7 @@ def _verdict(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tup
     """Return the rule that `value` breaks, why, and what to write."""
     field = field_at(path)
     if kind in WANTED:
-        return f"S203 must be {_wanted(path, kind)}", f"it is {_noun(value)}", _in_form(path, FORMS[kind](value))
+        return f"S203 must be {_wanted(path, kind)}", f"it is {_noun(value)}", _in_form(path, _as_wanted(kind, value))
     if kind == "string_pattern_mismatch":
         return "S209 must have the form that the field requires", sentence_of(field), example_at(path)
     if kind == "quantity":
@@ -110,7 +108,7 @@ def _in_form(path: str, meant: Any) -> Fix | str:
     """Return the fix that `meant` was written in another form; an example where nothing was."""
     if meant is None:
         return example_at(path)
-    words = IN_FORM[type(meant)] if isinstance(meant, list | dict) else f"did you mean {as_yaml(meant)}?"
+    words = "write it as a list" if isinstance(meant, list) else f"did you mean {as_yaml(meant)}?"  # it may be a secret
     return words if may_be_secret(path) else Fix(words, ({HERE: meant},))
 
 
@@ -152,48 +150,16 @@ def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[st
     return sentence_of(field_at(path)), f"nearest: {limits.get('bound', limits.get('ge', limits.get('le')))}"
 
 
-def _only_choice(path: str) -> Fix | None:
-    choices = choices_at(path)
-    return Fix(f"write {path}: {choices[0]}", ({HERE: choices[0]},)) if len(choices) == 1 else None
-
-
-def _read_as(*types: type) -> Callable[[Any], Any]:
-    """Return what reads a value as YAML reads it without quotes, and keeps it if it is of `types`."""
-
-    def read(value: Any) -> Any:
-        alone = value[0] if isinstance(value, list) and len(value) == 1 else value
-        if isinstance(alone, float) and alone.is_integer():
-            alone = int(alone)
-        read = read_plain(alone.strip().replace("_", "")) if isinstance(alone, str) else alone
-        read = TRUTHS.get(str(alone).casefold(), read)
-        return read if type(read) in types else None
-
-    return read
-
-
-def _as_text(value: Any) -> str | None:
-    alone = value[0] if isinstance(value, list) and len(value) == 1 else value
-    return str(alone) if type(alone) in (int, str) else None
-
-
-def _as_mapping(value: Any) -> dict[str, Any] | None:
-    """Return the mapping that a list of mappings with one key each is: `- ttft_ms: 2000`."""
-    is_listed = isinstance(value, list) and all(isinstance(each, dict) and len(each) == 1 for each in value)
-    items = value if is_listed else []
-    merged = {key: inner for item in items for key, inner in item.items()}
-    return merged if merged and len(merged) == len(items) else None
-
-
-# What Pydantic wants -> what was written in another form, or None.
-FORMS: Mapping[str, Callable[[Any], Any]] = {
-    "int_type": _read_as(int),
-    "float_type": _read_as(int, float),
-    "bool_type": _read_as(bool),
-    "string_type": _as_text,
-    "model_type": _as_mapping,
-    "dict_type": _as_mapping,
-    "list_type": lambda value: None if value is None else [value],
-}
+def _as_wanted(kind: str, value: Any) -> Any:
+    """Return what stands there in another form: in quotes, without them, or alone where a list is wanted."""
+    if kind == "list_type":
+        return [value] if isinstance(value, str | int | float) else None
+    if kind == "string_type":
+        return str(value) if type(value) is int else None
+    read = read_plain(value.strip().replace("_", "")) if isinstance(value, str) else value
+    if kind == "int_type" and isinstance(read, float) and read.is_integer():
+        return int(read)
+    return read if type(read) in READ_AS.get(kind, ()) else None
 
 
 def example_at(path: str) -> str:
