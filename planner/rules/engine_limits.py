@@ -56,7 +56,7 @@ def gpus_are_nvidias(c: Candidate) -> Iterator[Finding]:
             fix = removal("engine", words="leave engine out, for the bundled runtime")
             yield Finding(path, written, f"S740 must not be cpu to run on {name}", reason, fix)
         elif gpu.is_rocm:
-            rule = f"S752 must not be a GPU of AMD to run on {name}"
+            rule = f"S740 must not be a GPU of AMD to run on {name}"
             yield Finding(path, written, rule, reason, "plan it for other GPUs")
 
 
@@ -83,7 +83,7 @@ def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
         return
     for phase, precision in written.items():
         if precision != own.precision:
-            rule = f"S773 must be {own.precision} to run on {name}"
+            rule = f"S741 must be {own.precision} to run on {name}"
             reason = f"all phases load one checkpoint, in {own.words}, and the engine follows its {own.said_in}"
             yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
 
@@ -148,9 +148,9 @@ def experts_are_exchanged_in_a_known_form(c: Candidate) -> Iterator[Finding]:
         if section.precision == "fp8_mxfp4" and not spec.gpu_of(phase).lacks_fp4:
             continue  # DeepGEMM computes them where matmuls take FP4
         lacks_blocks = section.precision == "fp8" and spec.model.quantisation.other_method is not None
-        is_taken = section.precision in (*taken, "fp32") and not lacks_blocks  # S741 has the last
+        is_taken = section.precision in (*taken, "fp32") and not lacks_blocks  # another rule has the last
         if section.ep_size > section.attention_tp and not is_taken:
-            rule = f"S759 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
+            rule = f"S741 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
             called = spec.model.quantisation.words if lacks_blocks else section.precision
             reason = f"it has no kernels for {called} experts with DeepEP in {phase}"
             yield Finding(f"{phase}.precision", section.precision, rule, reason, _one_group(spec, phase))
@@ -184,18 +184,18 @@ def attention_is_one_stage(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     for phase in spec.phases:
         if spec.phase(phase).overlap == "five_stage":
-            rule = f"S747 must be dual_batch or none to run on {spec.written.engine_name}"
+            rule = f"S745 must be dual_batch or none to run on {spec.written.engine_name}"
             reason = "it overlaps two micro-batches at dispatch and combine, and cannot split attention into two stages"
             overlaps = (
                 phase != "mixed" and spec.phase(phase).ep_size > spec.phase(phase).attention_tp
-            )  # else S745, S748
+            )  # else other rules say so
             yield Finding(f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch" if overlaps else "none"))
 
 
 def mixed_units_overlap_nothing(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     if "mixed" in spec.phases and spec.phase("mixed").overlap != "none":
-        rule = f"S748 must be none to run on {spec.written.engine_name}"
+        rule = f"S745 must be none to run on {spec.written.engine_name}"
         reason = "mixed units exchange expert rows by all-gather, which it cannot overlap"
         yield Finding("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
 
@@ -206,7 +206,7 @@ def groups_stay_on_a_node(c: Candidate) -> Iterator[Finding]:
     for phase in spec.phases:
         size = spec.phase(phase).attention_tp
         if size > per_node:
-            rule = f"S749 must be at most gpus_per_node ({per_node}) to run on {spec.written.engine_name}"
+            rule = f"S710 must be at most gpus_per_node ({per_node}) to run on {spec.written.engine_name}"
             reason = "each pod of a unit serves requests, so no attention group may span two pods"
             below = [each for each in _group_sizes(spec, phase) if each <= per_node][-1:]
             fix = nearest(*below) if below else "plan it on nodes of more GPUs"
@@ -217,7 +217,7 @@ def no_phase_is_in_w4a8(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     for phase in spec.phases:
         if spec.phase(phase).precision == "w4a8":
-            rule = f"S750 must be fp8, bf16 or fp4 to run on {spec.written.engine_name}"
+            rule = f"S741 must be fp8, bf16 or fp4 to run on {spec.written.engine_name}"
             reason = "it has no INT4 experts with FP8 activations"
             yield Finding(f"{phase}.precision", "w4a8", rule, reason, "choose a checkpoint in one of these")
 
@@ -250,18 +250,18 @@ def routers_count_alone(c: Candidate) -> Iterator[Finding]:
 def servers_use_no_certificates(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     if spec.written.kubernetes.tls is not None:
-        rule = f"S765 must be absent to run on {spec.written.engine_name}"
+        rule = f"S761 must be absent to run on {spec.written.engine_name}"
         yield Finding("kubernetes.tls", None, rule, "its servers and router cannot use these certificates", removal())
 
 
 # Each with the place that says so, of all versions that `facts/engines.py` knows.
 SGLANG = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md; what stands in for it on AMD's GPUs (mori) is not rendered
-    Rule("S740 S752", "rendered", gpus_are_nvidias),
+    Rule("S740", "rendered", gpus_are_nvidias),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, set_deepep_dispatcher_dtype
     Rule("S741", "rendered", no_phase_is_in_fp32),
     # sglang 0.5.23 configs/model_config.py, _verify_quantization
-    Rule("S773", "rendered", phases_load_one_checkpoint),
+    Rule("S741", "rendered", phases_load_one_checkpoint),
     # sglang 0.5.23 eplb/expert_location_dispatch.py, algorithm dynamic
     Rule("S742", "rendered", answers_may_differ),
     # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
@@ -272,17 +272,17 @@ SGLANG = (
     Rule("S745", "rendered", one_group_overlaps_nothing),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, FINISHED_SUM_TAG;
     # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
-    Rule("S746 S771", "rendered", room_for_requests),
+    Rule("S746", "rendered", room_for_requests),
     # planner/facts/exchange.py
-    Rule("S770", "rendered", exchange_sizes),
+    Rule("S758", "rendered", exchange_sizes),
     # sglang 0.5.23 layers/quantization/fp8.py, validate_block_quant_shapes
     Rule("S772", "rendered", whole_blocks),
     # sglang 0.5.23 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py
-    Rule("S759", "rendered", experts_are_exchanged_in_a_known_form),
+    Rule("S741", "rendered", experts_are_exchanged_in_a_known_form),
     # sglang 0.5.23 arg_groups/validation_hook.py, served_model_name
     Rule("S751", "rendered", names_have_no_colon),
     # planner/facts/engine_models.py
-    Rule("S755 S756 S757 S760", "rendered", model_limits),
+    Rule("S754 S709 S745", "rendered", model_limits),
     # sglang 0.5.23 models/deepseek_v2.py, DeepseekV2MoE; likewise others
     Rule("S758", "rendered", all_experts_on_fewer_gpus),
     # sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap
@@ -292,14 +292,14 @@ SGLANG = (
     # runtime/gateway/ranks/ledger.py: ranks report to each of our gateways what others gave them
     Rule("S766", "rendered", routers_count_alone),
     # runtime/protocol/tls.py: it is between our gateway and our ranks
-    Rule("S765", "rendered", servers_use_no_certificates),
+    Rule("S761", "rendered", servers_use_no_certificates),
 )
 VLLM = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md
-    Rule("S740 S752", "rendered", gpus_are_nvidias),
+    Rule("S740", "rendered", gpus_are_nvidias),
     Rule("S741", "rendered", no_phase_is_in_fp32),
     # vllm 0.33.0 config/model.py, _verify_quantization
-    Rule("S773", "rendered", phases_load_one_checkpoint),
+    Rule("S741", "rendered", phases_load_one_checkpoint),
     # vllm 0.33.0 distributed/eplb/eplb_state.py, which moves experts
     Rule("S742", "rendered", answers_may_differ),
     # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
@@ -308,25 +308,25 @@ VLLM = (
     Rule("S744", "rendered", checkpoints_are_folders),
     # vllm 0.33.0 config/vllm.py, backends of use_ubatching
     Rule("S745", "rendered", one_group_overlaps_nothing),
-    Rule("S748", "rendered", mixed_units_overlap_nothing),
+    Rule("S745", "rendered", mixed_units_overlap_nothing),
     # vllm 0.33.0 v1/worker/ubatching.py
-    Rule("S747", "rendered", attention_is_one_stage),
+    Rule("S745", "rendered", attention_is_one_stage),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py: DeepEP's own limit
     # vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py
     # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
-    Rule("S746 S771", "rendered", room_for_requests),
+    Rule("S746", "rendered", room_for_requests),
     # planner/facts/exchange.py
-    Rule("S770", "rendered", exchange_sizes),
+    Rule("S758", "rendered", exchange_sizes),
     # vllm 0.33.0 model_executor/layers/quantization/utils/fp8_utils.py
     Rule("S772", "rendered", whole_blocks),
     # vllm 0.33.0 config/parallel.py, nnodes_within_dp
-    Rule("S749", "rendered", groups_stay_on_a_node),
+    Rule("S710", "rendered", groups_stay_on_a_node),
     # vllm 0.33.0 model_executor/layers/quantization/__init__.py
-    Rule("S750", "rendered", no_phase_is_in_w4a8),
+    Rule("S741", "rendered", no_phase_is_in_w4a8),
     # planner/facts/engine_models.py
-    Rule("S755 S756 S757 S760", "rendered", model_limits),
+    Rule("S754 S709 S745", "rendered", model_limits),
     # as SGLang's
     Rule("S761", "rendered", routers_read_no_keys),
     Rule("S766", "rendered", routers_count_alone),
-    Rule("S765", "rendered", servers_use_no_certificates),
+    Rule("S761", "rendered", servers_use_no_certificates),
 )

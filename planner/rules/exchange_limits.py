@@ -57,7 +57,7 @@ def exchange_sizes(c: Candidate) -> Iterator[Finding]:
             continue
         per_node, gpu = spec.cluster.gpus_per_node, spec.gpu_of(phase)
         sizes = [size for size in range(2, _most_gpus(spec, phase) + 1) if exchange.takes(size, per_node, gpu)]
-        rule = f"S770 must be {_in_words(exchange, sizes)} to run on {_named(spec)}"
+        rule = f"S758 must be {_in_words(exchange, sizes)} to run on {_named(spec)}"
         fix = _other_sizes(c, phase)
         yield Finding(f"{phase}.ep_size", section.ep_size, rule, _why_no_exchange(spec, exchange, section), fix)
 
@@ -232,7 +232,7 @@ def _buffer_bytes(spec: ResolvedSpec, phase: Phase) -> int:
 def _too_large_a_buffer(spec: ResolvedSpec, phase: Phase, most: int) -> Finding:
     section = spec.phase(phase)
     num_physical = spec.model.num_routed_experts + section.redundant_experts
-    rule = f"S771 must be at most {most:,} with {num_physical:,} physical experts to run on {_named(spec)}"
+    rule = f"S746 must be at most {most:,} with {num_physical:,} physical experts to run on {_named(spec)}"
     tokens, size = dispatched_tokens(section, spec.written.engine_name), _buffer_bytes(spec, phase) / 2**30
     reason = (
         f"DeepEP's low-latency buffer must be below 32 GiB, and has {size:.1f} GiB for {num_physical:,} experts and "

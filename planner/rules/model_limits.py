@@ -49,13 +49,13 @@ def _called(spec: ResolvedSpec) -> str:
 
 
 def _unknown_model(spec: ResolvedSpec) -> Finding:
-    rule = f"S760 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
+    rule = f"S709 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
     reason = f"what it does with {spec.model.model_type} is not known"
     return Finding(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
 
 
 def _not_as_planned(spec: ResolvedSpec, reason: str) -> Finding:
-    rule = f"S756 must not be {spec.model.model_type} to run on {_called(spec)}"
+    rule = f"S709 must not be {spec.model.model_type} to run on {_called(spec)}"
     return Finding(*spec.written.named_model, rule, reason, "choose another engine")
 
 
@@ -63,7 +63,7 @@ def _without_replicas(spec: ResolvedSpec) -> Iterator[Finding]:
     for phase in spec.phases:
         redundant, reason = spec.phase(phase).redundant_experts, why_no_replicas(spec, phase)
         if redundant and reason:
-            rule = f"S755 must be 0 to run {spec.model.model_type} on {_called(spec)}"
+            rule = f"S754 must be 0 to run {spec.model.model_type} on {_called(spec)}"
             yield Finding(f"{phase}.redundant_experts", redundant, rule, reason, _none_redundant(spec, phase))
 
 
@@ -82,7 +82,7 @@ def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Finding
     for phase in spec.phases:
         overlap = spec.phase(phase).overlap
         if overlap != "none" and phase not in model.overlaps:
-            rule = f"S757 must be none to run {spec.model.model_type} on {_called(spec)}"
+            rule = f"S745 must be none to run {spec.model.model_type} on {_called(spec)}"
             reason = f"it does not split the layers of {model.architecture} into stages" + (
                 f" in {phase}" if model.overlaps else ""
             )

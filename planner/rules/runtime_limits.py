@@ -28,7 +28,7 @@ def weights_are_given(c: Candidate) -> Iterator[Finding]:
     elif model.checkpoint is None:
         reason = "without weights there is nothing to compute with"
         fix = "write its folder in the pod, as checkpoint: /models/..."
-        yield Finding("model.checkpoint", None, "S703 is required to run", reason, fix)
+        yield Finding("model.checkpoint", None, "S702 is required to run", reason, fix)
 
 
 def models_are_known(c: Candidate) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ def models_are_known(c: Candidate) -> Iterator[Finding]:
 
 def gpus_are_supported(c: Candidate) -> Iterator[Finding]:
     """Kernels are for CPUs and for NVIDIA's GPUs."""
-    rule = "S704 must be cpu or an NVIDIA GPU to run"
+    rule = "S740 must be cpu or an NVIDIA GPU to run"
     reason = "AMD's GPUs use other FP8 formats and another build of PyTorch, which tidemill does not support yet"
     for path, name, gpu in c.resolved.named_gpus():
         if gpu.is_rocm:
@@ -57,7 +57,7 @@ def answers_differ_on_gpus(c: Candidate) -> Iterator[Finding]:
     """Sums in another order round otherwise."""
     if c.resolved.written.deterministic and any(gpu.device == "cuda" for _, _, gpu in c.resolved.named_gpus()):
         reason = "it has not been verified yet that GPU kernels give a request the same bits in every batch"
-        rule = "S732 must be false to run on GPUs"
+        rule = "S742 must be false to run on GPUs"
         yield Finding("deterministic", True, rule, reason, Fix("nearest: false", ({HERE: False},)))
 
 
@@ -95,21 +95,21 @@ def precisions_have_kernels(c: Candidate) -> Iterator[Finding]:
     for phase in c.resolved.phases:
         precision, own = c.resolved.phase(phase).precision, c.resolved.model.quantisation
         if precision == "fp8" and own.other_method:
-            rule = "S731 must be in blocks of 128 x 128 to run"
+            rule = "S741 must be in blocks of 128 x 128 to run"
             reason = f"the checkpoint is in {own.words}, which the bundled runtime cannot read"
             yield Finding(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in such blocks")
         if precision not in PRECISIONS:
-            rule, reason = f"S731 must be {' or '.join(PRECISIONS)} to run", "the bundled runtime has no 4-bit matmuls"
+            rule, reason = f"S741 must be {' or '.join(PRECISIONS)} to run", "the bundled runtime has no 4-bit matmuls"
             yield Finding(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in one of these")
 
 
-OF_ALL = (Rule("S702 S703", "rendered", weights_are_given),)
+OF_ALL = (Rule("S702", "rendered", weights_are_given),)
 TIDEMILL = (
     Rule("S709", "rendered", models_are_known),
-    Rule("S704", "rendered", gpus_are_supported),
-    Rule("S732", "rendered", answers_differ_on_gpus),
+    Rule("S740", "rendered", gpus_are_supported),
+    Rule("S742", "rendered", answers_differ_on_gpus),
     Rule("S710", "rendered", attention_is_data_parallel),
     Rule("S730", "rendered", kv_is_kept_in_one_type),
     Rule("S734", "rendered", nothing_is_drafted),
-    Rule("S731", "rendered", precisions_have_kernels),
+    Rule("S741", "rendered", precisions_have_kernels),
 )

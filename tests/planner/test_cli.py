@@ -104,7 +104,7 @@ def test_validate_says_what_render_will_refuse(spec_file, with_line, capsys, tmp
     assert main(["validate", path, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"valid": True, "errors": [], "left_to_render": refused}
     assert main(["validate", path]) == 0
-    assert f"left to render, which refuses it: {path}:3:1: {refused[0]['message']} [S703]\n" in capsys.readouterr().out
+    assert f"left to render, which refuses it: {path}:3:1: {refused[0]['message']} [S702]\n" in capsys.readouterr().out
 
 
 def test_infeasible_as_json_is_the_same_document(spec_file, with_line, capsys):

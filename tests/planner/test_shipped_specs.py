@@ -89,10 +89,10 @@ def pods_without_requests(files):
 
 
 def test_amds_gpus_plan_and_do_not_render():
-    """S704: our runtime has no kernels for their FP8."""
+    """S740: our runtime has no kernels for their FP8."""
     plan = compile_plan(check_spec(SPECS / "mi300x-single-node.yaml"))
 
-    assert [problem.rule[:4] for problem in plan.refusals] == ["S704"]
+    assert [problem.rule[:4] for problem in plan.refusals] == ["S740"]
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_an_engine_that_cannot_run_it_is_a_blocker(shipped):
     """The first lines name the rule's id, as `validate` prints it; the message stands below."""
     plan = shipped("mi300x-single-node.yaml")
 
-    assert lines_of(plan)["blockers"] == "tidemill cannot run it: [S704]; check node names (node-0)"
+    assert lines_of(plan)["blockers"] == "tidemill cannot run it: [S740]; check node names (node-0)"
     assert "It cannot run:\n  - cluster.gpu (mi300x) must be " in plan_text(plan)
 
 

@@ -169,7 +169,7 @@ OTHERS = {
     "W138": lambda folder: compile_plan(_spec(folder, FLOODED)).warnings,
     "W137": lambda folder: compile_plan(_spec(folder, HALVED)).warnings,
     "S753": _of_another_engine,
-    "S760": _of_an_unknown_model,
+    "S709": _of_an_unknown_model,
     "S908": _with_other_references,
     "S909": lambda folder: _rendered(folder, _with_other_nodes(folder)),
     "S911": lambda folder: _rendered(folder, _plan(folder), "--previous", "plan.json"),
