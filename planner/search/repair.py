@@ -22,7 +22,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice, product
 from math import inf
 from typing import Any
@@ -106,6 +106,22 @@ class _Goal:
 
 
 @dataclass(frozen=True)
+class _Tried:
+    """A candidate with a change, of which rules are asked once."""
+
+    candidate: Candidate
+
+    @cached_property
+    def is_feasible(self) -> bool:
+        """Return whether no rule refuses it before there are maps.
+
+        A unit that fits into a rack is not tried with `coverage: rack`, since it would most likely stand in one: where
+        units stand takes a placement, which takes seconds for a large system.
+        """
+        return not _may_stand_in_a_rack(self.candidate) and not refusals_of(self.candidate, self.candidate.level)
+
+
+@dataclass(frozen=True)
 class _Search:
     """Candidates around the one where the search starts, each tried once."""
 
@@ -113,8 +129,7 @@ class _Search:
     short: tuple[Phase, ...]  # of memory
     lacking: Change  # nodes, without which no change helps: `start` has them
     asked: ResolvedSpec  # with each `auto`
-    tried: dict[str, Candidate | None] = field(default_factory=dict)
-    feasible: dict[str, bool] = field(default_factory=dict)
+    tried: dict[str, _Tried | None] = field(default_factory=dict)  # by the change; None where nothing has it
     held: dict[str, float] = field(default_factory=dict)  # by what a phase would be
 
     @property
@@ -206,14 +221,16 @@ class _Search:
     def _does(self, goal: _Goal, change: Change) -> bool:
         """Return whether the candidate having `change` reaches the goal."""
         if _key(change) not in self.tried:
-            self.tried[_key(change)] = self._having(change)
+            having = self._having(change)
+            self.tried[_key(change)] = _Tried(having) if having else None
         tried = self.tried[_key(change)]
-        if tried is None or not self._is_sound(tried, goal.phases):
+        if tried is None or not self._is_sound(tried.candidate, goal.phases):
             return False
-        if goal.are_all and not self._is_feasible(change, tried):
+        if goal.are_all and not tried.is_feasible:
             return False
         mended = (*goal.phases, "mixed") if goal.phases else ()  # which may stand in place of what was short
-        return all(_held(tried.resolved, each) >= goal.share for each in tried.resolved.phases if each in mended)
+        spec = tried.candidate.resolved
+        return all(_held(spec, each) >= goal.share for each in spec.phases if each in mended)
 
     def _having(self, change: Change) -> Candidate | None:
         """Return the candidate having `change`; None where the planner would find no numbers for its `auto`."""
@@ -221,7 +238,9 @@ class _Search:
 
     def _with_nodes_at_the_peak(self, change: Change) -> Change:
         """Return `change` and, where they make it do, the nodes for windows that follow the traffic with it."""
-        decided = self._decided_anew(change) if self.spec.has_windows_of_traffic else None
+        if self.is_at_the_peak or not self.spec.has_windows_of_traffic:
+            return change
+        decided = self._decided_anew(change)
         nodes = lacking_nodes(decided.resolved) if decided else {}
         more = self._decided_anew({**change, **nodes}) if nodes else None
         return {**change, **nodes} if more and not refusals_of(more, more.level) else change
@@ -246,24 +265,9 @@ class _Search:
         may_stay = [each for each in self.spec.phases if each not in mended and not runs_layout(self.spec, each)]
         return all(each in may_stay or runs_layout(spec, each) for each in spec.phases)
 
-    def _is_feasible(self, change: Change, tried: Candidate) -> bool:
-        key = _key(change)
-        if key not in self.feasible:
-            self.feasible[key] = _is_feasible(tried)
-        return self.feasible[key]
-
 
 def _key(change: Change) -> str:
     return json.dumps(change, sort_keys=True)
-
-
-def _is_feasible(candidate: Candidate) -> bool:
-    """Return whether no rule refuses it before there are maps.
-
-    A unit that fits into a rack is not tried with `coverage: rack`, since it would most likely stand in one: where
-    units stand takes a placement, which takes seconds for a large system.
-    """
-    return not _may_stand_in_a_rack(candidate) and not refusals_of(candidate, candidate.level)
 
 
 def _may_stand_in_a_rack(candidate: Candidate) -> bool:

@@ -249,6 +249,19 @@ def test_what_nobody_has_tried_is_offered_in_words_alone(tmp_path):
     assert [(each.id, str(each.fix), each.changes) for each in error.value.findings] == [("S720", "nearest: 256", ())]
 
 
+def test_a_relaxation_takes_a_generator_and_its_place(plan_of, monkeypatch):
+    """What is put first into the order is offered first, and nothing else has to know of it."""
+
+    def few_requests(_):
+        yield [{"decode.max_requests": 64}]
+
+    monkeypatch.setitem(relaxations.ORDERS, "S707", ((few_requests,), *relaxations.ORDERS["S707"]))
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(json.dumps(applied(PAIR, {"decode.max_requests": 4096}), indent=1))
+
+    assert error.value.findings[0].changes == ({"decode.max_requests": 64},)
+
+
 def test_every_relaxation_has_its_place_in_the_order():
     """A generator that nobody put there would never be tried."""
     public = {each for name, each in vars(relaxations).items() if isfunction(each) and not name.startswith("_")}
