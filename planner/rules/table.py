@@ -7,6 +7,7 @@ from planner.facts.terms import EngineName
 from planner.problems.finding import Finding
 from planner.rules import (
     attention,
+    autos,
     cluster,
     cost,
     engine,
@@ -36,7 +37,7 @@ __all__ = ["broken_rules", "found_in", "refusals_of", "rules_at", "warnings_of"]
 
 SECTIONS = (
     forms,
-    *(gateway, phases, expert_load, model, engine, attention, cluster, schedule, traffic, cost),
+    *(gateway, phases, expert_load, model, engine, attention, cluster, schedule, autos, traffic, cost),
     *(kubernetes, volumes, pods, overlay, operating_point, plausible, exposed),
 )
 RULES: tuple[Rule, ...] = tuple(chain.from_iterable(each.RULES for each in SECTIONS))

@@ -116,19 +116,12 @@ class Demand:
 
 
 def demand_to_meet(spec: ResolvedSpec) -> Demand | None:
-    """Return what each phase must make where traffic counts its units: nodes follow, or windows do; else None.
-
-    Raises SpecError where neither units nor traffic say how many nodes there must be.
-    """
+    """Return what each phase must make where traffic counts its units: nodes follow, or windows do; else None."""
     free = [phase for phase in spec.phases if is_undecided(spec.phase(phase).units)]
     is_counted, traffic, day = is_undecided(spec.cluster.nodes), spec.written.traffic, spec.written.schedule
     follows = day if day is not None and is_undecided(day.windows) else None
-    if not free or not (is_counted or follows):
+    if traffic is None or not free or not (is_counted or follows):
         return None
-    if traffic is None and is_counted:
-        raise SpecError([spec.locate(_nothing_to_count())])
-    if traffic is None or (traffic.profile is None and follows):
-        return None  # windows without a profile are refused when they are decided
     return Demand(
         tokens_per_s={phase: traffic.peak_per_s(phase) for phase in spec.phases},
         capacity=1 + (follows.headroom if follows else 0),
@@ -308,13 +301,6 @@ def _if_it_fits(
 
 def _fits(nodes: Mapping[Phase, int], room: Mapping[frozenset[Phase], int]) -> bool:
     return all(sum(nodes[each] for each in phases) <= there for phases, there in room.items())
-
-
-def _nothing_to_count() -> Finding:
-    rule = "S728 must be a number when units are auto and there is no traffic"
-    reason = "without traffic, the planner counts units from nodes, or nodes from units"
-    fix = "write cluster.nodes, or units of each phase, or traffic"
-    return Finding("cluster.nodes", AUTO, rule, reason, fix)
 
 
 def _in_words(demand: Demand) -> str:

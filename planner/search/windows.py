@@ -18,9 +18,6 @@ from planner.facts.quantities import MS_PER_S, counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import memory_of
-from planner.problems.errors import SpecError
-from planner.problems.finding import Finding
-from planner.problems.fix import removal
 from planner.rules.check import with_values
 from planner.rules.starts import LONGEST_S, as_text, least_of_day, longest_in_words
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
@@ -42,8 +39,6 @@ def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Reso
     """Return `spec` with windows, a warm-up and a drain in place of `auto`.
 
     `rates` are tokens/s of a unit, of phases that speed counted.
-
-    Raises SpecError where no profile says what the windows follow, or nobody knows how long a start takes.
     """
     spec, of_drain = with_drain(spec)
     schedule = spec.written.schedule
@@ -61,13 +56,14 @@ def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Reso
 
 
 def with_drain(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return `spec` with a drain in place of `auto`. Raises SpecError where lengths or the time of a token are open."""
+    """Return `spec` with a drain in place of `auto`."""
     schedule, traffic, tpot_ms = spec.written.schedule, spec.written.traffic, spec.written.slo.tpot_ms
     if schedule is None or not is_undecided(schedule.drain):
         return spec, []
-    lengths = traffic.output_lengths if traffic else None
-    if lengths is None or tpot_ms is None:
-        raise SpecError([spec.locate(_lengths_or_time(lengths is None, tpot_ms is None))])
+    assert traffic is not None
+    assert traffic.output_lengths is not None
+    assert tpot_ms is not None
+    lengths = traffic.output_lengths
     last = spec.phase(spec.phases[-1])
     found = drain_s(lengths.median, lengths.p99, schedule.answered, last.max_request_tokens, tpot_ms / MS_PER_S)
     written = as_text(min(ceil(found), LONGEST_S))
@@ -99,8 +95,7 @@ def _followed(
     days_with = _days_with(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
     values: dict[str, Any] = {}
     if is_undecided(schedule.warm_up):
-        if times is None:
-            raise SpecError([spec.locate(_unknown_start())])
+        assert times is not None
         warm_up = _settled_warm_up(
             lambda time: _with(schedule, spec, days_with(time)) if days_with else schedule, times
         )
@@ -157,13 +152,8 @@ def _days_with(
 ) -> Callable[[float], tuple[DerivedDay, ...]]:
     """Return what derives the days for a warm-up."""
     traffic = spec.written.traffic
-    if schedule.other_days:
-        raise SpecError([spec.locate(_other_windows(spec))])
-    if traffic is None or traffic.profile is None:
-        raise SpecError([spec.locate(_no_profile())])
+    assert traffic is not None
     filling = {phase for phase in layouts.keys() - rates.keys() if f"{phase}.units" in spec.document.autos}
-    if traffic.capacity is not None and rates.keys() | filling >= layouts.keys():
-        raise SpecError([spec.locate(_uncounted(traffic.capacity))])
     nodes_per_unit = {phase: each.nodes_per_unit for phase, each in layouts.items()}
     days = [None, *(each.days[0] for each in traffic.other_days)]
     of_nodes = {phase: layouts[phase].num_units / (1 + schedule.headroom) for phase in filling}
@@ -200,40 +190,4 @@ def _why(day: DerivedDay) -> str:
         f"the fewest node-hours that follow traffic.profile: {day.mean_nodes:.2f} nodes are taken on average, with"
         f" those that warm up and drain. Without these it is at least {day.bound:.2f}, and most of that is for"
         f" {day.binding}: {binding:.2f}"
-    )
-
-
-def _other_windows(spec: ResolvedSpec) -> Finding:
-    written = spec.document.data["schedule"]["other_days"]
-    rule, reason = "S527 must not be combined with windows: auto", "auto windows follow traffic.other_days"
-    return Finding("schedule.other_days", written, rule, reason, removal())
-
-
-def _uncounted(capacity: float) -> Finding:
-    reason = "it says what written units carry, and the planner counts all units"
-    return Finding("traffic.capacity", capacity, "S560 has no effect with units: auto", reason, removal())
-
-
-def _unknown_start() -> Finding:
-    rule = "S523 must be a time, since the GPU's memory is not known"
-    reason = "auto computes the time from the bytes that a unit loads, and these follow from its memory"
-    return Finding("schedule.warm_up", AUTO, rule, reason, "write a time that you have measured, such as 10min")
-
-
-def _no_profile() -> Finding:
-    rule = "S521 needs traffic.profile or traffic.history"
-    reason = "auto windows follow the demand of each hour"
-    fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
-    return Finding("schedule.windows", AUTO, rule, reason, fix)
-
-
-def _lengths_or_time(no_lengths: bool, no_time: bool) -> Finding:
-    missing = [
-        *(["traffic.output_lengths"] if no_lengths else []),
-        *(["slo.tpot_ms"] if no_time else []),
-    ]
-    words = " and ".join(missing)
-    reason = "auto computes how long answers last, from their lengths and the time per token"
-    return Finding(
-        "schedule.drain", AUTO, f"S524 needs {words}", reason, f"write {words}, or write a time, such as drain: 10min"
     )

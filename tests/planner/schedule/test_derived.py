@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.compiler import run_passes
-from planner.problems.errors import InfeasibleError, SpecError
+from planner.problems.errors import InfeasibleError
 from planner.rules.check import check_spec, with_values
 from planner.schedule.demand import units_at_rate, units_of_busiest
 from planner.schedule.derived import derived_days
@@ -269,14 +269,3 @@ def test_more_units_than_are_written_are_said_to_follow_from_capacity(tmp_path):
 
     assert "the units that are written carry a demand of 0.5 (traffic.capacity)" in reason
     assert reason.endswith("while the busiest hour of traffic.profile asks for 1")
-
-
-def test_windows_that_follow_no_traffic_are_refused(tmp_path):
-    """S521: without a profile every hour would be alike."""
-    (tmp_path / "spec.yaml").write_text(f"{PAIR}schedule: auto\n")
-    with pytest.raises(SpecError) as caught:
-        run_passes(check_spec(tmp_path / "spec.yaml"))
-
-    (problem,) = caught.value.findings
-    assert problem.rule[:4] == "S521"
-    assert "traffic.history" in problem.fix

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.compiler import compile_plan, run_passes
 from planner.plan.fit import check_fit
-from planner.problems.errors import InfeasibleError, SpecError
+from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
 from planner.rules.check import check_document
 from planner.spec.yaml import parse_document
@@ -95,16 +95,6 @@ def test_units_of_unknown_speed_fill_the_nodes_with_their_headroom(schedule, dec
         return spec_of(nodes, decode=decode, schedule=schedule, slo={}, cluster=cluster)
 
     assert_one_least(range(1, 10), spec_with)
-
-
-def test_a_capacity_of_units_that_the_planner_counts_is_refused():
-    """S560: it is what written units carry, and units that fill the nodes are not written."""
-    cluster = {"gpu": "cpu", "nodes": 4, "gpus_per_node": 8}
-    traffic = {"input_tokens": 16e9, "output_tokens": 8e9, "capacity": 2} | HALF_DAY
-    with pytest.raises(SpecError) as caught:
-        check_fit(spec_of(4, slo={}, cluster=cluster, traffic=traffic))
-
-    assert [each.rule[:4] for each in caught.value.findings] == ["S560"]
 
 
 def test_written_units_take_a_layout_that_serves_where_it_fits():

@@ -25,7 +25,7 @@ from tests.planner.conftest import SPEC
 from tests.planner.engines.deployments import engine_refusals
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.spec.brought_about import answers, plan_or_problems, problems_of_case
-from tests.planner.spec.wrong_specs import CASES, data_of
+from tests.planner.spec.wrong_specs import CASES
 
 __all__ = ["MESSAGES", "OTHERS", "first_messages", "messages_page"]
 
@@ -129,26 +129,19 @@ RACKS = PAIR | {
 }
 
 HALVED = PAIR | {"decode": PAIR["decode"] | {"overlap": "five_stage", "max_requests": 16}}
-ONE_WINDOW = {"at": "08:00", "prefill_units": 1, "decode_units": 1}
-AUTO_DAY = PAIR | {"schedule": "auto"}
-AUTO_WEEK = {"windows": "auto", "other_days": [{"days": ["sunday"], "windows": [ONE_WINDOW]}]}
 TRAFFIC = {"input_tokens": 1e9, "output_tokens": 1e8, "profile": [1.0] * 24}
 FLOODED = PAIR | {"traffic": TRAFFIC | {"input_tokens": 1e13}, "slo": {"ttft_ms": 10_000}}
 DAY = {"windows": [{"at": f"{hour:02}:00", "prefill_units": 1 + hour % 2, "decode_units": 1} for hour in range(24)]}
-FREE_NODES = PAIR | {
-    "cluster": PAIR["cluster"] | {"nodes": "auto"},
-    "decode": PAIR["decode"] | {"units": "auto"},
-}
 
 FLOODS = (SPEC + "".join(f"key_{number}: 1\n" for number in range(1_200)), "a: {{ b }}\n" * 600)
 
 
-def _starting(base=PAIR, **schedule):
+def _starting(**schedule):
     """A spec whose prefill units start every second hour."""
     phases = {
-        phase: {key: each for key, each in base[phase].items() if key != "units"} for phase in ("prefill", "decode")
+        phase: {key: each for key, each in PAIR[phase].items() if key != "units"} for phase in ("prefill", "decode")
     }
-    return base | phases | {"schedule": DAY | schedule}
+    return PAIR | phases | {"schedule": DAY | schedule}
 
 
 # What is no case of `wrong_specs.yaml`: it takes a file that is no text, a plan, or a value that no spec can have.
@@ -157,13 +150,8 @@ OTHERS = {
     "S102": _validated("latin.yaml", "version: 1\nname: café\n".encode("latin-1")),
     "S109": lambda folder: [problem for text in FLOODS for problem in _validated("flood.yaml", text)(folder)],
     "S722": _of_units_in_racks,
-    "S521": lambda folder: _raised(check_fit, _spec(folder, AUTO_DAY)),
-    "S527": lambda folder: _raised(check_fit, _spec(folder, AUTO_DAY | {"schedule": AUTO_WEEK})),
-    "S523": lambda folder: _raised(check_fit, _spec(folder, _starting(data_of(SPEC), warm_up="auto"))),
-    "S524": lambda folder: _raised(check_fit, _spec(folder, _starting(drain="auto"))),
     "S763": lambda folder: _raised(check_fit, _spec(folder, _starting(warm_up="1min"))),
     "S764": lambda folder: _raised(check_fit, _spec(folder, _starting(start={"storage": "10MB/s"}))),
-    "S728": lambda folder: _raised(check_fit, _spec(folder, FREE_NODES)),
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
     "W115": lambda folder: compile_plan(_spec(folder, PAIR | {"slo": {"tpot_ms": 20}})).warnings,
     "W138": lambda folder: compile_plan(_spec(folder, FLOODED)).warnings,
