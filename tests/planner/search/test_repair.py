@@ -249,6 +249,22 @@ def test_what_nobody_has_tried_is_offered_in_words_alone(tmp_path):
     assert [(each.id, str(each.fix), each.changes) for each in error.value.findings] == [("S720", "nearest: 256", ())]
 
 
+def test_validate_and_plan_refuse_by_the_same_rule(plan_of, tmp_path):
+    """Slots and nodes are too few: both commands name the slots, and offer them with the nodes."""
+    mixed = {"ep_size": 16, "redundant_experts": 16, "precision": "fp8"}
+    spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"coverage": "node", "mixed": mixed}
+    spec |= {"cluster": {"gpu": "h200", "gpus_per_node": 8, "nodes": 1}}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec, indent=1))
+    with pytest.raises(InfeasibleError) as validated:
+        check_fit(check_spec(tmp_path / "spec.yaml"))
+    with pytest.raises(InfeasibleError) as planned:
+        plan_of(json.dumps(spec, indent=1))
+
+    (one,), (other,) = validated.value.findings, planned.value.findings
+    assert (one.id, one.changes) == (other.id, other.changes)
+    assert one.changes[0] == {"mixed.redundant_experts": 256, "cluster.nodes": 2}
+
+
 def test_a_relaxation_takes_a_generator_and_its_place(plan_of, monkeypatch):
     """What is put first into the order is offered first, and nothing else has to know of it."""
 
