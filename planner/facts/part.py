@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = ["Maybe", "Part", "Rounded", "Rounded6"]
+__all__ = ["Digest", "Maybe", "Part", "Rounded", "Rounded6"]
 
 
 def _is_none(value: object) -> bool:
@@ -20,6 +20,7 @@ def _rounded(digits: int) -> AfterValidator:
 
 T = TypeVar("T")
 Maybe = Annotated[T | None, Field(exclude_if=_is_none)]  # the key is left out where there is nothing to say
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Rounded = Annotated[float, _rounded(5)]
 Rounded6 = Annotated[float, _rounded(6)]
 

@@ -7,7 +7,7 @@ from planner.candidate.candidate import Candidate
 from planner.facts import names
 from planner.facts.catalog import ASSUMED
 from planner.plan.launch import launch_documents, without_map
-from planner.plan.sections import Map, PlannedUnit
+from planner.plan.sections import Map, Memory, PlannedUnit
 from planner.problems.fix import applied
 from planner.rules.schedule import without_spent
 from planner.search.auto import Decided
@@ -21,7 +21,8 @@ def decided_sections(candidate: Candidate, choice: Decided) -> dict[str, Any]:
     """Return the sections of a plan that follow from `choice`, but its digests; `candidate` is of the chosen spec."""
     spec, maps, refusals = candidate.resolved, candidate.maps, candidate.refusals
     sources, phase_gpus = _sources(candidate), candidate.phase_gpus
-    documents = launch_documents(spec, candidate.placement, maps, candidate.memory, is_runnable=not refusals)
+    memory = {each.phase: Memory.model_validate(each) for each in candidate.memory}
+    documents = launch_documents(spec, candidate.placement, maps, memory, is_runnable=not refusals)
     return {
         "name": spec.written.name,
         "spec": _with_defaults(spec, choice.decisions),
@@ -37,7 +38,7 @@ def decided_sections(candidate: Candidate, choice: Decided) -> dict[str, Any]:
         "assumed": {name: source for name, source in sources.items() if source.startswith(ASSUMED)},
         "decisions": choice.decisions,
         "phases": {each.phase: each for each in candidate.layouts},
-        "memory": {each.phase: each for each in candidate.memory},
+        "memory": memory,
         "placement": candidate.placement,
         "units": tuple(
             PlannedUnit(

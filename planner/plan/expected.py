@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AliasPath, Field
 
+from planner.estimate.throughput.calibration import Correction
 from planner.expert_map.types import FrontPoint, Policy
 from planner.facts.part import Maybe, Part, Rounded
 from planner.facts.terms import Phase
@@ -115,17 +116,6 @@ class Promise(Part):
     met: bool
     met_at_slowest: bool
     met_at_fastest: bool
-
-
-class Correction(Part):
-    """What a user's own measurements changed: errors are means of |predicted / measured - 1|."""
-
-    file: str
-    digest: Digest
-    num_rows: int
-    factor: float
-    error_before: float
-    error_after: float
 
 
 class Performance(Part):

@@ -25,11 +25,12 @@ from planner.facts.digest import canonical_json, digest_of, digest_of_texts
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryPlan, in_pages, static_fraction
+from planner.layout.memory import in_pages, kv_bytes, static_fraction
 from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
 from planner.placement.place import Placement
 from planner.plan.pods import joins_nodes
+from planner.plan.sections import Memory
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype
 from planner.spec.resolved import ResolvedSpec
@@ -63,12 +64,9 @@ class Known:
 
     checkpoint: LaunchDocument | None
     kv_bytes_per_token: int
-    kv_tokens: Mapping[Phase, int]  # of one rank; of phases whose memory is planned
-    kv_bytes: Mapping[Phase, int]  # likewise, with windows and states
+    memory: Mapping[Phase, Memory]  # of one rank; of phases whose memory is planned
     expert_maps: Mapping[Phase, LaunchDocument]
     first_moe_layer: int  # the model's number of the layer of a map's first row
-    static_fractions: Mapping[Phase, float]  # likewise
-    weights_bytes: Mapping[Phase, int]  # likewise
     model_type: str  # of the checkpoint's config.json
     brings_code: bool  # whether other engines run code of the checkpoint
     is_runnable: bool
@@ -79,7 +77,7 @@ def launch_documents(
     spec: ResolvedSpec,
     placement: Placement,
     maps: Mapping[Phase, ExpertMap],
-    memory: Sequence[MemoryPlan],
+    memory: Mapping[Phase, Memory],
     *,
     is_runnable: bool,
 ) -> dict[str, LaunchDocument]:
@@ -88,15 +86,9 @@ def launch_documents(
     known = Known(
         checkpoint=_checkpoint(spec),
         kv_bytes_per_token=spec.loaded_model.kv_bytes_per_token(KV_BYTES[dtype]),
-        kv_tokens={plan.phase: plan.kv_tokens for plan in memory},
-        kv_bytes={plan.phase: plan.kv_bytes for plan in memory},
+        memory=memory,
         expert_maps={phase: _expert_map(each) for phase, each in maps.items()},
         first_moe_layer=spec.model.num_dense_layers,
-        static_fractions={
-            each.phase: static_fraction(spec.written.engine_name, each.weight_bytes, each.kv_bytes, each.gpu_bytes)
-            for each in memory
-        },
-        weights_bytes={each.phase: each.weight_bytes for each in memory},
         model_type=spec.model.model_type,
         brings_code=spec.model.brings_code,
         other_method=spec.model.quantisation.other_method,
@@ -211,17 +203,20 @@ def _for_engine(spec: Spec, unit: Unit, known: Known) -> LaunchDocument:
     }
     if known.is_runnable:
         assert spec.checkpoint is not None
-        kv_tokens, kv_bytes = known.kv_tokens[unit.phase], known.kv_bytes[unit.phase]
-        fraction = known.static_fractions[unit.phase]
+        memory, max_requests = known.memory[unit.phase], spec.phase(unit.phase).max_requests
+        in_kv = kv_bytes(memory.kv_tokens, memory.kv_bytes_per_token, max_requests * memory.kv_bytes_per_request)
+        fraction = static_fraction(spec.engine_name, memory.weights_bytes, in_kv, memory.gpu_bytes)
         start_s, joined = _start_s(spec, unit, known), joins_nodes(spec, unit)
         more = (known.brings_code, joined, known.other_method)
-        phased = Phased(spec.checkpoint, known.model_type, kv_tokens, kv_bytes, fraction, start_s, *more)
+        phased = Phased(spec.checkpoint, known.model_type, memory.kv_tokens, in_kv, fraction, start_s, *more)
         told["container"] = unit_container(spec, unit, phased).as_document()
     return told
 
 
 def _start_s(spec: Spec, unit: Unit, known: Known) -> int:
-    return start_budget_s(spec.kubernetes, spec.engine_name, known.weights_bytes[unit.phase] * unit.ranks_per_node)
+    return start_budget_s(
+        spec.kubernetes, spec.engine_name, known.memory[unit.phase].weights_bytes * unit.ranks_per_node
+    )
 
 
 def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
@@ -312,8 +307,8 @@ def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocu
 
 def _kv_tokens(spec: PhaseSpec, phase: Phase, known: Known) -> int:
     """Return a rank's KV tokens in whole pages: what fits or, if unknown, `max_requests` of full length."""
-    if phase in known.kv_tokens:
-        return known.kv_tokens[phase]
+    if phase in known.memory:
+        return known.memory[phase].kv_tokens
     most = spec.max_requests * in_pages(spec.max_request_tokens)
     return most if spec.max_kv_tokens is None else min(most, in_pages(spec.max_kv_tokens))
 

@@ -22,7 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from planner.expert_map.types import BoundKind
-from planner.facts.part import Maybe, Part
+from planner.facts.part import Digest, Maybe, Part
 from planner.facts.terms import Coverage, Overlap, Phase, SplitRule
 from planner.layout.unit import Unit
 from planner.problems.finding import Finding
@@ -48,7 +48,6 @@ __all__ = [
 ]
 
 
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
 Nonzero = Annotated[int, Field(exclude_if=operator.not_)]
 Ratios = tuple[float, ...]  # by MoE layer

@@ -13,10 +13,8 @@ from typing import Any
 from planner.facts import names
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.terms import Phase
-from planner.layout.memory import kv_bytes, static_fraction
 from planner.plan.launch import Known, LaunchDocument, documents_for
 from planner.plan.plan import Plan
-from planner.plan.sections import Memory
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
@@ -32,19 +30,12 @@ def told_otherwise(plan: Plan) -> Iterator[Finding]:
     checkpoint = written[names.GATEWAY_LAUNCH_FILE]["checkpoint"]
     yield from _of_checkpoint(plan, checkpoint)
     first = plan.unit_document(plan.units[0])
-    kv_of = {phase: _kv_bytes(each, spec.phase(phase).max_requests) for phase, each in plan.memory.items()}
     known = Known(
         checkpoint=checkpoint,
         kv_bytes_per_token=first["kv_cache"]["bytes_per_token"],
-        kv_tokens={phase: each.kv_tokens for phase, each in plan.memory.items()},
+        memory=plan.memory,
         expert_maps=_maps(plan),
         first_moe_layer=(first.get("expert_map") or {}).get("first_layer", 0),
-        kv_bytes=kv_of,
-        static_fractions={
-            phase: static_fraction(spec.engine_name, each.weights_bytes, kv_of[phase], each.gpu_bytes)
-            for phase, each in plan.memory.items()
-        },
-        weights_bytes={phase: each.weights_bytes for phase, each in plan.memory.items()},
         model_type=first.get("model_type", ""),
         brings_code=first.get("brings_code", False),
         other_method=first.get("quant_method"),
@@ -74,11 +65,6 @@ def _expected(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | No
     manifest = str(Path(model.config).with_name(MANIFEST))
     of_config, of_weights = inputs.get(model.config), inputs.get(manifest)
     return {"uri": uri, "config_digest": (of_config, "inputs"), "weights_digest": (of_weights, "inputs")}
-
-
-def _kv_bytes(memory: Memory, max_requests: int) -> int:
-    """The KV of a phase's rank, of its memory as the plan has it."""
-    return kv_bytes(memory.kv_tokens, memory.kv_bytes_per_token, max_requests * memory.kv_bytes_per_request)
 
 
 def _maps(plan: Plan) -> dict[Phase, LaunchDocument]:

@@ -27,6 +27,7 @@ from planner.estimate.throughput.predict import Case, saturated_rate, unhindered
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.json_keys import repeated_key
+from planner.facts.part import Digest, Part
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError
@@ -66,12 +67,11 @@ class Calibration:
     rows: tuple[Measurement, ...]
 
 
-@dataclass(frozen=True)
-class Correction:
+class Correction(Part):
     """What a file changed of a phase: errors are means of |predicted / measured - 1|."""
 
     file: str
-    digest: str
+    digest: Digest
     num_rows: int
     factor: float
     error_before: float
