@@ -1,4 +1,4 @@
-"""The planner's commands: validate, schema, plan, experts, render.
+"""The planner's commands: validate, schema, plan, diff, experts, render.
 
 `stacks/cli.py` adds the one that is called, or one of its own. What every command keeps is in `planner/command`.
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from planner.facts.map_files import Engine
     from planner.plan.plan import Plan
 
-__all__ = ["add_experts", "add_plan", "add_render", "add_schema", "add_validate", "main"]
+__all__ = ["add_diff", "add_experts", "add_plan", "add_render", "add_schema", "add_validate", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The planner's commands alone, as a function of the command line."""
     parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (add_validate, add_schema, add_plan, add_experts, add_render):
+    for add in (add_validate, add_schema, add_plan, add_diff, add_experts, add_render):
         add(commands)
     return run(parser, argv)
 
@@ -96,6 +96,21 @@ def add_plan(commands: Any) -> None:
     )
     add_format(plan)
     plan.set_defaults(command=_plan)
+
+
+def add_diff(commands: Any) -> None:
+    """Add `diff`."""
+    diff = add_command(
+        commands,
+        "diff",
+        "say what the change from one plan to another does",
+        "Compare two plans: which pods end and why, how long that takes and what still serves meanwhile, which experts "
+        "and nodes change, and what becomes of cost and speed. A spec is planned first, NEW near OLD.",
+    )
+    for name, which in (("old", "before"), ("new", "after")):
+        diff.add_argument(name, type=Path, metavar=name.upper(), help=f"a spec or plan: what is deployed {which}")
+    add_format(diff, "markdown")
+    diff.set_defaults(command=_diff)
 
 
 def add_experts(commands: Any) -> None:
@@ -169,6 +184,8 @@ def _schema(_: argparse.Namespace) -> None:
 
 def _plan(arguments: argparse.Namespace) -> None:
     from planner.compiler import run_passes
+    from planner.diff.diff import diff_of
+    from planner.diff.text import diff_text
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import without_output
     from planner.plan.loaded import read_plan
@@ -184,6 +201,7 @@ def _plan(arguments: argparse.Namespace) -> None:
         require_writable(arguments.output)
     found = run_passes(spec, previous, calibration)
     plan = found.plan
+    change = diff_of(previous, plan) if previous and previous.runnable and plan.runnable else None
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -191,11 +209,11 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.unit:
         _print_unit(plan, arguments)
     elif arguments.format == "json":
-        print_json(plan.as_json())
+        print_json((plan if change is None else plan.beside(change.as_json())).as_json())
     else:
         print(plan_text(plan, full=arguments.full), end="")
-        if previous is not None and (changes := _changes(previous, plan)):
-            print(f"\n{changes}")
+        if change is not None:
+            print(f"\n{diff_text(change)}", end="")
         if arguments.explain:
             print(f"\n{explained(found.speed)}")
 
@@ -210,11 +228,17 @@ def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:
         print(unit_text(unit), end="")
 
 
-def _changes(before: "Plan", after: "Plan") -> str:
-    """Return what becomes of the pods of the previous plan, in words."""
-    from planner.manifests.changes import changes_text, pod_changes
+def _diff(arguments: argparse.Namespace) -> None:
+    from planner.diff.diff import diff_of
+    from planner.diff.markdown import diff_markdown
+    from planner.diff.read import read_pair
+    from planner.diff.text import diff_text
 
-    return changes_text(pod_changes(before, after), before)
+    change = diff_of(*read_pair(arguments.old, arguments.new))
+    if arguments.format == "json":
+        print_json(change.as_json())
+    else:
+        print({"text": diff_text, "markdown": diff_markdown}[arguments.format](change), end="")
 
 
 def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:

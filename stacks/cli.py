@@ -27,6 +27,7 @@ COMMANDS = {
     "validate": "planner.cli",
     "schema": "planner.cli",
     "plan": "planner.cli",
+    "diff": "planner.cli",
     "experts": "planner.cli",
     "render": "planner.cli",
     "up": "stacks.local.up_cli",

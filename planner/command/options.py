@@ -39,6 +39,7 @@ def add_previous(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add the option that every command has."""
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format; default: text")
+def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
+    """Add the option that every command has; `more` are formats besides text and JSON."""
+    choices = ("text", *more, "json")
+    parser.add_argument("--format", choices=choices, default="text", help="output format; default: text")

@@ -106,6 +106,7 @@ class Plan(Part):
     uptime: Maybe[Uptime] = None
     cost: Maybe[Cost] = None
     report: Maybe[tuple[Row, ...]] = None
+    diff: Maybe[dict[str, Any]] = None  # what the change from another plan does: only of a plan that is shown beside it
 
     def as_json(self) -> dict[str, Any]:
         """Return PLAN.json's content."""
@@ -115,6 +116,11 @@ class Plan(Part):
         """Return a copy with other sections, which are taken as they are. Its digests are still of the old ones."""
         known = {name: getattr(self, name) for name in type(self).model_fields} | sections
         return type(self).model_construct(**known | {"spec": known["written"]})
+
+    def beside(self, diff: dict[str, Any]) -> "Plan":
+        """Return the plan as it is shown beside another, with what the change from that one does."""
+        shown = self.changed(diff=diff)
+        return shown.changed(document_digest=document_digest(shown.as_json()))
 
     @cached_property
     def spec(self) -> Spec:

@@ -5,8 +5,9 @@
 They are made here and not in the planner, because the examples of rules are the cases of the tests.
 """
 
+from tests.docs.diff_page import diff_page
 from tests.docs.layouts_page import layouts_page
-from tests.docs.plan_schema import plan_schema
+from tests.docs.plan_schema import diff_schema, plan_schema
 from tests.docs.rooms_table import ROOT, contributing_page
 from tests.docs.rules_page import rules_page
 from tests.docs.spec_page import spec_page
@@ -17,6 +18,8 @@ PAGES = {
     ROOT / "docs" / "spec.md": spec_page,
     ROOT / "docs" / "rules.md": rules_page,
     ROOT / "docs" / "plan.schema.json": plan_schema,
+    ROOT / "docs" / "diff.schema.json": diff_schema,
+    ROOT / "docs" / "diff.md": diff_page,
     ROOT / "docs" / "published-layouts.md": layouts_page,
     ROOT / "CONTRIBUTING.md": contributing_page,
 }

@@ -58,6 +58,7 @@ NOT_TOLD = {
     "written": "is told as what it gives",
     "why_not": "is told as refusals",
     "report": "is itself",
+    "diff": "stands below the text, beside another plan",
 }
 
 

@@ -232,6 +232,4 @@ def test_money_changes_nothing_that_is_deployed(found_of, spec_text):
 
     assert plain.plan.digest == priced.plan.digest
     assert priced.plan.as_json()["cost"]["usd_per_day"] == 3 * 2 * 24 * 0.5
-    assert "$72 a day at $0.50 per GPU-hour; $0.0720 per million output" in " ".join(
-        plan_text(priced.plan).split()
-    )
+    assert "$72 a day at $0.50 per GPU-hour; $0.0720 per million output" in " ".join(plan_text(priced.plan).split())

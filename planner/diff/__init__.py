@@ -1,0 +1,1 @@
+"""What the change from one plan to another does."""

@@ -1,0 +1,70 @@
+"""Count the expert slots that change between two plans, and the bytes of weights that units read.
+
+A slot changes if its GPU did not hold the expert before, or not as often: order inside a GPU does not count. A map of
+other sizes has nothing in common with the one before, so all of its slots change. Only units that both plans have are
+counted, since a unit that is new reads all of its weights anyway.
+
+Today nothing travels between GPUs: a map is read when a unit starts, and with it all weights from the checkpoint.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from planner.diff.change import STARTS, ExpertMoves, PhaseMoves, UnitChange, WeightReads
+from planner.diff.minutes import reads_of, start_of
+from planner.facts.terms import Phase
+from planner.plan.plan import Plan
+
+__all__ = ["expert_moves", "weight_reads"]
+
+Rows = Sequence[Sequence[int]]  # [layers][slots]
+
+
+def expert_moves(before: Plan, after: Plan) -> ExpertMoves:
+    """Return the slots that change in units of both plans."""
+    phases = {phase: _of_phase(before, after, phase) for phase in after.phases if phase in before.phases}
+    sizes = [each.bytes for each in phases.values() if each.slots_changed]
+    return ExpertMoves(
+        slots_changed=sum(each.slots_changed * each.units for each in phases.values()),
+        bytes=None if None in sizes else sum(each for each in sizes if each is not None),
+        phases=phases,
+    )
+
+
+def weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightReads:
+    """Return what the units of `plan` read that start because of the changes."""
+    reads = reads_of(plan)
+    starting = [each.phase for each in changes if each.change in STARTS and each.phase in plan.phases]
+    is_known = all(phase in reads for phase in starting)
+    sizes = {phase: each.nodes * each.node_bytes for phase, each in reads.items()}
+    return WeightReads(
+        units=len(starting),
+        bytes=round(sum(sizes[phase] for phase in starting)) if is_known else None,
+        source=start_of(plan).weights_from,
+        checkpoint=plan.spec.checkpoint,
+    )
+
+
+def _of_phase(before: Plan, after: Plan, phase: Phase) -> PhaseMoves:
+    old, new = (plan.expert_maps[plan.map_of[phase]].physical_to_logical for plan in (before, after))
+    units = {unit.name for unit in before.units_of(phase)} & {unit.name for unit in after.units_of(phase)}
+    shape, memory = after.phases[phase], after.memory.get(phase)
+    changed, num_slots = _slots_changed(old, new, before, after, phase), sum(map(len, new))
+    size = None
+    if memory is not None:
+        size = changed * (memory.weights.routed // shape.slots_per_gpu // len(new)) * len(units)
+    return PhaseMoves(slots_changed=changed, of_slots=num_slots, units=len(units), bytes=size)
+
+
+def _slots_changed(old: Rows, new: Rows, before: Plan, after: Plan, phase: Phase) -> int:
+    if old == new:
+        return 0
+    slots_per_gpu = after.phases[phase].slots_per_gpu
+    if [len(row) for row in old] != [len(row) for row in new] or slots_per_gpu != before.phases[phase].slots_per_gpu:
+        return sum(map(len, new))
+    parts = range(0, len(new[0]), slots_per_gpu)
+    return sum(
+        (Counter(after_row[part : part + slots_per_gpu]) - Counter(before_row[part : part + slots_per_gpu])).total()
+        for before_row, after_row in zip(old, new, strict=True)
+        for part in parts
+    )

@@ -1,0 +1,30 @@
+"""Read what a user calls OLD and NEW, as two plans that can be compared.
+
+A plan is taken as it stands. A spec is planned: OLD as if nothing ran, NEW near OLD as `tidemill plan --previous` does
+it. The change says so, since what really runs may stand on other nodes.
+"""
+
+from pathlib import Path
+
+from planner.compiler import run_passes
+from planner.plan.given import read_given
+from planner.plan.plan import Plan
+from planner.spec.resolved import ResolvedSpec
+
+__all__ = ["read_pair"]
+
+OLD_IS_PLANNED = "OLD is a spec and was planned as if nothing ran: give the plan that runs to see what really restarts"
+NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
+
+
+def read_pair(old: Path, new: Path) -> tuple[Plan, Plan, tuple[str, ...]]:
+    """Return both plans, and how they came about. Raises SpecError, CallError or InfeasibleError."""
+    notes = []
+    before, after = read_given(old), read_given(new)
+    if isinstance(before, ResolvedSpec):
+        before = run_passes(before).plan
+        notes.append(OLD_IS_PLANNED)
+    if isinstance(after, ResolvedSpec):
+        after = run_passes(after, before).plan
+        notes.append(NEW_IS_PLANNED)
+    return before, after, tuple(notes)

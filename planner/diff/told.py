@@ -1,0 +1,200 @@
+"""Put a change into words: topics in the order in which people ask, each a few lines. Nothing is computed.
+
+`text.py` and `markdown.py` write these. Long lists are cut here, so that a change of a thousand units is read as fast
+as one of three; the JSON has all of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from planner.diff.change import ENDS, Change, Fate, PhaseMoves, Sides, State, Tool, UnitChange, Way
+from planner.facts.quantities import counted
+from planner.plan.row import Row
+from planner.report.columns import runs_of
+from planner.report.report import written, written_range
+
+__all__ = ["Topic", "headline", "topics"]
+
+MAX_CAUSES = 6  # of a restart
+MAX_GROUPS = 4  # of units that restart for the same causes
+MAX_RUNS = 6  # of names whose numbers follow each other
+FATES: tuple[Fate, ...] = ("new", "moved", "restarted", "removed")
+APPLIED: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi": "by pulumi up, in turns"}
+COSTS = {
+    "usd_per_day": "each day",
+    "usd_per_million_output_tokens": "per million output tokens",
+    "usd_per_million_input_tokens": "per million input tokens",
+    "margin": "margin",
+    "mean_nodes": "nodes on average",
+    "answered_share": "answered",
+}
+SPEEDS = {
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "ttft_ms": "ms TTFT",
+    "slo.ttft_ms.promised": "ms TTFT promised",
+    "ttft_promise": "TTFT promise",
+    "tpot_ms": "ms TPOT",
+    "slo.tpot_ms.promised": "ms TPOT promised",
+    "tpot_promise": "TPOT promise",
+    "not_predicted": "not predicted",
+}
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A few lines about one thing. `most` of them fit a terminal; a detail is folded where one can fold."""
+
+    name: str
+    lines: tuple[str, ...]
+    most: int
+    is_detail: bool = False
+
+
+def headline(change: Change) -> str:
+    """Return what the change is of, from which plan to which."""
+    return f"Change of {change.name}: plan {_short(change.old)} -> {_short(change.new)}"
+
+
+def topics(change: Change) -> tuple[Topic, ...]:
+    """Return all topics that there is something to say about."""
+    performance = (Topic(phase, tuple(_figures(each, SPEEDS)), 4) for phase, each in change.performance.items())
+    found = (
+        Topic("verdict", tuple(_verdict(change)), 6),
+        *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDS else 2) for fate in FATES),
+        Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
+        Topic("experts", tuple(_experts(change)), 4),
+        Topic("nodes", tuple(_nodes(change)), 3),
+        Topic("day", tuple(_day(change)), 4, is_detail=True),
+        Topic("cost", tuple(_figures(change.cost, COSTS)), 5),
+        *performance,
+        Topic("failure", tuple(_failures(change)), 3, is_detail=True),
+        Topic("warned", tuple(f"{each.message} [{each.id}]" for each in change.warnings.new), 4),
+        Topic("gone", tuple(f"{each.message} [{each.id}]" for each in change.warnings.gone), 2, is_detail=True),
+        Topic("assumed", change.assumed, 4, is_detail=True),
+    )
+    return tuple(each for each in found if each.lines)
+
+
+def _short(digest: str) -> str:
+    return digest[:19]
+
+
+def _verdict(change: Change) -> Iterator[str]:
+    """Yield a line for each way of applying the change; one line where both go alike."""
+    if change.verdict == "no_restart":
+        starts = any(each.change == "new" for each in change.units)
+        ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
+        yield f"no_restart: no running pod ends{ready}"
+        return
+    if len(set(map(repr, change.ways.values()))) == 1:
+        yield _way(change.ways["git"], "")
+        return
+    for tool, way in change.ways.items():
+        yield _way(way, f" {APPLIED[tool]}")
+
+
+def _way(way: Way, applied: str) -> str:
+    least = [
+        f"{each.units} of {counted(each.of_units, f'{phase} unit')}"
+        for phase, each in way.least_units.items()
+        if each.units < each.of_units
+    ]
+    parts = [f"leaves {' and '.join(least)} serving" if least else "every unit goes on serving"]
+    parts += [] if way.minutes is None else [f"takes {way.minutes} min"]
+    parts += [f"{verdict} at {times}" for verdict, times in way.times.items() if verdict != way.verdict]
+    return f"{way.verdict}{applied}: {'; '.join(parts)}"
+
+
+def _units(change: Change, fate: Fate) -> Iterator[str]:
+    """Yield a line for the units that come to the same for the same causes."""
+    found = sorted((each for each in change.units if each.change == fate), key=lambda each: each.why)
+    groups = [(why, list(units)) for why, units in groupby(found, key=lambda each: each.why)]
+    for why, units in groups[:MAX_GROUPS]:
+        causes = f": {_listed(why, MAX_CAUSES)}" if why else ""
+        yield f"{_names(change.name, units)}{causes}"
+    if rest := [unit for _, units in groups[MAX_GROUPS:] for unit in units]:
+        yield f"{counted(len(rest), 'other')} for other causes"
+
+
+def _names(plan: str, units: Sequence[UnitChange]) -> str:
+    """Return units in words, those whose numbers follow each other as one: `prefill-0 to 4, gateway`."""
+    runs = runs_of([each.name.removeprefix(f"{plan}-") for each in units])
+    return _listed([f"{run[0]} to {run[-1].rpartition('-')[2]}" if len(run) > 1 else run[0] for run in runs], MAX_RUNS)
+
+
+def _listed(parts: Sequence[str], most: int) -> str:
+    more = [f"and {counted(len(parts) - most, 'other')}"] if len(parts) > most else []
+    return ", ".join([*parts[:most], *more])
+
+
+def _experts(change: Change) -> Iterator[str]:
+    """Yield the slots that change, and what units that start read."""
+    moves = {phase: each for phase, each in change.experts.phases.items() if each.slots_changed}
+    yield from (f"{phase}: {_moved(each)}" for phase, each in moves.items())
+    if not moves:
+        yield "no slot changes"
+    reads = change.weights
+    if reads.units:
+        source = "serving units" if reads.source == "peers" else reads.checkpoint or "storage"
+        size = "weights" if reads.bytes is None else f"{_bytes(reads.bytes)} of weights"
+        yield f"{size} for {counted(reads.units, 'unit')} to read from {source}"
+
+
+def _moved(moves: PhaseMoves) -> str:
+    size = "" if moves.bytes is None else f", {_bytes(moves.bytes)} in {counted(moves.units, 'unit')}"
+    return f"{moves.slots_changed:,} of {counted(moves.of_slots, 'slot')} of a unit change{size}"
+
+
+def _nodes(change: Change) -> Iterator[str]:
+    for word, nodes in (("taken", change.nodes.taken), ("freed", change.nodes.freed)):
+        if nodes:
+            runs = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in runs_of(nodes)]
+            yield f"{counted(len(nodes), 'node')} {word}: {_listed(runs, MAX_RUNS)}"
+
+
+def _day(change: Change) -> Iterator[str]:
+    """Yield the states that differ, each with the one that held at that time before."""
+    if change.schedule is None:
+        return
+    old, new = ({each.at: each for each in side} for side in (change.schedule.before, change.schedule.after))
+    for at in sorted({**old, **new}):
+        if old.get(at) != new.get(at):
+            yield f"{at} {_state(old.get(at))} -> {_state(new.get(at))}"
+
+
+def _state(state: State | None) -> str:
+    if state is None:
+        return "no change of units"
+    return f"{counted(state.nodes, 'node')} ({', '.join(f'{number} {phase}' for phase, number in state.units.items())})"
+
+
+def _figures(sides: Sides, names: dict[str, str]) -> Iterator[str]:
+    """Yield the figures that differ, a line each, and in one line those that do not."""
+    told = {name: (_side(sides.before.get(name)), _side(sides.after.get(name))) for name in names}
+    for name, (old, new) in told.items():
+        if old != new:
+            yield f"{names[name]}: {old or 'unknown'} -> {new or 'unknown'}"
+    if same := [f"{names[name]} {new}" for name, (old, new) in told.items() if old == new != ""]:
+        yield f"as before: {', '.join(same)}"
+
+
+def _side(row: Row | None) -> str:
+    if row is None:
+        return ""
+    low, high = written_range(row)
+    return f"{written(row)} ({low} to {high})" if low else written(row)
+
+
+def _failures(change: Change) -> Iterator[str]:
+    """Yield the losses that differ, of phases that both plans have."""
+    for phase, sides in change.failures.items():
+        for domain in (each for each in sides.before if each in sides.after):
+            losses = sides.before[domain], sides.after[domain]
+            old, new = (f"{each.units} of {counted(each.of_units, 'unit')}" for each in losses)
+            if old != new:
+                yield f"{phase}, one {domain} lost: stops {old} -> {new}"
+
+
+def _bytes(size: int) -> str:
+    return written(Row("", "", size, "bytes"))

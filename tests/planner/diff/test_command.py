@@ -1,0 +1,87 @@
+"""`tidemill diff`, and what `tidemill plan --previous` says beside the plan."""
+
+import json
+
+import pytest
+
+from planner.cli import main
+from planner.diff.read import NEW_IS_PLANNED, OLD_IS_PLANNED
+from tests.planner.test_shipped_specs import SPECS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The demo's spec and plan, and a spec with another port."""
+    folder = tmp_path_factory.mktemp("diff")
+    text = (SPECS / "demo.yaml").read_text().replace("../../runtime", str(SPECS.parents[1] / "runtime"))
+    (folder / "old.yaml").write_text(text)
+    (folder / "new.yaml").write_text(text.replace("port: 8000", "port: 8001"))
+    main(["plan", str(folder / "old.yaml"), "-o", str(folder / "old.json")])
+    return folder
+
+
+def _run(capsys, *words):
+    capsys.readouterr()
+    status = main([str(word) for word in words])
+    return status, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "notes"), [("old.json", [NEW_IS_PLANNED]), ("old.yaml", [OLD_IS_PLANNED, NEW_IS_PLANNED])]
+)
+def test_specs_are_planned_and_the_change_says_so(old, notes, folder, capsys):
+    """A plan is taken as it stands; either way the gateway alone restarts."""
+    status, out = _run(capsys, "diff", folder / old, folder / "new.yaml", "--format", "json")
+    change = json.loads(out)
+
+    assert (status, change["verdict"]) == (0, "rolling")
+    assert change["assumed"][: len(notes)] == notes
+    assert {each["name"]: each["why"] for each in change["units"] if each["change"] == "restarted"} == {
+        "demo-gateway": ["ports"]
+    }
+
+
+def test_it_is_written_in_three_ways(folder, capsys):
+    """Text, markdown and JSON say the same verdict."""
+    shown = [
+        _run(capsys, "diff", folder / "old.json", folder / "new.yaml", f"--format={form}")[1]
+        for form in ("text", "markdown", "json")
+    ]
+
+    assert "  verdict   rolling: every unit goes on serving" in shown[0]
+    assert "| verdict | rolling: every unit goes on serving" in shown[1]
+    assert json.loads(shown[2])["verdict"] == "rolling"
+
+
+def test_a_plan_beside_another_ends_with_the_change(folder, capsys):
+    """Without `--previous` there is nothing to compare with."""
+    _, alone = _run(capsys, "plan", folder / "new.yaml")
+    _, beside = _run(capsys, "plan", folder / "new.yaml", "--previous", folder / "old.json")
+
+    assert "verdict" not in alone
+    assert "restarted gateway: ports" in beside
+
+
+def test_the_plans_json_has_the_change_and_is_still_a_plan(folder, capsys):
+    """`diff` is covered by the document's digest; the plan that `-o` writes is the plan alone."""
+    words = ("plan", folder / "new.yaml", "--previous", folder / "old.json", "--format=json", "-o", folder / "new.json")
+    _, beside = _run(capsys, *words)
+    (folder / "beside.json").write_text(beside)
+    (folder / "edited.json").write_text(beside.replace('"verdict": "rolling"', '"verdict": "no_restart"'))
+    _, change = _run(capsys, "diff", folder / "old.json", folder / "beside.json", "--format=json")
+    status, _ = _run(capsys, "diff", folder / "old.json", folder / "edited.json")
+
+    assert json.loads(beside)["diff"] == json.loads(change)
+    assert "diff" not in json.loads((folder / "new.json").read_text())
+    assert status == 2
+
+
+def test_a_plan_that_cannot_run_is_refused(folder, capsys):
+    """The status is that of `render`: there are no pods to compare."""
+    text = (folder / "old.yaml").read_text()
+    (folder / "bare.yaml").write_text(text.replace("  checkpoint: bundled:demo ", "  # "))
+    status, _ = _run(capsys, "diff", folder / "old.json", folder / "bare.yaml")
+    beside, out = _run(capsys, "plan", folder / "bare.yaml", "--previous", folder / "old.json")
+
+    assert status == 3
+    assert (beside, "verdict" in out) == (0, False)

@@ -1,0 +1,87 @@
+"""What a change does to pods, and which field is named for it."""
+
+import pytest
+
+from planner.compiler import compile_plan
+from planner.diff.pods import unit_changes
+from planner.problems.errors import InfeasibleError
+from planner.rules.check import check_spec, with_values
+from tests.planner.test_shipped_specs import SPECS
+
+UNITS = ["deepseek-r1-prefill-0", "deepseek-r1-decode-0"]
+GATEWAY = "deepseek-r1-gateway"
+OF_GROUPS = ("env LWS_WORKER_INDEX", "env LWS_LEADER_ADDRESS", "env LWS_GROUP_SIZE")  # a StatefulSet sets none
+
+
+@pytest.fixture(scope="module")
+def spec():
+    """One unit of each phase on named nodes, as pods on GPUs."""
+    nodes = [{"name": f"gpu-{number:02}"} for number in range(30)]
+    return with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"cluster.nodes": nodes})
+
+
+@pytest.fixture(scope="module")
+def before(spec):
+    """What the spec deploys."""
+    return compile_plan(spec)
+
+
+@pytest.mark.parametrize(
+    ("change", "restarted"),
+    [
+        ({"slo.tpot_ms": 50}, {}),
+        ({"kubernetes.image": "another:2"}, dict.fromkeys(UNITS, ("image",))),
+        ({"kubernetes.env": {"NCCL_DEBUG": "INFO"}}, dict.fromkeys(UNITS, ("env NCCL_DEBUG",))),
+        ({"kubernetes.priority_class": "high"}, dict.fromkeys([GATEWAY, *UNITS], ("priorityClassName",))),
+        ({"gateway.port": 8001}, {GATEWAY: ("ports",)}),
+        (
+            {"decode.max_requests": 64, "operating_point.decode.requests": 32},
+            dict.fromkeys([GATEWAY, UNITS[1]], ("limits",)),
+        ),
+        ({"expert_load.seed": 3}, dict.fromkeys(UNITS, ("expert map",))),
+        ({"cluster.spares": ["gpu-29"]}, dict.fromkeys(UNITS, ("spares", "nodes"))),
+        ({"kubernetes.drain": "20min"}, dict.fromkeys([GATEWAY, *UNITS], ("time to end", "--drain"))),
+        ({"kubernetes.namespace": "another"}, dict.fromkeys([GATEWAY, *UNITS], ("namespace", "identities"))),
+        ({"kubernetes.unit_kind": "statefulset"}, dict.fromkeys(UNITS, ("kind", *OF_GROUPS))),
+    ],
+)
+def test_pods_restart_whose_template_differs(change, restarted, spec, before):
+    """Each is named with the fields that differ; what only an estimate reads restarts nothing."""
+    found = unit_changes(before, compile_plan(with_values(spec, change), before))
+
+    assert {each.name: each.why for each in found if each.change == "restarted"} == restarted
+    assert {each.name for each in found if each.change == "kept"} == {*UNITS, GATEWAY} - restarted.keys()
+
+
+def test_the_order_of_variables_is_in_a_template(spec):
+    """Pods restart although no field has another value."""
+    ordered, turned = (
+        compile_plan(with_values(spec, {"kubernetes.env": dict(each)}))
+        for each in ((("A", "1"), ("B", "2")), (("B", "2"), ("A", "1")))
+    )
+
+    assert {each.name: each.why for each in unit_changes(ordered, turned) if each.why} == dict.fromkeys(
+        UNITS, ("order",)
+    )
+
+
+def test_units_come_go_and_move(spec, before):
+    """One more unit is new, and gone again on the way back; a unit on other nodes is moved."""
+    more = compile_plan(with_values(spec, {"prefill.units": 2}), before)
+    elsewhere = compile_plan(with_values(spec, {"cluster.nodes": [{"name": f"gpu-{each}"} for each in range(40, 70)]}))
+    there, back, moved = unit_changes(before, more), unit_changes(more, before), unit_changes(before, elsewhere)
+
+    assert [each.change for each in there if each.name == "deepseek-r1-prefill-1"] == ["new"]
+    assert [each.change for each in back if each.name == "deepseek-r1-prefill-1"] == ["removed"]
+    assert {each.name: (each.change, each.why) for each in moved} == {
+        GATEWAY: ("kept", ()),
+        **dict.fromkeys(UNITS, ("moved", ("nodes",))),
+    }
+
+
+def test_a_plan_that_no_engine_can_run_has_no_pods(spec, before):
+    """There is nothing to compare, and the refusal says why."""
+    drafting = compile_plan(with_values(spec, {"decode.draft_tokens": 1}))
+
+    with pytest.raises(InfeasibleError):
+        unit_changes(before, drafting)

@@ -1,0 +1,119 @@
+"""What still serves while a change is carried out, hour by hour, and how long that takes."""
+
+import pytest
+
+from planner.compiler import compile_plan
+from planner.diff.diff import diff_of
+from planner.rules.check import check_spec, with_values
+from tests.planner.diff.pairs import base, changed
+from tests.planner.test_shipped_specs import SPECS
+
+PHASES = ("prefill", "decode")
+IMAGE = {"kubernetes.image": "another:2"}
+
+
+@pytest.fixture(scope="module")
+def spec():
+    """Three prefill units and two decode units that are always on, whose demand nobody says."""
+    return with_values(check_spec(SPECS / "h20.yaml"), {"prefill.units": 3, "decode.units": 2, "cluster.nodes": 16})
+
+
+@pytest.fixture(scope="module")
+def before(spec):
+    """What it deploys."""
+    return compile_plan(spec)
+
+
+def _ways(spec, before, change):
+    ways = diff_of(before, compile_plan(with_values(spec, change), before)).ways
+    return {
+        tool: (way.verdict, {phase: (each.units, each.of_units) for phase, each in way.least_units.items()})
+        for tool, way in ways.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "git", "pulumi"),
+    [
+        ({"slo.tpot_ms": 60}, ("no_restart", 3, 2), ("no_restart", 3, 2)),
+        ({"gateway.port": 8001}, ("rolling", 3, 2), ("rolling", 3, 2)),
+        (IMAGE, ("outage", 0, 0), ("degraded", 2, 1)),
+        ({"decode.overlap": "none"}, ("outage", 3, 0), ("degraded", 3, 1)),
+        ({"model.name": "another"}, ("outage", 0, 0), ("outage", 0, 0)),
+        ({"prefill.units": 2}, ("rolling", 2, 2), ("rolling", 2, 2)),
+        ({"prefill.units": 2} | IMAGE, ("outage", 0, 0), ("degraded", 1, 1)),
+        ({"prefill.units": 4}, ("no_restart", 3, 2), ("no_restart", 3, 2)),
+    ],
+)
+def test_tools_differ_by_their_turns(change, git, pulumi, spec, before):
+    """Git changes all units at once. Pulumi changes one of a phase at a time, unless KV or nodes are others."""
+    found = _ways(spec, before, change)
+
+    assert found == {
+        tool: (verdict, {"prefill": (prefill, 3), "decode": (decode, 2)})
+        for tool, (verdict, prefill, decode) in {"git": git, "pulumi": pulumi}.items()
+    }
+
+
+def test_the_verdict_is_that_of_the_way_that_goes_worse(spec, before):
+    """So a gate on it lets nothing pass that interrupts the service, whoever applies the change."""
+    change = diff_of(before, compile_plan(with_values(spec, IMAGE), before))
+
+    assert (change.verdict, change.minutes, change.least_capacity) == (
+        "outage",
+        change.ways["git"].minutes,
+        {"prefill": 0.0, "decode": 0.0},
+    )
+
+
+def test_turns_take_their_time(spec, before):
+    """The phase with most units decides: three turns of drain and start; all at once it is one of each."""
+    stages = dict.fromkeys(("pods", "join", "maps", "graphs", "ready"), "1min") | {"storage": "1000TB/s"}
+    day = {"windows": [{"at": "00:00", "prefill_units": 3, "decode_units": 2}], "start": stages}
+    phases = {
+        name: {key: value for key, value in spec.document.data[name].items() if key != "units"} for name in PHASES
+    }
+    quick = {"schedule": day, "kubernetes.drain": "4min", "kubernetes.load_rate": "1000TB/s"}
+    timed = with_values(spec, phases | quick)
+    plan = compile_plan(timed)
+    ways = diff_of(plan, compile_plan(with_values(timed, IMAGE), plan)).ways
+
+    assert (ways["git"].minutes, ways["pulumi"].minutes) == (10, 28)
+
+
+def test_hours_have_verdicts_of_their_own():
+    """At night one decode unit is on, and its restart is an outage; by day two share less than half of their load."""
+    way = diff_of(base(40)[1], changed(40, "image")).ways["pulumi"]
+
+    assert way.times == {"rolling": "08:00-00:00", "outage": "00:00-08:00"}
+    assert (way.least_units["decode"].units, way.least_units["decode"].of_units) == (0, 1)
+
+
+def test_nobody_knows_how_long_cpus_take():
+    """Their memory is not planned, so the size of what they read is not known."""
+    plan = compile_plan(check_spec(SPECS / "demo.yaml"))
+    other = compile_plan(with_values(check_spec(SPECS / "demo.yaml"), IMAGE))
+
+    assert diff_of(plan, other).minutes is None
+
+
+def test_demand_is_never_more_than_what_served(spec, before):
+    """A change keeps the hour's demand where nothing that served is missing, even if more was asked for."""
+    hungry = with_values(spec, {"traffic": {"input_tokens": 9e15, "output_tokens": 9e15}})
+    plan = compile_plan(hungry)
+    change = diff_of(plan, compile_plan(with_values(hungry, {"gateway.port": 8001}), plan))
+
+    assert change.verdict == "rolling"
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.1, "rolling"), (0.55, "degraded")])
+def test_what_is_left_is_held_against_the_traffic(share, verdict, spec, before):
+    """Two of three prefill units and one of two decode units serve a tenth of what all make at most, and no 55 %."""
+    asked = {"input_tokens": 1e9, "output_tokens": 1e9}
+    demand = compile_plan(with_values(spec, {"traffic": asked}), before).demand
+    most = {name: demand[phase].most_tokens_per_s * 86_400 for name, phase in zip(asked, PHASES, strict=True)}
+    busy = with_values(spec, {"traffic": {name: share * tokens for name, tokens in most.items()}})
+    plan = compile_plan(busy, before)
+    ways = diff_of(plan, compile_plan(with_values(busy, IMAGE), plan)).ways
+
+    assert (ways["git"].verdict, ways["pulumi"].verdict) == ("outage", verdict)

@@ -1,0 +1,105 @@
+"""A change as it is read: on one screen, in a comment that runs nothing, and as JSON of a known shape."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from planner.diff.change import UnitChange
+from planner.diff.diff import diff_of
+from planner.diff.markdown import diff_markdown
+from planner.diff.text import MAX_LINES, diff_text
+from tests.docs.plan_schema import schema_of_changes
+from tests.planner.diff.pairs import base, changed
+
+CAUSES = (
+    "image",
+    "expert map",
+    "--max-num-seqs",
+    "env NCCL_DEBUG",
+    "KV format",
+    "limits",
+    "nodes",
+    "priorityClassName",
+)
+
+
+@pytest.fixture(scope="module")
+def change():
+    """New expert loads, which restart all units."""
+    return diff_of(base(40)[1], changed(40, "expert loads"))
+
+
+def test_it_begins_with_what_is_asked_first(change):
+    """The verdict with its way, what restarts and why, what moves; assumptions come last."""
+    lines = diff_text(change).splitlines()
+    topics = [line[2:12].strip() for line in lines[2:] if line[2:3].strip()]
+
+    assert topics[:2] == ["verdict", "restarted"]
+    assert topics[-1] == "assumed"
+    assert "prefill-0 to 3, decode-0 to 1: expert map" in diff_text(change)
+
+
+def test_equal_figures_share_a_line(change):
+    """What differs has a line of its own, with an arrow."""
+    text = diff_text(change)
+
+    assert " -> " in text
+    assert "as before: each day $" in text
+
+
+UNIT = st.builds(
+    UnitChange,
+    name=st.integers(0, 999).map(lambda number: f"{'a' * 40}-decode-{number}"),
+    phase=st.just("decode"),
+    change=st.sampled_from(["new", "moved", "restarted", "removed", "kept"]),
+    why=st.lists(st.sampled_from(CAUSES), max_size=8).map(tuple),
+    in_turn=st.booleans(),
+)
+
+
+@given(units=st.lists(UNIT, max_size=60), nodes=st.lists(st.integers(0, 9999).map(lambda each: f"node-{each * 2}")))
+def test_it_fits_a_screen_whatever_changes(units, nodes, change):
+    """Names of any length and units that change for many reasons are cut, and the last line says where they are."""
+    moves = change.nodes.model_copy(update={"taken": tuple(nodes), "freed": tuple(nodes)})
+    text = diff_text(change.model_copy(update={"units": tuple(units), "nodes": moves}))
+
+    assert text.count("\n") <= MAX_LINES
+    assert "..." not in text or "--format json has what is cut" in text
+
+
+HOSTILE = "`a` @someone #1 !2 <img src=x onerror=alert(1)> | $x$ [b](https://evil.example) **c** \x1b[2J"
+
+
+def test_a_comment_shows_what_a_spec_says_and_runs_none_of_it(change):
+    """Markup, mentions, references, formulas and control characters of a name are text."""
+    unit = UnitChange(name=HOSTILE, phase="decode", change="restarted", why=(HOSTILE,), in_turn=False)
+    shown = diff_markdown(change.model_copy(update={"units": (unit,)}))
+    (row,) = [line for line in shown.splitlines() if line.startswith("| restarted")]
+
+    assert row.count("|") == 3
+    assert not set("`$[]*\x1b") & set(row.removeprefix("| restarted | "))
+    assert "<img" not in row
+    assert "@someone" not in row
+    assert "#1 " not in row
+
+
+def test_details_are_folded(change):
+    """The table that everybody reads comes first; kept units, the day and assumptions are one click away."""
+    shown, _, folded = diff_markdown(change).partition("<details>")
+
+    assert "| verdict |" in shown
+    assert "- **kept**: " in folded
+    assert "- **assumed**: " in folded
+    assert shown.startswith("| **outage** | Change of deepseek-r1")
+
+
+def test_its_json_has_the_published_shape(change):
+    """`docs/diff.schema.json` accepts it, and refuses a verdict that is none."""
+    document = json.loads(json.dumps(change.as_json()))
+    validator = Draft202012Validator(schema_of_changes())
+
+    assert list(validator.iter_errors(document)) == []
+    assert list(validator.iter_errors(document | {"verdict": "fine"})) != []
