@@ -6,13 +6,14 @@ A unit is updated in its turn if its pods change, and its nodes and the format o
 serve together, and each phase lacks one unit at most. A unit that does not become ready is restored.
 
 All other units change at once: with another KV format old units cannot work with new ones, and with other nodes a unit
-may need those of one that waits for its turn. Units of other engines, whose KV is not known here, change at once too.
+may need those of one that waits for its turn. What format an engine other than ours gives its KV follows from its
+version too, so its units change at once if that changes.
 """
 
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from stacks.kube.errors import ProviderError
@@ -74,8 +75,8 @@ def rolled_phase(old: Manifests, new: Manifests) -> str | None:
     phase = labels.get(PHASE_LABEL) or (GATEWAY if labels.get(COMPONENT_LABEL) == GATEWAY else None)
     if phase is None or _template(before) == _template(after):
         return None
-    kv = _kv_digest(new)
-    keeps = _places(before) == _places(after) and kv is not None and kv == _kv_digest(old)
+    kv = _kv_format(new)
+    keeps = _places(before) == _places(after) and kv is not None and kv == _kv_format(old)
     return str(phase) if keeps else None
 
 
@@ -94,14 +95,20 @@ def _places(unit: Manifest) -> tuple[Any, Any]:
     return size, (_template(unit).get("spec") or {}).get("affinity")
 
 
-def _kv_digest(manifests: Manifests) -> str | None:
-    """Return the digest of the KV that a unit exchanges, from its launch file."""
+def _kv_format(manifests: Manifests) -> tuple[Any, Any] | None:
+    """Return what decides the format of the KV that a unit exchanges, from its launch file: digest and engine."""
     for each in manifests.values():
         for text in (each.get("data") or {}).values() if each.get("kind") == "ConfigMap" else ():
-            try:
-                document = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(document, dict) and "kv_digest" in document:
-                return str(document["kv_digest"])
+            document = _launch_document(text)
+            if "kv_digest" in document:
+                return document["kv_digest"], document.get("engine")
     return None
+
+
+def _launch_document(text: str) -> dict[str, Any]:
+    """Return a launch file's keys; without a large expert map, which is in another ConfigMap and comes last."""
+    for whole in (text, text.rstrip().removesuffix(",") + "}"):
+        with suppress(ValueError):
+            document = json.loads(whole)
+            return document if isinstance(document, dict) else {}
+    return {}

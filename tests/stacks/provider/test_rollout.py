@@ -9,17 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pulumi.runtime.proto import provider_pb2 as pb
 
+from planner.diff.pods import unit_changes
+from planner.facts import names
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import OBJECTS
+from stacks.program.plan_objects import plan_objects
 from stacks.provider.rollout import Rollout, rolled_phase
 from stacks.provider.wire import encode_struct
+from tests.planner.diff.pairs import base, changed
 from tests.stacks.provider.test_servicer import GROUPS, fake, servicer  # noqa: F401
 
 READY = {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 1}
 AVAILABLE = {"conditions": [{"type": "Available", "status": "True"}]}
 
 
-def unit(name, image="a", *, node="node-0", kv="sha256:1"):
+def unit(name, image="a", *, node="node-0", **told):
     """Launch file and group of a unit."""
     phase = name.rpartition("-")[0]
     labels = {"tidemill.dev/plan": "demo", "tidemill.dev/unit": name, "tidemill.dev/phase": phase}
@@ -30,7 +34,7 @@ def unit(name, image="a", *, node="node-0", kv="sha256:1"):
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata | {"name": f"{name}-{image}"},
-            "data": {f"{name}.launch.json": json.dumps({"kv_digest": kv})},
+            "data": {f"{name}.launch.json": json.dumps({"kv_digest": "sha256:1"} | told)},
         },
         "LeaderWorkerSet": {
             "apiVersion": "leaderworkerset.x-k8s.io/v1",
@@ -123,9 +127,10 @@ def test_a_unit_that_does_not_get_ready_is_made_as_it_was_and_the_others_are_lef
         (unit("decode-0", "b"), "decode"),
         (unit("decode-0"), None),
         (unit("decode-0", "b", node="node-1"), None),
-        (unit("decode-0", "b", kv="sha256:2"), None),
+        (unit("decode-0", "b", kv_digest="sha256:2"), None),
+        (unit("decode-0", "b", engine={"name": "sglang", "version": "1"}), None),
     ],
-    ids=["its pods", "nothing", "its nodes", "its KV"],
+    ids=["its pods", "nothing", "its nodes", "its KV", "its engine"],
 )
 def test_a_unit_has_a_turn_if_it_serves_with_those_of_before(changed, phase):
     """Other pods at the same places with the same KV; everything else changes at once."""
@@ -133,7 +138,7 @@ def test_a_unit_has_a_turn_if_it_serves_with_those_of_before(changed, phase):
     assert rolled_phase({}, changed) is None
 
 
-def gateway(image="a", kv="sha256:1"):
+def gateway(image="a", **told):
     """Launch file and Deployment of a gateway."""
     metadata = {"name": "gateway", "namespace": "demo", "labels": {"app.kubernetes.io/component": "gateway"}}
     pod = {"containers": [{"name": "gateway", "image": image}]}
@@ -143,15 +148,41 @@ def gateway(image="a", kv="sha256:1"):
         "metadata": metadata,
         "spec": {"template": {"spec": pod}},
     }
-    file = unit("decode-0", kv=kv)["ConfigMap"]
+    file = unit("decode-0", **told)["ConfigMap"]
     return {"ConfigMap": file, "Deployment": document}
 
 
 def test_the_gateway_is_made_as_it_was_if_it_does_not_get_ready():
     """It has a turn, and nobody to share it with; with another KV it changes at once, as the units do."""
     assert rolled_phase(gateway(), gateway("b")) == "gateway"
-    assert rolled_phase(gateway(), gateway("b", kv="sha256:2")) is None
+    assert rolled_phase(gateway(), gateway("b", kv_digest="sha256:2")) is None
     assert rolled_phase(gateway(), gateway()) is None
+
+
+def turns_of(before, after):
+    """Workload of both plans -> the phase in which the provider gives it a turn, from the objects that it gets."""
+    gateway = names.gateway_name(after.name)
+    old, new = ({**each.units, gateway: each.gateway} for each in map(plan_objects, (before, after)))
+    return {name: rolled_phase(_manifests(old[name]), _manifests(new[name])) for name in old.keys() & new.keys()}
+
+
+def _manifests(objects):
+    return {f"{each.kind} {each.name}": each.manifest for each in objects}
+
+
+@pytest.mark.parametrize("kind", ["expert loads", "limits", "another EP size", "checkpoint", "port"])
+def test_a_change_foretells_the_turns(kind):
+    """`tidemill diff` says of each unit whether it has a turn, and so does the provider once it has the objects."""
+    plans = base(40)[1], changed(40, kind)
+    turns = turns_of(*plans)
+    foretold = {each.name: each.phase if each.in_turn else None for each in unit_changes(*plans) if each.name in turns}
+
+    assert foretold == turns
+
+
+def test_units_whose_maps_are_in_another_object_have_turns():
+    """The launch file of a published unit is in two ConfigMaps, and its first part alone is no JSON."""
+    assert set(turns_of(base(40)[1], changed(40, "image")).values()) == {"prefill", "decode", None}
 
 
 def test_whoever_waits_for_a_turn_hears_of_the_end():
