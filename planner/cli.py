@@ -108,7 +108,9 @@ def add_diff(commands: Any) -> None:
         "and nodes change, and what becomes of cost and speed. A spec is planned first, NEW near OLD.",
     )
     for name, which in (("old", "before"), ("new", "after")):
-        diff.add_argument(name, type=Path, metavar=name.upper(), help=f"a spec or plan: what is deployed {which}")
+        diff.add_argument(
+            name, type=Path, metavar=name.upper(), help=f"a spec, a plan or a rendered folder: what is deployed {which}"
+        )
     add_format(diff, "markdown")
     diff.set_defaults(command=_diff)
 
@@ -136,11 +138,12 @@ def add_render(commands: Any) -> None:
         "render",
         "write a plan's Kubernetes manifests",
         "Write the Kubernetes manifests of a plan, one object per file, with the launch files of its units. "
-        "A spec is compiled first; a plan that tidemill plan wrote is rendered as it stands.",
+        "A spec is compiled first, near the plan that DIR keeps; a plan is rendered as it stands.",
     )
     add_given(render)
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
+    render.add_argument("--anew", action="store_true", help="do not plan near the plan that DIR keeps")
     render.add_argument("--overwrite", action="store_true", help="overwrite even files that somebody has edited")
     add_format(render)
     render.set_defaults(command=_render)
@@ -283,20 +286,24 @@ def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "Exp
 
 def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import plan_from
-    from planner.manifests.folder import write_folder
-    from planner.manifests.render import render_files
+    from planner.diff.diff import diff_of
+    from planner.diff.told import verdicts
+    from planner.manifests.folder import files_of, kept_plan, write_folder
     from planner.problems.finding import warnings_json
     from planner.problems.printable import without_passwords
 
-    plan = plan_from(arguments.given, arguments.previous)
-    files = render_files(plan)
+    kept = None if arguments.anew else kept_plan(arguments.output)
+    plan = plan_from(arguments.given, arguments.previous, kept)
+    files = files_of(plan, kept)
+    change = diff_of(kept, plan) if kept and kept.runnable else None
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
     warn(plan.warnings)
     if arguments.format == "json":
         told = {"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)}
-        print_json(told | warnings_json(plan.warnings))
+        print_json(told | warnings_json(plan.warnings) | ({"diff": change.as_json()} if change else {}))
     else:
-        print(without_passwords(f"{arguments.output}: {len(files)} files of plan {plan.digest}"))
+        lines = [f"{arguments.output}: {len(files)} files of plan {plan.digest}", *(verdicts(change) if change else ())]
+        print(without_passwords("\n".join(lines)))
 
 
 if __name__ == "__main__":

@@ -77,15 +77,15 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     return candidate
 
 
-def plan_from(path: Path, previous: Path | None = None) -> Plan:
-    """Return the plan in the file at `path`, or what the spec there becomes near the `previous` plan.
+def plan_from(path: Path, previous: Path | None = None, kept: Plan | None = None) -> Plan:
+    """Return the plan in the file at `path`, or what the spec there becomes near the `previous` plan, else the `kept`.
 
     What is only expected of a spec's plan is left out. Raises SpecError, CallError or InfeasibleError when there is
     none.
     """
     given = read_given(path)
     if isinstance(given, ResolvedSpec):
-        return run_passes(given, read_plan(previous) if previous else None).deployed
+        return run_passes(given, read_plan(previous) if previous else kept).deployed
     if previous is not None:
         rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
         finding = Finding("--previous", str(previous), rule, reason, "leave it out, or give the spec")

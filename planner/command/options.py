@@ -19,7 +19,7 @@ def add_command(commands: Any, name: str, short: str, long: str) -> argparse.Arg
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
     """Add the file that a command carries out; `default` says what it does without one, where it may be left out."""
-    told_apart = "a spec in YAML, or a plan in JSON, recognised by its content"
+    told_apart = "a spec in YAML, a plan in JSON, recognised by its content, or a rendered folder"
     parser.add_argument(
         "given",
         nargs="?" if default else None,
@@ -35,7 +35,7 @@ def add_previous(parser: argparse.ArgumentParser) -> None:
         "--previous",
         type=Path,
         metavar="PLAN.json",
-        help="an earlier plan: keep its units and expert maps as far as possible",
+        help="an earlier plan, or a rendered folder with one: keep its units and expert maps as far as possible",
     )
 
 

@@ -124,7 +124,12 @@ def _failures(before: Plan, after: Plan, phase: Phase) -> LossSides:
 
 
 def _warnings(before: Plan, after: Plan) -> WarningMoves:
-    """Compare warnings by what they say, in whatever numbers and wherever their specs lie."""
+    """Compare warnings by what they say, in whatever numbers and wherever their specs lie.
+
+    A plan without estimates, as a folder keeps it, has no warnings to compare with.
+    """
+    if before.report is None or after.report is None:
+        return WarningMoves(new=(), gone=())
     old, new = ({_said(each): each for each in plan.warnings} for plan in (before, after))
     return WarningMoves(
         new=tuple(each for said, each in new.items() if said not in old),

@@ -62,7 +62,8 @@ def assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Ite
         yield "a start takes what schedule.start has by default; images are on the nodes"
     if after.kubernetes.unit_kind == "statefulset" and any(each.change in ENDS for each in changes):
         yield "pods of a StatefulSet end once somebody deletes them, those of a unit together"
-    if any(_full_unit_tokens_per_s(after, phase) is None for phase in after.phases):
+    ending = {each.phase for each in changes if each.change in ENDS}
+    if any(_full_unit_tokens_per_s(after, phase) is None for phase in after.phases if phase in ending):
         yield "no hour's demand is known: every unit that stays in the plan is needed"
     if before.switches_units and not _follows_day(before):
         yield "without kubernetes.controller all units are on all day"

@@ -14,7 +14,7 @@ from planner.plan.row import Row
 from planner.report.columns import runs_of
 from planner.report.report import written, written_range
 
-__all__ = ["Topic", "headline", "topics"]
+__all__ = ["Topic", "headline", "topics", "verdicts"]
 
 MAX_CAUSES = 6  # of a restart
 MAX_GROUPS = 4  # of units that restart for the same causes
@@ -60,7 +60,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
     """Return all topics that there is something to say about."""
     performance = (Topic(phase, tuple(_figures(each, SPEEDS)), 4) for phase, each in change.performance.items())
     found = (
-        Topic("verdict", tuple(_verdict(change)), 6),
+        Topic("verdict", verdicts(change), 6),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDS else 2) for fate in FATES),
         Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
         Topic("experts", tuple(_experts(change)), 4),
@@ -76,22 +76,19 @@ def topics(change: Change) -> tuple[Topic, ...]:
     return tuple(each for each in found if each.lines)
 
 
-def _short(digest: str) -> str:
-    return digest[:19]
-
-
-def _verdict(change: Change) -> Iterator[str]:
-    """Yield a line for each way of applying the change; one line where both go alike."""
+def verdicts(change: Change) -> tuple[str, ...]:
+    """Return a line for each way of applying the change; one line where both go alike."""
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
         ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
-        yield f"no_restart: no running pod ends{ready}"
-        return
+        return (f"no_restart: no running pod ends{ready}",)
     if len(set(map(repr, change.ways.values()))) == 1:
-        yield _way(change.ways["git"], "")
-        return
-    for tool, way in change.ways.items():
-        yield _way(way, f" {APPLIED[tool]}")
+        return (_way(change.ways["git"], ""),)
+    return tuple(_way(way, f" {APPLIED[tool]}") for tool, way in change.ways.items())
+
+
+def _short(digest: str) -> str:
+    return digest[:19]
 
 
 def _way(way: Way, applied: str) -> str:

@@ -4,6 +4,9 @@
 with such a file is ours to renew, any other that is not empty is refused. A file that differs from its digest was
 changed since, by hand or by a merge, and is replaced only when that is asked for.
 
+The folder keeps its plan too, which no tool applies: the next run plans near it. While nothing that is deployed differs
+it stays as it is, so that a price changes no file.
+
 The list is written first, without digests, so that an interrupted run can be repeated; and last, with them. One run at
 a time writes into a folder: it locks the folder itself. That leaves no file behind, and the lock ends with the process.
 """
@@ -14,20 +17,39 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from planner.facts.digest import digest_of_text
-from planner.manifests.render import KUSTOMIZATION, MARK
+from planner.facts.digest import digest_of_text, pretty_json
+from planner.manifests.render import KUSTOMIZATION, MARK, render_files
+from planner.plan.given import is_plan
+from planner.plan.loaded import PLAN_FILE, read_plan
+from planner.plan.plan import Plan
 from planner.problems.errors import CallError, OutputError, SpecError
 from planner.problems.finding import Finding
 from planner.spec.yaml import parse_document
 
-__all__ = ["write_folder"]
+__all__ = ["files_of", "kept_plan", "write_folder"]
 
 DIGEST = r"sha256:[0-9a-f]{64}"
 OF_LIST = re.compile(rf" \(({DIGEST})\)")  # in the first line
 OF_FILE = re.compile(rf'^  - "(\S+)"  # ({DIGEST})$', re.M)
+ANEW = "put back the file that tidemill render wrote, or give --anew to plan as if nothing ran"
 NOT_OURS = "S902 must be empty or written by tidemill render"
+
+
+def kept_plan(folder: Path) -> Plan | None:
+    """Return the plan that a rendered folder keeps, or None. Raises CallError for one that is wrong."""
+    try:
+        return read_plan(folder) if (folder / PLAN_FILE).is_file() else None
+    except CallError as error:
+        raise CallError([replace(each, fix=ANEW) for each in error.findings]) from None
+
+
+def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:
+    """Return all files of the plan's folder, which keeps a plan until now. Raises InfeasibleError as rendering does."""
+    keeps = kept if kept is not None and kept.digest == plan.digest else plan.without_estimates()
+    return render_files(plan) | {PLAN_FILE: pretty_json(keeps.as_json())}
 
 
 def write_folder(folder: Path, files: Mapping[str, str], *, overwrite: bool = False) -> None:
@@ -75,7 +97,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _renew(folder: Path, files: Mapping[str, str], *, overwrite: bool) -> None:
     """Replace the last run's files in the folder, which is there. Raise CallError and OSError."""
     list_of_last_run = _list_of_last_run(folder)
-    ours = _files_in(list_of_last_run)
+    ours = _files_in(list_of_last_run) | _plan_in(folder)
     _refuse_foreign_files(folder, files.keys() - ours)
     if not overwrite:
         _refuse_changed_files(folder, files, list_of_last_run)
@@ -106,6 +128,12 @@ def _files_in(text: str) -> set[str]:
         resources = None
     names = set(filter(_is_plain, resources if isinstance(resources, list) else []))
     return names | {KUSTOMIZATION} if text else set()
+
+
+def _plan_in(folder: Path) -> set[str]:
+    """The name of the folder's plan; of a file of that name that is none, nothing."""
+    path = folder / PLAN_FILE
+    return {PLAN_FILE} if path.is_file() and is_plan(path.read_bytes()) else set()
 
 
 def _is_plain(name: object) -> bool:

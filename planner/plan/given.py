@@ -22,13 +22,17 @@ ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_
 
 
 def read_given(path: Path) -> "ResolvedSpec | Plan":
-    """Return the spec or plan in the file at `path`, read once. Raises SpecError or CallError when it is neither."""
-    content = read_content(path)
-    if not is_plan(content):
-        return check_document(decode_document(content, path))
-    from planner.plan.loaded import load_plan  # imported late: a spec needs none of it
+    """Return the spec or plan in the file at `path`, read once, or the plan of a rendered folder.
 
-    return load_plan(content, path)
+    Raises SpecError or CallError when it is neither.
+    """
+    if not path.is_dir():
+        content = read_content(path)
+        if not is_plan(content):
+            return check_document(decode_document(content, path))
+    from planner.plan.loaded import load_plan, read_plan  # imported late: a spec needs none of it
+
+    return read_plan(path) if path.is_dir() else load_plan(content, path)
 
 
 def read_spec(path: Path) -> ResolvedSpec:

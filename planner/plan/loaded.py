@@ -33,8 +33,9 @@ from planner.problems.finding import Finding
 from planner.rules.check import mistakes_in
 from planner.spec.schema import Spec
 
-__all__ = ["load_plan", "read_plan"]
+__all__ = ["PLAN_FILE", "load_plan", "read_plan"]
 
+PLAN_FILE = "plan.json"  # of a rendered folder
 NO_PLAN = "S906 must be a plan that tidemill plan -o wrote"
 PLAN_AGAIN = "change the spec and plan it again"
 WANTED = {
@@ -55,12 +56,14 @@ WANTED = {
 
 
 def read_plan(path: Path) -> Plan:
-    """Return the plan in the file at `path`. Raises CallError when there is none."""
+    """Return the plan in the file at `path`, or in that rendered folder. Raises CallError when there is none."""
+    file = path / PLAN_FILE if path.is_dir() else path
     try:
-        content = read_file(path)
+        content = read_file(file)
     except OSError as error:
-        raise _refused(path, "S905 must be a readable plan", error.strerror or str(error)) from None
-    return load_plan(content, path)
+        fix = "render its spec into the folder again" if path.is_dir() else WRITE_ONE
+        raise _refused(file, "S905 must be a readable plan", error.strerror or str(error), fix) from None
+    return load_plan(content, file)
 
 
 def load_plan(content: bytes, path: Path) -> Plan:

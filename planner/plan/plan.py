@@ -62,6 +62,18 @@ __all__ = ["PLAN_VERSION", "Plan", "document_digest", "plan_digest", "sealed"]
 
 PLAN_VERSION = 3
 UNSEALED = f"sha256:{'0' * 64}"
+ESTIMATES = (  # sections from which nothing that runs follows
+    "balance",
+    "failures",
+    "traffic",
+    "performance",
+    "demand",
+    "kv_cache",
+    "uptime",
+    "cost",
+    "report",
+    "diff",
+)
 DEPLOYED_OF_UNIT = ("name", "phase", "nodes", "ranks", "unit_digest", "expert_map")  # not why it has these nodes
 
 
@@ -116,6 +128,12 @@ class Plan(Part):
         """Return a copy with other sections, which are taken as they are. Its digests are still of the old ones."""
         known = {name: getattr(self, name) for name in type(self).model_fields} | sections
         return type(self).model_construct(**known | {"spec": known["written"]})
+
+    def without_estimates(self) -> "Plan":
+        """Return what a rendered folder keeps: the same, however the plan was made, and no warning about figures."""
+        maps = {sha256: each.model_copy(update={"coverage": None}) for sha256, each in self.expert_maps.items()}
+        kept = self.changed(**dict.fromkeys(ESTIMATES), expert_maps=maps, warnings=())
+        return kept.changed(document_digest=document_digest(kept.as_json()))
 
     def beside(self, diff: dict[str, Any]) -> "Plan":
         """Return the plan as it is shown beside another, with what the change from that one does."""

@@ -4,14 +4,16 @@ import errno
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.cli import main
 from planner.compiler import compile_plan
 from planner.manifests import folder as writer
-from planner.manifests.folder import write_folder
+from planner.manifests.folder import files_of, kept_plan, write_folder
 from planner.manifests.render import render_files
 from planner.problems.errors import CallError, OutputError
-from planner.rules.check import check_spec
+from planner.rules.check import check_spec, with_values
 from tests.planner.conftest import SPEC
 
 UNIT = "leaderworkerset-river-decode-0.yaml"
@@ -198,3 +200,104 @@ def test_a_link_that_leads_nowhere_is_named(below, leads_to, files, tmp_path):
         write_folder(tmp_path / "link" / below, files)
 
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+MORE_UNITS = {"cluster.nodes": 5, "prefill.units": 2}
+VARIANTS = (
+    {},
+    MORE_UNITS,
+    {"cluster.nodes": 6, "decode.redundant_experts": 0},
+    {"expert_load.seed": 7},
+    {"prefill.redundant_experts": 8, "expert_load.seed": 3},
+    {"gateway.port": 8001},
+)
+
+
+def render(spec, folder, **options):
+    """Render a spec as the command does: near the plan that the folder keeps."""
+    kept = kept_plan(folder)
+    plan = compile_plan(spec, kept)
+    write_folder(folder, files_of(plan, kept), **options)
+    return plan
+
+
+@settings(max_examples=6)
+@given(changes=st.lists(st.sampled_from(VARIANTS), min_size=2, max_size=4))
+def test_rendering_twice_changes_nothing(changes, spec_file, tmp_path_factory):
+    """Whatever plans the folder kept before, each spec's second run finds the files that its first one wrote."""
+    folder, spec = tmp_path_factory.mktemp("kept"), check_spec(spec_file(SPEC, "rendered.yaml"))
+    for change in changes:
+        render(with_values(spec, change), folder)
+        first = text_of(folder)
+        render(with_values(spec, change), folder)
+
+        assert text_of(folder) == first
+
+
+def test_what_runs_stays_where_it_is(spec_file, tmp_path):
+    """One more unit leaves the others on their nodes; a run anew may move them."""
+    spec = check_spec(spec_file(SPEC, "rendered.yaml"))
+    before = render(spec, tmp_path)
+    after = render(with_values(spec, MORE_UNITS), tmp_path)
+
+    assert before.nodes_by_unit.items() <= after.nodes_by_unit.items()
+    assert compile_plan(with_values(spec, MORE_UNITS)).nodes_by_unit != after.nodes_by_unit
+
+
+def test_a_price_changes_no_file(spec_file, tmp_path):
+    """The folder's plan is renewed with what is deployed, and not with what that costs."""
+    spec = check_spec(spec_file(SPEC, "rendered.yaml"))
+    render(spec, tmp_path)
+    before = text_of(tmp_path)
+    render(with_values(spec, {"cost": {"usd_per_gpu_hour": 2.0}}), tmp_path)
+
+    assert text_of(tmp_path) == before
+
+
+def test_the_command_says_what_the_change_does(spec_file, tmp_path, capsys):
+    """The first run has nothing to compare with; `--anew` looks at no plan of before."""
+    old, new = (str(spec_file(SPEC.replace("8000", port), f"{port}.yaml")) for port in ("8000", "8001"))
+    words = ["-o", str(tmp_path / "out")]
+    said = []
+    for call in ([old], [new], [old, "--anew"]):
+        assert main(["render", *call, *words]) == 0
+        said.append(capsys.readouterr().out.splitlines()[1:])
+
+    assert said == [[], ["rolling: every unit goes on serving; takes 2 min"], []]
+
+
+def test_a_folder_is_a_plan(spec_file, tmp_path, capsys):
+    """`diff`, `render` and `--previous` take it; one without a plan is refused with what to do."""
+    old, new = (str(spec_file(SPEC.replace("8000", port), f"{port}.yaml")) for port in ("8000", "8001"))
+    folder = str(tmp_path / "out")
+    main(["render", old, "-o", folder])
+    calls = (
+        ["diff", folder, new],
+        ["render", folder, "-o", str(tmp_path / "copy")],
+        ["plan", new, "--previous", folder],
+    )
+
+    assert [main(call) for call in calls] == [0, 0, 0]
+    assert text_of(tmp_path / "copy") == text_of(tmp_path / "out")
+
+    (tmp_path / "out" / "plan.json").unlink()
+    capsys.readouterr()
+
+    assert (main(["diff", folder, new]), main(["render", old, "-o", folder])) == (2, 0)
+    assert "render its spec into the folder again [S905]" in capsys.readouterr().err
+
+
+def test_a_plan_that_somebody_edited_stops_the_run(spec_file, tmp_path, capsys):
+    """Its digest names it, and `--anew` replaces it; a file of that name that is no plan is somebody else's."""
+    words = ["render", str(spec_file(SPEC, "rendered.yaml")), "-o", str(tmp_path / "out")]
+    main(words)
+    plan = tmp_path / "out" / "plan.json"
+    plan.write_text(plan.read_text().replace("node-0", "node-9"))
+
+    assert (main(words), main([*words, "--anew"]), main(words)) == (2, 0, 0)
+    assert "give --anew to plan as if nothing ran [S909]" in capsys.readouterr().err
+
+    plan.write_text("my plan for today")
+
+    assert (main(words), main([*words, "--anew"])) == (2, 2)
+    assert plan.read_text() == "my plan for today"

@@ -423,7 +423,7 @@ def test_render_stays_near_the_previous_plan(spec_file, spec_text, tmp_path):
         if not (tmp_path / "a" / path.name).exists() or path.read_bytes() != (tmp_path / "a" / path.name).read_bytes()
     }
 
-    of_the_plan = {"kustomization.yaml", "serviceaccount-river-runtime.yaml"}  # the account has the plan's digest
+    of_the_plan = {"kustomization.yaml", "plan.json", "serviceaccount-river-runtime.yaml"}  # the account has its digest
     assert {name for name in changed if "prefill-1" not in name} == of_the_plan
 
 
