@@ -16,7 +16,6 @@ their pages are gone.
 """
 
 from collections.abc import Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -139,8 +138,8 @@ class LatentCache:
     def save(self, max_blocks: int) -> None:
         """Begin to copy blocks that nobody holds any more to host memory. The next step ends this with `end_saves`."""
         if self.host is not None:
-            due = islice(iter(self._owners.take_due, None), max_blocks)
-            self.host.save((name, self._pages[:, page]) for page, name in due)
+            due = iter(self._owners.take_due, None)
+            self.host.save(((name, self._pages[:, page]) for page, name in due), max_blocks)
 
     def end_saves(self) -> None:
         """Let whoever gets the pages from now on write to them after their blocks are copied."""

@@ -18,6 +18,7 @@ and vLLM's CPU offloading (github.com/vllm-project/vllm c8dd6f9d vllm/v1/kv_offl
 """
 
 import queue
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -65,10 +66,11 @@ class HostTier:
         with self._memory.lock:
             return len(self._slots.find(names))
 
-    def save(self, blocks: Iterable[tuple[bytes, Tensor]]) -> None:
+    def save(self, blocks: Iterable[tuple[bytes, Tensor]], max_copies: int = sys.maxsize) -> None:
         """Begin to copy named blocks from pages that nobody writes to before `end_saves`.
 
-        A block that is here is the most recently used one afterwards. One that no slot is free for is not kept.
+        A block that is here is the most recently used one afterwards, and no copy. One that no slot is free for is not
+        kept. No more of `blocks` are taken after `max_copies`.
         """
         assert not self._saved
         pages = []
@@ -80,6 +82,8 @@ class HostTier:
                 elif (slot := self._take_slot()) is not None:
                     self._saved.append((slot, name))
                     pages.append(page)
+                if len(pages) >= max_copies:
+                    break
             slots = [self._latents(slot) for slot, _ in self._saved]
         if slots:
             self._saves = self._link.begin_from_device(lambda: _copy(pages, slots))

@@ -193,6 +193,19 @@ def test_the_least_recently_used_block_goes_first():
     assert [tier.num_found([name]) for name in NAMES] == [0, 1, 0, 1, 1]
 
 
+def test_a_block_that_is_here_is_no_copy():
+    """So a prompt that was found, and whose pages are free again, delays the copies of none that was computed."""
+    tier = HostTier(BLOCK_SHAPE, torch.float32, 4 * BLOCK_BYTES, HostLink(), HostMemory())
+    tier.save([(name, block(name)) for name in NAMES[:2]])
+    tier.end_saves()
+    due = iter([(name, block(name)) for name in NAMES])
+    tier.save(due, max_copies=1)
+    tier.end_saves()
+
+    assert [tier.num_found([name]) for name in NAMES] == [1, 1, 1, 0, 0]
+    assert [name for name, _ in due] == NAMES[3:]
+
+
 def test_memory_is_pinned_at_once_in_powers_of_two():
     """Torch pins no other sizes; what a block's size leaves over is less than a sixteenth."""
     pinned = []
