@@ -31,11 +31,16 @@ class LoadReport:
 def measure_load(scheduler: Scheduler, arrived: list[str]) -> Load:
     """Return the load of the scheduler's requests. `arrived` are the ids of the new ones.
 
-    The metrics port's thread calls this too, so the lists are copied first.
+    What was found of a prompt counts as computed. The gateway, which sent the prompt to its blocks, counts so too. The
+    metrics port's thread calls this as well, so the lists are copied first.
     """
     running = list(scheduler.running)
     requests = [*running, *scheduler.waiting, *scheduler.fetching]
-    left = [(request.num_cached, request.num_to_prefill) for request in requests if request.is_prefilling]
+    left = [
+        (max(request.num_cached, request.num_found), request.num_to_prefill)
+        for request in requests
+        if request.is_prefilling
+    ]
     return Load(
         num_requests=len(requests),
         num_waiting=len(requests) - len(running),

@@ -65,8 +65,8 @@ class Request:
     `num_generated_to_prefill`: how many generated tokens are computed as a part of the prompt. `transfer` takes its
     latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt, without a token.
     `block_root` begins its chain of block names; without one it shares no blocks. If it `shares_answer`, blocks of its
-    answer are shared too. On a disk its blocks take its `tenant`'s room. `num_hits` counts the tokens whose latents it
-    found instead of computing them.
+    answer are shared too. On a disk its blocks take its `tenant`'s room. `num_found` counts the tokens whose latents
+    were in memory at the last look, `num_hits` those whose latents it found instead of computing them.
     """
 
     id: str
@@ -86,6 +86,7 @@ class Request:
     loading: range = range(0)
     fetched: range = range(0)
     num_kept: int = 0
+    num_found: int = 0
     num_hits: int = 0
     starts_over: bool = False  # latents that it had computed or found before are gone
     constraint: "Constraint | None" = None  # of an answer that must be JSON; made for its first draw here

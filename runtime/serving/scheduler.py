@@ -89,12 +89,12 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         self._arrived.append(request.id)
+        self._look_up(request)
         if self._fetches is None or request.block_root is None:
             self.waiting.append(request)
             return
-        num_found = self.cache.num_found(request.next_block_names)
-        self.queried_tokens["disk"] += request.num_to_prefill - num_found * PAGE_TOKENS
-        if not self._fetches.begin(request, num_found):
+        self.queried_tokens["disk"] += request.num_to_prefill - request.num_found
+        if not self._fetches.begin(request, request.num_found // PAGE_TOKENS):
             self.waiting.append(request)
 
     def take_arrived(self) -> list[str]:
@@ -111,7 +111,10 @@ class Scheduler:
         """Return the next step's work, which may be empty."""
         self.cache.end_saves()
         if self._fetches is not None:
-            self.waiting += self._fetches.take_finished()
+            finished = self._fetches.take_finished()
+            for request in finished:
+                self._look_up(request)
+            self.waiting += finished
         self._make_room()
         self._admit()
         self._start_arrived(waits=False)
@@ -126,6 +129,9 @@ class Scheduler:
         """Copy blocks to host memory in a turn of the loop that has nothing to compute."""
         self.cache.end_saves()
         self.cache.save(_num_blocks(self._limits.max_batch_tokens))
+
+    def _look_up(self, request: Request) -> None:
+        request.num_found = self.cache.num_found(request.next_block_names) * PAGE_TOKENS
 
     def _batch(self) -> Batch:
         prefilling = self._prompt_chunks()
@@ -222,6 +228,7 @@ class Scheduler:
             names = []
         num_blocks, request.arrival = self.cache.load(request.table, num_shared, names)
         request.loading = range(num_shared, num_shared + num_blocks)
+        request.num_found = request.loading.stop * PAGE_TOKENS
 
     def _loading_block_names(self) -> set[bytes]:
         loading = (request for request in self.running if request.arrival is not None)

@@ -37,6 +37,20 @@ def test_a_load_counts_what_is_left_of_prompts_and_all_that_requests_hold(small_
     )
 
 
+def test_what_is_found_of_a_waiting_prompt_is_no_work(small_config):
+    """Its first block was computed for another. The gateway, which sent both here, has counted it so as well."""
+    scheduler = Scheduler(new_cache(small_config, LIMITS.kv_tokens), LIMITS)
+    first, again = (Request(name, [5] * 70, GREEDY, block_root=b"root") for name in ("first", "again"))
+    scheduler.add(first)
+    while first.is_prefilling:
+        for chunk in scheduler.schedule().prefilling:
+            scheduler.advance(first, chunk.end)
+    scheduler.add(again)
+    load = measure_load(scheduler, [])
+
+    assert (load.num_waiting, load.prompt_tokens, load.attention_pairs) == (1, 6, attention_pairs(64, 70))
+
+
 def test_a_request_is_new_once(small_config):
     """Also one that is gone before anybody asked."""
     scheduler = scheduler_with(small_config, 10)

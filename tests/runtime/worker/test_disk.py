@@ -5,16 +5,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from openai import OpenAI
 
 import runtime
+from runtime.kernels.device import HostLink
+from runtime.kv.room import HostMemory
 from runtime.kv.tiers.block_file import HEADER_BYTES
+from runtime.kv.tiers.host import HostTier
 from runtime.launch import Disk, Limits
 from runtime.protocol.counting import PAGE_TOKENS
+from runtime.worker import disk as worker_disk
 from runtime.worker.disk import close_disk, open_disk
 from tests.ports import free_ports
 from tests.runtime.launch_documents import GATEWAY, UNIT, sealed
@@ -172,3 +178,22 @@ def test_a_rank_whose_folder_is_gone_says_so_once(small_config, tmp_path, capsys
     assert sum(disk.counters.dropped.values()) > 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"tidemill: rank 0 of unit: prefix cache: writing to {tmp_path / 'blocks'} fails: ")
+
+
+def test_a_rank_does_not_wait_for_a_disk_that_hangs_to_leave(tmp_path, monkeypatch):
+    """It gives up what is due, and its process ends without the thread that hangs."""
+    answers, pwritev = threading.Event(), os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda *arguments: answers.wait() and pwritev(*arguments))
+    monkeypatch.setattr(worker_disk, "FLUSH_S", 0.1)
+    limits = Limits(4, 256, 64, 512, host_bytes=2**20, disk=Disk(str(tmp_path), max_bytes=2**30))
+    host = HostTier((1, PAGE_TOKENS, 1), torch.float32, limits.host_bytes, HostLink(), HostMemory())
+    disk = open_disk(limits, bytes(32), host, "rank 0 of unit")
+    disk.offer(bytes(32), torch.zeros(host.shape), b"tenant")
+    leaving = threading.Thread(target=close_disk, args=(disk,), daemon=True)
+    leaving.start()
+    leaving.join(30)
+    has_left = not leaving.is_alive()
+    answers.set()
+
+    assert has_left
+    assert disk.flush(30) == 0
