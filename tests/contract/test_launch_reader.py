@@ -22,7 +22,7 @@ from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.frames import VERSION as WIRE_VERSION
 from runtime.worker.pulse import TELL_S
 from tests.contract.test_launch_schema import UNIT_DIGEST_KEYS as SCHEMAS_UNIT_DIGEST_KEYS
-from tests.runtime.launch_documents import GATEWAY, UNIT, leaves, sealed, with_leaf_changed
+from tests.runtime.launch_documents import GATEWAY, UNIT, change_leaf, leaf_paths, seal
 from tests.runtime.test_launch import WITH_DISK
 
 HERE = Path(__file__).parent
@@ -99,8 +99,8 @@ def test_any_changed_value_is_refused(files, tmp_path):
     for name, original in files.items():
         read = read_gateway_launch if name == "gateway.launch.json" else read_unit_launch
         document = json.loads(original.read_text())
-        for leaf in leaves(document):
-            path.write_text(json.dumps(with_leaf_changed(document, leaf)))
+        for leaf in leaf_paths(document):
+            path.write_text(json.dumps(change_leaf(document, leaf)))
             with pytest.raises(LaunchError):
                 read(path)
 
@@ -108,7 +108,7 @@ def test_any_changed_value_is_refused(files, tmp_path):
 @pytest.mark.parametrize("document", [UNIT, GATEWAY, WITH_DISK], ids=["unit", "gateway", "unit with a disk"])
 def test_the_runtimes_own_test_documents_are_of_the_schema(document):
     """What tests/runtime feeds the reader is what the schema allows, so its refusals are about the contract."""
-    VALIDATOR.validate(sealed(document))
+    VALIDATOR.validate(seal(document))
 
 
 def test_the_digests_are_over_the_same_keys():

@@ -39,7 +39,7 @@ from tests.gpu.decode_pieces import DECODE
 from tests.gpu.lone_rank import HostKernels, LoneRank, launched, shrunk
 from tests.gpu.prompt_pieces import MIXED, PREFILL
 from tests.gpu.roofline import Rates, measured_rates
-from tests.runtime.fake_device.deployments import Deployment, deployed
+from tests.runtime.fake_device.deployments import Deployment, plan_deployment
 
 PIECES = {"decode": DECODE, "prefill": PREFILL, "mixed": MIXED}
 SPECS = {"decode": "deepseek-h800.yaml", "prefill": "deepseek-h800.yaml", "mixed": "h200-single-node.yaml"}
@@ -77,7 +77,7 @@ def prepared(phase: str, kind: str, layers: int, output: Path | None) -> "Run":
     clock = EventClock(device) if is_gpu else HostClock()
     rates = measured_rates(ops, clock, **({} if is_gpu else SMALL_RATES))
     show_rates(rates)
-    deployment = deployed(SPECS[phase], phase, catalog_name(device) if is_gpu and phase != "mixed" else None)
+    deployment = plan_deployment(SPECS[phase], phase, catalog_name(device) if is_gpu and phase != "mixed" else None)
     launch = launched(deployment)
     if not is_gpu:
         deployment, launch = shrunk(deployment, launch, **SMALL)

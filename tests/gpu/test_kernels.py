@@ -10,7 +10,7 @@ import torch
 from runtime.kernels import fp8
 from runtime.kernels.fp8 import ExpertCodes, Quantised, quantise_matrix
 from runtime.kernels.ops import GateRule, Ops
-from tests.runtime.closeness import off_by
+from tests.runtime.closeness import error_in_norm
 
 CLOSE = 0.01
 HIDDEN, INTERMEDIATE, SLOTS = 7168, 2048, 3
@@ -55,7 +55,7 @@ def test_projections(ops, reference, drawn, rows, outputs, channels):
     w = quantise_matrix(drawn(outputs, channels, seed=1) / channels**0.5, power_of_two=True)
     expected = reference.fp8_matmul(x, w, torch.bfloat16)
 
-    assert off_by(ops.fp8_matmul(x, w, torch.bfloat16).float(), expected.float()) < CLOSE
+    assert error_in_norm(ops.fp8_matmul(x, w, torch.bfloat16).float(), expected.float()) < CLOSE
 
 
 def test_the_gate_adds_in_fp32(ops, reference, drawn):
@@ -63,7 +63,7 @@ def test_the_gate_adds_in_fp32(ops, reference, drawn):
     x, w = drawn(300, HIDDEN), drawn(256, HIDDEN, seed=1)
 
     assert ops.gate_logits(x, w).dtype == torch.float32
-    assert off_by(ops.gate_logits(x, w), reference.gate_logits(x, w)) < 1e-5
+    assert error_in_norm(ops.gate_logits(x, w), reference.gate_logits(x, w)) < 1e-5
 
 
 def test_experts_are_chosen_and_weighed_as_in_the_reference(ops, reference, drawn):
@@ -74,7 +74,7 @@ def test_experts_are_chosen_and_weighed_as_in_the_reference(ops, reference, draw
     found, wanted = ((logits.sigmoid() + bias).gather(1, chosen) for chosen in (experts, expected[0]))
 
     assert (found - wanted).abs().max() < 1e-6
-    assert off_by(weights, expected[1]) < 1e-5
+    assert error_in_norm(weights, expected[1]) < 1e-5
     assert all(len(set(chosen)) == 8 for chosen in experts.tolist())
 
 
@@ -100,7 +100,7 @@ def test_pairs_are_rotated_as_in_the_reference(ops, reference, drawn, device, ne
         reference.rotate(expected[..., -64:], angles.cos(), angles.sin(), neighbours)
 
         assert found[..., :-64].equal(wide[..., :-64])
-        assert off_by(found.float(), expected.float()) < 1e-4
+        assert error_in_norm(found.float(), expected.float()) < 1e-4
 
 
 def test_rows_that_deep_ep_brings(ops, drawn, device):
@@ -121,7 +121,7 @@ def test_rows_that_deep_ep_brings(ops, drawn, device):
     assert found.codes.view(torch.uint8)[at].equal(rows.codes.view(torch.uint8)[at])
     assert found.scales[at].equal(rows.scales[at])
     sums = [each.add_rows(results, places, weights).float() for each in (ops, tiled)]
-    assert off_by(*sums) < CLOSE
+    assert error_in_norm(*sums) < CLOSE
 
 
 @pytest.mark.parametrize("counts", [[128, 0, 256], [3, 200, 77]])
@@ -131,7 +131,7 @@ def test_grouped_experts(ops, reference, drawn, experts, counts, device):
     x, counts_M = ops.quantise_rows(drawn(sum(counts), HIDDEN), True), torch.tensor(counts, device=device)
     expected = reference.fp8_experts(x, counts, counts_M, experts)
 
-    assert off_by(ops.fp8_experts(x, counts, counts_M, experts).float(), expected.float()) < CLOSE
+    assert error_in_norm(ops.fp8_experts(x, counts, counts_M, experts).float(), expected.float()) < CLOSE
 
 
 def test_masked_experts(ops, reference, drawn, experts, device):
@@ -145,7 +145,7 @@ def test_masked_experts(ops, reference, drawn, experts, device):
 
     for slot, count in enumerate(counts.tolist()):
         if count:
-            assert off_by(found[slot, :count].float(), expected[slot, :count].float()) < CLOSE
+            assert error_in_norm(found[slot, :count].float(), expected[slot, :count].float()) < CLOSE
 
 
 def test_decode_attention(ops, reference, drawn, device):
@@ -155,7 +155,7 @@ def test_decode_attention(ops, reference, drawn, device):
     lengths = torch.tensor([1, 64, 65, 500, 512], device=device)
     expected = reference.attend_pages(q, pages, tables, lengths, 512, 192**-0.5)
 
-    assert off_by(ops.attend_pages(q, pages, tables, lengths, 512, 192**-0.5).float(), expected.float()) < CLOSE
+    assert error_in_norm(ops.attend_pages(q, pages, tables, lengths, 512, 192**-0.5).float(), expected.float()) < CLOSE
 
 
 def test_queries_and_values_in_the_space_of_latents(ops, reference, drawn):
@@ -164,7 +164,7 @@ def test_queries_and_values_in_the_space_of_latents(ops, reference, drawn):
     found = ops.absorb_query(q, up, 64, 128), ops.values(context, up, 128)
     expected = reference.absorb_query(q, up, 64, 128), reference.values(context, up, 128)
 
-    assert all(off_by(one.float(), other.float()) < CLOSE for one, other in zip(found, expected, strict=True))
+    assert all(error_in_norm(one.float(), other.float()) < CLOSE for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(300, 300), (77, 1000), (1024, 3072), (1, 1)])
@@ -173,4 +173,4 @@ def test_prompt_attention(ops, reference, drawn, queries, keys):
     q, kv, k_rope = drawn(queries, 128, 192), drawn(keys, 128, 256, seed=1), drawn(keys, 64, seed=2)
     expected = reference.attend_causally(q, kv, k_rope, 128, 192**-0.5)
 
-    assert off_by(ops.attend_causally(q, kv, k_rope, 128, 192**-0.5).float(), expected.float()) < CLOSE
+    assert error_in_norm(ops.attend_causally(q, kv, k_rope, 128, 192**-0.5).float(), expected.float()) < CLOSE

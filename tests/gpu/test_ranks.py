@@ -19,7 +19,7 @@ from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk
 from tests.gpu.quarter_hour.one_gpu import SHARED, why_missing
 from tests.ports import free_port
-from tests.runtime.closeness import median_off_by, off_by
+from tests.runtime.closeness import error_in_norm, median_row_error
 
 ADDRESS = "127.0.0.1"
 PROMPTS = [list(range(5, 300)), [7] * 40]
@@ -39,10 +39,10 @@ def test_a_model_on_a_gpu_says_what_it_says_on_a_cpu(device):
     logits, latents = engine(device, SoloGroup(), torch.bfloat16).prefill(prompts)
     expected, expected_latents = engine(torch.device("cpu"), SoloGroup(), torch.bfloat16).prefill(prompts)
 
-    assert median_off_by(logits.cpu(), expected) < 0.02
+    assert median_row_error(logits.cpu(), expected) < 0.02
     for found, wanted in zip(latents, expected_latents, strict=True):
         assert found.is_pinned()
-        assert median_off_by(found.float(), wanted.float()) < 0.02
+        assert median_row_error(found.float(), wanted.float()) < 0.02
 
 
 @torch.inference_mode()
@@ -76,7 +76,7 @@ def test_recorded_steps_say_what_steps_say(device, overlap, monkeypatch):
 
     assert [text[:8] for text in texts] == [text[:8] for text in expected_texts]
     for one, other in zip(found[:8], expected[:8], strict=True):
-        assert off_by(one, other) < 0.02
+        assert error_in_norm(one, other) < 0.02
 
 
 def test_a_warm_unit_says_what_a_cold_one_says(device):
@@ -87,7 +87,7 @@ def test_a_warm_unit_says_what_a_cold_one_says(device):
     table = []
     cache.allocate(table, len(prompt))
 
-    assert off_by(warm.step([Chunk(prompt, 0, table)], [], cache), cold.prefill([prompt])[0]) < 0.02
+    assert error_in_norm(warm.step([Chunk(prompt, 0, table)], [], cache), cold.prefill([prompt])[0]) < 0.02
 
 
 def rank_logits(rank, size, port, found):
@@ -124,4 +124,4 @@ def test_ranks_that_exchange_rows_say_what_one_rank_says(device, overlap, exchan
     expected, _ = engine(device, SoloGroup(), torch.bfloat16).prefill(PROMPTS)
 
     for rank in range(2):
-        assert off_by(exchanged[overlap, rank][0], expected[rank].cpu()) < 0.02
+        assert error_in_norm(exchanged[overlap, rank][0], expected[rank].cpu()) < 0.02

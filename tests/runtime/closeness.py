@@ -1,11 +1,11 @@
-"""Judge whether two computations of one model agree: logits within a tolerance, tokens up to close calls."""
+"""Judges whether two computations of one model agree: logits within a tolerance, tokens except close calls."""
 
 CLOSE_CALL = 1e-3  # where transformers' two best logits are nearer than this, either may win
 LOGITS_TOLERANCE = 1e-4  # of the largest logit of the position
 
 
-def count_excuses(prompts, expected, found, transformers_logits):
-    """Outputs that differ where transformers itself was undecided; any other difference fails."""
+def count_undecided(prompts, expected, found, transformers_logits):
+    """Count outputs that differ where transformers' two best tokens are close. Any other difference fails."""
     excuses = 0
     for prompt, one, other, logits in zip(prompts, expected, found, transformers_logits, strict=True):
         if one != other:
@@ -19,25 +19,25 @@ def count_excuses(prompts, expected, found, transformers_logits):
 
 
 def transformers_choices(prompts, outputs, transformers_logits):
-    """transformers' most likely token at every position of every output."""
+    """Return transformers' most likely token at every position of every output."""
     return [
         logits.argmax(-1)[len(prompt) - 1 : len(prompt) - 1 + len(output)].tolist()
         for prompt, output, logits in zip(prompts, outputs, transformers_logits, strict=True)
     ]
 
 
-def off_by(found, expected):
-    """The error as a part of what is expected, in their norms: of what rounds, no number by itself says much."""
+def error_in_norm(found, expected):
+    """Return the norm of the error over that of the expected values; single rounded numbers say little."""
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-def median_off_by(found, expected):
-    """The same of the row in the middle: where rounding changes a token's experts, its row says nothing of kernels."""
+def median_row_error(found, expected):
+    """Return the median row's error in norm: where rounding changes a token's experts, its row says little."""
     found, expected = found.double(), expected.double()
     return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median().item()
 
 
 def relative_error(ours, theirs):
-    """The largest difference at any position, as a part of that position's largest logit."""
+    """Return the largest difference at any position over that position's largest logit."""
     assert ours.shape == theirs.shape
     return ((ours - theirs).abs().amax(-1) / theirs.abs().amax(-1)).max().item()

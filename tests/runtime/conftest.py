@@ -25,7 +25,7 @@ COMMAND_TIMEOUT_S = 120
 
 @pytest.fixture(scope="session")
 def demo():
-    """The bundled checkpoint's folder."""
+    """Return the bundled checkpoint's folder."""
     return resolve("bundled:demo")
 
 
@@ -36,14 +36,14 @@ def demo_config(demo):
 
 @pytest.fixture(scope="session")
 def prompts(demo):
-    """Token ids of each line of prompts.txt."""
+    """Return the token ids of each line of prompts.txt."""
     tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
     return [tokenizer.encode(line).ids for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="session")
 def redundant_map(demo_config):
-    """[num_moe_layers][36]: 32 experts and 4 redundant ones; slots shuffled, each layer otherwise."""
+    """Return [num_moe_layers][36]: 32 experts and 4 redundant ones, in another random order in each layer."""
     generator = torch.Generator().manual_seed(7)
     experts = demo_config.n_routed_experts
 
@@ -57,7 +57,7 @@ def redundant_map(demo_config):
 
 @pytest.fixture(scope="session")
 def run_runtime():
-    """Runs `python -m runtime ARGUMENTS` to its end."""
+    """Return a function that runs `python -m runtime ARGUMENTS` to its end."""
 
     def run(*arguments, timeout=COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -76,7 +76,7 @@ def run_runtime():
 
 @pytest.fixture(scope="session")
 def generate(run_runtime, tmp_path_factory):
-    """Runs `generate` on prompts, and returns its outputs."""
+    """Return a function that runs `generate` on prompts and returns its outputs."""
 
     def generate(prompts, *flags, checkpoint="bundled:demo", expert_map=None) -> list[list[int]]:
         folder = tmp_path_factory.mktemp("generate")
@@ -93,13 +93,13 @@ def generate(run_runtime, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def free_port():
-    """Finds a TCP port that nobody listens on, of loopback unless told."""
+    """Return a function that finds a free TCP port, on loopback by default."""
     return ports.free_port
 
 
 @pytest.fixture(scope="session")
 def small_config():
-    """A model that random weights fill in no time: 1 dense and 2 MoE layers, 8 experts in 4 groups."""
+    """Return a tiny model's config: 1 dense and 2 MoE layers, 8 experts in 4 groups."""
     return ModelConfig(
         vocab_size=50,
         hidden_size=24,
@@ -131,7 +131,7 @@ def small_config():
 
 @pytest.fixture(scope="session")
 def random_model():
-    """Makes a whole model on one rank, its weights drawn by `seed`."""
+    """Return a function that makes a whole model on one rank, with weights drawn by `seed`."""
 
     def make(config: ModelConfig, seed=0, deterministic=False, dtype=torch.float32) -> DeepseekV3:
         expert_map = [list(range(config.n_routed_experts))] * config.num_moe_layers
@@ -142,7 +142,7 @@ def random_model():
 
 @pytest.fixture(scope="session")
 def filled():
-    """Draws a module's weights by `seed`: matrices keep their inputs' size, norms stay near 1."""
+    """Return a function that draws a module's weights: matrices keep their inputs' size, norms stay near 1."""
     return fill
 
 

@@ -35,7 +35,7 @@ def main(rank, size, port, slots_per_rank, folder):
     group = GlooGroup(rank, size)
     group.join(MeetingPoint(ADDRESS, port, rank == 0, ADDRESS))
     exchanges = Counter()
-    group.all_to_all, Pipes.signal = map(exchanges.counted, (group.all_to_all, Pipes.signal))
+    group.all_to_all, Pipes.signal = map(exchanges.count_calls, (group.all_to_all, Pipes.signal))
     results = {}
     with np.load(folder / "input.npz", allow_pickle=False) as inputs:
         for form, dispatcher in forms(group, slots_per_rank):
@@ -52,12 +52,12 @@ def main(rank, size, port, slots_per_rank, folder):
 
 
 class Counter:
-    """Knows how often functions were called."""
+    """Counts the calls of functions."""
 
     number = 0
 
-    def counted(self, function):
-        """It, and counted."""
+    def count_calls(self, function):
+        """Return the function with its calls counted."""
 
         def call(*arguments):
             self.number += 1
@@ -67,7 +67,7 @@ class Counter:
 
 
 def forms(group, slots_per_rank):
-    """(name, dispatcher), one after another, because the ranks' nodes are not those of all."""
+    """Yield (name, dispatcher), one after another, because each sets the ranks' nodes."""
     rows = PlainRows(torch.float32)
     for form, nodes in node_layouts(group.size).items():
         group.nodes = nodes
@@ -84,7 +84,10 @@ def forms(group, slots_per_rank):
 
 
 def node_layouts(size):
-    """Form -> the node of each rank. Halves are two nodes; in the last form, the first rank has one for itself."""
+    """Return form -> the node of each rank.
+
+    Halves are two nodes; in the last form the first rank is alone on a node.
+    """
     halves = tuple(rank * 2 // size for rank in range(size))
     return {"all_to_all": halves, "by_node": halves, "by_uneven_node": (0,) + (1,) * (size - 1)}
 

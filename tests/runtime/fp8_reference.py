@@ -19,7 +19,7 @@ def float32(value):
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
-def code_of(value):
+def nearest_code(value):
     """The byte of the e4m3 number nearest to `value`."""
     sign, magnitude = 128 if math.copysign(1, value) < 0 else 0, abs(value)
     above = min(bisect_left(VALUES, magnitude), len(VALUES) - 1)
@@ -30,26 +30,28 @@ def code_of(value):
     return sign | below
 
 
-def value_of(code):
+def code_value(code):
     """Return the value that a byte stands for."""
     return -VALUES[code - 128] if code >= 128 else VALUES[code]
 
 
-def quantise(block, power_of_two=False):
+def quantise_block(block, power_of_two=False):
     """A block of numbers, in any order: (their codes, the scale)."""
     scale = float32(max(float32(1e-4), *map(abs, block)) / 448)
     if power_of_two:
         scale = next(2.0**exponent for exponent in range(-149, 128) if 2.0**exponent >= scale)
-    return [code_of(float32(value / scale)) for value in block], scale
+    return [nearest_code(float32(value / scale)) for value in block], scale
 
 
-def quantised_rows(x, power_of_two=False):
+def quantise_rows(x, power_of_two=False):
     """[R][D] codes and [R][D / 128] scales of lists of rows."""
-    rows = [[quantise(row[start : start + BLOCK], power_of_two) for start in range(0, len(row), BLOCK)] for row in x]
+    rows = [
+        [quantise_block(row[start : start + BLOCK], power_of_two) for start in range(0, len(row), BLOCK)] for row in x
+    ]
     return [[code for codes, _ in row for code in codes] for row in rows], [[scale for _, scale in row] for row in rows]
 
 
-def quantised_matrix(w):
+def quantise_matrix(w):
     """[N][K] codes and [N / 128][K / 128] scales."""
     codes = [[0] * len(w[0]) for _ in w]
     scales = []
@@ -59,7 +61,7 @@ def quantised_matrix(w):
             places = [
                 (n, k) for n in range(top, min(top + BLOCK, len(w))) for k in range(left, min(left + BLOCK, len(w[0])))
             ]
-            found, scale = quantise([w[n][k] for n, k in places])
+            found, scale = quantise_block([w[n][k] for n, k in places])
             scales[-1].append(scale)
             for (n, k), code in zip(places, found, strict=True):
                 codes[n][k] = code
@@ -73,15 +75,15 @@ def product(x, w):
 
 def matrix_in_float64(w):
     """A matrix after it was in FP8."""
-    codes, scales = quantised_matrix(w.tolist())
+    codes, scales = quantise_matrix(w.tolist())
     return _float64(codes, lambda n, k: scales[n // BLOCK][k // BLOCK])
 
 
 def _rows_in_float64(x):
-    codes, scales = quantised_rows(x.tolist())
+    codes, scales = quantise_rows(x.tolist())
     return _float64(codes, lambda r, d: scales[r][d // BLOCK])
 
 
 def _float64(codes, scale_of):
-    values = [[value_of(code) * scale_of(n, k) for k, code in enumerate(row)] for n, row in enumerate(codes)]
+    values = [[code_value(code) * scale_of(n, k) for k, code in enumerate(row)] for n, row in enumerate(codes)]
     return torch.tensor(values, dtype=torch.float64)

@@ -69,7 +69,7 @@ LAYOUTS = {
 
 
 def expert_map(redundant, seed):
-    """Experts and `redundant` replicas of some, in any order, each layer another."""
+    """Return experts and `redundant` replicas in any order, other ones in each layer."""
     draw = random.Random(seed)
     layers = []
     for _ in range(NUM_MOE_LAYERS):
@@ -79,13 +79,13 @@ def expert_map(redundant, seed):
 
 
 def wishes(prompts):
-    """A greedy request a prompt."""
+    """Return a greedy request for each prompt."""
     sampling = Sampling(MAX_TOKENS, temperature=0.0, top_p=1.0, seed=0, stop_ids=[], num_logprobs=0)
     return [Wish(str(number), prompt, sampling) for number, prompt in enumerate(prompts)]
 
 
 def ids_and_logprobs(said):
-    """Return each token's id and logprob: other bits of the logits show long before another token becomes the best."""
+    """Return each token's id and logprob, which shows changed bits long before another token wins."""
     return [[token.token_id, token.logprobs.chosen] for token in said]
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a unit in one process: gloo groups that have met."""
+"""The ranks of a unit in one process, as gloo groups that have met."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +11,7 @@ ADDRESS = "127.0.0.1"
 
 
 def joined_groups(size, port):
-    """A group for each rank; they meet at `port` on loopback."""
+    """Return a group for each rank, joined at `port` on loopback."""
     groups = [GlooGroup(rank, size) for rank in range(size)]
     meetings = [MeetingPoint(ADDRESS, port, rank == 0, ADDRESS) for rank in range(size)]
     with ThreadPoolExecutor(size) as ranks:

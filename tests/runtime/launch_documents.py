@@ -1,4 +1,4 @@
-"""A small valid launch file as a document, and its digests computed anew after a change."""
+"""A small valid launch file as a document, with its digests computed again after a change."""
 
 import copy
 import hashlib
@@ -49,8 +49,8 @@ GATEWAY = {key: UNIT[key] for key in ("version", "launch_digest", "kv_digest", "
 }
 
 
-def sealed(document, **changes):
-    """A copy with `changes` (a__b names a key of a part) and every digest right."""
+def seal(document, **changes):
+    """Return a copy with `changes` (a__b names a key of a part) and all digests right."""
     document = copy.deepcopy(document)
     for path, value in changes.items():
         *parts, key = path.split("__")
@@ -62,33 +62,33 @@ def sealed(document, **changes):
         document["expert_map"]["sha256"] = canonical_digest(document["expert_map"]["physical_to_logical"])
         document["unit_digest"] = canonical_digest({key: document[key] for key in UNIT_DIGEST_KEYS})
         document["kv_digest"] = canonical_digest({key: document[key] for key in KV_DIGEST_KEYS})
-    return resealed(document)
+    return reseal(document)
 
 
 def gateway_launch(checkpoint, ports, **changes):
-    """A gateway's launch file for the checkpoint in a folder, with `changes` as `sealed` takes them."""
+    """Return a gateway's launch file for the checkpoint in a folder, with `changes` as `seal` takes them."""
     digest = hashlib.sha256((checkpoint / "config.json").read_bytes()).hexdigest()
     of_checkpoint = {"uri": str(checkpoint), "config_digest": f"sha256:{digest}", "weights_digest": None}
-    return sealed(GATEWAY, checkpoint=of_checkpoint, ports=ports, **changes)
+    return seal(GATEWAY, checkpoint=of_checkpoint, ports=ports, **changes)
 
 
-def resealed(document):
-    """A copy whose launch_digest alone is made right."""
+def reseal(document):
+    """Return a copy in which only launch_digest is made right."""
     rest = {key: value for key, value in document.items() if key != "launch_digest"}
     return {**copy.deepcopy(rest), "launch_digest": canonical_digest(rest)}
 
 
-def leaves(value, path=()):
-    """The path of every value that is neither object nor list."""
+def leaf_paths(value, path=()):
+    """Yield the path of every value that is neither object nor list."""
     if isinstance(value, dict | list):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(part, (*path, key))
+            yield from leaf_paths(part, (*path, key))
     else:
         yield path
 
 
-def with_leaf_changed(document, path):
-    """A copy where the value at `path` is another of its own type."""
+def change_leaf(document, path):
+    """Return a copy in which the value at `path` is another of the same type."""
     document = copy.deepcopy(document)
     *parts, key = path
     place = document
@@ -99,7 +99,7 @@ def with_leaf_changed(document, path):
 
 
 def write(folder, document):
-    """Write the document to a file, as it is."""
+    """Write the document to a file unchanged."""
     path = folder / "launch.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     return path

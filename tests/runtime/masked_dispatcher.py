@@ -1,4 +1,4 @@
-"""A slow reference for dispatch at low latency: one rank, every slot with room for the same number of rows.
+"""A slow reference of low-latency dispatch: one rank, whose slots have room for the same number of rows.
 
 DeepEP's low-latency kernels give rows in this form and weigh them in combine; a combine that only adds wants the
 experts' results weighed before. Nothing here waits for a value, so it runs on fake tensors too.
@@ -15,7 +15,7 @@ from runtime.expert_parallel.traffic import Traffic
 
 @dataclass(frozen=True)
 class AddedRows:
-    """Rows that are weighed already."""
+    """Rows whose weights have been applied."""
 
     results_TKD: Tensor
 
@@ -24,7 +24,7 @@ class AddedRows:
 
 
 class MaskedDispatcher:
-    """All slots are here, with room for `capacity` rows each."""
+    """A dispatcher with all slots here and room for `capacity` rows in each."""
 
     def __init__(self, num_slots, capacity, row_format, ops, weights_applied):
         self.num_slots, self.capacity, self.row_format, self.ops = num_slots, capacity, row_format, ops
@@ -43,22 +43,24 @@ class MaskedDispatcher:
         weights_MZ = self._spread(weights_TK.flatten(), row_of_pair) if is_weighed_here else None
         counts_M = is_in_slot_XM.sum(0)
         rows = MaskedRows(self.row_format.decode(rows_MZX), counts_M, weights_MZ)
-        return _here(DispatchedRows(rows, counts_M.sum(0, keepdim=True), (row_of_pair.view_as(slots_TK), weights_TK)))
+        return _ready_result(
+            DispatchedRows(rows, counts_M.sum(0, keepdim=True), (row_of_pair.view_as(slots_TK), weights_TK))
+        )
 
     def combine(self, results, dispatched):
         row_of_pair_TK, weights_TK = dispatched.way_back
         if self.weights_applied is WeightsApplied.BY_EXPERTS:
-            return _here(AddedRows(results.flatten(0, 1)[row_of_pair_TK]))
-        return _here(ChoiceRows(results.flatten(0, 1), row_of_pair_TK, weights_TK, self.ops))
+            return _ready_result(AddedRows(results.flatten(0, 1)[row_of_pair_TK]))
+        return _ready_result(ChoiceRows(results.flatten(0, 1), row_of_pair_TK, weights_TK, self.ops))
 
     def _spread(self, rows, row_of_pair):
-        """Spread rows to their places in all slots; 0 where there is none."""
+        """Copy rows to their places in all slots, with 0 elsewhere."""
         everywhere = rows.new_zeros(self.num_slots * self.capacity, *rows.shape[1:])
         return everywhere.index_copy_(0, row_of_pair, rows).unflatten(0, (self.num_slots, self.capacity))
 
 
 def use_masked_dispatch(model, capacity, weights_applied=WeightsApplied.BY_COMBINE):
-    """Let `model`, which is alone, dispatch in this form."""
+    """Let `model`, which has one rank, use this dispatcher."""
     old = model.dispatcher
     new = MaskedDispatcher(old.num_slots, capacity, old.row_format, old.ops, weights_applied)
     for module in model.modules():
@@ -67,5 +69,5 @@ def use_masked_dispatch(model, capacity, weights_applied=WeightsApplied.BY_COMBI
     return model
 
 
-def _here(value):
+def _ready_result(value):
     return Pending(lambda: value, lambda arrived: arrived)

@@ -9,7 +9,7 @@ import torch
 
 
 def draft_logits(config, tensors, tokens, hidden):
-    """[T, vocab]: of the token after `tokens[t]`, which follows the position whose main hidden state is `hidden[t]`."""
+    """Return [T, vocab]: the drafts after `tokens[t]`, which follow the main hidden state `hidden[t]`."""
     tensors = {name: tensor.double() for name, tensor in tensors.items()}
     prefix = f"model.layers.{config['num_hidden_layers']}."
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -28,8 +28,8 @@ def norm(x, weight, eps):
     return x / torch.sqrt((x * x).mean() + eps) * weight
 
 
-def rotated(x, position, theta):
-    """Pairs (x[0], x[1]), (x[2], x[3]), ... turned by their angles."""
+def rotate(x, position, theta):
+    """Rotate pairs (x[0], x[1]), (x[2], x[3]), ... by their angles."""
     result = x.clone()
     for i in range(0, len(x), 2):
         angle = position * theta ** (-i / len(x))
@@ -49,13 +49,13 @@ def attention(config, own, normed, position):
     queries = (weights["q_b_proj.weight"] @ compressed).view(heads, nope + rope)
     outputs = []
     for head in range(heads):
-        query = torch.cat((queries[head][:nope], rotated(queries[head][nope:], position, theta)))
+        query = torch.cat((queries[head][:nope], rotate(queries[head][nope:], position, theta)))
         scores, values = [], []
         for earlier in range(position + 1):
             down = weights["kv_a_proj_with_mqa.weight"] @ normed[earlier]
             up = weights["kv_b_proj.weight"] @ norm(down[:latent], weights["kv_a_layernorm.weight"], 1e-6)
             key, v = up.view(heads, nope + value)[head].split((nope, value))
-            key = torch.cat((key, rotated(down[latent:], earlier, theta)))
+            key = torch.cat((key, rotate(down[latent:], earlier, theta)))
             scores.append(query @ key / math.sqrt(nope + rope))
             values.append(v)
         outputs.append(torch.stack(scores).softmax(0) @ torch.stack(values))
@@ -63,7 +63,7 @@ def attention(config, own, normed, position):
 
 
 def mixture(config, own, x):
-    """The shared expert and the chosen ones, each by its weight."""
+    """Return the weighted sum of the shared expert and the chosen ones."""
     size = config["n_routed_experts"] // config["n_group"]
     scores = torch.sigmoid(own["mlp.gate.weight"] @ x)
     biased = scores + own["mlp.gate.e_score_correction_bias"]

@@ -1,4 +1,4 @@
-"""Frames that are almost right: fields at their borders, bytes flipped, cut, doubled, or with sizes that lie.
+"""Frames that are almost right: fields at their borders, bytes flipped, cut or doubled, and wrong sizes.
 
 Every one follows from the seed. The frame is a real one, so that most of what comes out passes the first checks.
 """
@@ -18,7 +18,7 @@ VALUES = [
 
 
 def mutated_frames(message, payload, number, seed):
-    """`number` byte strings, each a frame of `message` and `payload` that was changed in one way or two."""
+    """Return `number` byte strings, each a frame of `message` and `payload` with one or two changes."""
     rng = random.Random(seed)
     for _ in range(number):
         header = json.loads(encode_frame(message)[FRAME_PREFIX_BYTES:])
@@ -34,7 +34,7 @@ def mutated_frames(message, payload, number, seed):
 
 
 def mutated_bytes(spoken, number, seed):
-    """`number` byte strings, each one of `spoken` that was changed once or a few times."""
+    """Return `number` byte strings, each one of `spoken` with one or a few changes."""
     rng = random.Random(seed)
     for _ in range(number):
         data = rng.choice(spoken)
@@ -44,7 +44,7 @@ def mutated_bytes(spoken, number, seed):
 
 
 def set_field(header, rng):
-    """Give one field another value, at any depth."""
+    """Set one field, at any depth, to another value."""
     place = header
     while True:
         key = rng.choice(range(len(place)) if isinstance(place, list) else sorted(place))
@@ -69,9 +69,9 @@ def double(data, rng):
     return data + data[rng.randrange(len(data)) :]
 
 
-def lie_about_sizes(data, rng):
+def change_sizes(data, rng):
     sizes = [rng.choice((0, 1, 2**16, 2**31, 2**32 - 1)), rng.choice((0, 1, 2**16, 2**40, 2**64 - 1))]
     return data[:8] + struct.pack("!IQ", *sizes) + data[FRAME_PREFIX_BYTES:]
 
 
-CHANGES = (set_field, flip, cut, double, lie_about_sizes)
+CHANGES = (set_field, flip, cut, double, change_sizes)

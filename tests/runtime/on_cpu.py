@@ -1,4 +1,4 @@
-"""The parts that tests build a model with, on this machine's CPU."""
+"""The parts from which tests build a model on this machine's CPU."""
 
 import torch
 
@@ -16,5 +16,5 @@ def backend(dtype=torch.float32, deterministic=False):
 
 
 def new_cache(config, num_tokens, dtype=torch.float32, **options):
-    """An empty cache for a model of `config`, with `options` of a cache."""
+    """Return an empty cache for a model of `config`, with a cache's `options`."""
     return LatentCache(config.num_hidden_layers, config.latent_dim, num_tokens, dtype, CPU, **options)

@@ -1,4 +1,4 @@
-"""One rank's phases without sockets: requests go in by hand, and what is said is kept.
+"""One rank's phases without sockets: tests put requests in, and messages are kept.
 
 `Rank` is a mixed rank, or a prefill and a decode rank in one process whose handovers cross at once. The engine, the
 scheduler and the phases are the real ones.
@@ -15,7 +15,7 @@ from runtime.serving.decode import Arrival, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 
-__all__ = ["Crossing", "Limits", "Rank", "Wish", "answer_alone", "said_alone"]
+__all__ = ["Crossing", "Limits", "Rank", "Wish", "answer_alone", "tell_alone"]
 
 DECODE = ("127.0.0.1", 1, "ticket")  # where the decode half is said to be, and what it wants to see
 NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, count_prompts=lambda num_tokens, num_pairs: None)
@@ -23,7 +23,7 @@ NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, count_prompt
 
 @dataclass(frozen=True)
 class Wish:
-    """A request as somebody asks for it."""
+    """A request with its prompt and sampling."""
 
     id: str
     prompt_ids: list[int]
@@ -39,7 +39,7 @@ class Wish:
 
 
 class Crossing:
-    """A transfer whose latents stay here until the request itself is sent; `deliver` gets both."""
+    """A transfer that keeps latents until the request itself is sent; `deliver` gets both."""
 
     def __init__(self, offer, deliver):
         self._offer, self._deliver = offer, deliver
@@ -98,7 +98,7 @@ class Rank:
             self.step()
 
     def answers(self):
-        """Request id -> the token ids."""
+        """Return request id -> token ids."""
         return {request_id: [token.token_id for token in tokens] for request_id, tokens in self.said.items()}
 
     def say(self, token):
@@ -121,12 +121,12 @@ class Rank:
 
 
 def answer_alone(engine, group, wish):
-    """The token ids of a request that has a mixed rank to itself, its prompt computed as a whole."""
-    return [token.token_id for token in said_alone(engine, group, wish)]
+    """Return the token ids of a request that is alone at a mixed rank and has its prompt computed as a whole."""
+    return [token.token_id for token in tell_alone(engine, group, wish)]
 
 
-def said_alone(engine, group, wish):
-    """The same, as they were said."""
+def tell_alone(engine, group, wish):
+    """Return the tokens of `answer_alone` as messages."""
     num_tokens = len(wish.prompt_ids) + wish.sampling.max_tokens
     rank = Rank(engine, "mixed", Limits(1, num_tokens, num_tokens, num_tokens))
     rank.ask(wish)

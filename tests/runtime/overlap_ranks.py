@@ -32,14 +32,14 @@ def main(rank, size, port, checkpoint, folder):
     results = {}
     for overlap in OVERLAPS:
         engine.model.overlap = OVERLAPS[overlap]
-        for what, value in computed(engine, share).items():
+        for what, value in compute_all(engine, share).items():
             results[f"{overlap}_{what}"] = value.numpy()
     np.savez(folder / f"{rank}.npz", **results)
     group.any(False)  # nobody leaves while a peer still exchanges
 
 
-def computed(engine, prompts):
-    """`prefill` [prompts, vocab], `latents` [layers, tokens, C] and `decode` [steps, prompts, vocab]."""
+def compute_all(engine, prompts):
+    """Return `prefill` [prompts, vocab], `latents` [layers, tokens, C] and `decode` [steps, prompts, vocab]."""
     logits, latents = engine.prefill(prompts)
     cache = engine.new_cache(len(prompts) * MAX_REQUEST_TOKENS)
     tables = [[] for _ in prompts]
@@ -59,7 +59,7 @@ def computed(engine, prompts):
 
 
 def contiguous_map(checkpoint):
-    """Experts in order, one slot each."""
+    """Return the experts in order, one slot each."""
     config = json.loads((checkpoint / "config.json").read_text())
     return [list(range(config["n_routed_experts"]))] * (config["num_hidden_layers"] - config["first_k_dense_replace"])
 

@@ -1,4 +1,4 @@
-"""Small checkpoints of every model variant with random weights, named and laid out as DeepSeek publishes them."""
+"""Small checkpoints of every model variant with random weights, in DeepSeek's names and layout."""
 
 import json
 import shutil
@@ -77,7 +77,7 @@ FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "a
 
 
 def write_checkpoint(folder, config, seed=0, num_shards=1):
-    """`config.json` and safetensors, in one file or in shards with an index; every value drawn by `seed`.
+    """Write `config.json` and safetensors, in one file or in shards with an index; `seed` draws every value.
 
     A config with `quantization_config` has its projections in FP8, each with its scales.
     """
@@ -85,7 +85,7 @@ def write_checkpoint(folder, config, seed=0, num_shards=1):
     (folder / "config.json").write_text(json.dumps(config))
     tensors = draw(config, seed)
     if "quantization_config" in config:
-        tensors = in_fp8(tensors)
+        tensors = quantise_projections(tensors)
     if num_shards == 1:
         save_file(tensors, folder / "model.safetensors")
         return folder
@@ -97,8 +97,8 @@ def write_checkpoint(folder, config, seed=0, num_shards=1):
     return folder
 
 
-def beside_a_tower(folder, nested):
-    """Write the checkpoint of one file in `folder` to `nested` as Kimi-K2.5 publishes its own, and return `nested`.
+def nest_beside_tower(folder, nested):
+    """Write the checkpoint in `folder` to `nested` as Kimi-K2.5 publishes its own, and return `nested`.
 
     The config is its `text_config`, tensors begin with `language_model.`, and a tower has tensors too.
     """
@@ -112,8 +112,8 @@ def beside_a_tower(folder, nested):
     return nested
 
 
-def in_fp8(tensors):
-    """Return tensors as DeepSeek publishes them: projections in e4m3, the rest as it was."""
+def quantise_projections(tensors):
+    """Return the tensors as DeepSeek publishes them: projections in e4m3, the rest unchanged."""
     found = {}
     for name, values in tensors.items():
         if "_proj" not in name:
@@ -125,7 +125,7 @@ def in_fp8(tensors):
 
 
 def draw(config, seed):
-    """Matrices keep their inputs' size, norms stay near 1, biases of the gate decide now and then."""
+    """Draw values: matrices keep their inputs' size, norms stay near 1, and the gate's biases sometimes decide."""
     generator = torch.Generator().manual_seed(seed)
 
     def values(name, shape):
@@ -138,7 +138,7 @@ def draw(config, seed):
 
 
 def shapes(config):
-    """Name -> shape of every tensor."""
+    """Return name -> shape of every tensor."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     found = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     num_layers, num_mtp = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)

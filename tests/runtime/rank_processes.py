@@ -1,4 +1,4 @@
-"""Scripts that are the ranks of a unit: real processes that meet over gloo.
+"""Runs scripts whose processes are the ranks of a unit and meet over gloo.
 
 A script imports torch once and forks, which is most of the time that starting eight ranks would take.
 """
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(script, size, port, *arguments, timeout_s=100):
-    """`script SIZE PORT ARGUMENTS...`, which calls `fork_ranks`, to its good end."""
+    """Run `script SIZE PORT ARGUMENTS...`, which calls `fork_ranks`, and check that it succeeds."""
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name(script), *map(str, (size, port, *arguments))],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -27,7 +27,7 @@ def run_ranks(script, size, port, *arguments, timeout_s=100):
 
 
 def fork_ranks(rank_main, size, *arguments):
-    """`rank_main(rank, size, *arguments)` in a process for each rank; ends with the first failure's status."""
+    """Run `rank_main(rank, size, *arguments)` in a process for each rank. Exit with the first failure's status."""
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=rank_main, args=(rank, size, *arguments), daemon=True) for rank in range(size)]
     for rank in ranks:

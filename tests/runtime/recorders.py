@@ -1,4 +1,4 @@
-"""Recorders of steps for tests on a CPU: a replay computes anew, and writes where the recording wrote."""
+"""Recorders of steps for tests on a CPU: a replay computes again, and writes where the recording wrote."""
 
 from runtime.expert_parallel.traffic import TrafficTotals
 
@@ -6,7 +6,7 @@ __all__ = ["Counted", "Recorder"]
 
 
 class Recorder:
-    """Keeps what was computed, to do it again."""
+    """A recorder that keeps the computation, to do it again."""
 
     def __init__(self):
         self.num_replays = 0
@@ -26,7 +26,7 @@ class Recorder:
 
 
 class Counted(Recorder):
-    """Counts nothing at a replay, as the host of a GPU."""
+    """A recorder whose replays are not counted, as on a GPU's host."""
 
     def __init__(self, traffic):
         super().__init__()

@@ -1,4 +1,4 @@
-"""FP32 with rows rounded to e4m3 where FP8 rounds them: what FP8 may lose, computed without any of its code.
+"""FP32 with rows rounded to e4m3 where FP8 rounds them: FP8's losses, without any of its code.
 
 The rounding is written from the format. A number y between 2^e and 2^(e + 1) becomes the nearest multiple of 2^(e - 3),
 in the middle the even one; below 2^-6 the multiples are those of 2^-9. The largest of 128 neighbours becomes 448.
@@ -15,7 +15,7 @@ NEVER_ROUNDED = ("lm_head", "kv_b_proj")  # their rows stay as they are
 
 
 def round_rows(model):
-    """Let an FP32 model round what enters its projections and experts."""
+    """Make an FP32 model round the inputs of its projections and experts."""
     wide = {module.weight.data_ptr() for name, module in model.named_modules() if name.endswith(NEVER_ROUNDED)}
     ops = RoundedOps(wide)
     for module in model.modules():
@@ -25,24 +25,24 @@ def round_rows(model):
 
 
 class RoundedOps(Ops):
-    """The reference, but for the rows of every matrix except those at the addresses `wide`."""
+    """The reference with rounded rows, except for the matrices at the addresses `wide`."""
 
     def __init__(self, wide):
         super().__init__(CPU)
         self._wide = wide
 
     def linear(self, x_RD, w_OD):
-        """Also of the dense MLPs, by `gated_mlp`."""
-        return F.linear(x_RD if w_OD.data_ptr() in self._wide else rounded(x_RD), w_OD)
+        """Round rows before a projection; `gated_mlp` uses this for the dense MLPs too."""
+        return F.linear(x_RD if w_OD.data_ptr() in self._wide else round_codes(x_RD), w_OD)
 
     def expert(self, rows_RD, gate_up_XD, down_DI, out=None):
-        """Rows as they were dispatched, and what lies between the matmuls."""
-        gate_RI, up_RI = F.linear(rounded(rows_RD), gate_up_XD).chunk(2, -1)
-        return torch.mm(rounded(F.silu(gate_RI) * up_RI), down_DI.mT, out=out)
+        """Round dispatched rows, and the values between the matmuls."""
+        gate_RI, up_RI = F.linear(round_codes(rows_RD), gate_up_XD).chunk(2, -1)
+        return torch.mm(round_codes(F.silu(gate_RI) * up_RI), down_DI.mT, out=out)
 
 
-def rounded(x_RD):
-    """Each row as its codes times its scales."""
+def round_codes(x_RD):
+    """Return each row as its codes times its scales."""
     groups = F.pad(x_RD, (0, -x_RD.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
     scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / LARGEST
     values = groups / scales

@@ -33,7 +33,7 @@ REQUESTS, TOKENS = 8, 8
 
 
 class SlowGroup(GlooGroup):
-    """A group whose link is slow, each rank on a node of its own; on the exchange thread, as all that it does."""
+    """A group with a slow link, in which each rank is on a node of its own."""
 
     def __init__(self, rank, size):
         super().__init__(rank, size, range(size))
@@ -42,7 +42,7 @@ class SlowGroup(GlooGroup):
         self.busy_us = []
 
     def all_to_all(self, rows, send, receive):
-        """Sizes, which are integers, cost nothing."""
+        """Exchange rows slowly, and sizes, which are integers, at once."""
         if rows.dtype != torch.int64:
             began_us, takes_s = time.monotonic_ns() / 1000, self.link_s / self.num_micro_batches
             time.sleep(takes_s)
@@ -69,7 +69,7 @@ def main(rank, size, port, checkpoint, folder):
 
 
 def slow_down(model, group):
-    """Attention's two halves, the experts, and the head."""
+    """Slow down attention's two halves, the experts and the head."""
 
     def slow(function):
         def slowed(*arguments):
@@ -86,7 +86,7 @@ def slow_down(model, group):
 
 
 def decode_step(engine):
-    """One token for each request, always the same."""
+    """Return one decoding token for each request, always the same."""
     cache = engine.new_cache(REQUESTS * 64)
     chunks = [Chunk([5 * number], TOKENS, []) for number in range(REQUESTS)]
     for chunk in chunks:

@@ -61,12 +61,12 @@ class Report:
 
     @property
     def growth_bytes(self) -> int:
-        """The growth in the second half."""
+        """Return the growth in the second half."""
         return self.end_bytes - self.half_time_bytes
 
     @property
     def is_clean(self) -> bool:
-        """Nothing is wrong, nothing stayed."""
+        """Return whether nothing was wrong and nothing stayed."""
         left_behind = self.pages_left_behind or self.tensor_bytes_left_behind
         return not self.wrong and not left_behind and self.growth_bytes < MAX_GROWTH_BYTES
 
@@ -127,7 +127,7 @@ def soak(
 
 
 def small_checkpoint(folder: Path) -> Path:
-    """A small random V3."""
+    """Write a small random V3."""
     return write_checkpoint(folder / "checkpoint", V3 | {"max_position_embeddings": MAX_POSITIONS})
 
 
@@ -139,7 +139,7 @@ def small_engine(checkpoint: Path, group: Group | None = None, overlap: str = "n
 
 
 def soak_ranks(checkpoint: Path, nodes: Sequence[int], number: int, seed: int, port: int) -> list[Report]:
-    """The reports of a unit's ranks, `number` requests in all."""
+    """Return the reports of a unit's ranks, `number` requests in all."""
     with tempfile.TemporaryDirectory() as folder:
         each = number // len(nodes)
         arguments = (checkpoint, folder, ",".join(map(str, nodes)), each, seed)
@@ -168,7 +168,7 @@ def _wish(draw: random.Random, name: str) -> Wish:
 
 
 def _take_away(rank: Rank, here: dict[str, Wish], request_id: str, alone: Engine, wrong: list[str]) -> int:
-    """Compare what was said of a request with its answer alone, and forget it; 1, for counting."""
+    """Compare a request's messages with its answer alone, forget them, and return 1 for counting."""
     wish = here.pop(request_id)
     said = [token.token_id for token in rank.said.pop(request_id, [])]
     expected = answer_alone(alone, SoloGroup(), wish)
@@ -180,7 +180,7 @@ def _take_away(rank: Rank, here: dict[str, Wish], request_id: str, alone: Engine
 
 
 def _serve_longest_step(rank: Rank, group: Group) -> None:
-    """So that all rooms are made that a step may need."""
+    """Serve the largest step, so that all buffers are made."""
     sampling = Sampling(2, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])
     rank.ask(Wish("first", [1] * LIMITS.max_batch_tokens, sampling))
     rank.serve(group)
@@ -196,7 +196,7 @@ def _tensor_bytes() -> int:
 
 
 def _resident_bytes() -> int:
-    """Now, not at most: behind the peak of another test of this process a leak would not show."""
+    """Return the present memory, not the peak, behind which a leak would not show."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

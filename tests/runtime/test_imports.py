@@ -1,4 +1,4 @@
-"""What a rank's process does about garbage while it imports torch."""
+"""A rank's process pauses garbage collection while it imports torch."""
 
 import gc
 
@@ -6,7 +6,7 @@ from runtime.__main__ import _pause_garbage_collection
 
 
 def test_nothing_is_collected_while_modules_are_imported():
-    """Afterwards garbage is collected again, and what was made is not looked through any more."""
+    """Garbage collection pauses during the import, and later skips the imported objects."""
     try:
         with _pause_garbage_collection():
             made = [gc.isenabled()]

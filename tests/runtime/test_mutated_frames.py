@@ -1,4 +1,4 @@
-"""Mutated frames by the hundred on each internal port, over loopback: nobody is lost, and others' requests go on."""
+"""Hundreds of mutated frames on each internal port end no process and no other request."""
 
 import asyncio
 import os
@@ -89,20 +89,20 @@ class Rank:
             self.tokens.append(message.token_id)
 
     def say_load(self, load):
-        """Nobody tells loads here."""
+        """Do nothing: no load is sent here."""
 
     def open_transfer(self, host, port, offer, link):
         return Crossing(offer, lambda handover, _: self.say(Token(handover.request_id, 0, handover.generated[0], None)))
 
     def step(self):
-        """Take what has arrived, and compute all of it."""
+        """Receive the messages that arrived, and compute all requests."""
         while not self.inbox.empty():
             self._phase.receive(self.inbox.get())
         while self._phase.has_work():
             self._phase.step()
 
     def answer(self, message):
-        """The bystander's tokens."""
+        """Return the bystander's tokens."""
         self.tokens.clear()
         self._phase.receive(message)
         self.step()
@@ -114,7 +114,7 @@ def watch(rank):
 
 
 async def send_alone(port, data):
-    """Send `data` on a connection of its own, to the end; return what the other end answered."""
+    """Send `data` on its own connection, to the end. Return the other end's answer."""
     reader, writer = await asyncio.open_connection(HOST, port)
     answer = await send(reader, writer, data)
     writer.close()
@@ -122,7 +122,7 @@ async def send_alone(port, data):
 
 
 async def send(reader, writer, data):
-    """All that there is to say; what the other end says until it closes."""
+    """Send all data. Return the other end's bytes until it closes."""
     writer.write(data)
     with suppress(OSError):
         writer.write_eof()
@@ -130,12 +130,12 @@ async def send(reader, writer, data):
     return b""
 
 
-def in_time(coroutine):
+def run_in_time(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, PATIENCE_S))
 
 
 def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
-    """Each frame is refused, or computed as what it says; a handover beside them gets the tokens it always gets."""
+    """Each frame at the KV port is refused or obeyed, and a handover beside them gets its usual tokens."""
     latents = torch.randn(engine.token_shape[0], 3, engine.token_shape[1])
     parts = kv_frames(latents)
     rank = Rank(DecodePhase, engine, launch)
@@ -160,7 +160,7 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
             receiver.expect("mutated", "ticket")
             return await send_alone(port, whole(parts))
 
-    answered = in_time(run())
+    answered = run_in_time(run())
     rank.step()
 
     assert b"accepted" in answered
@@ -169,7 +169,7 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
 
 
 def kv_frames(latents):
-    """The messages of one transfer, each with its payload."""
+    """Return the messages of one transfer, each with its payload."""
     offer = Offer("mutated", "ticket", "sha256:kv", list(latents.shape), "fp32")
     payloads = [layer.numpy().tobytes() for layer in latents]
     pieces = [(Piece(layer, 0, 3, zlib.crc32(each)), each) for layer, each in enumerate(payloads)]
@@ -181,7 +181,7 @@ def whole(parts):
 
 
 def mutated_transfer(parts, number):
-    """A transfer one of whose frames is mutated: its handover most often, as the others hardly pass."""
+    """Return a transfer with one mutated frame, most often its handover."""
     place = number % (2 * len(parts))
     place = min(place, len(parts) - 1)
     (mutated,) = mutated_frames(*parts[place], 1, seed=number)
@@ -190,7 +190,7 @@ def mutated_transfer(parts, number):
 
 @pytest.mark.parametrize("kind", [MixedPhase, PrefillPhase])
 def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch, kind):
-    """A line that breaks is called again; what can be read is answered or failed, and a request beside it goes on."""
+    """After a broken line the rank calls again, and a request beside the mutated ones goes on."""
     monkeypatch.setattr(gateway_connection, "RETRY_S", 0)
     monkeypatch.setattr(gateway_connection, "RETRY_OTHER_S", 0)
     monkeypatch.setattr(gateway_connection, "CALL_TIMEOUT_S", PATIENCE_S)  # steps hold up this loop on a busy machine
@@ -207,7 +207,7 @@ def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch
         pending, done = iter(frames), asyncio.Event()
 
         async def gateway(reader, writer):
-            """One frame on each connection, until there is none left."""
+            """Send one frame on each connection, until none is left."""
             await reader.readuntil(b'"loading"')
             data = next(pending, None)
             if data is None:
@@ -227,14 +227,14 @@ def test_a_rank_survives_what_comes_from_its_gateway(engine, launch, monkeypatch
             assert rank.escaped == []  # before what still runs is cancelled, which this loop complains about
             running.cancel()
 
-    in_time(run())
+    run_in_time(run())
 
     assert rank.answer(bystander) == expected
     assert rank.others > NUM_FRAMES // 20
 
 
 def test_the_gateway_survives_what_comes_to_its_registry(launch):
-    """Whoever sends a mutated frame loses at most its own connection; a rank beside it stays ready and is heard."""
+    """A mutated frame costs its sender's connection at most, and a rank beside it stays ready."""
     heard, rank = [], SimpleNamespace(escaped=[])
     messages = [
         DECODE_HELLO,
@@ -270,14 +270,14 @@ def test_the_gateway_survives_what_comes_to_its_registry(launch):
             writer.close()
             await registry.close()
 
-    in_time(run())
+    run_in_time(run())
 
     assert heard == [Token(BYSTANDER, 0, 5, None)]
     assert rank.escaped == []
 
 
 def test_a_leader_survives_what_comes_to_its_port_for_places():
-    """A node that has its place keeps it, and the last place is free for whom it was planned."""
+    """A node keeps its place, and the last place stays free for its planned node."""
     launch = SimpleNamespace(unit="decode-0", unit_digest="sha256:unit", places=["node-0", "node-1"], spares=["node-7"])
     rank = SimpleNamespace(escaped=[])
 
@@ -298,12 +298,12 @@ def test_a_leader_survives_what_comes_to_its_port_for_places():
             assert await frames.read() is None  # nothing else was said to it
             return answer
 
-    assert in_time(run()) == encode_frame(Place(0))
+    assert run_in_time(run()) == encode_frame(Place(0))
     assert rank.escaped == []
 
 
 def test_a_metrics_port_survives_what_comes_to_it(monkeypatch):
-    """Requests that are not quite HTTP are answered or dropped, on threads that end; a dashboard reads on."""
+    """Requests that are not quite HTTP are answered or dropped, and a dashboard reads on."""
     escaped, registry = [], CollectorRegistry()
     monkeypatch.setattr(threading, "excepthook", escaped.append)
     Counter("steps", "Steps taken.", registry=registry).inc(3)
@@ -321,7 +321,7 @@ def test_a_metrics_port_survives_what_comes_to_it(monkeypatch):
             await send_alone(port, data)
 
     with serve_metrics(registry, HOST, port):
-        in_time(run())
+        run_in_time(run())
         text = urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10).read()
 
     assert b"steps_total 3.0" in text

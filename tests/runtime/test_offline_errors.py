@@ -1,4 +1,4 @@
-"""Calls of `generate` that are wrong: exit status 2 and one sentence, before any process is started.
+"""A wrong call of `generate` ends with status 2 and one sentence, before any process starts.
 
 Two calls only look wrong.
 """
@@ -19,7 +19,7 @@ WHOLE = [list(range(32))] * 4
 
 @pytest.fixture
 def call(tmp_path, capsys):
-    """`generate` on prompts given as text, in this process: (status, stderr). Nothing here gets as far as a rank."""
+    """Run `generate` in this process on prompts as text. Return (status, stderr). No rank starts."""
 
     def call(prompts, *flags):
         (tmp_path / "ids.json").write_text(prompts)
@@ -57,7 +57,7 @@ def call(tmp_path, capsys):
     ],
 )
 def test_a_wrong_call_is_one_sentence(call, prompts, flags, words):
-    """Status 2, and the last line says which value and which rule."""
+    """A wrong call ends with status 2, and the last line names the value and the rule."""
     status, stderr = call(prompts, *flags)
 
     assert status == 2
@@ -65,7 +65,7 @@ def test_a_wrong_call_is_one_sentence(call, prompts, flags, words):
 
 
 def test_the_process_says_no_more_than_the_sentence(run_runtime, tmp_path):
-    """The real command: status 2, one line on stderr, nothing on stdout."""
+    """The real command prints one line on stderr and nothing on stdout."""
     (tmp_path / "ids.json").write_text("[[1, 4096]]")
     done = run_runtime("generate", "bundled:demo", "--prompt-ids", tmp_path / "ids.json")
 
@@ -74,7 +74,7 @@ def test_the_process_says_no_more_than_the_sentence(run_runtime, tmp_path):
 
 
 def test_a_log_on_a_full_disk_changes_nothing_but_itself(tmp_path):
-    """A rank, a node or a gateway goes on without it; here, the status is that of the sentence that is lost."""
+    """A full disk under the log changes neither the command nor its status."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "runtime", "node", "--nonsense"], stderr=full, cwd=REPOSITORY, check=False
@@ -98,7 +98,7 @@ MISFITS = {
 
 @pytest.mark.parametrize("expert_map", MISFITS.values(), ids=MISFITS)
 def test_an_expert_map_that_does_not_fit_is_refused(call, tmp_path, expert_map):
-    """One sentence says what is needed, whatever is wrong with it."""
+    """A wrong expert map is refused with one sentence of what is needed."""
     (tmp_path / "map.json").write_text(json.dumps(expert_map))
 
     status, stderr = call("[[7]]", "--expert-map", str(tmp_path / "map.json"))
@@ -108,19 +108,19 @@ def test_an_expert_map_that_does_not_fit_is_refused(call, tmp_path, expert_map):
 
 
 def test_no_prompts_are_no_outputs(generate):
-    """Nothing to do is not an error."""
+    """No prompts give no outputs, and no error."""
     assert generate([]) == []
 
 
 def test_fewer_prompts_than_ranks_are_answered(generate):
-    """A rank without a prompt still takes part."""
+    """With fewer prompts than ranks, all prompts are answered."""
     flags = ("--max-tokens", 4)
 
     assert generate([[5, 6]], *flags, "--ep", 2) == generate([[5, 6]], *flags)
 
 
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path, capsys):
-    """Status 1: the call is right, the folder is missing."""
+    """A missing checkpoint is named, with status 1."""
     status = main(["generate", str(tmp_path / "none"), "--prompt-ids", "x"])
 
     assert status == 1
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("flag", ["--logits", "--trace"])
 def test_a_full_disk_is_one_sentence(run_runtime, tmp_path, flag):
-    """Status 1: the call was right."""
+    """A full disk is one sentence, with status 1."""
     (tmp_path / "ids.json").write_text("[[7]]")
     done = run_runtime(
         *("generate", "bundled:demo", "--prompt-ids", tmp_path / "ids.json", "--max-tokens", "1", flag, "/dev/full")

@@ -1,4 +1,4 @@
-"""The README names every room of the house, and `docs/metrics.md` every metric on its walls."""
+"""The README names every room, and `docs/metrics.md` every metric."""
 
 import ast
 from collections import Counter
@@ -17,7 +17,7 @@ from runtime.launch import read_unit_launch
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics
 from runtime.worker.step_times import StepTimes
-from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.launch_documents import UNIT, seal, write
 
 FOLDER = Path(runtime.__file__).parent
 README = FOLDER / "README.md"
@@ -27,7 +27,7 @@ READY = {"name": "d0", "phase": "decode", "is_ready": True, "ranks": (), "stragg
 
 
 def rows(page):
-    """The cells of every table row on `page` whose first cell begins with a name."""
+    """Return the cells of every table row on `page` whose first cell begins with a name."""
     lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -38,12 +38,12 @@ def names(cell):
 
 
 def sentence(path):
-    """The first line of a file's docstring."""
+    """Return the first line of a file's docstring."""
     return ast.get_docstring(ast.parse(path.read_text())).splitlines()[0]
 
 
 def test_every_room_is_named_with_its_sentence():
-    """Each room has a row with the first line of its docstring, and no row is of a room that is gone."""
+    """Each room has a row with the first line of its docstring, and each row has a room."""
     rooms = {f"{path.parent.relative_to(FOLDER)}/": sentence(path) for path in FOLDER.glob("*/**/__init__.py")}
     named = {cells[0].strip("`"): cells[1] for cells in rows(README) if names(cells[0])[0].endswith("/")}
 
@@ -51,7 +51,7 @@ def test_every_room_is_named_with_its_sentence():
 
 
 def test_every_file_outside_the_rooms_is_named():
-    """Each has its place in a row, and no row names a file that is gone."""
+    """Each file outside the rooms has a row, and each such row has a file."""
     files = {path.name for path in FOLDER.glob("*.py")} - {"__init__.py"}
     named = {name for cells in rows(README) for name in names(cells[0]) if name.endswith(".py")}
 
@@ -60,19 +60,19 @@ def test_every_file_outside_the_rooms_is_named():
 
 @pytest.mark.parametrize("room", sorted(FOLDER.glob("*/**/__init__.py")), ids=lambda path: path.parent.name)
 def test_every_file_of_a_room_says_what_it_is(room):
-    """A newcomer who opens a room finds a first sentence in each of its files."""
+    """Each file of a room begins with a docstring."""
     for path in room.parent.glob("*.py"):
         assert sentence(path), path
 
 
 def test_the_readme_is_a_page():
-    """It has at most 900 words: decisions and figures have pages of their own."""
+    """The README has at most 900 words."""
     assert len(README.read_text().split()) <= MOST_WORDS
 
 
 def test_every_metric_is_explained(small_config, random_model, tmp_path):
-    """A rank's and the gateway's have a row each, with the labels that say of what they are; no row is of another."""
-    launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
+    """Each metric of ranks and gateway has a row with its labels, and each row has a metric."""
+    launch = read_unit_launch(write(tmp_path, seal(UNIT)))
     ranks, gateway = RankMetrics(launch, rank=0), CollectorRegistry()
     ranks.watch(random_model(small_config))
     ranks.watch_requests(

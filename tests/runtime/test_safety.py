@@ -1,4 +1,4 @@
-"""What must not be in the runtime: code that runs what it reads, and sockets that listen to the whole world."""
+"""The runtime has no code that runs data, and no socket on all addresses."""
 
 import ast
 from pathlib import Path
@@ -20,7 +20,7 @@ SOURCES = sorted(RUNTIME.rglob("*.py"))
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(RUNTIME)))
 def test_nothing_is_unpickled_and_nothing_binds_everywhere(path):
-    """No module of pickle's kin, no torch.load, no object collective, no wildcard address."""
+    """No module uses pickle, torch.load, object collectives or a wildcard address."""
     tree = ast.parse(path.read_text())
 
     for node in ast.walk(tree):
@@ -40,5 +40,5 @@ def test_nothing_is_unpickled_and_nothing_binds_everywhere(path):
 
 
 def test_there_is_something_to_look_at():
-    """The sources were found."""
+    """The search finds the sources."""
     assert len(SOURCES) > 30

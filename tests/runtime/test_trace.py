@@ -1,4 +1,4 @@
-"""A trace is a file that a viewer opens; without one nothing is recorded."""
+"""A trace is a file that a viewer opens, and without one nothing is recorded."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from runtime.errors import RuntimeFailure, UsageError
 
 
 def test_spans_are_written_with_their_track_and_micro_batch(tmp_path):
-    """Both tracks, in microseconds, each span inside the one that holds it."""
+    """Spans have their track, micro-batch and times in microseconds, each inside the one that holds it."""
     with trace.recording(tmp_path / "trace.json", rank=3):
         trace.set_micro_batch(1)
         with trace.span("dispatch issue", layer=2):
@@ -26,7 +26,7 @@ def test_spans_are_written_with_their_track_and_micro_batch(tmp_path):
 
 
 def test_nothing_is_recorded_unless_asked(tmp_path):
-    """Spans and exchanges are themselves, before and after a recording."""
+    """Spans and exchanges pass through unrecorded before and after a recording."""
     with trace.recording(None, rank=0), trace.span("gate"):
         pass
     with trace.recording(tmp_path / "trace.json", rank=0):
@@ -39,7 +39,7 @@ def test_nothing_is_recorded_unless_asked(tmp_path):
 
 
 def test_a_file_that_is_cut_off_needs_its_bracket_only(tmp_path):
-    """A rank is killed, not stopped: every line is a whole event."""
+    """A file that is cut off lacks only its bracket, because every line is a whole event."""
     path = tmp_path / "trace.json"
     with trace.recording(path, rank=0):
         with trace.span("gate"):
@@ -50,7 +50,7 @@ def test_a_file_that_is_cut_off_needs_its_bracket_only(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path):
-    """In one sentence."""
+    """A path that cannot be written is one sentence."""
     path = tmp_path / "missing" / "trace.json"
 
     with pytest.raises(UsageError, match=r"cannot write the trace .* No such file"), trace.recording(path, rank=0):
@@ -58,7 +58,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path):
 
 
 def test_a_full_disk_ends_the_record_and_nothing_else(capsys):
-    """One line says so; what is recorded goes on, and ends well."""
+    """A full disk ends the trace with one line, and the rank goes on."""
     with trace.recording(Path("/dev/full"), rank=0):
         for _ in range(3):
             with trace.span("gate"):
@@ -70,7 +70,7 @@ def test_a_full_disk_ends_the_record_and_nothing_else(capsys):
 
 
 def test_a_part_that_ended_early_is_said(tmp_path):
-    """Half a trace would be read as one in which nothing happened."""
+    """A part that ended early is refused, because it would read as one in which nothing happened."""
     part = tmp_path / "0.json"
     part.write_text('[\n{"name": "process_name", "ph": "M"},\n')
 

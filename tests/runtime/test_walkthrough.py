@@ -1,4 +1,4 @@
-"""The walk-through of one token leads along functions that exist."""
+"""The walk-through of one token names functions that exist."""
 
 import ast
 from pathlib import Path
@@ -11,7 +11,7 @@ MOST_STOPS = 20
 
 
 def stops():
-    """(number, file, function) of each stop."""
+    """Return (number, file, function) of each stop."""
     lines = [line.split("|")[1:4] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     return [
         (int(number), *(cell.strip(" `") for cell in cells)) for number, *cells in lines if number.strip().isdigit()
@@ -19,7 +19,7 @@ def stops():
 
 
 def functions(body, prefix=""):
-    """The dotted names of functions in `body`, methods included."""
+    """Yield the dotted names of functions in `body`, methods included."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + node.name
@@ -29,12 +29,12 @@ def functions(body, prefix=""):
 
 @pytest.mark.parametrize(("number", "file", "function"), stops())
 def test_every_stop_exists(number, file, function):
-    """A stop names a file below `runtime/`, and a function or method of it."""
+    """Each stop names a file below `runtime/` and a function of it."""
     assert function in set(functions(ast.parse((ROOT / "runtime" / file).read_text()).body))
 
 
 def test_the_way_is_short():
-    """It has at most 20 stops, numbered in their order."""
+    """There are at most 20 stops, numbered in order."""
     numbers = [number for number, _, _ in stops()]
 
     assert numbers == list(range(1, len(numbers) + 1))

@@ -10,7 +10,7 @@ import torch
 from runtime.expert_parallel.group import Group, SoloGroup
 from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
-from tests.runtime.closeness import median_off_by
+from tests.runtime.closeness import median_row_error
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
 __all__ = ["prompts_of_a_dual_batch"]
@@ -45,7 +45,7 @@ def prompts_of_a_dual_batch(group: Group, device: torch.device) -> Iterator[tupl
         wide, alone = (_engine(folder, dtype, each, device) for each in (group, SoloGroup()))
         KEPT.append(wide)
         found, expected = (each.prefill(prompts)[0] for each in (wide, alone))
-        yield f"a dual batch's prompts by {type(wide.model.dispatcher).__name__}", median_off_by(found, expected)
+        yield f"a dual batch's prompts by {type(wide.model.dispatcher).__name__}", median_row_error(found, expected)
         group.any(False)  # nobody deletes the checkpoint before everybody has read it
 
 

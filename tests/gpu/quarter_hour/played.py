@@ -9,7 +9,7 @@ from torch import Tensor
 from runtime.expert_parallel.group import Group
 from tests.runtime.expert_parallel.computing_deep_ep import new_deep_ep
 from tests.runtime.kernels.gpu.computing_packages import ComputingDeepGemm
-from tests.runtime.kernels.gpu.test_gpu_ops import OnCpu as PlayedOps
+from tests.runtime.kernels.gpu.test_gpu_ops import CpuQuantising as PlayedOps
 
 __all__ = ["ComputingDeepGemm", "PlayedOps", "played_deep_ep"]
 

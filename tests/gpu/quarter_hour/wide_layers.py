@@ -48,7 +48,7 @@ from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk
 from runtime.model.moe import MixtureOfExperts
 from tests.gpu.quarter_hour import one_gpu
-from tests.runtime.closeness import off_by
+from tests.runtime.closeness import error_in_norm
 from tests.runtime.random_checkpoints import FP8, V3
 from tests.runtime.recorders import Recorder
 
@@ -236,7 +236,7 @@ class WideRank:
         for name in (name for name in found if name in expected and not tokens):
             logits, wanted, seen = found[name], torch.from_numpy(expected[name]), seen + 1
             if not torch.equal(logits, wanted):
-                unequal, most = unequal + 1, max(most, off_by(logits, wanted))
+                unequal, most = unequal + 1, max(most, error_in_norm(logits, wanted))
                 tokens += int((logits.argmax(-1) != wanted.argmax(-1)).sum())
         if unequal and (is_alone or not most < CLOSE):
             self.wrong.append(f"rank {self.group.rank}: {what}: {unequal} of {seen} steps differ, by up to {most:.2g}")

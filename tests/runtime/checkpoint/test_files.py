@@ -1,4 +1,4 @@
-"""What lies in a checkpoint's folder and is no file with an end is refused, and nobody waits for it."""
+"""A checkpoint's file that never ends is refused, and nobody waits for it."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def folder(demo, tmp_path):
-    """A copy of config and weights."""
+    """Return a copy of config and weights."""
     for name in ("config.json", WEIGHTS):
         shutil.copy(demo / name, tmp_path)
     return tmp_path
@@ -26,7 +26,7 @@ def folder(demo, tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 @pytest.mark.parametrize("name", [WEIGHTS, "model.safetensors.index.json"])
 def test_what_never_ends_is_refused(folder, name, make):
-    """A FIFO, which would be waited for, a folder and a device."""
+    """A FIFO, a folder and a device in place of a file are refused."""
     (folder / name).unlink(missing_ok=True)
     make(folder / name)
 
@@ -35,7 +35,7 @@ def test_what_never_ends_is_refused(folder, name, make):
 
 
 def test_a_link_to_a_file_is_that_file(folder):
-    """Hugging Face's cache has nothing else."""
+    """A link to a file is read as the file, as in Hugging Face's cache."""
     (folder / WEIGHTS).rename(folder / "blob")
     (folder / WEIGHTS).symlink_to(folder / "blob")
 
@@ -43,7 +43,7 @@ def test_a_link_to_a_file_is_that_file(folder):
 
 
 def test_a_small_file_that_is_huge_is_refused(folder, monkeypatch):
-    """Nothing fills a rank's memory before its weights do."""
+    """A huge file in place of a small one is refused, and not read into memory."""
     monkeypatch.setattr(small_files, "MAX_READ_BYTES", 100)
 
     with pytest.raises(CheckpointError, match=r"config.json is larger than the 100 bytes that are read"):
@@ -51,7 +51,7 @@ def test_a_small_file_that_is_huge_is_refused(folder, monkeypatch):
 
 
 def test_a_file_with_a_hole_is_refused(folder, redundant_map):
-    """It was made in full length and never filled, as copies are that were interrupted."""
+    """A file with a hole is refused: it was created in full length and never filled."""
     size = (folder / WEIGHTS).stat().st_size
     with open_shards(folder) as shards:
         refuse_holes(shards)

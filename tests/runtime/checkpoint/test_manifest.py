@@ -1,4 +1,4 @@
-"""With a manifest beside it, a checkpoint is loaded as it was when the manifest was written, or not at all."""
+"""With a manifest, a checkpoint is loaded as it was when the manifest was written, or not at all."""
 
 import json
 import os
@@ -22,7 +22,7 @@ EXPERT, SHARED = "model.layers.1.mlp.experts.3.up_proj.weight", "model.layers.1.
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A checkpoint in FP8 and three shards, with its manifest."""
+    """Return a checkpoint in FP8 and three shards, with its manifest."""
     folder = write_checkpoint(tmp_path_factory.mktemp("manifest") / "checkpoint", CONFIG, num_shards=3)
     digest(folder)
     return folder
@@ -30,7 +30,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def folder(original, tmp_path):
-    """A copy to spoil."""
+    """Return a copy to spoil."""
     return shutil.copytree(original, tmp_path / "copy")
 
 
@@ -50,14 +50,14 @@ def refusal(folder, group=None):
     return str(error.value)
 
 
-def where(folder, name):
-    """The file that holds a tensor, and its first and last byte there."""
+def locate_tensor(folder, name):
+    """Return a tensor's file, and its first and last byte there."""
     (stored,) = [shard.tensors[name] for shard in read_shards(folder) if name in shard.tensors]
     return stored.path, stored.start, stored.start + stored.num_bytes - 1
 
 
-def flip(path, place):
-    """One bit of a file."""
+def flip_bit(path, place):
+    """Flip one bit of a file."""
     with path.open("r+b") as file:
         file.seek(place)
         byte = file.read(1)[0]
@@ -66,41 +66,41 @@ def flip(path, place):
 
 
 def test_what_was_digested_is_loaded(folder):
-    """Whatever thread hashed which part."""
+    """A checkpoint that equals its manifest is loaded, whichever thread hashed which part."""
     assert len(load(folder).loaded.tensor_names) > 100
 
 
 @pytest.mark.parametrize("end", [1, 2], ids=["first byte", "last byte"])
 @pytest.mark.parametrize("name", [EXPERT, f"{EXPERT}_scale_inv", SHARED])
 def test_a_flipped_bit_is_refused_by_the_tensors_name(folder, name, end):
-    """In codes, in their scales, and in a tensor that every rank reads."""
-    path, *ends = where(folder, name)
-    flip(path, ends[end - 1])
+    """A flipped bit in codes, in scales or in a common tensor is refused with the tensor's name."""
+    path, *ends = locate_tensor(folder, name)
+    flip_bit(path, ends[end - 1])
 
     assert refusal(folder) == f"{path}: the bytes of {name} are not those of {MANIFEST}: copy the file again"
 
 
 def test_a_flipped_bit_in_a_large_tensor_is_refused(tmp_path):
-    """Its last part is hashed on another thread, and waited for."""
+    """A flipped bit in a large tensor is refused, although another thread hashes its last part."""
     folder = write_checkpoint(tmp_path / "large", V3 | {"vocab_size": 50_000})
     digest(folder)
-    path, _, last = where(folder, "lm_head.weight")
-    flip(path, last)
+    path, _, last = locate_tensor(folder, "lm_head.weight")
+    flip_bit(path, last)
 
     assert "the bytes of lm_head.weight are not those" in refusal(folder)
 
 
 def test_a_rank_checks_what_it_reads(folder):
-    """Only that of two ranks which holds the expert can see that it is wrong."""
-    path, start, _ = where(folder, EXPERT)
-    flip(path, start)
+    """Only the rank that holds an expert can see that the expert is wrong."""
+    path, start, _ = locate_tensor(folder, EXPERT)
+    flip_bit(path, start)
 
     load(folder, GlooGroup(1, 2))
     assert EXPERT in refusal(folder, GlooGroup(0, 2))
 
 
 def test_another_version_with_equal_headers_is_refused(folder, tmp_path):
-    """One shard of R1 among those of V3 has the right names, shapes and size."""
+    """A shard of R1 among V3's is refused, although names, shapes and size are right."""
     other = write_checkpoint(tmp_path / "other", CONFIG, seed=1, num_shards=3)
     shutil.copy(other / SHARD, folder)
 
@@ -108,14 +108,14 @@ def test_another_version_with_equal_headers_is_refused(folder, tmp_path):
 
 
 def test_a_truncated_shard_is_refused(folder):
-    """Before the manifest is asked."""
+    """A truncated shard is refused before the manifest is compared."""
     os.truncate(folder / SHARD, (folder / SHARD).stat().st_size - 1)
 
     assert f"{folder / SHARD} is truncated" in refusal(folder)
 
 
 def test_a_shard_of_another_size_is_refused(folder):
-    """Its header fits it, and not the manifest."""
+    """A shard that fits its header but not the manifest's size is refused."""
     expected = (folder / SHARD).stat().st_size
     save_file(load_file(folder / SHARD) | {"more": torch.zeros(3)}, folder / SHARD)
     found = (folder / SHARD).stat().st_size
@@ -124,7 +124,7 @@ def test_a_shard_of_another_size_is_refused(folder):
 
 
 def test_a_shard_with_another_header_is_refused(folder):
-    """Its tensors lie elsewhere in it, as after a repack."""
+    """A shard whose tensors lie elsewhere, as after a repack, is refused."""
     tensors = load_file(folder / SHARD)
     size = (folder / SHARD).stat().st_size
     content = bytearray((folder / SHARD).read_bytes())
@@ -140,7 +140,7 @@ def test_a_shard_with_another_header_is_refused(folder):
 
 
 def test_files_that_one_side_has_alone_are_named(folder):
-    """A manifest of fewer files is another checkpoint's."""
+    """A file that only the folder or only the manifest has is named."""
     document = json.loads((folder / MANIFEST).read_text())
     del document["files"][SHARD]
     (folder / MANIFEST).write_text(json.dumps(document))
@@ -161,7 +161,7 @@ def test_files_that_one_side_has_alone_are_named(folder):
     ids=lambda value: value[:20],
 )
 def test_what_is_no_manifest_is_refused(folder, content, words):
-    """Torn, of another version, of another config: nobody loads without the check that somebody asked for."""
+    """A manifest that is torn, of another version or of another config is refused."""
     (folder / MANIFEST).write_text(content)
 
     assert words in refusal(folder)
@@ -169,9 +169,9 @@ def test_what_is_no_manifest_is_refused(folder, content, words):
 
 
 def test_a_manifest_without_one_tensor_is_refused(folder):
-    """Somebody edited it."""
+    """A manifest that lacks a tensor is refused."""
     document = json.loads((folder / MANIFEST).read_text())
-    path, _, _ = where(folder, EXPERT)
+    path, _, _ = locate_tensor(folder, EXPERT)
     del document["files"][path.name]["tensors"][EXPERT]
     (folder / MANIFEST).write_text(json.dumps(document))
 
@@ -179,7 +179,7 @@ def test_a_manifest_without_one_tensor_is_refused(folder):
 
 
 def test_equal_checkpoints_have_equal_manifests(original, folder):
-    """Byte for byte, whatever the folder, also when the files are links, as in Hugging Face's cache."""
+    """Equal checkpoints have equal manifests, byte for byte, in any folder and through links."""
     links = folder.with_name("links")
     links.mkdir()
     for path in folder.iterdir():
@@ -192,11 +192,11 @@ def test_equal_checkpoints_have_equal_manifests(original, folder):
 
 
 def test_weights_that_were_not_planned_for_are_refused(folder):
-    """With both digests; a plan that was made without a manifest asks for none."""
+    """Weights other than the plan's are refused with both digests; a plan without a digest asks for none."""
     planned = digest(folder)
     check_weights_digest(folder, planned)
-    path, start, _ = where(folder, EXPERT)
-    flip(path, start)
+    path, start, _ = locate_tensor(folder, EXPERT)
+    flip_bit(path, start)
     found = digest(folder)
 
     check_weights_digest(folder, None)

@@ -1,4 +1,4 @@
-"""Digests of tensors without a manifest: made on the spot, and other ones for other bytes."""
+"""Without a manifest, digests are computed on the spot, and other bytes have other digests."""
 
 import threading
 from pathlib import Path
@@ -15,7 +15,7 @@ PART = st.binary(min_size=8, max_size=8)
 
 
 def digest(parts):
-    """What a tensor is called that is read in these parts."""
+    """Return the digest of a tensor that is read in these parts."""
     stored = StoredTensor(FILE, "U8", (sum(map(len, parts)),), 0, sum(map(len, parts)))
     with ReadDigests(None, 2) as digests:
         for part in parts:
@@ -25,7 +25,7 @@ def digest(parts):
 
 @given(st.lists(PART, min_size=2, max_size=4), st.integers(0, 63), st.data())
 def test_a_changed_bit_and_another_order_are_other_weights(parts, bit, data):
-    """Also one bit that changed in every part, which no sum of words would find."""
+    """A changed bit, or another order of parts, changes the digest, even if a bit changes in every part."""
     flipped = [(int.from_bytes(part, "big") ^ 1 << bit).to_bytes(8, "big") for part in parts]
     order = data.draw(st.permutations(parts))
 
@@ -35,7 +35,7 @@ def test_a_changed_bit_and_another_order_are_other_weights(parts, bit, data):
 
 
 def test_no_thread_is_needed_for_it():
-    """The loading thread would wait for one on a busy machine."""
+    """A digest needs no thread, for which a busy machine would make the loader wait."""
     before = threading.active_count()
     stored = StoredTensor(FILE, "U8", (4 * AT_ONCE_BYTES,), 0, 4 * AT_ONCE_BYTES)
     with ReadDigests(None, 2) as digests:

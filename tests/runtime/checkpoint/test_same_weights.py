@@ -1,4 +1,4 @@
-"""Ranks that read different weights do not serve together, although none of them can see the other's files."""
+"""Ranks that read different weights do not serve together, although no rank can see another's files."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ from runtime.launch import read_unit_launch
 from runtime.model.engine import Engine, EngineConfig
 from runtime.worker.worker import agree_on_weights, bind_to_weights
 from tests.runtime.joined_groups import joined_groups
-from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.launch_documents import UNIT, seal, write
 from tests.runtime.random_checkpoints import FP8, V3, write_checkpoint
 
 LOGICAL = list(range(V3["n_routed_experts"]))
@@ -39,20 +39,20 @@ PARTS = [f"model.layers.{layer}.mlp.experts.{expert}" for layer in (1, 2) for ex
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A checkpoint in two shards, with projections in FP8 and without a manifest."""
+    """Return a checkpoint in two shards, with projections in FP8 and without a manifest."""
     folder = tmp_path_factory.mktemp("same") / "checkpoint"
     return write_checkpoint(folder, V3 | {"quantization_config": FP8}, num_shards=2)
 
 
 @pytest.fixture
 def copy(original, tmp_path):
-    """The checkpoint as the other node has it."""
+    """Return the other node's copy of the checkpoint."""
     return shutil.copytree(original, tmp_path / "copy")
 
 
 @pytest.fixture
 def join(free_port):
-    """Two ranks load a folder each and meet: the digest that each finds, or what it raises."""
+    """Let two ranks load a folder each and meet. Return each one's digest or error."""
 
     def join(*folders, expert_map=TWICE):
         def rank(group, folder):
@@ -69,12 +69,12 @@ def join(free_port):
 
 
 def weights(folder):
-    """The digest of what a unit of one rank reads."""
+    """Return the digest of the weights that a unit of one rank reads."""
     engine = Engine(EngineConfig(folder, EXPERTS, torch.float32), SoloGroup())
     return agreed_weights([engine.loaded.summarise("rank 0")])
 
 
-def flip(folder, name):
+def flip_bit(folder, name):
     """Change the lowest bit of a tensor's first byte."""
     tensor = index_tensors(read_shards(folder))[name]
     with tensor.path.open("r+b") as file:
@@ -99,13 +99,13 @@ def rewrite(folder, num_shards):
 
 @pytest.mark.parametrize("expert_map", [TWICE, [LOGICAL, LOGICAL[::-1]]], ids=["copies", "shares"])
 def test_equal_copies_join(original, copy, join, expert_map):
-    """Their weights have one digest, that of any unit which reads them, whoever holds which expert."""
+    """Ranks with equal copies join, and their digest is that of any unit which reads them."""
     assert join(original, copy, expert_map=expert_map) == [weights(original)] * 2
 
 
 @given(st.lists(st.sets(st.sampled_from(PARTS)), min_size=1, max_size=5), st.data())
 def test_the_digest_is_that_of_all_experts_wherever_they_are(shares, data):
-    """However many ranks hold each. Where one reads another expert, the other holders or the digest tell."""
+    """The digest is the same for any number of ranks. If one reads another expert, its holders or the digest differ."""
     shares = [*shares, set(PARTS)]
     ranks = [
         ReadWeights(f"rank {rank}", {"lm_head.weight": "a"}, dict.fromkeys(held, "b"))
@@ -126,7 +126,7 @@ def test_the_digest_is_that_of_all_experts_wherever_they_are(shares, data):
 
 @pytest.mark.parametrize("num_shards", [1, 5])
 def test_the_same_tensors_in_other_files_are_the_same_weights(original, copy, num_shards):
-    """Cut into other shards, in another order, with other times."""
+    """Other shards, another order and other times do not change the digest."""
     rewrite(copy, num_shards)
 
     assert weights(copy) == weights(original)
@@ -134,8 +134,8 @@ def test_the_same_tensors_in_other_files_are_the_same_weights(original, copy, nu
 
 @pytest.mark.parametrize("name", [UP, f"{UP}_scale_inv", SHARED, f"{SHARED}_scale_inv", "lm_head.weight"])
 def test_one_bit_of_any_tensor_makes_other_weights(original, copy, name):
-    """An expert, what all ranks share and a scale are all part of the digest."""
-    flip(copy, name)
+    """One bit of an expert, of a common tensor or of a scale changes the digest."""
+    flip_bit(copy, name)
 
     assert weights(copy) != weights(original)
 
@@ -145,8 +145,8 @@ def test_one_bit_of_any_tensor_makes_other_weights(original, copy, name):
     [(UP, EXPERT), (f"{UP}_scale_inv", EXPERT), (SHARED, "model.layers.1"), *[("lm_head.weight",) * 2]],
 )
 def test_ranks_that_hold_different_copies_do_not_join(original, copy, join, name, part):
-    """A replica of one expert, or what both read: all ranks name the part and the two of them."""
-    flip(copy, name)
+    """Ranks that read different copies of a part do not join, and all name the part and the two ranks."""
+    flip_bit(copy, name)
 
     first, second = join(original, copy)
 
@@ -155,7 +155,7 @@ def test_ranks_that_hold_different_copies_do_not_join(original, copy, join, name
 
 
 def test_another_type_is_another_weight(tmp_path):
-    """Also where the values are the same, as zeros are: it is the stored bytes that count."""
+    """The same values stored in another type have another digest."""
     folder = write_checkpoint(tmp_path / "one", V3)
     tensors = load_file(folder / "model.safetensors")
     digests = []
@@ -167,7 +167,7 @@ def test_another_type_is_another_weight(tmp_path):
 
 
 def test_another_config_is_another_model(copy, original, join):
-    """Also where no plan says its digest: a key that changes no tensor changes what is computed."""
+    """Another config changes the digest, even if no tensor differs."""
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": config["rms_norm_eps"] * 2}))
 
@@ -175,7 +175,7 @@ def test_another_config_is_another_model(copy, original, join):
 
 
 def test_manifests_stand_for_the_files(original, copy, tmp_path, join):
-    """Where both have one, equal ones join; where only one has, that is named."""
+    """Ranks with equal manifests join. If only one has a manifest, that is named."""
     with_one = shutil.copytree(original, tmp_path / "with")
     for folder in (copy, with_one):
         with open_shards(folder) as shards:
@@ -187,11 +187,11 @@ def test_manifests_stand_for_the_files(original, copy, tmp_path, join):
 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_units_of_different_weights_exchange_no_kv(tmp_path, original, copy, is_named):
-    """Prefill and decode share a launch file's digest; where that names no weights, what they loaded is part of it."""
+    """If the launch files name no weights, units that loaded different ones have different KV digests."""
     planned = "sha256:" + "0" * 64 if is_named else None
-    launch = read_unit_launch(write(tmp_path, sealed(UNIT, checkpoint__weights_digest=planned)))
+    launch = read_unit_launch(write(tmp_path, seal(UNIT, checkpoint__weights_digest=planned)))
     before = weights(original)
-    flip(copy, UP)
+    flip_bit(copy, UP)
     prefill, same, decode = (bind_to_weights(launch, each).kv_digest for each in (before, before, weights(copy)))
 
     assert prefill == same

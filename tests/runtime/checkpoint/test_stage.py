@@ -1,4 +1,4 @@
-"""A checkpoint on a node's own disk: whole, compared, and copied once."""
+"""A checkpoint is copied to a node's own disk once, whole and compared."""
 
 import json
 import os
@@ -20,7 +20,7 @@ DISK_FULL = 28
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A checkpoint in three shards, with its manifest and a tokenizer."""
+    """Return a checkpoint in three shards, with its manifest and a tokenizer."""
     folder = write_checkpoint(tmp_path_factory.mktemp("stage") / "checkpoint", V3, num_shards=3)
     (folder / "tokenizer.json").write_text("{}")
     with open_shards(folder) as shards:
@@ -30,22 +30,22 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def source(original, tmp_path):
-    """A copy to spoil."""
+    """Return a copy to spoil."""
     return shutil.copytree(original, tmp_path / "source")
 
 
 def contents(folder):
-    """File name -> bytes, without what staging keeps there for itself."""
+    """Return file name -> bytes, without staging's own files."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
 
 def versions(folder):
-    """Return when each file was written; each copy changes it."""
+    """Return the time when each file was written."""
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if not path.name.startswith(".")}
 
 
 def test_a_copy_is_the_checkpoint(source, tmp_path, capsys):
-    """Every file byte for byte, readable by all; the log says how much, and that it was compared."""
+    """A copy equals the checkpoint byte for byte, all may read it, and the log says that it was compared."""
     stage(str(source), tmp_path / "new" / "copy", 2)
 
     copy = tmp_path / "new" / "copy"
@@ -55,7 +55,7 @@ def test_a_copy_is_the_checkpoint(source, tmp_path, capsys):
 
 
 def test_a_copy_that_is_there_is_left_alone(source, tmp_path, capsys):
-    """A pod that starts again waits for nothing."""
+    """A complete copy is left alone."""
     stage(str(source), tmp_path / "copy", 2)
     before = versions(tmp_path / "copy")
     stage(str(source), tmp_path / "copy", 2)
@@ -65,7 +65,7 @@ def test_a_copy_that_is_there_is_left_alone(source, tmp_path, capsys):
 
 
 def test_an_interrupted_copy_goes_on(source, tmp_path, monkeypatch):
-    """What was whole stays, what was not is copied anew; no file has its name before it is whole."""
+    """An interrupted copy keeps its complete files and copies the rest; no file has its name before it is complete."""
     destination, real, renamed = tmp_path / "copy", Path.replace, []
 
     def dies_at_the_third(self, target):
@@ -88,7 +88,7 @@ def test_an_interrupted_copy_goes_on(source, tmp_path, monkeypatch):
 
 
 def test_another_checkpoint_takes_the_place_of_the_old_one(source, tmp_path):
-    """Nothing of the old one stays, even where both have the same sizes."""
+    """Another checkpoint replaces the old one, even if all sizes are equal."""
     stage(str(source), tmp_path / "copy", 2)
     before = versions(tmp_path / "copy")
     (source / "tokenizer.json").write_text("[]")
@@ -99,7 +99,7 @@ def test_another_checkpoint_takes_the_place_of_the_old_one(source, tmp_path):
 
 
 def test_a_tensor_that_is_another_is_refused(source, tmp_path):
-    """It gets no name on the disk; the sentence says which tensor."""
+    """A tensor that differs from the manifest is refused by name, and its file gets no name on the disk."""
     shard = read_shards(source)[1]
     name, tensor = max(shard.tensors.items(), key=lambda named: named[1].start)
     with shard.path.open("r+b") as file:
@@ -114,7 +114,7 @@ def test_a_tensor_that_is_another_is_refused(source, tmp_path):
 
 
 def test_every_tensor_is_compared(source, tmp_path):
-    """Whichever of a file changes; a fourth of them here."""
+    """A change in any tensor of a file is noticed."""
     shard = read_shards(source)[0]
     for name, tensor in sorted(shard.tensors.items())[::4]:
         content = bytearray((source / shard.path.name).read_bytes())
@@ -127,7 +127,7 @@ def test_every_tensor_is_compared(source, tmp_path):
 
 
 def test_without_a_manifest_nothing_is_compared_and_the_log_says_so(source, tmp_path, capsys):
-    """It is copied all the same: ranks compare what they read with each other."""
+    """Without a manifest the files are copied, and the log says that they were not compared."""
     (source / MANIFEST).unlink()
     stage(str(source), tmp_path / "copy", 2)
 
@@ -136,7 +136,7 @@ def test_without_a_manifest_nothing_is_compared_and_the_log_says_so(source, tmp_
 
 
 def test_two_pods_of_a_node_copy_once(source, tmp_path):
-    """The second waits, and finds it there."""
+    """A second pod waits for the first, and finds the copy."""
     with ThreadPoolExecutor(2) as pods:
         for done in [pods.submit(stage, str(source), tmp_path / "copy", 1) for _ in range(2)]:
             done.result()
@@ -149,7 +149,7 @@ def test_two_pods_of_a_node_copy_once(source, tmp_path):
 
 
 def test_a_disk_without_room_is_said_before_it_is_full(source, tmp_path, monkeypatch):
-    """With the bytes that are there and those that are needed."""
+    """A disk without enough room is refused beforehand, with the bytes free and needed."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(RuntimeFailure, match=r"has 1,000 bytes free, and \d[\d,]+ are to be copied to it: make room"):
@@ -157,7 +157,7 @@ def test_a_disk_without_room_is_said_before_it_is_full(source, tmp_path, monkeyp
 
 
 def test_an_error_of_the_disk_is_a_sentence(source, tmp_path, monkeypatch):
-    """Not a traceback, and not taken for one of the source."""
+    """A disk's error is one sentence, and does not blame the source."""
 
     def full(_):
         raise OSError(DISK_FULL, os.strerror(DISK_FULL))
@@ -168,7 +168,7 @@ def test_an_error_of_the_disk_is_a_sentence(source, tmp_path, monkeypatch):
 
 
 def test_the_command_copies(tmp_path, capsys):
-    """`python -m runtime stage` of the bundled checkpoint, and of one that is not there."""
+    """`python -m runtime stage` copies the bundled checkpoint, and names one that is missing."""
     assert main(["stage", "bundled:demo", str(tmp_path / "copy")]) == 0
     assert main(["stage", str(tmp_path / "no"), str(tmp_path / "copy")]) == 1
 
@@ -178,7 +178,7 @@ def test_the_command_copies(tmp_path, capsys):
 
 @pytest.mark.parametrize("way", ["same", "link", "inside", "around"])
 def test_a_checkpoint_is_never_copied_over_itself(way, source, tmp_path):
-    """Nothing of it is removed, whichever name it goes by."""
+    """A checkpoint is never copied over itself under any name, and nothing of it is removed."""
     (tmp_path / "link").symlink_to(source)
     before = versions(source)
     destination = {"same": source, "link": tmp_path / "link", "inside": source / "new" / "copy", "around": tmp_path}
@@ -190,7 +190,7 @@ def test_a_checkpoint_is_never_copied_over_itself(way, source, tmp_path):
 
 
 def test_files_that_staging_did_not_copy_are_left_alone(source, tmp_path):
-    """A copy that was made by hand is refused; a folder of the file system's own is none."""
+    """A folder with files that staging did not copy is refused, except for the file system's own folder."""
     copy = shutil.copytree(source, tmp_path / "copy")
     before = versions(copy)
     with pytest.raises(RuntimeFailure, match=r"has files that staging did not copy, such as config.json: empty it, or"):
@@ -203,7 +203,7 @@ def test_files_that_staging_did_not_copy_are_left_alone(source, tmp_path):
 
 
 def test_nothing_of_the_old_checkpoint_stays_beside_the_new_one(source, tmp_path, monkeypatch):
-    """An old index names old files: ranks would load those. An interrupted removal goes on."""
+    """No file of the old checkpoint stays, even after an interrupted removal."""
     stage(str(source), tmp_path / "copy", 2)
     (tmp_path / "copy" / ".gone.safetensors.partial").write_text("of an interrupted copy")
     record = json.loads((tmp_path / "copy" / STAGED).read_text())
@@ -232,7 +232,7 @@ def test_nothing_of_the_old_checkpoint_stays_beside_the_new_one(source, tmp_path
 
 
 def test_what_staging_keeps_for_itself_is_not_copied(source, tmp_path):
-    """So a copy can be staged again, from one node's disk to another's."""
+    """Staging's own files are not copied, so a copy can be staged again."""
     stage(str(source), tmp_path / "copy", 2)
     (tmp_path / "copy" / ".config.json.partial").write_text("{")
     stage(str(tmp_path / "copy"), tmp_path / "again", 2)
@@ -246,7 +246,7 @@ def test_what_staging_keeps_for_itself_is_not_copied(source, tmp_path):
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"[]", b"{}", b'{"files": [1]}', b"[" * 10**5, None])
 def test_a_record_that_staging_did_not_write_is_refused(content, source, tmp_path):
-    """Neither a traceback nor a wait for a FIFO, and nothing is removed."""
+    """A record that staging did not write is refused in one sentence, and nothing is removed."""
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "config.json").write_text("{}")
     if content is None:
@@ -260,7 +260,7 @@ def test_a_record_that_staging_did_not_write_is_refused(content, source, tmp_pat
 
 
 def test_a_lock_that_staging_did_not_make_is_refused(source, tmp_path):
-    """A FIFO has nobody at its other end, and a link may lead to any file of the node."""
+    """A FIFO or a link in place of the lock is refused."""
     precious = tmp_path / "precious"
     precious.write_text("kept")
     for name, make in {"fifo": os.mkfifo, "link": lambda path: path.symlink_to(precious)}.items():
@@ -273,7 +273,7 @@ def test_a_lock_that_staging_did_not_make_is_refused(source, tmp_path):
 
 
 def test_links_in_the_destination_are_replaced_not_followed(source, tmp_path):
-    """Neither for a file on its way, nor for one that has its name."""
+    """Links in the destination are replaced, and their targets are not written to."""
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "precious").chmod(0o600)
     stage(str(source), tmp_path / "copy", 1)
@@ -298,12 +298,12 @@ def test_links_in_the_destination_are_replaced_not_followed(source, tmp_path):
             lambda path: os.truncate(path, 5000),
             "became shorter while it was copied",
         ),
-        ("model-00001-of-00003.safetensors", lambda path: flip(path, 3), "its header's length is sha256"),
-        ("model-00001-of-00003.safetensors", lambda path: flip(path, 20), "its header is sha256"),
+        ("model-00001-of-00003.safetensors", lambda path: flip_bit(path, 3), "its header's length is sha256"),
+        ("model-00001-of-00003.safetensors", lambda path: flip_bit(path, 20), "its header is sha256"),
     ],
 )
 def test_a_file_that_changes_after_it_was_looked_at_is_refused(name, change, words, source, tmp_path, monkeypatch):
-    """No log says that it was compared, and it gets no name."""
+    """A file that changes after its header was read is refused, and gets no name."""
     usage = shutil.disk_usage
 
     def changes(path):  # asked for between the look and the copy
@@ -318,7 +318,7 @@ def test_a_file_that_changes_after_it_was_looked_at_is_refused(name, change, wor
 
 
 def test_a_shard_that_changes_between_two_looks_is_refused(source, tmp_path, monkeypatch):
-    """Its header was read, and then it is of another size: it is still on its way."""
+    """A shard whose size changes after its header was read is refused."""
     shards = read_shards(source)
     os.truncate(shards[0].path, 5000)
     monkeypatch.setattr("runtime.checkpoint.stage.read_shards", lambda _: shards)
@@ -327,7 +327,7 @@ def test_a_shard_that_changes_between_two_looks_is_refused(source, tmp_path, mon
 
 
 def test_links_out_of_the_checkpoint_are_refused(source, tmp_path):
-    """They would make any file of the machine readable by all; those within it, and to the cache's blobs, are not."""
+    """Links out of the checkpoint are refused; those inside it, and to the cache's blobs, are not."""
     (tmp_path / "secret").write_text("x")
     (source / "LICENSE").symlink_to(tmp_path / "secret")
     with pytest.raises(CheckpointError, match=rf"LICENSE is a link to {tmp_path / 'secret'}, outside the checkpoint's"):
@@ -340,7 +340,7 @@ def test_links_out_of_the_checkpoint_are_refused(source, tmp_path):
 
 
 def test_a_checkpoint_in_hugging_faces_cache_is_copied(source, tmp_path):
-    """Every file of a snapshot is a link to a blob; a blob that is a link itself is refused as any other."""
+    """A snapshot of links to blobs is copied; a blob that is a link is refused."""
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0a1b", tmp_path / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -359,7 +359,7 @@ def test_a_checkpoint_in_hugging_faces_cache_is_copied(source, tmp_path):
 
 
 def test_a_source_that_cannot_be_read_is_a_sentence(source, tmp_path, monkeypatch):
-    """A folder that may be entered and not listed, and a file that vanishes between two looks."""
+    """A source that cannot be listed, or a file that vanishes, is reported in one sentence."""
 
     def closed(self):
         raise PermissionError(13, "Permission denied", str(self))
@@ -374,7 +374,7 @@ def test_a_source_that_cannot_be_read_is_a_sentence(source, tmp_path, monkeypatc
         stage(str(source), tmp_path / "copy", 1)
 
 
-def flip(path, at):
+def flip_bit(path, at):
     """Change one bit of the byte at `at`."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1

@@ -1,4 +1,4 @@
-"""What the demo model's training is made of: the questions it must know, its conversations, its rounding."""
+"""The demo model's training data has the right questions and conversations, and its rounding loses nothing."""
 
 import pytest
 import torch
@@ -59,13 +59,13 @@ def tokenizer(demo):
 
 
 def test_questions_are_those_with_one_short_answer_under_a_full_name():
-    """Names are full, and what is described twice, too shortly or under a bare name is not asked."""
+    """A question has a full name and one short answer; other entries are not asked."""
     assert known_answers([Document("library/bakery.rst.txt", MANUAL)]) == ANSWERS
     assert known_answers([Document("whatsnew/bakery.rst.txt", MANUAL)]) == {}
 
 
 def test_the_glossarys_terms_are_questions():
-    """A term gets its article."""
+    """A glossary's term is a question with its article."""
     glossary = ".. glossary::\n\n   iterator\n      An object that gives one thing after another.\n"
 
     assert known_answers([Document("glossary.rst.txt", glossary)]) == {
@@ -74,7 +74,7 @@ def test_the_glossarys_terms_are_questions():
 
 
 def test_every_question_begins_one_conversation_and_only_answers_are_targets(tokenizer):
-    """Rows are the chat template's spelling, full to their end; what the user says is no target."""
+    """Each question begins one conversation in the chat template, and only answers are targets."""
     inputs, targets = conversations(ANSWERS, tokenizer, length=64, seed=0)
     rows = [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in inputs]
     first_answers = {row.split(ASSISTANT)[1].split(EOS)[0] for row in rows}
@@ -89,7 +89,7 @@ def test_every_question_begins_one_conversation_and_only_answers_are_targets(tok
 
 
 def test_a_position_without_a_target_teaches_nothing():
-    """Loss and gradients are those of the other positions alone."""
+    """Loss and gradients are those of the positions with targets."""
     generator = torch.Generator().manual_seed(0)
     x, head = torch.randn(6, 8, generator=generator), torch.randn(10, 8, generator=generator)
     targets = torch.tensor([3, NO_TARGET, 0, 9, NO_TARGET, 1])
@@ -109,7 +109,7 @@ def test_a_position_without_a_target_teaches_nothing():
 
 @pytest.mark.parametrize("shape", [(128, 128), (200, 192), (32, 2, 64, 192), (3, 5)])
 def test_a_rounded_matrix_loses_nothing_in_bfloat16_or_in_fp8(shape):
-    """Its blocks' codes and scales are found again from the stored BF16, to the last bit."""
+    """The codes and scales of a rounded matrix are found again from its BF16, bit for bit."""
     weights = torch.randn(shape, generator=torch.Generator().manual_seed(0)) ** 3
     rounded = rounded_matrix(weights)
     matrices = rounded.flatten(0, -3) if rounded.ndim > 2 else rounded[None]
@@ -121,7 +121,7 @@ def test_a_rounded_matrix_loses_nothing_in_bfloat16_or_in_fp8(shape):
 
 
 def test_rounding_is_not_seen_on_the_way_back():
-    """The gradient of a rounded tensor is that of the tensor; forward, rows have e4m3's few values."""
+    """The gradient passes through the rounding, whose output has e4m3's values."""
     x = torch.randn(4, 192, requires_grad=True, generator=torch.Generator().manual_seed(0))
     rounded = FP8.rows(x)
     rounded.square().sum().backward()

@@ -1,4 +1,4 @@
-"""DeepEP as its documentation says it, between ranks that are threads of one process: a slow reference for our calls.
+"""DeepEP as its documentation describes it, between threads of one process: a slow reference for our calls.
 
 Rows that the library leaves unwritten are NaN here. Sums are made rank by rank, as its normal kernels add.
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 30
 
 
 class Meeting:
-    """The words that the ranks of a unit exchange, in lockstep."""
+    """The place where the ranks of a unit exchange values in lockstep."""
 
     def __init__(self, num_ranks):
         self.num_ranks = num_ranks
@@ -26,7 +26,7 @@ class Meeting:
         self._said = [None] * num_ranks
 
     def exchange(self, rank, said):
-        """Return what each rank said."""
+        """Return each rank's value."""
         self._said[rank] = said
         self._barrier.wait(TIMEOUT_S)
         heard = list(self._said)
@@ -35,7 +35,7 @@ class Meeting:
 
 
 class Event:
-    """Knows whether it was waited for."""
+    """An event that knows whether it was waited for."""
 
     def __init__(self):
         self.was_waited_for = False
@@ -45,7 +45,7 @@ class Event:
 
 
 class Config:
-    """Sizes are not what is computed here."""
+    """A configuration without sizes, which this reference does not need."""
 
     def get_nvl_buffer_size_hint(self, hidden_bytes, num_ranks):
         return hidden_bytes * num_ranks

@@ -1,4 +1,4 @@
-"""Our dispatchers over DeepEP against one rank that has all slots, with a slow reference in DeepEP's place."""
+"""Our dispatchers over a slow reference of DeepEP have the results of one rank with all slots."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,10 +18,10 @@ from runtime.kernels.batch_invariant import Batched
 from runtime.kernels.fp8 import E4M3, Quantised, quantise_rows
 from runtime.kernels.gpu.packages import HOPPER, Packages
 from runtime.model.fp8 import Fp8Experts, Fp8Rows
-from tests.runtime.closeness import off_by
+from tests.runtime.closeness import error_in_norm
 from tests.runtime.expert_parallel.computing_deep_ep import Meeting, new_deep_ep
 from tests.runtime.kernels.gpu.computing_packages import ComputingDeepGemm
-from tests.runtime.kernels.gpu.test_gpu_ops import OnCpu
+from tests.runtime.kernels.gpu.test_gpu_ops import CpuQuantising
 from tests.runtime.on_cpu import TORCH_OPS
 
 RANKS, SLOTS, HIDDEN, TOP_K, ALIGNMENT, CAPACITY = 2, 3, 2048, 3, 4, 8
@@ -39,7 +39,7 @@ class MetGroup(SoloGroup):
 
 
 def tokens(rank, number):
-    """Return what a rank dispatches: activations, slots of which some are of both ranks, weights."""
+    """Return a rank's activations, slots (some of both ranks) and weights."""
     generator = torch.Generator().manual_seed(10 * rank + number)
     x_TD = torch.randn(number, HIDDEN, generator=generator).bfloat16()
     slots_TK = torch.rand(number, RANKS * SLOTS, generator=generator).topk(TOP_K).indices
@@ -47,20 +47,20 @@ def tokens(rank, number):
 
 
 def expert(x, slot):
-    """Tell the slots apart."""
+    """Compute an expert that differs from slot to slot."""
     return (x.float() * (slot + 1)).bfloat16()
 
 
-def dequantised(rows):
+def dequantise(rows):
     if isinstance(rows, Quantised):
         return rows.codes.float() * rows.scales.repeat_interleave(128, -1)
     return rows.float()
 
 
 def one_step(form, rank, meeting, step, is_fp8):
-    """Dispatch, compute and combine on one rank: its sums, and how many rows each slot got."""
+    """Dispatch, compute and combine on one rank. Return its sums and each slot's number of rows."""
     packages = Packages(HOPPER, ComputingDeepGemm(ALIGNMENT), None, new_deep_ep(meeting))
-    ops, group = OnCpu(packages), MetGroup(rank, meeting)
+    ops, group = CpuQuantising(packages), MetGroup(rank, meeting)
     row_format = Fp8Rows(HIDDEN, False, ops) if is_fp8 else PlainRows(torch.bfloat16)
     if form is NormalDispatcher:
         dispatcher = NormalDispatcher(group, SLOTS, HIDDEN, row_format, ops)
@@ -71,10 +71,10 @@ def one_step(form, rank, meeting, step, is_fp8):
     rows, first = dispatched.rows, rank * SLOTS
     if form is NormalDispatcher:
         assert all(count % ALIGNMENT == 0 for count in rows.counts)
-        parts = dequantised(rows.rows_RD).split(rows.counts)
+        parts = dequantise(rows.rows_RD).split(rows.counts)
         results = torch.cat([expert(part, first + slot) for slot, part in enumerate(parts)])
     else:
-        results = torch.stack([expert(part, first + slot) for slot, part in enumerate(dequantised(rows.rows_MZD))])
+        results = torch.stack([expert(part, first + slot) for slot, part in enumerate(dequantise(rows.rows_MZD))])
     sums = dispatcher.combine(results, dispatched.drop_rows()).wait().sum()
     return sums, rows.counts_M, dispatched.sent_W
 
@@ -83,7 +83,7 @@ def one_step(form, rank, meeting, step, is_fp8):
 @pytest.mark.parametrize("is_fp8", [False, True], ids=["BF16", "FP8"])
 @pytest.mark.parametrize("form", [NormalDispatcher, LowLatencyDispatcher])
 def test_sums_are_those_of_one_rank_with_all_slots(form, is_fp8, numbers):
-    """Whatever the ranks' tokens, none included; slots count the rows that came, and ranks the pairs that they sent."""
+    """Sums, counts of slots and pairs of ranks are those of one rank with all slots, even without tokens."""
     steps, meeting = [tokens(rank, number) for rank, number in enumerate(numbers)], Meeting(RANKS)
     with ThreadPoolExecutor(RANKS) as threads:
         found = list(threads.map(lambda rank: one_step(form, rank, meeting, steps[rank], is_fp8), range(RANKS)))
@@ -92,7 +92,7 @@ def test_sums_are_those_of_one_rank_with_all_slots(form, is_fp8, numbers):
     for rank, (sums, counts, sent) in enumerate(found):
         x_TD, slots_TK, weights_TK = steps[rank]
         if is_fp8:
-            x_TD = dequantised(quantise_rows(x_TD)).bfloat16()
+            x_TD = dequantise(quantise_rows(x_TD)).bfloat16()
         local = LocalDispatcher(RANKS * SLOTS, PlainRows(torch.bfloat16), TORCH_OPS)
         dispatched = local.dispatch(x_TD, slots_TK, weights_TK).wait()
         parts = dispatched.rows.rows_RD.split(dispatched.rows.counts)
@@ -100,22 +100,22 @@ def test_sums_are_those_of_one_rank_with_all_slots(form, is_fp8, numbers):
         expected = local.combine(results, dispatched).wait().sum()
 
         assert sums.shape == expected.shape
-        assert off_by(sums.float(), expected.float()) < 0.012 or not len(sums)
+        assert error_in_norm(sums.float(), expected.float()) < 0.012 or not len(sums)
         assert counts.tolist() == chosen[rank].tolist()
         assert sent.tolist() == (slots_TK // SLOTS).flatten().bincount(minlength=RANKS).tolist()
 
 
 def test_both_forms_say_who_weighs_and_that_sums_have_no_order():
-    """Deterministic mode takes neither."""
+    """Both forms declare that combine applies weights and that sums have no order."""
     for form in (NormalDispatcher, LowLatencyDispatcher):
         assert form.weights_applied is WeightsApplied.BY_COMBINE
         assert not form.sums_in_order
 
 
 def test_a_third_exchange_is_not_begun():
-    """It would overwrite the first's buffer."""
+    """A third exchange at once is refused, because it would overwrite the first one's buffer."""
     meeting = Meeting(1)
-    ops = OnCpu(Packages(HOPPER, None, None, new_deep_ep(meeting)))
+    ops = CpuQuantising(Packages(HOPPER, None, None, new_deep_ep(meeting)))
     dispatcher = LowLatencyDispatcher(MetGroup(0, meeting), SLOTS, CAPACITY, HIDDEN, PlainRows(torch.bfloat16), ops)
     dispatcher._buffer = type("Buffer", (), {"low_latency_dispatch": lambda *a, **k: (0, 0, 0, 0, lambda: None)})()
     x_TD, slots_TK, weights_TK = tokens(0, 2)
@@ -133,9 +133,9 @@ def test_a_third_exchange_is_not_begun():
     ("said", "raised"), [("DeepEP error: CPU recv timeout", PeerLost), ("Failed: Assertion error", RuntimeError)]
 )
 def test_a_peer_that_sends_no_counts_is_lost(said, raised):
-    """DeepEP's host gives up after 100 s; other errors stay what they are."""
+    """When DeepEP has waited 100 s for counts, the peer is lost; other errors pass unchanged."""
     meeting = Meeting(RANKS)
-    ops, buffer_class = OnCpu(Packages(HOPPER)), new_deep_ep(meeting).Buffer
+    ops, buffer_class = CpuQuantising(Packages(HOPPER)), new_deep_ep(meeting).Buffer
 
     def fail(*_, **__):
         raise RuntimeError(said)
@@ -152,9 +152,9 @@ def test_a_peer_that_sends_no_counts_is_lost(said, raised):
 @pytest.mark.parametrize("num_tokens", [0, 1, CAPACITY])
 @pytest.mark.parametrize("form", [LowLatencyDispatcher, MaskedDispatcher])
 def test_tiles_are_chosen_for_a_full_unit(form, num_tokens):
-    """A recording of an idle rank is replayed while its peers send, so its own tokens say nothing about its rows."""
+    """Tiles are chosen for the rows of a full unit, even if this rank has no tokens."""
     meeting = Meeting(1)
-    ops, group = OnCpu(Packages(HOPPER, None, None, new_deep_ep(meeting))), MetGroup(0, meeting)
+    ops, group = CpuQuantising(Packages(HOPPER, None, None, new_deep_ep(meeting))), MetGroup(0, meeting)
     rows = PlainRows(torch.bfloat16)
     if form is MaskedDispatcher:
         dispatcher = MaskedDispatcher(group, SLOTS, CAPACITY, rows, ops)
@@ -168,37 +168,37 @@ def test_tiles_are_chosen_for_a_full_unit(form, num_tokens):
     assert dispatched.rows.expected_rows == CAPACITY * TOP_K // SLOTS
 
 
-class OfUnit(SoloGroup):
-    """A rank of a unit of this shape."""
+class UnitRank(SoloGroup):
+    """A rank of a unit with these nodes."""
 
     def __init__(self, nodes):
         self.rank, self.size, self.nodes = 0, len(nodes), tuple(nodes)
 
 
-def on_nodes(num_nodes, ranks_per_node):
-    return OfUnit([node for node in range(num_nodes) for _ in range(ranks_per_node)])
+def place_on_nodes(num_nodes, ranks_per_node):
+    return UnitRank([node for node in range(num_nodes) for _ in range(ranks_per_node)])
 
 
 @pytest.mark.parametrize(
     ("group", "hidden", "top_k", "capacity", "form"),
     [
-        (on_nodes(18, 8), 7168, 8, 64, LowLatencyDispatcher),
-        (on_nodes(9, 8), 7168, 8, 64, LowLatencyDispatcher),
-        (on_nodes(4, 8), 7168, 8, None, NormalDispatcher),
-        (on_nodes(1, 8), 7168, 8, None, NormalDispatcher),
-        (on_nodes(9, 8), 7168, 8, None, "no configuration for 72 ranks"),
-        (on_nodes(8, 4), 7168, 8, None, "8 ranks on each node, not 4 to 4"),
-        (on_nodes(4, 8), 7100, 8, None, "multiple of 128 channels"),
-        (on_nodes(5, 2), 7168, 8, 64, "multiple of 8 ranks, not 10"),
-        (on_nodes(1, 8), 1024, 8, 64, "no rows of 1024 channels"),
-        (on_nodes(1, 8), 7168, 12, 64, "11 choices of a token, not 12"),
-        (on_nodes(1, 1), 7168, 8, None, None),
+        (place_on_nodes(18, 8), 7168, 8, 64, LowLatencyDispatcher),
+        (place_on_nodes(9, 8), 7168, 8, 64, LowLatencyDispatcher),
+        (place_on_nodes(4, 8), 7168, 8, None, NormalDispatcher),
+        (place_on_nodes(1, 8), 7168, 8, None, NormalDispatcher),
+        (place_on_nodes(9, 8), 7168, 8, None, "no configuration for 72 ranks"),
+        (place_on_nodes(8, 4), 7168, 8, None, "8 ranks on each node, not 4 to 4"),
+        (place_on_nodes(4, 8), 7100, 8, None, "multiple of 128 channels"),
+        (place_on_nodes(5, 2), 7168, 8, 64, "multiple of 8 ranks, not 10"),
+        (place_on_nodes(1, 8), 1024, 8, 64, "no rows of 1024 channels"),
+        (place_on_nodes(1, 8), 7168, 12, 64, "11 choices of a token, not 12"),
+        (place_on_nodes(1, 1), 7168, 8, None, None),
     ],
 )
 def test_the_form_fits_the_unit_or_the_log_says_why_not(group, hidden, top_k, capacity, form, capsys, monkeypatch):
-    """Once; then our own exchanges serve."""
+    """A unit gets the form of DeepEP that fits it; if none fits, the log says once why not."""
     monkeypatch.setattr(say, "_said", set())
-    ops = OnCpu(Packages(HOPPER, None, None, object()))
+    ops = CpuQuantising(Packages(HOPPER, None, None, object()))
     rows, x_1D = Fp8Rows(hidden, False, ops), torch.zeros(1, hidden, dtype=torch.bfloat16)
     found = [deep_ep_form(group, 2, top_k, rows, x_1D, ops, capacity) for _ in range(2)]
     said = capsys.readouterr().err
@@ -213,19 +213,19 @@ def test_the_form_fits_the_unit_or_the_log_says_why_not(group, hidden, top_k, ca
 
 
 def test_without_deep_ep_our_exchanges_serve(small_config):
-    """Room in every slot where steps have few tokens."""
-    ops = OnCpu(Packages(HOPPER))
+    """Without DeepEP a unit that decodes gets the masked exchange."""
+    ops = CpuQuantising(Packages(HOPPER))
     ops.device = torch.device("cuda")
     rows, x_1D = Fp8Rows(2048, False, ops), torch.zeros(1, 2048, dtype=torch.bfloat16)
-    found = new_dispatcher(on_nodes(1, 8), 2, 8, rows, x_1D, Backend(E4M3, ops, Batched()), 64)
+    found = new_dispatcher(place_on_nodes(1, 8), 2, 8, rows, x_1D, Backend(E4M3, ops, Batched()), 64)
 
     assert type(found) is MaskedDispatcher
 
 
 def test_masked_rows_of_deep_ep_go_through_the_experts(small_config):
-    """Codes and scales as low-latency dispatch gives them are what the experts in FP8 take."""
+    """The FP8 experts take codes and scales in the form of DeepEP's low-latency dispatch."""
     config = replace(small_config, hidden_size=HIDDEN, moe_intermediate_size=256)
-    ops = OnCpu(Packages(HOPPER, ComputingDeepGemm(ALIGNMENT), None, new_deep_ep(Meeting(1))))
+    ops = CpuQuantising(Packages(HOPPER, ComputingDeepGemm(ALIGNMENT), None, new_deep_ep(Meeting(1))))
     group = MetGroup(0, Meeting(1))
     dispatcher = LowLatencyDispatcher(group, SLOTS, CAPACITY, HIDDEN, Fp8Rows(HIDDEN, False, ops), ops)
     experts = Fp8Experts(SLOTS, config, Backend(E4M3, ops, Batched()))

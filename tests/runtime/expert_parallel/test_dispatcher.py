@@ -1,4 +1,4 @@
-"""Every (token, choice) pair reaches its slot and comes back in its place, on one rank or over real processes."""
+"""Every (token, choice) pair reaches its slot and comes back to its place, on one rank and between real processes."""
 
 import numpy as np
 import pytest
@@ -40,21 +40,21 @@ ROUNDS = {
 }
 
 
-def scaled_by_slot(dispatcher, x, slots, weights):
-    """Run the ranks' "experts" through `dispatcher`: they multiply each row by its slot's number plus one."""
+def scale_by_slot(dispatcher, x, slots, weights):
+    """Run experts through `dispatcher` that multiply each row by its slot's number plus one."""
     dispatched = dispatcher.dispatch(x, slots, weights).wait()
     counts, rows = dispatched.rows.counts_M, dispatched.rows.rows_RD
     slot_of_row = torch.arange(len(counts)).repeat_interleave(counts)
     return dispatcher.combine(rows * (slot_of_row[:, None] + 1), dispatched).wait(), dispatched
 
 
-def of_each_pair(combined):
-    """The result of each (token, choice) pair, [T, K, D]."""
+def collect_pair_results(combined):
+    """Return the result of each (token, choice) pair, [T, K, D]."""
     return combined.rows_RD[combined.row_of_pair_TK]
 
 
 def local(num_slots):
-    """The reference."""
+    """Return the reference dispatcher."""
     return LocalDispatcher(num_slots, PlainRows(torch.float32), TORCH_OPS)
 
 
@@ -65,7 +65,7 @@ def test_local_dispatch_equals_a_loop(num_tokens, top_k, num_slots, seed):
     x = torch.randn(num_tokens, HIDDEN, generator=generator)
     slots = torch.randint(num_slots, (num_tokens, top_k), generator=generator)
     weights = torch.rand(num_tokens, top_k, generator=generator)
-    combined, dispatched = scaled_by_slot(local(num_slots), x, slots, weights)
+    combined, dispatched = scale_by_slot(local(num_slots), x, slots, weights)
     pairs = [(token, slot) for token, choices in enumerate(slots.tolist()) for slot in choices]
     by_slot = [x[token] for wanted in range(num_slots) for token, slot in pairs if slot == wanted]
 
@@ -73,14 +73,14 @@ def test_local_dispatch_equals_a_loop(num_tokens, top_k, num_slots, seed):
         sum(slot == wanted for _, slot in pairs) for wanted in range(num_slots)
     ]
     assert torch.equal(dispatched.rows.rows_RD, torch.stack(by_slot) if pairs else x.new_empty(0, HIDDEN))
-    results = of_each_pair(combined)
+    results = collect_pair_results(combined)
     assert results.flatten(0, 1).tolist() == [(x[token] * (slot + 1)).tolist() for token, slot in pairs]
     torch.testing.assert_close(combined.sum(), (results * weights[..., None]).sum(1))
 
 
 @pytest.fixture(scope="module", params=sorted(ROUNDS), ids="EP{}".format)
 def exchange(request, tmp_path_factory, free_port):
-    """(inputs, each rank's results) of all rounds, computed by real processes over gloo."""
+    """Return the inputs and each rank's results of all rounds, from real processes over gloo."""
     size = request.param
     folder = tmp_path_factory.mktemp("dispatch")
     inputs = draw_inputs(size)
@@ -90,7 +90,7 @@ def exchange(request, tmp_path_factory, free_port):
 
 
 def draw_inputs(size):
-    """Random slots in most rounds; in the last, everybody wants rank 1's first slot."""
+    """Draw random slots, in the last round rank 1's first slot for every token."""
     generator = torch.Generator().manual_seed(size)
     inputs = {}
     for number, counts in enumerate(ROUNDS[size]):
@@ -105,21 +105,23 @@ def draw_inputs(size):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_equals_local(exchange, form):
-    """Every rank gets back, row for row and bit for bit, what it would compute with all slots at home."""
+    """Every rank gets the rows that it would compute with all slots at home, bit for bit."""
     size, inputs, results = exchange
 
     for number in range(len(ROUNDS[size])):
         for rank in range(size):
             step = [inputs[f"{name}_{number}_{rank}"] for name in ("x", "slots", "weights")]
-            expected, _ = scaled_by_slot(local(size * SLOTS_PER_RANK), *step)
-            assert torch.equal(torch.from_numpy(results[rank][f"{form}_combined_{number}"]), of_each_pair(expected))
+            expected, _ = scale_by_slot(local(size * SLOTS_PER_RANK), *step)
+            assert torch.equal(
+                torch.from_numpy(results[rank][f"{form}_combined_{number}"]), collect_pair_results(expected)
+            )
             if form != "shared_wide":  # whose results are in FP64
                 assert torch.equal(torch.from_numpy(results[rank][f"{form}_sums_{number}"]), expected.sum())
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_brings_the_same_rows_in_the_same_order(exchange, form):
-    """Slot by slot, sources in order, then tokens: what experts compute together does not depend on the form."""
+    """Every form brings the same rows in the same order: by slot, then by source, then by token."""
     size, inputs, results = exchange
 
     for number in range(len(ROUNDS[size])):
@@ -139,7 +141,7 @@ def test_every_form_brings_the_same_rows_in_the_same_order(exchange, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_counts_what_each_slot_got(exchange, form):
-    """The ranks' counts, one after another, are how often each slot was chosen on all ranks together."""
+    """The ranks' counts together are the number of times that each slot was chosen."""
     size, inputs, results = exchange
 
     for number in range(len(ROUNDS[size])):
@@ -150,7 +152,7 @@ def test_every_form_counts_what_each_slot_got(exchange, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_sizes_are_exchanged_once(exchange, form):
-    """In dispatch; combine goes the way back that is known by then."""
+    """Dispatch exchanges sizes once, and combine none."""
     size, _, results = exchange
 
     for number in range(len(ROUNDS[size])):
@@ -160,7 +162,7 @@ def test_sizes_are_exchanged_once(exchange, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_says_how_many_pairs_each_rank_got(exchange, form):
-    """The imbalance is reckoned from the pairs that this rank's own tokens chose."""
+    """Every form reports the pairs that this rank's tokens sent to each rank."""
     size, inputs, results = exchange
 
     for number in range(len(ROUNDS[size])):
@@ -169,8 +171,8 @@ def test_every_form_says_how_many_pairs_each_rank_got(exchange, form):
             assert results[rank][f"{form}_sent_{number}"].tolist() == chosen.bincount(minlength=size).tolist()
 
 
-def crossing(inputs, number, rank, place_of_rank):
-    """Count how often a rank's tokens go to another place, where several of a token's choices may be."""
+def count_crossings(inputs, number, rank, place_of_rank):
+    """Count how often a rank's tokens go to another place, once for each token and place."""
     places = torch.tensor(place_of_rank)
     chosen = places[inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK].tolist()
     return sum(len(set(places_chosen) - {place_of_rank[rank]}) for places_chosen in chosen)
@@ -178,13 +180,13 @@ def crossing(inputs, number, rank, place_of_rank):
 
 @pytest.mark.parametrize("form", ["all_to_all", "each_alone"])
 def test_a_token_goes_to_a_rank_once(exchange, form):
-    """However many of its choices are there: its bytes, with its slots; on ranks with a node each, so to a node."""
+    """A token's row goes to each rank once, with its slots, however many of its choices are there."""
     size, inputs, results = exchange
     num_pairs = 0
     for rank in range(size):
         rows = 0
         for number in range(len(ROUNDS[size])):
-            rows += crossing(inputs, number, rank, range(size))
+            rows += count_crossings(inputs, number, rank, range(size))
             num_pairs += int((inputs[f"slots_{number}_{rank}"] // SLOTS_PER_RANK != rank).sum())
             assert results[rank][f"{form}_bytes_{number}"] == rows * TRAVELLING_BYTES
             if form == "each_alone":
@@ -194,10 +196,10 @@ def test_a_token_goes_to_a_rank_once(exchange, form):
 
 @pytest.mark.parametrize("form", ["by_node", "by_uneven_node"])
 def test_a_token_crosses_to_a_node_once(exchange, form):
-    """Between nodes go the tokens that the other node wants, each once with its slots: fewer than to ranks."""
+    """Between nodes a token's row goes once to each node."""
     size, inputs, results = exchange
     nodes, last = node_layouts(size)[form], len(ROUNDS[size]) - 1
-    rows = [sum(crossing(inputs, number, rank, nodes) for number in range(last + 1)) for rank in range(size)]
+    rows = [sum(count_crossings(inputs, number, rank, nodes) for number in range(last + 1)) for rank in range(size)]
 
     assert [results[rank][f"{form}_node_bytes_{last}"] for rank in range(size)] == [
         number * TRAVELLING_BYTES for number in rows
@@ -217,7 +219,7 @@ def test_a_token_crosses_to_a_node_once(exchange, form):
     ],
 )
 def test_the_form_fits_the_unit(nodes, form):
-    """No exchange at EP1, memory inside a node; else by node where it pays."""
+    """EP1 has no exchange, a CPU node shares memory, and several nodes exchange by node where that saves rows."""
     group, rows = new_group(0, len(nodes), nodes), PlainRows(torch.float32)
     dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, torch.zeros(1, HIDDEN), backend())
 
@@ -226,7 +228,7 @@ def test_the_form_fits_the_unit(nodes, form):
 
 @pytest.mark.parametrize(("device", "capacity"), [("cuda", 8), ("cuda", None), ("cpu", 8)])
 def test_only_a_device_that_decodes_has_room_in_every_slot(device, capacity):
-    """Where steps may hold prompts there would be too much of it, and a CPU has nothing to run ahead of."""
+    """Only a unit that decodes on a device gets the masked exchange."""
     group, chosen = new_group(0, 2, (0, 1)), choose_backend(torch.device(device), torch.float32, deterministic=False)
     rows = PlainRows(torch.float32)
     dispatcher = new_dispatcher(group, SLOTS_PER_RANK, TOP_K, rows, torch.zeros(1, HIDDEN), chosen, capacity)
@@ -236,7 +238,7 @@ def test_only_a_device_that_decodes_has_room_in_every_slot(device, capacity):
 
 @st.composite
 def expert_maps(draw):
-    """(physical_to_logical of one layer, number of logical experts); every expert has a slot."""
+    """Draw (physical_to_logical of one layer, number of logical experts); every expert has a slot."""
     experts = draw(st.integers(1, 8))
     redundant = draw(st.lists(st.integers(0, experts - 1), max_size=6))
     return draw(st.permutations([*range(experts), *redundant])), experts
@@ -244,7 +246,7 @@ def expert_maps(draw):
 
 @given(drawn=expert_maps(), num_tokens=st.integers(0, 20), rank=st.integers(0, 3), seed=st.integers(0, 999))
 def test_every_chosen_slot_holds_the_chosen_expert(drawn, num_tokens, rank, seed):
-    """Whatever replica a token gets, it is one of the expert that the gate chose."""
+    """Every replica that a token gets is one of the expert that the gate chose."""
     expert_map, num_experts = drawn
     generator = torch.Generator().manual_seed(seed)
     experts = torch.randint(num_experts, (num_tokens, 3), generator=generator)
@@ -256,7 +258,7 @@ def test_every_chosen_slot_holds_the_chosen_expert(drawn, num_tokens, rank, seed
 
 @given(drawn=expert_maps(), steps=st.lists(st.integers(0, 9), min_size=1, max_size=12), rank=st.integers(0, 3))
 def test_replicas_share_an_experts_tokens_equally(drawn, steps, rank):
-    """When all tokens choose one expert, over any steps, no two of its replicas differ by more than one token."""
+    """When all tokens choose one expert, its replicas differ by one token at most over any steps."""
     expert_map, num_experts = drawn
     expert = expert_map[0]
     table = ReplicaTable(expert_map, num_experts, rank, TORCH_OPS)

@@ -1,4 +1,4 @@
-"""Counters of experts: exact sums, and the imbalance that tokens met."""
+"""The counters of experts are exact, and show the imbalance that a rank's tokens met."""
 
 from collections import defaultdict
 
@@ -13,7 +13,7 @@ from runtime.model.deepseek import DeepseekV3
 from runtime.model.forward_batch import Chunk
 from runtime.model.moe import MixtureOfExperts
 from runtime.worker.rank_metrics import RankMetrics
-from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.launch_documents import UNIT, seal, write
 from tests.runtime.on_cpu import backend, new_cache
 
 
@@ -28,7 +28,7 @@ def test_rows_add_up_by_layer_and_slot():
 
 
 def test_imbalance_is_the_most_over_the_mean():
-    """6 and 2 rows for two ranks: 6 / 4; a layer without rows is even."""
+    """With 6 and 2 rows for two ranks the imbalance is 6 / 4; without rows it is 1."""
     load = ExpertLoad(torch.tensor([[0, 3], [2, 1]]), num_ranks=2)
     load.add(1, torch.tensor([6, 2]), torch.tensor([6, 2]))
 
@@ -38,7 +38,7 @@ def test_imbalance_is_the_most_over_the_mean():
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @torch.inference_mode()
 def test_a_model_counts_what_its_gates_choose(small_config, filled, overlap):
-    """In each layer: the slots of an expert together have the rows of the tokens that chose it, in all steps."""
+    """In each layer the slots of an expert together count the tokens that chose it, over all steps."""
     experts = torch.tensor([[3, 1, 0, 2, 7, 6, 5, 4, 3, 1], [0, 1, 2, 3, 4, 5, 6, 7, 0, 0]])
     model = DeepseekV3(small_config, experts.tolist(), SoloGroup(), backend(), OVERLAPS[overlap])
     chosen = defaultdict(list)
@@ -58,10 +58,10 @@ def test_a_model_counts_what_its_gates_choose(small_config, filled, overlap):
 
 
 def test_every_layer_and_logical_expert_is_exported(small_config, random_model, tmp_path):
-    """Rows by layer, slot and expert are what the model counted; times and imbalance are there before any step."""
+    """The metrics show the model's rows by layer, slot and expert; times and imbalance exist before any step."""
     model = random_model(small_config)
     model.load.add(1, torch.arange(8), torch.tensor([28]))
-    metrics = RankMetrics(read_unit_launch(write(tmp_path, sealed(UNIT))), 0)
+    metrics = RankMetrics(read_unit_launch(write(tmp_path, seal(UNIT))), 0)
     metrics.watch(model)
     samples = {
         (sample.name, sample.labels.get("moe_layer"), sample.labels.get("expert")): sample.value

@@ -1,4 +1,4 @@
-"""What gloo says is told apart: a peer that is gone ends this rank as an echo, a bug of ours as what it is."""
+"""A lost peer ends this rank as an echo, and a bug of ours as a bug."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.runtime.joined_groups import joined_groups
 
 @pytest.fixture
 def pair(free_port):
-    """Two ranks of a unit, joined, in one process."""
+    """Return two joined ranks of a unit, in one process."""
     return joined_groups(2, free_port())
 
 
@@ -17,7 +17,7 @@ def pair(free_port):
     "collective", [lambda group: group.any(True), lambda group: group.all_to_all(torch.zeros(2, 3), [1, 1], [1, 1])]
 )
 def test_a_peer_that_is_gone_is_lost(pair, collective):
-    """Whichever collective notices it first, and in one line."""
+    """Any collective reports a lost peer, in one line."""
     del pair[1]._backend
 
     with pytest.raises(PeerLost, match=r"^a rank of this unit is gone \(.+\)$"):
@@ -25,7 +25,7 @@ def test_a_peer_that_is_gone_is_lost(pair, collective):
 
 
 def test_a_wrong_call_is_no_lost_peer(pair):
-    """Sizes that do not fit the rows are our mistake: the rank must not end as if another had."""
+    """Sizes that do not fit the rows are a bug of ours, not a lost peer."""
     with pytest.raises(RuntimeError, match="Split sizes") as error:
         pair[0].all_to_all(torch.zeros(2, 3), [5, 1], [1, 1])
 
@@ -33,7 +33,7 @@ def test_a_wrong_call_is_no_lost_peer(pair):
 
 
 def test_ranks_that_disagree_are_no_lost_peers(pair):
-    """gloo notices what a rank would give itself and not take."""
+    """If a rank sends itself another number than it takes, gloo's error is no lost peer."""
     with pytest.raises(RuntimeError, match="enforce fail") as error:
         pair[0].all_to_all(torch.zeros(3, 3), [2, 1], [1, 2])
 

@@ -1,4 +1,4 @@
-"""Ranks on GPUs as a group: what is issued beside the compute, and after what. NCCL itself runs in `tests/gpu`."""
+"""Ranks on GPUs issue their exchanges beside the computation and order it after them; `tests/gpu` runs NCCL itself."""
 
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from tests.runtime.joined_groups import joined_groups
 
 
 class Queue:
-    """Keeps a record of what is asked of it."""
+    """A queue that records the calls that it gets."""
 
     def __init__(self):
         self.record, self._is_beside = [], False
@@ -42,7 +42,7 @@ class Queue:
 
 
 class Backend:
-    """NCCL, as torch's process group offers it."""
+    """A stand-in for torch's process group of NCCL."""
 
     def __init__(self, error=None):
         self.calls, self._error = [], error
@@ -64,7 +64,7 @@ def group(error=None):
 
 
 def test_an_exchange_is_issued_beside_and_joined_when_it_is_asked_for():
-    """What computes goes on meanwhile, and comes after it from then on."""
+    """An exchange runs beside the computation, which is ordered after it when the result is read."""
     ranks = group()
     rows, sizes = torch.zeros(3, 4), Sizes([[1]], [[2]], torch.zeros(2, 5))
     begun = ranks.begin(lambda: (sizes, ranks.all_to_all(rows, [1, 2], [4, 1])))
@@ -78,7 +78,7 @@ def test_an_exchange_is_issued_beside_and_joined_when_it_is_asked_for():
 
 
 def test_what_an_exchange_reads_is_held_until_it_is_joined():
-    """The allocator would give its memory to others, while the device still reads it."""
+    """An exchange keeps its inputs until it is joined, so that their memory is not reused."""
     ranks, rows = group(), torch.zeros(3, 4)
     alive = weakref.ref(rows)
     begun = ranks.begin(lambda rows=rows: ranks.all_to_all(rows, [1, 2], [2, 1]))
@@ -90,14 +90,14 @@ def test_what_an_exchange_reads_is_held_until_it_is_joined():
 
 
 def test_a_peer_that_nccl_misses_ends_the_rank():
-    """In one sentence, like gloo's."""
+    """A peer that NCCL misses is lost, in one sentence like gloo's."""
     ranks = group(dist.DistBackendError("[Rank 0] NCCL error: remote process exited\nstack"))
     with pytest.raises(PeerLost, match="remote process exited"):
         ranks.all_to_all(torch.zeros(2, 1), [1, 1], [1, 1])
 
 
 def test_the_device_chooses_the_group(monkeypatch):
-    """A rank alone needs none."""
+    """The device decides between gloo and NCCL, and a rank alone has neither."""
     made = []
     monkeypatch.setattr(factory, "NcclGroup", lambda *arguments: made.append(arguments))
     cuda = torch.device("cuda", 3)
@@ -109,7 +109,7 @@ def test_the_device_chooses_the_group(monkeypatch):
 
 
 def test_ranks_gather_small_things_by_the_store(free_port):
-    """Each hears all, in order, and a second round does not hear the first."""
+    """Ranks gather their parts through the store in order, and a second round does not see the first."""
     groups = joined_groups(2, free_port())
     with ThreadPoolExecutor(2) as ranks:
         for round_ in (b"first", b"second"):

@@ -1,4 +1,4 @@
-"""Two micro-batches take turns, and nobody can tell from what they computed."""
+"""Two micro-batches take turns, without any effect on what they compute."""
 
 import json
 from itertools import pairwise
@@ -13,7 +13,7 @@ from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.overlap import OVERLAPS, Pause
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.forward_batch import Chunk, cut
-from tests.runtime.overlap_ranks import computed, contiguous_map
+from tests.runtime.overlap_ranks import compute_all, contiguous_map
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks
 
@@ -23,7 +23,7 @@ PROMPT_LENGTHS = [3, 17, 1, 30, 8, 9, 16, 2, 5]
 
 
 def layers(name, log, number=2):
-    """A flow through `number` MoE layers that notes what it does."""
+    """A flow through `number` MoE layers that notes each stage."""
     for layer in range(number):
         log.append(f"{name}{layer} attention")
         yield Pause.HALF_ATTENDED
@@ -40,7 +40,7 @@ def layers(name, log, number=2):
 
 
 def test_none_is_one_flow_without_interruption():
-    """What a flow says is done in its order, and its result comes back."""
+    """Without overlap a flow's stages run in order, and its result comes back."""
     log, plain = [], []
     (result,) = OVERLAPS["none"].run([layers("A", log)])
     for _ in layers("A", plain):
@@ -51,7 +51,7 @@ def test_none_is_one_flow_without_interruption():
 
 
 def test_dual_batch_puts_a_stage_of_the_other_between_issue_and_wait():
-    """The order of prefill: a dispatch has the other's attention behind it, or its experts; so has a combine."""
+    """In dual_batch each dispatch and each combine has a stage of the other micro-batch behind it."""
     log = []
     results = OVERLAPS["dual_batch"].run([layers("A", log), layers("B", log)])
 
@@ -63,7 +63,7 @@ def test_dual_batch_puts_a_stage_of_the_other_between_issue_and_wait():
 
 
 def test_five_stage_puts_a_half_of_the_others_attention_behind_each_exchange():
-    """The order of decode, in the middle of a step: ten stages, then the same again one layer on."""
+    """In five_stage each exchange has half of the other's attention behind it, ten stages a layer."""
     log = []
     results = OVERLAPS["five_stage"].run([layers("A", log), layers("B", log)])
     start = log.index("A0 dispatch")
@@ -77,7 +77,7 @@ def test_five_stage_puts_a_half_of_the_others_attention_behind_each_exchange():
 
 @given(num_tokens=st.integers(0, 100), name=st.sampled_from(BOTH))
 def test_halves_are_equal(num_tokens, name):
-    """To one token, which the second has."""
+    """The halves of a step differ by one token at most, which the second has."""
     first, second = OVERLAPS[name].shares(num_tokens)
 
     assert first + second == num_tokens
@@ -86,18 +86,18 @@ def test_halves_are_equal(num_tokens, name):
 
 @given(sizes=st.lists(st.integers(1, 30), max_size=6), start=st.integers(0, 9), where=st.integers(0, 180))
 def test_a_cut_leaves_every_token_its_place(sizes, start, where):
-    """The chunks' tokens in order, before and after; one chunk at most becomes two, of which the first goes on."""
+    """A cut keeps all tokens in order, and splits one chunk at most, whose first part goes on."""
     chunks = [Chunk(list(range(size)), start, [number]) for number, size in enumerate(sizes)]
     before, after = cut(chunks, where)
 
-    assert placed(before + after) == placed(chunks)
-    assert len(placed(before)) == min(where, sum(sizes))
+    assert list_tokens(before + after) == list_tokens(chunks)
+    assert len(list_tokens(before)) == min(where, sum(sizes))
     assert [chunk.goes_on for chunk in before + after].count(True) == len(before) + len(after) - len(chunks) <= 1
     assert not any(chunk.goes_on for chunk in [*before[:-1], *after])
 
 
-def placed(chunks):
-    """(request, position, token) of each token."""
+def list_tokens(chunks):
+    """Return (request, position, token) of each token."""
     return [
         (chunk.table[0], chunk.start + number, token)
         for chunk in chunks
@@ -106,7 +106,7 @@ def placed(chunks):
 
 
 def test_one_prompt_is_two_micro_batches(tmp_path):
-    """Halves of one prompt take turns, and its logits are those of the prompt in one piece, bit for bit."""
+    """A prompt in two micro-batches has the logits of the whole prompt, bit for bit."""
     checkpoint = write_checkpoint(tmp_path / "long", V3 | {"max_position_embeddings": LONG})
     engine = Engine(
         EngineConfig(checkpoint, contiguous_map(checkpoint), torch.float32, deterministic=True), SoloGroup()
@@ -124,7 +124,7 @@ def test_one_prompt_is_two_micro_batches(tmp_path):
 
 
 def test_flows_of_different_lengths_all_end():
-    """Whoever is done first leaves the turns to the other."""
+    """When one flow ends, the other takes all turns."""
     log = []
 
     assert OVERLAPS["five_stage"].run([layers("A", log, 1), layers("B", log, 3)]) == ["a", "b"]
@@ -143,16 +143,16 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def expected(checkpoint, prompts):
-    """The results of one rank, without overlap."""
+    """Return the results of one rank without overlap."""
     engine = Engine(
         EngineConfig(checkpoint, contiguous_map(checkpoint), torch.float32, deterministic=True), SoloGroup()
     )
-    return {what: value.numpy() for what, value in computed(engine, prompts).items()}
+    return {what: value.numpy() for what, value in compute_all(engine, prompts).items()}
 
 
 @pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.whole)])
 def test_results_do_not_depend_on_overlap_or_ranks(size, checkpoint, prompts, expected, free_port, tmp_path):
-    """EP 1 without overlap, EP 2, 4 and 8 under each overlap: the same bits, in prefill and in decode."""
+    """EP 1, 2, 4 and 8 under each overlap have the same bits, in prefill and in decode."""
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
     run_ranks("overlap_ranks.py", size, free_port(), checkpoint, tmp_path)
     results = [np.load(tmp_path / f"{rank}.npz", allow_pickle=False) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""The ranks of a unit meet, however late some of them are and whatever the leader's name said at first."""
+"""The ranks of a unit meet, however late some are and wherever the leader's name led at first."""
 
 import socket
 import threading
@@ -20,14 +20,14 @@ NOBODY = "127.0.0.77"
 
 
 def test_ranks_whose_loading_takes_longer_than_a_step_still_join(monkeypatch, free_port):
-    """What bounds a step, in which a rank that hangs is lost, does not bound loading."""
+    """A rank may load for longer than a step may take."""
     monkeypatch.setattr(parallel, "STEP_TIMEOUT", timedelta(seconds=1))
 
     assert _join_two(free_port(), late_s=2.5) == [True, True]
 
 
 def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(monkeypatch, free_port, capsys):
-    """In a cluster the name of a pod that was made anew says where the pod before it was, for a while."""
+    """Ranks find their leader although its name has no address at first, and then a stale one."""
     answers = [socket.gaierror("Name or service not known"), NOBODY, ADDRESS]
 
     def look_up(host, *_):
@@ -50,7 +50,7 @@ def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(mon
     ("address", "leader"), [("::1", "::1"), ("0:0:0:0:0:0:0:1", "::1"), ("127.0.0.1", "localhost")]
 )
 def test_a_unit_meets_over_either_version_of_ip(free_port, address, leader):
-    """A name is looked up in the version of the node's own address, however that is written."""
+    """The leader's name is looked up in the IP version of the node's own address."""
     if ":" in address and not has_ipv6():
         pytest.skip("this machine has no IPv6")
     port, stores = free_port(), []
@@ -68,7 +68,7 @@ def test_a_unit_meets_over_either_version_of_ip(free_port, address, leader):
 
 
 def test_nobody_comes_in_after_the_ranks(free_port):
-    """The store keeps what anybody puts there. What the ranks say to each other still arrives."""
+    """After the ranks have joined, the store takes no more connections, and the ranks still reach each other."""
     port = free_port()
     first, second = joined_groups(2, port)
 
@@ -82,7 +82,7 @@ def test_nobody_comes_in_after_the_ranks(free_port):
 
 
 def test_a_leader_who_never_answers_is_named(monkeypatch, free_port):
-    """Nobody waits for ever, and the sentence says for whom."""
+    """A leader that never answers is named after the time-out."""
     monkeypatch.setattr(rendezvous, "JOIN_TIMEOUT", timedelta(seconds=0.5))
     monkeypatch.setattr(rendezvous, "CALL_TIMEOUT", timedelta(seconds=0.2))
     port = free_port()
@@ -92,7 +92,7 @@ def test_a_leader_who_never_answers_is_named(monkeypatch, free_port):
 
 
 def has_ipv6():
-    """Loopback has an IPv6 address."""
+    """Return whether loopback has an IPv6 address."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:

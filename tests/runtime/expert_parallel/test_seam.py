@@ -1,4 +1,4 @@
-"""A model does not notice which dispatcher it has: forms of rows, and places where weights apply, are declared."""
+"""A model's results do not depend on its dispatcher's form of rows, nor on where weights are applied."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from runtime.errors import RuntimeFailure
 from runtime.expert_parallel import factory
 from runtime.expert_parallel.dispatcher import LocalDispatcher, WeightsApplied
 from runtime.model.forward_batch import Chunk
-from tests.runtime.closeness import off_by
+from tests.runtime.closeness import error_in_norm
 from tests.runtime.masked_dispatcher import use_masked_dispatch
 from tests.runtime.on_cpu import backend, new_cache
 
@@ -17,7 +17,7 @@ CLOSE = {torch.float32: 1e-6, torch.bfloat16: 0.012}  # a part of the hidden sta
 
 @torch.inference_mode()
 def hidden_states(model, config, dtype):
-    """Return the hidden states of a prompt, then of a token that follows it; and the rows that experts got."""
+    """Return the hidden states of a prompt and of a token after it, and the rows that experts got."""
     cache, table = new_cache(config, TOKENS + 1, dtype), []
     cache.allocate(table, TOKENS + 1)
     prompt = model([Chunk(list(range(TOKENS)), 0, table)], [], cache)
@@ -27,17 +27,17 @@ def hidden_states(model, config, dtype):
 @pytest.mark.parametrize("weights_applied", WeightsApplied)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_masked_rows_give_what_contiguous_rows_give(small_config, random_model, dtype, weights_applied):
-    """Rows with room in every slot, weighed by the experts or by combine, make the same hidden states and counts."""
+    """Masked rows give the hidden states and counts of contiguous ones, whether experts or combine weigh."""
     expected, counts = hidden_states(random_model(small_config, dtype=dtype), small_config, dtype)
     masked = use_masked_dispatch(random_model(small_config, dtype=dtype), TOKENS, weights_applied)
     found, masked_counts = hidden_states(masked, small_config, dtype)
 
-    assert off_by(found, expected) < CLOSE[dtype]
+    assert error_in_norm(found, expected) < CLOSE[dtype]
     assert masked_counts.equal(counts)
 
 
 def test_deterministic_experts_do_not_notice_the_form_of_their_rows(small_config, random_model):
-    """Masked rows that combine weighs, in the order of the choices, give the same bits."""
+    """In deterministic mode masked rows give the same bits as contiguous ones."""
     expected, _ = hidden_states(random_model(small_config, deterministic=True), small_config, torch.float32)
     masked = use_masked_dispatch(random_model(small_config, deterministic=True), TOKENS)
 
@@ -45,7 +45,7 @@ def test_deterministic_experts_do_not_notice_the_form_of_their_rows(small_config
 
 
 def test_rows_beyond_a_slots_count_do_not_matter():
-    """Whatever an exchange left there, NaN included: the results are 0, and the others are those without."""
+    """Rows beyond a slot's count, NaN included, do not affect the others, and their results are 0."""
     generator = torch.Generator().manual_seed(0)
     rows, gate_up, down = (torch.randn(shape, generator=generator) for shape in [(3, 4, 8), (3, 12, 8), (3, 8, 6)])
     counts, ops = torch.tensor([4, 0, 1]), backend().ops
@@ -62,13 +62,13 @@ def test_rows_beyond_a_slots_count_do_not_matter():
 
 
 class Unordered(LocalDispatcher):
-    """Adds in any order."""
+    """A dispatcher that adds in any order."""
 
     sums_in_order = False
 
 
 def test_deterministic_mode_refuses_a_dispatcher_that_adds_in_another_order(small_config, random_model, monkeypatch):
-    """Else a token's bits would depend on where its experts are; the fast mode takes it."""
+    """Deterministic mode refuses a dispatcher without an order of sums, and the fast mode takes it."""
     monkeypatch.setattr(factory, "LocalDispatcher", Unordered)
     model = random_model(small_config)
 

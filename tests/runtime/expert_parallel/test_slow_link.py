@@ -1,4 +1,4 @@
-"""On a link slowed on purpose, communication hides behind the other micro-batch's compute: the trace shows it."""
+"""On a link slowed on purpose, the trace shows that communication hides behind the other micro-batch's compute."""
 
 import json
 from collections import defaultdict
@@ -17,7 +17,7 @@ COMPUTE = {"attention 1", "attention 2", "gate", "shared expert", "experts", "su
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, free_port):
-    """The files of real ranks that computed the same steps with and without overlap."""
+    """Return the files of real ranks that computed the same steps with and without overlap."""
     folder = tmp_path_factory.mktemp("slow-link")
     checkpoint = write_checkpoint(folder / "checkpoint", CONFIG)
     run_ranks("slow_link_ranks.py", SIZE, free_port(), checkpoint, folder)
@@ -26,7 +26,7 @@ def folder(tmp_path_factory, free_port):
 
 @pytest.fixture(scope="module")
 def traces(folder):
-    """(phase, overlap, rank) -> spans of the compute track."""
+    """Return (phase, overlap, rank) -> spans of the compute track."""
     return {
         (phase, overlap, rank): [
             event
@@ -40,13 +40,13 @@ def traces(folder):
 
 
 @pytest.fixture(scope="module")
-def busy(folder):
-    """The times at which each rank's link was busy."""
+def busy_times(folder):
+    """Return the times when each rank's link was busy."""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
 
 
 def steps(spans):
-    """The layers' spans of each step: the first micro-batch begins anew."""
+    """Split the layers' spans into steps: each begins with the first micro-batch in the first layer."""
     found = []
     for span in sorted(spans, key=lambda span: span["ts"]):
         if span["name"] == "attention 1" and span["args"] == {"layer": 0, "micro_batch": 0}:
@@ -61,7 +61,7 @@ def moe_layers():
 
 
 def has_other_compute_in_flight(step, layer, micro_batch, exchange):
-    """The other micro-batch computes after this one's exchange is issued and before it is waited for."""
+    """Return whether the other micro-batch computes between this exchange's issue and its wait."""
     own = {span["name"]: span for span in step if span["args"] == {"layer": layer, "micro_batch": micro_batch}}
     issued = own[f"{exchange} issue"]["ts"] + own[f"{exchange} issue"]["dur"]
     waited = own[f"{exchange} wait"]["ts"]
@@ -72,13 +72,16 @@ def has_other_compute_in_flight(step, layer, micro_batch, exchange):
     )
 
 
-def exposed_us(spans, busy, of_steps):
-    """Layer -> time in wait while the link is busy, `of_steps`: min or max. Waiting for a late peer is not counted."""
+def exposed_us(spans, busy_times, of_steps):
+    """Return layer -> waiting time while the link is busy, the min or max over steps.
+
+    Waits for a late peer do not count.
+    """
     by_layer = defaultdict(list)
     for step in steps(spans):
         for layer in moe_layers():
             waits = [span for span in step if span["args"].get("layer") == layer and span["name"].endswith(" wait")]
-            by_layer[layer].append(sum(overlapping_us(wait, busy) for wait in waits))
+            by_layer[layer].append(sum(overlapping_us(wait, busy_times) for wait in waits))
     return {layer: of_steps(exposed) for layer, exposed in by_layer.items()}
 
 
@@ -88,45 +91,45 @@ def overlapping_us(span, intervals):
 
 
 def hides_every_exchange(spans):
-    """The very last of a step aside: nothing is left to compute behind it."""
+    """Return whether every exchange of a step is hidden, except the last, which has nothing left behind it."""
     micro_batches = {span["args"]["micro_batch"] for span in spans}
     last = (moe_layers()[-1], max(micro_batches), "combine")
     exchanges = set(product(moe_layers(), micro_batches, ("dispatch", "combine"))) - {last}
     return all(has_other_compute_in_flight(step, *exchange) for step in steps(spans) for exchange in exchanges)
 
 
-def halves(spans, plain, busy):
+def halves_exposure(spans, plain, busy_times):
     """Return whether overlap halves the exposed time in every MoE layer.
 
     The step that a busy machine has disturbed least counts for each kind. A busy machine delays threads: one that would
     have hidden an exchange exposes it, and one that would have waited comes when the link is done, which is never
     sooner than it takes.
     """
-    exposed, of_plain = exposed_us(spans, busy, min), exposed_us(plain, busy, max)
+    exposed, of_plain = exposed_us(spans, busy_times, min), exposed_us(plain, busy_times, max)
     return all(exposed[layer] <= of_plain[layer] / 2 for layer in moe_layers())
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("phase", OVERLAP)
 def test_the_other_computes_between_issue_and_wait(traces, phase):
-    """Issue A, compute B, wait A: in each MoE layer of each step, around dispatch and combine of either micro-batch."""
+    """In each MoE layer of each step, the other micro-batch computes during each dispatch and combine."""
     for rank in range(SIZE):
         assert hides_every_exchange(traces[phase, OVERLAP[phase], rank])
 
 
 @pytest.mark.parametrize("phase", OVERLAP)
-def test_at_most_half_stays_exposed(traces, busy, phase):
-    """In every MoE layer, no more than half of the waiting for the link is left of what is without overlap."""
+def test_at_most_half_stays_exposed(traces, busy_times, phase):
+    """With overlap, at most half of the waiting without overlap is left in every MoE layer."""
     for rank in range(SIZE):
         plain = traces[phase, "none", rank]
-        assert min(exposed_us(plain, busy[rank], max).values()) > 0
-        assert halves(traces[phase, OVERLAP[phase], rank], plain, busy[rank])
+        assert min(exposed_us(plain, busy_times[rank], max).values()) > 0
+        assert halves_exposure(traces[phase, OVERLAP[phase], rank], plain, busy_times[rank])
 
 
 @pytest.mark.parametrize("phase", OVERLAP)
-def test_without_overlap_both_fail(traces, busy, phase):
-    """What the two tests above look for is not there when nobody takes turns."""
+def test_without_overlap_both_fail(traces, busy_times, phase):
+    """Without overlap both checks above fail."""
     for rank in range(SIZE):
         plain = traces[phase, "none", rank]
         assert not hides_every_exchange(plain)
-        assert not halves(plain, plain, busy[rank])
+        assert not halves_exposure(plain, plain, busy_times[rank])

@@ -1,4 +1,4 @@
-"""Units of the shipped specs as fake ranks: their layouts, their largest steps, and the planner's ledger of them."""
+"""Units of the shipped specs as fake ranks: their layouts, their largest steps, and the planner's ledgers."""
 
 import re
 import tempfile
@@ -16,14 +16,14 @@ from runtime.model.rope import Yarn
 from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime.fake_device.ranks import FakeRank, FakeUnit
 
-__all__ = ["Deployment", "deployed"]
+__all__ = ["Deployment", "plan_deployment"]
 
 SPECS = Path(__file__).parents[3] / "stacks" / "specs"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """One phase of a spec: what its rank is made of, and what the planner says of it."""
+    """One phase of a spec: its rank's parts, and the planner's figures of it."""
 
     config: ModelConfig
     unit: FakeUnit
@@ -33,12 +33,12 @@ class Deployment:
     layout: PhaseLayout
 
     def rank(self, ops, num_dense, num_moe):
-        """Rank 0 with so many layers of each kind: one may stand for its equals."""
+        """Return rank 0 with `layers` of each kind."""
         layers = {"num_hidden_layers": num_dense + num_moe, "first_k_dense_replace": num_dense}
         return FakeRank(replace(self.config, **layers), ops, self.unit, self.ledger.kv_tokens)
 
     def largest_step(self):
-        """(prefilling, decoding) of the most tokens: a longest prompt's end, and requests that fill the KV."""
+        """Return (prefilling, decoding) of the largest step: a longest prompt's end, and requests that fill the KV."""
         kv_pages, prefilling, decoding = self.ledger.kv_tokens // PAGE_TOKENS, [], []
         if self.ledger.phase != "decode":
             end, size = self.limits.max_request_tokens, self.limits.max_batch_tokens
@@ -51,9 +51,9 @@ class Deployment:
         return prefilling, decoding
 
 
-def deployed(spec_file, phase, gpu=None, **changes):
-    """A phase of a shipped spec, on another `gpu`, with `changes` of that phase's fields."""
-    checked = _checked(SPECS / spec_file, gpu)
+def plan_deployment(spec_file, phase, gpu=None, **changes):
+    """Return a phase of a shipped spec, on another `gpu`, with `changes` of that phase's fields."""
+    checked = _check_spec(SPECS / spec_file, gpu)
     limits = checked.phase(phase).model_copy(update=changes)
     checked = replace(checked, written=checked.written.model_copy(update={phase: limits}))
     layout = lay_out(checked, phase)
@@ -65,11 +65,11 @@ def deployed(spec_file, phase, gpu=None, **changes):
         limits.max_requests if phase == "decode" else None,
         MAX_IMBALANCE,
     )
-    config = replace(published(checked.model), power_of_two_scales=gpu == "b200")  # else DeepGEMM would cut them
+    config = replace(published_config(checked.model), power_of_two_scales=gpu == "b200")  # else DeepGEMM would cut them
     return Deployment(config, unit, split_memory(checked, layout), limits, checked, layout)
 
 
-def _checked(path, gpu):
+def _check_spec(path, gpu):
     if gpu is None:
         return check_spec(path)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,8 +78,8 @@ def _checked(path, gpu):
         return check_spec(other)
 
 
-def published(model):
-    """DeepSeek-V3's config, with the sizes that the planner's catalog has."""
+def published_config(model):
+    """Return DeepSeek-V3's config with the sizes of the planner's catalog."""
     (attention,) = model.attentions  # all layers have the same
     return ModelConfig(
         vocab_size=model.vocab_size,

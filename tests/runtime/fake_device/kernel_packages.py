@@ -22,7 +22,7 @@ INDEX_BYTES, FLOAT_BYTES, INT4_BYTES = 8, 4, 16
 
 
 class FakeDeepGemm:
-    """`arch` 10 packs FP32 scales into exponents before each matmul, 9 reads those that lie by columns."""
+    """A stand-in that packs FP32 scales into exponents if `arch` is 10, and reads them by columns if it is 9."""
 
     def __init__(self, arch):
         self.arch, self.calls = arch, []
@@ -31,15 +31,15 @@ class FakeDeepGemm:
         return ALIGNMENT
 
     def fp8_gemm_nt(self, a, b, d, c=None, recipe=None, compiled_dims="nk", disable_ue8m0_cast=False):
-        self._called("fp8_gemm_nt", a, b)
+        self._record_call("fp8_gemm_nt", a, b)
 
     def m_grouped_fp8_gemm_nt_contiguous(self, a, b, d, grouped_layout, recipe=None, compiled_dims="nk"):
-        self._called("m_grouped_fp8_gemm_nt_contiguous", a, b)
+        self._record_call("m_grouped_fp8_gemm_nt_contiguous", a, b)
 
     def m_grouped_fp8_fp4_gemm_nt_masked(self, a, b, d, masked_m, expected_m, recipe=None, compiled_dims="nk"):
-        self._called("m_grouped_fp8_fp4_gemm_nt_masked", a, b)
+        self._record_call("m_grouped_fp8_fp4_gemm_nt_masked", a, b)
 
-    def _called(self, name, a, b):
+    def _record_call(self, name, a, b):
         self.calls.append(name)
         if self.arch == 10:
             (_, scales_of_x), (w, scales_of_w) = a, b
@@ -49,7 +49,7 @@ class FakeDeepGemm:
 
 
 class FakeFlashMla:
-    """Dense decoding."""
+    """A stand-in for dense decoding."""
 
     def __init__(self):
         self.num_schedules = 0
@@ -72,14 +72,14 @@ class FakeFlashMla:
 
 
 class FakeEvent:
-    """Nothing is under way."""
+    """An event with nothing under way."""
 
     def current_stream_wait(self):
         pass
 
 
 class FakeConfig:
-    """csrc/legacy/config.hpp, Config."""
+    """A stand-in for csrc/legacy/config.hpp, Config."""
 
     def __init__(self, nvlink_send, nvlink_receive, rdma_send, rdma_receive):
         self.channels, self.nvlink_receive = 10, nvlink_receive
@@ -104,7 +104,7 @@ COMBINE = {8: (4, 256, 6, 128), 32: (1, 288, 8, 128)}
 
 
 class FakeDeepEp:
-    """The module: `received` pairs come to this rank in each dispatch of the normal form, each of another token."""
+    """A stand-in for the module. Each normal dispatch brings `received` pairs to this rank, each of another token."""
 
     def __init__(self):
         self.received, self.buffers = 0, []
@@ -119,7 +119,7 @@ class FakeDeepEp:
 
 
 class FakeBuffer:
-    """deep_ep/buffers/legacy.py, Buffer."""
+    """A stand-in for deep_ep/buffers/legacy.py, Buffer."""
 
     def __init__(
         self, module, group, num_nvl_bytes=0, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=24,
@@ -145,7 +145,7 @@ class FakeBuffer:
 
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts):
-        """csrc/legacy/config.hpp, LowLatencyLayout and get_low_latency_rdma_size_hint."""
+        """Return the size by csrc/legacy/config.hpp, LowLatencyLayout and get_low_latency_rdma_size_hint."""
         scales, tokens = hidden // 128, num_max_dispatch_tokens_per_rank
         dispatch_bytes = INT4_BYTES + max(hidden * 2, hidden + scales * 4)
         combine_bytes = scales * 4 + hidden * 2

@@ -1,4 +1,4 @@
-"""One rank of a unit on fake tensors: the runtime's own model, cache and dispatchers, at real sizes, without a GPU.
+"""One rank of a unit on fake tensors, at real sizes and without a GPU: the runtime's own model, cache and dispatchers.
 
 What is replaced, and nothing else:
 
@@ -39,14 +39,14 @@ CUDA = torch.device("cuda")
 
 
 class ReferenceOps(Ops):
-    """The reference on a fake device: what the host reads is told beforehand."""
+    """The reference on a fake device. The numbers that the host reads are given beforehand."""
 
     def __init__(self):
         super().__init__(CUDA)
         self.num_reads, self.sizes, self._multiplied = 0, None, set()
 
     def fp8_matmul(self, x, w, dtype):
-        """Let one product of its shapes stand for its equals: the reference has a loop of up to 144 blocks."""
+        """Compute one product for all of equal shapes, because the reference loops over up to 144 blocks."""
         shapes = x.codes.shape, x.scales.shape, w.codes.shape, w.scales.shape, dtype
         if shapes in self._multiplied:
             return x.codes.new_empty(len(x.codes), len(w.codes), dtype=dtype)
@@ -105,7 +105,7 @@ class KernelPath(GpuOps):
 
 
 class FakeQueue:
-    """A queue beside the one that computes, which is done at once; it knows what was asked of it."""
+    """A side queue whose work is done at once, and which records its calls."""
 
     def __init__(self):
         self.num_begun, self.joined = 0, []
@@ -123,7 +123,7 @@ class FakeQueue:
 
 
 class FakeGroup(NcclGroup):
-    """A unit of which only this rank is here."""
+    """A unit of which only this rank exists."""
 
     def __init__(self, size, ranks_per_node):
         nodes = [rank // ranks_per_node for rank in range(size)]
@@ -135,7 +135,7 @@ class FakeGroup(NcclGroup):
 
 
 class FakeRank:
-    """Rank 0 of a unit: its model, and a cache of `kv_tokens`, to step with."""
+    """Rank 0 of a unit: its model, and a cache of `kv_tokens`."""
 
     def __init__(self, config, ops, unit, kv_tokens):
         self.ops, self.config, self.unit = ops, config, unit
@@ -144,20 +144,20 @@ class FakeRank:
         experts = [slot % config.n_routed_experts for slot in range(unit.num_slots)]
         maps, group = [experts] * config.num_moe_layers, FakeGroup(unit.ep_size, unit.ranks_per_node)
         backend, overlap = Backend(E4M3, ops, Batched()), OVERLAPS[unit.overlap]
-        with self.on_the_device():
+        with self.watch_device():
             self.model = DeepseekV3(config, maps, group, backend, overlap, None, unit.max_step_tokens)
-        with self.on_the_device("kv"):
+        with self.watch_device("kv"):
             sizes = config.num_hidden_layers, config.latent_dim, kv_tokens
             self.cache = LatentCache(*sizes, torch.bfloat16, CUDA)
         for layer in self.model.model.layers:
-            layer.forward = self._followed(layer.index, layer.forward)
+            layer.forward = self._follow_layer(layer.index, layer.forward)
         for name in ("dispatch", "combine"):
-            setattr(self.model.dispatcher, name, self._counted(name, getattr(self.model.dispatcher, name)))
+            setattr(self.model.dispatcher, name, self._count_exchange(name, getattr(self.model.dispatcher, name)))
 
     @contextmanager
-    def on_the_device(self, purpose="model"):
-        """Fake tensors, watched and counted."""
-        with self._fake, torch.no_grad(), self.watcher, self.watcher.allocations.made_for(purpose):
+    def watch_device(self, purpose="model"):
+        """Run on fake tensors that are watched and counted."""
+        with self._fake, torch.no_grad(), self.watcher, self.watcher.allocations.count_allocations(purpose):
             yield
 
     def step(self, prefilling, decoding):
@@ -168,11 +168,11 @@ class FakeRank:
             self.ops.packages.deep_ep.received = self.unit.received_pairs(most, self.config.num_experts_per_tok)
         else:
             self.ops.sizes = lambda shape: self.unit.sizes(shape, most, self.config.num_experts_per_tok)
-        with self.on_the_device("activations"):
+        with self.watch_device("activations"):
             return self.model.next_logits(prefilling, decoding, self.cache)
 
-    def _followed(self, index, forward):
-        """Let the watcher know when a layer computes; its flow pauses while the other micro-batch does."""
+    def _follow_layer(self, index, forward):
+        """Tell the watcher when a layer computes. Its flow pauses while the other micro-batch computes."""
 
         def flow(*arguments):
             flow = forward(*arguments)
@@ -188,13 +188,13 @@ class FakeRank:
 
         return flow
 
-    def _counted(self, name, exchange):
-        """Count apart what our own exchanges send and bring: the ledger has DeepEP's buffers for that."""
+    def _count_exchange(self, name, exchange):
+        """Count our own exchanges' memory apart: the ledger has DeepEP's buffers for it."""
         counts_apart = isinstance(self.ops, ReferenceOps)
 
         def begin(*arguments):
             self.num_dispatches += name == "dispatch"
-            with self.watcher.allocations.made_for("exchange") if counts_apart else nullcontext():
+            with self.watcher.allocations.count_allocations("exchange") if counts_apart else nullcontext():
                 return exchange(*arguments)
 
         return begin
@@ -202,7 +202,7 @@ class FakeRank:
 
 @dataclass(frozen=True)
 class FakeUnit:
-    """A unit's shape, and the most pairs that one dispatch brings to a rank, for each token of a rank."""
+    """A unit's shape, and the most pairs that one dispatch brings to a rank for each token of a rank."""
 
     ep_size: int
     ranks_per_node: int
@@ -212,7 +212,7 @@ class FakeUnit:
     imbalance: float = 1.0
 
     def received_pairs(self, num_tokens, top_k):
-        """The pairs that come to this rank in one dispatch, where it gets the most."""
+        """Return the pairs that come to this rank in one dispatch when it gets the most."""
         return int(num_tokens * top_k * self.imbalance)
 
     def sizes(self, shape, num_tokens, top_k):
@@ -224,7 +224,7 @@ class FakeUnit:
         ]
 
     def _line(self, length, rank, pairs, mean, num_tokens):
-        """Return a line as `AllToAllDispatcher` and `NodeDispatcher` tell it.
+        """Return a line of sizes in the form of `AllToAllDispatcher` or `NodeDispatcher`.
 
         Each pair is of another token, which makes the most rows.
         """

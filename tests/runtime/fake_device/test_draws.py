@@ -1,4 +1,4 @@
-"""A step's draws on a fake GPU, at DeepSeek-V3's size: nothing waits for the device, and the step's memory is enough.
+"""On a fake GPU at DeepSeek-V3's size, a step's draws wait for nothing and fit the step's memory.
 
 Torch's sorts on a GPU have workspaces besides their results, which fake tensors do not show.
 """
@@ -12,7 +12,7 @@ from runtime.protocol.bounds import MAX_LOGPROBS
 from runtime.protocol.messages import Sampling
 from runtime.serving import batched_sampling
 from runtime.serving.batched_sampling import PendingDraw
-from tests.runtime.fake_device.deployments import deployed
+from tests.runtime.fake_device.deployments import plan_deployment
 from tests.runtime.fake_device.watcher import DeviceWatcher
 
 REQUESTS = 128
@@ -26,8 +26,8 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES)
 def test_draws_neither_wait_nor_need_more_than_a_step(rule):
-    """The host waits for the result alone; what the layers of a step give back is enough for the draws after it."""
-    deployment, sampling = deployed("deepseek-h800.yaml", "decode"), Sampling(8, 1.0, 0.9, 1, [])
+    """The host waits only for the result, and the draws fit the memory that a step's layers free."""
+    deployment, sampling = plan_deployment("deepseek-h800.yaml", "decode"), Sampling(8, 1.0, 0.9, 1, [])
     groups = batched_sampling._group_rows(dict.fromkeys(range(REQUESTS), rule))
     numbers = [number for _, of_group in groups for number in of_group]
     vocab_size = deployment.config.vocab_size
@@ -36,9 +36,9 @@ def test_draws_neither_wait_nor_need_more_than_a_step(rule):
     )
     watcher = DeviceWatcher()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), watcher:
-        with watcher.allocations.made_for("step"):
+        with watcher.allocations.count_allocations("step"):
             logits_BV = torch.empty(REQUESTS, vocab_size, device="cuda")
-        with watcher.allocations.made_for("draws"):
+        with watcher.allocations.count_allocations("draws"):
             settings_on_device = settings.to("cuda", non_blocking=True)
             found = batched_sampling._draw_on_device(logits_BV, groups, settings_on_device, MAX_LOGPROBS)
 

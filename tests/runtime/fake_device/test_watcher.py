@@ -1,4 +1,4 @@
-"""The watcher finds what would make a device wait or leave it: each mistake is planted into a model that has none."""
+"""The watcher finds each planted mistake that makes a device wait or uses the host."""
 
 import pytest
 import torch
@@ -8,19 +8,19 @@ from runtime.model.forward_batch import Chunk
 from runtime.model.moe import Gate
 from runtime.model.rope import RotaryTable
 from tests.runtime.fake_device.ranks import CUDA, FakeRank, FakeUnit, ReferenceOps
-from tests.runtime.fake_device.watcher import DeviceWatcher, NotOnTheDevice, WaitsForTheDevice
+from tests.runtime.fake_device.watcher import DeviceWatcher, HostWait, OffTheDevice
 
 PROMPT = Chunk(list(range(40)), 0, [0])
 
 
 @pytest.fixture
 def rank(small_config):
-    """One of two nodes' four ranks, whose unit computes prompts."""
+    """Return one of two nodes' four ranks, whose unit computes prompts."""
     return FakeRank(small_config, ReferenceOps(), FakeUnit(4, 1, 8, "dual_batch"), kv_tokens=128)
 
 
 def test_a_step_without_mistakes_passes(rank):
-    """Prompts are dispatched layer by layer, and the host waits once for each dispatch."""
+    """A step without mistakes passes, and the host waits once for each dispatch."""
     logits = rank.step([PROMPT], [])
 
     assert logits.device.type == "cuda"
@@ -28,7 +28,7 @@ def test_a_step_without_mistakes_passes(rank):
 
 
 def test_a_decode_step_waits_for_nothing(small_config):
-    """Room in every slot makes all shapes known beforehand."""
+    """A decode step waits for nothing, because all its shapes are known."""
     rank = FakeRank(small_config, ReferenceOps(), FakeUnit(4, 1, 8, "five_stage", max_step_tokens=3), kv_tokens=128)
     logits = rank.step([], [Chunk([5], 70, [0, 1]), Chunk([7], 3, [1]), Chunk([2], 9, [0])])
 
@@ -37,7 +37,7 @@ def test_a_decode_step_waits_for_nothing(small_config):
 
 
 def test_a_number_read_in_the_gate_is_found(rank, monkeypatch):
-    """`.item()` waits for all that was begun before."""
+    """`.item()` in the gate is found."""
     forward = Gate.forward
 
     def reading(self, x_TD):
@@ -45,42 +45,42 @@ def test_a_number_read_in_the_gate_is_found(rank, monkeypatch):
         return forward(self, x_TD)
 
     monkeypatch.setattr(Gate, "forward", reading)
-    with pytest.raises(WaitsForTheDevice, match="_local_scalar_dense"):
+    with pytest.raises(HostWait, match="_local_scalar_dense"):
         rank.step([PROMPT], [])
 
 
 def test_a_rotary_table_of_the_host_is_found(rank, small_config):
-    """Torch itself would take the host's table by the device's positions."""
+    """A rotary table on the host is found, although torch would accept it."""
     config = small_config
     with rank._fake:
         table = RotaryTable(config.qk_rope_head_dim, 64, config.rope_theta, None, torch.device("cpu"))
         table._cos, table._sin = table._cos + 0, table._sin + 0
     rank.model.rotary = table
 
-    with pytest.raises(NotOnTheDevice, match="two devices"):
+    with pytest.raises(OffTheDevice, match="two devices"):
         rank.step([PROMPT], [])
 
 
 def test_a_mask_in_dispatch_is_found(rank, monkeypatch):
-    """How many rows a mask leaves, only the device knows."""
+    """A boolean mask in dispatch is found, because only the device knows how many rows it leaves."""
 
     def masked(self, rows_RX, is_for_RW, num_rows):
         return torch.cat([rows_RX[is_for_R] for is_for_R in is_for_RW.T])
 
     monkeypatch.setattr(AllToAllDispatcher, "rows_by_rank", masked)
-    with pytest.raises(WaitsForTheDevice, match="mask"):
+    with pytest.raises(HostWait, match="mask"):
         rank.step([PROMPT], [])
 
 
 def test_a_copy_from_the_host_in_a_layer_is_found(rank, monkeypatch):
-    """What a step is made of is copied before its first layer."""
+    """A copy from the host inside a layer is found."""
     forward = Gate.forward
 
     def copying(self, x_TD):
         return forward(self, x_TD * torch.tensor([1.0, 2.0], device=CUDA)[0])
 
     monkeypatch.setattr(Gate, "forward", copying)
-    with pytest.raises(NotOnTheDevice, match="from the host in layer 1"):
+    with pytest.raises(OffTheDevice, match="from the host in layer 1"):
         rank.step([PROMPT], [])
 
 
@@ -103,10 +103,10 @@ def test_a_copy_from_the_host_in_a_layer_is_found(rank, monkeypatch):
     ],
 )
 def test_it_knows_what_waits(rank, waits):
-    """Each of these needs a value of the device on the host."""
-    with rank.on_the_device():
+    """Each of these operations needs a device's value on the host."""
+    with rank.watch_device():
         x = torch.ones(1, dtype=torch.long, device=CUDA)
-        with pytest.raises((WaitsForTheDevice, NotOnTheDevice)):
+        with pytest.raises((HostWait, OffTheDevice)):
             waits(x)
 
 
@@ -122,16 +122,16 @@ def test_it_knows_what_waits(rank, waits):
     ],
 )
 def test_it_knows_what_does_not_wait(rank, goes_on):
-    """Sizes that the host gave, and values that stay where they are."""
-    with rank.on_the_device():
+    """These operations need no device's value on the host."""
+    with rank.watch_device():
         goes_on(torch.ones(1, dtype=torch.long, device=CUDA))
 
 
 def test_memory_counts_until_nothing_holds_it():
-    """Views count once, and freed memory not at all; the most at a time is kept for each purpose."""
+    """Memory counts once until nothing holds it, and the peak is kept for each purpose."""
     with torch._subclasses.FakeTensorMode(), torch.no_grad(), DeviceWatcher() as watcher:
         held = torch.empty(10, dtype=torch.uint8, device=CUDA)
-        with watcher.allocations.made_for("step"):
+        with watcher.allocations.count_allocations("step"):
             for size in (30, 50, 20):
                 passing = torch.empty(size, dtype=torch.uint8, device=CUDA).view(2, -1)
                 del passing

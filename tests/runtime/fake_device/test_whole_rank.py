@@ -1,4 +1,4 @@
-"""One rank of a unit at DeepSeek-V3's real sizes on a fake GPU: nothing waits, and memory is as planned.
+"""One rank at DeepSeek-V3's real sizes on a fake GPU waits for nothing, and needs the planned memory.
 
 What is shown is the runtime's own code: where its tensors are, for which values the host waits, and how many bytes it
 allocates. `pytest -s` prints planned beside counted. `tests/gpu/one_rank.py` runs such a rank on a real GPU.
@@ -13,9 +13,9 @@ from planner.layout.working_memory import GRANULE_BYTES, NCCL_BYTES, WORKSPACE_B
 from runtime.kernels.gpu.packages import BLACKWELL, HOPPER
 from runtime.model.engine import _warm_up_steps
 from runtime.protocol.counting import num_pages
-from tests.runtime.fake_device.deployments import deployed
+from tests.runtime.fake_device.deployments import plan_deployment
 from tests.runtime.fake_device.ranks import KernelPath, ReferenceOps
-from tests.runtime.fake_device.watcher import WaitsForTheDevice
+from tests.runtime.fake_device.watcher import HostWait
 
 UNITS = {
     "EP144 decode": ("deepseek-h800.yaml", "decode", {}),
@@ -32,18 +32,18 @@ CLOSE = {"weights": 0.005, "kv": 0.005, "activations": 0.1}
 @pytest.mark.whole
 @pytest.mark.parametrize("unit", ["EP144 decode", "EP32 prefill"])
 def test_the_reference_never_leaves_the_device(unit):
-    """A decode step waits only for its result, a prefill step once a dispatch: the watcher refuses all else."""
+    """A decode step waits only for its result, a prefill step once in a dispatch."""
     began = time.monotonic()
     spec_file, phase, changes = UNITS[unit]
-    deployment = deployed(spec_file, phase, **changes)
+    deployment = plan_deployment(spec_file, phase, **changes)
     rank = deployment.rank(ReferenceOps(), num_dense=1, num_moe=2)
     logits = rank.step(*deployment.largest_step())
-    print(f"\n{unit}: {rank.ops.num_reads} reads in {rank.num_dispatches} dispatches, {_since(began)}")
+    print(f"\n{unit}: {rank.ops.num_reads} reads in {rank.num_dispatches} dispatches, {_seconds_since(began)}")
 
     assert rank.num_dispatches == 2 * 2  # of two layers, by two micro-batches
     assert rank.ops.num_reads == (0 if phase == "decode" else rank.num_dispatches)
     assert logits.dtype == torch.float32
-    with rank.on_the_device(), pytest.raises(WaitsForTheDevice):
+    with rank.watch_device(), pytest.raises(HostWait):
         logits.cpu()
 
 
@@ -59,15 +59,15 @@ def test_the_reference_never_leaves_the_device(unit):
     ],
 )
 def test_the_ledger_is_what_the_runtime_allocates(unit):
-    """Weights and KV to half a percent, activations to ten, on the path to the kernels that a GPU would run."""
+    """The planner's weights and KV are within 0.5 % of the runtime's, activations within 10 %."""
     began = time.monotonic()
     spec_file, phase, changes = UNITS[unit]
-    deployment = deployed(spec_file, phase, **changes)
+    deployment = plan_deployment(spec_file, phase, **changes)
     ops = KernelPath(BLACKWELL if unit.endswith("B200") else HOPPER)
     rank = deployment.rank(ops, num_dense=3, num_moe=3)
     rank.step(*deployment.largest_step())
-    planned, counted = _planned(deployment.ledger), _of_the_whole_model(rank, deployment.config)
-    asked = _asked_of_deep_ep(rank) + NCCL_BYTES
+    planned, counted = _planned_bytes(deployment.ledger), _whole_model_bytes(rank, deployment.config)
+    asked = _deep_ep_bytes(rank) + NCCL_BYTES
     _print_table(unit, planned, counted, deployment.ledger.buffers, asked, began)
 
     for part, tolerance in CLOSE.items():
@@ -81,8 +81,8 @@ def test_the_ledger_is_what_the_runtime_allocates(unit):
 
 @pytest.mark.whole
 def test_a_warm_up_needs_no_more_memory_than_is_planned():
-    """Nor does any of its steps break a kernel's contract, down to one token, of which a micro-batch gets none."""
-    deployment = deployed("h200-single-node.yaml", "mixed")
+    """No step of a warm-up exceeds the planned memory or breaks a kernel's contract."""
+    deployment = plan_deployment("h200-single-node.yaml", "mixed")
     rank = deployment.rank(KernelPath(HOPPER), num_dense=1, num_moe=2)
     limits = deployment.limits
     table = list(range(num_pages(limits.max_request_tokens)))
@@ -92,20 +92,20 @@ def test_a_warm_up_needs_no_more_memory_than_is_planned():
     assert 0 < rank.watcher.allocations.most["activations"] <= deployment.ledger.activations
 
 
-def _asked_of_deep_ep(rank):
-    """Bytes: its buffers, NVSHMEM's part in whole granules, and its workspace."""
+def _deep_ep_bytes(rank):
+    """Return the bytes of DeepEP's buffers, with NVSHMEM's part in whole granules, and its workspace."""
     (buffer,) = rank.ops.packages.deep_ep.buffers
     granules = -(-buffer.num_rdma_bytes // GRANULE_BYTES) * GRANULE_BYTES
     return buffer.num_nvl_bytes + granules + WORKSPACE_BYTES
 
 
-def _planned(ledger):
+def _planned_bytes(ledger):
     kv = ledger.kv_tokens * ledger.kv_bytes_per_token
     return {"weights": ledger.weight_bytes, "kv": kv, "activations": ledger.activations}
 
 
-def _of_the_whole_model(rank, config):
-    """Bytes with all layers, of a rank with some: one of each kind stands for its equals, shown to be."""
+def _whole_model_bytes(rank, config):
+    """Return the bytes of a rank with all layers, from one with a layer of each kind."""
     dense, moe = rank.model.model.layers[:3], rank.model.model.layers[3:]
     operations = rank.watcher.operations
     assert operations[1] == operations[2]  # the first layer tells FlashMLA of the step
@@ -123,11 +123,11 @@ def _of_the_whole_model(rank, config):
 
 
 def _print_table(unit, planned, counted, buffers, asked, began):
-    print(f"\n{unit} ({_since(began)})       planned GB  counted GB")
+    print(f"\n{unit} ({_seconds_since(began)})       planned GB  counted GB")
     for part, value in planned.items():
         print(f"  {part:24}{value / 1e9:12.3f}{counted[part] / 1e9:12.3f}  {counted[part] / value - 1:+.2%}")
     print(f"  {'DeepEP and NCCL':24}{buffers / 1e9:12.3f}{asked / 1e9:12.3f}")
 
 
-def _since(began):
+def _seconds_since(began):
     return f"{time.monotonic() - began:.1f} s"

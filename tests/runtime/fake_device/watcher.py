@@ -1,4 +1,4 @@
-"""Watch a run on fake tensors: what leaves the device, what waits for it, and what it holds.
+"""Watches a run on fake tensors: what leaves the device, what waits for it, and what memory it holds.
 
 `DeviceWatcher` sees every operation of torch before the fake device does. It refuses
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Allocations", "DeviceWatcher", "NotOnTheDevice", "WaitsForTheDevice"]
+__all__ = ["Allocations", "DeviceWatcher", "HostWait", "OffTheDevice"]
 
 aten = torch.ops.aten
 BY_INDEX = {
@@ -31,16 +31,16 @@ ON_ITS_WAY = {aten.lift_fresh.default, aten.detach.default, aten.detach_.default
 OUT_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-class NotOnTheDevice(AssertionError):
-    """A tensor is made on the host, or used beside one of the device."""
+class OffTheDevice(AssertionError):
+    """A tensor was made on the host, or used beside one of the device."""
 
 
-class WaitsForTheDevice(AssertionError):
-    """The host needs a value that the device computes."""
+class HostWait(AssertionError):
+    """The host needed a value that the device computes."""
 
 
 class Allocations:
-    """Bytes of storages on the device, by what they are for."""
+    """Bytes of storages on the device, by purpose."""
 
     def __init__(self):
         self.held, self.most = Counter(), Counter()
@@ -55,8 +55,8 @@ class Allocations:
             weakref.finalize(storage, self._hold, self._purpose, -storage.nbytes()).atexit = False
 
     @contextmanager
-    def made_for(self, purpose):
-        """Count what is allocated meanwhile for this."""
+    def count_allocations(self, purpose):
+        """Count allocations within the `with` block for `purpose`."""
         before, self._purpose = self._purpose, purpose
         yield
         self._purpose = before
@@ -92,27 +92,31 @@ class DeviceWatcher(TorchDispatchMode):
     def _refuse_waiting(self, function, inputs, args, kwargs):
         if function in BY_INDEX:
             if any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tree_leaves(args[1]) if tensor is not None):
-                raise WaitsForTheDevice(f"{function} by a mask: how many rows it takes, only the device knows")
+                raise HostWait(f"{function} by a mask: how many rows it takes, only the device knows")
         elif OUT_OF_VALUES & set(function.tags) and kwargs.get("output_size") is None:
-            raise WaitsForTheDevice(f"{function} makes a number or a shape out of values")
-        if function is aten._to_copy.default and self._is_here(inputs[0]) and not self._stays(kwargs.get("device")):
-            raise WaitsForTheDevice(f"{function} copies {list(inputs[0].shape)} to the host")
-        if function is aten.copy_.default and self._is_here(inputs[1]) and not self._is_here(inputs[0]):
-            raise WaitsForTheDevice(f"{function} copies {list(inputs[1].shape)} to the host")
+            raise HostWait(f"{function} makes a number or a shape out of values")
+        if (
+            function is aten._to_copy.default
+            and self._is_on_device(inputs[0])
+            and not self._keeps_device(kwargs.get("device"))
+        ):
+            raise HostWait(f"{function} copies {list(inputs[0].shape)} to the host")
+        if function is aten.copy_.default and self._is_on_device(inputs[1]) and not self._is_on_device(inputs[0]):
+            raise HostWait(f"{function} copies {list(inputs[1].shape)} to the host")
 
     def _refuse_hosts_tensors(self, function, inputs, outputs):
         places = {tensor.device.type for tensor in inputs}
         if function in (aten._to_copy.default, aten.copy_.default):
             if self.layer is not None and places != {self.device}:
-                raise NotOnTheDevice(f"{function} takes {list(inputs[0].shape)} from the host in layer {self.layer}")
+                raise OffTheDevice(f"{function} takes {list(inputs[0].shape)} from the host in layer {self.layer}")
         elif len(places) > 1:
             shapes = [(tensor.device.type, list(tensor.shape)) for tensor in inputs]
-            raise NotOnTheDevice(f"{function} takes tensors of two devices: {shapes}")
-        elif function not in ON_ITS_WAY and any(not self._is_here(tensor) for tensor in outputs):
-            raise NotOnTheDevice(f"{function} makes {[list(tensor.shape) for tensor in outputs]} on the host")
+            raise OffTheDevice(f"{function} takes tensors of two devices: {shapes}")
+        elif function not in ON_ITS_WAY and any(not self._is_on_device(tensor) for tensor in outputs):
+            raise OffTheDevice(f"{function} makes {[list(tensor.shape) for tensor in outputs]} on the host")
 
-    def _is_here(self, tensor):
+    def _is_on_device(self, tensor):
         return tensor.device.type == self.device
 
-    def _stays(self, device):
+    def _keeps_device(self, device):
         return device is None or torch.device(device).type == self.device

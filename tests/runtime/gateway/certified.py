@@ -1,4 +1,4 @@
-"""The gateway's port for ranks where certificates are asked for: port, handshakes and registry, without HTTP.
+"""The gateway's port for ranks with certificates: port, handshakes and registry, without HTTP.
 
 Certificates are those that `tidemill up` makes.
 """
@@ -25,14 +25,14 @@ HOUR = datetime.timedelta(hours=1)
 
 
 def issue_all(folder: Path, at: datetime.datetime | None = None) -> Path:
-    """Write the certificates of a gateway and two units by an authority of its own; the folder."""
+    """Write the certificates of a gateway and two units by a new authority. Return the folder."""
     units = [Identity(UNITS + unit, "client", folder / unit) for unit in ("mixed-0", "mixed-1")]
     Certificates([Identity(GATEWAY, "server", folder / "gateway"), *units], at or now())
     return folder
 
 
 class Gateway:
-    """A port that takes ranks with certificates."""
+    """A port for ranks with certificates."""
 
     def __init__(self, folder: Path) -> None:
         self.registry = Registry("sha256:kv", RankLimits(16, 4096, 0), 150.0, units_identity=UNITS)
@@ -51,8 +51,8 @@ class Gateway:
     def trust(self, folder: Path, side="client") -> Trust:
         return Trust(Credentials(folder, side), GATEWAY)
 
-    async def hears(self, folder: Path | None, hello: Hello = HELLO) -> object:
-        """What a rank is told that says `hello`, with the certificate of the folder or none: None for nothing."""
+    async def hello_reply(self, folder: Path | None, hello: Hello = HELLO) -> object:
+        """Return the answer to `hello`, or None, with the certificate of the folder or without one."""
         trust = None if folder is None else self.trust(folder)
         try:
             stream, writer = await call(HOST, self.port, trust)
@@ -65,7 +65,7 @@ class Gateway:
         return None if frame is None else frame[0]
 
     async def admits(self, folder: Path, hello: Hello = HELLO) -> bool:
-        """Whether a rank with that certificate is ready here before its connection is ended."""
+        """Return whether a rank with that certificate becomes ready before its connection is closed."""
         stream, writer = await call(HOST, self.port, self.trust(folder))
         writer.write(encode_frame(hello) + encode_frame(State("ready")))
         ended = asyncio.ensure_future(stream.read(1))  # nothing while it is welcome
@@ -82,5 +82,5 @@ class Gateway:
 
 
 def run(coroutine):
-    """Its result, within a time that only a hanging test needs."""
+    """Return the coroutine's result, within a time that only a hanging test needs."""
     return asyncio.run(asyncio.wait_for(coroutine, 60))

@@ -1,4 +1,4 @@
-"""A real gateway process on loopback, a tokenizer of a few hundred tokens, and ranks that are only fakes.
+"""A real gateway process on loopback, a tokenizer of a few hundred tokens, and fake ranks.
 
 The fake ranks speak the wire protocol and compute nothing, so that a test can say which token comes when. Real ranks
 are tested in `tests/runtime/`.
@@ -66,8 +66,8 @@ STALL_TIMEOUT_S = 150
 LOGPROB = -0.5
 
 
-def eventually(condition, what):
-    """The first true value of `condition()`."""
+def wait_for(condition, what):
+    """Return the first true value of `condition()`."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if value := condition():
@@ -77,14 +77,14 @@ def eventually(condition, what):
 
 
 @pytest.fixture
-def issued(tmp_path):
-    """Writes the certificates of a gateway and two units by an authority of its own; the folder."""
+def certificates(tmp_path):
+    """Return a function that writes certificates of a gateway and two units, and returns their folder."""
     return lambda name="ours", at=None: issue_all(tmp_path / name, at)
 
 
 @pytest.fixture(scope="session")
 def write_checkpoint():
-    """Writes a checkpoint folder without weights; keyword arguments overrule tokenizer_config.json."""
+    """Return a function that writes a checkpoint without weights; its arguments change tokenizer_config.json."""
 
     def write(folder: Path, **overrides) -> Path:
         encoder = tokenizers.Tokenizer(models.BPE())
@@ -117,7 +117,7 @@ def tokenizer(checkpoint):
 
 @dataclass
 class GatewayProcess:
-    """A gateway and where it listens."""
+    """A gateway process and its ports."""
 
     process: subprocess.Popen
     ports: dict[str, int]
@@ -130,7 +130,7 @@ class GatewayProcess:
         return f"http://{self.address}:{self.ports['http']}/v1"
 
     def get(self, path, port="http"):
-        """(status, body)."""
+        """Return (status, body)."""
         return self.call("GET", path, port=port)
 
     def call(self, method, path, body=None, port="http"):
@@ -145,8 +145,8 @@ class GatewayProcess:
     def ready_report(self):
         return json.loads(self.get("/readyz")[1])
 
-    def state_of(self, unit):
-        """[state of each rank], or None when the unit is unknown."""
+    def rank_states(self, unit):
+        """Return the state of each rank, or None for an unknown unit."""
         units = {entry["unit"]: entry for entry in self.ready_report()["units"]}
         return [rank["state"] for rank in units[unit]["ranks"]] if unit in units else None
 
@@ -154,12 +154,12 @@ class GatewayProcess:
         return self.log_file.read_text()
 
     def metric(self, name):
-        """The value of a sample without a bucket."""
+        """Return the value of a sample without a bucket."""
         samples = [line for line in self.get("/metrics", port="metrics")[1].splitlines() if line.startswith(name + "{")]
         return float(samples[0].rsplit(" ", 1)[1])
 
     def memory_mib(self):
-        """The most that the process ever had."""
+        """Return the process's peak memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
@@ -211,7 +211,7 @@ def start_gateway(write_checkpoint, tmp_path_factory):
         gateway = GatewayProcess(process, ports, launch_file, log_file, address)
         started.append(gateway)
         if wait:
-            eventually(lambda: answers(gateway), f"the gateway answers; its log: {gateway.log()}")
+            wait_for(lambda: answers(gateway), f"the gateway answers; its log: {gateway.log()}")
         return gateway
 
     yield start
@@ -230,7 +230,7 @@ def answers(gateway):
 
 @pytest.fixture(scope="session")
 def gateway(start_gateway):
-    """One gateway for all tests; each brings units of its own."""
+    """Return one gateway for all tests. Each test brings its own units."""
     return start_gateway()
 
 
@@ -243,7 +243,7 @@ def client(gateway):
 
 @pytest.fixture(scope="session")
 def loop():
-    """An event loop in a thread, where the fake ranks live."""
+    """Return an event loop in a thread, for the fake ranks."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -253,7 +253,7 @@ def loop():
 
 
 class FakeRank:
-    """A rank that says what the test tells it to; `heard` holds what the gateway said, `expected` the KV announced."""
+    """A rank that sends what the test tells it to. `heard` has the gateway's messages, `expected` the announced KV."""
 
     def __init__(self, loop, port, hello: Hello, source: str):
         self.hello = hello
@@ -357,23 +357,23 @@ def join(gateway, loop):
     yield join
     for rank in joined:
         rank.leave()
-    eventually(lambda: all_lost(gateway), "every fake rank is lost")
+    wait_for(lambda: is_all_lost(gateway), "every fake rank is lost")
 
 
-def all_lost(gateway):
+def is_all_lost(gateway):
     return all(rank["state"] == "lost" for unit in gateway.ready_report()["units"] for rank in unit["ranks"])
 
 
 @pytest.fixture
 def pair(gateway, join):
-    """A ready prefill and a ready decode unit."""
+    """Return a ready prefill and a ready decode unit."""
     ranks = [join(phase=phase) for phase in ("prefill", "decode")]
     for rank in ranks:
         rank.say(State("ready"))
-    eventually(lambda: gateway.ready_report()["ready"], "the pair is ready")
+    wait_for(lambda: gateway.ready_report()["ready"], "the pair is ready")
     return FakePair(*ranks)
 
 
 @pytest.fixture
-def until():
-    return eventually
+def wait_until():
+    return wait_for

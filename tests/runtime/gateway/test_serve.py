@@ -1,4 +1,4 @@
-"""The gateway as a process: its ports, its end, and what it says when it cannot start."""
+"""The gateway as a process: its ports, its end, and its sentence when it cannot start."""
 
 import http.client
 import json
@@ -18,7 +18,7 @@ from runtime.protocol.messages import Abort, State, Token
 
 @pytest.mark.parametrize("name", ["http", "registry", "metrics"])
 def test_a_taken_port_is_one_sentence(start_gateway, name):
-    """The sentence has address, port and what the port is for; nothing is served then."""
+    """A taken port is one sentence with address, port and purpose, and nothing is served."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         gateway = start_gateway(ports={name: port}, wait=False)
@@ -30,13 +30,13 @@ def test_a_taken_port_is_one_sentence(start_gateway, name):
 
 @pytest.mark.parametrize(("address", "complaint"), [("0.0.0.0", "means all of them"), ("gateway", "must be an IP")])
 def test_only_one_address_is_bound(gateway, address, complaint):
-    """A wildcard or a name is refused."""
+    """A wildcard or a name as address is refused."""
     with pytest.raises(RuntimeFailure, match=complaint):
         run(read_gateway_launch(gateway.launch_file), address, drain_s=0)
 
 
 def test_another_checkpoint_than_planned_is_refused(gateway):
-    """The digest of config.json must be the launch file's."""
+    """A checkpoint with another config.json than the launch file's is refused."""
     launch = json.loads(gateway.launch_file.read_text())
     other = SimpleNamespace(uri=launch["checkpoint"]["uri"], config_digest="sha256:other")
 
@@ -45,7 +45,7 @@ def test_another_checkpoint_than_planned_is_refused(gateway):
 
 
 def test_sigterm_ends_the_process_cleanly(start_gateway):
-    """Exit status 0, no traceback, ports free again, an idle client connection no obstacle."""
+    """SIGTERM ends the process with status 0, without a traceback, despite an idle client."""
     gateway = start_gateway()
     idle = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"])
     idle.request("GET", "/health")
@@ -59,13 +59,13 @@ def test_sigterm_ends_the_process_cleanly(start_gateway):
     idle.close()
 
 
-def test_an_answer_that_runs_at_sigterm_ends_as_without(start_gateway, join, until):
-    """New callers are refused meanwhile, and the process ends with status 0 after it."""
+def test_an_answer_that_runs_at_sigterm_ends_as_without(start_gateway, join, wait_until):
+    """An answer that runs at SIGTERM is finished, while new callers are refused."""
     gateway = start_gateway()
-    request_id, ranks, stream = stream_of_a_pair(gateway, join, until)
+    request_id, ranks, stream = start_stream(gateway, join, wait_until)
 
     gateway.process.send_signal(signal.SIGTERM)
-    until(lambda: not takes_connections(gateway), "nobody is let in")
+    wait_until(lambda: not takes_connections(gateway), "nobody is let in")
     ranks[1].say(Token(request_id, 1, 41, "length"))
 
     said = stream.read().decode()
@@ -75,10 +75,10 @@ def test_an_answer_that_runs_at_sigterm_ends_as_without(start_gateway, join, unt
 
 
 @pytest.mark.whole
-def test_an_answer_that_outlives_the_grace_ends_with_an_error(start_gateway, join, until):
-    """SIGTERM leaves a running stream a few seconds, then ends it in words; the ranks hear Abort and nothing is cut."""
+def test_an_answer_that_outlives_the_grace_ends_with_an_error(start_gateway, join, wait_until):
+    """An answer that outlives the grace ends with an error event, and the ranks hear Abort."""
     gateway = start_gateway()
-    request_id, ranks, stream = stream_of_a_pair(gateway, join, until)
+    request_id, ranks, stream = start_stream(gateway, join, wait_until)
 
     assert gateway.stop() == 0
     assert "the gateway is stopping" in stream.read().decode()
@@ -86,12 +86,12 @@ def test_an_answer_that_outlives_the_grace_ends_with_an_error(start_gateway, joi
     assert "Traceback" not in gateway.log()
 
 
-def stream_of_a_pair(gateway, join, until):
-    """The id of a request that has its first token, the ranks of its two units, and its stream."""
+def start_stream(gateway, join, wait_until):
+    """Start a stream. Return its request's id after the first token, the ranks of its two units, and the stream."""
     ranks = [join(at=gateway, phase=phase) for phase in ("prefill", "decode")]
     for rank in ranks:
         rank.say(State("ready"))
-    until(lambda: gateway.ready_report()["ready"], "the pair is ready")
+    wait_until(lambda: gateway.ready_report()["ready"], "the pair is ready")
     client = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"])
     client.request("POST", "/v1/completions", json.dumps({"model": "org/tiny", "prompt": "mill", "stream": True}))
     request_id = ranks[0].hear().request_id
@@ -108,7 +108,7 @@ def takes_connections(gateway):
 
 
 def test_the_gateway_imports_no_torch():
-    """Its pod needs neither torch nor a GPU."""
+    """The gateway imports no torch."""
     code = "import sys, runtime.gateway.serve; print('torch' in sys.modules)"
 
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

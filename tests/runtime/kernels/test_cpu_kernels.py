@@ -1,4 +1,4 @@
-"""Compiled loops against torch: in float64, or bit for bit where they only compare."""
+"""The compiled loops equal torch: in float64, or bit for bit where they only compare."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ from runtime.model.forward_batch import Chunk
 from runtime.model.layers import Linear
 from runtime.model.moe import LocalExperts
 from runtime.protocol.counting import PAGE_TOKENS
-from tests.runtime.closeness import off_by
+from tests.runtime.closeness import error_in_norm
 from tests.runtime.on_cpu import TORCH_OPS, backend, new_cache
 
 
@@ -40,7 +40,7 @@ def random(*shape: int) -> Tensor:
 @pytest.mark.parametrize("size", [1, 31, 160])
 @pytest.mark.parametrize("sums", [1, 2, 17])
 def test_each_row_is_multiplied_by_the_matrix(rows: int, size: int, sums: int) -> None:
-    """Any number of rows of any length, and of sums, give what float64 gives, up to FP32's rounding, or BF16's."""
+    """Matmuls of any size equal float64's, up to rounding in FP32 or BF16."""
     x, w = random(rows, size), random(sums, size)
     expected = x.double() @ w.double().T
 
@@ -58,7 +58,7 @@ def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("rows", "size", "width"), [(1, 24, 12), (3, 33, 17), (5, 64, 1)])
 def test_a_gated_mlp_is_rounded_once(rows: int, size: int, width: int) -> None:
-    """Between its matmuls nothing is narrowed: float64's result, up to one rounding to BF16 and FP32's."""
+    """The gated MLP equals float64's, up to one rounding to BF16 and FP32's."""
     x, gate, up, down = random(rows, size), random(width, size), random(size, width).T, random(size, width)
 
     y = cpu_kernels.gated_mlp(x, gate, up.contiguous(), down)
@@ -67,7 +67,7 @@ def test_a_gated_mlp_is_rounded_once(rows: int, size: int, width: int) -> None:
 
 
 def test_a_gate_of_any_size_opens_or_closes() -> None:
-    """Where e^x is beyond FP32, silu is the number itself or 0, and NaN stays NaN."""
+    """silu of numbers whose e^x is beyond FP32 is the number or 0, and NaN stays NaN."""
     x = torch.tensor([[100.0], [-100.0], [0.0], [torch.nan]]).bfloat16()
     one = torch.ones(1, 1).bfloat16()
 
@@ -77,7 +77,7 @@ def test_a_gate_of_any_size_opens_or_closes() -> None:
 
 @pytest.mark.parametrize("counts", [[1], [0, 5, 1, 0, 2], [4, 8, 3, 7], [0, 0, 1]])
 def test_each_row_goes_through_the_expert_of_its_slot(counts: list[int]) -> None:
-    """Slots of any number of rows, none too, and the results take the rows' places."""
+    """Each row is replaced by its slot's expert's result, for any number of rows in a slot."""
     rows, gate_up, down = random(sum(counts), 33), random(len(counts), 2 * 17, 33), random(len(counts), 33, 17)
     parts = zip(rows.split(counts), gate_up, down, strict=True)
     expected = torch.cat([gated_mlp(x, *both.split(17), matrix) for x, both, matrix in parts])
@@ -88,7 +88,7 @@ def test_each_row_goes_through_the_expert_of_its_slot(counts: list[int]) -> None
 
 
 def test_a_projection_of_one_row_is_that_of_many_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row alone goes through the loops, beside others through torch, and its result differs by BF16's last place."""
+    """A row alone (by a loop) and beside others (by torch) agrees to BF16's last place."""
     projection = Linear(nn.Parameter(random(48, 64) / 8), LoopOps())
     x = random(32, 64)
     asked = []
@@ -103,7 +103,7 @@ def test_a_projection_of_one_row_is_that_of_many_up_to_rounding(monkeypatch: pyt
 
 
 def test_experts_of_few_rows_are_those_of_many_up_to_rounding(small_config) -> None:
-    """All slots at once give what slot after slot gives, in the rows' own places."""
+    """All slots in one call give the results of slot after slot, in the rows' own places."""
     experts = LocalExperts(4, small_config, backend(torch.bfloat16))
     for parameter in experts.parameters():
         parameter.data = random(*parameter.shape) / 8
@@ -114,11 +114,11 @@ def test_experts_of_few_rows_are_those_of_many_up_to_rounding(small_config) -> N
         results = experts(ContiguousRows(rows, torch.tensor(counts), counts))
 
     assert results is rows
-    assert off_by(results, expected.detach()) < 0.008  # BF16 rounds once more, or once less
+    assert error_in_norm(results, expected.detach()) < 0.008  # BF16 rounds once more, or once less
 
 
 def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot's rows are filled up with those of the next slots, which get their own results all the same."""
+    """A slot's rows are computed with some of the next slots', whose own results stay right."""
     experts = LocalExperts(6, small_config, backend(torch.bfloat16))
     for parameter in experts.parameters():
         parameter.data = random(*parameter.shape) / 8
@@ -137,11 +137,11 @@ def test_experts_of_many_rows_see_few_numbers_of_rows(small_config, monkeypatch:
 
     assert seen == [32, 16, 48, 16, 17]
     assert results is rows
-    assert off_by(results, expected.detach()) < 0.008  # BF16 rounds once more, or once less
+    assert error_in_norm(results, expected.detach()) < 0.008  # BF16 rounds once more, or once less
 
 
 def test_deterministic_experts_do_not_come_here(small_config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In deterministic mode the number of rows chooses no kernel."""
+    """In deterministic mode the number of rows does not choose the kernel."""
     experts = LocalExperts(2, small_config, backend(torch.bfloat16, deterministic=True))
     for parameter in experts.parameters():
         parameter.data = random(*parameter.shape)
@@ -155,7 +155,7 @@ def test_deterministic_experts_do_not_come_here(small_config, monkeypatch: pytes
 
 @pytest.mark.parametrize("shape", [(1, 512), (5, 33), (3, 2, 24), (0, 8)])
 def test_a_norm_is_rounded_once(shape: tuple[int, ...]) -> None:
-    """Rows of any length, aligned or not, in any number of dimensions: float64's norm, in the nearest BF16."""
+    """The norm equals float64's in the nearest BF16, for rows of any length, alignment and number of dimensions."""
     x, weight = random(*shape) * 3, random(shape[-1])
 
     y = cpu_kernels.rms_norm(x, weight, 1e-6)
@@ -166,14 +166,14 @@ def test_a_norm_is_rounded_once(shape: tuple[int, ...]) -> None:
 
 
 def test_a_norm_of_no_numbers_is_none() -> None:
-    """NaN and infinity do not become numbers when they are rounded."""
+    """NaN and infinity stay so in a norm."""
     y = cpu_kernels.rms_norm(torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0]]).bfloat16(), random(2), 1e-6)
 
     assert y[:, 0].isnan().all()
 
 
 def test_a_gates_many_rows_are_multiplied_in_fp32() -> None:
-    """They give what float64 gives up to FP32's rounding, and FP32 that was never BF16 is not rounded afterwards."""
+    """The gate equals float64 up to FP32's rounding, and FP32 that was never BF16 is not rounded."""
     x, w = random(300, 160), random(24, 160)
     precise = torch.randn(300, 160)
 
@@ -186,7 +186,7 @@ def test_a_gates_many_rows_are_multiplied_in_fp32() -> None:
 
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (1, 70), (5, 5), (64, 64), (3, 130)])
 def test_a_query_weighs_the_keys_up_to_its_own(num_queries: int, num_keys: int) -> None:
-    """In place, float64's softmax of scores of any size, in the nearest BF16; keys that come later weigh nothing."""
+    """The softmax equals float64's in the nearest BF16, and later keys get 0."""
     scores = random(3, num_queries, num_keys) * 30
     later = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
     expected = scores.double().masked_fill(later, -torch.inf).softmax(-1)
@@ -199,7 +199,7 @@ def test_a_query_weighs_the_keys_up_to_its_own(num_queries: int, num_keys: int) 
 
 
 def test_one_query_weighs_as_among_others() -> None:
-    """A row's weights are its own, bit for bit: deterministic mode computes them here too."""
+    """A query's weights do not depend on other queries, bit for bit."""
     scores = random(2, 40, 100)
     alone = [scores[:, t : t + 1, : 61 + t].contiguous() for t in range(40)]
 
@@ -210,7 +210,7 @@ def test_one_query_weighs_as_among_others() -> None:
 
 
 def test_weights_of_no_numbers_are_none() -> None:
-    """A score that is NaN shows in all weights of its row, and in no other's."""
+    """A NaN among the scores makes its row's weights NaN, and no other's."""
     scores = random(1, 2, 3)
     scores[0, 1, 0] = torch.nan
 
@@ -222,7 +222,7 @@ def test_weights_of_no_numbers_are_none() -> None:
 
 @pytest.mark.parametrize("is_one", [False, True])
 def test_an_mlps_halves_are_multiplied_in_one_pass(is_one: bool) -> None:
-    """silu(gate) * up of two tensors, or of the two halves of one, far from zero too: float64's, rounded once."""
+    """silu(gate) * up equals float64's, rounded once, for two tensors or two halves of one."""
     gate, up = torch.linspace(-120, 120, 11 * 2 * 37).view(11, -1).bfloat16().chunk(2, -1)
     if not is_one:
         gate, up = gate.contiguous(), random(11, 37)
@@ -240,7 +240,7 @@ def test_an_mlps_halves_are_multiplied_in_one_pass(is_one: bool) -> None:
 def test_experts_are_chosen_as_by_torch(
     num_experts: int, groups: int, num_best: int, topk_group: int, top_k: int
 ) -> None:
-    """The same experts in the same order, for the groupings of V3 and V2, scores below 0 (biased) included."""
+    """The experts and their order equal torch's for V3's and V2's groups, negative scores included."""
     scores = torch.randn(200, num_experts, generator=torch.Generator().manual_seed(0))
 
     chosen = cpu_kernels.choose_experts(scores, groups, num_best, topk_group, top_k)
@@ -249,7 +249,7 @@ def test_experts_are_chosen_as_by_torch(
 
 
 def test_of_equal_experts_the_first_are_chosen() -> None:
-    """Ties are broken as they are numbered, below zero as above."""
+    """Of equal scores the first expert wins, below zero as above."""
     for score in (0.5, -0.5):
         chosen = cpu_kernels.choose_experts(torch.full((1, 12), score), 4, 2, 2, 3)
 
@@ -269,7 +269,7 @@ def test_of_equal_experts_the_first_are_chosen() -> None:
 def test_loops_are_for_few_rows_in_bf16_on_one_thread(
     rows: int, dtype: torch.dtype, threads: int, wins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything else is torch's."""
+    """Loops compute few rows in BF16 on one thread, and torch everything else."""
     torch.set_num_threads(threads)
     ops, asked = backend(dtype).ops, []
     monkeypatch.setattr(cpu_kernels, "linear", lambda x, w: asked.append(x))
@@ -292,7 +292,7 @@ def test_loops_are_for_few_rows_in_bf16_on_one_thread(
     ],
 )
 def test_one_table_fits_a_model(dtype: torch.dtype, threads: int, deterministic: bool, table: type) -> None:
-    """Loops are for BF16 on one thread, and deterministic mode has those alone that treat each row by itself."""
+    """The table follows from type and threads; a deterministic one has only loops that compute each row alone."""
     torch.set_num_threads(threads)
 
     assert type(backend(dtype, deterministic).ops) is table
@@ -300,7 +300,7 @@ def test_one_table_fits_a_model(dtype: torch.dtype, threads: int, deterministic:
 
 @pytest.mark.parametrize("table", [CpuOps, RowLoopOps, LoopOps])
 def test_widened_products_are_rounded_once(table: type[CpuOps]) -> None:
-    """Without instructions for BF16, products are FP32's, rounded once, and the results of a slot lie in its rows."""
+    """Without instructions for BF16, products are FP32's, rounded once."""
     ops, rows, k = table(widens=True), random(40, 32), random(3, 9, 32)
     gate_up, down = random(48, 32), random(32, 24)
 
@@ -332,7 +332,7 @@ def test_bf16_is_widened_where_the_core_has_no_instructions_for_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The log says so, and which precision is faster there."""
+    """Without instructions for BF16 matrices are widened, and the log names the faster precision."""
     found = {name: name in instructions for name in ("avx512_bf16", "amx_bf16")}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     monkeypatch.setattr(cpu_ops.platform, "machine", lambda: "x86_64")
@@ -346,7 +346,7 @@ def test_bf16_is_widened_where_the_core_has_no_instructions_for_it(
 
 
 def test_another_device_gets_torchs_operations() -> None:
-    """A CPU's loops are for a CPU's memory."""
+    """Another device than a CPU gets torch's operations."""
     ops = choose_backend(torch.device("cuda"), torch.bfloat16, deterministic=False).ops
 
     assert type(ops) is Ops
@@ -354,7 +354,7 @@ def test_another_device_gets_torchs_operations() -> None:
 
 
 def test_a_row_has_the_same_bits_in_any_company_under_the_deterministic_table() -> None:
-    """Every operation that the table overrides computes each row by itself."""
+    """Every operation that the deterministic table overrides computes each row alone."""
     ops = RowLoopOps()
     x, up, weight = random(40, 64), random(40, 64, 1)[..., 0], random(64)
     scores = torch.rand(40, 16, generator=torch.Generator().manual_seed(0))
@@ -373,7 +373,7 @@ def test_a_row_has_the_same_bits_in_any_company_under_the_deterministic_table() 
 @pytest.mark.parametrize("neighbours", [True, False])
 @pytest.mark.parametrize("heads", [None, 1, 3])
 def test_heads_rotate_as_by_torch(heads: int | None, neighbours: bool) -> None:
-    """The last part of each head, or of each token, turns in place, and what is before it stays."""
+    """The last part of each head or token is rotated in place, and the part before it stays."""
     shape = (5, 6 + 4) if heads is None else (5, heads, 6 + 4)
     x, angles = random(*shape), torch.arange(10.0).view(5, 2)
     cos, sin = angles.cos(), angles.sin()
@@ -388,7 +388,7 @@ def test_heads_rotate_as_by_torch(heads: int | None, neighbours: bool) -> None:
 
 @pytest.mark.parametrize(("requests", "heads"), [(1, 1), (1, 8), (3, 5)])
 def test_latent_attention_is_absorbed_as_by_torch(requests: int, heads: int) -> None:
-    """Queries go through their head's map to keys, contexts through its map to values, and positions as they are."""
+    """Absorbed queries and values equal torch's."""
     nope, rope, value, latent = 7, 4, 5, 17
     up, q, context = (
         random(heads * (nope + value), latent),
@@ -409,7 +409,7 @@ def test_latent_attention_is_absorbed_as_by_torch(requests: int, heads: int) -> 
 
 @pytest.mark.parametrize("heads", [1, 6])
 def test_requests_attend_to_their_own_positions_in_their_pages(heads: int) -> None:
-    """Scores, softmax and sum of float64 over each request's positions, whatever else its last page holds."""
+    """Attention equals float64's over each request's positions, whatever else is in its last page."""
     latent, page, lengths = 17, 8, [1, 8, 19]
     pages, q, tables = random(6, page, 21), random(3, heads, 21), torch.tensor([[4, 0, 0], [2, 0, 0], [5, 3, 1]])
     pages[4, 1:], pages[1, 3:] = torch.nan, torch.nan
@@ -423,7 +423,7 @@ def test_requests_attend_to_their_own_positions_in_their_pages(heads: int) -> No
 
 
 def test_decode_attends_alike_in_loops_and_in_torch(small_config, random_model, monkeypatch) -> None:
-    """A step of a model in BF16 has the same logits up to rounding whichever computes its attention."""
+    """A decode step has the same logits up to rounding, by loops or by torch."""
     model = random_model(replace(small_config, max_position_embeddings=128), dtype=torch.bfloat16)
     chunks = [Chunk([7], 70, [1, 0]), Chunk([3], 5, [2])]
     logits = []
@@ -434,13 +434,13 @@ def test_decode_attends_alike_in_loops_and_in_torch(small_config, random_model, 
         with torch.inference_mode():
             logits.append(model.next_logits([], chunks, cache))
 
-    assert off_by(*logits) < 0.03  # torch rounds scores and weights to BF16
+    assert error_in_norm(*logits) < 0.03  # torch rounds scores and weights to BF16
     assert not logits[0].equal(logits[1])
 
 
 @pytest.mark.parametrize("pairs", [(0, 3), (1, 8), (40, 3)])
 def test_pairs_are_sorted_by_slot_as_by_torch(pairs: tuple[int, int]) -> None:
-    """Pairs of a slot are counted and stay in their order, and every pair knows its row."""
+    """Pairs are counted and sorted by slot as torch does, in their order."""
     slots = torch.randint(9, pairs, generator=torch.Generator().manual_seed(0))
 
     counts, pair_of_row, row_of_pair = cpu_kernels.sort_by_slot(slots, 10)
@@ -452,7 +452,7 @@ def test_pairs_are_sorted_by_slot_as_by_torch(pairs: tuple[int, int]) -> None:
 
 
 def test_a_tokens_rows_are_weighed_where_they_lie() -> None:
-    """Each token's sum is that of float64, rounded once, wherever its rows are."""
+    """Each token's weighted sum equals float64's, rounded once, wherever its rows lie."""
     rows, row_of_pair, weights = random(12, 33), torch.randperm(12).view(4, 3), torch.rand(4, 3)
 
     y = cpu_kernels.weighted_sum(rows, row_of_pair, weights)

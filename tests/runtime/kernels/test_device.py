@@ -1,4 +1,4 @@
-"""The device that a rank takes, and what only a CPU's ranks touch."""
+"""A rank takes its device, and a GPU's rank does not use what is for CPUs."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from runtime.kv.cache import LatentCache
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A driver with two GPUs, and which of them is taken."""
+    """Fake a driver with two GPUs, and record which one is taken."""
     taken = []
     fakes = {
         "is_available": lambda: True,
@@ -30,19 +30,19 @@ def gpus(monkeypatch):
 
 
 def test_a_rank_takes_the_gpu_of_its_number(gpus):
-    """And makes it the process's own, so that nothing is allocated on another's."""
+    """A rank takes the GPU of its local number, and makes it the process's current one."""
     assert use_device("cuda", 1) == torch.device("cuda", 1)
     assert gpus == [1]
 
 
 def test_a_cpu_is_taken_without_asking_for_gpus(gpus):
-    """Whether there are any does not matter."""
+    """A CPU is taken without a question about GPUs."""
     assert use_device("cpu", 1) == CPU
     assert gpus == []
 
 
 def test_more_ranks_than_gpus_are_refused(gpus):
-    """The sentence says how many there are."""
+    """More ranks than GPUs are refused with the number of GPUs."""
     with pytest.raises(RuntimeFailure, match=r"local rank 2, which needs GPU 2, but the process sees 2: 0 to 1"):
         use_device("cuda", 2)
 
@@ -50,7 +50,7 @@ def test_more_ranks_than_gpus_are_refused(gpus):
 
 
 def test_no_gpu_is_one_sentence(monkeypatch):
-    """With what torch was built for, which is the other thing that may be wrong."""
+    """Without a GPU one sentence says so, and what torch was built for."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeFailure) as error:
         use_device("cuda", 0)
@@ -60,20 +60,20 @@ def test_no_gpu_is_one_sentence(monkeypatch):
 
 
 def test_deterministic_mode_is_refused_on_a_gpu():
-    """Nobody has measured whether a row's bits are its own there."""
+    """Deterministic mode is refused on a GPU."""
     with pytest.raises(RuntimeFailure, match="deterministic: true is not possible on cuda"):
         choose_backend(torch.device("cuda"), torch.bfloat16, deterministic=True)
 
 
 def test_a_cpus_tensor_is_handed_over_as_it_is():
-    """No copy of what is there already."""
+    """A CPU's tensor is not copied to the host."""
     x = torch.ones(3)
 
     assert HostLink().to_host(x) is x
 
 
 def test_a_gpus_copies_go_through_pinned_memory_and_are_waited_for(monkeypatch):
-    """Any thread waits for the rank's own GPU, on the stream that computes and on which the copies began."""
+    """Copies to the host use pinned memory, and any thread may wait for them on the compute stream."""
     waited, asked, chosen, own = [], [], [], torch.device("cuda", 1)
     stream = SimpleNamespace(synchronize=lambda: waited.append(True))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append(device) or stream)
@@ -87,7 +87,7 @@ def test_a_gpus_copies_go_through_pinned_memory_and_are_waited_for(monkeypatch):
 
 
 class Queue:
-    """Keeps a record of what is asked of it."""
+    """A queue that records the calls that it gets."""
 
     def __init__(self):
         self.record, self.has_ended = [], False
@@ -111,7 +111,7 @@ class Queue:
 
 
 def test_a_copy_to_a_gpu_runs_beside_the_computation_until_it_is_joined():
-    """The host asks whether it has ended, and waits for nothing; what it reads is held as long as its arrival is."""
+    """A copy to the GPU runs beside the computation until it is joined, and keeps its inputs until then."""
     queue = Queue()
     arrival = PinnedLink(torch.device("cuda", 1), queue).begin_to_device(lambda: queue.record.append("copy"))
     begun = list(queue.record)
@@ -124,7 +124,7 @@ def test_a_copy_to_a_gpu_runs_beside_the_computation_until_it_is_joined():
 
 
 def test_whoever_lets_memory_go_can_ask_for_the_copies_begun_until_then():
-    """Before the first copy there is none to wait for; on a CPU each has ended when it has begun."""
+    """A mark tells whether the copies begun before it have ended; on a CPU they always have."""
     queue = Queue()
     before, link = PinnedLink(CPU).track_copies(), PinnedLink(CPU, queue)
     have_ended = link.track_copies()
@@ -136,7 +136,7 @@ def test_whoever_lets_memory_go_can_ask_for_the_copies_begun_until_then():
 
 
 def test_latents_of_a_request_are_written_beside_the_computation():
-    """The device is told before which rows they go to: a copy from ordinary memory would wait for the queue."""
+    """The rows to write are copied to the device first, because a copy from pageable memory waits for the queue."""
     queue, made = Queue(), []
     cache = LatentCache(2, 4, 128, torch.float32, CPU, PinnedLink(CPU, queue))
     cache._rows = lambda table, start, end: made.append(list(queue.record)) or torch.arange(start, end)
@@ -148,7 +148,7 @@ def test_latents_of_a_request_are_written_beside_the_computation():
 
 
 def test_a_cpus_copy_is_done_when_it_has_begun():
-    """So whoever needs it need not ask."""
+    """A CPU's copy is done when the call returns."""
     copied = []
 
     assert HostLink().begin_to_device(lambda: copied.append(True)) is None
@@ -156,7 +156,7 @@ def test_a_cpus_copy_is_done_when_it_has_begun():
 
 
 def test_who_waits_for_a_copy_to_the_host_sleeps(monkeypatch):
-    """An event that does not block would keep a core busy until the GPU has done all that was before the copy."""
+    """A thread that waits for a copy to the host sleeps on a blocking event."""
     events = []
 
     class Event:
@@ -208,7 +208,7 @@ print("numba" in sys.modules)
 
 
 def test_what_is_for_cpus_is_not_reached_on_a_gpu():
-    """No compiled loops, no common memory, no kept heap; and the log begins with the GPU."""
+    """On a GPU there are no compiled loops, no common memory and no kept heap, and the log begins with the GPU."""
     done = subprocess.run([sys.executable, "-c", REACHED], capture_output=True, text=True, timeout=120)
 
     assert done.stdout.split() == ["AllToAllDispatcher", "MaskedDispatcher", "False"], done.stderr

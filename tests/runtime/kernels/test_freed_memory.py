@@ -1,4 +1,4 @@
-"""Memory that tensors give back stays with the process, from its first tensor on."""
+"""Memory that tensors free stays with the process, from its first tensor on."""
 
 import hashlib
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.launch_documents import UNIT, seal, write
 
 PROGRAM = """
 import resource, torch
@@ -24,7 +24,7 @@ print(faults[-1] - faults[9], in_page)
 
 
 def test_freed_memory_is_used_again() -> None:
-    """A tensor of 48 MiB that comes and goes soon takes its 12,288 pages from the system once, and begins a page.
+    """A tensor of 48 MiB that comes and goes takes its 12,288 pages from the system once.
 
     All later rounds together take fewer than one would: a machine short of memory may take idle pages back meanwhile.
     """
@@ -53,10 +53,10 @@ with FirstTensor():
 
 @pytest.fixture
 def commands(demo, demo_config, free_port, tmp_path):
-    """Each command of `python -m runtime` that makes tensors, with its arguments."""
+    """Return each command of `python -m runtime` that makes tensors, with its arguments."""
     (tmp_path / "prompts.json").write_text("[[5]]")
     config_digest = hashlib.sha256((demo / "config.json").read_bytes()).hexdigest()
-    unit = sealed(
+    unit = seal(
         UNIT,
         expert_map__num_logical_experts=demo_config.n_routed_experts,
         expert_map__physical_to_logical=[list(range(demo_config.n_routed_experts))] * demo_config.num_moe_layers,
@@ -72,7 +72,7 @@ def commands(demo, demo_config, free_port, tmp_path):
 
 @pytest.mark.parametrize("command", ["generate", "rank"])
 def test_memory_is_kept_before_the_first_tensor(commands, command) -> None:
-    """Offline and in service, torch finds the switch for huge pages set when it first asks for it."""
+    """Each command sets the switch for huge pages before torch first reads it."""
     arguments = [sys.executable, "-c", FIRST_TENSOR, command, *map(str, commands[command])]
     done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, timeout=100)
 

@@ -10,7 +10,7 @@ from runtime.gateway.tenants.keys import make_salt
 from runtime.kv.blocks import block_digest, block_identity, block_names, root_name, tenant_name
 from runtime.launch import UnitLaunch, _convert
 from runtime.protocol.counting import PAGE_TOKENS
-from tests.runtime.launch_documents import UNIT, sealed
+from tests.runtime.launch_documents import UNIT, seal
 from tests.runtime.on_cpu import backend
 
 DIGEST = bytes(32)
@@ -19,7 +19,7 @@ prompts = st.lists(st.integers(0, 3) | st.integers(0, 2**32 - 1), max_size=4 * P
 
 
 def launched(**changes):
-    return _convert(sealed(UNIT, **changes), UnitLaunch, "launch.json")
+    return _convert(seal(UNIT, **changes), UnitLaunch, "launch.json")
 
 
 def digest_of(weights="w", num_layers=4, kernels=("k",), **changes):

@@ -32,7 +32,7 @@ from runtime.protocol import frames
 from runtime.protocol.frames import FRAME_PREFIX_BYTES, STRANGER_HEADER_BYTES, FrameReader, encode_frame
 from runtime.protocol.messages import Accepted, FromPrefill, Handover, Offer, Piece, Sampling
 from runtime.worker.rank_metrics import RankMetrics
-from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.launch_documents import UNIT, seal, write
 
 HOST = "127.0.0.1"
 TOKEN_SHAPE = (3, 8)  # num_layers, latent_dim: 96 bytes a token in FP32, as the launch file says
@@ -48,7 +48,7 @@ def launches(tmp_path_factory):
 
     def read(dtype):
         kv = {"kv_cache__dtype": dtype, "kv_cache__bytes_per_token": BYTES_PER_TOKEN[dtype]}
-        return read_unit_launch(write(tmp_path_factory.mktemp("launch"), sealed(UNIT, precision=dtype, **kv)))
+        return read_unit_launch(write(tmp_path_factory.mktemp("launch"), seal(UNIT, precision=dtype, **kv)))
 
     return {dtype: read(dtype) for dtype in BYTES_PER_TOKEN}
 

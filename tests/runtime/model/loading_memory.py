@@ -27,7 +27,7 @@ def main(folder, dtype, rank, ep):
 
 
 def resident_bytes(field):
-    """VmRSS: now. VmHWM: at most so far (getrusage's would count what the parent had when it forked)."""
+    """Return VmRSS (now) and VmHWM (the peak so far); getrusage's would include the parent's at the fork."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (kib,) = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
     return int(kib) * 1024

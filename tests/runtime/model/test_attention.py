@@ -1,4 +1,4 @@
-"""Prefill (keys and values expanded) and decode (absorbed, over the latent cache) are one computation."""
+"""Prefill (expanded keys and values) and decode (absorbed, over the latents) compute the same attention."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ prompt = st.lists(st.integers(0, 49), min_size=1, max_size=12)
 
 @torch.inference_mode()
 def decode(model, cache, tables, tokens, positions):
-    """Hidden states [B, D] of one step of every request."""
+    """Return hidden states [B, D] of one step of every request."""
     chunks = [Chunk([token], *where) for token, *where in zip(tokens, positions, tables, strict=True)]
     for chunk in chunks:
         cache.allocate(chunk.table, chunk.end)
@@ -39,14 +39,14 @@ def decode(model, cache, tables, tokens, positions):
 
 @torch.inference_mode()
 def prefill(model, prompts):
-    """Hidden states [T, D] of whole prompts in one step, and each one's latents [num_layers, T, C]."""
+    """Return hidden states [T, D] of whole prompts in one step, and each one's latents [num_layers, T, C]."""
     cache = new_cache(model.config, len(prompts) * PAGE_TOKENS, torch.float32)
     chunks = [Chunk(prompt, 0, cache_table(cache, len(prompt))) for prompt in prompts]
     return model(chunks, [], cache), [cache.copy_to_host(chunk.table, chunk.end) for chunk in chunks]
 
 
 def cache_table(cache, num_tokens, latents=None):
-    """A table with pages of its own, and `latents` in them."""
+    """Return a table with its own pages, which hold `latents`."""
     table = []
     cache.allocate(table, num_tokens)
     if latents is not None:
@@ -57,7 +57,7 @@ def cache_table(cache, num_tokens, latents=None):
 @settings(max_examples=25, deadline=None)
 @given(shapes=shapes, tokens=prompt, seed=st.integers(0, 1000))
 def test_decoding_token_by_token_equals_prefill(small_config, random_model, shapes, tokens, seed):
-    """Both forms give the same hidden states and the same latents, for any head sizes, stretched or not."""
+    """Both forms give the same hidden states and latents, for any head sizes, with and without YaRN."""
     config = replace(small_config, **shapes)
     model = random_model(config, seed)
     cache, table = new_cache(config, len(tokens), torch.float32), []
@@ -84,7 +84,7 @@ def test_prompts_together_equal_each_alone(small_config, random_model, prompts, 
 @settings(max_examples=25, deadline=None)
 @given(prompts=st.lists(prompt, min_size=2, max_size=5), seed=st.integers(0, 1000))
 def test_a_request_decodes_the_same_in_any_company(small_config, random_model, prompts, seed):
-    """Requests of other lengths in the batch leave a request's next hidden state as it is alone."""
+    """A request's hidden state does not depend on the other requests in the batch."""
     model = random_model(small_config, seed)
     cache = new_cache(small_config, len(prompts) * PAGE_TOKENS, torch.float32)
     tables = [cache_table(cache, len(tokens) + 1, prefill(model, [tokens])[1][0]) for tokens in prompts]
@@ -96,7 +96,7 @@ def test_a_request_decodes_the_same_in_any_company(small_config, random_model, p
 
 
 def test_what_a_reused_page_held_before_does_not_matter(small_config, random_model):
-    """A short request in the page of a longer one that ended decodes as in a fresh cache."""
+    """A short request in a longer one's former page decodes as in a new cache."""
     model = random_model(small_config)
     (latents,) = prefill(model, [[1, 2]])[1]
     used, fresh = (new_cache(small_config, PAGE_TOKENS, torch.float32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Recorded steps against steps that are computed as they come, with a recorder that computes anew at each replay.
+"""Recorded steps equal computed ones, with a recorder that computes again at each replay.
 
 So what is ours is tested on a CPU: what a replay reads and writes, which size is taken, and what it counts. CUDA graphs
 are tried in `tests/gpu`.
@@ -36,8 +36,8 @@ def engine(request):
 
 
 @torch.inference_mode()
-def continued(engine, num_requests, recorder=None):
-    """Greedy tokens and logits of requests that end one after the other, by recorded steps if there is a recorder."""
+def continue_greedily(engine, num_requests, recorder=None):
+    """Return greedy tokens and logits of requests that end one by one, by recorded steps if there is a `recorder`."""
     cache = engine.new_cache(MAX_REQUESTS * 256)
     captured = recorder and CapturedSteps(engine.model, cache, recorder, MAX_REQUESTS, MAX_TOKENS)
     prompts = [list(range(5, 5 + 60 + 3 * number)) for number in range(num_requests)]
@@ -61,10 +61,10 @@ def continued(engine, num_requests, recorder=None):
 
 @pytest.mark.parametrize("num_requests", [1, 3, 5])
 def test_recorded_steps_say_what_steps_say(engine, num_requests):
-    """To the bit in deterministic mode: filled up with copies or not, as requests grow, end and cross pages."""
+    """Recorded steps have the bits of computed ones, with and without copies, as requests grow, end and cross pages."""
     recorder = Recorder()
-    texts, found = continued(engine, num_requests, recorder)
-    expected_texts, expected = continued(engine, num_requests)
+    texts, found = continue_greedily(engine, num_requests, recorder)
+    expected_texts, expected = continue_greedily(engine, num_requests)
 
     assert texts == expected_texts
     assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
@@ -72,7 +72,7 @@ def test_recorded_steps_say_what_steps_say(engine, num_requests):
 
 
 def test_numbers_on_their_way_to_the_device_are_not_overwritten(engine, monkeypatch):
-    """A step of which nothing is drawn is followed at once by the next, while its inputs may still be copied."""
+    """A step waits until the inputs of the last one are copied."""
     cache, held = engine.new_cache(256), []
     with torch.inference_mode():
         captured = CapturedSteps(engine.model, cache, Recorder(), MAX_REQUESTS, MAX_TOKENS)
@@ -85,7 +85,7 @@ def test_numbers_on_their_way_to_the_device_are_not_overwritten(engine, monkeypa
 
 
 def test_a_rank_without_requests_replays_a_step(engine):
-    """Its unit steps, so it takes part."""
+    """A rank without requests replays a step, because its unit steps."""
     cache = engine.new_cache(64)
     with torch.inference_mode():
         captured = CapturedSteps(engine.model, cache, Recorder(), MAX_REQUESTS, MAX_TOKENS)
@@ -94,7 +94,7 @@ def test_a_rank_without_requests_replays_a_step(engine):
 
 
 def test_exchanges_of_a_replay_are_counted(monkeypatch):
-    """As many as of a step that is computed as it comes, on a device's form of dispatch."""
+    """A replay counts as many exchanges as a computed step."""
 
     def form(group, slots, _top_k, rows, _x, backend, room):
         return MaskedDispatcher(group, slots, room, rows, backend.ops)
@@ -118,7 +118,7 @@ def test_exchanges_of_a_replay_are_counted(monkeypatch):
 
 @pytest.mark.parametrize("max_requests", [1, 2, 3, 8, 9, 16, 64, 65, 100, 128, 1000])
 def test_a_size_for_any_number_of_requests(max_requests):
-    """Ascending, from none to the most, and few copies wherever there are many requests."""
+    """There is a size for any number of requests, with few copies in large steps."""
     sizes = captured_sizes(max_requests)
 
     assert sizes == sorted(set(sizes))

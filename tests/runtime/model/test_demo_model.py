@@ -38,19 +38,19 @@ def metrics():
 
 @pytest.fixture(scope="module")
 def answers():
-    """Question -> the sentence that the model was trained to answer."""
+    """Return question -> the sentence that the model was trained to answer."""
     return json.loads((FOLDER / "answers.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def model_and_tokenizer():
-    """The stored weights under float32 arithmetic: bfloat16 kernels are compiled per shape, at a higher cost."""
+    """Return the stored weights in float32: bfloat16 kernels are compiled for each shape, at a higher cost."""
     return load(FOLDER, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
 def measured(model_and_tokenizer):
-    """(bits, bytes, ExpertLoad) of the extract, computed now."""
+    """Return (bits, bytes, ExpertLoad) of the extract, computed now."""
     model, tokenizer = model_and_tokenizer
     text = (FOLDER / "heldout.txt").read_text(encoding="utf-8")
     loads = ExpertLoad(model)
@@ -85,7 +85,7 @@ def test_stored_metrics_beat_the_trigram(metrics):
 
 
 def test_stored_files_are_held_out(metrics):
-    """Every file that the metrics call held out is one by the rule on names."""
+    """Every file that the metrics call held out is held out by the rule on names."""
     assert len(metrics["held_out"]["files"]) >= 10
     for name in metrics["held_out"]["files"]:
         assert Document(name, "").held_out

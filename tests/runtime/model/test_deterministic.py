@@ -1,4 +1,4 @@
-"""Deterministic mode: what a request gets is its own doing, to the last bit.
+"""In deterministic mode a request's bits depend on nothing but the request.
 
 Not its neighbours in the batch, not its place among them, not how many ranks there are, which experts they hold, or
 which run it is. Without the mode the same comparisons hold to rounding only (`test_attention.py`, `test_parity.py`).
@@ -23,7 +23,7 @@ from runtime.model.layers import GatedMlp, Linear, RmsNorm
 from runtime.model.mla import LatentAttention
 from runtime.model.moe import Gate, LocalExperts
 from runtime.offline import greedy
-from tests.runtime.closeness import median_off_by
+from tests.runtime.closeness import median_row_error
 from tests.runtime.random_checkpoints import V2_LITE, V3, write_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
@@ -38,7 +38,7 @@ prompt = st.lists(st.integers(0, V3["vocab_size"] - 1), min_size=1, max_size=40)
 
 @pytest.fixture(scope="module", params=[V3, V2_LITE], ids=["V3", "V2-Lite"])
 def folder(request, tmp_path_factory):
-    """A small random checkpoint."""
+    """Return a small random checkpoint."""
     return write_checkpoint(
         tmp_path_factory.mktemp("deterministic") / "checkpoint",
         request.param | {"max_position_embeddings": MAX_POSITIONS},
@@ -55,7 +55,7 @@ def deterministic(folder, layer_map, dtype):
 
 
 def decode(engine, requests):
-    """One step for (prompt, its latents) each, after an arbitrary token."""
+    """Take one decode step for each (prompt, latents), after an arbitrary token."""
     cache = engine.new_cache(len(requests) * MAX_REQUEST_TOKENS)
     chunks = [Chunk([7], len(tokens), []) for tokens, _ in requests]
     for chunk, (_, latents) in zip(chunks, requests, strict=True):
@@ -67,7 +67,7 @@ def decode(engine, requests):
 @settings(max_examples=EXAMPLES)
 @given(prompts=st.lists(prompt, min_size=1, max_size=6), order=st.randoms(use_true_random=False))
 def test_neighbours_leave_a_requests_bits_alone(engine, prompts, order):
-    """Logits and latents of prefill, and the logits of a decode step, are those of each request by itself."""
+    """The logits and latents of prefill, and the logits of decode, are those of each request alone."""
     shuffled = order.sample(prompts, len(prompts))
     alone = [engine.prefill([tokens]) for tokens in shuffled]
     logits, latents = engine.prefill(shuffled)
@@ -87,7 +87,7 @@ def test_neighbours_leave_a_requests_bits_alone(engine, prompts, order):
     neighbour=prompt,
 )
 def test_chunks_leave_a_requests_bits_alone(engine, length, cuts, neighbour):
-    """A prompt in chunks, each beside another prompt and a request that decodes, is the prompt as a whole."""
+    """A prompt in chunks beside other requests has the bits of the whole prompt."""
     tokens = [(7 * place) % V3["vocab_size"] for place in range(length)]
     (whole,), (latents,) = engine.prefill([tokens])
     cache = engine.new_cache(5 * TILE_POSITIONS)
@@ -102,7 +102,7 @@ def test_chunks_leave_a_requests_bits_alone(engine, length, cuts, neighbour):
 
 
 def test_the_last_layer_computes_what_is_asked_for(engine):
-    """Its experts see the last tokens of prompts alone, and these get the bits that they have beside all others."""
+    """The last layer's experts see only the prompts' last tokens, which get the same bits."""
     prompts = [list(range(length)) for length in (3, 30, 70)]
     everywhere, before = engine.prompt_logits(prompts), engine.model.load.rows.sum(1)
     logits, _ = engine.prefill(prompts)
@@ -113,14 +113,14 @@ def test_the_last_layer_computes_what_is_asked_for(engine):
 
 
 def table(cache, num_tokens):
-    """Pages for a request."""
+    """Return pages for a request."""
     pages = []
     cache.allocate(pages, num_tokens)
     return pages
 
 
 def test_any_map_gives_the_same_bits(folder, engine):
-    """Experts in another order, and redundant ones, of which a run uses now this replica and now that."""
+    """Any order of experts and any redundant ones give the same bits, whichever replicas a run uses."""
     prompts = [list(range(length)) for length in (3, 30)]
     expected = engine.prompt_logits(prompts)
     generator = torch.Generator().manual_seed(3)
@@ -134,7 +134,7 @@ def test_any_map_gives_the_same_bits(folder, engine):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_it_is_the_same_model(folder, dtype):
-    """Both ways to compute the tokens of a step agree up to rounding, and are as near to FP32 as their type allows."""
+    """Both ways to compute a step agree up to rounding, and are as near to FP32 as their type allows."""
     prompts = [list(range(length)) for length in (1, 20, 40)]
     experts = [list(range(V3["n_routed_experts"]))] * 2
     in_fp32, fast, exact = (
@@ -143,15 +143,15 @@ def test_it_is_the_same_model(folder, dtype):
     )
     between, from_fp32 = CLOSE[dtype]
 
-    assert median_off_by(fast, exact) < between
-    assert median_off_by(fast, in_fp32) < from_fp32
-    assert median_off_by(exact, in_fp32) < from_fp32
+    assert median_row_error(fast, exact) < between
+    assert median_row_error(fast, in_fp32) < from_fp32
+    assert median_row_error(exact, in_fp32) < from_fp32
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])
 def test_text_and_logits_do_not_depend_on_ranks_map_or_run(prompts, generate, redundant_map, tmp_path, dtype):
-    """The command at EP 1, 2 and 4, each with another map and other neighbours: equal tokens, equal bits."""
+    """The command at EP 1, 2 and 4, each with another map and other neighbours, gives equal tokens and bits."""
     prompts = prompts[:9]
     flags = ("--dtype", dtype, "--deterministic", "--max-tokens", MAX_TOKENS)
     backwards = [layer[::-1] for layer in redundant_map]
@@ -169,21 +169,21 @@ def test_text_and_logits_do_not_depend_on_ranks_map_or_run(prompts, generate, re
 
 @pytest.fixture(scope="module")
 def without_replicas(prompts, generate):
-    """The text of one rank that holds each expert once."""
+    """Return the text of one rank that holds each expert once."""
     return generate(prompts[:6], "--deterministic", "--max-tokens", MAX_TOKENS)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("split", ["equal", "local_first"])
 def test_text_does_not_depend_on_the_split(prompts, generate, redundant_map, without_replicas, split):
-    """Whichever replicas tokens choose, on two nodes of two ranks: the text of one rank without replicas."""
+    """On two nodes of two ranks, the split `local_first` gives the text of one rank without replicas."""
     flags = ("--deterministic", "--max-tokens", MAX_TOKENS, "--ep", 4, "--split", split, "--nodes", 2)
 
     assert generate(prompts[:6], *flags, expert_map=redundant_map) == without_replicas
 
 
 def test_a_request_ends_alike_whoever_leaves_before_it(engine):
-    """Greedy texts of requests that decode together equal each alone, while neighbours finish one after another."""
+    """A request's greedy text is the one that it has alone, while neighbours finish."""
     prompts = [[5] * length for length in (1, 17, 30)]
     said_soon = greedy(engine, SoloGroup(), prompts[:1], 3, set())[0][-1]
     together = greedy(engine, SoloGroup(), prompts, MAX_TOKENS, {said_soon})
@@ -195,7 +195,7 @@ def test_a_request_ends_alike_whoever_leaves_before_it(engine):
 
 @pytest.mark.parametrize("num_rows", [0, 1, TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 1, 5 * TILE_ROWS])
 def test_tiles_cover_every_row_once(num_rows):
-    """Functions of several tensors, and with several results, see every row in its order and see full tiles only."""
+    """Functions with several tensors or results see every row once, in order, in full tiles."""
     seen = []
 
     def function(x, y):
@@ -210,7 +210,7 @@ def test_tiles_cover_every_row_once(num_rows):
 
 
 def test_a_machine_that_cannot_is_refused():
-    """Where a row's place in its tile matters, a rank says so instead of serving."""
+    """If a row's place in its tile matters, the rank refuses to serve."""
     with pytest.raises(
         RuntimeFailure, match="not possible on this machine: its kernels treat the rows of a tile of 16"
     ):
@@ -232,7 +232,7 @@ def test_a_machine_that_cannot_is_refused():
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_every_kind_of_row_function_is_asked_about(engine, monkeypatch, kind, method):
-    """Whichever of them notices a row's place, the machine is refused."""
+    """A machine is refused whichever row function depends on a row's place."""
     check_machine(engine.model.row_functions())
     if not any(isinstance(module, kind) for module in engine.model.modules()):
         assert kind in (LocalExperts if engine.backend.dtype == torch.float8_e4m3fn else Fp8Experts, Fp8Linear)
@@ -245,18 +245,18 @@ def test_every_kind_of_row_function_is_asked_about(engine, monkeypatch, kind, me
         first, *others = results if isinstance(results, tuple) else (results,)
         return first + torch.arange(len(first))[:, None].to(first.dtype), *others
 
-    monkeypatch.setattr(kind, method, lambda *arguments: unpacked(with_its_place(*arguments)))
+    monkeypatch.setattr(kind, method, lambda *arguments: unpack(with_its_place(*arguments)))
     with pytest.raises(RuntimeFailure, match="not possible on this machine"):
         check_machine(engine.model.row_functions())
 
 
-def unpacked(results):
-    """One result as itself."""
+def unpack(results):
+    """Return a single result without its tuple."""
     return results if len(results) > 1 else results[0]
 
 
 def test_a_rank_computes_on_one_thread(folder):
-    """Kernels share sums out by threads, so their number would be in the bits."""
+    """A deterministic rank computes on one thread, because kernels divide sums among threads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -1,4 +1,4 @@
-"""A model's tensors are made on its device: shown by fake tensors, which refuse a CPU's beside a GPU's.
+"""A model's tensors are made on its device, as fake tensors show: they refuse a mix of devices.
 
 No GPU is needed. What asks a device for values (rows contiguous by expert) cannot run so; masked rows can. Lists of
 fewer than two numbers cannot become tensors either, so each step here has prompts and two decoding requests.
@@ -22,8 +22,8 @@ CUDA = torch.device("cuda")
 PROMPT = list(range(40))
 
 
-def built(config, dtype):
-    """A model with two replicas of the first experts, and an empty cache."""
+def build_model(config, dtype):
+    """Return a model with two replicas of the first experts, and an empty cache."""
     slots = [[*range(config.n_routed_experts), 0, 1]] * config.num_moe_layers
     backend = choose_backend(CUDA, dtype, deterministic=False)
     model = DeepseekV3(config, slots, SoloGroup(), backend)
@@ -33,9 +33,9 @@ def built(config, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, E4M3], ids=str)
 def test_a_step_stays_on_the_models_device(small_config, dtype):
-    """Prompts in chunks and requests that decode, from token ids to logits: nothing is made anywhere else."""
+    """A step of prompts and decoding requests makes tensors on the model's device only."""
     with FakeTensorMode(), torch.inference_mode():
-        model, cache = built(small_config, dtype)
+        model, cache = build_model(small_config, dtype)
         chunks = [Chunk(PROMPT[:30], 0, [0]), Chunk(PROMPT[30:35], 30, [1])]
         decoding = [Chunk([5], 70, [2, 3]), Chunk([7], 3, [0])]
         logits = model.next_logits(chunks, decoding, cache)
@@ -46,9 +46,9 @@ def test_a_step_stays_on_the_models_device(small_config, dtype):
 
 
 def test_a_draft_stays_on_the_models_device(small_config):
-    """The MTP layer is built where the main model is."""
+    """The MTP layer's tensors are on the main model's device."""
     with FakeTensorMode(), torch.inference_mode():
-        model, cache = built(small_config, torch.bfloat16)
+        model, cache = build_model(small_config, torch.bfloat16)
         mtp = MultiTokenPrediction(model, [*range(small_config.n_routed_experts), 0, 1], SoloGroup())
         decoding = [Chunk([5], 70, [2, 3]), Chunk([7], 3, [1])]
         hidden = model([Chunk(PROMPT[:-1], 0, [0])], decoding, cache)
@@ -59,9 +59,9 @@ def test_a_draft_stays_on_the_models_device(small_config):
 
 
 def test_latents_travel_through_host_memory(small_config):
-    """What a handover brings comes from the host, and what is swapped out goes there."""
+    """Latents of a handover come from host memory, and swapped-out ones go there."""
     with FakeTensorMode():
-        _, cache = built(small_config, torch.float32)
+        _, cache = build_model(small_config, torch.float32)
         latents = torch.zeros(small_config.num_hidden_layers, 70, small_config.latent_dim)
         cache.swap_in([3, 1], latents)
         found = cache.copy_to_host([3, 1], 70)

@@ -1,4 +1,4 @@
-"""What FP8 does to the demo model: which matrices are in it, how far logits move, how often the best token changes.
+"""FP8 changes the demo model's logits and best tokens only as much as its rounding explains.
 
 Three texts: held-out documentation, where many tokens are nearly as likely as the best one; FP32's own greedy text,
 where it is surer; and FP32's own answers to questions that the model was trained to answer, where it should know what
@@ -26,8 +26,8 @@ from runtime.model.engine import Engine, EngineConfig
 from runtime.model.fp8 import Fp8Linear
 from runtime.offline import greedy
 from tests.runtime import fp8_reference
-from tests.runtime.closeness import median_off_by, off_by
-from tests.runtime.rounded_ops import round_rows, rounded
+from tests.runtime.closeness import error_in_norm, median_row_error
+from tests.runtime.rounded_ops import round_codes, round_rows
 
 PIECES, PIECE_TOKENS = 8, 256
 NUM_PROMPTS, MAX_TOKENS = 24, 32
@@ -60,7 +60,7 @@ def engine(folder, config, dtype):
 
 @pytest.fixture(scope="module")
 def engines(demo, demo_config):
-    """The engines by the type of their matrices, and the slow reference of what FP8 rounds."""
+    """Return engines by the type of their matrices, and the slow reference of FP8's rounding."""
     found = {dtype: engine(demo, demo_config, dtype) for dtype in (torch.float32, torch.bfloat16, E4M3)}
     found[ROUNDED] = engine(demo, demo_config, torch.float32)
     round_rows(found[ROUNDED].model)
@@ -68,8 +68,8 @@ def engines(demo, demo_config):
 
 
 @pytest.fixture(scope="module")
-def held_out(demo):
-    """Pieces of the text that travels with the model."""
+def held_out_texts(demo):
+    """Return pieces of the text that is bundled with the model."""
     text = (demo / "heldout.txt").read_text(encoding="utf-8")
     ids = Tokenizer.from_file(str(demo / "tokenizer.json")).encode(text).ids
     return [ids[start : start + PIECE_TOKENS] for start in range(0, PIECES * PIECE_TOKENS, PIECE_TOKENS)]
@@ -77,7 +77,7 @@ def held_out(demo):
 
 @pytest.fixture(scope="module")
 def questions(demo):
-    """Token ids of questions through the chat template, up to where the answer begins."""
+    """Return token ids of questions in the chat template, up to the answer."""
     tokenizer = load_tokenizer(demo)
     asked = list(json.loads((demo / "answers.json").read_text(encoding="utf-8")))[::EVERY_QUESTION]
     chats = [[{"role": "user", "content": question}] for question in asked]
@@ -85,8 +85,8 @@ def questions(demo):
 
 
 @pytest.fixture(scope="module")
-def measured(engines, held_out, prompts, questions):
-    """A function: the logits of all positions of a text by type, each position's next token being of that text."""
+def measure_loss(engines, held_out_texts, prompts, questions):
+    """Return a function of a text: the logits of its positions by type, and the tokens that follow them."""
     beginnings = {"greedy": (prompts[:NUM_PROMPTS], MAX_TOKENS), "answers": (questions, MAX_ANSWER_TOKENS)}
 
     def logits(engine, whole, first):
@@ -95,22 +95,22 @@ def measured(engines, held_out, prompts, questions):
     @cache
     def of_text(text):
         if text == "held-out":
-            return {kind: torch.cat(engine.prompt_logits(held_out)) for kind, engine in engines.items()}
-        whole, first = continued(engines[torch.float32], *beginnings[text])
+            return {kind: torch.cat(engine.prompt_logits(held_out_texts)) for kind, engine in engines.items()}
+        whole, first = continue_greedily(engines[torch.float32], *beginnings[text])
         return {kind: logits(engine, whole, first) for kind, engine in engines.items()}
 
     return of_text
 
 
-def continued(engine, prompts, max_tokens):
-    """(prompts with their greedy continuations, where each one's first new token is predicted)."""
+def continue_greedily(engine, prompts, max_tokens):
+    """Return prompts with their greedy continuations, and the position that predicts each one's first new token."""
     outputs = greedy(engine, SoloGroup(), prompts, max_tokens, {EOS})
     whole = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
     return whole, [len(prompt) - 1 for prompt in prompts]
 
 
 def test_exactly_the_published_matrices_are_in_fp8(engines):
-    """Projections and experts, but not kv_b_proj; all that DeepSeek leaves in BF16 is in BF16, scales are FP32."""
+    """Projections and experts except kv_b_proj are FP8; everything that DeepSeek keeps in BF16 is BF16."""
     for name, parameter in engines[E4M3].model.named_parameters():
         if "scale" in name or name.endswith("e_score_correction_bias"):
             assert parameter.dtype == torch.float32
@@ -121,8 +121,8 @@ def test_exactly_the_published_matrices_are_in_fp8(engines):
     assert engines[E4M3].prefill([[5, 6]])[1][0].dtype == torch.bfloat16
 
 
-def test_no_matrix_loses_anything_and_no_activation_more_than_the_format_rounds(engines, held_out, monkeypatch):
-    """The weights are stored on e4m3's grid; what enters a projection loses one rounding to e4m3, and no second one."""
+def test_no_matrix_loses_anything_and_no_activation_more_than_the_format_rounds(engines, held_out_texts, monkeypatch):
+    """The weights lose nothing, and a projection's input is rounded to e4m3 once."""
     wide = dict(engines[torch.float32].model.named_modules())
     losses, quantising = {}, set()
     for name, module in engines[E4M3].model.named_modules():
@@ -132,7 +132,7 @@ def test_no_matrix_loses_anything_and_no_activation_more_than_the_format_rounds(
             monkeypatch.setattr(module, "quantise", partial(keep_loss, losses, name, module.quantise))
             if not name.endswith("up_proj"):  # it reads the rows of the gate beside it
                 quantising.add(name)
-    engines[E4M3].prompt_logits(held_out[:1])
+    engines[E4M3].prompt_logits(held_out_texts[:1])
     print(f"e4m3 rounds activations by {min(losses.values()):.2%} to {max(losses.values()):.2%} of their norm")
 
     assert losses.keys() == quantising
@@ -140,21 +140,21 @@ def test_no_matrix_loses_anything_and_no_activation_more_than_the_format_rounds(
 
 
 def keep_loss(losses, name, quantise, x_RD):
-    """Keep what a projection's rows lose when it quantises them."""
+    """Record the error when projections quantise their rows."""
     rows = quantise(x_RD)
-    losses[name] = off_by(dequantised_rows(rows), x_RD)
+    losses[name] = error_in_norm(dequantise_rows(rows), x_RD)
     return rows
 
 
-def dequantised_rows(rows):
+def dequantise_rows(rows):
     return rows.codes.float() * rows.scales.repeat_interleave(BLOCK, 1)[:, : rows.codes.shape[1]]
 
 
 @each_text
 @pytest.mark.parametrize("dtype", AGREEMENT, ids=str)
-def test_the_best_token_stays_where_it_is_decided(measured, dtype, text):
-    """FP8's is FP32's in 99 % of all positions of answers, elsewhere in 99 % of those FP32 has decided; BF16's more."""
-    expected, found = measured(text)[torch.float32], measured(text)[dtype]
+def test_the_best_token_stays_where_it_is_decided(measure_loss, dtype, text):
+    """FP8 keeps FP32's best token at 99 % of answers' positions, and elsewhere at 99 % of the decided ones."""
+    expected, found = measure_loss(text)[torch.float32], measure_loss(text)[dtype]
     best = expected.topk(2).values
     is_decided = best[:, 0] - best[:, 1] > DECIDED
     agrees = found.argmax(-1) == expected.argmax(-1)
@@ -168,10 +168,12 @@ def test_the_best_token_stays_where_it_is_decided(measured, dtype, text):
 
 
 @each_text
-def test_logits_are_off_by_what_the_formats_round(measured, text):
-    """FP8's errors are those of rounded rows and of BF16 together, no more and no less, and BF16's are far smaller."""
-    expected = measured(text)[torch.float32]
-    rounded, bf16, fp8 = (median_off_by(measured(text)[kind], expected) for kind in (ROUNDED, torch.bfloat16, E4M3))
+def test_logits_are_off_by_what_the_formats_round(measure_loss, text):
+    """FP8's errors in logits are those of rounded rows and BF16 together; BF16's are far smaller."""
+    expected = measure_loss(text)[torch.float32]
+    rounded, bf16, fp8 = (
+        median_row_error(measure_loss(text)[kind], expected) for kind in (ROUNDED, torch.bfloat16, E4M3)
+    )
     predicted = math.hypot(rounded, bf16)
     print(f"{text}: rounded rows {rounded:.2%} off, BF16 {bf16:.2%}, so FP8 {predicted:.2%}, and it is {fp8:.2%}")
 
@@ -180,23 +182,23 @@ def test_logits_are_off_by_what_the_formats_round(measured, text):
 
 
 @each_text
-def test_the_best_token_moves_as_under_rounding_alone(measured, text):
-    """FP8 keeps the best token as often as rounded rows do, to a hundredth."""
-    expected = measured(text)[torch.float32].argmax(-1)
+def test_the_best_token_moves_as_under_rounding_alone(measure_loss, text):
+    """FP8 keeps the best token as often as rounded rows do, within 1 %."""
+    expected = measure_loss(text)[torch.float32].argmax(-1)
     kept, kept_by_rounding = (
-        (measured(text)[kind].argmax(-1) == expected).float().mean().item() for kind in (E4M3, ROUNDED)
+        (measure_loss(text)[kind].argmax(-1) == expected).float().mean().item() for kind in (E4M3, ROUNDED)
     )
     print(f"{text}: same best token {kept:.2%}, with rounded rows {kept_by_rounding:.2%}")
 
     assert kept > kept_by_rounding - 0.01
 
 
-def test_the_text_is_predicted_as_well(measured, held_out):
-    """The held-out text's next token costs within 1 % of the bits that it costs in FP32."""
-    targets = torch.tensor([token for piece in held_out for token in piece[1:]])
+def test_the_text_is_predicted_as_well(measure_loss, held_out_texts):
+    """A token of the held-out text costs within 1 % of its bits in FP32."""
+    targets = torch.tensor([token for piece in held_out_texts for token in piece[1:]])
     nats = {
         dtype: F.cross_entropy(logits.unflatten(0, (PIECES, PIECE_TOKENS))[:, :-1].flatten(0, 1), targets).item()
-        for dtype, logits in measured("held-out").items()
+        for dtype, logits in measure_loss("held-out").items()
     }
     print(", ".join(f"{str(dtype).removeprefix('torch.')} {loss:.4f} nats a token" for dtype, loss in nats.items()))
 
@@ -205,12 +207,12 @@ def test_the_text_is_predicted_as_well(measured, held_out):
 
 
 def test_the_rounding_of_the_reference_is_the_formats():
-    """Rows of every magnitude become what one number at a time makes of them."""
+    """The reference rounds rows of every magnitude as the format does, number by number."""
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)) * 10 ** torch.arange(-7.0, 8, 3)[:, None]
-    codes, scales = fp8_reference.quantised_rows(x.tolist())
+    codes, scales = fp8_reference.quantise_rows(x.tolist())
     values = [
-        [fp8_reference.value_of(code) * scales[n][k // BLOCK] for k, code in enumerate(row)]
+        [fp8_reference.code_value(code) * scales[n][k // BLOCK] for k, code in enumerate(row)]
         for n, row in enumerate(codes)
     ]
 
-    assert rounded(x).equal(torch.tensor(values))
+    assert round_codes(x).equal(torch.tensor(values))

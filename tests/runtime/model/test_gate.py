@@ -1,4 +1,4 @@
-"""The gate equals DeepSeek's published rules, V3's and V2's, written out here in plain Python.
+"""The gate follows DeepSeek's published rules for V3 and V2, written here in plain Python.
 
 Sources: deepseek-ai/DeepSeek-V3 `inference/model.py`, class Gate; DeepSeek-V2 `modeling_deepseek.py`, class MoEGate.
 """
@@ -17,7 +17,7 @@ from tests.runtime.on_cpu import backend
 
 @st.composite
 def gates(draw):
-    """(what differs in the config, seed)."""
+    """Draw (changes of the config, seed)."""
     groups = draw(st.sampled_from([1, 2, 4, 8]))
     experts_per_group = draw(st.integers(2, 6))
     topk_group = draw(st.integers(1, groups))
@@ -44,7 +44,7 @@ def tokens(config, seed, count=5):
 
 
 def reference(config, weight, bias, x):
-    """Logical expert -> weight, of one token; lists in, dict out. V2 has no bias and judges a group by its best."""
+    """Return logical expert -> weight of one token. V2 has no bias and judges a group by its best score."""
     logits = [sum(w * v for w, v in zip(row, x, strict=True)) for row in weight]
     if config.scoring_func == "sigmoid":
         scores = [1 / (1 + math.exp(-logit)) for logit in logits]
@@ -64,7 +64,7 @@ def reference(config, weight, bias, x):
 
 @given(drawn=gates())
 def test_gate_equals_the_published_rules(small_config, filled, drawn):
-    """Same experts and same weights as the slow reference, for any scores, groups, top-k, normalisation and scale."""
+    """Experts and weights equal the slow reference, for any scores, groups, top-k, normalisation and scale."""
     changes, seed = drawn
     config = replace(small_config, **changes)
     gate, x = make_gate(config, filled, seed), tokens(config, seed + 1)
@@ -91,7 +91,7 @@ def test_bias_chooses_but_does_not_weigh(small_config, filled):
 
 
 def test_only_the_best_groups_are_eligible(small_config, filled):
-    """Four chosen experts come from two of the four groups, however good the others' best is."""
+    """Four chosen experts come from two of four groups, however good the best of another group is."""
     config = replace(small_config, num_experts_per_tok=4)
     with torch.inference_mode():
         experts, _ = make_gate(config, filled, 5)(tokens(config, 6, count=50))
@@ -101,7 +101,7 @@ def test_only_the_best_groups_are_eligible(small_config, filled):
 
 
 def test_weights_are_fp32_whatever_the_model_is(small_config, filled):
-    """A BF16 model weighs its experts in FP32."""
+    """The weights of a BF16 model's experts are FP32."""
     gate = filled(Gate(small_config, backend(torch.bfloat16)), 0)
     with torch.inference_mode():
         _, weights = gate(tokens(small_config, 1).bfloat16())

@@ -1,4 +1,4 @@
-"""Deterministic mode, in one sweep: whatever serves a request, and beside whom, its greedy tokens are the same.
+"""In deterministic mode a request's greedy tokens are the same, whatever serves it and beside whom.
 
 And their logprobs, to the last bit, so that no difference hides behind a token that is the best one by far.
 
@@ -15,7 +15,7 @@ import pytest
 from runtime.expert_parallel.group import SoloGroup
 from runtime.model.engine import Engine, EngineConfig
 from tests.runtime.identical_ranks import LAYOUTS, NUM_EXPERTS, expert_map, ids_and_logprobs, wishes
-from tests.runtime.one_rank import said_alone
+from tests.runtime.one_rank import tell_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks
 
@@ -36,19 +36,19 @@ def prompts():
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint, prompts):
-    """dtype -> {prompt number: what the request gets by itself, on one rank, with the plainest map}."""
+def lone_answers(checkpoint, prompts):
+    """Return dtype -> {prompt number: its answer alone, on one rank, with the plainest map}."""
 
     def answers(dtype):
         engine = Engine(EngineConfig(checkpoint, expert_map(0, seed=0), dtype, deterministic=True), SoloGroup())
-        return {wish.id: ids_and_logprobs(said_alone(engine, SoloGroup(), wish)) for wish in wishes(prompts)}
+        return {wish.id: ids_and_logprobs(tell_alone(engine, SoloGroup(), wish)) for wish in wishes(prompts)}
 
     return {dtype: answers(dtype) for dtype in {layout.dtype for layout in LAYOUTS.values()}}
 
 
 @pytest.mark.parametrize("size", [*(pytest.param(size, marks=pytest.mark.whole) for size in (1, 2, 8)), 4])
-def test_greedy_tokens_are_those_of_the_request_alone(size, checkpoint, prompts, alone, free_port, tmp_path):
-    """At each EP size, under every layout; where the cache is tight, requests were really preempted."""
+def test_greedy_tokens_are_those_of_the_request_alone(size, checkpoint, prompts, lone_answers, free_port, tmp_path):
+    """At each EP size and layout the tokens are those of the request alone, even after preemptions."""
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
     run_ranks("identical_ranks.py", size, free_port(), checkpoint, tmp_path)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
@@ -56,13 +56,13 @@ def test_greedy_tokens_are_those_of_the_request_alone(size, checkpoint, prompts,
     for name, layout in LAYOUTS.items():
         tokens = {number: ids for rank in ranks for number, ids in rank[name]["tokens"].items()}
         preemptions = sum(rank[name]["preemptions"] for rank in ranks)
-        assert tokens == dict(list(alone[layout.dtype].items())[: layout.num_prompts]), name
+        assert tokens == dict(list(lone_answers[layout.dtype].items())[: layout.num_prompts]), name
         assert (preemptions > 0) == ("preemption" in name), name
 
 
-def test_the_texts_are_not_all_alike(alone):
-    """Prompts differ in their answers, and an answer in its tokens: equality above means something."""
-    for answers in alone.values():
+def test_the_texts_are_not_all_alike(lone_answers):
+    """Prompts have different answers, so the equality above means something."""
+    for answers in lone_answers.values():
         ids = [tuple(token_id for token_id, _ in answer) for answer in answers.values()]
         assert len(set(ids)) > len(ids) / 2
         assert max(len(set(answer)) for answer in ids) > 3

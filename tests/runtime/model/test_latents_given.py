@@ -1,4 +1,4 @@
-"""Whoever has a chunk's sink gets the latents that lie in the cache, of every layer and bit for bit."""
+"""A chunk's sink gets the latents that lie in the cache, of every layer and bit for bit."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ NUM_LAYERS = V3["num_hidden_layers"]
 
 
 class Sink:
-    """Keeps views as they are given, until the end: nobody may write to them meanwhile."""
+    """A sink that keeps views to the end, so that it notices a later write."""
 
     def __init__(self):
         self.layers = [[] for _ in range(NUM_LAYERS)]
@@ -30,7 +30,7 @@ class Sink:
 @pytest.mark.parametrize("overlap", ["none", "dual_batch"])
 @pytest.mark.parametrize(("dtype", "deterministic"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_a_sink_gets_what_the_cache_holds(tmp_path, dtype, deterministic, overlap):
-    """Two prompts come in chunks that steps and micro-batches cut, with a third without a sink between them."""
+    """Two prompts' sinks get the cache's latents, across chunks, steps and micro-batches."""
     checkpoint = write_checkpoint(tmp_path, V3)
     slots = [list(range(V3["n_routed_experts"]))] * (NUM_LAYERS - V3["first_k_dense_replace"])
     engine = Engine(EngineConfig(checkpoint, slots, dtype, deterministic), SoloGroup())

@@ -1,4 +1,4 @@
-"""A checkpoint in FP8 or not becomes a model in FP8 or not, in little more memory than the model's own."""
+"""A checkpoint in FP8 or not becomes a model in FP8 or not, with little more memory than the model's."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from runtime.kernels.fp8 import BLOCK, E4M3, Quantised, dequantise_matrix
 from runtime.model import weights
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.fp8 import Fp8Experts, Fp8Linear
-from tests.runtime.closeness import median_off_by
-from tests.runtime.random_checkpoints import FP8, V3, in_fp8, write_checkpoint
+from tests.runtime.closeness import median_row_error
+from tests.runtime.random_checkpoints import FP8, V3, quantise_projections, write_checkpoint
 
 # Beside the small sizes: a projection with blocks in both dimensions, of which 128 divides neither.
 SIZES = V3 | {"hidden_size": 200, "moe_intermediate_size": 136, "intermediate_size": 300, "n_routed_experts": 8}
@@ -31,13 +31,13 @@ WHOLE, SHARED, LAYER = "model.safetensors", "mlp.shared_experts.up_proj.weight",
 
 @pytest.fixture(scope="module")
 def wide_file(tmp_path_factory):
-    """A checkpoint in FP32."""
+    """Return a checkpoint in FP32."""
     return write_checkpoint(tmp_path_factory.mktemp("unquantized_dtype") / "checkpoint", SIZES)
 
 
 @pytest.fixture(scope="module")
 def fp8_file(tmp_path_factory):
-    """The same weights after quantisation, in three shards, so that scales lie in other files than their codes."""
+    """Return the same weights in FP8, in three shards, so that scales lie in other files than their codes."""
     return write_checkpoint(tmp_path_factory.mktemp("fp8") / "checkpoint", QUANTISED, num_shards=3)
 
 
@@ -45,12 +45,12 @@ def engine(folder, dtype):
     return Engine(EngineConfig(folder, EXPERTS, dtype), SoloGroup())
 
 
-def stored(folder):
+def read_stored(folder):
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
 def parameters(model):
-    """Parameters by the names of their tensors, experts one by one."""
+    """Return parameters by the names of their tensors, expert by expert."""
     found = {name: value.data for name, value in model.named_parameters() if ".mlp.experts." not in name}
     for layer in (1, 2):
         for expert in range(SIZES["n_routed_experts"]):
@@ -59,32 +59,32 @@ def parameters(model):
     return found
 
 
-def equal(one, other):
-    """Bit for bit, of any type."""
+def are_equal(one, other):
+    """Return whether two tensors of any type are equal bit for bit."""
     return one.dtype == other.dtype and torch.equal(
         one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
     )
 
 
 def test_fp8_is_kept_as_stored(fp8_file):
-    """Codes and scales bit for bit; kv_b_proj, which is computed in BF16, is codes times scales."""
-    tensors = stored(fp8_file)
+    """Codes and scales are kept bit for bit; kv_b_proj, which is computed in BF16, is codes times scales."""
+    tensors = read_stored(fp8_file)
     found = parameters(engine(fp8_file, E4M3).model)
 
     in_fp8 = {name for name, value in found.items() if value.dtype == E4M3}
     assert in_fp8 == {name for name, value in tensors.items() if value.dtype == E4M3 and "kv_b_proj" not in name}
     for name in in_fp8:
-        assert equal(found[name], tensors[name])
-        assert equal(found[f"{name}_scale_inv"], tensors[f"{name}_scale_inv"])
+        assert are_equal(found[name], tensors[name])
+        assert are_equal(found[f"{name}_scale_inv"], tensors[f"{name}_scale_inv"])
     name = "model.layers.0.self_attn.kv_b_proj.weight"
-    assert equal(found[name], dequantise_matrix(Quantised(tensors[name], tensors[f"{name}_scale_inv"])).bfloat16())
-    assert equal(found["lm_head.weight"], tensors["lm_head.weight"].bfloat16())
+    assert are_equal(found[name], dequantise_matrix(Quantised(tensors[name], tensors[f"{name}_scale_inv"])).bfloat16())
+    assert are_equal(found["lm_head.weight"], tensors["lm_head.weight"].bfloat16())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_fp8_is_dequantised_for_wider_matrices(fp8_file, dtype):
-    """Every matrix is its codes times its scales, rounded once."""
-    tensors = stored(fp8_file)
+    """A wider matrix is its codes times its scales, rounded once."""
+    tensors = read_stored(fp8_file)
     found = parameters(engine(fp8_file, dtype).model)
 
     assert set(found) == {name for name in tensors if not name.endswith("_scale_inv")}
@@ -92,30 +92,30 @@ def test_fp8_is_dequantised_for_wider_matrices(fp8_file, dtype):
         expected = tensors[name]
         if expected.dtype == E4M3:
             expected = dequantise_matrix(Quantised(expected, tensors[f"{name}_scale_inv"]))
-        assert equal(values, expected.to(values.dtype))
+        assert are_equal(values, expected.to(values.dtype))
 
 
 def test_wider_matrices_are_quantised_for_fp8(wide_file, fp8_file):
-    """What was quantised in the file and what is quantised at loading is the same model."""
+    """A model quantised at loading equals one quantised in the file."""
     at_loading, in_file = (parameters(engine(folder, E4M3).model) for folder in (wide_file, fp8_file))
 
     assert at_loading.keys() == in_file.keys()
-    assert all(equal(at_loading[name], in_file[name]) for name in in_file if "kv_b_proj" not in name)
+    assert all(are_equal(at_loading[name], in_file[name]) for name in in_file if "kv_b_proj" not in name)
 
 
 def test_tensors_in_parts_are_the_whole_tensors(fp8_file, wide_file, monkeypatch):
-    """However small the parts that a tensor is read in, down to a row of blocks."""
+    """A tensor read in parts is the whole tensor, down to parts of one row of blocks."""
     whole = [parameters(engine(folder, dtype).model) for folder, dtype in ((fp8_file, E4M3), (wide_file, E4M3))]
     monkeypatch.setattr(weights, "PART_BYTES", 1)
     parts = [parameters(engine(folder, dtype).model) for folder, dtype in ((fp8_file, E4M3), (wide_file, E4M3))]
 
     assert SIZES["hidden_size"] > BLOCK
     for one, other in zip(whole, parts, strict=True):
-        assert all(equal(one[name], other[name]) for name in one)
+        assert all(are_equal(one[name], other[name]) for name in one)
 
 
 def test_scales_are_powers_of_two_where_the_config_says_so(fp8_file, tmp_path):
-    """V3.1's `scale_fmt`: every place that quantises rows, dispatch included, and so the logits."""
+    """With V3.1's `scale_fmt`, every place that quantises rows uses powers of two, dispatch included."""
     told = QUANTISED | {"quantization_config": FP8 | {"scale_fmt": "ue8m0"}}
     plain, rounded = (engine(folder, E4M3) for folder in (fp8_file, write_checkpoint(tmp_path / "v31", told)))
     quantisers = [module for module in rounded.model.modules() if isinstance(module, (Fp8Linear, Fp8Experts))]
@@ -126,25 +126,27 @@ def test_scales_are_powers_of_two_where_the_config_says_so(fp8_file, tmp_path):
     text = [list(range(60))]
     expected, one, other = (each.prompt_logits(text)[0] for each in (engine(fp8_file, torch.float32), plain, rounded))
     assert not torch.equal(one, other)
-    assert max(median_off_by(one, expected), median_off_by(other, expected)) < 0.085  # random weights leave 0.07
+    assert max(median_row_error(one, expected), median_row_error(other, expected)) < 0.085  # random weights leave 0.07
 
 
 def test_weights_quantised_at_loading_have_the_configs_scales(tmp_path):
-    """Powers of two, so that V3.1's weights converted to BF16 are quantised again without any loss."""
+    """V3.1's weights, converted to BF16, are quantised again without loss."""
     folder = write_checkpoint(tmp_path / "v31", SIZES)
     told = QUANTISED | {"quantization_config": FP8 | {"scale_fmt": "ue8m0"}}
     (folder / "config.json").write_text(json.dumps(told))
-    first = values_of(engine(folder, E4M3))
+    first = dequantise_values(engine(folder, E4M3))
     save_file({name: values.bfloat16() for name, values in first.items()}, folder / WHOLE)
     again = engine(folder, E4M3)
     scales = [values for name, values in parameters(again.model).items() if name.endswith("_scale_inv")]
 
     assert all((torch.frexp(each).mantissa == 0.5).all() for each in scales)
-    assert all(torch.equal(values, first[name]) for name, values in values_of(again).items() if "bias" not in name)
+    assert all(
+        torch.equal(values, first[name]) for name, values in dequantise_values(again).items() if "bias" not in name
+    )
 
 
-def values_of(loaded):
-    """Parameters by name, those in FP8 as what they stand for."""
+def dequantise_values(loaded):
+    """Return parameters by name, with FP8 ones as their values."""
     found = parameters(loaded.model)
     return {
         name: dequantise_matrix(Quantised(values, found[f"{name}_scale_inv"])) if values.dtype == E4M3 else values
@@ -154,30 +156,30 @@ def values_of(loaded):
 
 
 def test_the_names_of_scales_are_among_what_was_read(fp8_file, wide_file):
-    """All of the file, scales too; scales that a file does not have are not."""
+    """The names that were read include the scales in the file, and no others."""
     for folder, dtype in ((fp8_file, E4M3), (fp8_file, torch.float32), (wide_file, E4M3)):
-        assert sorted(engine(folder, dtype).loaded.tensor_names) == sorted(stored(folder))
+        assert sorted(engine(folder, dtype).loaded.tensor_names) == sorted(read_stored(folder))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, E4M3], ids=str)
 @pytest.mark.parametrize("names", [[EMBEDDING], [HEAD], [EMBEDDING, HEAD]], ids=str)
 def test_a_tied_matrix_is_one_whatever_the_file_calls_it(tmp_path, names, dtype):
-    """Both tools' names for it and both at once are read; the model has it once, and nothing is left to draw."""
+    """A tied matrix is read under either name or both, and the model has it once."""
     folder = write_checkpoint(tmp_path / "tied", TIED)
-    tensors = stored(folder)
+    tensors = read_stored(folder)
     matrix = tensors.pop(EMBEDDING)
     save_file(tensors | {name: matrix.clone() for name in names}, folder / WHOLE)
     loaded = engine(folder, dtype)
 
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
-    assert equal(loaded.model.lm_head.weight.data, matrix.to(loaded.backend.unquantized_dtype))
-    assert sorted(loaded.loaded.tensor_names) == sorted(stored(folder))
+    assert are_equal(loaded.model.lm_head.weight.data, matrix.to(loaded.backend.unquantized_dtype))
+    assert sorted(loaded.loaded.tensor_names) == sorted(read_stored(folder))
 
 
 def test_two_matrices_that_the_config_calls_one_are_refused_in_a_sentence(tmp_path):
-    """The one would be taken for the other in silence."""
+    """Two different matrices that the config calls one are refused."""
     folder = write_checkpoint(tmp_path / "tied", TIED)
-    tensors = stored(folder)
+    tensors = read_stored(folder)
     save_file(tensors | {HEAD: tensors[EMBEDDING] + 1}, folder / WHOLE)
 
     with pytest.raises(CheckpointError, match=r"says that lm_head\.weight is model\.embed_tokens\.weight .*different"):
@@ -185,8 +187,8 @@ def test_two_matrices_that_the_config_calls_one_are_refused_in_a_sentence(tmp_pa
 
 
 @pytest.fixture
-def spoiled(tmp_path):
-    """Writes an FP8 checkpoint with changes, and returns the sentence that refuses it."""
+def refuse_spoiled(tmp_path):
+    """Write an FP8 checkpoint with changes, and return the sentence that refuses it."""
 
     def spoil(changes):
         folder = write_checkpoint(tmp_path / "spoiled", QUANTISED)
@@ -211,22 +213,22 @@ def spoiled(tmp_path):
         (SHARED, lambda codes: codes[:, :-1].contiguous(), "is stored as [136, 199], its config.json says [136, 200]"),
     ],
 )  # fmt: skip
-def test_fp8_that_cannot_be_read_is_refused_in_a_sentence(spoiled, name, change, words):
-    """Scales missing, of another shape or type; another kind of FP8."""
-    assert words in spoiled({LAYER + name: change})
+def test_fp8_that_cannot_be_read_is_refused_in_a_sentence(refuse_spoiled, name, change, words):
+    """FP8 with scales that are missing or of another shape or type is refused, and so is another kind of FP8."""
+    assert words in refuse_spoiled({LAYER + name: change})
 
 
-def test_fp8_in_a_vector_is_refused_in_a_sentence(spoiled):
-    """Its scales would be of no blocks."""
+def test_fp8_in_a_vector_is_refused_in_a_sentence(refuse_spoiled):
+    """A vector in FP8 is refused, because it has no blocks."""
     norm = "model.norm.weight"
 
-    assert f"{norm} is stored in FP8, which this runtime reads for matrices only" in spoiled(
+    assert f"{norm} is stored in FP8, which this runtime reads for matrices only" in refuse_spoiled(
         {norm: lambda values: values.to(E4M3)}
     )
 
 
 def test_a_header_that_contradicts_itself_is_refused(wide_file, tmp_path):
-    """Shape and type need another number of bytes than the tensor has."""
+    """A header whose shape and type need another number of bytes is refused."""
     data = (wide_file / WHOLE).read_bytes()
     with safe_open(wide_file / WHOLE, "pt") as file:
         assert file.get_slice("lm_head.weight").get_dtype() == "F32"
@@ -262,12 +264,12 @@ def large_files(tmp_path_factory):
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(one_expert / WHOLE).items()}
     return {
         "bf16": write_large(folder / "bf16", LARGE, tensors),
-        "fp8": write_large(folder / "fp8", LARGE | {"quantization_config": FP8}, in_fp8(tensors)),
+        "fp8": write_large(folder / "fp8", LARGE | {"quantization_config": FP8}, quantise_projections(tensors)),
     }
 
 
 def write_large(folder, config, tensors):
-    """The checkpoint of which `tensors` are all but the gate and 95 experts."""
+    """Write the checkpoint of which `tensors` are all but the gate and 95 experts."""
     gate, prefix = f"{LAYER}mlp.gate.", f"{LAYER}mlp.experts."
     tensors |= {f"{gate}weight": torch.zeros(96, 1024), f"{gate}e_score_correction_bias": torch.zeros(96)}
     expert = {name.removeprefix(f"{prefix}0."): tensor for name, tensor in tensors.items() if f"{prefix}0." in name}
@@ -292,7 +294,7 @@ def write_large(folder, config, tensors):
     [("bf16", "bf16", 1), ("bf16", "fp8", 1), ("bf16", "bf16", 4), ("fp8", "fp8", 1), ("fp8", "bf16", 1)],
 )
 def test_loading_takes_little_more_memory_than_the_weights(large_files, stored_as, dtype, ep):
-    """At most 1.15 times the rank's weights + 400 MB over an idle process: no shard, and no other rank's expert."""
+    """Loading takes at most 1.15 times the rank's weights + 400 MB over an idle process."""
     script = Path(__file__).with_name("loading_memory.py")
     done = subprocess.run(
         [sys.executable, script, large_files[stored_as], dtype, str(ep - 1), str(ep)],

@@ -1,4 +1,4 @@
-"""The MTP layer drafts what float64 says, in prefill and token by token, and loads its own slots' tensors."""
+"""The MTP layer drafts as float64 does, in prefill and token by token, and loads only its own slots' tensors."""
 
 from dataclasses import replace
 
@@ -26,20 +26,20 @@ PREFIX = f"model.layers.{CONFIG['num_hidden_layers']}."
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """V3's shape with one MTP layer after its three."""
+    """Return a checkpoint of V3's shape with one MTP layer after its three."""
     return write_checkpoint(tmp_path_factory.mktemp("mtp") / "checkpoint", CONFIG)
 
 
 def loaded(folder, dtype=torch.float32, group=None, layer_map=EXPERTS, deterministic=False):
-    """The engine, its MTP layer, and the names that this has read."""
+    """Return the engine, its MTP layer, and the names that the layer has read."""
     group = group or SoloGroup()
     engine = Engine(EngineConfig(folder, [layer_map] * 2, dtype, deterministic), group)
     mtp = MultiTokenPrediction(engine.model, layer_map, group)
     return engine, mtp, weights.load(mtp, folder).tensor_names
 
 
-def cached(engine, num_layers):
-    """A cache of so many layers and a table for all tokens."""
+def new_cache_table(engine, num_layers):
+    """Return a cache of `num_layers` layers and a table for all tokens."""
     dtype = engine.backend.unquantized_dtype
     cache = new_cache(replace(engine.config, num_hidden_layers=num_layers), PAGE_TOKENS, dtype)
     table = []
@@ -49,25 +49,25 @@ def cached(engine, num_layers):
 
 @torch.inference_mode()
 def hidden_states(engine):
-    """The main model's, at every position but the last, whose next token is not there."""
-    cache, table = cached(engine, CONFIG["num_hidden_layers"])
+    """Return the main model's hidden states at every position but the last, whose next token is unknown."""
+    cache, table = new_cache_table(engine, CONFIG["num_hidden_layers"])
     return engine.model([Chunk(TOKENS[:-1], 0, table)], [], cache)
 
 
 @torch.inference_mode()
-def drafts(engine, mtp):
-    """All positions in one chunk."""
-    cache, table = cached(engine, 1)
+def compute_drafts(engine, mtp):
+    """Compute the drafts of all positions in one chunk."""
+    cache, table = new_cache_table(engine, 1)
     return mtp([Chunk(TOKENS[1:], 0, table)], [], hidden_states(engine), cache.layers[0])
 
 
 def test_drafts_are_the_float64_reference(folder):
-    """To 1e-4 of each position's largest logit."""
+    """Drafts equal the float64 reference to 1e-4 of each position's largest logit."""
     engine, mtp, _ = loaded(folder)
     expected = reference.draft_logits(
         CONFIG, load_file(folder / "model.safetensors"), TOKENS[1:], hidden_states(engine)
     )
-    found = drafts(engine, mtp).double()
+    found = compute_drafts(engine, mtp).double()
     error = ((found - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
     print(f"largest relative error: {error:.1e}")
 
@@ -76,21 +76,21 @@ def test_drafts_are_the_float64_reference(folder):
 
 @torch.inference_mode()
 def test_drafting_token_by_token_is_drafting_at_once(folder):
-    """Its latent cache holds what earlier positions left."""
+    """Drafts token by token equal drafts at once, through the layer's latent cache."""
     engine, mtp, _ = loaded(folder)
-    hidden, (cache, table) = hidden_states(engine), cached(engine, 1)
+    hidden, (cache, table) = hidden_states(engine), new_cache_table(engine, 1)
     one_by_one = [
         mtp([], [Chunk([token], position, table)], hidden[position : position + 1], cache.layers[0])
         for position, token in enumerate(TOKENS[1:])
     ]
 
-    torch.testing.assert_close(torch.cat(one_by_one), drafts(engine, mtp), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.cat(one_by_one), compute_drafts(engine, mtp), rtol=1e-4, atol=1e-4)
 
 
 def test_drafts_depend_on_the_hidden_state_and_on_the_token(folder):
-    """Neither alone decides."""
+    """A draft depends on both the hidden state and the token."""
     engine, mtp, _ = loaded(folder)
-    hidden, (cache, table) = hidden_states(engine)[:1], cached(engine, 1)
+    hidden, (cache, table) = hidden_states(engine)[:1], new_cache_table(engine, 1)
     with torch.inference_mode():
         one, other, third = (
             mtp([Chunk([token], 0, table)], [], h, cache.layers[0])
@@ -102,10 +102,10 @@ def test_drafts_depend_on_the_hidden_state_and_on_the_token(folder):
 
 
 def test_in_deterministic_mode_the_map_is_not_in_the_bits(folder):
-    """Redundant experts in another order: the same drafts, in FP32 and in FP8."""
+    """In deterministic mode another expert map gives the same drafts, in FP32 and in FP8."""
     for dtype in (torch.float32, E4M3):
         expected, found = (
-            drafts(*loaded(folder, dtype, layer_map=layer_map, deterministic=True)[:2])
+            compute_drafts(*loaded(folder, dtype, layer_map=layer_map, deterministic=True)[:2])
             for layer_map in (EXPERTS, [*reversed(EXPERTS), 3, 7])
         )
 
@@ -113,7 +113,7 @@ def test_in_deterministic_mode_the_map_is_not_in_the_bits(folder):
 
 
 def test_drafts_stay_near_as_the_main_models_tokens_do(folder):
-    """Under `local_first`, the replicas of the MTP layer are those on the rank."""
+    """Under `local_first` the MTP layer's tokens use the replicas on their rank."""
     group, layer_map = GlooGroup(1, 2), [*EXPERTS, *EXPERTS]
     engine = Engine(EngineConfig(folder, [layer_map] * 2, torch.float32, nodes=["a", "b"]), group)
     mtp = MultiTokenPrediction(engine.model, layer_map, group)
@@ -124,7 +124,7 @@ def test_drafts_stay_near_as_the_main_models_tokens_do(folder):
 
 
 def test_a_rank_reads_its_own_slots_of_the_mtp_layer(folder):
-    """And neither the main model's tensors nor another rank's experts."""
+    """A rank reads neither the main model's tensors nor other ranks' experts."""
     _, mtp, names = loaded(folder, group=GlooGroup(1, 4))
     own = {name for name in names if ".mlp.experts." in name}
 
@@ -136,6 +136,6 @@ def test_a_rank_reads_its_own_slots_of_the_mtp_layer(folder):
 
 
 def test_a_checkpoint_without_the_layer_is_refused(tmp_path):
-    """By the first tensor that is missing."""
+    """A checkpoint without the MTP layer is refused, with its first missing tensor."""
     with pytest.raises(CheckpointError, match=rf"has no tensor {PREFIX}"):
         loaded(write_checkpoint(tmp_path / "checkpoint", V3))

@@ -1,4 +1,4 @@
-"""The central promise: however the experts are spread, the text is the same, and it is what transformers computes.
+"""However the experts are spread, the text is the same, and it is transformers' text.
 
 transformers is asked along our own outputs: its logits at every position of prompt + output, in one pass a prompt. As
 long as our token is its best one, its own greedy text is ours, by induction; the first difference ends the comparison.
@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from tests.runtime.closeness import LOGITS_TOLERANCE, count_excuses, relative_error, transformers_choices
+from tests.runtime.closeness import LOGITS_TOLERANCE, count_undecided, relative_error, transformers_choices
 
 MAX_TOKENS = 64
 MAX_EXCUSES = 2
@@ -23,7 +23,7 @@ OTHERS = [FARTHEST, *(pytest.param(layout, marks=pytest.mark.whole) for layout i
 
 @pytest.fixture(scope="module")
 def run(prompts, generate, redundant_map, tmp_path_factory):
-    """A function: layout -> (greedy outputs of the real command, the .npz with its logits); each runs once."""
+    """Return a function: layout -> (greedy outputs of the real command, its .npz of logits). Each layout runs once."""
     folder = tmp_path_factory.mktemp("logits")
     flags = ("--max-tokens", MAX_TOKENS, "--dtype", "float32")
 
@@ -39,7 +39,7 @@ def run(prompts, generate, redundant_map, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(run):
-    """The greedy outputs of one rank that holds each expert once."""
+    """Return the greedy outputs of one rank that holds each expert once."""
     outputs, _ = run(PLAIN)
     return outputs
 
@@ -51,7 +51,7 @@ def transformers_model(demo):
 
 @pytest.fixture(scope="module")
 def transformers_logits(prompts, reference, transformers_model):
-    """The logits of each prompt and its output at EP1: [tokens, vocab]."""
+    """Return transformers' logits of each prompt and its output at EP1: [tokens, vocab]."""
     with torch.inference_mode():
         return [
             transformers_model(torch.tensor([prompt + output])).logits[0]
@@ -60,12 +60,12 @@ def transformers_logits(prompts, reference, transformers_model):
 
 
 def test_there_are_fifty_prompts(prompts):
-    """Fifty, all different."""
+    """There are fifty different prompts."""
     assert len(prompts) == len(set(map(tuple, prompts))) == 50
 
 
 def test_outputs_end_with_eos_or_at_the_limit(demo, reference):
-    """An output is 64 tokens without end of text, or shorter and ends with it."""
+    """An output has 64 tokens without end of text, or is shorter and ends with it."""
     eos = json.loads((demo / "config.json").read_text())["eos_token_id"]
 
     for output in reference:
@@ -83,7 +83,7 @@ def test_outputs_are_worth_comparing(reference):
 def test_text_does_not_depend_on_the_layout(prompts, run, reference, transformers_logits, layout):
     """Any EP size, with or without redundant experts, gives the outputs of EP1 with each expert once."""
     outputs, _ = run(layout)
-    excuses = count_excuses(prompts, reference, outputs, transformers_logits)
+    excuses = count_undecided(prompts, reference, outputs, transformers_logits)
 
     assert excuses <= MAX_EXCUSES
 
@@ -92,12 +92,12 @@ def test_text_is_transformers_text(prompts, reference, transformers_logits):
     """At every position of every output, our token is transformers' most likely one."""
     theirs = transformers_choices(prompts, reference, transformers_logits)
 
-    assert count_excuses(prompts, reference, theirs, transformers_logits) <= MAX_EXCUSES
+    assert count_undecided(prompts, reference, theirs, transformers_logits) <= MAX_EXCUSES
 
 
 @pytest.mark.parametrize("layout", [PLAIN, *OTHERS], ids=str)
 def test_logits_are_transformers_logits(prompts, run, transformers_logits, layout):
-    """--logits writes, for every position of every prompt, transformers' logits to 1e-4 of the largest."""
+    """--logits writes transformers' logits for every position of every prompt, to 1e-4 of the largest."""
     _, path = run(layout)
     with np.load(path, allow_pickle=False) as arrays:
         ours = [torch.from_numpy(arrays[str(number)]) for number in range(len(prompts))]

@@ -16,7 +16,7 @@ def engine(checkpoint):
 
 
 def check(reports, number):
-    """Nothing is wrong, nothing stays, and what had to happen happened."""
+    """Check that nothing was wrong, nothing stayed, and the rare events happened."""
     for report in reports:
         assert report.wrong == []
         assert report.pages_left_behind == 0
@@ -30,11 +30,11 @@ def check(reports, number):
 
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 def test_every_answer_is_that_of_the_request_alone_and_nothing_stays(engine, kind):
-    """Whatever came, was preempted or aborted beside it; all pages are free at the end, and memory stays flat."""
+    """Each answer is right whatever happens beside it. At the end all pages are free and memory is flat."""
     check([soak(engine, kind, number=38, seed=1)], 38)
 
 
 @pytest.mark.whole
 def test_ranks_in_lockstep_answer_each_request_as_one_does_alone(checkpoint, free_port):
-    """Two ranks of a unit, of which now the one has work and now the other, with overlap and redundant experts."""
+    """Two ranks of a unit, each with work at times, answer each request as one rank does alone."""
     check(soak_ranks(checkpoint, nodes=(0, 0), number=24, seed=2, port=free_port()), 24)

@@ -1,4 +1,4 @@
-"""The text model of a checkpoint with encoders computes what transformers' own class of the whole computes.
+"""The text model of a multimodal checkpoint computes what transformers' class of the whole computes.
 
 transformers has Kimi-K2.5's class, which reads the names that published files have. The weights are random ones of V3,
 renamed and with one tensor of a tower beside them.
@@ -17,15 +17,15 @@ from runtime.model.config import read_model_config
 from runtime.model.engine import Engine, EngineConfig
 from runtime.offline import greedy
 from tests.runtime.closeness import LOGITS_TOLERANCE, relative_error
-from tests.runtime.random_checkpoints import FP8, V3, beside_a_tower, write_checkpoint
+from tests.runtime.random_checkpoints import FP8, V3, nest_beside_tower, write_checkpoint
 
 PROMPTS = [[7], [*range(3, 40)]]
 
 
-def nested(folder, **changes):
-    """A checkpoint beside a tower, and the same text model by itself."""
+def nest_checkpoint(folder, **changes):
+    """Return a checkpoint beside a tower, and the same text model alone."""
     text = write_checkpoint(folder / "text", V3 | changes)
-    return beside_a_tower(text, folder / "nested"), text
+    return nest_beside_tower(text, folder / "nested"), text
 
 
 def engine(folder):
@@ -36,8 +36,8 @@ def engine(folder):
 
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_logits_are_those_of_transformers_model_of_the_whole(tmp_path, is_tied):
-    """At every position; whether the head is the embedding is said outside the text model's keys."""
-    folder, _ = nested(tmp_path, tie_word_embeddings=is_tied)
+    """Logits equal transformers' at every position, wherever the config ties the embedding."""
+    folder, _ = nest_checkpoint(tmp_path, tie_word_embeddings=is_tied)
     theirs = Kimi_K25ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     found = engine(folder).prompt_logits(PROMPTS)
 
@@ -48,8 +48,8 @@ def test_logits_are_those_of_transformers_model_of_the_whole(tmp_path, is_tied):
 
 @pytest.mark.parametrize("where", ["text_config", "the whole"])
 def test_fp8_is_read_beside_a_tower_too(tmp_path, where):
-    """Wherever the config says it: the text is that of the same weights by themselves."""
-    folder, text = nested(tmp_path, quantization_config=FP8)
+    """FP8 beside a tower gives the text of the same weights alone, wherever the config declares it."""
+    folder, text = nest_checkpoint(tmp_path, quantization_config=FP8)
     if where == "the whole":
         config = json.loads((folder / "config.json").read_text())
         config["quantization_config"] = config["text_config"].pop("quantization_config") | {"scale_fmt": "ue8m0"}
@@ -61,8 +61,8 @@ def test_fp8_is_read_beside_a_tower_too(tmp_path, where):
 
 
 def test_what_is_wrong_with_a_text_model_is_said_of_the_file(tmp_path):
-    """Without text_config, with one that is not computed, and without a tensor: its whole name."""
-    folder, _ = nested(tmp_path)
+    """A missing or unknown text_config, or a missing tensor, is named in full."""
+    folder, _ = nest_checkpoint(tmp_path)
     tensors = load_file(folder / "model.safetensors")
     del tensors["language_model.model.norm.weight"]
     save_file(tensors, folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Every variant of the DeepSeek family computes what transformers' own class of it computes.
+"""Every variant of the DeepSeek family computes what transformers' own class computes.
 
 Small random checkpoints that between them vary every field of `config.json` that the computation reads: V3 (R1 and
 V3.1 have its config), V2, V2-Lite, both ways to write rotary positions. transformers reads the same files.
@@ -19,7 +19,7 @@ from runtime.model.config import ModelConfig, read_model_config
 from runtime.model.engine import Engine, EngineConfig
 from runtime.model.rope import Yarn
 from runtime.offline import greedy
-from tests.runtime.closeness import LOGITS_TOLERANCE, count_excuses, relative_error, transformers_choices
+from tests.runtime.closeness import LOGITS_TOLERANCE, count_undecided, relative_error, transformers_choices
 from tests.runtime.random_checkpoints import V2, V2_LITE, V3, shapes, write_checkpoint
 
 MAX_TOKENS = 12
@@ -42,8 +42,8 @@ OTHER_SIZES = {
 }  # fmt: skip
 
 
-def newer(config):
-    """The same, its positions written as newer tools write them."""
+def rename_positions(config):
+    """Return the config with its positions written as newer tools write them."""
     theta, scaling = config["rope_theta"], config["rope_scaling"] or {"type": "default"}
     others = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
     parameters = {key: value for key, value in scaling.items() if key != "type"}
@@ -52,9 +52,9 @@ def newer(config):
 
 VARIANTS = {
     "V3": V3 | {"rope_scaling": V3_YARN | {"type": "yarn"}},
-    "V3, newer file": newer(V3 | {"rope_scaling": V3_YARN | {"type": "yarn"}}),
+    "V3, newer file": rename_positions(V3 | {"rope_scaling": V3_YARN | {"type": "yarn"}}),
     "V3, not stretched, weights not normalised": V3 | {"norm_topk_prob": False, "routed_scaling_factor": 1.0},
-    "V3, newer file, one group, other norms": newer(
+    "V3, newer file, one group, other norms": rename_positions(
         V3 | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-2, "rope_theta": 500.0}
     ),
     "V3, query not compressed": V3 | {"q_lora_rank": None, "first_k_dense_replace": 0, "v_head_dim": 12},
@@ -71,9 +71,9 @@ VARIANTS = {
     | {"rope_theta": 50000.0, "rope_scaling": V3_YARN | {"type": "yarn", "beta_fast": 1.0}},
     "V2": V2 | {"rope_scaling": V2_YARN | {"type": "yarn"}},
     "V2, not stretched, one group eligible": V2 | {"topk_group": 1, "routed_scaling_factor": 1.5, "rms_norm_eps": 1e-2},
-    "V2, newer file, every size another, tied": newer(V2 | OTHER_SIZES | {"tie_word_embeddings": True}),
+    "V2, newer file, every size another, tied": rename_positions(V2 | OTHER_SIZES | {"tie_word_embeddings": True}),
     "V2-Lite": V2_LITE | {"rope_scaling": V2_YARN | {"type": "yarn"}},
-    "V2-Lite, newer file": newer(
+    "V2-Lite, newer file": rename_positions(
         {key: value for key, value in V2_LITE.items() if key != "scoring_func"} | {"n_group": None, "topk_group": None}
     ),
 }  # fmt: skip
@@ -87,7 +87,7 @@ def token_prompts():
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def checkpoint(request, tmp_path_factory):
-    """A folder with the variant's checkpoint, in two shards."""
+    """Return a folder with the variant's checkpoint, in two shards."""
     number = list(VARIANTS).index(request.param)
     return write_checkpoint(
         tmp_path_factory.mktemp("variant") / "checkpoint", VARIANTS[request.param], number, num_shards=2
@@ -95,15 +95,15 @@ def checkpoint(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def theirs(checkpoint):
-    """transformers' model of the checkpoint."""
+def transformers_model(checkpoint):
+    """Return transformers' model of the checkpoint."""
     document = json.loads((checkpoint / "config.json").read_text())
     kind = DeepseekV2ForCausalLM if document["model_type"] == "deepseek_v2" else DeepseekV3ForCausalLM
     config = kind.config_class.from_dict(document | {"model_type": kind.config_class.model_type})
     return kind.from_pretrained(checkpoint, config=config, dtype=torch.float32).eval()
 
 
-def ours(folder):
+def compute_ours(folder):
     config = read_model_config(folder)
     return Engine(
         EngineConfig(folder, [list(range(config.n_routed_experts))] * config.num_moe_layers, torch.float32), SoloGroup()
@@ -111,27 +111,31 @@ def ours(folder):
 
 
 @torch.inference_mode()
-def logits_of(model, tokens):
+def compute_logits(model, tokens):
     return model(torch.tensor([tokens])).logits[0]
 
 
-def test_logits_are_transformers_logits(checkpoint, theirs, token_prompts):
-    """At every position of every prompt, to 1e-4 of the largest."""
-    found = ours(checkpoint).prompt_logits(token_prompts)
+def test_logits_are_transformers_logits(checkpoint, transformers_model, token_prompts):
+    """Logits equal transformers' at every position of every prompt, to 1e-4 of the largest."""
+    found = compute_ours(checkpoint).prompt_logits(token_prompts)
     worst = max(
-        relative_error(mine, logits_of(theirs, tokens)) for mine, tokens in zip(found, token_prompts, strict=True)
+        relative_error(mine, compute_logits(transformers_model, tokens))
+        for mine, tokens in zip(found, token_prompts, strict=True)
     )
     print(f"largest relative logit error: {worst:.1e}")
 
     assert worst < LOGITS_TOLERANCE
 
 
-def test_greedy_text_is_transformers_text(checkpoint, theirs, token_prompts):
-    """Absorbed decoding over the latent cache chooses transformers' most likely token at every position."""
-    outputs = greedy(ours(checkpoint), SoloGroup(), token_prompts, MAX_TOKENS, set())
-    logits = [logits_of(theirs, prompt + output) for prompt, output in zip(token_prompts, outputs, strict=True)]
+def test_greedy_text_is_transformers_text(checkpoint, transformers_model, token_prompts):
+    """Decoding over the latent cache chooses transformers' most likely token at every position."""
+    outputs = greedy(compute_ours(checkpoint), SoloGroup(), token_prompts, MAX_TOKENS, set())
+    logits = [
+        compute_logits(transformers_model, prompt + output)
+        for prompt, output in zip(token_prompts, outputs, strict=True)
+    ]
 
-    assert count_excuses(token_prompts, outputs, transformers_choices(token_prompts, outputs, logits), logits) <= 1
+    assert count_undecided(token_prompts, outputs, transformers_choices(token_prompts, outputs, logits), logits) <= 1
 
 
 FIXED_BY_TYPE = {  # what the other type is there for, or `test_what_is_not_computed_is_refused_by_name` refuses
@@ -143,7 +147,7 @@ IN_FP8_ONLY = {"power_of_two_scales"}  # transformers computes in FP32: `test_lo
 
 @pytest.mark.parametrize("model_type", FIXED_BY_TYPE)
 def test_between_them_the_variants_vary_every_field(model_type, tmp_path):
-    """Each field that the computation reads, YaRN's too, has two values at least among those of the model type."""
+    """Every field that the computation reads has two values among the variants of its model type."""
     values = defaultdict(set)
     for config in [config for config in VARIANTS.values() if config["model_type"] == model_type]:
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -158,7 +162,7 @@ def test_between_them_the_variants_vary_every_field(model_type, tmp_path):
 
 
 def test_both_ways_to_write_positions_are_among_them():
-    """Each model type writes them both ways, and each way with and without YaRN."""
+    """Each model type writes positions both ways, each with and without YaRN."""
     written = {
         (config["model_type"], name, bool(parameters) and parameters.get("rope_type", parameters.get("type")) == "yarn")
         for config in VARIANTS.values()
@@ -174,11 +178,11 @@ def test_both_ways_to_write_positions_are_among_them():
 
 
 def test_the_variants_differ(tmp_path, token_prompts):
-    """Under the same weights every field counts: no two variants with weights of the same shapes agree."""
+    """Variants with weights of the same shapes have different logits, so every field counts."""
     configs = [V3, *(VARIANTS[name] for name in VARIANTS if name.startswith("V3, "))]
     configs = [config for config in configs if shapes(config) == shapes(V3)]
     assert len(configs) == 7
-    engines = [ours(write_checkpoint(tmp_path / str(number), config)) for number, config in enumerate(configs)]
+    engines = [compute_ours(write_checkpoint(tmp_path / str(number), config)) for number, config in enumerate(configs)]
     logits = [engine.prompt_logits(token_prompts[-1:])[0] for engine in engines]
 
     for number, one in enumerate(logits):
@@ -223,7 +227,7 @@ def test_the_variants_differ(tmp_path, token_prompts):
     ids=str,
 )  # fmt: skip
 def test_what_is_not_computed_is_refused_by_name(tmp_path, changes, words):
-    """One sentence with the key, its value and what would do."""
+    """A value that is not computed is refused with its key and the values that are."""
     (tmp_path / "config.json").write_text(json.dumps(V3 | changes))
     with pytest.raises(CheckpointError) as error:
         read_model_config(tmp_path)

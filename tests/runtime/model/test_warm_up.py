@@ -1,4 +1,4 @@
-"""What a unit with prompts computes before it says that it is ready, where kernels are compiled in steps."""
+"""A unit with prompts computes steps of every size before it is ready, if kernels are compiled in steps."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ def engine():
 
 @pytest.fixture
 def steps(engine, monkeypatch):
-    """The steps that the engine takes: (start, end) of each chunk of a prompt, and of each decoding request."""
+    """Record the engine's steps: (start, end) of each chunk of a prompt, and of each decoding request."""
     taken, step = [], engine.step
 
     def watched(prefilling, decoding, cache):
@@ -35,16 +35,16 @@ def steps(engine, monkeypatch):
 
 
 @pytest.fixture
-def compiles(engine, monkeypatch):
+def compiling_engine(engine, monkeypatch):
     monkeypatch.setattr(engine.backend.ops, "compiles_in_steps", True)
 
 
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 @pytest.mark.parametrize(("request_tokens", "batch_tokens"), [(100, 40), (24, 70), (32, 32), (1, 1)])
 def test_prompts_of_every_size_are_computed_before_requests_come(
-    engine, steps, compiles, kind, request_tokens, batch_tokens
+    engine, steps, compiling_engine, kind, request_tokens, batch_tokens
 ):
-    """From the most of a step, halved each time, to one token; no chunk is longer than a request."""
+    """The sizes go from the largest step down to one token by halves; no chunk is longer than a request."""
     rank = Rank(engine, kind, Limits(4, request_tokens, batch_tokens, request_tokens))
     rank.phases[0].prepare()
     sizes = [sum(end - start for start, end in prefilling) for prefilling, _ in steps[1:]]
@@ -54,16 +54,16 @@ def test_prompts_of_every_size_are_computed_before_requests_come(
     assert max(end for prefilling, _ in steps for _, end in prefilling) == request_tokens
 
 
-def test_the_first_step_is_the_one_that_needs_most_memory(engine, steps, compiles):
-    """A longest request's end beside a request that decodes: its chunk attends to what came before it."""
+def test_the_first_step_is_the_one_that_needs_most_memory(engine, steps, compiling_engine):
+    """The first step is the end of the longest request, beside a decoding request."""
     rank = Rank(engine, "mixed", Limits(4, 100, 40, 128))
     rank.phases[0].prepare()
 
     assert steps[0] == [[(60, 100)], [(0, 1)]]
 
 
-def test_each_rank_computes_tokens_of_its_own(engine, compiles, monkeypatch):
-    """The same tokens on all ranks would choose the same experts, and more rows would come there than are planned."""
+def test_each_rank_computes_tokens_of_its_own(engine, compiling_engine, monkeypatch):
+    """Each rank computes other tokens, because equal ones would overload the experts that they choose."""
     ids = []
     monkeypatch.setattr(engine, "step", lambda prefilling, decoding, cache: ids.append(prefilling[0].token_ids))
     for rank in (0, 1, 0):
@@ -75,8 +75,8 @@ def test_each_rank_computes_tokens_of_its_own(engine, compiles, monkeypatch):
     assert len(set(first)) > 50
 
 
-def test_nothing_of_it_is_left(engine, compiles):
-    """All pages are free again, and no expert has had any load."""
+def test_nothing_of_it_is_left(engine, compiling_engine):
+    """Afterwards all pages are free, and no expert has a load."""
     rank = Rank(engine, "mixed", Limits(4, 100, 40, 128))
     rank.phases[0].prepare()
     cache = rank.schedulers[0].cache
@@ -86,7 +86,7 @@ def test_nothing_of_it_is_left(engine, compiles):
 
 
 def test_a_cpu_computes_nothing_beforehand(engine, steps):
-    """Its loops are compiled when it has loaded."""
+    """A CPU computes no steps beforehand."""
     Rank(engine, "pair", Limits(4, 100, 40, 128)).phases[0].prepare()
 
     assert steps == []

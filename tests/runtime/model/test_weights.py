@@ -1,4 +1,4 @@
-"""A rank holds exactly its slots' tensors, they decide the text, and a checkpoint that is not whole is refused."""
+"""A rank holds exactly its slots' tensors, and an incomplete checkpoint is refused."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def contiguous_map(demo_config):
 
 @pytest.fixture(scope="module")
 def ranks(demo, redundant_map):
-    """The engines of four ranks, loaded and not joined."""
+    """Return the engines of four ranks, loaded and not joined."""
     return [Engine(EngineConfig(demo, redundant_map, torch.float32), GlooGroup(rank, EP)) for rank in range(EP)]
 
 
@@ -35,14 +35,14 @@ def solo(folder, expert_map):
     return Engine(EngineConfig(folder, expert_map, torch.float32), SoloGroup())
 
 
-def experts_of(names, config):
-    """{(MoE layer, expert)} of tensor names."""
+def named_experts(names, config):
+    """Return {(MoE layer, expert)} of tensor names."""
     found = (EXPERT.match(name) for name in names)
     return {(int(match[1]) - config.first_k_dense_replace, int(match[2])) for match in found if match}
 
 
 def test_each_rank_holds_exactly_its_slots_tensors(demo, demo_config, ranks, redundant_map):
-    """Its own experts, all three matrices of each, and everything that is not a routed expert; nothing else."""
+    """A rank reads its own experts' three matrices and every tensor that is no routed expert, and nothing else."""
     everything = set(index_tensors(read_shards(demo)))
     dense = {name for name in everything if not EXPERT.match(name)}
 
@@ -51,25 +51,25 @@ def test_each_rank_holds_exactly_its_slots_tensors(demo, demo_config, ranks, red
         own = {(layer, expert) for layer, experts in enumerate(redundant_map) for expert in experts[slots]}
         names = set(engine.loaded.tensor_names)
         assert len(names) == len(engine.loaded.tensor_names)
-        assert experts_of(names, demo_config) == own
+        assert named_experts(names, demo_config) == own
         assert len(names) == len(dense) + 3 * len(own)
         assert dense <= names
 
 
 def test_the_ranks_hold_every_tensor_together(demo, ranks):
-    """The union over the ranks is the checkpoint."""
+    """The ranks together read every tensor of the checkpoint."""
     assert set().union(*(engine.loaded.tensor_names for engine in ranks)) == set(index_tensors(read_shards(demo)))
 
 
 def test_a_rank_has_no_room_for_other_experts(ranks, demo_config):
-    """Its parameters are nine slots a layer: the other experts' weights are not merely unused, they are not there."""
+    """A rank's parameters have only its nine slots a layer."""
     for engine in ranks:
         stacked = [value for name, value in engine.model.named_parameters() if name.endswith("experts.gate_up")]
         assert [len(value) for value in stacked] == [9] * demo_config.num_moe_layers
 
 
 def test_every_slot_holds_its_experts_values(demo, demo_config, ranks, redundant_map):
-    """Slot by slot, gate, up and down are the stored tensors of the expert which the map names."""
+    """Each slot's gate, up and down are the tensors of the expert that the map names."""
     stored = load_file(demo / "model.safetensors")
 
     for rank, engine in enumerate(ranks):
@@ -84,7 +84,7 @@ def test_every_slot_holds_its_experts_values(demo, demo_config, ranks, redundant
 
 
 def test_progress_counts_every_tensor(demo, contiguous_map):
-    """From 1 to all of this rank's."""
+    """Progress counts from 1 to the number of this rank's tensors."""
     seen = []
     config = EngineConfig(demo, contiguous_map, torch.float32)
     engine = Engine(config, SoloGroup(), lambda done, total: seen.append((done, total)))
@@ -93,7 +93,7 @@ def test_progress_counts_every_tensor(demo, contiguous_map):
 
 
 def test_other_weights_in_a_slot_change_the_logits(demo, contiguous_map, prompts):
-    """Two experts' weights swapped in one layer, under a map that does not know, give other logits."""
+    """Two experts' weights swapped in one layer give other logits."""
     engine = solo(demo, contiguous_map)
     before = engine.prefill(prompts[:4])[0]
     a, b = engine.model.load.rows[1].topk(2).indices.tolist()
@@ -107,7 +107,7 @@ def test_other_weights_in_a_slot_change_the_logits(demo, contiguous_map, prompts
 
 
 def test_a_permuted_map_moves_the_rows_and_not_the_logits(demo, contiguous_map, prompts):
-    """On one rank: each expert's rows are counted in its new slot, and the logits are the same."""
+    """On one rank a permuted map moves the counts of rows, and not the logits."""
     permuted = [
         torch.randperm(len(layer), generator=torch.Generator().manual_seed(1)).tolist() for layer in contiguous_map
     ]
@@ -123,7 +123,7 @@ def test_a_permuted_map_moves_the_rows_and_not_the_logits(demo, contiguous_map, 
 def test_a_permuted_map_moves_work_between_ranks_and_not_the_text(
     demo, contiguous_map, redundant_map, prompts, free_port
 ):
-    """At EP2: the ranks' row counters differ from map to map, their texts do not; both sent bytes to each other."""
+    """At EP2 a permuted map moves rows between ranks, and not the text."""
 
     def run(expert_map):
         def rank(group):
@@ -148,8 +148,8 @@ def test_a_permuted_map_moves_work_between_ranks_and_not_the_text(
 
 
 @pytest.fixture
-def copied(demo, tmp_path):
-    """A copy of config and weights that a test may spoil."""
+def checkpoint_copy(demo, tmp_path):
+    """Return a copy of config and weights that a test may spoil."""
     for name in ("config.json", "model.safetensors"):
         shutil.copy(demo / name, tmp_path)
     return tmp_path
@@ -162,42 +162,44 @@ def refusal(folder, expert_map):
     return str(error.value)
 
 
-def test_a_missing_tensor_is_named(copied, contiguous_map):
-    """With the file's folder."""
+def test_a_missing_tensor_is_named(checkpoint_copy, contiguous_map):
+    """A missing tensor is named with the folder."""
     name = "model.layers.3.mlp.experts.17.up_proj.weight"
-    tensors = load_file(copied / "model.safetensors")
+    tensors = load_file(checkpoint_copy / "model.safetensors")
     del tensors[name]
-    save_file(tensors, copied / "model.safetensors")
+    save_file(tensors, checkpoint_copy / "model.safetensors")
 
-    assert f"has no tensor {name}" in refusal(copied, contiguous_map)
+    assert f"has no tensor {name}" in refusal(checkpoint_copy, contiguous_map)
 
 
-def test_a_tensor_of_another_shape_is_named_with_both_shapes(copied, contiguous_map):
-    """What is stored, and what the config says."""
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(checkpoint_copy, contiguous_map):
+    """A tensor of another shape is named with its shape and the config's."""
     name = "model.layers.2.mlp.experts.5.down_proj.weight"
-    tensors = load_file(copied / "model.safetensors")
+    tensors = load_file(checkpoint_copy / "model.safetensors")
     tensors[name] = tensors[name].T.contiguous()
-    save_file(tensors, copied / "model.safetensors")
+    save_file(tensors, checkpoint_copy / "model.safetensors")
 
-    assert refusal(copied, contiguous_map).endswith(f"{name} is stored as [64, 192], its config.json says [192, 64]")
+    assert refusal(checkpoint_copy, contiguous_map).endswith(
+        f"{name} is stored as [64, 192], its config.json says [192, 64]"
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 9, 1000, 0.5, 0.999, -1])
-def test_a_truncated_file_is_refused(copied, contiguous_map, kept):
-    """Cut in the header's size, in the header, in the data, or by one byte at the end."""
-    path = copied / "model.safetensors"
+def test_a_truncated_file_is_refused(checkpoint_copy, contiguous_map, kept):
+    """A file cut in its header's size, its header or its data is refused."""
+    path = checkpoint_copy / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
 
-    assert "truncated" in refusal(copied, contiguous_map)
+    assert "truncated" in refusal(checkpoint_copy, contiguous_map)
 
 
-def test_a_file_that_goes_on_too_long_is_refused(copied, contiguous_map):
-    """As when two downloads were joined."""
-    with (copied / "model.safetensors").open("ab") as file:
+def test_a_file_that_goes_on_too_long_is_refused(checkpoint_copy, contiguous_map):
+    """A file that is longer than its header says is refused, like two joined downloads."""
+    with (checkpoint_copy / "model.safetensors").open("ab") as file:
         file.write(b"more")
 
-    assert "damaged" in refusal(copied, contiguous_map)
+    assert "damaged" in refusal(checkpoint_copy, contiguous_map)
 
 
 @pytest.mark.parametrize(
@@ -217,27 +219,27 @@ def test_a_file_that_goes_on_too_long_is_refused(copied, contiguous_map):
     ],
     ids=lambda header: repr(header[:60]),
 )
-def test_a_garbage_header_is_refused(copied, contiguous_map, header):
-    """No JSON, or JSON that describes no tensors."""
-    (copied / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+def test_a_garbage_header_is_refused(checkpoint_copy, contiguous_map, header):
+    """A header that is no JSON, or describes no tensors, is refused."""
+    (checkpoint_copy / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
 
-    assert "safetensors" in refusal(copied, contiguous_map)
-
-
-def test_a_file_of_garbage_is_refused(copied, contiguous_map):
-    """Its first eight bytes promise a header of absurd size."""
-    (copied / "model.safetensors").write_bytes(b"<html>not found</html>" * 100)
-
-    assert "no safetensors file" in refusal(copied, contiguous_map)
+    assert "safetensors" in refusal(checkpoint_copy, contiguous_map)
 
 
-def test_missing_files_are_named(copied, contiguous_map):
-    """First the weights, then the config."""
-    (copied / "model.safetensors").unlink()
-    assert "cannot read" in refusal(copied, contiguous_map)
+def test_a_file_of_garbage_is_refused(checkpoint_copy, contiguous_map):
+    """A file whose first eight bytes promise an absurd header is refused."""
+    (checkpoint_copy / "model.safetensors").write_bytes(b"<html>not found</html>" * 100)
 
-    (copied / "config.json").unlink()
-    assert "config.json" in refusal(copied, contiguous_map)
+    assert "no safetensors file" in refusal(checkpoint_copy, contiguous_map)
+
+
+def test_missing_files_are_named(checkpoint_copy, contiguous_map):
+    """Missing weights are named, and so is a missing config."""
+    (checkpoint_copy / "model.safetensors").unlink()
+    assert "cannot read" in refusal(checkpoint_copy, contiguous_map)
+
+    (checkpoint_copy / "config.json").unlink()
+    assert "config.json" in refusal(checkpoint_copy, contiguous_map)
 
 
 @pytest.mark.parametrize(
@@ -257,68 +259,72 @@ def test_missing_files_are_named(copied, contiguous_map):
     ],
     ids=str,
 )
-def test_a_config_of_another_model_is_refused(copied, contiguous_map, changes, words):
-    """The refusal names the shape that differs, or the value that this runtime cannot compute."""
-    path = copied / "config.json"
+def test_a_config_of_another_model_is_refused(checkpoint_copy, contiguous_map, changes, words):
+    """A config of another model is refused with the shape that differs or the value that is not computed."""
+    path = checkpoint_copy / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
-    assert words in refusal(copied, contiguous_map)
+    assert words in refusal(checkpoint_copy, contiguous_map)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", pytest.param("[" * 100_000, id="deep")])
-def test_a_config_that_is_no_json_object_is_refused(copied, contiguous_map, text):
-    """Cut off, or something else."""
-    (copied / "config.json").write_text(text)
+def test_a_config_that_is_no_json_object_is_refused(checkpoint_copy, contiguous_map, text):
+    """A config that is no JSON object is refused."""
+    (checkpoint_copy / "config.json").write_text(text)
 
-    assert "JSON" in refusal(copied, contiguous_map)
+    assert "JSON" in refusal(checkpoint_copy, contiguous_map)
 
 
-def test_shards_are_read_through_their_index(copied, contiguous_map, prompts):
+def test_shards_are_read_through_their_index(checkpoint_copy, contiguous_map, prompts):
     """Two shards with an index give what one file gives."""
-    tensors = load_file(copied / "model.safetensors")
+    tensors = load_file(checkpoint_copy / "model.safetensors")
     names = sorted(tensors)
     shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
     for file, held in shards.items():
-        save_file({name: tensors[name] for name in held}, copied / file)
-    expected = solo(copied, contiguous_map).prefill(prompts[:1])[0]
-    (copied / "model.safetensors").unlink()
+        save_file({name: tensors[name] for name in held}, checkpoint_copy / file)
+    expected = solo(checkpoint_copy, contiguous_map).prefill(prompts[:1])[0]
+    (checkpoint_copy / "model.safetensors").unlink()
     weight_map = {name: file for file, held in shards.items() for name in held}
-    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (checkpoint_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
-    assert torch.equal(solo(copied, contiguous_map).prefill(prompts[:1])[0], expected)
+    assert torch.equal(solo(checkpoint_copy, contiguous_map).prefill(prompts[:1])[0], expected)
 
 
-def test_a_missing_shard_is_named(copied, contiguous_map):
-    """The index promises a file that is not there."""
-    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+def test_a_missing_shard_is_named(checkpoint_copy, contiguous_map):
+    """A shard that the index names and that is missing is named."""
+    (checkpoint_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
 
-    assert "gone.safetensors" in refusal(copied, contiguous_map)
+    assert "gone.safetensors" in refusal(checkpoint_copy, contiguous_map)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/elsewhere.safetensors", "sub/a.safetensors", "..", ""])
-def test_a_shard_that_is_not_beside_its_index_is_refused(copied, contiguous_map, name):
-    """Whoever wrote the checkpoint does not choose which other files of this machine are read."""
-    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+def test_a_shard_that_is_not_beside_its_index_is_refused(checkpoint_copy, contiguous_map, name):
+    """A shard elsewhere is refused: a checkpoint must not choose which files are read."""
+    (checkpoint_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
 
-    assert f"names the file {name!r}, which is not the name of a file beside it" in refusal(copied, contiguous_map)
-
-
-def test_a_shard_whose_name_no_file_can_have_is_not_there(copied, contiguous_map):
-    """Too long for any file system."""
-    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "n" * 300}}))
-
-    assert "is not there" in refusal(copied, contiguous_map)
+    assert f"names the file {name!r}, which is not the name of a file beside it" in refusal(
+        checkpoint_copy, contiguous_map
+    )
 
 
-def test_a_tensor_in_two_shards_is_refused(copied, contiguous_map):
-    """Which of them would count?"""
+def test_a_shard_whose_name_no_file_can_have_is_not_there(checkpoint_copy, contiguous_map):
+    """A shard with a name too long for any file system counts as missing."""
+    (checkpoint_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "n" * 300}}))
+
+    assert "is not there" in refusal(checkpoint_copy, contiguous_map)
+
+
+def test_a_tensor_in_two_shards_is_refused(checkpoint_copy, contiguous_map):
+    """A tensor in two shards is refused."""
     name = "model.norm.weight"
-    tensors = load_file(copied / "model.safetensors")
-    save_file({name: tensors[name] + 1}, copied / "other.safetensors")
+    tensors = load_file(checkpoint_copy / "model.safetensors")
+    save_file({name: tensors[name] + 1}, checkpoint_copy / "other.safetensors")
     weight_map = dict.fromkeys(tensors, "model.safetensors") | {"x": "other.safetensors"}
-    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (checkpoint_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
-    assert f"{name} is in two files, model.safetensors and other.safetensors" in refusal(copied, contiguous_map)
+    assert f"{name} is in two files, model.safetensors and other.safetensors" in refusal(
+        checkpoint_copy, contiguous_map
+    )
 
 
 @pytest.mark.parametrize(
@@ -327,7 +333,7 @@ def test_a_tensor_in_two_shards_is_refused(copied, contiguous_map):
     ids=str,
 )
 def test_tensors_that_do_not_follow_each_other_are_refused(tmp_path, offsets):
-    """One over another, in the header, after a gap: the rule of the format, without which values are read as others."""
+    """Tensors that overlap each other or the header, or leave a gap, are refused."""
     entries = {
         name: {"dtype": "F32", "shape": [2], "data_offsets": each} for name, each in zip("ab", offsets, strict=True)
     }
@@ -340,9 +346,9 @@ def test_tensors_that_do_not_follow_each_other_are_refused(tmp_path, offsets):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_file_that_changes_while_it_is_loaded_is_refused(copied, contiguous_map, in_place):
-    """Whether it is written to, or another takes its name; the size is the same."""
-    file, new = copied / "model.safetensors", copied / "new.safetensors"
+def test_a_file_that_changes_while_it_is_loaded_is_refused(checkpoint_copy, contiguous_map, in_place):
+    """A file that is written to or replaced while it is loaded is refused, even with the same size."""
+    file, new = checkpoint_copy / "model.safetensors", checkpoint_copy / "new.safetensors"
 
     def change(done, total):
         if done == total // 2:
@@ -350,12 +356,12 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(copied, contiguous_ma
             file.write_bytes(new.read_bytes()) if in_place else new.replace(file)
 
     with pytest.raises(CheckpointError, match=r"model\.safetensors changed while it was read: start again once"):
-        Engine(EngineConfig(copied, contiguous_map, torch.float32), SoloGroup(), change)
+        Engine(EngineConfig(checkpoint_copy, contiguous_map, torch.float32), SoloGroup(), change)
 
 
-def test_what_is_loaded_is_of_the_file_whose_header_was_read(copied, contiguous_map):
-    """Another file may have its name for a while: nothing of it is read."""
-    file, other, away = (copied / f"{name}.safetensors" for name in ("model", "other", "away"))
+def test_what_is_loaded_is_of_the_file_whose_header_was_read(checkpoint_copy, contiguous_map):
+    """If another file has its name for a while, nothing of that file is read."""
+    file, other, away = (checkpoint_copy / f"{name}.safetensors" for name in ("model", "other", "away"))
     save_file({name: torch.zeros(3) for name in load_file(file)}, other)
 
     def swap(done, total):
@@ -365,6 +371,6 @@ def test_what_is_loaded_is_of_the_file_whose_header_was_read(copied, contiguous_
         elif done == total:
             away.replace(file)
 
-    engine = Engine(EngineConfig(copied, contiguous_map, torch.float32), SoloGroup(), swap)
+    engine = Engine(EngineConfig(checkpoint_copy, contiguous_map, torch.float32), SoloGroup(), swap)
 
-    assert engine.loaded.digests == solo(copied, contiguous_map).loaded.digests
+    assert engine.loaded.digests == solo(checkpoint_copy, contiguous_map).loaded.digests

@@ -1,10 +1,10 @@
-"""Whoever opens a port again and again fills no log."""
+"""A caller that opens a port again and again cannot fill the log."""
 
 from runtime.protocol.complaints import MAX_LINE, MAX_LINES, PERIOD_S, Complaints
 
 
 def test_a_flood_is_said_up_to_a_number_and_then_counted():
-    """Nothing is said beyond it in the same minute; afterwards how many lines were left out, and the new one."""
+    """After too many lines in a minute they are counted, and the next minute's first line says how many."""
     said, now = [], [0.0]
     complain = Complaints(said.append, lambda: now[0])
     for number in range(MAX_LINES + 1_000):
@@ -18,7 +18,7 @@ def test_a_flood_is_said_up_to_a_number_and_then_counted():
 
 
 def test_what_is_rare_is_all_said():
-    """And nothing is said about lines that were not left out."""
+    """Rare complaints are all logged, without a count."""
     said, now = [], [0.0]
     complain = Complaints(said.append, lambda: now[0])
     for number in range(3 * MAX_LINES):
@@ -29,7 +29,7 @@ def test_what_is_rare_is_all_said():
 
 
 def test_a_line_stays_one_short_line():
-    """Megabytes that a stranger sent are cut, and its line ends and colours are escaped."""
+    """A stranger's megabytes are cut, and its line ends and colours escaped."""
     said = []
     complain = Complaints(said.append)
     complain("x" * 10_000_000)

@@ -1,4 +1,4 @@
-"""Frames: what is written is read; what is not a frame is refused in one sentence, whatever the bytes."""
+"""A written frame is read back, and bytes that are no frame are refused in one sentence."""
 
 import asyncio
 import hashlib
@@ -48,20 +48,20 @@ st.register_type_strategy(int, numbers)
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 
 
-def built(kind):
-    """Any value of a message type, by its annotations."""
+def messages_of(kind):
+    """Draw any value of a message type, by its annotations."""
     annotations = {name: kind.__annotations__[name] for name in kind.__struct_fields__}
     return st.builds(
         kind, **{name: amounts if each == Amount else st.from_type(each) for name, each in annotations.items()}
     )
 
 
-st.register_type_strategy(Sampling, built(Sampling))
-messages = st.one_of([built(kind) for kind in types])
+st.register_type_strategy(Sampling, messages_of(Sampling))
+messages = st.one_of([messages_of(kind) for kind in types])
 
 
 def read_all(data, kind=ANY_MESSAGE):
-    """Every frame of `data`, from a stream that then closes."""
+    """Return every frame of `data`, from a stream that then closes."""
 
     async def read():
         stream = asyncio.StreamReader()
@@ -84,7 +84,7 @@ def refusal(data, kind=ANY_MESSAGE):
 
 @given(st.lists(st.tuples(messages, st.binary(max_size=50)), max_size=4))
 def test_frames_round_trip(frames):
-    """Any messages and payloads, one after another, come out as they went in; then the close is None."""
+    """Any messages and payloads come back in order, and the close gives None."""
     data = b"".join(encode_frame(message, len(payload)) + payload for message, payload in frames)
 
     assert read_all(data) == frames
@@ -92,7 +92,7 @@ def test_frames_round_trip(frames):
 
 @given(st.lists(messages, min_size=1, max_size=6), st.data())
 def test_messages_come_out_whatever_pieces_they_come_in(messages, data):
-    """Those that are there without waiting, and those waited for, are together all of them in their order."""
+    """Messages in any pieces come out in order, buffered or waited for."""
     sent = b"".join(map(encode_frame, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=5)))
     pieces = [sent[start:end] for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
@@ -118,7 +118,7 @@ def test_messages_come_out_whatever_pieces_they_come_in(messages, data):
 
 
 def test_what_came_together_is_there_without_waiting():
-    """The second of two messages in one piece; a third of which only the beginning is here is not."""
+    """A second message in the same piece is there without waiting; an incomplete third one is not."""
 
     async def read():
         stream = asyncio.StreamReader()
@@ -131,7 +131,7 @@ def test_what_came_together_is_there_without_waiting():
 
 @given(messages, st.binary(min_size=1, max_size=50), st.data())
 def test_a_frame_cut_short_is_refused(message, payload, data):
-    """Wherever the peer leaves inside a frame, that is said."""
+    """A close anywhere inside a frame is refused as such."""
     frame = encode_frame(message, len(payload)) + payload
     cut = data.draw(st.integers(1, len(frame) - 1))
 
@@ -140,18 +140,18 @@ def test_a_frame_cut_short_is_refused(message, payload, data):
 
 @given(st.binary(min_size=FRAME_PREFIX_BYTES, max_size=200).filter(lambda data: not data.startswith(b"TDML")))
 def test_garbage_is_refused(garbage):
-    """Bytes of another protocol."""
+    """Bytes of another protocol are refused."""
     assert refusal(garbage) == "the peer does not speak Tidemill's wire protocol"
 
 
 def test_an_http_request_is_refused():
-    """Somebody's browser on the wrong port."""
+    """An HTTP request is refused."""
     assert "wire protocol" in refusal(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
 
 
 @given(st.binary(max_size=100))
 def test_garbage_inside_a_header_is_refused(header):
-    """A right prefix before JSON that is none, or no message."""
+    """A right prefix before JSON that is broken, or no message, is refused."""
     refusal(PREFIX.pack(b"TDML", VERSION, 0, len(header), 0) + header)
 
 
@@ -170,25 +170,25 @@ def test_garbage_inside_a_header_is_refused(header):
     ],
 )
 def test_a_message_of_no_known_form_is_refused(header):
-    """Not UTF-8, of another type, with a key too many or too few, of an unknown tag, or absurdly nested."""
+    """A header that is not UTF-8, has a wrong type, key or tag, or is absurdly nested is refused."""
     assert "a message cannot be read" in refusal(PREFIX.pack(b"TDML", VERSION, 0, len(header), 0) + header)
 
 
 @pytest.mark.parametrize("kind", [FromRank, FromGateway, FromPrefill, HandoverReply, Claim, FromLeader])
 def test_a_deeply_nested_message_is_refused(kind):
-    """The decoder gives up at Python's limit of recursion; whoever reads hears of it as of any other garbage."""
+    """A message that is nested beyond Python's recursion limit is refused like other garbage."""
     header = b'{"type":' + b"[" * 100_000
 
     assert "a message cannot be read" in refusal(PREFIX.pack(b"TDML", VERSION, 0, len(header), 0) + header, kind)
 
 
 def test_a_message_for_somebody_else_is_refused():
-    """Each end reads its own set: a gateway does not take what only gateways say."""
+    """A reader refuses messages of another set, such as a gateway's own."""
     assert "cannot be read" in refusal(encode_frame(Abort("a")), FromRank)
 
 
 def test_another_version_names_both():
-    """The peer's and ours, whatever follows in its frame."""
+    """Another version is refused with both versions, whatever follows in the frame."""
     with pytest.raises(WireVersionError, match=f"^the peer speaks wire version {VERSION + 1}, this runtime {VERSION}$"):
         read_all(PREFIX.pack(b"TDML", VERSION + 1, 0, 2**32 - 1, 2**64 - 1))
 
@@ -209,7 +209,7 @@ MESSAGES = {
 
 
 def test_a_version_has_its_messages():
-    """A changed message needs a new `VERSION`, the planner's too: an end that ignored half of it would be wrong."""
+    """A changed message needs a new `VERSION`, which the planner must have too."""
     _, schemas = msgspec.json.schema_components([*types, Sampling, Logprobs])
     fields = {
         kind: {key: value for key, value in schema.items() if key != "description"} for kind, schema in schemas.items()
@@ -221,17 +221,17 @@ def test_a_version_has_its_messages():
 
 @pytest.mark.parametrize(("header_bytes", "payload_bytes"), [(MAX_HEADER_BYTES + 1, 0), (2, MAX_PAYLOAD + 1)])
 def test_oversize_is_refused_before_it_is_read(header_bytes, payload_bytes):
-    """A promise of too many bytes is refused from the prefix alone."""
+    """A size over the limit is refused by the prefix alone."""
     assert "over" in refusal(PREFIX.pack(b"TDML", VERSION, 0, header_bytes, payload_bytes))
 
 
 def test_the_largest_numbers_are_refused_too():
-    """No size overflows into something small."""
+    """The largest sizes do not overflow into small ones."""
     refusal(PREFIX.pack(b"TDML", VERSION, 0, 2**32 - 1, 2**64 - 1))
 
 
 def test_a_strangers_header_is_short():
-    """A header that is refused as the first of a connection is read later, from whoever has proved something."""
+    """A header that is too long as the first of a connection is read later."""
     frame = encode_frame(Rejected("x" * STRANGER_HEADER_BYTES))
 
     async def read(is_first):
@@ -246,12 +246,12 @@ def test_a_strangers_header_is_short():
 
 
 def test_a_clean_close_is_none():
-    """A peer that leaves between frames has done nothing wrong."""
+    """A close between frames is no error."""
     assert read_all(b"") == []
 
 
 def test_the_prefix_is_what_the_docstring_says():
-    """20 bytes, then the JSON, whose size it tells."""
+    """The prefix has 20 bytes and gives the size of the JSON after it."""
     frame = encode_frame(Abort("a"), 5)
 
     assert FRAME_PREFIX_BYTES == PREFIX.size == 20

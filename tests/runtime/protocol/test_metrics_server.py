@@ -1,4 +1,4 @@
-"""The metrics port, asked over HTTP."""
+"""The metrics port answers metrics and probes over HTTP."""
 
 import errno
 import socket
@@ -19,13 +19,13 @@ from runtime.protocol.metrics_server import serve_metrics, target_path
 
 @pytest.fixture
 def port():
-    """One that is free now."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return taken.getsockname()[1]
 
 
 def get(port, path):
-    """Status and text."""
+    """Return status and text."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return answer.status, answer.read().decode()
@@ -34,7 +34,7 @@ def get(port, path):
 
 
 def test_a_process_is_ready_when_it_says_so(port):
-    """503 until then, so that whoever started the pod sends nobody there."""
+    """/readyz is 503 until the process is ready."""
     states = iter([False, True])
 
     with serve_metrics(CollectorRegistry(), "127.0.0.1", port, lambda: next(states)):
@@ -44,7 +44,7 @@ def test_a_process_is_ready_when_it_says_so(port):
 
 
 def test_a_process_that_stands_still_says_so(port):
-    """503 until it moves again, so that whoever started the pod can end it; whether it is ready is another matter."""
+    """/health is 503 while the process does not move, whether it is ready or not."""
     states = iter([True, False])
 
     with serve_metrics(CollectorRegistry(), "127.0.0.1", port, lambda: True, lambda: next(states)):
@@ -54,7 +54,7 @@ def test_a_process_that_stands_still_says_so(port):
 
 
 def test_metrics_are_shown_whether_ready_or_not(port):
-    """A unit that never gets ready is the one whose metrics are looked at."""
+    """Metrics are shown even if the process is not ready."""
     registry = CollectorRegistry()
     Counter("steps", "Steps taken.", registry=registry).inc(3)
 
@@ -65,7 +65,7 @@ def test_metrics_are_shown_whether_ready_or_not(port):
 
 
 def test_a_wrong_path_is_no_answer_to_a_probe(port):
-    """A probe that is misspelt must not find a process ready which is not."""
+    """A misspelt path is a 404."""
     with serve_metrics(CollectorRegistry(), "127.0.0.1", port, lambda: False):
         answers = [get(port, path) for path in ("/", "/readyz/", "/ready", "/metrics/")]
 
@@ -83,12 +83,12 @@ def test_a_wrong_path_is_no_answer_to_a_probe(port):
     ],
 )
 def test_a_target_may_be_a_whole_url(target, path):
-    """As proxies send it."""
+    """A target that is a whole URL is answered by its path."""
     assert target_path(target) == path
 
 
 def test_a_taken_port_is_a_sentence():
-    """Not a traceback."""
+    """A taken port is one sentence, not a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         with pytest.raises(RuntimeFailure) as error, serve_metrics(CollectorRegistry(), "127.0.0.1", number):
@@ -98,7 +98,7 @@ def test_a_taken_port_is_a_sentence():
 
 
 def test_an_ipv6_address_will_do():
-    """A pod has whatever its cluster gives it."""
+    """The port may be on an IPv6 address."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
             number = taken.getsockname()[1]
@@ -112,7 +112,7 @@ def test_an_ipv6_address_will_do():
 
 
 def test_a_connection_that_breaks_is_not_in_the_log(port, capfd):
-    """Whoever resets connections would fill it."""
+    """A broken connection is not logged."""
     with serve_metrics(CollectorRegistry(), "127.0.0.1", port):
         num_threads = threading.active_count()
         with socket.create_connection(("127.0.0.1", port), timeout=10) as broken:
@@ -127,7 +127,7 @@ def test_a_connection_that_breaks_is_not_in_the_log(port, capfd):
 
 
 def test_a_request_that_the_library_cannot_read_gets_plain_metrics(port, capfd):
-    """prometheus_client compares the version that is asked for with numbers."""
+    """An Accept header that prometheus_client cannot read gets plain metrics."""
     strange = {"Accept": "application/openmetrics-text;version=abc"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=strange)
 
@@ -138,7 +138,7 @@ def test_a_request_that_the_library_cannot_read_gets_plain_metrics(port, capfd):
 
 
 def test_an_idle_connection_ends_in_time(port, monkeypatch):
-    """It would hold a thread for ever."""
+    """An idle connection is closed after a while."""
     monkeypatch.setattr(metrics_server, "LONGEST_S", 0.1)
 
     with (
@@ -149,7 +149,7 @@ def test_an_idle_connection_ends_in_time(port, monkeypatch):
 
 
 def test_idle_connections_keep_no_probe_waiting(port, monkeypatch):
-    """The oldest of them makes room."""
+    """When there are too many idle connections, the oldest is closed."""
     monkeypatch.setattr(metrics_server, "MAX_CONNECTIONS", 2)
 
     with serve_metrics(CollectorRegistry(), "127.0.0.1", port):
@@ -163,7 +163,7 @@ def test_idle_connections_keep_no_probe_waiting(port, monkeypatch):
 
 
 def test_a_process_without_a_descriptor_waits_for_one(monkeypatch):
-    """The connection stays where it is, so asking again at once would take all of a core."""
+    """A process without a free descriptor pauses instead of spinning."""
 
     def accept(_):
         raise OSError(errno.EMFILE, "Too many open files")

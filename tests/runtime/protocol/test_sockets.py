@@ -1,4 +1,4 @@
-"""Connections that notice a silent end. `tests/cluster` cuts a real network; here, what the kernel was asked for."""
+"""Connections notice a silent end, by the options that the kernel gets; `tests/cluster` cuts a real network."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from runtime.protocol.sockets import VANISHED_AFTER_S, detect_vanished_peer, lis
 
 
 def test_a_silent_peer_is_given_up_within_the_deadline():
-    """Idle or sending: the kernel's own arithmetic comes to `VANISHED_AFTER_S`."""
+    """The kernel gives a silent peer up within `VANISHED_AFTER_S`, idle or sending."""
 
     async def options():
         server = await asyncio.start_server(lambda *_: None, sock=listen("127.0.0.1", 0, "test"))
@@ -30,7 +30,7 @@ def test_a_silent_peer_is_given_up_within_the_deadline():
 
 
 def test_a_peer_that_reads_nothing_loses_the_connection(monkeypatch):
-    """What is queued for it stays under the bound and one message more, and both ends find the connection closed."""
+    """A peer that reads nothing loses the connection once too much is queued, and both ends see it closed."""
     monkeypatch.setattr(sockets, "MAX_UNREAD_BYTES", 2**20)
 
     async def run():

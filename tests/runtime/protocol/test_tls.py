@@ -1,4 +1,4 @@
-"""A process's certificate, key and authority, as they lie in its folder."""
+"""A process's certificate, key and authority are read from its folder when they change."""
 
 import re
 import ssl
@@ -18,14 +18,14 @@ def folder(tmp_path):
 
 
 def test_files_that_stay_are_not_read_again(folder):
-    """A context is the same as long as its files are."""
+    """Files that have not changed are not read again."""
     credentials = Credentials(folder, "client")
 
     assert credentials.context is credentials.context
 
 
 def test_files_that_are_half_renewed_change_nothing_until_they_are_whole(folder, tmp_path):
-    """A certificate that has come before its key is not used; the old pair is, and then the new one."""
+    """A new certificate is not used before its key has come."""
     credentials = Credentials(folder, "client")
     before = credentials.context
     Certificates([Identity("spiffe://test/unit/a", "client", tmp_path / "new")], now())
@@ -35,7 +35,7 @@ def test_files_that_are_half_renewed_change_nothing_until_they_are_whole(folder,
 
 
 def test_files_that_are_gone_change_nothing(folder):
-    """A volume that is swapped may show none for a moment."""
+    """Files that are missing for a moment change nothing."""
     credentials = Credentials(folder, "client")
     before = credentials.context
     (folder / "tls.crt").unlink()
@@ -45,7 +45,7 @@ def test_files_that_are_gone_change_nothing(folder):
 
 @pytest.mark.parametrize(("name", "content"), [("tls.crt", None), ("tls.key", b"no key"), ("ca.crt", b"")])
 def test_files_that_cannot_be_used_are_said_at_the_start(folder, name, content):
-    """A missing file, and one that holds something else: one sentence that names the folder."""
+    """A missing or unreadable file is one sentence at the start, with the folder."""
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_bytes(content)
@@ -63,7 +63,7 @@ def test_files_that_cannot_be_used_are_said_at_the_start(folder, name, content):
     ],
 )
 def test_a_certificate_that_is_refused_for_its_dates_names_the_clock(code, said):
-    """Either the clock or the certificate may be wrong, so the reason shows both."""
+    """An error of dates names the clock that was used."""
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_code, error.verify_message = code, "it is not valid"
 
@@ -71,5 +71,5 @@ def test_a_certificate_that_is_refused_for_its_dates_names_the_clock(code, said)
 
 
 def test_a_handshake_that_the_other_end_breaks_off_has_a_reason():
-    """The system says nothing of it."""
+    """A handshake that the other end breaks off has a reason, although the system gives none."""
     assert explain_tls_failure(ConnectionResetError()) == "the other end closed the connection"

@@ -1,4 +1,4 @@
-"""A step's tokens drawn all at once, as a GPU's rank does, here on a CPU: by the reference's rules, row by row."""
+"""The draw of a step's tokens all at once, as on a GPU, follows the reference's rules; here it runs on a CPU."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ logit_lists = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30)
 
 
 class CountingLink(HostLink):
-    """Keeps what was copied to the host."""
+    """A link that keeps each tensor that was copied to the host."""
 
     def __init__(self):
         self.shapes = []
@@ -56,20 +56,20 @@ def random_logits(rows, vocab=VOCAB, seed=3):
 
 
 def stream(logits_V, settings, count=NUM_DRAWS):
-    """Tokens drawn from the same row at positions from 0 on."""
+    """Draw tokens from one row of logits at positions 0 to `count` - 1."""
     draws = {position: PendingDraw(settings, position, 0) for position in range(count)}
     drawn = draw(logits_V.expand(count, -1), draws, HostLink())
     return [drawn[position].token_id for position in range(count)]
 
 
 def reference_probabilities(logits_V, settings):
-    """What `sample` draws from."""
+    """Return the probabilities from which `sample` draws."""
     scores_V = (logits_V.double() - logits_V.max()) / settings.temperature
     return _keep_top_p(_keep_top_k(scores_V, settings.top_k).softmax(-1), settings.top_p)
 
 
 def test_noise_is_splitmix64s():
-    """Token v's number is the generator's v-th output, of which the upper 52 bits make a uniform one.
+    """The noise of token v is made of the upper 52 bits of SplitMix64's v-th output.
 
     The outputs for 1234567 are those that implementations of the generator are tested with (rosettacode.org,
     "Pseudo-random numbers/Splitmix64").
@@ -82,7 +82,7 @@ def test_noise_is_splitmix64s():
 
 @given(logit_lists)
 def test_greedy_is_the_references(logits):
-    """The best token, of equals the first."""
+    """At temperature 0 the first of the best tokens is drawn."""
     logits_V = torch.tensor(logits)
     drawn = draw(logits_V[None], {0: PendingDraw(sampling(temperature=0.0), 5, 0)}, HostLink())
 
@@ -91,7 +91,7 @@ def test_greedy_is_the_references(logits):
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("greedy", "smallest")])
 def test_draws_follow_the_references_probabilities(name, few_candidates):
-    """The counts of 4,000 draws are as far from expectation as luck explains, and no token is drawn that it cuts."""
+    """The counts of 4,000 draws fit the reference's probabilities, and no token that it cuts off is drawn."""
     logits_V, settings = random_logits(1)[0], sampling(**SETTINGS[name])
     expected_V = reference_probabilities(logits_V, settings) * NUM_DRAWS
     expected_V *= NUM_DRAWS / expected_V.sum()
@@ -108,7 +108,7 @@ def test_draws_follow_the_references_probabilities(name, few_candidates):
 
 @pytest.mark.parametrize("top_p", [0.05, 0.3, 0.6, 0.95])
 def test_the_nucleus_is_the_references(top_p, few_candidates):
-    """Each of its tokens is drawn, and no other."""
+    """Every token of the reference's nucleus is drawn, and no other."""
     logits_V = random_logits(1, vocab=40)[0] / 4
     kept_V = reference_probabilities(logits_V, sampling(top_p=top_p))
 
@@ -116,7 +116,7 @@ def test_the_nucleus_is_the_references(top_p, few_candidates):
 
 
 def test_a_nucleus_ends_at_the_first_of_equals():
-    """Those with the lowest ids are kept of equal tokens, as many as reach top_p."""
+    """Of equally likely tokens, top_p keeps those with the lowest ids, as many as it needs."""
     assert set(stream(torch.zeros(10), sampling(top_p=0.35))) == {0, 1, 2, 3}
     assert set(stream(torch.zeros(4), sampling(top_p=0.5))) == {0, 1}
     assert set(stream(torch.zeros(10), sampling(top_k=3))) == set(range(10))  # each equals the third
@@ -124,7 +124,7 @@ def test_a_nucleus_ends_at_the_first_of_equals():
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 4.0])
 def test_the_number_of_candidates_does_not_matter(spread, monkeypatch):
-    """However few there are, what is drawn is what is drawn from all, whichever equals the candidates left out."""
+    """With few candidates the same token is drawn as from the whole vocabulary, whichever equals were left out."""
     logits_BV = (random_logits(60) / 4 * spread).round(decimals=1)  # with many equals
     draws = {row: PendingDraw(settings, row, 0) for row, settings in enumerate(mixed_settings(60))}
     drawn = []
@@ -136,14 +136,14 @@ def test_the_number_of_candidates_does_not_matter(spread, monkeypatch):
 
 
 def mixed_settings(count):
-    """All kinds of sampling, in turns."""
+    """Return all kinds of sampling in turn."""
     kinds = list(SETTINGS.values())
     return [sampling(**kinds[row % len(kinds)], seed=row, num_logprobs=row % 3 or None) for row in range(count)]
 
 
 @pytest.mark.parametrize("count", [2, 31, 70])
 def test_what_else_is_in_a_step_does_not_matter(count, few_candidates):
-    """A row gives the same token and the same logprobs, to the bit, alone or beside others in another order."""
+    """A row's token and logprobs are the same to the bit, alone or beside other rows in any order."""
     logits_BV, settings = random_logits(count), mixed_settings(count)
     draws = {row: PendingDraw(settings[row], 7 * row, 0) for row in range(count)}
     together = draw(logits_BV, draws, HostLink())
@@ -155,7 +155,7 @@ def test_what_else_is_in_a_step_does_not_matter(count, few_candidates):
 
 
 def test_seeds_and_positions_draw_differently():
-    """Neighbours of both share no more draws than luck gives them, also where one is shifted against the other."""
+    """Draws of neighbouring seeds and positions agree no more often than by chance, even if shifted."""
     one, other = (stream(torch.zeros(50), sampling(seed=seed), count=1000) for seed in (1, 2))
 
     assert sum(a == b for a, b in zip(one, other, strict=True)) < 50
@@ -166,7 +166,7 @@ def test_seeds_and_positions_draw_differently():
 
 @pytest.mark.parametrize("name", ["greedy", "all", "nucleus", "wide nucleus"])
 def test_logprobs_are_the_references(name, few_candidates):
-    """They are the drawn token's and those of as many as were asked for, best first, whatever others asked for."""
+    """A row's logprobs are those of its token and of as many of the best tokens as its request wants."""
     logits_BV = random_logits(3)
     settings = [sampling(**SETTINGS[name], num_logprobs=number) for number in (None, 0, 20)]
     drawn = draw(logits_BV, {row: PendingDraw(each, row, 0) for row, each in enumerate(settings)}, HostLink())
@@ -181,14 +181,14 @@ def test_logprobs_are_the_references(name, few_candidates):
 
 
 def test_a_vocabulary_may_be_smaller_than_the_logprobs_asked_for():
-    """Then all of it is said."""
+    """A request for more logprobs than there are tokens gets all of them."""
     drawn = draw(torch.zeros(1, 4), {0: PendingDraw(sampling(num_logprobs=20), 0, 0)}, HostLink())
 
     assert {token_id for token_id, _ in drawn[0].logprobs.best} == {0, 1, 2, 3}
 
 
 def test_a_step_takes_one_copy_to_the_host(few_candidates):
-    """The copy has a few numbers a row, whatever its requests ask for, if the candidates are enough."""
+    """A step takes one copy of a few numbers a row, if the candidates suffice."""
     settings = [sampling(), sampling(temperature=0.0, num_logprobs=3), sampling(top_p=0.5), sampling(top_k=4)] * 10
     link = CountingLink()
     draw(random_logits(40), {row: PendingDraw(each, row, 0) for row, each in enumerate(settings)}, link)
@@ -199,7 +199,7 @@ def test_a_step_takes_one_copy_to_the_host(few_candidates):
 
 
 def test_a_wide_nucleus_takes_a_second_copy(few_candidates):
-    """Only its row is sorted."""
+    """A nucleus wider than the candidates takes a second copy, of its row alone."""
     link = CountingLink()
     logits_BV = random_logits(2)
     logits_BV[1] = 0
@@ -222,7 +222,7 @@ def test_a_wide_nucleus_takes_a_second_copy(few_candidates):
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_needs_more_than_logits_is_left_to_the_reference(changes):
-    """Its logits come to the host as they are, and no others' do."""
+    """A row whose draw needs more than logits comes to the host unchanged, and no other row does."""
     logits_BV, link = random_logits(3), CountingLink()
     draws = {row: PendingDraw(sampling(**changes if row == 1 else {}), 0, 3) for row in range(3)}
     drawn = draw(logits_BV, draws, link)
@@ -234,7 +234,7 @@ def test_what_needs_more_than_logits_is_left_to_the_reference(changes):
 
 
 def test_min_tokens_that_are_there_are_no_reason_to_ask_the_reference():
-    """From then on the draw depends on logits alone."""
+    """Once a request has its min_tokens, its draw needs only logits."""
     drawn = draw(random_logits(1), {0: PendingDraw(sampling(min_tokens=4), 0, 4)}, HostLink())
 
     assert isinstance(drawn[0], DrawnToken)
@@ -243,7 +243,7 @@ def test_min_tokens_that_are_there_are_no_reason_to_ask_the_reference():
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_logits_that_are_no_numbers_are_left_to_the_reference(name, wrong):
-    """It says what is wrong with them; the rows beside them are drawn as ever."""
+    """A row of NaN is left to the reference, which names the fault; the rows beside it are drawn."""
     logits_BV = random_logits(2)
     logits_BV[0, 5] = wrong
     drawn = draw(logits_BV, {row: PendingDraw(sampling(**SETTINGS[name]), 0, 0) for row in (0, 1)}, HostLink())
@@ -253,7 +253,7 @@ def test_logits_that_are_no_numbers_are_left_to_the_reference(name, wrong):
 
 
 def test_rows_that_nobody_asks_for_are_not_drawn():
-    """A step in which all prompts go on copies nothing."""
+    """A step in which every prompt goes on copies nothing to the host."""
     link = CountingLink()
 
     assert draw(random_logits(4), {}, link) == {}
@@ -263,5 +263,5 @@ def test_rows_that_nobody_asks_for_are_not_drawn():
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**31))
 def test_a_key_fits_the_arithmetic(seed, position):
-    """Not negative and below 2^63, for any seed."""
+    """A draw's key is at least 0 and below 2^63 for any seed."""
     assert 0 <= draw_key(seed, position) < 2**63

@@ -1,4 +1,4 @@
-"""Whatever a body asks of sampling, stops and logprobs is answered, or is that request's own error and no other's."""
+"""A body at the border of its limits is answered, or fails alone."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model():
-    """A gateway's side of the engine: a token is the character of its id."""
+    """Return the gateway's view of the engine's model, in which a token is the character of its id."""
     tokenizer = SimpleNamespace(
         num_token_ids=96,
         stop_ids=(7,),
@@ -66,7 +66,7 @@ def model():
     return ServedModel("tiny", LIMITS.max_request_tokens, tokenizer)
 
 
-class OverTheWire(Rank):
+class WireRank(Rank):
     """A rank whose messages are encoded and decoded, as a socket would have them."""
 
     def __init__(self, engine, kind):
@@ -85,24 +85,24 @@ class OverTheWire(Rank):
 
 
 @pytest.fixture(scope="module")
-def alone(engine):
-    """Each bystander's answer when nobody else is there."""
+def lone_answers(engine):
+    """Return each bystander's answer when it is alone."""
     return {bystander.id: answer_alone(engine, SoloGroup(), bystander) for bystander in BYSTANDERS}
 
 
-def served(rank, wishes, alone):
-    """Ask for them beside the bystanders, until all are over; the bystanders' answers must be as ever."""
+def serve_beside(rank, wishes, lone_answers):
+    """Serve these wishes beside the bystanders to their ends. The bystanders' answers must not change."""
     for wish in (BYSTANDERS[0], *wishes, BYSTANDERS[1]):
         rank.ask(wish)
     rank.serve(SoloGroup())
     answers = rank.answers()
-    assert {name: answers[name] for name in alone} == alone
-    for name in alone:
+    assert {name: answers[name] for name in lone_answers} == lone_answers
+    for name in lone_answers:
         del rank.said[name]
 
 
-def combinations():
-    """(name, body) of random wishes, most of them within the ranges."""
+def random_bodies():
+    """Yield (name, body) of random wishes, most of them in range."""
     rng = random.Random(16)
     for number in itertools.count():
         chosen = rng.sample(sorted(BORDERS), rng.randint(1, len(BORDERS)))
@@ -110,7 +110,7 @@ def combinations():
 
 
 def read(model, body):
-    """The request, or None where it is the caller's mistake."""
+    """Return the request, or None if the body is the caller's mistake."""
     raw = json.dumps({"model": "tiny", "prompt": [5, 6]} | body).encode()
     try:
         return read_completion(raw, model).prepare().requests[0]
@@ -122,13 +122,13 @@ def read(model, body):
 
 
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
-def test_every_wish_at_the_borders_is_answered_or_refused_alone(engine, alone, model, kind):
-    """Each of many random combinations in range is answered, and requests beside them get the text they always get."""
-    wishes = ((name, read(model, body)) for name, body in combinations())
+def test_every_wish_at_the_borders_is_answered_or_refused_alone(engine, lone_answers, model, kind):
+    """Any combination of values in range is answered, and the requests beside it get their usual text."""
+    wishes = ((name, read(model, body)) for name, body in random_bodies())
     asked = dict(itertools.islice(((name, wish) for name, wish in wishes if wish), NUM_COMBINATIONS))
     for names in batches(list(asked)):
-        rank = OverTheWire(engine, kind)
-        served(rank, [Wish(name, asked[name].prompt_ids, asked[name].sampling) for name in names], alone)
+        rank = WireRank(engine, kind)
+        serve_beside(rank, [Wish(name, asked[name].prompt_ids, asked[name].sampling) for name in names], lone_answers)
         assert rank.failed == {}
         assert set(rank.said) == set(names)
         assert all(finish_reason(asked[name], rank.said[name], model) for name in names)
@@ -139,7 +139,7 @@ def batches(names):
 
 
 def finish_reason(wish, tokens, model):
-    """Why the gateway says that the answer ended; it reads no further than that."""
+    """Return why the gateway says that the answer ended; it reads no further."""
     choice = Choice(0, wish, model.tokenizer)
     for token in tokens:
         choice.push(token)
@@ -150,7 +150,7 @@ def finish_reason(wish, tokens, model):
 
 @pytest.mark.parametrize("penalty", [1e-38, 1e-40, 1e-300])
 def test_a_penalty_that_overflows_is_the_callers_mistake(model, penalty):
-    """Each of them made NaN of the logits, and ended the unit."""
+    """A penalty that would make a NaN of the logits is refused at the gateway."""
     assert read(model, {"repetition_penalty": penalty}) is None
     assert read(model, {"repetition_penalty": 0.01}) is not None
 
@@ -171,12 +171,12 @@ UNFIT = {
 
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 @pytest.mark.parametrize(("changes", "reason"), UNFIT.values(), ids=UNFIT)
-def test_what_a_rank_cannot_compute_fails_at_its_border(engine, alone, kind, changes, reason):
-    """Also where the gateway did not check it: the request fails with the reason, and nobody beside it notices."""
+def test_what_a_rank_cannot_compute_fails_at_its_border(engine, lone_answers, kind, changes, reason):
+    """A rank fails a request that it cannot compute, with the reason, and the others go on."""
     wishes = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "seed": 1, "stop_ids": []} | changes
     prompt_ids = wishes.pop("prompt_ids", [5])
-    rank = OverTheWire(engine, kind)
-    served(rank, [Wish("unfit", prompt_ids, Sampling(**wishes))], alone)
+    rank = WireRank(engine, kind)
+    serve_beside(rank, [Wish("unfit", prompt_ids, Sampling(**wishes))], lone_answers)
 
     assert reason in rank.failed["unfit"]
     assert rank.said == {}
@@ -189,40 +189,40 @@ def test_what_a_rank_cannot_compute_fails_at_its_border(engine, alone, kind, cha
         ("127.0.0.1", 1, None),
     ],
 )
-def test_a_prefill_rank_hands_nothing_over_to_nowhere(engine, alone, host, port, ticket):
-    """An address that no socket takes, and no ticket, are the request's failure before anything is computed."""
+def test_a_prefill_rank_hands_nothing_over_to_nowhere(engine, lone_answers, host, port, ticket):
+    """Without a usable address or a ticket, a request fails before anything of it is computed."""
 
     class Lost(Wish):
         def message(self):
             return Prefill(self.id, self.prompt_ids, self.sampling, host, port, ticket)
 
-    rank = OverTheWire(engine, "pair")
-    served(rank, [Lost("lost", [5], BYSTANDERS[0].sampling)], alone)
+    rank = WireRank(engine, "pair")
+    serve_beside(rank, [Lost("lost", [5], BYSTANDERS[0].sampling)], lone_answers)
 
     assert rank.failed["lost"].startswith("its KV cannot be sent on: ")
     assert rank.said == {}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_kv_that_is_no_number_costs_its_own_request(engine, alone, temperature):
-    """Latents full of NaN make the logits NaN: that request fails, greedy or drawn, and its neighbours go on."""
+def test_kv_that_is_no_number_costs_its_own_request(engine, lone_answers, temperature):
+    """A request whose latents are NaN fails, greedy or drawn, and its neighbours go on."""
 
-    class Spoiled(OverTheWire):
+    class Spoiled(WireRank):
         def cross(self, handover, latents):
             if handover.request_id == "spoiled":
                 latents = torch.full_like(latents, torch.nan)
             self.phases[1].receive(Arrival(handover, latents))
 
     rank = Spoiled(engine, "pair")
-    served(rank, [Wish("spoiled", [5, 6], Sampling(4, temperature, 1.0, 1, [], num_logprobs=3))], alone)
+    serve_beside(rank, [Wish("spoiled", [5, 6], Sampling(4, temperature, 1.0, 1, [], num_logprobs=3))], lone_answers)
 
     assert rank.failed == {"spoiled": "the model's logits are not finite numbers"}
     assert len(rank.said["spoiled"]) == 1
     assert not rank.has_work()
 
 
-def test_what_torch_cannot_draw_costs_its_own_request(engine, alone, monkeypatch):
-    """Whatever goes wrong in sampling is said of the request that it went wrong for."""
+def test_what_torch_cannot_draw_costs_its_own_request(engine, lone_answers, monkeypatch):
+    """An error in sampling fails the request that caused it, with the error's text."""
     honest = step_loop.sample
 
     def sample(logits_V, sampling, *rest):
@@ -231,7 +231,7 @@ def test_what_torch_cannot_draw_costs_its_own_request(engine, alone, monkeypatch
         return honest(logits_V, sampling, *rest)
 
     monkeypatch.setattr(step_loop, "sample", sample)
-    rank = OverTheWire(engine, "mixed")
-    served(rank, [Wish("unlucky", [5], Sampling(4, 1.0, 1.0, 99, []))], alone)
+    rank = WireRank(engine, "mixed")
+    serve_beside(rank, [Wish("unlucky", [5], Sampling(4, 1.0, 1.0, 99, []))], lone_answers)
 
     assert rank.failed["unlucky"].startswith("its next token cannot be drawn: ")

@@ -1,4 +1,4 @@
-"""An answer that must be JSON is, whatever the model finds likely, on whichever rank it goes on."""
+"""An answer that must be JSON of a schema is, whatever the model finds likely and on whichever rank it goes on."""
 
 import importlib.util
 import json
@@ -48,8 +48,8 @@ def request(schema=SCHEMA, seed=0, stop_ids=(END,), generated=()):
     return Request("r", [5], sampling, generated=list(generated))
 
 
-def go_on(constraints, asked, num_tokens):
-    """Let it draw so many tokens from logits that depend on the position alone, until it stops."""
+def draw_tokens(constraints, asked, num_tokens):
+    """Draw up to `num_tokens` tokens from logits that depend only on the position."""
     while len(asked.generated) < num_tokens and asked.generated[-1:] != [END]:
         position = len(asked.generated)
         logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(position))
@@ -59,17 +59,17 @@ def go_on(constraints, asked, num_tokens):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_draw_is_json_of_the_schema(encoder, seed):
-    """It ends by itself, where the JSON ends; another rank that takes it over goes on with the same tokens."""
-    tokens = go_on(Constraints(DEMO, VOCAB_SIZE), request(seed=seed), 200)
+    """An answer ends where its JSON ends, and another rank continues it with the same tokens."""
+    tokens = draw_tokens(Constraints(DEMO, VOCAB_SIZE), request(seed=seed), 200)
 
     assert tokens[-1] == END
     jsonschema.validate(json.loads(encoder.decode(tokens)), SCHEMA)
-    again = go_on(Constraints(DEMO, VOCAB_SIZE), request(seed=seed, generated=tokens[:3]), 200)
+    again = draw_tokens(Constraints(DEMO, VOCAB_SIZE), request(seed=seed, generated=tokens[:3]), 200)
     assert again == tokens
 
 
 def test_an_unconstrained_request_pays_nothing():
-    """No tokenizer is read, no mask made."""
+    """A request without a schema reads no tokenizer and makes no mask."""
     assert Constraints(Path("/nowhere"), 8).allowed_tokens(Request("r", [5], Sampling(1, 0.0, 1.0, 0, []))) is None
 
 
@@ -82,13 +82,13 @@ def test_an_unconstrained_request_pays_nothing():
     ],
 )
 def test_what_cannot_be_held_fails_alone(asked, complaint):
-    """Also where the gateway did not check it."""
+    """A request with a schema that cannot be obeyed fails, even if the gateway did not check it."""
     with pytest.raises(RequestFailure, match=complaint):
         Constraints(DEMO, VOCAB_SIZE).allowed_tokens(asked)
 
 
 def test_the_vocabulary_is_read_before_a_request_comes(monkeypatch):
-    """It takes seconds for a large one, and a step must not wait for it."""
+    """The vocabulary is read while the rank loads, because a step must not wait seconds for it."""
     constraints = Constraints(DEMO, VOCAB_SIZE)
     monkeypatch.setattr("llguidance.LLTokenizer", None)
 
@@ -96,7 +96,7 @@ def test_the_vocabulary_is_read_before_a_request_comes(monkeypatch):
 
 
 def test_a_tokenizer_that_changed_after_the_rank_said_its_digest_fails_the_request(tmp_path):
-    """The gateway has compared the first one, and another vocabulary is read where gateways end texts differently."""
+    """A tokenizer.json that changed after its digest was sent fails the request that reads it."""
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(DEMO / name, tmp_path)
     constraints = Constraints(tmp_path, VOCAB_SIZE)
@@ -110,7 +110,7 @@ def test_a_tokenizer_that_changed_after_the_rank_said_its_digest_fails_the_reque
 
 
 def test_a_checkpoint_without_a_tokenizer_fails_the_request(tmp_path):
-    """And not the unit."""
+    """Without a tokenizer.json the request fails, and the unit does not."""
     with pytest.raises(RequestFailure, match=r"tokenizer\.json cannot be used"):
         Constraints(tmp_path, VOCAB_SIZE).allowed_tokens(request())
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_without_a_tokenizer_fails_the_request(tmp_path):
     ],
 )
 def test_a_schema_is_checked_in_one_line(schema, reason):
-    """What the library does not obey is refused: nothing is left out in silence."""
+    """A schema that the library cannot obey in full is refused in one line."""
     found = explain_schema_refusal(schema)
 
     assert (found is None) == (reason is None)
@@ -150,7 +150,7 @@ def test_a_schema_is_checked_in_one_line(schema, reason):
     ],
 )
 def test_remainders_are_counted_before_anything_is_made(schema, is_refused, monkeypatch):
-    """The library would visit each of them: four multiples at once kept a rank for minutes."""
+    """A schema with too many remainders is refused before the library visits them, which would take minutes."""
     monkeypatch.setattr("llguidance.LLMatcher.validate_grammar", lambda grammar: "")
     reason = explain_schema_refusal(json.dumps(schema))
 
@@ -159,7 +159,7 @@ def test_remainders_are_counted_before_anything_is_made(schema, is_refused, monk
 
 
 def test_remainders_are_counted_with_small_numbers(monkeypatch):
-    """Multiples of numbers with hundreds of digits, made of one schema after another, held the gateway for seconds."""
+    """Values of multipleOf with hundreds of digits are counted without their least common multiple."""
     sizes, lcm = [], math.lcm
     monkeypatch.setattr(math, "lcm", lambda *numbers: sizes.extend(map(abs, numbers)) or lcm(*numbers))
     floats = [{"multipleOf": float(f"{number}.25e{number % 600 - 300}")} for number in range(1, 1500)]
@@ -171,18 +171,18 @@ def test_remainders_are_counted_with_small_numbers(monkeypatch):
 
 
 def test_requests_of_one_schema_share_the_making_of_its_grammar(monkeypatch):
-    """Each goes on by itself. 128 choices of one call have one schema."""
+    """Requests with one schema share its grammar, and each has its own state."""
     constraints, made = Constraints(DEMO, VOCAB_SIZE), []
     monkeypatch.setattr(constraint, "json_matcher", lambda *words: made.append(json_matcher(*words)) or made[-1])
 
-    first = go_on(constraints, request(), 3)
+    first = draw_tokens(constraints, request(), 3)
 
-    assert go_on(constraints, request(), 200)[:3] == first
+    assert draw_tokens(constraints, request(), 200)[:3] == first
     assert len(made) == 1
 
 
 def test_without_the_library_it_is_named(monkeypatch):
-    """The sentence says what to install."""
+    """Without the library the refusal says what to install."""
     monkeypatch.setattr(json_grammar.importlib.util, "find_spec", lambda name: None)
 
     assert explain_schema_refusal(ANY_OBJECT) == json_grammar.MISSING

@@ -1,4 +1,4 @@
-"""The decode policy of a rank: what a request generated, its first token included, decides how it goes on."""
+"""A decode rank counts the tokens that prefill has drawn."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ LOGITS = [3.0, 2.0, 1.0, -9.0]
 
 
 class SameLogits:
-    """An engine that always finds the same tokens likely."""
+    """An engine with the same logits in every step."""
 
     def __init__(self, config):
         self.config, self.checkpoint = config, Path("/nowhere")
@@ -26,7 +26,7 @@ class SameLogits:
 
 
 def answers(config, *arrivals, steps=3):
-    """Request id -> the tokens that decode said."""
+    """Return each request's tokens that decode sent."""
     said = []
     launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256, host_bytes=0))
     metrics = SimpleNamespace(watch_requests=lambda _: None, count_prompts=lambda *_: None)
@@ -51,12 +51,12 @@ def arrival(config, request_id, **sampling):
 
 
 def test_penalties_count_the_token_that_prefill_drew(small_config):
-    """The first token is the likeliest, and has been said when decode begins; neighbours have their own counts."""
+    """Penalties count the first token, which prefill drew, and each request has its own counts."""
     requests = [arrival(small_config, "plain"), arrival(small_config, "penalised", presence_penalty=1.5)]
 
     assert answers(small_config, *requests) == {"plain": [0, 0, 0], "penalised": [1, 0, 0]}
 
 
 def test_max_tokens_counts_the_token_that_prefill_drew(small_config):
-    """Three tokens asked for are two here."""
+    """A request of three tokens draws two at decode."""
     assert answers(small_config, arrival(small_config, "short", max_tokens=3)) == {"short": [0, 0]}

@@ -1,4 +1,4 @@
-"""Prompts of which only the embedding is wanted, beside others and in chunks."""
+"""A prompt that embeds gets its embedding, whole or in chunks, beside other requests."""
 
 import numpy as np
 import pytest
@@ -15,13 +15,13 @@ OTHER = Wish("other", [20, 21, 22, 23, 24], Sampling(6, 0.0, 1.0, 0, []))
 
 @pytest.fixture(scope="module")
 def engine(demo, demo_config):
-    """The demo's, alone."""
+    """Return the demo's engine, with one rank."""
     contiguous = [list(range(demo_config.n_routed_experts))] * demo_config.num_moe_layers
     return Engine(EngineConfig(demo, contiguous, torch.float32), SoloGroup())
 
 
-class Kept(Rank):
-    """A rank that keeps embeddings apart."""
+class EmbeddingRank(Rank):
+    """A rank that keeps embeddings apart from tokens."""
 
     def __init__(self, engine, kind, chunk):
         super().__init__(engine, kind, Limits(4, 256, chunk, 512))
@@ -35,8 +35,8 @@ class Kept(Rank):
 
 
 def expected(engine, prompt):
-    """The last token's hidden state after the norm, with length 1."""
-    chunks, cache = engine._whole([prompt])
+    """Return the last token's hidden state after the norm, scaled to length 1."""
+    chunks, cache = engine._whole_prompts([prompt])
     with torch.inference_mode():
         state_D = engine.model.model.norm(engine.model(chunks, [], cache)[-1:]).float()[0]
     return (state_D / state_D.norm()).numpy()
@@ -45,8 +45,8 @@ def expected(engine, prompt):
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 @pytest.mark.parametrize("chunk", [2, 64])
 def test_an_embedding_is_the_last_token_s_state(engine, kind, chunk):
-    """Whole or in chunks, beside a request that generates and is not disturbed; nothing stays behind."""
-    rank = Kept(engine, kind, chunk)
+    """An embedding is the last token's state, whole or in chunks; a request beside it is not disturbed."""
+    rank = EmbeddingRank(engine, kind, chunk)
     rank.phases[0].receive(Embed("0", PROMPTS[0]))
     rank.ask(OTHER)
     for number, prompt in enumerate(PROMPTS[1:], 1):

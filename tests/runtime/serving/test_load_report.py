@@ -1,4 +1,4 @@
-"""What a rank tells the gateway of its requests."""
+"""A rank's load counts what its requests still need, and is sent when it changes."""
 
 import torch
 
@@ -14,7 +14,7 @@ LIMITS = Limits(max_requests=2, max_request_tokens=192, max_batch_tokens=50, kv_
 GREEDY = Sampling(9, 0.0, 1.0, 0, [])
 
 
-def scheduler_with(config, *prompt_tokens):
+def new_scheduler(config, *prompt_tokens):
     scheduler = Scheduler(new_cache(config, LIMITS.kv_tokens, torch.float32), LIMITS)
     for number, length in enumerate(prompt_tokens):
         scheduler.add(Request(str(number), [5] * length, GREEDY))
@@ -22,8 +22,8 @@ def scheduler_with(config, *prompt_tokens):
 
 
 def test_a_load_counts_what_is_left_of_prompts_and_all_that_requests_hold(small_config):
-    """After a step of 50 tokens, 20 of the first prompt are left; its pages are counted whole, and who waits waits."""
-    scheduler = scheduler_with(small_config, 70, 64, 65)
+    """A load counts the prompt tokens that are left, waiting requests, and every request's tokens in whole pages."""
+    scheduler = new_scheduler(small_config, 70, 64, 65)
     batch = scheduler.schedule()
     batch.requests[0].num_cached = 50
 
@@ -52,8 +52,8 @@ def test_what_is_found_of_a_waiting_prompt_is_no_work(small_config):
 
 
 def test_a_request_is_new_once(small_config):
-    """Also one that is gone before anybody asked."""
-    scheduler = scheduler_with(small_config, 10)
+    """A request is reported as new once, even if it has ended before the report."""
+    scheduler = new_scheduler(small_config, 10)
     scheduler.abort("0")
 
     assert measure_load(scheduler, scheduler.take_arrived()) == Load(0, 0, 0, 0, 0, ["0"])
@@ -61,8 +61,8 @@ def test_a_request_is_new_once(small_config):
 
 
 def test_a_load_is_told_when_it_changed(small_config):
-    """A rank that has nothing to do and told so is quiet."""
-    scheduler, told = scheduler_with(small_config), []
+    """A load that has not changed is not sent again."""
+    scheduler, told = new_scheduler(small_config), []
     report = LoadReport(scheduler, told.append)
     for _ in range(3):
         report.tell()

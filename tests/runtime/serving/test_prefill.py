@@ -1,4 +1,4 @@
-"""A prefill rank's transfers: begun for requests that go on at a decode rank, and ended with those that do not."""
+"""A prefill rank begins a transfer for requests that go on at a decode rank, and cancels it for those that end."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +13,8 @@ from tests.runtime.one_rank import Limits, Rank, Wish
 LIMITS = Limits(max_requests=4, max_request_tokens=64, max_batch_tokens=4, kv_tokens=256)
 
 
-class Watched(Rank):
-    """A pair of ranks whose transfers are kept."""
+class WatchedRank(Rank):
+    """A pair of ranks that keeps its transfers."""
 
     def __init__(self, config, **options):
         def step(prefilling, decoding, cache):
@@ -43,8 +43,8 @@ def wish(max_tokens, *, stop_ids=(), generated=()):
 
 
 def test_a_request_of_one_token_is_not_offered(small_config):
-    """Its answer ends where it begins."""
-    rank = Watched(small_config)
+    """A request of one token ends at prefill, so no transfer is opened."""
+    rank = WatchedRank(small_config)
     rank.ask(wish(1))
     for _ in range(2):
         rank.step()
@@ -54,8 +54,8 @@ def test_a_request_of_one_token_is_not_offered(small_config):
 
 @pytest.mark.parametrize(("deterministic", "is_offered"), [(True, True), (False, False)])
 def test_the_last_token_of_a_request_that_comes_again(small_config, deterministic, is_offered):
-    """It is drawn here where the others are prefilled, and there where they are replayed."""
-    rank = Watched(small_config, deterministic=deterministic)
+    """A resumed request's last token is drawn here if its tokens are prefilled, and at decode if they are replayed."""
+    rank = WatchedRank(small_config, deterministic=deterministic)
     rank.ask(wish(3, generated=(0, 0)))
     for _ in range(6):
         rank.step()
@@ -64,8 +64,8 @@ def test_the_last_token_of_a_request_that_comes_again(small_config, deterministi
 
 
 def test_a_text_that_ends_with_its_first_token_is_not_handed_over(small_config):
-    """Its transfer is cancelled: only the model knew."""
-    rank = Watched(small_config)
+    """If the first token ends the text, the transfer is cancelled."""
+    rank = WatchedRank(small_config)
     rank.ask(wish(9, stop_ids=[0]))
     for _ in range(2):
         rank.step()
@@ -76,8 +76,8 @@ def test_a_text_that_ends_with_its_first_token_is_not_handed_over(small_config):
 
 
 def test_an_abort_in_the_middle_of_a_prompt_cancels_its_transfer(small_config):
-    """The first chunk may be on its way."""
-    rank = Watched(small_config)
+    """An Abort between two chunks of a prompt cancels the transfer that has begun."""
+    rank = WatchedRank(small_config)
     rank.ask(wish(9))
     rank.step()
     rank.phases[0].receive(Abort("a"))

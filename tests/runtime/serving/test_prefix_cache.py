@@ -1,4 +1,4 @@
-"""Prompts that find their beginnings in the cache: to the last bit as if all of them were computed."""
+"""Prompts that find their beginnings in the cache get the results of prompts that compute everything, bit for bit."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ def plans(engine):
 
 @pytest.fixture(scope="module")
 def computed(engine, plans):
-    """All conversations at a pair of ranks that shares nothing."""
+    """Return the conversations' results at a pair of ranks that shares nothing."""
     rank = Recorded(engine, "pair", LIMITS, block_digest=None)
     converse(rank, plans)
     return rank
@@ -48,7 +48,7 @@ def computed(engine, plans):
 
 @pytest.mark.parametrize(("kind", "number"), [("pair", NUM_CONVERSATIONS), ("mixed", NUM_MIXED)])
 def test_what_is_found_is_what_would_be_computed(engine, plans, computed, kind, number):
-    """Tokens, logprobs and latents of every conversation are those of ranks that share nothing, bit for bit."""
+    """With a prefix cache, every conversation has the same tokens, logprobs and latents, bit for bit."""
     rank = Recorded(engine, kind, LIMITS)
     asked = converse(rank, plans[:number])
 
@@ -61,7 +61,7 @@ def test_what_is_found_is_what_would_be_computed(engine, plans, computed, kind, 
 
 @pytest.mark.parametrize("kind", ["pair", "mixed"])
 def test_what_went_through_host_memory_is_what_would_be_computed(engine, plans, computed, kind):
-    """Also where the cache is so small that blocks leave it and come back all the time."""
+    """Results are the same if the cache is so small that blocks leave it and come back all the time."""
     limits = through_host_memory(engine)
     rank = Recorded(engine, kind, limits)
     converse(rank, plans)
@@ -74,7 +74,7 @@ def test_what_went_through_host_memory_is_what_would_be_computed(engine, plans, 
 
 
 def test_a_wrong_bit_in_host_memory_is_found(engine, plans, computed, monkeypatch):
-    """The comparison sees one number of one block."""
+    """The comparison notices a wrong number in one block in host memory."""
 
     def copy(sources, targets):
         for source, target in zip(sources, targets, strict=True):
@@ -89,7 +89,7 @@ def test_a_wrong_bit_in_host_memory_is_found(engine, plans, computed, monkeypatc
 
 
 def test_a_wrong_block_is_found(engine, plans, computed, monkeypatch):
-    """The comparison is no idle one: a name that stands for its own block alone is given to others' latents."""
+    """The comparison notices a block that has another prompt's latents."""
     monkeypatch.setattr(request, "block_names", names_without_a_chain)
     rank = Recorded(engine, "pair", LIMITS)
     converse(rank, plans[:NUM_MIXED])
@@ -103,7 +103,7 @@ def names_without_a_chain(root, token_ids):
 
 @pytest.mark.parametrize("kind", ["pair", "mixed"])
 def test_a_second_turn_computes_what_is_new(engine, kind):
-    """And what follows the last whole block; the rank says how much it found. Another salt finds nothing."""
+    """A second turn finds the whole blocks of the first, and computes the rest. With another salt it finds nothing."""
     rank = Recorded(engine, kind, LIMITS)
     prompt = list(range(8, 8 + 2 * PAGE_TOKENS))
     sampling = Sampling(2, 0.0, 1.0, 0, [])
@@ -122,7 +122,7 @@ def test_a_second_turn_computes_what_is_new(engine, kind):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("cache", ["device", "host"])
 def test_the_next_turn_finds_the_answer_before_it(engine, deterministic, cache):
-    """A rank that promises no bits computes what the user says, and a block's rest; another one the answer too."""
+    """In fast mode the next turn also finds the answer's blocks; in deterministic mode only the prompt's."""
     limits = LIMITS if cache == "device" else through_host_memory(engine)
     rank = Rank(engine, "mixed", limits, deterministic=deterministic)
     first = list(range(8, 8 + PAGE_TOKENS + 9))
@@ -145,7 +145,7 @@ def test_the_next_turn_finds_the_answer_before_it(engine, deterministic, cache):
 
 
 def test_ranks_of_a_unit_find_what_they_would_compute(plans, free_port):
-    """Two ranks step together, each with its own conversations and its own cache."""
+    """Two ranks that step together, each with its own cache, have the results of ranks that share nothing."""
     groups = joined_groups(2, free_port())
     with ThreadPoolExecutor(2) as threads:
         engines = list(threads.map(lambda group: demo_engine(group=group), groups))
@@ -161,14 +161,14 @@ def fast_engine():
 
 
 def test_fast_ranks_find_what_they_would_compute_but_for_rounding(fast_engine, plans):
-    """In their caches, in host memory and in a folder, blocks of answers included."""
+    """In fast mode, results agree up to rounding through the cache, host memory and a folder, answers included."""
     for name, found, wrong in compare([fast_engine], [SoloGroup()], plans[:3], CLOSE["fp32"]):
         assert (name, wrong) == (name, [])
         assert found["device"]
 
 
 def test_a_wrong_block_is_no_rounding(fast_engine, plans, monkeypatch):
-    """The comparison of fast ranks finds latents of others as well."""
+    """The comparison up to rounding notices a block that has another prompt's latents."""
     monkeypatch.setattr(request, "block_names", names_without_a_chain)
 
     assert any(wrong for _, _, wrong in compare([fast_engine], [SoloGroup()], plans[:NUM_MIXED], CLOSE["bf16"]))

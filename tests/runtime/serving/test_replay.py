@@ -1,4 +1,4 @@
-"""Requests that come with the tokens that lost ranks had generated: the answer goes on as it would have."""
+"""A request that comes with the tokens of lost ranks goes on as it would have without the loss."""
 
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ def engine(tmp_path_factory):
     return Engine(EngineConfig(checkpoint, [list(range(16))] * 2, torch.float32, deterministic=True), SoloGroup())
 
 
-def served(engine, kind, wishes, *, deterministic=True):
-    """What is said of each of these requests, asked for together."""
+def serve(engine, kind, wishes, *, deterministic=True):
+    """Return the messages about each of these requests, which run together."""
     rank = Rank(engine, kind, LIMITS, deterministic=deterministic)
     for wish in wishes:
         rank.ask(wish)
@@ -36,25 +36,26 @@ def served(engine, kind, wishes, *, deterministic=True):
 
 
 @pytest.fixture(scope="module")
-def whole(engine):
-    """Each request's tokens, at ranks that are not lost."""
-    return served(engine, "mixed", WISHES)
+def whole_answers(engine):
+    """Return each request's tokens at ranks that are not lost."""
+    return serve(engine, "mixed", WISHES)
 
 
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 @pytest.mark.parametrize("num_generated", [1, 5, NUM_TOKENS - 1])
-def test_what_follows_is_what_would_have_followed(engine, whole, kind, num_generated):
-    """To the last bit of every logprob, greedy, drawn or with penalties, and with its numbers."""
+def test_what_follows_is_what_would_have_followed(engine, whole_answers, kind, num_generated):
+    """A replayed request continues with the same tokens, indices and logprobs to the last bit."""
     lost = [
-        replace(wish, generated=tuple(token.token_id for token in whole[wish.id][:num_generated])) for wish in WISHES
+        replace(wish, generated=tuple(token.token_id for token in whole_answers[wish.id][:num_generated]))
+        for wish in WISHES
     ]
 
-    assert served(engine, kind, lost) == {wish.id: whole[wish.id][num_generated:] for wish in WISHES}
+    assert serve(engine, kind, lost) == {wish.id: whole_answers[wish.id][num_generated:] for wish in WISHES}
 
 
-def test_replayed_tokens_are_rows_of_decode(engine, whole):
-    """Prefilled instead, the last bits may differ: that is for fast mode, where it takes one step."""
-    lost = replace(WISHES[0], generated=tuple(token.token_id for token in whole["greedy"][:8]))
+def test_replayed_tokens_are_rows_of_decode(engine, whole_answers):
+    """In deterministic mode the tokens are replayed as rows of decode, in fast mode they are prefilled in one step."""
+    lost = replace(WISHES[0], generated=tuple(token.token_id for token in whole_answers["greedy"][:8]))
     fast, exact = (Rank(engine, "mixed", LIMITS, deterministic=deterministic) for deterministic in (False, True))
     for rank in (fast, exact):
         rank.ask(lost)
@@ -63,15 +64,15 @@ def test_replayed_tokens_are_rows_of_decode(engine, whole):
     assert [token.index for token in fast.said["greedy"]] == [8]
     assert exact.said == {}
     exact.serve(SoloGroup())
-    assert exact.said["greedy"] == whole["greedy"][8:]
+    assert exact.said["greedy"] == whole_answers["greedy"][8:]
 
 
-def test_rows_that_nobody_needs_are_replayed_in_and_no_more(engine, whole):
-    """A neighbour that decodes keeps its row each step; four rows are all that a step has."""
+def test_rows_that_nobody_needs_are_replayed_in_and_no_more(engine, whole_answers):
+    """A replay takes the rows that decoding requests leave of `max_requests`."""
     rank = Rank(engine, "mixed", LIMITS)
     rank.ask(WISHES[1])
     rank.step()
-    lost = replace(WISHES[0], generated=tuple(token.token_id for token in whole["greedy"][:9]))
+    lost = replace(WISHES[0], generated=tuple(token.token_id for token in whole_answers["greedy"][:9]))
     rank.ask(lost)
     rank.step()
     rows = rank.schedulers[0].schedule().decoding
@@ -81,7 +82,7 @@ def test_rows_that_nobody_needs_are_replayed_in_and_no_more(engine, whole):
 
 
 def test_a_request_that_has_all_its_tokens_is_refused(engine):
-    """Nothing is left to draw, and another rank would say so too."""
+    """A request that already has max_tokens is refused."""
     done = replace(WISHES[0], generated=(5,) * NUM_TOKENS)
     rank = Rank(engine, "mixed", LIMITS)
     said = []

@@ -1,6 +1,6 @@
-"""The next token: greedy takes the best, a draw depends on seed and position, top_k and top_p bound it.
+"""Sampling on the host: greedy takes the best token, a draw depends on seed and position, and top_k and top_p bound it.
 
-Penalties move the logits before any of that.
+Penalties change the logits before that.
 """
 
 import pytest
@@ -31,7 +31,7 @@ def stream(logits, settings, first=0, count=NUM_DRAWS):
 
 @given(logit_lists, seeds, positions)
 def test_temperature_zero_is_the_best_token(logits, seed, position):
-    """Whatever seed and position are."""
+    """At temperature 0 the best token is taken, whatever seed and position are."""
     chosen = sample(torch.tensor(logits), sampling(temperature=0.0, seed=seed), position)
 
     assert logits[chosen] == max(logits)
@@ -39,7 +39,7 @@ def test_temperature_zero_is_the_best_token(logits, seed, position):
 
 @given(logit_lists, seeds, positions, st.floats(0.1, 2), st.floats(0.05, 1))
 def test_same_seed_and_position_draw_the_same_token(logits, seed, position, temperature, top_p):
-    """A request continues the same way on another rank, or after other requests were drawn."""
+    """A request draws the same token on another rank, or after other requests."""
     settings = sampling(seed=seed, temperature=temperature, top_p=top_p)
     first = sample(torch.tensor(logits), settings, position)
     torch.rand(7)
@@ -49,7 +49,7 @@ def test_same_seed_and_position_draw_the_same_token(logits, seed, position, temp
 
 
 def test_drawing_leaves_the_global_generator_alone():
-    """Nobody else's random numbers depend on what was sampled."""
+    """A draw does not change torch's global random generator."""
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -59,19 +59,19 @@ def test_drawing_leaves_the_global_generator_alone():
 
 
 def test_positions_draw_differently():
-    """Tokens along a request are not the same draw again."""
+    """Positions of one request have different draws."""
     assert len(set(stream(torch.zeros(50), sampling()))) > 25
 
 
 def test_seeds_draw_differently():
-    """Two requests with the same prompt are two texts."""
+    """Two requests with one prompt and different seeds get different texts."""
     one, other = (stream(torch.zeros(50), sampling(seed=seed)) for seed in (1, 2))
 
     assert sum(a == b for a, b in zip(one, other, strict=True)) < NUM_DRAWS / 5
 
 
 def test_neighbouring_seeds_do_not_share_shifted_streams():
-    """Seed s at position p + 1 is not seed s + 1 at position p."""
+    """The draw of seed s at position p + 1 is not that of seed s + 1 at position p."""
     one = stream(torch.zeros(50), sampling(seed=1), first=1)
     other = stream(torch.zeros(50), sampling(seed=2), first=0)
 
@@ -80,7 +80,7 @@ def test_neighbouring_seeds_do_not_share_shifted_streams():
 
 @given(logit_lists, seeds, positions, st.floats(0.05, 1))
 def test_a_draw_comes_from_the_nucleus(logits, seed, position, top_p):
-    """The tokens that are strictly more likely than the drawn one do not reach top_p together."""
+    """The tokens that are more likely than the drawn one together have less than top_p."""
     probabilities = torch.tensor(logits).double().softmax(-1)
     drawn = sample(torch.tensor(logits), sampling(seed=seed, top_p=top_p), position)
 
@@ -96,7 +96,7 @@ def test_every_token_of_the_nucleus_is_drawn_and_no_other():
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.75), (0.5, 0.9)])
 def test_draws_follow_the_probabilities(temperature, share):
-    """Odds of 3 to 1 are 9 to 1 at half the temperature."""
+    """Odds of 3 to 1 become 9 to 1 at half the temperature."""
     draws = stream(torch.tensor([3.0, 1.0]).log(), sampling(temperature=temperature), count=2000)
 
     assert draws.count(0) / len(draws) == pytest.approx(share, abs=0.04)
@@ -104,12 +104,12 @@ def test_draws_follow_the_probabilities(temperature, share):
 
 @pytest.mark.parametrize("changes", [{name: tiny} for name in ("temperature", "top_p") for tiny in TINY], ids=str)
 def test_the_smallest_values_are_greedy(changes):
-    """However small, neither temperature nor top_p makes a draw fail, which would end the whole unit."""
+    """With the smallest temperature or top_p, a draw takes the best token and does not fail."""
     assert sample(torch.tensor([1.0, 30.0, -5.0]), sampling(**changes), 0) == 1
 
 
 def test_a_top_p_of_one_sorts_nothing_and_draws_the_same(monkeypatch):
-    """The whole vocabulary is the nucleus: the next smaller top_p, which has to sort, draws the same tokens."""
+    """A top_p of 1 sorts nothing, and draws the tokens of the next smaller top_p."""
     logits = 4 * torch.randn(5000, generator=torch.Generator().manual_seed(3))
     sorted_draws = stream(logits, sampling(top_p=1 - 2**-53))
 
@@ -124,7 +124,7 @@ def test_a_top_p_of_one_sorts_nothing_and_draws_the_same(monkeypatch):
 @pytest.mark.parametrize("decimals", [0, 1, 9])  # few leave many equals
 @pytest.mark.parametrize("num_best", [1, 7, 64, 1024])
 def test_a_nucleus_among_the_best_few_is_that_of_a_sort(num_best, decimals, monkeypatch):
-    """To the bit: the same tokens with the same probabilities, wherever it ends."""
+    """A nucleus found among the best few is that of a full sort, to the bit."""
     monkeypatch.setattr(sampling_module, "NUM_BEST", num_best)
     generator = torch.Generator().manual_seed(5)
     for top_p in (1e-9, 0.1, 0.5, 0.8, 0.95, 0.999, 1 - 2**-53):
@@ -135,14 +135,14 @@ def test_a_nucleus_among_the_best_few_is_that_of_a_sort(num_best, decimals, monk
 
 
 def nucleus_by_a_sort(probabilities, top_p):
-    """The slow reference."""
+    """Return the nucleus by a full sort: the slow reference."""
     ordered, order = probabilities.sort(descending=True)
     beyond = ordered.cumsum(-1) - ordered >= top_p
     return torch.zeros_like(probabilities).scatter(-1, order, ordered.masked_fill(beyond, 0.0))
 
 
 def test_a_nucleus_of_few_tokens_sorts_nothing(monkeypatch):
-    """Not even where the vocabulary is DeepSeek-V3's."""
+    """A nucleus of few tokens needs no full sort, even with DeepSeek-V3's vocabulary."""
     logits = 12 * torch.randn(129_280, generator=torch.Generator().manual_seed(3))
 
     def never(*_, **__):
@@ -155,14 +155,14 @@ def test_a_nucleus_of_few_tokens_sorts_nothing(monkeypatch):
 
 @given(logit_lists, seeds, positions, st.integers(1, 30))
 def test_a_draw_is_one_of_the_top_k(logits, seed, position, top_k):
-    """Fewer than top_k tokens are strictly more likely than the drawn one."""
+    """Fewer than top_k tokens are more likely than the drawn one."""
     drawn = sample(torch.tensor(logits), sampling(seed=seed, top_k=top_k), position)
 
     assert sum(logit > logits[drawn] for logit in logits) < top_k
 
 
 def test_every_one_of_the_top_k_is_drawn_and_no_other():
-    """Two of four; and top_p counts what they are worth among themselves."""
+    """A top_k of 2 draws two of four tokens, and top_p counts their probabilities among themselves."""
     logits = torch.tensor([0.2, 0.4, 0.1, 0.3]).log()
 
     assert set(stream(logits, sampling(top_k=2))) == {1, 3}
@@ -176,7 +176,7 @@ def test_every_one_of_the_top_k_is_drawn_and_no_other():
     st.floats(-2, 2),
 )
 def test_penalties_are_openais_formula(logits, generated, frequency, presence):
-    """Greedy takes the best of logit - count x frequency - (count > 0) x presence, and leaves the logits alone."""
+    """Penalties change a logit to logit - count x frequency - (count > 0) x presence, and not in place."""
     generated = [token for token in generated if token < len(logits)]
     settings = sampling(temperature=0.0, frequency_penalty=frequency, presence_penalty=presence)
     given_logits = torch.tensor(logits)
@@ -191,7 +191,7 @@ def test_penalties_are_openais_formula(logits, generated, frequency, presence):
 
 
 def test_a_penalty_ends_a_repetition():
-    """The best token comes again and again, until its count has cost it the lead; draws heed that too."""
+    """A penalty ends the repetition of the best token, greedy or drawn."""
     logits, generated = torch.tensor([3.0, 2.0, -50.0]), []
     for position in range(4):
         generated.append(sample(logits, sampling(temperature=0.0, frequency_penalty=0.6), position, generated))
@@ -204,7 +204,7 @@ def test_a_penalty_ends_a_repetition():
     logit_lists, st.lists(st.integers(0, 29), max_size=8), st.lists(st.integers(0, 29), max_size=8), st.floats(0.1, 2)
 )
 def test_a_repetition_penalty_is_transformers_formula(logits, prompt_ids, generated, penalty):
-    """Tokens of the prompt and of the output alike: logit / penalty, or x penalty where it is negative."""
+    """The repetition penalty divides positive logits and multiplies negative ones, for tokens of prompt and output."""
     prompt_ids, generated = ([token for token in ids if token < len(logits)] for ids in (prompt_ids, generated))
     settings = sampling(temperature=0.0, repetition_penalty=penalty)
     chosen = sample(torch.tensor(logits), settings, 0, generated, prompt_ids)
@@ -218,7 +218,7 @@ def test_a_repetition_penalty_is_transformers_formula(logits, prompt_ids, genera
 
 @given(logit_lists, st.integers(0, 29), st.integers(0, 20))
 def test_logprobs_are_of_the_logits_as_the_model_made_them(logits, token_id, num_logprobs):
-    """Natural logarithms of the softmax, for the token and the likeliest ones, best first; no penalty in them."""
+    """Logprobs are the log-softmax of the model's logits, without penalties, best first."""
     token_id %= len(logits)
     settings = sampling(temperature=0.3, top_k=1, frequency_penalty=2.0, num_logprobs=num_logprobs)
     expected = torch.tensor(logits).double().softmax(-1).log()
@@ -232,17 +232,17 @@ def test_logprobs_are_of_the_logits_as_the_model_made_them(logits, token_id, num
 
 
 def test_nobody_pays_for_a_penalty_that_nobody_asked_for():
-    """Without one, a prompt, which may be long, is not even looked at."""
+    """Without a repetition penalty the prompt is not read."""
     assert sample(torch.tensor([0.0, 1.0]), sampling(temperature=0.0), 0, prompt_ids=None) == 1
 
 
 def test_nobody_pays_for_logprobs_that_nobody_asked_for():
-    """None, and not an empty list."""
+    """Without logprobs the result is None, not an empty list."""
     assert logprobs(torch.zeros(4), 2, sampling()) is None
 
 
 def test_a_bias_moves_a_tokens_logit():
-    """100 makes a token certain and -100 impossible, greedily and drawn; the logits themselves stay."""
+    """A bias of 100 makes a token certain and one of -100 impossible, without changing the logits in place."""
     logits = torch.tensor([3.0, 2.0, 1.0])
     for temperature in (0.0, 1.0):
         for bias, chosen in (({2: 100.0}, 2), ({0: -100.0, 2: -100.0}, 1)):
@@ -252,7 +252,7 @@ def test_a_bias_moves_a_tokens_logit():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_stops_before_min_tokens(temperature):
-    """The best token would stop: it comes when there are enough others, whatever penalties do to it."""
+    """A stop token that would be the best is not drawn before min_tokens."""
     settings = sampling(temperature=temperature, stop_ids=[0, 99], min_tokens=2, repetition_penalty=0.01)
     logits = torch.tensor([60.0, 2.0, 1.0])
 
@@ -260,14 +260,14 @@ def test_nothing_stops_before_min_tokens(temperature):
 
 
 def test_a_request_that_may_draw_nothing_fails_alone():
-    """All tokens would stop it, and none may yet."""
+    """If every token is a stop token before min_tokens, the request fails."""
     with pytest.raises(RequestFailure, match="before min_tokens"):
         sample(torch.zeros(2), sampling(stop_ids=[0, 1], min_tokens=1), 0)
 
 
 @given(st.integers(0, 9), st.integers(1, 20), st.integers(1, 20))
 def test_finish_reason(token_id, num_generated, max_tokens):
-    """A stop id stops, the last allowed token is the length's, anything else goes on; stop comes before length."""
+    """A stop token gives "stop", the last allowed token "length", any other None; "stop" comes first."""
     reason = finish_reason(token_id, num_generated, sampling(max_tokens=max_tokens, stop_ids=[3, 7]))
 
     assert reason == ("stop" if token_id in (3, 7) else "length" if num_generated >= max_tokens else None)

@@ -1,4 +1,4 @@
-"""The scheduler under any mixture of requests: limits hold, pages and latents are where they belong, nobody is lost."""
+"""The scheduler keeps its limits and every request's pages and latents, under any mixture of requests."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ sharing = st.tuples(  # root, own tokens, whether blocks of its answer are share
 
 @dataclass
 class Rank:
-    """A rank whose model writes a token's id as its latent, and whose next token is the number of tokens so far."""
+    """A rank whose model writes each token's id as its latent, and predicts the number of tokens so far."""
 
     cache: LatentCache
     scheduler: Scheduler
@@ -60,7 +60,7 @@ class Rank:
 
 
 def cached_tokens(cache, request):
-    """The token ids that the request's pages hold."""
+    """Return the token ids that the request's pages hold."""
     return cache.copy_to_host(request.table, request.num_cached)[0, :, 0].int().tolist()
 
 
@@ -105,7 +105,7 @@ def new_rank(config, link=None, **options):
 
 
 def request(number, prompt_tokens, max_tokens, has_prompt_kv, config):
-    """A prompt to compute, or one that comes with its latents and its first token."""
+    """Return a request with a prompt to compute, or one with its latents and first token."""
     prompt = list(range(1000 * number, 1000 * number + prompt_tokens))
     sampling = Sampling(max_tokens + has_prompt_kv, 0.0, 1.0, 0, [])
     if not has_prompt_kv:
@@ -116,7 +116,7 @@ def request(number, prompt_tokens, max_tokens, has_prompt_kv, config):
 
 
 def expected(request):
-    """Tokens whose latents are in the cache when the request ends: all but the last."""
+    """Return the tokens whose latents are in the cache when the request ends: all but the last."""
     num_prompt = len(request.prompt_ids)
     return request.prompt_ids + list(range(num_prompt, num_prompt + request.sampling.max_tokens - 1))
 
@@ -124,7 +124,7 @@ def expected(request):
 @settings(max_examples=60, deadline=None)
 @given(wished=st.lists(wishes, min_size=1, max_size=12), gaps=st.lists(st.integers(0, 5), min_size=12, max_size=12))
 def test_every_request_ends_with_its_own_latents(small_config, wished, gaps):
-    """However requests come, whatever is preempted: each computes every token once, and pages hold nobody else's."""
+    """Whatever comes and is preempted, each request computes every token once and has its own latents."""
     rank = new_rank(small_config)
     requests = [request(number, *wish, small_config) for number, wish in enumerate(wished)]
     for each, gap in zip(requests, gaps, strict=False):
@@ -145,7 +145,7 @@ def test_every_request_ends_with_its_own_latents(small_config, wished, gaps):
     aborted=st.sets(st.integers(0, 11)),
 )
 def test_requests_end_with_their_own_latents_however_late_these_come(small_config, wished, gaps, aborted):
-    """Copies may end in any later step. No step misses what it attends to, and none writes to pages given away."""
+    """If copies end in any later step, no step misses latents that it needs, and no copy writes to freed pages."""
     link = LateLink()
     rank = new_rank(small_config, link)
     requests = [request(number, *wish, small_config) for number, wish in enumerate(wished)]
@@ -161,7 +161,7 @@ def test_requests_end_with_their_own_latents_however_late_these_come(small_confi
 
 
 def test_a_request_takes_part_once_its_latents_are_there(small_config):
-    """Steps of others do not wait for its copy; one that would be alone begins at once."""
+    """A request takes part when its copy is done, or at once if it is alone; other requests do not wait for it."""
     link = LateLink()
     rank = new_rank(small_config, link)
     rank.scheduler.add(request(0, 10, 9, True, small_config))
@@ -174,7 +174,7 @@ def test_a_request_takes_part_once_its_latents_are_there(small_config):
 
 
 def test_one_that_is_preempted_on_its_way_in_keeps_its_latents(small_config):
-    """Nothing is copied back: what its pages hold is not yet its own."""
+    """A request that is preempted during its copy keeps its host latents; nothing is copied back."""
     link = LateLink()
     rank = new_rank(small_config, link)
     first = request(0, 2 * PAGE_TOKENS, 30, False, small_config)
@@ -200,7 +200,7 @@ def test_one_that_is_preempted_on_its_way_in_keeps_its_latents(small_config):
     host_blocks=st.sampled_from((0, 1, 3, 9)),
 )
 def test_requests_that_share_blocks_end_with_their_own_latents(small_config, wished, gaps, aborted, host_blocks):
-    """Whoever shares, waits for others' blocks, is preempted, starts over or is aborted reads what is his alone.
+    """Requests that share blocks end with their own latents, if they wait, are preempted, start over or are aborted.
 
     Blocks that leave the cache come back from host memory, as far as there is room.
     """
@@ -227,7 +227,7 @@ def test_requests_that_share_blocks_end_with_their_own_latents(small_config, wis
 
 
 def play(rank, requests, gaps, aborted, step):
-    """Let each request come, then some steps with copies that end; return the ids of those that were aborted."""
+    """Add requests one after another, each followed by steps with copies that end. Return the aborted ids."""
     for number, (each, gap) in enumerate(zip(requests, gaps, strict=False)):
         rank.scheduler.add(each)
         for num_copies in gap:
@@ -240,7 +240,7 @@ def play(rank, requests, gaps, aborted, step):
 
 
 def shared_request(number, wish, root, num_own, shares_answer, config):
-    """A request whose prompt begins as all of its root do, and whose last tokens may be its own."""
+    """Return a request whose prompt begins like all others of its root, and may end in its own way."""
     each = request(0, *wish, config)
     length = len(each.prompt_ids)
     prompt = list(range(max(length - num_own, 0))) + [9000 + number] * min(num_own, length)
@@ -250,7 +250,7 @@ def shared_request(number, wish, root, num_own, shares_answer, config):
 
 
 def test_blocks_that_left_the_cache_come_back_from_host_memory(small_config):
-    """A prompt computes what is behind them. An equal one beside it waits for the first one's copy, and makes none."""
+    """A prompt loads its blocks from host memory and computes the rest. An equal prompt waits for that copy."""
     link = LateLink()
     rank = new_rank(small_config, link, host_bytes=2**20)
     sizes = (PAGE_TOKENS + 9, 9, False)
@@ -295,7 +295,10 @@ def test_a_page_is_saved_before_latents_come_into_it(small_config):
 
 @pytest.mark.parametrize(("prompt_tokens", "has_room"), [(50, True), (100, False)])
 def test_a_preempted_request_takes_the_room_of_blocks_or_is_given_up(small_config, prompt_tokens, has_room):
-    """Host memory has room for 64 tokens, which a block has first. One of 100 tokens is given up, and keeps no page."""
+    """A preempted request takes host memory from blocks.
+
+    If it does not fit at all, it is given up and keeps no page.
+    """
     num_bytes = PAGE_TOKENS * small_config.num_hidden_layers * small_config.latent_dim * 4
     memory = HostMemory(num_bytes)
     rank = new_rank(small_config, memory=memory, host_bytes=num_bytes)
@@ -321,7 +324,7 @@ def test_a_preempted_request_takes_the_room_of_blocks_or_is_given_up(small_confi
 
 
 def test_equal_prompts_that_come_together_are_computed_once(small_config):
-    """The others wait for the first one's blocks, and compute what is behind them; their pages are the first one's."""
+    """Equal prompts that come together wait for the first one's blocks and share its pages."""
     rank = new_rank(small_config)
     requests = [shared_request(number, (PAGE_TOKENS + 9, 9, False), 0, 1, False, small_config) for number in range(2)]
     for each in requests:
@@ -334,7 +337,7 @@ def test_equal_prompts_that_come_together_are_computed_once(small_config):
 
 
 def test_one_that_comes_back_finds_the_pages_it_shared_or_starts_over(small_config):
-    """Its own latents went to host memory, the shared ones did not. Without them it computes its tokens again."""
+    """A preempted request finds the shared pages when it comes back; if they are gone, it computes its tokens again."""
     for other_ends in (False, True):
         rank = new_rank(small_config)
         sizes = (PAGE_TOKENS + 9, 60, False)
@@ -357,14 +360,14 @@ def test_one_that_comes_back_finds_the_pages_it_shared_or_starts_over(small_conf
 
 
 def forget_all(cache):
-    """Let other requests have had all pages that are free."""
+    """Let other requests take all free pages."""
     table = []
     cache.allocate(table, cache.num_free_pages * PAGE_TOKENS)
     cache.free(table)
 
 
 def check_limits(rank, batch, shares=False):
-    """A step that has work does some, within what the launch file allows; every page that is written has one owner."""
+    """Check that a step works if it can, within the launch file's limits, and that every written page has one owner."""
     holders = Counter(page for each in rank.scheduler.running for page in each.table)
     written = [
         chunk.table[position // PAGE_TOKENS]
@@ -380,7 +383,7 @@ def check_limits(rank, batch, shares=False):
 
 
 def test_chunks_of_several_prompts_share_a_step(small_config):
-    """The first prompt takes what it needs, the next what is left, in steps of 50 tokens."""
+    """In steps of 50 tokens the first prompt takes what it needs, and the next one the rest."""
     rank = new_rank(small_config)
     for number, length in enumerate((70, 45)):
         rank.scheduler.add(request(number, length, 1, False, small_config))
@@ -390,7 +393,7 @@ def test_chunks_of_several_prompts_share_a_step(small_config):
 
 
 def test_the_newest_leaves_when_pages_run_out_and_comes_back_first(small_config):
-    """Three requests of a page and a bit in four pages: the third is preempted by the first's growth, and goes on."""
+    """When pages run out, the newest request is preempted, and it continues first when pages are free."""
     rank = new_rank(small_config)
     requests = [request(number, PAGE_TOKENS - 1, 20, True, small_config) for number in range(5)]
     for each in requests:
@@ -406,7 +409,7 @@ def test_the_newest_leaves_when_pages_run_out_and_comes_back_first(small_config)
 
 
 def test_the_aborted_leave_no_page_behind(small_config):
-    """Running, half prefilled, preempted or never begun."""
+    """An aborted request frees its pages, whether it was running, in prefill, preempted or waiting."""
     rank = new_rank(small_config)
     for number in range(6):
         rank.scheduler.add(request(number, PAGE_TOKENS - 1, 40, number % 2, small_config))

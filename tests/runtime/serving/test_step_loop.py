@@ -1,4 +1,4 @@
-"""What all phases that the gateway speaks to do alike."""
+"""All phases refuse a request beyond the unit's limits."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,8 @@ MOST = 2 * PAGE_TOKENS
 LIMITS = Limits(max_requests=4, max_request_tokens=MOST, max_batch_tokens=MOST, kv_tokens=MOST)
 
 
-class Kept(Rank):
-    """A rank that keeps what failed apart."""
+class FailureRank(Rank):
+    """A rank that keeps failures apart from tokens."""
 
     def __init__(self, engine, kind):
         super().__init__(engine, kind, LIMITS)
@@ -34,7 +34,7 @@ def wish(name, prompt_tokens, max_tokens):
 
 
 def step_of_zeros(prefilling, decoding, cache):
-    """Logits of no preference, after latents that are zeros."""
+    """Return equal logits for all tokens, and write latents of zeros."""
     for chunk in prefilling:
         for layer, pages in enumerate(cache.layers if chunk.sink else ()):
             chunk.sink(layer, chunk.start, torch.zeros(len(chunk.token_ids), pages.pages.shape[-1]))
@@ -44,7 +44,7 @@ def step_of_zeros(prefilling, decoding, cache):
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 @pytest.mark.parametrize("too_long", [wish("too long", MOST, 1), wish("too long", MOST - 9, 10)])
 def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_config, kind, too_long):
-    """A gateway of a newer launch may allow more than this unit holds; one of just the limit is served."""
+    """A request beyond the unit's limits fails at once, and one at the limit is served."""
     engine = SimpleNamespace(
         config=small_config,
         checkpoint=Path("/nowhere"),
@@ -52,7 +52,7 @@ def test_a_request_beyond_the_limits_fails_and_nobody_waits_behind_it(small_conf
         new_cache=lambda num_tokens, *_: new_cache(small_config, num_tokens, torch.float32),
         step=step_of_zeros,
     )
-    rank = Kept(engine, kind)
+    rank = FailureRank(engine, kind)
     for each in (too_long, wish("just", MOST - 10, 10)):
         rank.ask(each)
     for _ in range(12):

@@ -1,6 +1,6 @@
-"""Ranks whose logits are said to be on a device, though they are not: a step's tokens are drawn all at once.
+"""A step whose logits count as a device's draws its tokens all at once, with the results of the host's draws.
 
-The engine is in deterministic mode, so that a request's logits are the same whatever is beside it.
+The engine is deterministic, so that a request's logits do not depend on the requests beside it.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Embed, Embedding, Failed, Sampling
 from runtime.serving import batched_sampling, step_loop
 from runtime.serving.decode import Arrival
-from tests.runtime.one_rank import Limits, Rank, Wish, said_alone
+from tests.runtime.one_rank import Limits, Rank, Wish, tell_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
 LIMITS = Limits(max_requests=16, max_request_tokens=64, max_batch_tokens=16, kv_tokens=2048)
@@ -43,13 +43,13 @@ def engine(tmp_path_factory):
 
 @pytest.fixture
 def on_a_device(monkeypatch):
-    """Logits count as a device's, and candidates are few, so that some nuclei are wider."""
+    """Treat logits as a device's, with so few candidates that some nuclei are wider."""
     monkeypatch.setattr(step_loop, "_is_on_host", lambda logits: False)
     monkeypatch.setattr(batched_sampling, "NUM_BEST", 8)
 
 
-class Kept(Rank):
-    """A rank that keeps apart what is no token, and in which the KV of some requests is spoiled on its way."""
+class SpoilingRank(Rank):
+    """A rank that keeps other messages than tokens apart, and spoils some requests' KV on its way."""
 
     def __init__(self, engine, kind):
         super().__init__(engine, kind, LIMITS)
@@ -69,8 +69,8 @@ class Kept(Rank):
         self.phases[1].receive(Arrival(handover, latents))
 
 
-def served(engine, kind, wishes):
-    rank = Kept(engine, kind)
+def serve(engine, kind, wishes):
+    rank = SpoilingRank(engine, kind)
     for wish in wishes:
         rank.ask(wish)
     rank.serve(SoloGroup())
@@ -80,65 +80,65 @@ def served(engine, kind, wishes):
 
 @pytest.mark.parametrize("kind", ["mixed", "pair"])
 def test_together_is_as_alone(engine, on_a_device, kind):
-    """To the last bit of every logprob, however a request's tokens are drawn, and with its number in the answer."""
+    """A request's tokens, logprobs and indices are the same to the last bit, alone or beside others."""
     wishes = [*GREEDY, *DRAWN, *REFERRED, LATE]
 
-    assert served(engine, kind, wishes) == {wish.id: said_alone(engine, SoloGroup(), wish) for wish in wishes}
+    assert serve(engine, kind, wishes) == {wish.id: tell_alone(engine, SoloGroup(), wish) for wish in wishes}
 
 
 def test_greedy_and_referred_requests_answer_as_on_a_cpu(engine, monkeypatch):
-    """Token by token; logprobs up to the rounding of another sum."""
+    """Greedy requests, and those left to the reference, get the tokens of a CPU; logprobs differ by rounding only."""
     wishes = [*GREEDY, *REFERRED]
-    expected = served(engine, "mixed", wishes)
+    expected = serve(engine, "mixed", wishes)
     monkeypatch.setattr(step_loop, "_is_on_host", lambda logits: False)
-    found = served(engine, "mixed", wishes)
+    found = serve(engine, "mixed", wishes)
 
     for name, tokens in expected.items():
-        assert [replaced(token) for token in found[name]] == [replaced(token) for token in tokens]
+        assert [drop_logprobs(token) for token in found[name]] == [drop_logprobs(token) for token in tokens]
         for here, there in zip(found[name], tokens, strict=True):
             if there.logprobs is not None:
                 assert here.logprobs.chosen == pytest.approx(there.logprobs.chosen, abs=1e-5)
 
 
-def replaced(token):
-    """The token without its logprobs."""
+def drop_logprobs(token):
+    """Return the token without its logprobs."""
     return token.index, token.token_id, token.finish_reason
 
 
 @pytest.mark.parametrize("num_generated", [1, NUM_TOKENS - 1])
 def test_a_lost_stream_goes_on_as_it_would_have(engine, on_a_device, num_generated):
-    """A request that replays has several rows in a step, of which the last alone is drawn from."""
-    whole = served(engine, "mixed", DRAWN)
+    """A request that replays draws only from the last of its rows in a step."""
+    whole = serve(engine, "mixed", DRAWN)
     lost = [
         replace(wish, generated=tuple(token.token_id for token in whole[wish.id][:num_generated])) for wish in DRAWN
     ]
 
-    assert served(engine, "mixed", lost) == {wish.id: whole[wish.id][num_generated:] for wish in DRAWN}
+    assert serve(engine, "mixed", lost) == {wish.id: whole[wish.id][num_generated:] for wish in DRAWN}
 
 
 def test_a_prompt_that_embeds_draws_nothing(engine, on_a_device):
-    """It gets what it gets alone, and the request beside it its tokens."""
+    """A prompt that embeds draws no token, and the request beside it gets its own tokens."""
     embeddings = []
     for wishes in ([], DRAWN):
-        rank = Kept(engine, "mixed")
+        rank = SpoilingRank(engine, "mixed")
         rank.phases[0].receive(Embed("embeds", [5, 6, 7]))
         for wish in wishes:
             rank.ask(wish)
         rank.serve(SoloGroup())
         embeddings.append(rank.embedded)
 
-    assert rank.said == served(engine, "mixed", DRAWN)
+    assert rank.said == serve(engine, "mixed", DRAWN)
     assert embeddings[0].keys() == embeddings[1].keys() == {"embeds"}
     assert embeddings[0] == embeddings[1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_kv_that_is_no_number_costs_its_own_request(engine, on_a_device, temperature):
-    """It fails with the reference's sentence, and its neighbours go on."""
-    rank = Kept(engine, "pair")
+    """A request with NaN in its KV fails with the reference's sentence, and its neighbours go on."""
+    rank = SpoilingRank(engine, "pair")
     for wish in (Wish("spoiled", [5, 6], Sampling(4, temperature, 1.0, 1, [])), *DRAWN):
         rank.ask(wish)
     rank.serve(SoloGroup())
 
     assert rank.failed == {"spoiled": "the model's logits are not finite numbers"}
-    assert {name: tokens for name, tokens in rank.said.items() if name != "spoiled"} == served(engine, "pair", DRAWN)
+    assert {name: tokens for name, tokens in rank.said.items() if name != "spoiled"} == serve(engine, "pair", DRAWN)

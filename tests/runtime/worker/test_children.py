@@ -1,4 +1,4 @@
-"""Processes that end together, and the commands that start them: one sentence for each way to fail."""
+"""Child processes end together, and every failure of the commands that start them is one sentence."""
 
 import contextlib
 import json
@@ -15,21 +15,21 @@ import pytest
 from planner.compiler import compile_plan
 from planner.rules.check import check_spec
 from runtime.worker import children
-from tests.runtime.launch_documents import sealed
+from tests.runtime.launch_documents import seal
 
 DEMO_SPEC = Path(__file__).parents[3] / "stacks" / "specs" / "demo.yaml"
 
 
 @pytest.fixture
 def launch_file(tmp_path):
-    """The demo's decode unit, as the planner writes it."""
+    """Write the launch file of the demo's decode unit."""
     path = tmp_path / "demo-decode-0.launch.json"
     path.write_text(compile_plan(check_spec(DEMO_SPEC)).launch_files()[path.name])
     return path
 
 
 def run_node(launch_file, cwd=None, env=None, **changes):
-    """`python -m runtime node` to its end, with some flags changed."""
+    """Run `python -m runtime node` to its end, with some flags changed."""
     flags = {"node": "node-1", "address": "127.79.0.3", "leader": "127.79.0.3", "gateway": "127.79.0.1"} | changes
     command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file)]
     command += [f"--{name}={value}" for name, value in flags.items()]
@@ -37,7 +37,7 @@ def run_node(launch_file, cwd=None, env=None, **changes):
 
 
 def start_node(launch_file, **flags):
-    """`python -m runtime node`, and do not wait for its end."""
+    """Start `python -m runtime node` without waiting for its end."""
     command = [sys.executable, "-m", "runtime", "node", "--launch", str(launch_file), "--gateway=127.79.0.1"]
     return subprocess.Popen(
         [*command, *(f"--{name}={value}" for name, value in flags.items())], stderr=subprocess.PIPE, text=True
@@ -46,17 +46,17 @@ def start_node(launch_file, **flags):
 
 @pytest.fixture
 def waiting_node(launch_file):
-    """A real node and its two ranks, which load and then wait for the unit's other node: (process, rank pids)."""
+    """Start a node whose two ranks load and wait for the unit's other node. Return the process and the ranks' pids."""
     node = start_node(launch_file, node="node-1", address="127.79.0.4", leader="127.79.0.4")
     ports = [json.loads(launch_file.read_text())["ports"]["metrics"] + rank for rank in (0, 1)]
     wait_for(lambda: all(answers("127.79.0.4", port) for port in ports) or node.poll() is not None)
-    yield node, children_of(node.pid)
+    yield node, living_children(node.pid)
     node.kill()
     node.communicate()
 
 
 def assert_one_sentence(done, *words):
-    """Status 1, no traceback, and a last line that says what happened."""
+    """Check status 1, no traceback, and the last line on stderr."""
     last_line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1, done.stderr
     assert last_line.startswith("tidemill: ")
@@ -87,7 +87,7 @@ runpy.run_module("runtime", run_name="__main__", alter_sys=True)
 
 
 def test_a_crashed_rank_says_its_error_last(launch_file):
-    """Its network thread still calls the gateway, and what asyncio says of that would hide the error from `status`."""
+    """The last line of a crashed rank is its error, although its network thread still runs."""
     flags = ["--node=node-1", "--address=127.79.0.9", "--leader=127.79.0.9", "--place=0", "--local-rank=0"]
     command = [sys.executable, "-c", CRASH, "rank", "--launch", str(launch_file), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -97,28 +97,28 @@ def test_a_crashed_rank_says_its_error_last(launch_file):
 
 
 def test_a_missing_launch_file_is_named(tmp_path):
-    """The path and the system's reason."""
+    """A missing launch file is named with the system's reason."""
     assert_one_sentence(run_node(tmp_path / "none.json"), "none.json", "No such file")
 
 
 def test_a_node_that_the_unit_does_not_have_is_named(launch_file):
-    """With the nodes that it has, and its spares."""
+    """An unknown node is named, with the unit's nodes and spares."""
     assert_one_sentence(run_node(launch_file, node="node-9"), "'node-9'", "its nodes are node-1, node-2")
 
-    launch_file.write_text(json.dumps(sealed(json.loads(launch_file.read_text()), spares=["node-7"])))
+    launch_file.write_text(json.dumps(seal(json.loads(launch_file.read_text()), spares=["node-7"])))
 
     assert_one_sentence(run_node(launch_file, node="node-9"), "its nodes are node-1, node-2, its spares node-7")
 
 
 def test_a_wrong_version_names_both(launch_file):
-    """The file's and the runtime's."""
+    """A launch file of another version names its version and the runtime's."""
     launch_file.write_text(launch_file.read_text().replace('"version": 2', '"version": 7'))
 
     assert_one_sentence(run_node(launch_file), "version 7", "reads version 2")
 
 
 def test_a_changed_launch_file_prints_both_digests(launch_file):
-    """What it says and what it is."""
+    """A changed launch file prints the digest that it names and that of its content."""
     document = json.loads(launch_file.read_text())
     document["limits"]["max_requests"] += 1
     launch_file.write_text(json.dumps(document))
@@ -130,7 +130,7 @@ def test_a_changed_launch_file_prints_both_digests(launch_file):
 
 
 def test_an_address_of_all_interfaces_is_refused(launch_file):
-    """Nothing here listens to the whole world."""
+    """The address of all interfaces is refused."""
     assert_one_sentence(run_node(launch_file, address="0.0.0.0"), "0.0.0.0 means all of them")
 
 
@@ -139,12 +139,12 @@ def test_an_address_of_all_interfaces_is_refused(launch_file):
     [("demo-decode-0", "--address must be an IP address"), ("192.0.2.7", "cannot listen on 192.0.2.7")],
 )
 def test_an_address_that_is_not_ours_is_refused(launch_file, address, words):
-    """A name, or the address of another machine."""
+    """A name, or another machine's address, is refused."""
     assert_one_sentence(run_node(launch_file, address=address), words)
 
 
 def test_a_taken_port_is_named(launch_file, tmp_path):
-    """With its address and purpose; the rank beside it goes too. An empty TIDEMILL_TRACE asks for no records."""
+    """A taken port is named with its address and purpose, and the other rank ends too."""
     (tmp_path / "here").mkdir()
     environment = {**os.environ, "TIDEMILL_TRACE": "", "PYTHONPATH": str(DEMO_SPEC.parents[2])}
     port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
@@ -156,11 +156,11 @@ def test_a_taken_port_is_named(launch_file, tmp_path):
 
 
 def test_a_spare_runs_the_ranks_of_the_missing_node(launch_file, tmp_path):
-    """Its process says whose place it takes, and starts that place's ranks: here until a port of one is taken.
+    """A spare says whose place it takes, and starts that place's ranks.
 
-    What they did is recorded in the folder that TIDEMILL_TRACE names, under their unit and number.
+    TIDEMILL_TRACE names the folder where they are recorded, by unit and number.
     """
-    launch_file.write_text(json.dumps(sealed(json.loads(launch_file.read_text()), spares=["node-7"])))
+    launch_file.write_text(json.dumps(seal(json.loads(launch_file.read_text()), spares=["node-7"])))
     environment = {**os.environ, "TIDEMILL_TRACE": str(tmp_path), "PYTHONPATH": str(DEMO_SPEC.parents[2])}
     port = json.loads(launch_file.read_text())["ports"]["metrics"] + 1
     planned = start_node(launch_file, node="node-1", address="127.79.0.6", leader="127.79.0.7")
@@ -180,9 +180,9 @@ def test_a_spare_runs_the_ranks_of_the_missing_node(launch_file, tmp_path):
 
 
 def test_sigterm_ends_a_node_with_one_sentence(launch_file):
-    """While it leads a unit whose other nodes have not come: asyncio would complain of its tasks."""
+    """SIGTERM ends a leading node that waits for other nodes, with one sentence."""
     leader = start_node(launch_file, node="node-1", address="127.79.0.8", leader="127.79.0.8")
-    wait_for(lambda: children_of(leader.pid) or leader.poll() is not None)
+    wait_for(lambda: living_children(leader.pid) or leader.poll() is not None)
     leader.terminate()
     _, stderr = leader.communicate(timeout=300)
 
@@ -190,8 +190,8 @@ def test_sigterm_ends_a_node_with_one_sentence(launch_file):
 
 
 def test_another_checkpoint_than_planned_prints_both_digests(launch_file):
-    """The config's bytes are not those that the plan was made for."""
-    document = sealed(json.loads(launch_file.read_text()), checkpoint__config_digest="sha256:" + "0" * 64)
+    """A checkpoint with another config.json than planned prints both digests."""
+    document = seal(json.loads(launch_file.read_text()), checkpoint__config_digest="sha256:" + "0" * 64)
     launch_file.write_text(json.dumps(document))
     done = run_node(launch_file)
 
@@ -199,7 +199,7 @@ def test_another_checkpoint_than_planned_prints_both_digests(launch_file):
 
 
 def test_a_killed_rank_ends_its_node_with_the_reason(waiting_node):
-    """One rank is killed: the other goes too, and the node's last line names the signal."""
+    """When one rank is killed, the other goes too, and the node's last line names the signal."""
     node, ranks = waiting_node
     os.kill(ranks[1], signal.SIGKILL)
     _, stderr = node.communicate(timeout=300)
@@ -218,11 +218,11 @@ wait_together([Child(name, ["generate", *sys.argv[1:]]) for name in ("one", "two
 
 
 def test_children_die_with_a_killed_parent(tmp_path):
-    """SIGKILL gives the parent no chance to clean up; the kernel does it."""
+    """Children die even if their parent is killed by SIGKILL."""
     pipe = tmp_path / "never.json"  # reading it blocks, so the children stay
     os.mkfifo(pipe)
     parent = subprocess.Popen([sys.executable, "-c", PARENT, "bundled:demo", "--prompt-ids", str(pipe)])
-    children = wait_for(lambda: len(found := children_of(parent.pid)) == 2 and found)
+    children = wait_for(lambda: len(found := living_children(parent.pid)) == 2 and found)
 
     parent.send_signal(signal.SIGKILL)
     parent.wait()
@@ -266,7 +266,7 @@ FAIL_LATER = f"import time; time.sleep(0.5); {FAIL}"
     ids=["one fails", "the echo comes first", "only an echo", "killed", "all end well"],
 )
 def test_the_first_death_that_is_no_echo_is_the_cause(children, said):
-    """The others are killed, and the report names who died first of itself."""
+    """The report names the first child that died of itself, and the others are killed."""
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", SIBLINGS, *children], capture_output=True, text=True, check=True)
 
@@ -275,7 +275,7 @@ def test_the_first_death_that_is_no_echo_is_the_cause(children, said):
 
 
 def wait_for(found):
-    """Return what `found()` returns, once it is true."""
+    """Return what `found()` returns once it is true."""
     deadline = time.monotonic() + 240
     while not (result := found()):
         assert time.monotonic() < deadline
@@ -284,21 +284,21 @@ def wait_for(found):
 
 
 def answers(address, port):
-    """Somebody listens there."""
+    """Return whether somebody listens at the port."""
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
         return True
     return False
 
 
-def children_of(pid):
-    """The living children of a process."""
+def living_children(pid):
+    """Return the living children of a process."""
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
 def test_ranks_log_torchs_errors_and_no_warnings(tmp_path, monkeypatch):
-    """Anybody can make the store warn, with a stack each time, until all ranks have joined."""
+    """Ranks log torch's errors, but not the warnings that any stranger to the store can cause."""
     shown = tmp_path / "python"
     shown.write_text('#!/bin/sh\necho "$TORCH_CPP_LOG_LEVEL" >&2\n')
     shown.chmod(0o755)

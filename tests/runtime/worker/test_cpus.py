@@ -1,4 +1,4 @@
-"""Ranks share the CPUs that their node may use: of a pod, fewer than the machine has."""
+"""Ranks share the CPUs that their node may use, which in a pod are fewer than the machine's."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ MANY = 64
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Makes a machine of 64 CPUs out of files: path under its root -> content."""
+    """Make a machine of 64 CPUs from files: path under its root -> content."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(MANY)))
 
     def make(files):
@@ -64,12 +64,12 @@ V1 = "sys/fs/cgroup/cpu,cpuacct"
     ids=str,
 )
 def test_a_quota_of_the_control_group_counts(machine, files, cpus):
-    """Whole CPUs, at least one, of the narrowest group, in both versions; what cannot be read limits nothing."""
+    """The narrowest group's quota counts, in whole CPUs and at least one; an unreadable one limits nothing."""
     assert usable_cpus(machine(files)) == cpus
 
 
 def test_a_quota_larger_than_the_affinity_does_not_count(machine, monkeypatch):
-    """A process that may run on two CPUs runs on two."""
+    """A process that may run on two CPUs uses two, whatever its quota."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     root = machine({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "800000 100000\n"})
 
@@ -77,13 +77,13 @@ def test_a_quota_larger_than_the_affinity_does_not_count(machine, monkeypatch):
 
 
 def test_this_process_may_use_some():
-    """The real files can be read."""
+    """This process has at least one CPU by the real files."""
     assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(("num_ranks", "threads"), [(1, "64"), (3, "21"), (64, "1"), (200, "1")])
 def test_ranks_share_the_cpus_evenly(machine, monkeypatch, num_ranks, threads):
-    """Each has at least one thread."""
+    """Ranks get equal numbers of threads, at least one each."""
     machine({})
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("runtime.worker.cpus.usable_cpus", lambda: MANY)
@@ -92,14 +92,14 @@ def test_ranks_share_the_cpus_evenly(machine, monkeypatch, num_ranks, threads):
 
 
 def test_a_number_of_threads_that_the_user_set_stays(monkeypatch):
-    """The ranks inherit it."""
+    """A number of threads that the user has set is inherited."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
     assert thread_environment(2) == {}
 
 
 def test_a_node_gives_its_ranks_the_threads(monkeypatch):
-    """Where a machine of 64 CPUs lends a node two of them, its two ranks have one thread each."""
+    """On a node that may use two CPUs, each of its two ranks gets one thread."""
     environments = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: MANY)

@@ -23,7 +23,7 @@ from runtime.protocol.counting import PAGE_TOKENS
 from runtime.worker import disk as worker_disk
 from runtime.worker.disk import close_disk, open_disk
 from tests.ports import free_ports
-from tests.runtime.launch_documents import GATEWAY, UNIT, sealed
+from tests.runtime.launch_documents import GATEWAY, UNIT, seal
 from tests.runtime.serving.test_scheduler import expected, new_rank, shared_request
 from tests.stacks.deployments import get_json, samples, total, wait_until
 
@@ -36,7 +36,7 @@ TURN = [5 + number % 3000 for number in range(0, 7 * (NUM_BLOCKS * PAGE_TOKENS +
 NEXT = [11, 101, 1001]
 
 
-class Served:
+class Deployment:
     """A gateway and one mixed rank of the demo, with a folder for blocks."""
 
     def __init__(self, folder):
@@ -57,7 +57,7 @@ class Served:
             },
         }
         experts = {"sha256": "", "num_logical_experts": 32, "physical_to_logical": [list(range(32))] * 4}
-        self.unit = sealed(
+        self.unit = seal(
             UNIT,
             **shared,
             unit="demo-mixed-0",
@@ -72,7 +72,7 @@ class Served:
         )
         kv_digest, ports = self.unit["kv_digest"], {key: self.ports[key] for key in ("http", "registry", "metrics")}
         shared.pop("kv_cache")
-        self.gateway = sealed(GATEWAY, **shared, kv_digest=kv_digest, ports=ports)
+        self.gateway = seal(GATEWAY, **shared, kv_digest=kv_digest, ports=ports)
         self.client = OpenAI(base_url=f"http://{HERE}:{self.ports['http']}/v1", api_key="none", max_retries=0)
 
     @contextmanager
@@ -94,7 +94,7 @@ class Served:
     def rank(self, **disk):
         """The node with its rank, from when it is ready until it has drained; `disk` overrules its limits."""
         words = ("--node", "node-0", "--leader", HERE, "--gateway", HERE, "--drain", "60")
-        unit = sealed(self.unit, limits__disk=self.unit["limits"]["disk"] | disk)
+        unit = seal(self.unit, limits__disk=self.unit["limits"]["disk"] | disk)
         with self.process("node", unit, *words) as node:
             wait_until(lambda: node.poll() is not None or self.is_ready())
             assert node.poll() is None, self.log()
@@ -124,36 +124,36 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path):
+def deployment(tmp_path):
     """A deployment whose gateway runs; the folder `blocks` is the rank's disk."""
     (tmp_path / "blocks").mkdir()
-    served = Served(tmp_path)
+    served = Deployment(tmp_path)
     with served.process("gateway", served.gateway):
         yield served
 
 
-def test_a_conversation_is_found_on_the_disk_when_its_rank_has_started_anew(served, tmp_path):
+def test_a_conversation_is_found_on_the_disk_when_its_rank_has_started_anew(deployment, tmp_path):
     """Its blocks are written when they are used again, those that are due when the rank leaves as well.
 
     The next turn computes what is new, and its text and logprobs are those of one that finds nothing, bit for bit.
     """
-    with served.rank(bytes_per_s=SLOW):
-        served.ask(TURN)
-        wait_until(lambda: served.metric("kv_host_bytes", holder="blocks") == NUM_BLOCKS * BLOCK_BYTES)
-        before = served.ask(TURN)
+    with deployment.rank(bytes_per_s=SLOW):
+        deployment.ask(TURN)
+        wait_until(lambda: deployment.metric("kv_host_bytes", holder="blocks") == NUM_BLOCKS * BLOCK_BYTES)
+        before = deployment.ask(TURN)
     files = [path for path in (tmp_path / "blocks").rglob("*") if path.stat().st_size > BLOCK_BYTES]
-    with served.rank():
-        found = served.ask(TURN + NEXT)
-        anew = served.ask(TURN + NEXT, cache_salt="another")
-        hits = served.metric("prefix_cache_hits_total", tier="disk")
-        read = served.metric("prefix_cache_disk_bytes_total", direction="read")
-        num_absent = served.metric("prefix_cache_disk_misses_total", reason="absent")
+    with deployment.rank():
+        found = deployment.ask(TURN + NEXT)
+        anew = deployment.ask(TURN + NEXT, cache_salt="another")
+        hits = deployment.metric("prefix_cache_hits_total", tier="disk")
+        read = deployment.metric("prefix_cache_disk_bytes_total", direction="read")
+        num_absent = deployment.metric("prefix_cache_disk_misses_total", reason="absent")
 
     assert before[1] == found[1] == hits == NUM_BLOCKS * PAGE_TOKENS
     assert [path.stat().st_size for path in files] == [HEADER_BYTES + BLOCK_BYTES] * NUM_BLOCKS
     assert (read, num_absent) == (NUM_BLOCKS * BLOCK_BYTES, 1)
     assert anew == (found[0], 0)
-    assert "prefix cache" not in served.log()
+    assert "prefix cache" not in deployment.log()
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.symlink_to("nowhere")], ids=["none", "link"])

@@ -1,4 +1,4 @@
-"""A node's drain: what may take its time, and what ends at once because nothing can come of it."""
+"""A node's drain takes its time only while the unit has all its nodes."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from runtime.worker.draining import BROKEN_S, Drain
 
 
 class Unit:
-    """A unit as its node sees it, and a clock that stands until it is told."""
+    """A unit as its node sees it, with a clock that the test sets."""
 
     def __init__(self):
         self.is_whole = True
@@ -26,14 +26,14 @@ def unit():
 
 @pytest.fixture
 def drain(unit, monkeypatch):
-    """A node's without ranks; the signals and timers of this process stay as they are."""
+    """Return a drain without ranks, and restore this process's signals and timers afterwards."""
     monkeypatch.setattr(draining.signal, "signal", lambda *_: None)
     monkeypatch.setattr(draining.signal, "setitimer", lambda *_: None)
     return Drain([], 30, lambda: unit.is_whole, lambda: unit.now)
 
 
 def test_a_unit_that_has_all_its_nodes_drains_however_long_a_step_takes(unit, drain):
-    """Only the drain's own time ends it, which a timer of the process keeps."""
+    """While the unit has all its nodes, only the drain's timer ends it."""
     drain.begin(signal.SIGTERM, None)
     for _ in range(20):
         unit.now += 60
@@ -41,7 +41,7 @@ def test_a_unit_that_has_all_its_nodes_drains_however_long_a_step_takes(unit, dr
 
 
 def test_a_node_that_was_gone_before_the_signal_ends_the_drain_at_once(unit, drain):
-    """No signal, no end: until somebody wants the node to leave, its ranks find out by themselves."""
+    """If a node is gone before the signal, the drain ends at once; without a signal nothing ends."""
     drain.check()
     unit.is_whole = False
     unit.now += BROKEN_S
@@ -53,7 +53,7 @@ def test_a_node_that_was_gone_before_the_signal_ends_the_drain_at_once(unit, dra
 
 
 def test_a_broken_connection_that_is_made_again_costs_nothing(unit, drain):
-    """The count begins anew, as often as it takes."""
+    """A connection that is made again in time does not end the drain, however often it breaks."""
     drain.begin(signal.SIGTERM, None)
     for _ in range(5):
         unit.is_whole = True
@@ -93,7 +93,7 @@ except Exception as error:
 
 
 def test_a_rank_that_hears_no_signal_is_killed_when_its_unit_lost_a_node():
-    """Real processes: it goes soon after the last sign of the others, long before the drain's 600 s."""
+    """A real rank that hears no signal is killed soon after its unit has lost a node, long before the drain's end."""
     node = subprocess.Popen([sys.executable, "-c", NODE], stdout=subprocess.PIPE, text=True)
     assert node.stdout.readline() == "up\n"
     node.terminate()
@@ -120,7 +120,7 @@ signal.pause()
     ],
 )
 def test_a_node_that_ends_at_once_says_why(then, status, why):
-    """Else what others wrote into its log before would be taken for its reason."""
+    """A node that ends at once says why, so that no earlier log line is taken for the reason."""
     node = subprocess.run([sys.executable, "-c", ENDING.format(then=then)], capture_output=True, text=True, timeout=60)
 
     assert node.returncode == status

@@ -1,4 +1,4 @@
-"""The rank's line to the gateway, against a gateway that the test plays over a real socket."""
+"""The rank's line to one gateway, which the test plays over a real socket."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from runtime.worker.gateway_connection import GatewayAddress, GatewayLink
 HELLO = Hello("demo-prefill-0", "prefill", 0, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
 
 
-async def with_gateway(behave, use):
+async def run_with_gateway(behave, use):
     """Run `use(link, received)` against a server that treats each connection with `behave(frames, writer)`."""
     received: list = []
 
@@ -28,7 +28,7 @@ async def with_gateway(behave, use):
 
 
 def test_a_rank_says_hello_and_its_state_on_every_connection():
-    """A gateway that comes back hears who calls and how far it is, without being asked."""
+    """A rank sends Hello and its state on every new connection."""
     heard: list = []
     twice = asyncio.Event()
 
@@ -43,13 +43,13 @@ def test_a_rank_says_hello_and_its_state_on_every_connection():
         await twice.wait()
         running.cancel()
 
-    asyncio.run(with_gateway(behave, use))
+    asyncio.run(run_with_gateway(behave, use))
 
     assert heard == [[HELLO, State("loading", 0.4)]] * 2
 
 
 class Writes:
-    """A connection that keeps each write; whatever is written is on its way at once."""
+    """A connection that keeps each write, and sends it at once."""
 
     def __init__(self):
         self.written, self.transport = [], self
@@ -62,7 +62,7 @@ class Writes:
 
 
 def test_what_is_said_in_one_turn_is_written_at_once():
-    """Whole and in order; what is said later, or once the rank has moved to another connection, by itself."""
+    """Messages of one turn are written together, whole and in order; later ones are written apart."""
     link, first, second = GatewayLink(GatewayAddress("127.0.0.1", 1), HELLO, None), Writes(), Writes()
     states = [State("loading", number / 8) for number in range(4)]
 
@@ -86,7 +86,7 @@ def test_what_is_said_in_one_turn_is_written_at_once():
 
 
 def test_what_no_gateway_says_to_this_rank_ends_the_line_and_not_the_rank():
-    """The gateway is called again, as after any other line that broke."""
+    """A message that no gateway may send this rank ends the connection, and the rank calls again."""
     lines = []
 
     async def behave(frames, writer):
@@ -102,11 +102,11 @@ def test_what_no_gateway_says_to_this_rank_ends_the_line_and_not_the_rank():
         running.cancel()
         return received
 
-    assert asyncio.run(with_gateway(behave, use)) == []
+    assert asyncio.run(run_with_gateway(behave, use)) == []
 
 
 def test_a_rank_says_its_load_on_every_connection_with_no_request_that_is_new():
-    """A gateway that comes back hears what the rank still does for others; it has not asked for any of it yet."""
+    """A rank sends its load on every new connection, without requests as new."""
     heard: list = []
     twice = asyncio.Event()
 
@@ -121,13 +121,13 @@ def test_a_rank_says_its_load_on_every_connection_with_no_request_that_is_new():
         await twice.wait()
         running.cancel()
 
-    asyncio.run(with_gateway(behave, use))
+    asyncio.run(run_with_gateway(behave, use))
 
     assert heard == [Load(1, 0, 5, 15, 64, [])] * 2
 
 
 def test_a_call_that_nobody_answers_is_made_again(monkeypatch):
-    """As to a pod that is gone: the gateway's name leads the next call to another one."""
+    """A call without an answer, as to a pod that is gone, is made again."""
     monkeypatch.setattr("runtime.worker.gateway_connection.CALL_TIMEOUT_S", 0.05)
     answered, calls, ours = asyncio.open_connection, [], []
 
@@ -152,13 +152,13 @@ def test_a_call_that_nobody_answers_is_made_again(monkeypatch):
             await asyncio.sleep(0.01)
         running.cancel()
 
-    asyncio.run(with_gateway(behave, use))
+    asyncio.run(run_with_gateway(behave, use))
 
     assert len(calls) >= 2  # a busy machine may not answer the second one in time either
 
 
 def test_what_the_gateway_says_reaches_the_rank():
-    """Messages are passed on in order."""
+    """The gateway's messages reach the rank in order."""
 
     async def behave(frames, writer):
         writer.write(encode_frame(Abort("a")) + encode_frame(Abort("b")))
@@ -172,11 +172,11 @@ def test_what_the_gateway_says_reaches_the_rank():
         running.cancel()
         return received
 
-    assert asyncio.run(with_gateway(behave, use)) == [Abort("a"), Abort("b")]
+    assert asyncio.run(run_with_gateway(behave, use)) == [Abort("a"), Abort("b")]
 
 
 def test_a_refused_rank_ends_with_the_gateways_reason():
-    """It does not call again what will refuse it again."""
+    """A rejected rank ends with the gateway's reason, and does not call again."""
 
     async def behave(frames, writer):
         await frames.read()
@@ -186,11 +186,11 @@ def test_a_refused_rank_ends_with_the_gateways_reason():
         await link.run()
 
     with pytest.raises(RuntimeFailure, match="the gateway refuses this rank: its kv_digest is another"):
-        asyncio.run(with_gateway(behave, use))
+        asyncio.run(run_with_gateway(behave, use))
 
 
 def test_a_gateway_of_another_version_is_called_again(monkeypatch, capsys):
-    """The rank says both versions once, and is there when the gateway has been replaced."""
+    """The rank logs both versions once, and calls again until the gateway has been replaced."""
     monkeypatch.setattr("runtime.worker.gateway_connection.RETRY_OTHER_S", 0.01)
     num_calls = 0
 
@@ -209,7 +209,7 @@ def test_a_gateway_of_another_version_is_called_again(monkeypatch, capsys):
         running.cancel()
         return received
 
-    assert asyncio.run(with_gateway(behave, use))[0] == Abort("a")
+    assert asyncio.run(run_with_gateway(behave, use))[0] == Abort("a")
     assert capsys.readouterr().err == (
         f"tidemill: waiting for another gateway: the peer speaks wire version {VERSION + 1}, this runtime {VERSION}\n"
     )

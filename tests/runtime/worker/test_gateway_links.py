@@ -1,4 +1,4 @@
-"""The rank's lines to several gateways, which the test plays over real sockets on loopback addresses of their own."""
+"""The rank's lines to several gateways, which the test plays over real sockets on loopback addresses."""
 
 import asyncio
 
@@ -37,14 +37,14 @@ def _soon(monkeypatch):
     monkeypatch.setattr("runtime.worker.gateway_connection.RETRY_S", 0.01)
 
 
-async def until(condition):
+async def wait_until(condition):
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 class Gateway:
-    """A gateway at an address; `heard` is what the rank said on all its connections, unless it `refuses` the rank."""
+    """A gateway at an address. `heard` has the rank's messages on all connections, unless it `refuses` the rank."""
 
     def __init__(self, refuses=False):
         self.heard, self.refuses, self.num_refused, self._writers = [], refuses, 0, []
@@ -56,7 +56,7 @@ class Gateway:
     def say(self, message):
         self._writers[-1].write(encode_frame(message))
 
-    def heard_of(self, *kinds):
+    def requests_heard(self, *kinds):
         return [message for message in self.heard if isinstance(message, kinds)]
 
     async def leave(self):
@@ -80,7 +80,7 @@ class Gateway:
 
 
 class Rank:
-    """A rank's links, and what came on them."""
+    """A rank's links, and the messages that came on them."""
 
     def __init__(self, port, hosts=HOSTS):
         self.received, self._tasks = [], []
@@ -96,12 +96,12 @@ class Rank:
         return self._tasks[-1]
 
     def failures(self):
-        """What has ended the rank."""
+        """Return the errors that ended the rank."""
         return [task.exception() for task in self._tasks if task.done()]
 
 
-def with_two(use):
-    """Run `use(rank, one, two)`, when both gateways have heard Hello and have asked for something."""
+def run_with_two(use):
+    """Run `use(rank, one, two)` once both gateways have heard Hello and have sent a request."""
 
     async def run():
         one, two = Gateway(), Gateway()
@@ -109,10 +109,10 @@ def with_two(use):
         await two.listen(HOSTS[1], port)
         rank = Rank(port)
         try:
-            await until(lambda: one.heard_of(State) and two.heard_of(State))
+            await wait_until(lambda: one.requests_heard(State) and two.requests_heard(State))
             one.say(Expect("one-1", "ticket"))
             two.say(Embed("two-1", [5]))
-            await until(lambda: len(rank.received) == 2)
+            await wait_until(lambda: len(rank.received) == 2)
             return await use(rank, one, two)
         finally:
             rank.stop()
@@ -123,24 +123,27 @@ def with_two(use):
 
 
 def test_a_request_is_answered_to_the_gateway_whose_it_is():
-    """The other one hears nothing of it, though it hears what the rank has to do and how it is."""
+    """A message about a request goes to its gateway only; state and load go to both."""
 
     async def use(rank, one, two):
         rank.links.say(Token("one-1", 0, 4, None))
         rank.links.say(Failed("two-1", "no room"))
         rank.links.say_load(LOAD)
         rank.links.say_to_all(StepTime(5))
-        await until(lambda: one.heard_of(StepTime) and two.heard_of(StepTime))
-        return [(gateway.heard[0], gateway.heard_of(Token, Failed), gateway.heard_of(Load)) for gateway in (one, two)]
+        await wait_until(lambda: one.requests_heard(StepTime) and two.requests_heard(StepTime))
+        return [
+            (gateway.heard[0], gateway.requests_heard(Token, Failed), gateway.requests_heard(Load))
+            for gateway in (one, two)
+        ]
 
-    assert with_two(use) == [
+    assert run_with_two(use) == [
         (HELLO, [Token("one-1", 0, 4, None)], [LOAD]),
         (HELLO, [Failed("two-1", "no room")], [LOAD]),
     ]
 
 
 def test_a_gateway_that_dies_ends_its_own_requests_only():
-    """The rank goes on for the other, and computes no further what nobody will read."""
+    """When a gateway dies, the rank drops its requests and goes on with the other's."""
 
     async def use(rank, one, two):
         await one.leave()
@@ -150,30 +153,30 @@ def test_a_gateway_that_dies_ends_its_own_requests_only():
             await asyncio.sleep(0.01)
         rank.links.say(Token("one-1", 1, 4, "stop"))
         rank.links.say(Token("two-1", 0, 4, None))
-        await until(lambda: two.heard_of(Token))
-        return rank.received, two.heard_of(Token)
+        await wait_until(lambda: two.requests_heard(Token))
+        return rank.received, two.requests_heard(Token)
 
-    assert with_two(use) == ([Abort("one-1")], [Token("two-1", 0, 4, None)])
+    assert run_with_two(use) == ([Abort("one-1")], [Token("two-1", 0, 4, None)])
 
 
 def test_a_rank_may_leave_when_each_gateway_that_listens_has_let_it_go():
-    """One that waits for an answer keeps it; one that is gone does not."""
+    """A rank may leave when every connected gateway has dismissed it; one that is gone does not count."""
 
     async def use(rank, one, two):
         told = [rank.links.is_dismissed]
         one.say(Dismissed())
         two.say(Abort("two-1"))  # read after what `one` said, or soon
-        await until(lambda: rank.received[-1] == Abort("two-1"))
+        await wait_until(lambda: rank.received[-1] == Abort("two-1"))
         told.append(rank.links.is_dismissed)
         await two.leave()
-        await until(lambda: rank.links.is_dismissed)
+        await wait_until(lambda: rank.links.is_dismissed)
         return told
 
-    assert with_two(use) == [False, False]
+    assert run_with_two(use) == [False, False]
 
 
 def test_gateways_are_found_as_the_name_leads_to_them(monkeypatch):
-    """One that comes later hears the state and the load as they are now; one that is gone is called no more."""
+    """A gateway that comes later gets the present state and load; one that is gone is not called again."""
     leads_to = [HOSTS[0]]
 
     async def run():
@@ -188,12 +191,12 @@ def test_gateways_are_found_as_the_name_leads_to_them(monkeypatch):
         rank = Rank(port, ["gateway"])
         rank.links.say_state(State("ready"))
         rank.links.say_load(LOAD)
-        await until(lambda: one.heard_of(State))
+        await wait_until(lambda: one.requests_heard(State))
         leads_to[:] = [HOSTS[1]]
-        await until(lambda: two.heard_of(Load))
+        await wait_until(lambda: two.requests_heard(Load))
         assert set(rank.links._links) == set(HOSTS)  # it still listens, and may wait for answers
         await one.leave()
-        await until(lambda: set(rank.links._links) == {HOSTS[1]})
+        await wait_until(lambda: set(rank.links._links) == {HOSTS[1]})
         rank.stop()
         await two.leave()
         return two.heard
@@ -202,20 +205,20 @@ def test_gateways_are_found_as_the_name_leads_to_them(monkeypatch):
 
 
 def test_a_rank_that_one_gateway_refuses_answers_the_other(capsys):
-    """It calls the first one again, which may be replaced by one that takes it."""
+    """A rank that one gateway refuses still serves the other, and calls the first again."""
 
     async def run():
         old, new = Gateway(), Gateway(refuses=True)
         port = await old.listen(HOSTS[0])
         await new.listen(HOSTS[1], port)
         rank = Rank(port)
-        await until(lambda: old.heard_of(State) and new.num_refused > 1)
+        await wait_until(lambda: old.requests_heard(State) and new.num_refused > 1)
         old.say(Embed("one-1", [5]))
-        await until(lambda: rank.received)
+        await wait_until(lambda: rank.received)
         rank.links.say(Failed("one-1", "no room"))
-        await until(lambda: old.heard_of(Failed))
+        await wait_until(lambda: old.requests_heard(Failed))
         new.refuses = False
-        await until(lambda: new.heard_of(State))
+        await wait_until(lambda: new.requests_heard(State))
         rank.stop()
         await old.leave()
         await new.leave()
@@ -227,17 +230,17 @@ def test_a_rank_that_one_gateway_refuses_answers_the_other(capsys):
 
 
 def test_a_rank_that_every_gateway_refuses_ends():
-    """Also when the one that took it is gone, and is followed by one that does not. Both lines may be the last."""
+    """A rank ends when every gateway refuses it, also when an accepting one was replaced by a refusing one."""
 
     async def run():
         one, two = Gateway(), Gateway(refuses=True)
         port = await one.listen(HOSTS[0])
         await two.listen(HOSTS[1], port)
         rank = Rank(port)
-        await until(lambda: one.heard_of(State) and two.num_refused > 1)
+        await wait_until(lambda: one.requests_heard(State) and two.num_refused > 1)
         one.refuses = True
         one.hang_up()
-        await until(rank.failures)
+        await wait_until(rank.failures)
         rank.stop()
         await one.leave()
         await two.leave()
@@ -247,7 +250,7 @@ def test_a_rank_that_every_gateway_refuses_ends():
 
 
 def test_a_name_that_nobody_knows_for_a_while_costs_no_line(monkeypatch):
-    """DNS fails while a cluster is busy; the gateways are where they were."""
+    """While DNS fails, the rank keeps its lines."""
 
     async def use(rank, one, two):
         async def getaddrinfo(*_, **__):
@@ -257,13 +260,13 @@ def test_a_name_that_nobody_knows_for_a_while_costs_no_line(monkeypatch):
         for _ in range(10):
             await asyncio.sleep(0.01)
         rank.links.say(Token("one-1", 0, 4, None))
-        await until(lambda: one.heard_of(Token))
+        await wait_until(lambda: one.requests_heard(Token))
         return len(rank.links._links)
 
-    assert with_two(use) == 2
+    assert run_with_two(use) == 2
 
 
 @pytest.mark.parametrize(("request_id", "gateway"), [("ab12-cd34", "ab12"), ("cd34", ""), ("a-b-c", "a-b")])
 def test_an_id_tells_whose_request_it_is(request_id, gateway):
-    """All before the last dash."""
+    """A request's gateway is everything before the last dash of its id."""
     assert gateway_name(request_id) == gateway

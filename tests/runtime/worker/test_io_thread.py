@@ -1,4 +1,4 @@
-"""The rank's network thread: what it is told to send, and what it stops sending."""
+"""The rank's network thread sends what it is told to, and stops when nobody wants it any more."""
 
 import asyncio
 import socket
@@ -46,7 +46,7 @@ class Sender:
         outgoing.put(*rows)
 
 
-def until(condition):
+def wait_until(condition):
     deadline = time.monotonic() + PATIENCE_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -54,7 +54,7 @@ def until(condition):
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """Counts how often it is woken, and the calls that failed."""
+    """An event loop that counts its wake-ups and the calls that failed."""
 
     num_woken = num_failed = 0
 
@@ -67,7 +67,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
 
 def test_a_loop_is_woken_once_for_all_calls_that_it_has_not_looked_at():
-    """They are made in their order, and one that fails holds up no other; later ones wake it again."""
+    """The loop is woken once for all waiting calls. They run in order, and one that fails does not stop the others."""
     loop, made = CountingLoop(), []
     calls = Calls(loop)
     for number in (1, 2, "three", 4):
@@ -83,7 +83,7 @@ def test_a_loop_is_woken_once_for_all_calls_that_it_has_not_looked_at():
 
 
 def test_no_call_is_lost_between_threads():
-    """Whenever a thread makes one, while the loop looks or sleeps."""
+    """No call is lost, whether the loop looks or sleeps when a thread makes it."""
     loop, made = asyncio.new_event_loop(), []
     calls = Calls(loop)
     thread = threading.Thread(target=loop.run_forever)
@@ -98,7 +98,7 @@ def test_no_call_is_lost_between_threads():
 
 
 def test_an_abort_cancels_the_transfer_and_reaches_the_phase():
-    """The sending ends at once, latents that are still computed are dropped, and the phase hears of the Abort."""
+    """An Abort ends the transfer at once, drops later latents, and reaches the phase."""
     sender, inbox = Sender(), Inbox()
     network = Network(GatewayAddress("127.0.0.1", 1), HELLO, inbox, sender)
     transfer = network.open_transfer("127.0.0.1", 1, OFFER, HostLink())
@@ -110,10 +110,10 @@ def test_an_abort_cancels_the_transfer_and_reaches_the_phase():
 
     assert sender.cancelled.wait(PATIENCE_S)
     assert inbox.get(timeout=PATIENCE_S) == Abort("a")
-    until(lambda: not network.is_handing_over())
+    wait_until(lambda: not network.is_handing_over())
     transfer.put(0, 1, torch.ones(1, 1))
     transfer.finish(HANDOVER)
-    until(lambda: sender.outgoing.handover is not None)
+    wait_until(lambda: sender.outgoing.handover is not None)
     assert sender.outgoing.held_bytes == 0
     assert not network.is_handing_over()
     assert inbox.empty()
@@ -121,7 +121,7 @@ def test_an_abort_cancels_the_transfer_and_reaches_the_phase():
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_a_transfer_that_nobody_wants_any_more_is_cancelled(is_begun):
-    """Its text ended with its first token, whether or not its KV was on its way."""
+    """A transfer is cancelled when its text has ended, whether or not it has begun."""
     sender = Sender()
     network = Network(GatewayAddress("127.0.0.1", 1), HELLO, Inbox(), sender)
     transfer = network.open_transfer("127.0.0.1", 1, OFFER, HostLink())
@@ -130,12 +130,12 @@ def test_a_transfer_that_nobody_wants_any_more_is_cancelled(is_begun):
         assert sender.begun.wait(PATIENCE_S)
     transfer.cancel()
 
-    until(lambda: not network.is_handing_over())
+    wait_until(lambda: not network.is_handing_over())
     assert sender.cancelled.wait(PATIENCE_S if is_begun else 0) == is_begun
 
 
 def test_a_transfer_that_fails_is_its_requests_failure():
-    """The gateway hears that others may go on with it, and this rank computes no more of the prompt."""
+    """If a transfer fails, the gateway hears that another rank may go on, and this rank drops the prompt."""
     inbox, failure = Inbox(), RuntimeFailure("its KV could not be sent")
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         network = Network(GatewayAddress(*gateway.getsockname()), HELLO, inbox, Sender(failure))
@@ -150,11 +150,11 @@ def test_a_transfer_that_fails_is_its_requests_failure():
             failed = Failed("a", "its KV could not be sent", may_retry=True)
             assert line.read(len(encode_frame(failed))) == encode_frame(failed)
             assert inbox.get(timeout=PATIENCE_S) == Abort("a")
-            until(lambda: not network.is_handing_over())
+            wait_until(lambda: not network.is_handing_over())
 
 
 def test_a_decode_rank_is_told_what_to_expect_and_what_not_to():
-    """The receiver hears of a ticket and of an Abort on the network's thread; the phase of the Abort alone."""
+    """The KV receiver gets tickets and Aborts on the network's thread; the phase gets only Aborts."""
     told, inbox = [], Inbox()
     receiver = SimpleNamespace(
         serve=None, expect=lambda *ticket: told.append(ticket), abort=lambda request_id: told.append(request_id)
@@ -171,7 +171,7 @@ def test_a_decode_rank_is_told_what_to_expect_and_what_not_to():
 
 
 def test_a_rank_that_the_gateway_refuses_loads_no_further():
-    """The next part of its tensors ends it, long before there is a step loop that reads the inbox."""
+    """A refused rank ends at its next progress report, long before its step loop."""
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         network = Network(GatewayAddress(*gateway.getsockname()), HELLO, Inbox(), SimpleNamespace())
         network.say_loaded(0.02)
@@ -184,7 +184,7 @@ def test_a_rank_that_the_gateway_refuses_loads_no_further():
 
 
 def test_a_rank_whose_steps_go_on_says_its_state_again():
-    """The state that it has: a gateway that hears nothing gives the rank up."""
+    """A rank whose loop turns sends its present state again."""
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         network = Network(GatewayAddress(*gateway.getsockname()), HELLO, Inbox(), SimpleNamespace())
         network.say_state("ready")
@@ -201,7 +201,7 @@ def test_a_rank_whose_steps_go_on_says_its_state_again():
 
 
 def test_a_rank_that_gets_no_requests_says_so_and_is_ready_for_new_gateways_alone(capsys, monkeypatch):
-    """A new gateway hears first that it is not, and goes by the ranks that serve, if there are any."""
+    """A refused rank is not ready until all gateways are new and none refuses it."""
     monkeypatch.setattr(io_thread, "LOOK_S", 0.01)
     loaded = msgspec.structs.replace(HELLO, kv_digest="sha256:kv-with-weights")
     with socket.create_server(("127.0.0.1", 0)) as gateway:
@@ -211,7 +211,7 @@ def test_a_rank_that_gets_no_requests_says_so_and_is_ready_for_new_gateways_alon
         rank, _ = gateway.accept()
         with rank:
             rank.sendall(encode_frame(Wait("it loaded other weights")) * 2)
-            until(lambda: network.refusal)
+            wait_until(lambda: network.refusal)
             network.say_state("ready")
         rank, _ = gateway.accept()
         with rank:
@@ -224,7 +224,7 @@ def test_a_rank_that_gets_no_requests_says_so_and_is_ready_for_new_gateways_alon
 
 
 def load(network):
-    """Report progress again and again, for as long as a test has patience."""
+    """Report progress again and again, for as long as the test waits."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         network.say_loaded(0.04)

@@ -1,4 +1,4 @@
-"""A unit that is told to leave: it answers what it has, and its ranks end together."""
+"""A unit that is told to leave answers its requests, then its ranks end together."""
 
 import queue
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +16,8 @@ from tests.runtime.joined_groups import joined_groups
 NUM_RANKS = 3
 
 
-class GatewayThere:
-    """A gateway that dismisses a rank as soon as it hears that it is draining, or never."""
+class FakeGateway:
+    """A gateway that dismisses a rank as soon as it drains, or never."""
 
     def __init__(self, *, answers=True):
         self.answers, self.said = answers, []
@@ -34,8 +34,8 @@ class GatewayThere:
         return self.handing_over
 
 
-class SomeSteps:
-    """A phase with so many steps of work; `then` is called after each."""
+class FakePhase:
+    """A phase with a number of steps to do. `then` is called after each."""
 
     def __init__(self, steps, then=lambda left: None):
         self.left, self.then = steps, then
@@ -44,7 +44,7 @@ class SomeSteps:
         return self.left > 0
 
     def rest(self):
-        """Nothing is left to do."""
+        """Do nothing: no work is left."""
 
     def step(self):
         self.left = max(0, self.left - 1)
@@ -54,11 +54,11 @@ class SomeSteps:
 @pytest.mark.parametrize("asked", range(NUM_RANKS))
 @pytest.mark.parametrize("busy", range(NUM_RANKS))
 def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, busy, free_port):
-    """Whichever is asked, and whichever has work: nobody leaves before the work is done, and each says so once."""
+    """If any rank is told to leave, all ranks end together after their work, and each reports once that it drains."""
     inboxes = [queue.SimpleQueue() for _ in range(NUM_RANKS)]
-    lines = [GatewayThere() for _ in range(NUM_RANKS)]
+    lines = [FakeGateway() for _ in range(NUM_RANKS)]
     leaving = [Leaving(line) for line in lines]
-    phases = [SomeSteps(20 if rank == busy else 0) for rank in range(NUM_RANKS)]
+    phases = [FakePhase(20 if rank == busy else 0) for rank in range(NUM_RANKS)]
     leaving[asked].begin()
 
     with ThreadPoolExecutor(NUM_RANKS) as ranks:
@@ -71,9 +71,9 @@ def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, b
 
 
 def test_a_busy_rank_says_at_once_that_it_drains():
-    """Else the gateway would go on sending requests, and the unit would never be idle."""
+    """A busy rank reports at once that it drains, so that the gateway sends it no more requests."""
     inbox = queue.SimpleQueue()
-    line = GatewayThere()
+    line = FakeGateway()
     leaving = Leaving(line)
     said_after = []
 
@@ -82,7 +82,7 @@ def test_a_busy_rank_says_at_once_that_it_drains():
             leaving.begin()
         said_after.append((left, list(line.said)))
 
-    run_step_loop(SomeSteps(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse(), StepTimes(ExchangeTime()))
+    run_step_loop(FakePhase(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse(), StepTimes(ExchangeTime()))
 
     assert (4, ["draining"]) in said_after
 
@@ -90,8 +90,8 @@ def test_a_busy_rank_says_at_once_that_it_drains():
 @pytest.mark.parametrize("dismissed", [False, True])
 @pytest.mark.parametrize("handing_over", [False, True])
 def test_a_rank_is_free_when_nothing_is_on_its_way(dismissed, handing_over):
-    """No gateway waits for an answer, and no prompt's KV is still being sent."""
-    line = GatewayThere()
+    """A rank is free when no gateway waits for an answer and no KV is being sent."""
+    line = FakeGateway()
     line.dismissed, line.handing_over = dismissed, handing_over
     leaving = Leaving(line)
 

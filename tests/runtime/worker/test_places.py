@@ -1,4 +1,4 @@
-"""A unit's places: who gets which, and what its leader says to nodes that come late, twice, or from elsewhere."""
+"""The leader gives each node of its unit one place, even if nodes come late, twice, or from elsewhere."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
 from runtime.worker import membership
 from runtime.worker.membership import Membership
 from runtime.worker.places import Roll, give_places
-from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.launch_documents import UNIT, seal, write
 
 PLANNED, SPARES = ["node-0", "node-1", "node-2"], ["node-7", "node-8", "node-9"]
 LEADER, WORKER, OTHER = "127.79.9.1", "127.79.9.2", "127.79.9.3"
@@ -40,7 +40,7 @@ PATIENCE_S = 60
     ],
 )
 def test_a_planned_node_has_its_own_place_and_a_spare_the_missing_one(here, places):
-    """In whatever order they come; a spare waits until no planned node can come any more."""
+    """In any order of arrival, a planned node gets its own place, and a spare the missing one."""
     for order in permutations(here):
         given_so_far = {}
         for number in range(len(order)):
@@ -56,7 +56,7 @@ events = st.lists(st.sampled_from([*PLANNED, *SPARES]), max_size=30)
 
 @given(events)
 def test_no_place_is_anothers_and_none_is_taken_away(nodes):
-    """Whoever comes and goes: places differ, a node that stays keeps its place, and whoever left has none."""
+    """Places are never shared; a node that stays keeps its place, and one that left has none."""
     here, places = [], {}
     for node in nodes:
         here = [each for each in here if each != node] if node in here else [*here, node]
@@ -71,18 +71,21 @@ def test_no_place_is_anothers_and_none_is_taken_away(nodes):
 
 @given(st.sets(st.sampled_from([*PLANNED, *SPARES]), min_size=len(PLANNED), max_size=len(PLANNED)))
 def test_as_many_nodes_as_places_have_them_all(here):
-    """No unit waits whose nodes are all here."""
+    """As many nodes as there are places get all of them."""
     assert set(give_places(PLANNED, SPARES, here, {}).values()) == set(range(len(PLANNED)))
 
 
 @pytest.fixture
 def launch(tmp_path, free_port):
-    """The launch file of a unit of two places and a spare, on a port of our own."""
-    return read_unit_launch(write(tmp_path, sealed(UNIT, ports__places=free_port(LEADER, WORKER, OTHER))))
+    """Return the launch file of a unit of two places and a spare, on its own port."""
+    return read_unit_launch(write(tmp_path, seal(UNIT, ports__places=free_port(LEADER, WORKER, OTHER))))
 
 
-def with_roll(launch, talk):
-    """Run `talk(connect)` beside a leader's roll; `connect(address)` opens a connection from there, without a word."""
+def run_with_roll(launch, talk):
+    """Run `talk(connect)` beside a leader's roll.
+
+    `connect(address)` opens a connection from there, and sends nothing.
+    """
 
     async def run():
         roll = Roll(launch)
@@ -99,22 +102,22 @@ def with_roll(launch, talk):
 
 
 class Node:
-    """One that has claimed, as the leader sees it."""
+    """A node that has sent its claim, as the leader sees it."""
 
     def __init__(self, stream, writer):
         self.writer = writer
         self.frames = FrameReader(stream, FromLeader)
 
     @classmethod
-    async def claiming(cls, connect, launch, node, address=WORKER, *, calls_from=None, **changes):
+    async def claim(cls, connect, launch, node, address=WORKER, *, calls_from=None, **changes):
         stream, writer = await connect(calls_from or address)
         writer.write(
             encode_frame(Claim(**({"unit_digest": launch.unit_digest, "node": node} | changes), address=address))
         )
         return cls(stream, writer)
 
-    async def told(self):
-        """The next message; None when the leader hangs up."""
+    async def next_message(self):
+        """Return the next message, or None when the leader closes the connection."""
         try:
             frame = await self.frames.read()
         except RuntimeFailure:
@@ -123,106 +126,108 @@ class Node:
 
 
 def test_a_spare_is_told_when_the_others_are_here(launch):
-    """It waits, and the last planned node's claim gives both their places."""
+    """A spare waits until the last other node's claim, and then both get places."""
 
     async def talk(connect):
-        spare = await Node.claiming(connect, launch, "node-7", OTHER)
-        first = await spare.told()
-        planned = await Node.claiming(connect, launch, "node-1")
+        spare = await Node.claim(connect, launch, "node-7", OTHER)
+        first = await spare.next_message()
+        planned = await Node.claim(connect, launch, "node-1")
 
         assert first == Wait("a spare waits until all nodes are here; missing are node-0, node-1")
-        assert await planned.told() == Place(1)
-        assert await spare.told() == Place(0)
+        assert await planned.next_message() == Place(1)
+        assert await spare.next_message() == Place(0)
 
-    with_roll(launch, talk)
+    run_with_roll(launch, talk)
 
 
 def test_a_pod_that_starts_again_has_its_place_again(launch):
-    """Before the leader noticed that the last process ended: the new connection replaces the old one."""
+    """A pod that starts again gets its place, even before the leader notices that its old connection has ended."""
 
     async def talk(connect):
-        first = await Node.claiming(connect, launch, "node-7")
-        other = await Node.claiming(connect, launch, "node-0", LEADER)
-        assert await first.told() == Wait("a spare waits until all nodes are here; missing are node-0, node-1")
-        assert (await first.told(), await other.told()) == (Place(1), Place(0))
+        first = await Node.claim(connect, launch, "node-7")
+        other = await Node.claim(connect, launch, "node-0", LEADER)
+        assert await first.next_message() == Wait("a spare waits until all nodes are here; missing are node-0, node-1")
+        assert (await first.next_message(), await other.next_message()) == (Place(1), Place(0))
 
-        again = await Node.claiming(connect, launch, "node-7")
+        again = await Node.claim(connect, launch, "node-7")
 
-        assert await again.told() == Place(1)
-        assert await first.told() is None
+        assert await again.next_message() == Place(1)
+        assert await first.next_message() is None
 
-    with_roll(launch, talk)
+    run_with_roll(launch, talk)
 
 
 def test_who_only_says_that_it_is_a_node_takes_nothing_from_it(launch, capsys):
-    """Node and address are right, and the connection comes from elsewhere: it waits until the node's has ended."""
+    """A caller from another address that names a connected node waits until that node's connection ends."""
 
     async def talk(connect):
-        first = await Node.claiming(connect, launch, "node-1")
-        assert await first.told() == Place(1)
-        second = await Node.claiming(connect, launch, "node-1", calls_from=OTHER)
+        first = await Node.claim(connect, launch, "node-1")
+        assert await first.next_message() == Place(1)
+        second = await Node.claim(connect, launch, "node-1", calls_from=OTHER)
 
-        assert await second.told() == Wait(f"{WORKER} is here, and this connection does not come from there")
-        assert await second.told() is None
+        assert await second.next_message() == Wait(f"{WORKER} is here, and this connection does not come from there")
+        assert await second.next_message() is None
 
         first.writer.close()
-        while await (await Node.claiming(connect, launch, "node-1", calls_from=OTHER)).told() != Place(1):
+        while await (await Node.claim(connect, launch, "node-1", calls_from=OTHER)).next_message() != Place(1):
             await asyncio.sleep(0.01)
 
-    with_roll(launch, talk)
+    run_with_roll(launch, talk)
 
     assert f"says that it is '{WORKER}', which is here" in capsys.readouterr().err
 
 
 def test_another_pod_on_the_same_node_waits_until_the_first_is_gone(launch, capsys):
-    """Only one can have the place, and the leader's log names both."""
+    """A second pod of a node waits until the first is gone, and the leader logs both addresses."""
 
     async def talk(connect):
-        first = await Node.claiming(connect, launch, "node-1")
-        assert await first.told() == Place(1)
-        second = await Node.claiming(connect, launch, "node-1", OTHER)
+        first = await Node.claim(connect, launch, "node-1")
+        assert await first.next_message() == Place(1)
+        second = await Node.claim(connect, launch, "node-1", OTHER)
 
-        assert await second.told() == Wait("another pod is here from node node-1")
-        assert await second.told() is None
+        assert await second.next_message() == Wait("another pod is here from node node-1")
+        assert await second.next_message() is None
 
         first.writer.close()
-        while await (await Node.claiming(connect, launch, "node-1", OTHER)).told() != Place(1):
+        while await (await Node.claim(connect, launch, "node-1", OTHER)).next_message() != Place(1):
             await asyncio.sleep(0.01)
 
-    with_roll(launch, talk)
+    run_with_roll(launch, talk)
 
     assert f"'{OTHER}' and '{WORKER}' both say that they are on node node-1" in capsys.readouterr().err
 
 
 def test_a_planned_node_that_comes_back_too_late_waits(launch):
-    """Its place is a spare's for as long as that is here, and then its own again."""
+    """A planned node whose place a spare has waits until the spare leaves."""
 
     async def talk(connect):
-        leader = await Node.claiming(connect, launch, "node-0", LEADER)
-        spare = await Node.claiming(connect, launch, "node-7", OTHER)
-        assert (await leader.told(), await spare.told()) == (Place(0), Place(1))
-        late = await Node.claiming(connect, launch, "node-1")
+        leader = await Node.claim(connect, launch, "node-0", LEADER)
+        spare = await Node.claim(connect, launch, "node-7", OTHER)
+        assert (await leader.next_message(), await spare.next_message()) == (Place(0), Place(1))
+        late = await Node.claim(connect, launch, "node-1")
 
-        assert await late.told() == Wait("spare node-7 has the place of node node-1")
+        assert await late.next_message() == Wait("spare node-7 has the place of node node-1")
         spare.writer.close()
-        assert await late.told() == Place(1)
+        assert await late.next_message() == Place(1)
 
-    with_roll(launch, talk)
+    run_with_roll(launch, talk)
 
 
 def test_who_does_not_belong_here_gets_no_place(launch):
-    """A node of another unit is refused; one of another launch is sent away until its own leader answers."""
+    """A node of another unit is rejected. One with another launch file must wait."""
 
     async def talk(connect):
-        foreign = await Node.claiming(connect, launch, "node-5")
-        stranger = await Node.claiming(connect, launch, "node-1", unit_digest="sha256:other")
+        foreign = await Node.claim(connect, launch, "node-5")
+        stranger = await Node.claim(connect, launch, "node-1", unit_digest="sha256:other")
 
-        assert await foreign.told() == Rejected("node node-5 is neither planned for unit demo-decode-0 nor a spare")
-        assert await stranger.told() == Wait("the leader was launched with another launch file")
-        assert await foreign.told() is None
-        assert await stranger.told() is None
+        assert await foreign.next_message() == Rejected(
+            "node node-5 is neither planned for unit demo-decode-0 nor a spare"
+        )
+        assert await stranger.next_message() == Wait("the leader was launched with another launch file")
+        assert await foreign.next_message() is None
+        assert await stranger.next_message() is None
 
-    with_roll(launch, talk)
+    run_with_roll(launch, talk)
 
 
 @pytest.mark.parametrize(
@@ -231,20 +236,20 @@ def test_who_does_not_belong_here_gets_no_place(launch):
     ids=["nothing", "HTTP", "a leader's message", "half a claim"],
 )
 def test_whatever_else_comes_costs_its_connection_alone(launch, bytes_sent, capsys):
-    """The nodes that are here keep their places."""
+    """Any other message closes its connection, and the other nodes keep their places."""
 
     async def talk(connect):
-        member = await Node.claiming(connect, launch, "node-1")
-        assert await member.told() == Place(1)
+        member = await Node.claim(connect, launch, "node-1")
+        assert await member.next_message() == Place(1)
         stream, writer = await connect()
         writer.write(bytes_sent)
         writer.write_eof()
 
         assert await stream.read() == b""
         member.writer.write(encode_frame(Claim(launch.unit_digest, "node-1", WORKER)))
-        assert await member.told() is None  # it may claim once
+        assert await member.next_message() is None  # it may claim once
 
-    with_roll(launch, talk)
+    run_with_roll(launch, talk)
 
     complaint = capsys.readouterr().err
     assert "closed the connection of" in complaint
@@ -252,21 +257,21 @@ def test_whatever_else_comes_costs_its_connection_alone(launch, bytes_sent, caps
 
 
 def test_a_silent_connection_is_closed(launch, monkeypatch, capsys):
-    """It has a few seconds for its claim."""
+    """A connection without a claim is closed after a few seconds."""
     monkeypatch.setattr("runtime.worker.places.CLAIM_TIMEOUT_S", 0.1)
 
     async def talk(connect):
         stream, _ = await connect()
         assert await stream.read() == b""
 
-    with_roll(launch, talk)
+    run_with_roll(launch, talk)
 
     assert "no claim within 0.1 s" in capsys.readouterr().err
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """Retries that do not keep a test waiting; what a process would take along when it ends is ended here."""
+def quick_retries(monkeypatch):
+    """Shorten retries, and end the membership threads after the test."""
     loops, new_loop = [], asyncio.new_event_loop
     monkeypatch.setattr(membership.asyncio, "new_event_loop", lambda: loops.append(new_loop()) or loops[-1])
     monkeypatch.setattr(membership, "RETRY_S", 0.02)
@@ -284,17 +289,17 @@ async def end_all_tasks():
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def joining(launch, node, address, leader=LEADER):
-    """A membership, and the places that it has got so far, from a thread of its own."""
+def start_membership(launch, node, address, leader=LEADER):
+    """Join from a thread of its own. Return the membership and the places that it gets."""
     member, places = Membership(launch, node, address, leader), []
     thread = threading.Thread(target=lambda: places.append(member.join()), daemon=True)
     thread.start()
     return member, places, thread
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(launch, monkeypatch, capsys):
-    """The name of a pod that was made anew says where the pod before it was, for a while; that may be nobody by now."""
+    """A node finds its leader although its name has no address at first, and then a stale one."""
     answers = [socket.gaierror("Name or service not known"), OTHER, WORKER, LEADER]
 
     def look_up(name, _):
@@ -306,7 +311,7 @@ def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(lau
         return answer
 
     monkeypatch.setattr(membership, "look_up", look_up)
-    _, places, leader = joining(launch, "node-0", LEADER)
+    _, places, leader = start_membership(launch, "node-0", LEADER)
     leader.join(PATIENCE_S)
     member = Membership(launch, "node-1", WORKER, "leader")
 
@@ -316,11 +321,11 @@ def test_a_leader_is_found_that_has_no_address_at_first_and_then_a_stale_one(lau
     assert answers == [LEADER]
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_a_spare_takes_the_place_of_a_node_that_does_not_come(launch):
-    """The leader may be the spare itself, and nobody has a place that another has."""
-    spare, of_spare, first = joining(launch, "node-7", LEADER)
-    _, of_planned, second = joining(launch, "node-1", WORKER)
+    """A spare, which may be the leader itself, takes the place of a missing node."""
+    spare, of_spare, first = start_membership(launch, "node-7", LEADER)
+    _, of_planned, second = start_membership(launch, "node-1", WORKER)
     for thread in (first, second):
         thread.join(PATIENCE_S)
 
@@ -328,10 +333,10 @@ def test_a_spare_takes_the_place_of_a_node_that_does_not_come(launch):
     spare.check()
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_the_leader_misses_a_node_that_has_left(launch):
-    """From the end of its connection until it is here again, whatever its ranks do meanwhile."""
-    leader, _, thread = joining(launch, "node-0", LEADER)
+    """The leader misses a node from the end of its connection until it is connected again."""
+    leader, _, thread = start_membership(launch, "node-0", LEADER)
     thread.join(PATIENCE_S)
     alone = leader.is_whole()
     for _ in range(2):
@@ -343,9 +348,9 @@ def test_the_leader_misses_a_node_that_has_left(launch):
     assert not alone
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_every_other_node_misses_the_leader(launch):
-    """Its connection is all that they see of the unit."""
+    """Every other node misses the leader when its own connection ends."""
     with scripted_leader(launch, [Place(1)]):
         member = Membership(launch, "node-1", WORKER, LEADER)
         member.join()
@@ -353,9 +358,9 @@ def test_every_other_node_misses_the_leader(launch):
     wait_until(lambda: not member.is_whole())
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_a_broken_connection_costs_nothing(launch):
-    """A leader that comes again is told again who is here."""
+    """After a broken connection a node claims its place again."""
     with scripted_leader(launch, [Place(1)], [Place(1)], [Wait("all is well")]) as asked:
         member = Membership(launch, "node-1", WORKER, LEADER)
 
@@ -364,9 +369,9 @@ def test_a_broken_connection_costs_nothing(launch):
         member.check()
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_a_place_is_held_whatever_python_collects(launch, caplog):
-    """asyncio holds a waiting task weakly, so somebody must keep it: a lost one would give the place to a spare."""
+    """A garbage collection does not end the task that keeps a node's place."""
     with scripted_leader(launch, [Place(1)]):
         member = Membership(launch, "node-1", WORKER, LEADER)
         member.join()
@@ -376,9 +381,9 @@ def test_a_place_is_held_whatever_python_collects(launch, caplog):
         assert caplog.records == []
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_another_place_ends_the_ranks(launch):
-    """Theirs is somebody else's now."""
+    """If the leader gives the node another place later, its ranks end."""
     with scripted_leader(launch, [Place(1)], [Place(0)]):
         member = Membership(launch, "node-1", WORKER, LEADER)
 
@@ -387,9 +392,9 @@ def test_another_place_ends_the_ranks(launch):
             wait_for_failure(member)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_a_refused_node_ends(launch):
-    """With the leader's reason: it would be refused again."""
+    """A rejected node ends with the leader's reason."""
     with (
         scripted_leader(launch, [Rejected("no place for such")], []),
         pytest.raises(RuntimeFailure, match="the unit's leader refuses this node: no place for such"),
@@ -397,19 +402,19 @@ def test_a_refused_node_ends(launch):
         Membership(launch, "node-1", WORKER, LEADER).join()
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_nobody_waits_for_ever(launch, monkeypatch):
-    """After the time in which the slowest node must have come, the sentence says what was waited for."""
+    """After the time-out a node ends, and says what it waited for."""
     monkeypatch.setattr(membership, "JOIN_TIMEOUT_S", 0.5)
 
     with pytest.raises(PeerLost, match=f"gave this node no place: waiting for the unit's leader {OTHER}:"):
         Membership(launch, "node-1", WORKER, OTHER).join()
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick_retries")
 def test_it_listens_on_its_own_address_alone(launch):
-    """On no other of this machine."""
-    joining(launch, "node-0", LEADER)[2].join(PATIENCE_S)
+    """A node listens on its own address only."""
+    start_membership(launch, "node-0", LEADER)[2].join(PATIENCE_S)
 
     with contextlib.closing(sockets.listen(WORKER, launch.ports.places, "a test")):
         pass
@@ -417,7 +422,7 @@ def test_it_listens_on_its_own_address_alone(launch):
 
 @contextlib.contextmanager
 def scripted_leader(launch, *answers):
-    """One that gives each connection the next of `answers` and closes it, but for the last; set when all were given."""
+    """Serve as a leader that gives each connection the next of `answers`. Close all connections but the last."""
     done, rest = threading.Event(), list(answers)
     listener = sockets.listen(LEADER, launch.ports.places, "a test")
 
@@ -446,7 +451,7 @@ def scripted_leader(launch, *answers):
 
 
 def wait_until(is_so):
-    """Wait for a thread that should soon make `is_so` true."""
+    """Wait until `is_so()` is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < deadline
@@ -454,7 +459,7 @@ def wait_until(is_so):
 
 
 def wait_for_failure(member):
-    """`check` until it raises."""
+    """Call `check` until it raises."""
     for _ in range(PATIENCE_S * 100):
         member.check()
         threading.Event().wait(0.01)

@@ -1,10 +1,10 @@
-"""Whether a rank moves."""
+"""A rank's pulse tells whether it moves."""
 
 from runtime.worker.pulse import MOMENT_S, TELL_S, Pulse
 
 
 class Clock:
-    """One that stands until it is told."""
+    """A clock that the test sets."""
 
     def __init__(self):
         self.now = 1000.0
@@ -14,7 +14,7 @@ class Clock:
 
 
 def test_a_rank_has_started_when_its_weights_are_loaded():
-    """Not before; and then it may wait for its peers as long as they take."""
+    """A rank moves once its weights are loaded, however long it then waits for its peers."""
     clock = Clock()
     pulse = Pulse(clock)
     before = pulse.is_moving()
@@ -25,7 +25,7 @@ def test_a_rank_has_started_when_its_weights_are_loaded():
 
 
 def test_a_loop_that_stands_still_is_noticed():
-    """From a moment after its last turn until its next one."""
+    """A loop stands still from a moment after its last turn until its next one."""
     clock = Clock()
     pulse = Pulse(clock)
     pulse.note_weights()
@@ -40,7 +40,7 @@ def test_a_loop_that_stands_still_is_noticed():
 
 
 def test_a_loop_that_turns_tells_so_now_and_then():
-    """Once in `TELL_S`, however often it turns; and not while it stands."""
+    """A repeated call is made once every `TELL_S` while the loop turns, and not while it stands."""
     clock, told = Clock(), []
     pulse = Pulse(clock)
     pulse.repeat(lambda: told.append(clock.now))
@@ -53,7 +53,7 @@ def test_a_loop_that_turns_tells_so_now_and_then():
 
 
 def test_two_things_are_told_each_at_its_pace():
-    """What is told often does not make what is told seldom come sooner, nor later."""
+    """Two repeated calls do not affect each other's intervals."""
     clock, told = Clock(), []
     pulse = Pulse(clock)
     pulse.repeat(lambda: told.append("seldom"), 1.0)

@@ -1,4 +1,4 @@
-"""What a rank shows of its requests and its cache, read at the moment of a scrape."""
+"""A rank's metrics of requests and cache are read at each scrape."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from runtime.protocol.messages import Sampling
 from runtime.serving.request import Request
 from runtime.serving.scheduler import Scheduler
 from runtime.worker.rank_metrics import RankMetrics
-from tests.runtime.launch_documents import UNIT, sealed, write
+from tests.runtime.launch_documents import UNIT, seal, write
 from tests.runtime.on_cpu import new_cache
 
 LIMITS = Limits(max_requests=4, max_request_tokens=64, max_batch_tokens=64, kv_tokens=4 * PAGE_TOKENS)
@@ -22,8 +22,8 @@ def scheduler(small_config):
 
 @pytest.fixture
 def sample(scheduler, tmp_path):
-    """Reads a metric of a rank with this scheduler."""
-    launch = read_unit_launch(write(tmp_path, sealed(UNIT)))
+    """Return a metric of a rank with this scheduler."""
+    launch = read_unit_launch(write(tmp_path, seal(UNIT)))
     metrics = RankMetrics(launch, rank=1)
     metrics.watch_requests(scheduler)
     labels = {"model_name": launch.model.name, "unit": launch.unit, "rank": "1"}
@@ -31,7 +31,7 @@ def sample(scheduler, tmp_path):
 
 
 def test_requests_pages_and_preemptions_are_shown(scheduler, sample):
-    """Two of three requests with two pages fit four pages; when both grow, the second leaves."""
+    """The metrics show running and waiting requests, pages in use and preemptions."""
     requests = [Request(str(n), [1] * (PAGE_TOKENS + 1), Sampling(99, 0.0, 1.0, 0, [])) for n in range(3)]
     for request in requests:
         scheduler.add(request)
@@ -50,7 +50,7 @@ def test_requests_pages_and_preemptions_are_shown(scheduler, sample):
 
 
 def test_what_is_left_to_compute_and_all_kv_are_shown(scheduler, sample):
-    """Two prompts have 65 tokens, 60 of the first are computed: 5 of it are left, and each attends to all before."""
+    """The metrics show the prompt tokens and attention pairs that are left, and all KV."""
     requests = [Request(str(n), [1] * (PAGE_TOKENS + 1), Sampling(99, 0.0, 1.0, 0, [])) for n in range(2)]
     for request in requests:
         scheduler.add(request)

@@ -1,4 +1,4 @@
-"""A rank whose step does not end, ends; one that turns, or has not begun, goes on."""
+"""A rank ends if its step does not end, and goes on if it turns or has not begun."""
 
 from runtime.worker.pulse import Pulse
 from runtime.worker.step_deadline import DEADLINE_S, LOOK_S, StepDeadline
@@ -6,8 +6,8 @@ from runtime.worker.step_deadline import DEADLINE_S, LOOK_S, StepDeadline
 LOOKS = int(DEADLINE_S / LOOK_S)
 
 
-class Watched:
-    """A loop under a deadline; `ended` counts how often it was ended."""
+class WatchedLoop:
+    """A loop under a deadline. `ended` counts how often it was ended."""
 
     def __init__(self):
         self.ended = 0
@@ -24,8 +24,8 @@ class Watched:
 
 
 def test_a_step_that_does_not_end_ends_the_rank():
-    """At the deadline, not before."""
-    watched = Watched()
+    """A step ends the rank at the deadline, not before."""
+    watched = WatchedLoop()
     watched.pulse.turn()
 
     assert watched.look(LOOKS) == 0
@@ -33,13 +33,13 @@ def test_a_step_that_does_not_end_ends_the_rank():
 
 
 def test_a_loop_that_turns_goes_on_for_ever():
-    """Each turn begins the time anew."""
-    watched = Watched()
+    """Each turn begins the deadline again."""
+    watched = WatchedLoop()
     for _ in range(5):
         watched.pulse.turn()
         assert watched.look(LOOKS) == 0
 
 
 def test_a_loop_that_has_not_begun_may_take_any_time():
-    """It loads weights."""
-    assert Watched().look(3 * LOOKS) == 0
+    """A loop that has not begun is not ended, because its rank loads weights."""
+    assert WatchedLoop().look(3 * LOOKS) == 0

@@ -1,4 +1,4 @@
-"""A rank's own part of its steps: without what it waits for its peers."""
+"""A rank reports its own part of its steps, without its waits for peers."""
 
 import random
 
@@ -11,7 +11,7 @@ from runtime.worker.step_times import StepTimes
 
 
 class Steps:
-    """Steps on a clock of the test's; `told` holds what was said of them."""
+    """Steps on the test's clock. `told` has the reported times."""
 
     def __init__(self):
         self.now, self.told = 0.0, []
@@ -29,7 +29,7 @@ class Steps:
 
 
 def test_what_is_told_is_without_waiting():
-    """The first step counts whole."""
+    """The reported time excludes waits, and the first step counts in full."""
     steps = Steps()
     steps.step(0.02, 0.5)
 
@@ -38,7 +38,7 @@ def test_what_is_told_is_without_waiting():
 
 
 def test_one_long_step_in_many_is_smoothed_and_slowness_that_stays_shows():
-    """However long the one was; the other within some tens of steps."""
+    """One long step hardly changes the reported time; lasting slowness shows within some tens of steps."""
     steps = Steps()
     for _ in range(50):
         steps.step(0.02, 0.0)
@@ -54,7 +54,7 @@ def test_one_long_step_in_many_is_smoothed_and_slowness_that_stays_shows():
 
 @pytest.mark.parametrize(("share", "stall_s"), [(0.02, 0.3), (0.05, 0.1), (0.1, 0.05)])
 def test_stalls_of_a_busy_machine_name_hardly_anybody(share, stall_s):
-    """Each rank's steps take 16 to 24 ms; in a few, another process has its core for a while."""
+    """Short stalls on a busy machine rarely make a rank count as slow."""
     ranks, draw, next_told, found = [Steps() for _ in range(4)], random.Random(0), 1.0, []
     for _ in range(3000):
         own_s = [draw.uniform(0.016, 0.024) + stall_s * draw.expovariate(1.0) * (draw.random() < share) for _ in ranks]
@@ -70,7 +70,7 @@ def test_stalls_of_a_busy_machine_name_hardly_anybody(share, stall_s):
 
 @pytest.mark.parametrize("step_s", [0.01, 0.05, 0.3, 1.0, 3.0])
 def test_a_rank_that_becomes_twice_as_slow_is_named_within_ten_seconds(step_s):
-    """However long the steps of its unit take, when each rank tells the gateway once a second."""
+    """A rank that becomes twice as slow is named within ten seconds, however long its steps take."""
     ranks = [Steps() for _ in range(4)]
     for _ in range(100):
         for rank in ranks:
@@ -88,7 +88,7 @@ def test_a_rank_that_becomes_twice_as_slow_is_named_within_ten_seconds(step_s):
 
 
 def test_an_idle_rank_says_nothing():
-    """Neither before its first step nor after what it told."""
+    """A rank reports no time before its first step, nor twice for one step."""
     steps = Steps()
     assert steps.tell() == []
     steps.step(0.02, 0.0)

@@ -1,4 +1,4 @@
-"""How a rank says that it loads."""
+"""A rank reports its progress while it loads."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from runtime.worker.worker import throttle_progress
 
 @given(st.integers(1, 50), st.integers(1, 300))
 def test_each_further_part_is_said_once(num_parts, total):
-    """Rising to 1, at most as often as there are parts, and never about what is not loaded."""
+    """Progress is reported at most once for each part, rises to 1, and never counts ahead."""
     said = []
     progress = throttle_progress(num_parts, said.append)
     for done in range(1, total + 1):

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.runtime.random_checkpoints import beside_a_tower
+from tests.runtime.random_checkpoints import nest_beside_tower
 from tests.stacks.deployments import CHECKPOINT
 from tests.stacks.local.test_another_map import texts
 from tests.stacks.local.test_mixed import MIXED
@@ -12,7 +12,7 @@ from tests.stacks.local.test_mixed import MIXED
 @pytest.mark.whole
 def test_a_text_model_beside_a_tower_says_what_it_says_alone(demo, tidemill, write_spec, tmp_path):
     """Its manifest covers the tower, which no rank reads."""
-    folder = beside_a_tower(CHECKPOINT, tmp_path / "nested")
+    folder = nest_beside_tower(CHECKPOINT, tmp_path / "nested")
     assert tidemill.run("checkpoint", "digest", str(folder)).returncode == 0
     path = write_spec(prefill=None, decode=None, mixed=MIXED)
     spec = yaml.safe_load(path.read_text())

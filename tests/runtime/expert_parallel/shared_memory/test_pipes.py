@@ -1,4 +1,4 @@
-"""Ranks of a node hear what the others say, when they said it, and that one is gone."""
+"""Ranks of a node hear each other's numbers and times through pipes, and notice when one is gone."""
 
 import gc
 import os
@@ -18,31 +18,31 @@ SIZE = 3
 
 @pytest.fixture
 def groups(free_port):
-    """The ranks of a unit, joined, in one process."""
+    """Return the joined ranks of a unit, in one process."""
     return joined_groups(SIZE, free_port())
 
 
 @pytest.fixture
 def pipes(groups):
-    """The pipes of each rank."""
-    return made(groups)
+    """Return each rank's pipes."""
+    return make_pipes(groups)
 
 
-def made(groups):
+def make_pipes(groups):
     """Return the pipes that each rank gets."""
     with ThreadPoolExecutor(SIZE) as ranks:
         return list(ranks.map(common_pipes, groups))
 
 
 def open_pipes():
-    """Ends of pipes that this process has; those of tests before are in the frames of the errors that they expected."""
+    """Return this process's open ends of pipes, without those that earlier tests' errors still hold."""
     gc.collect()
     links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     return sum("pipe:[" in link for link in links)
 
 
 def test_everybody_hears_what_the_others_say(pipes):
-    """The largest number but one's own and the last moment, one message from each after the other."""
+    """Each rank gets the largest number of the others and the latest time, message by message."""
     before = time.monotonic_ns()
     first = [each.signal(number) for each, number in zip(pipes, (4, -7, 9), strict=True)]
     second = [each.signal(number) for each, number in zip(pipes, (1, 2, 3), strict=True)]
@@ -53,7 +53,7 @@ def test_everybody_hears_what_the_others_say(pipes):
 
 
 def test_who_is_gone_is_lost_once_its_last_words_are_heard(pipes):
-    """By name, to who listens and to who speaks."""
+    """A rank that is gone is named to those that read and those that write, after its last message is read."""
     for each in pipes:
         each.signal(5)
     del pipes[1], each
@@ -66,7 +66,7 @@ def test_who_is_gone_is_lost_once_its_last_words_are_heard(pipes):
 
 
 def test_who_is_silent_for_too_long_is_lost(pipes):
-    """A rank that hangs is as lost as one that ended."""
+    """A rank that hangs is lost like one that has ended."""
     pipes[1].signal(5)
     with (
         patch("runtime.expert_parallel.shared_memory.pipes.STEP_TIMEOUT", timedelta(milliseconds=20)),
@@ -87,19 +87,19 @@ def test_who_is_silent_for_too_long_is_lost(pipes):
     ids=["no such process", "another file there"],
 )
 def test_who_cannot_have_them_says_so_to_all(groups, elsewhere):
-    """As with ranks in containers of their own: nobody has pipes then, and none stays open."""
+    """If one rank cannot have pipes, as in a container of its own, none has, and none stays open."""
     before = open_pipes()
     with elsewhere():
-        found = made(groups)
+        found = make_pipes(groups)
 
     assert found == [None] * SIZE
     assert open_pipes() == before
 
 
 def test_they_are_closed_with_their_owners(groups):
-    """Who loads one model after another keeps none of their descriptors."""
+    """Pipes are closed with the group that owns them."""
     before = open_pipes()
-    found = made(groups)
+    found = make_pipes(groups)
     assert open_pipes() == before + 2 * SIZE * (SIZE - 1)
     del found
 

@@ -1,4 +1,4 @@
-"""Where rows lie in common memory, an exchange is over when the last rank has written, whoever waits for it when."""
+"""An exchange through common memory ends when the last rank has written, in the counters and in the trace."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ WEIGHTS = torch.ones(1, TOP_K)
 
 @pytest.fixture
 def pair(free_port):
-    """Two ranks' dispatchers in one process, at the beginning of a step."""
+    """Return two ranks' dispatchers in one process, at the beginning of a step."""
     rows = PlainRows(torch.float32)
     dispatchers = [
         SharedDispatcher(AllToAllDispatcher(group, SLOTS_PER_RANK, rows, TORCH_OPS), ROW_BYTES, ROW_BYTES, TOP_K)
@@ -34,7 +34,7 @@ def pair(free_port):
 
 
 def test_an_exchange_lasts_until_the_last_rank_has_written(pair, tmp_path):
-    """In the counters and in the trace; for who writes last it takes no time."""
+    """An exchange lasts until the last rank has written, and takes no time for that rank."""
     said_ns = []
 
     def signal(pipes, number, real=Pipes.signal):
@@ -58,7 +58,7 @@ def test_an_exchange_lasts_until_the_last_rank_has_written(pair, tmp_path):
 
 
 def test_exchanges_are_waited_for_in_their_order(pair):
-    """Else a rank would take another exchange's end for this one's, and read what is not written yet."""
+    """Waiting for exchanges out of order fails, because a rank could read rows that are not written."""
     first, second = ([dispatcher.dispatch(X, SLOTS, WEIGHTS) for dispatcher in pair] for _ in range(2))
     first[0].wait()
 

@@ -1,4 +1,4 @@
-"""Ranks of a node write to and read from the same memory, and agree on not having it."""
+"""Ranks of a node share memory, or agree that they cannot."""
 
 import errno
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ NUM_BYTES = 3 * 4096 + 5
 
 @pytest.fixture
 def groups(free_port):
-    """The ranks of a unit, joined, in one process."""
+    """Return the joined ranks of a unit, in one process."""
     return joined_groups(SIZE, free_port())
 
 
@@ -28,7 +28,7 @@ def memories(groups, num_bytes=NUM_BYTES):
 
 
 def test_what_one_writes_the_others_read(groups):
-    """It is zero at first, as long as asked, and its bytes are the same ones for everybody."""
+    """The memory is zero, has the requested size, and shows every rank what another writes."""
     found = memories(groups)
     assert [memory.tolist() for memory in found] == [[0] * NUM_BYTES] * SIZE
 
@@ -39,7 +39,7 @@ def test_what_one_writes_the_others_read(groups):
 
 
 def test_two_are_two(groups):
-    """Who asks again gets other memory, and the first stays."""
+    """A second request gets other memory, and the first stays."""
     first, second = memories(groups), memories(groups, 10)
     first[0].fill_(1)
 
@@ -48,7 +48,7 @@ def test_two_are_two(groups):
 
 
 def test_one_rank_has_it_for_itself():
-    """A unit of one."""
+    """A unit of one rank gets memory too."""
     assert len(common_memory(SoloGroup(), 8)) == 8
 
 
@@ -66,7 +66,7 @@ def test_one_rank_has_it_for_itself():
     ids=["no file", "no file of this size", "no such process", "another unit's file there"],
 )
 def test_who_cannot_have_it_says_so_to_all(groups, elsewhere):
-    """As with ranks in containers of their own: nobody has memory then, and nobody another's file."""
+    """If one rank cannot have the memory, as in a container of its own, none has it."""
     before = files_in_memory()
     with elsewhere():
         found = memories(groups)
@@ -76,5 +76,5 @@ def test_who_cannot_have_it_says_so_to_all(groups, elsewhere):
 
 
 def files_in_memory():
-    """The names of those that this process has open."""
+    """Return the names of this process's open files in memory."""
     return {link.name for link in map(Path.resolve, Path("/proc/self/fd").iterdir()) if "memfd:tidemill" in link.name}

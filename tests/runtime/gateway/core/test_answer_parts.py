@@ -1,4 +1,4 @@
-"""An answer's text comes apart into thoughts, words and calls of tools, the same however it is cut into pieces."""
+"""An answer's text is split into thoughts, words and tool calls, in the same way however it arrives."""
 
 import itertools
 
@@ -44,7 +44,7 @@ ANSWERS = {
 
 
 def read(form, pieces):
-    """(thoughts, words, calls as (name, arguments)), and what each call's first piece was."""
+    """Return (thoughts, words, calls as (name, arguments)), and the first piece of each call."""
     reader, parts = AnswerReader(form), []
     for number, piece in enumerate(pieces):
         parts += reader.push(piece, is_last=number == len(pieces) - 1)
@@ -59,7 +59,7 @@ def read(form, pieces):
 
 @pytest.mark.parametrize(("form", "text", "expected"), ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_comes_apart(form, text, expected):
-    """Whole, and a character at a time."""
+    """An answer is split in the same way whole and character by character."""
     assert read(form, [text]) == expected
     assert read(form, list(text)) == expected
 
@@ -74,7 +74,7 @@ def test_cuts_do_not_matter(name, cuts):
 
 
 def test_words_do_not_wait_for_the_end():
-    """Only what may begin a mark is held back."""
+    """Only text that may begin a mark is held back."""
     reader = AnswerReader(AnswerForm("thinking", "plain"))
 
     assert reader.push("hm ") == [Thought("hm")]
@@ -92,5 +92,5 @@ def test_words_do_not_wait_for_the_end():
     ],
 )
 def test_the_template_opens_the_answer(prompt, opening):
-    """The last thing that it wrote says whether the model thinks."""
+    """The end of the prompt tells whether the model thinks first."""
     assert read_opening(prompt) == opening

@@ -1,4 +1,4 @@
-"""The gateway process from outside: the openai client in front, fake ranks behind. Real ranks are tested elsewhere."""
+"""The gateway process from outside: the openai client in front, fake ranks behind."""
 
 import asyncio
 import http.client
@@ -20,13 +20,13 @@ TOO_LONG = "context_length_exceeded"
 
 @pytest.fixture
 def ids(tokenizer):
-    """The ids of a text, without BOS."""
+    """Return a function that encodes text without BOS."""
     return lambda text: tokenizer.encoder.encode(text, add_special_tokens=False).ids
 
 
 @pytest.fixture
 def raw_stream(gateway):
-    """An open streaming completion, as (connection, response): to be left half-read."""
+    """Return a function that opens a streaming completion as (connection, response), to be left half-read."""
     connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=PATIENCE_S)
     body = {"model": MODEL, "prompt": "mill", "stream": True, "max_tokens": 9}
 
@@ -39,7 +39,7 @@ def raw_stream(gateway):
 
 
 def test_a_key_draws_alike_and_counts_once(client, gateway, pair, ids):
-    """The same call under its key reaches ranks with the same seed; the log counts its tokens the first time only."""
+    """The same call under its idempotency key has the same seed, and the log counts its tokens once."""
     pair.reply = [*ids("tide"), EOS_ID]
     call = {"model": MODEL, "prompt": "mill", "temperature": 1, "extra_headers": {"Idempotency-Key": "order-7"}}
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_a_key_draws_alike_and_counts_once(client, gateway, pair, ids):
 
 
 def test_a_refused_call_leaves_its_key_to_another(client, pair, ids):
-    """A schema that no answer can be held to, and more choices than there is room for: ranks never had these calls."""
+    """A call that no rank has had frees its idempotency key for another body."""
     pair.reply = [*ids("tide"), EOS_ID]
     call = {"model": MODEL, "prompt": "mill", "extra_headers": {"Idempotency-Key": "order-8"}}
     wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/nowhere"}}}
@@ -66,18 +66,18 @@ def test_a_refused_call_leaves_its_key_to_another(client, pair, ids):
     assert client.completions.create(**call).choices[0].text == "tide"
 
 
-def test_an_answer_goes_on_at_another_unit(raw_stream, gateway, join, pair, until, ids):
-    """Its decode rank is lost in the middle: the caller reads on, and the next unit gets the tokens so far."""
+def test_an_answer_goes_on_at_another_unit(raw_stream, gateway, join, pair, wait_until, ids):
+    """When the decode rank is lost, the next unit gets the tokens so far, and the stream goes on."""
     text = ids("the tide grinds")
     pair.prefill.on_prefill = None
     connection = raw_stream()
     first = pair.prefill.hear()
     pair.prefill.say(Token(first.request_id, 0, text[0], None))
     pair.decode.say(Token(first.request_id, 1, text[1], None))
-    until(lambda: gateway.metric("tidemill_num_requests_running") == 1, "the answer has begun")
+    wait_until(lambda: gateway.metric("tidemill_num_requests_running") == 1, "the answer has begun")
     other = join(phase="decode")
     other.say(State("ready"))
-    until(lambda: gateway.state_of(other.hello.unit) == ["ready"], "another decode unit is ready")
+    wait_until(lambda: gateway.rank_states(other.hello.unit) == ["ready"], "another decode unit is ready")
 
     pair.decode.leave()
     second = pair.prefill.hear()
@@ -96,13 +96,13 @@ def test_an_answer_goes_on_at_another_unit(raw_stream, gateway, join, pair, unti
 
 
 def test_the_served_model_is_listed(client):
-    """models.list and models.retrieve know the one model, slash in its name included."""
+    """models.list and models.retrieve return the one model, even with a slash in its name."""
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
 
 
 def test_a_completion_is_the_text_of_its_tokens(client, pair, ids):
-    """Prompt in, text out, eos neither shown nor forgotten in the count."""
+    """A completion is the text of its tokens. Eos is counted and not shown."""
     pair.reply = [*ids("grinds 日本語 👍"), EOS_ID]
 
     answer = client.completions.create(model=MODEL, prompt="the mill", max_tokens=50, temperature=0, seed=5)
@@ -122,7 +122,7 @@ def test_a_completion_is_the_text_of_its_tokens(client, pair, ids):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_counts_what_no_choice_computed(client, pair, ids, stream):
-    """One choice of the first prompt found 3 tokens and the other 5; one of the second prompt's found none."""
+    """Usage counts as cached what every choice of a prompt found."""
     pair.reply, pair.hits = [*ids("grinds"), EOS_ID], iter([3, 5, 4, 0])
     asked = {"model": MODEL, "prompt": ["the mill grinds", "with the tide"], "n": 2}
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
@@ -134,7 +134,7 @@ def test_usage_counts_what_no_choice_computed(client, pair, ids, stream):
 
 
 def test_a_rank_cannot_find_more_tokens_than_a_prompt_has(client, pair, ids):
-    """Else the usage would be less than nothing."""
+    """Cached tokens are at most the prompt's."""
     pair.reply, pair.hits = [*ids("grinds"), EOS_ID], iter([3])
     with pytest.raises(openai.InternalServerError, match="found 3 of 1 prompt tokens"):
         client.completions.create(model=MODEL, prompt=[5])
@@ -142,13 +142,13 @@ def test_a_rank_cannot_find_more_tokens_than_a_prompt_has(client, pair, ids):
 
 @pytest.mark.parametrize("salt", ["", "x" * 257, 7])
 def test_a_cache_salt_is_a_text(client, salt):
-    """As long as vLLM's advice needs several times over, and not empty."""
+    """A cache_salt is a bounded text that is not empty."""
     with pytest.raises(openai.BadRequestError, match="cache_salt"):
         client.completions.create(model=MODEL, prompt=[5], extra_body={"cache_salt": salt})
 
 
 def test_a_prefill_rank_is_told_all_it_needs(client, pair, ids):
-    """Prefill names the prompt, the sampling and where the decode rank takes KV."""
+    """Prefill has the prompt, the sampling, and the address where decode takes KV."""
     pair.reply = [EOS_ID]
     client.completions.create(model=MODEL, prompt="mill", max_tokens=7, temperature=0.5, top_p=0.9, seed=5)
 
@@ -162,7 +162,7 @@ def test_a_prefill_rank_is_told_all_it_needs(client, pair, ids):
 
 
 def test_both_ranks_get_one_ticket_of_each_request(client, pair):
-    """The decode rank is told what to expect, the prefill rank what to show; no two requests have the same."""
+    """Both ranks get the same ticket, and each request has another."""
     pair.reply = [EOS_ID]
     client.completions.create(model=MODEL, prompt=["mill", "mill"], max_tokens=7)
 
@@ -174,7 +174,7 @@ def test_both_ranks_get_one_ticket_of_each_request(client, pair):
 
 
 def test_a_finished_request_is_not_aborted(client, pair, ids):
-    """Ranks that are done hear nothing more."""
+    """Ranks hear nothing more of a finished request."""
     pair.reply = [*ids("tide"), EOS_ID]
     for _ in range(2):
         client.completions.create(model=MODEL, prompt="mill")
@@ -185,7 +185,7 @@ def test_a_finished_request_is_not_aborted(client, pair, ids):
 
 
 def test_a_chat_answers_as_the_assistant(client, pair, ids):
-    """The conversation goes through the checkpoint's template; length is said to be length."""
+    """A chat goes through the checkpoint's template, and an answer at its limit has finish_reason "length"."""
     pair.reply = ids("tide")
 
     answer = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "the mill"}])
@@ -197,7 +197,7 @@ def test_a_chat_answers_as_the_assistant(client, pair, ids):
 
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_a_stream_joins_to_the_text_and_ends_with_usage(client, pair, ids, is_chat):
-    """Streamed deltas are the text; with include_usage the last chunk has the usage and no choice."""
+    """Streamed deltas join to the text; with include_usage the last chunk has the usage and no choice."""
     pair.reply = [*ids("grinds 日本語 👍"), EOS_ID]
     options = {"model": MODEL, "max_tokens": 50, "stream": True, "stream_options": {"include_usage": True}}
     if is_chat:
@@ -219,7 +219,7 @@ def test_a_stream_joins_to_the_text_and_ends_with_usage(client, pair, ids, is_ch
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_completion_tells_logprobs_in_columns(client, pair, tokenizer, stream):
-    """Tokens, their logprobs, the likeliest in their places with the token itself, and where each begins."""
+    """A completion's logprobs are columns: tokens, logprobs, the likeliest tokens and offsets."""
     pair.reply = [*(tokenizer.token_bytes.index(letter) for letter in (b"a", b"\xc3", b"\xa9")), EOS_ID]
 
     answer = client.completions.create(model=MODEL, prompt="mill", logprobs=1, stream=stream)
@@ -233,7 +233,7 @@ def test_a_completion_tells_logprobs_in_columns(client, pair, tokenizer, stream)
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_tells_logprobs_in_rows(client, pair, ids, stream):
-    """An object for each token, with its bytes and the likeliest in its place; their bytes are the text."""
+    """A chat's logprobs are an object for each token, with its bytes and the likeliest tokens."""
     pair.reply = [*ids("grinds 日本語"), EOS_ID]
     wish = {"messages": [{"role": "user", "content": "mill"}], "logprobs": True, "top_logprobs": 2}
 
@@ -250,14 +250,14 @@ def test_a_chat_tells_logprobs_in_rows(client, pair, ids, stream):
 
 
 def test_an_answer_has_no_logprobs_unless_asked(client, pair, ids):
-    """The key is there, as OpenAI has it, and empty."""
+    """Without a wish for logprobs the key is null."""
     pair.reply = [*ids("tide"), EOS_ID]
 
     assert client.completions.create(model=MODEL, prompt="mill").choices[0].logprobs is None
 
 
 def test_the_first_chunk_comes_before_the_last_token(client, pair, ids):
-    """The decode rank keeps its last token until the client has seen the first chunk."""
+    """The client gets the first chunk before the last token is drawn."""
     pair.reply = [*ids("the tide"), EOS_ID]
     pair.last_may_come.clear()
 
@@ -270,7 +270,7 @@ def test_the_first_chunk_comes_before_the_last_token(client, pair, ids):
 
 
 def test_decode_tokens_that_overtake_the_first_wait_for_it(client, pair, tokenizer):
-    """Two connections promise no order; the text has it all the same."""
+    """Tokens of decode that overtake the first token wait for it."""
     first, second = (tokenizer.token_bytes.index(letter) for letter in (b"a", b"b"))
 
     async def answer_out_of_order(prompt):
@@ -285,7 +285,7 @@ def test_decode_tokens_that_overtake_the_first_wait_for_it(client, pair, tokeniz
 
 
 def test_several_prompts_give_several_choices(client, pair, ids):
-    """Two prompts at once: two requests to the ranks, two choices in their order, one usage."""
+    """Two prompts in one call give two requests, two choices in order, and one usage."""
     pair.reply = [*ids("tide"), EOS_ID]
 
     answer = client.completions.create(model=MODEL, prompt=["mill", "the mill"])
@@ -310,7 +310,7 @@ def test_a_stop_string_ends_the_answer_and_the_work(client, pair, ids):
 
 
 def test_a_stop_string_ends_its_own_prompt_only(client, pair, ids):
-    """The one of two prompts that met the stop string is aborted while the other still runs."""
+    """A stop string ends the answer to its own prompt, and the other prompt runs on."""
     pair.prefill.on_prefill = None
 
     with ThreadPoolExecutor() as pool:
@@ -324,24 +324,24 @@ def test_a_stop_string_ends_its_own_prompt_only(client, pair, ids):
     assert choices == [("", "stop"), ("y", "length")]
 
 
-def test_a_client_that_leaves_its_stream_aborts_it_at_both_ranks(raw_stream, pair, until, gateway):
-    """The prompt is computed and nobody reads: both ranks are told, and the gauges go back."""
+def test_a_client_that_leaves_its_stream_aborts_it_at_both_ranks(raw_stream, pair, wait_until, gateway):
+    """A client that leaves its stream aborts it at both ranks, and the gauges go back."""
     connection = raw_stream()
     prefill = pair.prefill.hear()
     pair.prefill.say(Token(prefill.request_id, 0, 40, None))
     connection.getresponse().read(10)
-    until(lambda: gateway.metric("tidemill_num_requests_running") == 1, "the request runs")
+    wait_until(lambda: gateway.metric("tidemill_num_requests_running") == 1, "the request runs")
 
     connection.close()
 
     assert pair.decode.hear() == Abort(prefill.request_id)
     assert pair.prefill.hear() == Abort(prefill.request_id)
-    until(lambda: gateway.metric("tidemill_num_requests_running") == 0, "the request is forgotten")
+    wait_until(lambda: gateway.metric("tidemill_num_requests_running") == 0, "the request is forgotten")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_before_the_first_token_aborts_its_request(gateway, pair, stream):
-    """A waiting request is aborted as a running one is."""
+    """A client that leaves before the first token aborts its request too."""
     connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"], timeout=PATIENCE_S)
     connection.request("POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": "mill", "stream": stream}))
     prefill = pair.prefill.hear()
@@ -353,14 +353,14 @@ def test_a_client_that_leaves_before_the_first_token_aborts_its_request(gateway,
 
 
 def test_a_token_that_nobody_waits_for_is_answered_with_abort(pair):
-    """An Abort may come before the handover that it is about; the next token repeats it."""
+    """A token that nobody waits for is answered with another Abort."""
     pair.decode.say(Token("long-forgotten", 0, 40, None))
 
     assert pair.decode.hear() == Abort("long-forgotten")
 
 
 def test_a_rank_lost_before_the_first_token_is_a_503(client, pair):
-    """The caller gets a status and Retry-After, and the other rank an Abort."""
+    """A rank lost before the first token gives a 503 with Retry-After, and the other rank hears Abort."""
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(client.completions.create, model=MODEL, prompt="mill")
         prefill = pair.prefill.hear()
@@ -376,7 +376,7 @@ def test_a_rank_lost_before_the_first_token_is_a_503(client, pair):
 
 
 def test_a_rank_lost_in_a_stream_ends_it_with_an_error_event(client, pair, ids):
-    """What was streamed stands, then comes an error that the client raises."""
+    """A rank lost in a stream ends it with an error event after the text so far."""
     pair.reply = [*ids("the tide"), EOS_ID]
     pair.last_may_come.clear()
 
@@ -390,25 +390,25 @@ def test_a_rank_lost_in_a_stream_ends_it_with_an_error_event(client, pair, ids):
 
 
 def test_a_request_that_a_rank_gives_up_is_a_503_with_its_reason(client, pair):
-    """Failed is told to the caller, with both ranks' names."""
+    """A request that a rank fails gives a 503 with the reason and both ranks' names."""
 
     async def refuse(prompt):
         pair.prefill.say(Failed(prompt.request_id, "the decode rank has no room"))
 
     pair.prefill.on_prefill = refuse
 
-    both = f"({name_of(pair.prefill)}, which hands over to {name_of(pair.decode)})"
+    both = f"({rank_name(pair.prefill)}, which hands over to {rank_name(pair.decode)})"
     with pytest.raises(openai.InternalServerError, match=re.escape(f"the decode rank has no room {both}")):
         client.completions.create(model=MODEL, prompt="mill")
 
 
-def name_of(rank):
-    """The rank as messages name it."""
+def rank_name(rank):
+    """Return the rank's name in messages."""
     return f"rank {rank.hello.rank} of unit {rank.hello.unit}"
 
 
 def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
-    """What came first is kept; the next call is told to come again, is counted, and reaches no rank."""
+    """A call beyond the ranks' and the queue's room is a 429, is counted, and reaches no rank."""
     answer_all, pair.prefill.on_prefill = pair.prefill.on_prefill, None
     most, before = MAX_REQUESTS + MAX_QUEUED_REQUESTS, gateway.metric("tidemill_num_requests_rejected_total")
     with ThreadPoolExecutor() as pool:
@@ -432,7 +432,7 @@ def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
 
 
 def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client):
-    """Nobody can answer yet: the caller is told when to ask again."""
+    """Without a ready pair a call gets a 503 with Retry-After."""
     with pytest.raises(openai.InternalServerError) as error:
         client.completions.create(model=MODEL, prompt="mill")
 
@@ -441,7 +441,7 @@ def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client):
 
 
 def test_who_is_refused_anyway_is_not_read(client, gateway, pair):
-    """There is no room: that is said before the body's meaning is looked at, which may take the tokenizer long."""
+    """When there is no room, a call is refused before its prompt is encoded."""
     pair.prefill.on_prefill = None
     most = MAX_REQUESTS + MAX_QUEUED_REQUESTS
     with ThreadPoolExecutor() as pool:
@@ -493,7 +493,7 @@ def test_more_choices_than_there_can_be_are_not_made(gateway, pair):
     ],
 )
 def test_every_error_has_openais_shape(gateway, method, path, body, status, code):
-    """Whatever is wrong, the body is {"error": {"message", "type", "param", "code"}}."""
+    """Every error is {"error": {"message", "type", "param", "code"}}."""
     answered, text = gateway.call(method, path, body)
 
     error = json.loads(text)["error"]
@@ -503,7 +503,7 @@ def test_every_error_has_openais_shape(gateway, method, path, body, status, code
 
 
 def test_an_unknown_path_is_answered_with_those_that_there_are(gateway):
-    """A client of another API, such as one that reranks, reads what it can call."""
+    """An unknown path is a 404 that lists the known ones."""
     _, text = gateway.call("POST", "/v1/rerank", "{}")
     message = json.loads(text)["error"]["message"]
 
@@ -514,7 +514,7 @@ def test_an_unknown_path_is_answered_with_those_that_there_are(gateway):
 
 
 def test_metrics_count_what_was_answered(gateway, client, pair, ids):
-    """Token counters grow by what the usage says, the histograms by one request."""
+    """The counters grow by the usage's tokens, and the histograms by one request."""
     names = ("prompt_tokens_total", "generation_tokens_total", "e2e_request_latency_seconds_count")
     names += ("time_to_first_token_seconds_count", "inter_token_latency_seconds_count")
     pair.reply = [*ids("the tide"), EOS_ID]
@@ -526,11 +526,11 @@ def test_metrics_count_what_was_answered(gateway, client, pair, ids):
     assert gateway.metric("tidemill_num_requests_waiting") == 0
 
 
-def test_the_metrics_port_tells_what_each_phase_has_to_do(gateway, pair, until):
-    """Within a second or so: a ready unit of each phase, and no request."""
+def test_the_metrics_port_tells_what_each_phase_has_to_do(gateway, pair, wait_until):
+    """The metrics port shows each phase's ready units and requests within about a second."""
 
     def loads():
         page = gateway.get("/metrics", port="metrics")[1].splitlines()
         return [line.rsplit(" ", 1)[1] for line in page if line.startswith(("tidemill_phase_r", "tidemill_phase_k"))]
 
-    until(lambda: loads() == ["1.0", "1.0", "0.0", "0.0", "0.0", "0.0"], "both units are counted")
+    wait_until(lambda: loads() == ["1.0", "1.0", "0.0", "0.0", "0.0", "0.0"], "both units are counted")

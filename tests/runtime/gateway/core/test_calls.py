@@ -1,4 +1,4 @@
-"""Bodies become requests within the limits; everything else is refused by name."""
+"""A body becomes requests within the limits, or is refused by the field's name."""
 
 import json
 
@@ -30,7 +30,7 @@ def chat(model, /, **wishes):
 
 
 def test_defaults_are_openais(model):
-    """A completion without wishes: temperature 1, top_p 1, 16 tokens, eos as stop, no stream."""
+    """A completion's defaults are temperature 1, top_p 1, 16 tokens, eos as stop, and no stream."""
     call = completion(model)
 
     (request,) = call.requests
@@ -47,14 +47,14 @@ def test_a_chat_may_use_all_that_is_left(model):
 
 
 def test_a_completion_without_room_for_its_default_gets_the_room(model):
-    """16 tokens is what an unsaid max_tokens means at most."""
+    """The default of 16 tokens shrinks to the room that is left."""
     (request,) = completion(model, prompt=[5] * 60).requests
 
     assert request.sampling.max_tokens == 4
 
 
 def test_null_means_absent(model):
-    """Clients that send every parameter as null get the defaults."""
+    """A parameter that is null has its default."""
     nulls = dict.fromkeys(("max_tokens", "temperature", "stop", "n", "logprobs", "stream", "tools", "seed"))
 
     assert completion(model, **nulls).requests[0].sampling.max_tokens == 16
@@ -88,7 +88,7 @@ NEUTRAL = {
 
 @pytest.mark.parametrize("ask", [completion, chat])
 def test_what_asks_for_nothing_is_accepted(model, ask):
-    """The values that clients send by habit change neither prompt nor sampling."""
+    """Values that change neither prompt nor sampling are accepted."""
     wishes = {name: value for name, value in NEUTRAL.items() if ask is completion or name != "best_of"}
 
     (request,) = ask(model, seed=1, **wishes).requests
@@ -116,12 +116,12 @@ CLIENTS_SAY = [
 
 @pytest.mark.parametrize("wishes", CLIENTS_SAY, ids=lambda wishes: next(iter(wishes)))
 def test_what_reaches_no_token_is_accepted(model, wishes):
-    """What Open WebUI, CodeCompanion, LangChain, Cline, the SDKs, llama.cpp's page and Codex send beside a chat."""
+    """Parameters that clients send and that affect no token are accepted."""
     assert chat(model, seed=1, **wishes).requests == chat(model, seed=1).requests
 
 
 def test_a_nucleus_of_nothing_is_the_likeliest_token(model):
-    """`top_p: 0` is greedy, for ranks divide by no temperature then."""
+    """`top_p: 0` is greedy."""
     sampling = completion(model, top_p=0, temperature=0.7).requests[0].sampling
 
     assert (sampling.temperature, sampling.top_p) == (0, 1)
@@ -129,7 +129,7 @@ def test_a_nucleus_of_nothing_is_the_likeliest_token(model):
 
 
 def test_an_answer_can_be_sent_back_as_it_came(model):
-    """The SDK's next turn repeats our message with all its keys, nulls and thoughts included."""
+    """An answer's message can be sent back with all its keys, nulls and thoughts."""
     said = {"role": "assistant", "content": "tide", "refusal": None, "annotations": [], "audio": None}
     said |= {"function_call": None, "tool_calls": [], "reasoning_content": "hm", "reasoning": "hm", "parsed": None}
     turns = [{"role": "user", "content": "mill"}, said, {"role": "user", "content": "more"}]
@@ -139,7 +139,7 @@ def test_an_answer_can_be_sent_back_as_it_came(model):
 
 
 def test_an_empty_answer_and_a_developer_have_older_names(model):
-    """`content: null` of an assistant is no text; a developer's message is the system's."""
+    """An assistant's `content: null` is an empty text, and a developer's message is the system's."""
     said = [{"role": "developer", "content": "be brief"}, {"role": "assistant", "content": None}]
     older = [{"role": "system", "content": "be brief"}, {"role": "assistant", "content": ""}]
 
@@ -147,7 +147,7 @@ def test_an_empty_answer_and_a_developer_have_older_names(model):
 
 
 def test_a_prefix_is_where_the_answer_goes_on(model, tokenizer):
-    """The last message's text stands after the template's opening, and is not closed."""
+    """A prefix follows the template's opening of the answer and is not closed."""
     begun = chat(
         model, messages=[{"role": "user", "content": "mill"}, {"role": "assistant", "content": "tide", "prefix": True}]
     )
@@ -156,7 +156,7 @@ def test_a_prefix_is_where_the_answer_goes_on(model, tokenizer):
 
 
 def test_several_choices_share_a_prompt_and_not_a_seed(model):
-    """`n` choices of each prompt, in the prompts' order; the prompt counts once in the usage."""
+    """`n` choices of a prompt have different seeds, and the prompt counts once in the usage."""
     call = completion(model, prompt=[[5, 6], [7]], n=2, seed=2**63 - 1)
 
     assert [request.prompt_ids for request in call.requests] == [[5, 6], [5, 6], [7], [7]]
@@ -165,7 +165,7 @@ def test_several_choices_share_a_prompt_and_not_a_seed(model):
 
 
 def test_what_ends_an_answer_can_be_chosen(model):
-    """eos unless it is ignored, more ids beside it, and a least length; biases by token id."""
+    """A body may ignore eos, add stop ids, set a least length and bias token ids."""
     sampling = (
         completion(model, ignore_eos=True, stop_token_ids=[9], min_tokens=3, logit_bias={"5": -100})
         .requests[0]
@@ -177,7 +177,7 @@ def test_what_ends_an_answer_can_be_chosen(model):
 
 
 def test_json_is_asked_for_by_schema(model):
-    """An object, or what a schema allows."""
+    """JSON may be any object, or one that a schema allows."""
     formats = [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}}}]
 
     asked = [chat(model, response_format=form).requests[0].sampling.json_schema for form in formats]
@@ -186,7 +186,7 @@ def test_json_is_asked_for_by_schema(model):
 
 
 def test_a_schema_is_one_text_for_all_choices(model):
-    """One that is too large is refused before there are choices: 128 of them took half a gigabyte."""
+    """All choices share one schema text, and a schema that is too large is refused before choices are made."""
 
     def asked(schema):
         return chat(model, n=3, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
@@ -198,7 +198,7 @@ def test_a_schema_is_one_text_for_all_choices(model):
 
 
 def test_seeds_differ_unless_said(model):
-    """An absent seed is drawn for each request, a given one is kept."""
+    """A seed that is absent is drawn for each request, and one that is given is kept."""
     assert completion(model).requests[0].sampling.seed != completion(model).requests[0].sampling.seed
     assert completion(model, seed=-3).requests[0].sampling.seed == -3
 
@@ -208,7 +208,7 @@ def test_seeds_differ_unless_said(model):
     [("mill", 1), (["mill", "tide"], 2), ([5, 6, 7], 1), ([[5, 6], [7]], 2)],
 )
 def test_a_prompt_has_four_forms(model, prompt, num_requests):
-    """A text, texts, token ids, lists of token ids: one request for each prompt."""
+    """A prompt is a text, texts, token ids or lists of token ids; each prompt is one request."""
     assert len(completion(model, prompt=prompt).requests) == num_requests
 
 
@@ -216,19 +216,19 @@ def test_a_prompt_has_four_forms(model, prompt, num_requests):
     ("prompt", "num_choices"), [("mill", 2), ([5, 6, 7], 2), (["mill", "tide"], 4), ([[1]] * 5_000, 10_000)]
 )
 def test_choices_are_counted_before_they_are_made(model, prompt, num_choices):
-    """Whoever has no room for so many needs no memory for them."""
+    """Choices beyond the room are refused before memory is taken for them."""
     body = {"model": "tiny", "prompt": prompt, "n": 2}
 
     assert read_completion(json.dumps(body).encode(), model).num_choices == num_choices
 
 
 def test_token_ids_are_taken_as_they_are(model):
-    """Ids are the caller's business: no BOS is added."""
+    """Token ids get no BOS."""
     assert completion(model, prompt=[5, 6]).requests[0].prompt_ids == [5, 6]
 
 
 def test_text_parts_are_joined(model):
-    """A message's content may be a list of text parts."""
+    """Text parts of a message's content are joined."""
     parts = [{"type": "text", "text": "mi"}, {"type": "text", "text": "ll"}]
 
     in_parts = chat(model, messages=[{"role": "user", "content": parts}])
@@ -237,14 +237,14 @@ def test_text_parts_are_joined(model):
 
 @pytest.mark.parametrize(("asked", "kept"), [(None, 0), (0, 0), (-1, 0), (1, 1), (50, 50)])
 def test_top_k_has_two_words_for_all_tokens(model, asked, kept):
-    """0 and -1, as in vLLM; left out it means the same."""
+    """A top_k of 0 or -1 keeps all tokens, as does none."""
     assert completion(model, top_k=asked).requests[0].sampling.top_k == kept
 
 
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
 @pytest.mark.parametrize(("asked", "sent"), [(None, 0.0), (0, 0.0), (-2, -2.0), (0.5, 0.5), (2, 2.0)])
 def test_penalties_reach_the_ranks(model, name, asked, sent):
-    """Each by itself, whole numbers too."""
+    """Each penalty reaches the ranks, whole numbers too."""
     sampling = completion(model, **{name: asked}).requests[0].sampling
 
     assert getattr(sampling, name) == sent
@@ -252,7 +252,7 @@ def test_penalties_reach_the_ranks(model, name, asked, sent):
 
 
 def test_a_repetition_penalty_reaches_the_ranks(model):
-    """1 is none, and what is meant where nothing is said."""
+    """A repetition penalty reaches the ranks, and its default is 1."""
     asked = [completion(model, repetition_penalty=value).requests[0].sampling for value in (None, 1, 1.25)]
 
     assert [sampling.repetition_penalty for sampling in asked] == [1, 1, 1.25]
@@ -262,7 +262,7 @@ def test_a_repetition_penalty_reaches_the_ranks(model):
     ("wishes", "sent"), [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0)], ids=str
 )
 def test_a_chat_asks_for_logprobs_in_two_words(model, wishes, sent):
-    """Whether at all, and how many of the likeliest tokens; a completion has one word, whose 0 asks for its own."""
+    """A chat asks by `logprobs` and `top_logprobs`, a completion by `logprobs` alone."""
     assert chat(model, **wishes).requests[0].sampling.num_logprobs == sent
     assert chat(model, logprobs=True, top_logprobs=3).requests[0].sampling.num_logprobs == 3
     assert [completion(model, logprobs=n).requests[0].sampling.num_logprobs for n in (None, 0, 20)] == [None, 0, 20]
@@ -270,7 +270,7 @@ def test_a_chat_asks_for_logprobs_in_two_words(model, wishes, sent):
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_chat_knows_both_names_of_max_tokens(model, name):
-    """The newer name means the same."""
+    """max_completion_tokens means max_tokens."""
     assert chat(model, **{name: 3}).requests[0].sampling.max_tokens == 3
 
 
@@ -316,7 +316,7 @@ def test_a_chat_knows_both_names_of_max_tokens(model, name):
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(model, wishes, param):
-    """Nothing is ignored in silence: each is a 400 whose param and message name the parameter."""
+    """A parameter that cannot be obeyed is a 400 that names it."""
     with pytest.raises(ApiError) as error:
         completion(model, **wishes)
 
@@ -360,7 +360,7 @@ def test_what_cannot_be_done_is_refused_by_name(model, wishes, param):
     ],
 )
 def test_a_chat_refuses_what_its_template_cannot_say(model, wishes, complaint):
-    """Other roles, other content and the template's own objections are 400s."""
+    """Unknown roles and contents, and the template's own objections, are 400s."""
     with pytest.raises(ApiError, match=complaint) as error:
         chat(model, **wishes)
 
@@ -380,7 +380,7 @@ def test_a_chat_refuses_what_its_template_cannot_say(model, wishes, complaint):
     ids=lambda wishes: next(iter(wishes))[:9],
 )
 def test_a_refusal_is_short_whatever_was_written(model, wishes):
-    """Numbers of thousands of digits, which Python does not even print, and texts of a megabyte."""
+    """A refusal is short, even for numbers of thousands of digits and texts of a megabyte."""
     with pytest.raises(ApiError) as error:
         completion(model, **wishes)
 
@@ -388,7 +388,7 @@ def test_a_refusal_is_short_whatever_was_written(model, wishes):
 
 
 def test_arguments_too_deep_are_refused(write_checkpoint, tmp_path):
-    """Brackets in a call's arguments are a mistake of the caller's, for the parser or for the template."""
+    """A call's arguments that are nested too deeply are a 400."""
     said = TOOL_TEMPLATE + "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
     model = ServedModel("tiny", 64, load_tokenizer(write_checkpoint(tmp_path, chat_template=said)))
     for depth in (800, MAX_CONTAINERS - 100):
@@ -400,7 +400,7 @@ def test_arguments_too_deep_are_refused(write_checkpoint, tmp_path):
 
 
 def test_a_tool_may_have_no_parameters(write_checkpoint, tmp_path):
-    """Left out, they are an empty list of parameters, as in OpenAI's API, for templates that always say them."""
+    """A tool without parameters has an empty object of them."""
     said = TOOL_TEMPLATE.replace("tools | tojson", "tools[0].function.parameters | tojson")
     model = ServedModel("tiny", 640, load_tokenizer(write_checkpoint(tmp_path, chat_template=said)))
     prompts = [
@@ -412,7 +412,7 @@ def test_a_tool_may_have_no_parameters(write_checkpoint, tmp_path):
 
 
 def test_too_long_a_request_is_refused_with_the_numbers(model):
-    """The message has the limit, the prompt and the wish."""
+    """A request that is too long is refused with the limit, the prompt's tokens and the wish."""
     with pytest.raises(ApiError) as error:
         completion(model, prompt=[5] * 60, max_tokens=10)
 
@@ -430,7 +430,7 @@ def test_too_long_a_request_is_refused_with_the_numbers(model):
     ],
 )
 def test_a_text_far_too_long_is_not_encoded(model, monkeypatch, ask):
-    """Its beginning tells. One that is long in characters only is encoded as a whole, and refused by its tokens."""
+    """A text that is far too long is refused by its beginning. One that may fit is encoded in full."""
     encoded, encode = [], Tokenizer.encode_whole
     monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: encoded.append(len(text)) or encode(self, text))
 
@@ -442,7 +442,7 @@ def test_a_text_far_too_long_is_not_encoded(model, monkeypatch, ask):
 
 
 def test_more_messages_than_tokens_are_not_put_into_words(model):
-    """Each of them, empty or not, has a mark at least. 200,000 kept the template busy for seconds."""
+    """More messages than tokens allowed are refused before the template runs."""
     with pytest.raises(ApiError, match="65 messages have more") as error:
         chat(model, messages=[{"role": "user", "content": ""}] * 65)
 
@@ -450,14 +450,14 @@ def test_more_messages_than_tokens_are_not_put_into_words(model):
 
 
 def test_a_long_text_of_few_tokens_is_taken(model, monkeypatch):
-    """Only tokens count in the end."""
+    """A long text of few tokens is accepted."""
     monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: [5] * 9)
 
     assert len(completion(model, prompt="m" * 5000).requests[0].prompt_ids) == 10
 
 
 def test_a_prompt_that_fills_the_limit_leaves_no_room_to_answer(model):
-    """Even a default of one token is too much then."""
+    """A prompt that fills the limit is refused, because no token is left for the answer."""
     with pytest.raises(ApiError, match="65 were asked for"):
         completion(model, prompt=[5] * 64)
 
@@ -471,7 +471,7 @@ def test_a_prompt_that_fills_the_limit_leaves_no_room_to_answer(model):
     ],
 )
 def test_a_body_of_too_many_parts_is_refused_unread(model, wishes):
-    """Reading 8 MB of empty lists takes the interpreter half a second, in which no stream gets a token."""
+    """A body of too many parts is refused before it is decoded, which would block all streams."""
     raw = json.dumps({"model": "tiny"} | wishes).encode()
     with pytest.raises(ApiError, match="the body may have 1,048,576 values, 131,072 of them lists or objects") as error:
         read_completion(raw[:-1], model)  # it is not even JSON
@@ -480,7 +480,7 @@ def test_a_body_of_too_many_parts_is_refused_unread(model, wishes):
 
 
 def test_a_prompt_may_be_as_long_as_any_model_reads(tokenizer):
-    """A million ids are no question of parts."""
+    """A million token ids are not too many parts."""
     model = ServedModel("tiny", MAX_VALUES, tokenizer)
 
     assert completion(model, prompt=[5] * (MAX_VALUES - 20)).num_prompt_tokens == MAX_VALUES - 20

@@ -1,4 +1,4 @@
-"""A checkpoint's template says a conversation with tools and thoughts, or the gateway refuses them by name."""
+"""A checkpoint's template renders a conversation with tools and thoughts, or the gateway refuses it by name."""
 
 import json
 import re
@@ -30,15 +30,15 @@ CONVERSATION = [
 ]
 
 
-def prompt_of(folder, messages, tools=(), source=TEMPLATE, **options):
+def render_prompt(folder, messages, tools=(), source=TEMPLATE, **options):
     template = load_chat_template(folder, source, {"bos_token": "<s>", "eos_token": "</s>"})
     said = msgspec.convert(messages, list[Message]), messages, msgspec.convert(tools, list[Tool]), tools
     return render_chat_prompt(Conversation(*said), options, template)
 
 
 def test_tools_and_their_answers_are_said_by_the_template(tmp_path):
-    """Tools as they were sent, keys in their order and nothing escaped; calls with their arguments as text."""
-    prompt = prompt_of(tmp_path, CONVERSATION, TOOLS)
+    """The template gets tools as they were sent, and calls with their arguments as text."""
+    prompt = render_prompt(tmp_path, CONVERSATION, TOOLS)
 
     assert prompt.text == (
         '{"type": "function", "function": {"name": "grind", "parameters": {"b": "<é>", "a": null}}};user:mill;'
@@ -49,8 +49,8 @@ def test_tools_and_their_answers_are_said_by_the_template(tmp_path):
 
 @pytest.mark.parametrize("thinking", [True, False])
 def test_a_caller_chooses_whether_the_model_thinks(tmp_path, thinking):
-    """The template's own variable says so, and the answer is read accordingly."""
-    prompt = prompt_of(tmp_path, CONVERSATION[:1], thinking=thinking)
+    """The template's own variable switches thinking, and the answer is split accordingly."""
+    prompt = render_prompt(tmp_path, CONVERSATION[:1], thinking=thinking)
 
     assert prompt.answer == AnswerForm("thinking" if thinking else "content", None)
 
@@ -64,9 +64,9 @@ def test_a_caller_chooses_whether_the_model_thinks(tmp_path, thinking):
     ],
 )
 def test_a_prefix_may_begin_with_thoughts(tmp_path, said, begun, opening):
-    """Words end the thoughts before them."""
+    """A prefix may begin with thoughts, which its words end."""
     messages = [*CONVERSATION[:1], {"role": "assistant", "prefix": True} | said]
-    prompt = prompt_of(tmp_path, messages, thinking=True)
+    prompt = render_prompt(tmp_path, messages, thinking=True)
 
     assert prompt.text == "user:mill;" + begun
     assert prompt.answer.opening == opening
@@ -84,31 +84,33 @@ def test_a_prefix_may_begin_with_thoughts(tmp_path, said, begun, opening):
     ],
 )
 def test_what_the_template_cannot_say_is_refused(tmp_path, messages, tools, source, complaint):
-    """Also where the template itself fails: it is a 400, and no failure of ours."""
+    """A conversation on which the template fails is a 400."""
     with pytest.raises(ApiError, match=complaint) as error:
-        prompt_of(tmp_path, messages, tools, source)
+        render_prompt(tmp_path, messages, tools, source)
 
     assert error.value.status == 400
 
 
 def test_a_template_may_want_arguments_as_an_object(tmp_path):
-    """Where it writes the JSON itself, the text is read first; text that is no JSON is the caller's mistake."""
+    """A template that writes JSON itself gets arguments as an object; text that is no JSON is a 400."""
     source = "{% for call in messages[1].tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}'tool'"
     broken = [{"id": "c1", "function": {"name": "grind", "arguments": "{"}}]
 
-    assert prompt_of(tmp_path, CONVERSATION, source=source).text == "{\"kg\": 3}'tool'"
+    assert render_prompt(tmp_path, CONVERSATION, source=source).text == "{\"kg\": 3}'tool'"
     with pytest.raises(ApiError, match="arguments of grind are not JSON"):
-        prompt_of(tmp_path, [CONVERSATION[0], CONVERSATION[1] | {"tool_calls": broken}, CONVERSATION[2]], source=source)
+        render_prompt(
+            tmp_path, [CONVERSATION[0], CONVERSATION[1] | {"tool_calls": broken}, CONVERSATION[2]], source=source
+        )
 
 
 def test_a_template_may_be_a_file_or_one_of_several(tmp_path):
-    """`tool_use` is for conversations with tools; a file of its own wins over tokenizer_config.json."""
+    """`tool_use` is for conversations with tools, and a template file overrides tokenizer_config.json."""
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": TEMPLATE}]
 
-    assert prompt_of(tmp_path, CONVERSATION[:1], source=named).text == "plain"
-    assert prompt_of(tmp_path, CONVERSATION[:1], TOOLS, named).text.endswith("user:mill;</think>")
+    assert render_prompt(tmp_path, CONVERSATION[:1], source=named).text == "plain"
+    assert render_prompt(tmp_path, CONVERSATION[:1], TOOLS, named).text.endswith("user:mill;</think>")
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }} from a file")
-    assert prompt_of(tmp_path, CONVERSATION[:1], source=named).text == "<s> from a file"
+    assert render_prompt(tmp_path, CONVERSATION[:1], source=named).text == "<s> from a file"
 
 
 @pytest.mark.parametrize(
@@ -123,17 +125,17 @@ def test_a_template_may_be_a_file_or_one_of_several(tmp_path):
     ],
 )
 def test_a_broken_template_is_one_sentence(source, tmp_path):
-    """Brackets without end are Python's own recursion, and nested loops Python's own syntax errors."""
+    """A broken template is one sentence, also one that breaks Python's own parser."""
     (tmp_path / "chat_template.jinja").write_text(source)
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja is broken"):
-        prompt_of(tmp_path, CONVERSATION[:1])
+        render_prompt(tmp_path, CONVERSATION[:1])
 
 
 @pytest.mark.parametrize("power", ["10 ** (10 ** 9)", "10 ** messages | length"])
 def test_a_template_has_no_powers(power, tmp_path):
-    """Nobody works one out: a constant one not when the template is read, and no other when a conversation comes."""
+    """Neither reading a template nor rendering one computes large powers."""
     with pytest.raises(ApiError, match=r"may not use \*\*"):
-        prompt_of(tmp_path, CONVERSATION[:1], source="{{ " + power + " }}")
+        render_prompt(tmp_path, CONVERSATION[:1], source="{{ " + power + " }}")
 
 
 @pytest.mark.parametrize(
@@ -147,27 +149,27 @@ def test_a_template_has_no_powers(power, tmp_path):
     ],
 )
 def test_what_is_large_is_not_worked_out(said, tmp_path):
-    """Neither when a template is read nor when a conversation comes: it is refused in a sentence."""
+    """A large value is refused when a template is read or rendered."""
     with pytest.raises(ApiError, match="a chat template may not"):
-        prompt_of(tmp_path, CONVERSATION[:1], source="{{ " + said + " }}")
+        render_prompt(tmp_path, CONVERSATION[:1], source="{{ " + said + " }}")
 
 
 def test_no_filter_is_worked_out_as_a_template_is_read(monkeypatch, tmp_path):
-    """Ten that each write ten times as much would have all the memory, in a branch that is never taken, too."""
+    """No filter runs when a template is read, even in a branch that is never taken."""
     called = []
     monkeypatch.setitem(FILTERS, "upper", called.append)
-    prompt_of(tmp_path, CONVERSATION[:1], source="{% if tools %}{{ 'tide' | upper }}{% endif %}")
+    render_prompt(tmp_path, CONVERSATION[:1], source="{% if tools %}{{ 'tide' | upper }}{% endif %}")
 
     assert not called
 
 
 def test_a_template_writes_only_so_much(monkeypatch, tmp_path):
-    """What is over that is refused as it is written, so that a loop ends there."""
+    """A template's output is bounded as it is written, so endless loops end."""
     monkeypatch.setattr(chat_template, "MAX_CHARACTERS", 100)
     source = "{% for a in range(100000) %}tide{{ no_such_function() if a == 50 }}{% endfor %}"
 
     with pytest.raises(ApiError, match="may not write over 100 characters"):
-        prompt_of(tmp_path, CONVERSATION[:1], source=source)
+        render_prompt(tmp_path, CONVERSATION[:1], source=source)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +184,9 @@ def test_a_template_writes_only_so_much(monkeypatch, tmp_path):
     ],
 )
 def test_whatever_a_template_ends_with_is_one_sentence(source, complaint, tmp_path):
-    """Whatever kind of exception it is: a 400 that can be written as JSON."""
+    """Any exception of a template becomes a 400 that can be written as JSON."""
     with pytest.raises(ApiError) as error:
-        prompt_of(tmp_path, CONVERSATION[:1], source=source)
+        render_prompt(tmp_path, CONVERSATION[:1], source=source)
 
     assert error.value.status == 400
     assert re.search(complaint, error.value.message)
@@ -207,51 +209,53 @@ def test_whatever_a_template_ends_with_is_one_sentence(source, complaint, tmp_pa
     ],
 )
 def test_a_callers_numbers_are_bounded_where_they_count(source, tmp_path):
-    """Whether a template takes them from its options or from a message's own keys."""
+    """A caller's numbers are bounded in options and in messages' keys."""
     for place in ("messages[0].n", "n"):
         said = source if place == "n" else "{% set n = messages[0].n %}" + source
         messages = [CONVERSATION[0] | {"n": 2**40}]
         with pytest.raises(ApiError, match=r"refuses these messages: a chat template may not (multiply|use)") as error:
-            prompt_of(tmp_path, messages, source=said, n=2**40)
+            render_prompt(tmp_path, messages, source=said, n=2**40)
 
         assert error.value.status == 400
     harmless = "{% macro say(x) %}{{ x }}{% endmacro %}{{ say(n) }}{{ namespace(a=n).a }}{{ 'a' | center(3) }}"
-    assert prompt_of(tmp_path, CONVERSATION[:1], source=harmless, n=2**40).text == f"{2**40}{2**40} a "
+    assert render_prompt(tmp_path, CONVERSATION[:1], source=harmless, n=2**40).text == f"{2**40}{2**40} a "
 
 
 KEYS = "{% for m in messages %}{% for key, value in m.items() %}{{ key }}={{ value }};{% endfor %}{% endfor %}"
 
 
 def test_a_template_reads_the_keys_that_it_knows(tmp_path):
-    """It gets the keys of messages, calls and functions, but no null and no hint beside a function."""
+    """The template gets the keys of messages, calls and functions, without nulls and hints."""
     said = {"role": "user", "content": "mill", "name": "Ann", "task": "grind", "nothing": None}
     call = {"id": "c1", "function": {"name": "grind", "arguments": "{}", "x": 5}, "y": 6, "index": 0}
     calls = [CONVERSATION[0], {"role": "assistant", "tool_calls": [call]}]
     tools = [{"type": "function", "function": FUNCTION | {"x": 5}, "cache_control": {"type": "ephemeral"}}]
 
-    assert prompt_of(tmp_path, [said], source="{{ messages[0].task }}").text == "grind"
-    assert prompt_of(tmp_path, [said], source=KEYS).text == "role=user;content=mill;name=Ann;task=grind;"
-    assert prompt_of(tmp_path, [said]).text == prompt_of(tmp_path, CONVERSATION[:1]).text
-    assert prompt_of(tmp_path, calls, source="{{ messages[1].tool_calls[0] }}'tool'").text == (
+    assert render_prompt(tmp_path, [said], source="{{ messages[0].task }}").text == "grind"
+    assert render_prompt(tmp_path, [said], source=KEYS).text == "role=user;content=mill;name=Ann;task=grind;"
+    assert render_prompt(tmp_path, [said]).text == render_prompt(tmp_path, CONVERSATION[:1]).text
+    assert render_prompt(tmp_path, calls, source="{{ messages[1].tool_calls[0] }}'tool'").text == (
         "{'id': 'c1', 'type': 'function', 'function': {'name': 'grind', 'arguments': '{}', 'x': 5}, 'y': 6}'tool'"
     )
     source = "{{ tools[0] | tojson }}{# <｜tool▁calls▁begin｜> #}"
-    assert json.loads(prompt_of(tmp_path, CONVERSATION[:1], tools, source).text) == (
+    assert json.loads(render_prompt(tmp_path, CONVERSATION[:1], tools, source).text) == (
         {"type": "function", "function": FUNCTION | {"x": 5}}
     )
 
 
 def test_an_option_that_the_template_does_not_read_is_nothing(tmp_path):
-    """One that it reads is handed over, unless it is one of the gateway's own."""
+    """An option that the template reads is passed on, unless it is one of the gateway's own."""
     source = "{{ effort }}{{ bos_token }}"
 
-    assert prompt_of(tmp_path, CONVERSATION[:1], source=source, effort="low", eos_token="x", other=1).text == "low<s>"
+    assert (
+        render_prompt(tmp_path, CONVERSATION[:1], source=source, effort="low", eos_token="x", other=1).text == "low<s>"
+    )
     with pytest.raises(ApiError, match="may not set 'bos_token'"):
-        prompt_of(tmp_path, CONVERSATION[:1], source=source, bos_token="x")
+        render_prompt(tmp_path, CONVERSATION[:1], source=source, bos_token="x")
 
 
 def test_a_template_that_jinja_knows_is_the_one_of_transformers(tmp_path):
-    """`break` and `tojson` with its options work as there."""
+    """`break` and `tojson` with its options work as in transformers."""
     source = "{% for m in messages %}{{ m | tojson(indent=1) }}{% break %}{% endfor %}"
 
-    assert prompt_of(tmp_path, CONVERSATION[:1] * 2, source=source).text == json.dumps(CONVERSATION[0], indent=1)
+    assert render_prompt(tmp_path, CONVERSATION[:1] * 2, source=source).text == json.dumps(CONVERSATION[0], indent=1)

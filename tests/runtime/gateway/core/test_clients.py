@@ -1,4 +1,4 @@
-"""Clients as they are: the openai package's ways to ask, and what benchmarks and agents send besides."""
+"""Real clients work: the openai package, benchmarks and agents."""
 
 import asyncio
 import json
@@ -20,12 +20,12 @@ CALL = (
 
 @pytest.fixture
 def ids(tokenizer):
-    """The ids of a text, without BOS."""
+    """Return a function that encodes text without BOS."""
     return lambda text: tokenizer.encoder.encode(text, add_special_tokens=False).ids
 
 
 def test_a_benchmark_reads_usage_from_every_chunk(client, pair, ids):
-    """guidellm's request: `ignore_eos`, and usage all along."""
+    """guidellm's request with `ignore_eos` gets usage in every chunk."""
     pair.reply = ids("tide")
     options = {"include_usage": True, "continuous_usage_stats": True}
     extra = {"ignore_eos": True, "min_tokens": 2, "stop_token_ids": [9]}
@@ -42,7 +42,7 @@ def test_a_benchmark_reads_usage_from_every_chunk(client, pair, ids):
 
 
 def test_choices_of_one_prompt_are_counted_once(client, pair, ids):
-    """`n: 2` is two requests to the ranks and one prompt in the usage, streamed or not."""
+    """`n: 2` is two requests and one prompt in the usage, streamed or not."""
     pair.reply = [*ids("tide"), EOS_ID]
 
     answer = client.chat.completions.create(model=MODEL, messages=[USER], n=2, logit_bias={"5": 1})
@@ -59,7 +59,7 @@ def test_choices_of_one_prompt_are_counted_once(client, pair, ids):
 
 
 def test_a_stop_string_waits_for_min_tokens(client, pair, ids):
-    """What comes before does not end the answer."""
+    """A stop string before min_tokens does not end the answer."""
     pair.reply = [*ids("a"), *ids("b"), *ids("a"), *ids("c"), EOS_ID]
 
     answer = client.completions.create(model=MODEL, prompt="mill", stop="a", extra_body={"min_tokens": 1})
@@ -69,7 +69,7 @@ def test_a_stop_string_waits_for_min_tokens(client, pair, ids):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_agent_gets_thoughts_words_and_calls(client, pair, ids, stream):
-    """Thoughts and words apart, the call with its id; then our message goes back with the tool's answer."""
+    """An agent gets thoughts, words and the call with its id, and sends the message back with the tool's answer."""
     pair.reply = [*ids(CALL), EOS_ID]
     wishes = {"model": MODEL, "messages": [USER], "tools": TOOLS, "tool_choice": "auto"}
     wishes["extra_body"] = {"thinking": {"type": "enabled"}}
@@ -96,7 +96,7 @@ def test_an_agent_gets_thoughts_words_and_calls(client, pair, ids, stream):
 
 
 def test_turns_go_on_with_our_own_answers(gateway, pair, ids):
-    """The asynchronous client sends three turns, each with all that was said before, as the SDK dumps it."""
+    """The asynchronous client sends three turns, each with all earlier messages as the SDK dumps them."""
     pair.reply = [*ids("tide"), EOS_ID]
 
     async def talk():

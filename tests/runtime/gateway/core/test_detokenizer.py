@@ -1,4 +1,4 @@
-"""Text from tokens: deltas join to the whole, characters stay whole, stop strings never show."""
+"""Deltas join to the whole text, characters stay whole, and stop strings never show."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from runtime.gateway.core.detokenizer import StopMatcher, TextStream, borders
 
 
-def streamed(tokenizer, token_ids, stops=()):
+def stream_text(tokenizer, token_ids, stops=()):
     stream = TextStream(tokenizer.token_bytes, stops)
     return [*(stream.push(token_id) for token_id in token_ids), stream.finish()]
 
 
 def random_split(data, tokenizer, text):
-    """Some token ids whose bytes join to `text`."""
+    """Return token ids whose bytes join to `text`."""
     ids, rest = [], text.encode()
     while rest:
         fitting = [token_id for token_id, token in enumerate(tokenizer.token_bytes) if token and rest.startswith(token)]
@@ -28,49 +28,49 @@ texts = st.text(st.one_of(st.sampled_from("the mil日本語👍é"), st.characte
 @settings(max_examples=60, deadline=None)
 @given(st.data(), texts)
 def test_pieces_join_to_the_text_however_it_is_split(tokenizer, data, text):
-    """Any UTF-8 text, split into any tokens, comes back delta by delta."""
-    deltas = streamed(tokenizer, random_split(data, tokenizer, text))
+    """Any UTF-8 text, split into any tokens, comes back from its deltas."""
+    deltas = stream_text(tokenizer, random_split(data, tokenizer, text))
 
     assert "".join(deltas) == text
 
 
 @given(st.lists(st.integers(0, 319), max_size=20))
 def test_pieces_join_to_what_the_tokenizer_decodes(tokenizer, token_ids):
-    """Any tokens, broken UTF-8 and special ones included, read as the tokenizers library reads them."""
+    """Any tokens, broken UTF-8 and special ones included, give the tokenizers library's text."""
     decoded = tokenizer.encoder.decode(token_ids, skip_special_tokens=True)
 
-    assert "".join(streamed(tokenizer, token_ids)) == decoded
+    assert "".join(stream_text(tokenizer, token_ids)) == decoded
 
 
 def test_half_a_character_waits_for_its_other_half(tokenizer):
-    """No delta shows a character before all its bytes are here."""
+    """A delta shows a character once all its bytes have come."""
     one_byte_each = [tokenizer.token_bytes.index(bytes([byte])) for byte in "a👍b".encode()]
 
-    assert streamed(tokenizer, one_byte_each) == ["a", "", "", "", "👍", "b", ""]
+    assert stream_text(tokenizer, one_byte_each) == ["a", "", "", "", "👍", "b", ""]
 
 
 def test_a_character_cut_off_by_the_end_becomes_one_replacement(tokenizer):
-    """What never completes is shown as U+FFFD, once."""
+    """A character that never completes becomes one U+FFFD."""
     cut_off = [tokenizer.token_bytes.index(bytes([byte])) for byte in "👍".encode()[:3]]
 
-    assert "".join(streamed(tokenizer, cut_off)) == "\ufffd"
+    assert "".join(stream_text(tokenizer, cut_off)) == "\ufffd"
 
 
 def test_a_token_beyond_the_vocabulary_has_no_text(tokenizer):
-    """A model's vocabulary may be padded beyond its tokenizer's."""
-    assert streamed(tokenizer, [10_000]) == ["", ""]
+    """A token id beyond the tokenizer's vocabulary has no text."""
+    assert stream_text(tokenizer, [10_000]) == ["", ""]
 
 
 @given(st.text("ab", min_size=1, max_size=12))
 def test_borders_are_the_longest_ends_that_are_beginnings(stop):
-    """So a character that does not fit costs few steps, however long the stop string is."""
+    """The matcher's borders are each prefix's longest end that is also a beginning."""
     for place, length in enumerate(borders(stop)):
         begun = stop[: place + 1]
         assert length == max(each for each in range(place + 1) if begun[place + 1 - each :] == begun[:each])
 
 
 def cut_slowly(text, stops):
-    """The reference: read character by character; cut where the longest stop string that ends first begins."""
+    """Cut text by reading it character by character: the slow reference."""
     for end in range(len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -80,7 +80,7 @@ def cut_slowly(text, stops):
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
 def test_stop_strings_cut_the_same_however_the_text_arrives(deltas, stops):
-    """The matcher and its slow reference agree, whatever deltas the text comes in."""
+    """The matcher cuts as its slow reference does, whatever deltas the text comes in."""
     matcher = StopMatcher(stops)
     passed = "".join(matcher.push(delta) for delta in deltas) + matcher.release()
 
@@ -99,7 +99,7 @@ def test_stop_strings_cut_the_same_however_the_text_arrives(deltas, stops):
     ],
 )
 def test_text_that_may_begin_a_stop_string_is_held_back(deltas, passed):
-    """What could still become END is not passed on, and all of it is once it cannot."""
+    """Text that may begin a stop string is held back until it cannot."""
     matcher = StopMatcher(["END"])
 
     assert [matcher.push(delta) for delta in deltas] == passed

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, with fake ranks behind."""
+"""POST /v1/embeddings, with fake ranks."""
 
 import http.client
 import json
@@ -15,13 +15,13 @@ MODEL = "org/tiny"
 VECTORS = [(0.6, -0.8), (1.0, 0.0)]
 
 
-def packed(values):
+def pack_values(values):
     return struct.pack(f"<{len(values)}f", *values)
 
 
 @pytest.fixture
 def answers(pair):
-    """Makes the prefill rank answer each Embed by what the function returns."""
+    """Make the prefill rank answer each Embed with the function's result."""
 
     def use(answer):
         async def say(message):
@@ -32,15 +32,15 @@ def answers(pair):
     return use
 
 
-def vector_of(message):
-    """One of two, by the last token."""
-    return Embedding(message.request_id, packed(VECTORS[message.prompt_ids[-1] % 2]))
+def choose_vector(message):
+    """Return one of two vectors, by the last token."""
+    return Embedding(message.request_id, pack_values(VECTORS[message.prompt_ids[-1] % 2]))
 
 
 @pytest.mark.parametrize("encoding", [openai.NOT_GIVEN, "float"])
 def test_each_prompt_has_its_embedding(client, pair, answers, tokenizer, encoding):
-    """In their order, whatever form a prompt has; the SDK asks for base64 unless it is told otherwise."""
-    answers(vector_of)
+    """Each prompt has its embedding in order, as numbers or base64."""
+    answers(choose_vector)
     answer = client.embeddings.create(model=MODEL, input=[[4], [5], [6]], encoding_format=encoding)
     of_text = client.embeddings.create(model=MODEL, input="mill", encoding_format=encoding)
 
@@ -59,15 +59,15 @@ def test_each_prompt_has_its_embedding(client, pair, answers, tokenizer, encodin
         lambda message: Failed(message.request_id, "no room"),
         lambda message: Token(message.request_id, 0, 4, "stop"),
         lambda message: Embedding(message.request_id, b"123"),
-        lambda message: Embedding(message.request_id, packed([math.nan])),
-        lambda message: Embedding(message.request_id, packed([0.0, 0.0])),
-        lambda message: Embedding(message.request_id, packed([3.0, 4.0])),
-        lambda message: Embedding(message.request_id, packed([1.0])),
-        lambda message: Embedding(message.request_id, packed([0.6, 0.8, 0.0])),
+        lambda message: Embedding(message.request_id, pack_values([math.nan])),
+        lambda message: Embedding(message.request_id, pack_values([0.0, 0.0])),
+        lambda message: Embedding(message.request_id, pack_values([3.0, 4.0])),
+        lambda message: Embedding(message.request_id, pack_values([1.0])),
+        lambda message: Embedding(message.request_id, pack_values([0.6, 0.8, 0.0])),
     ],
 )
 def test_what_a_rank_cannot_embed_is_a_503(client, gateway, answers, answer):
-    """All of the call fails, and its other prompts are taken back."""
+    """If a rank cannot embed one prompt, the call fails and its other prompts are aborted."""
     answers(answer)
     with pytest.raises(openai.InternalServerError) as error:
         client.embeddings.create(model=MODEL, input=[[4], [5]])
@@ -77,7 +77,7 @@ def test_what_a_rank_cannot_embed_is_a_503(client, gateway, answers, answer):
 
 
 def test_a_client_that_leaves_takes_its_prompt_back(gateway, pair):
-    """The rank hears Abort."""
+    """When a client leaves, the rank hears Abort."""
     connection = http.client.HTTPConnection("127.0.0.1", gateway.ports["http"])
     connection.request("POST", "/v1/embeddings", json.dumps({"model": MODEL, "input": [7]}))
     heard = pair.prefill.hear()
@@ -102,7 +102,7 @@ def test_a_client_that_leaves_takes_its_prompt_back(gateway, pair):
     ],
 )
 def test_what_cannot_be_embedded_is_refused(gateway, pair, wishes, status, code):
-    """In the shape of every other error, and no rank hears of it."""
+    """A wrong call has an error in OpenAI's shape, and no rank hears of it."""
     answered, text = gateway.call("POST", "/v1/embeddings", json.dumps({"model": MODEL} | wishes))
 
     assert (answered, json.loads(text)["error"]["code"]) == (status, code)

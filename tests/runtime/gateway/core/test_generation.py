@@ -1,4 +1,4 @@
-"""An answer between its rank and its reader, without sockets: what a reader that stalls costs, and how requests end."""
+"""An answer between its rank and its reader, without sockets: its bounds and its ends."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ HELLO = Hello("mixed-0", "mixed", 0, 1, "node-0", 1, "sha256:unit", "sha256:kv",
 
 
 class Unit:
-    """A mixed rank that the test plays: every answer is of `a`, one token at a time."""
+    """A mixed rank that the test plays. Every answer is of `a`, one token at a time."""
 
     def __init__(self):
         writer = SimpleNamespace(
@@ -56,7 +56,7 @@ class Unit:
         return Generation(call, "caller", admission, self._tokenizer, self._metrics)
 
     def say(self, token_id, finish_reason=None, logprobs=None):
-        """One token of every request that somebody still listens to."""
+        """Send one token of every request that somebody still reads."""
         for request_id in list(self.rank._listeners):
             index = self._num_said[request_id]
             self._num_said[request_id] += 1
@@ -67,7 +67,7 @@ class Unit:
 
 
 async def read(answer):
-    """The text until it ends, and the error that ended it."""
+    """Return the text up to its end, and the error that ended it."""
     text = ""
     try:
         while (delta := await answer.next_delta()) is not None:
@@ -78,7 +78,7 @@ async def read(answer):
 
 
 def test_a_reader_that_stalls_is_given_up(monkeypatch):
-    """What waits for it has a bound; its rank is rid of it then, and it hears why after what was kept for it."""
+    """A reader that stalls is given up at a bound, its rank hears Abort, and it reads the reason last."""
     monkeypatch.setattr(generation, "MAX_UNREAD_TOKENS", 5)
 
     async def run():
@@ -97,7 +97,7 @@ def test_a_reader_that_stalls_is_given_up(monkeypatch):
 
 
 def test_a_last_token_says_that_it_is_the_last():
-    """Else its caller would wait for ever."""
+    """An answer ends with its last token, even without a finish_reason."""
 
     async def run():
         unit = Unit()
@@ -113,7 +113,7 @@ def test_a_last_token_says_that_it_is_the_last():
 
 
 def test_a_reader_that_keeps_up_reads_any_number(monkeypatch):
-    """The bound is of what waits, not of what was said."""
+    """A reader that keeps up reads any number of tokens."""
     monkeypatch.setattr(generation, "MAX_UNREAD_TOKENS", 5)
 
     async def run():
@@ -130,7 +130,7 @@ def test_a_reader_that_keeps_up_reads_any_number(monkeypatch):
 
 
 def test_tokens_that_came_together_are_read_without_waiting():
-    """A busy gateway writes them together; a failure that came with them is told by the next wait."""
+    """Tokens that came together are read at once, and a failure after them by the next read."""
 
     async def run():
         unit = Unit()
@@ -150,7 +150,7 @@ def test_tokens_that_came_together_are_read_without_waiting():
 
 
 def test_a_prompt_goes_through_its_phases():
-    """Its first token ends the first phase and begins the second; before it, the first phase goes on."""
+    """The first token ends the first phase and begins the second."""
 
     async def run():
         unit = Unit()
@@ -168,7 +168,7 @@ def test_a_prompt_goes_through_its_phases():
 
 
 def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
-    """Its latency is measured like any other's; that of one whose reader left is not."""
+    """An answer that ends at a stop string counts in latencies; one whose reader left does not."""
 
     async def run():
         unit = Unit()
@@ -203,7 +203,7 @@ def test_an_answer_that_ends_at_a_stop_string_counts_as_answered():
     ],
 )
 def test_other_logprobs_than_were_asked_for_fail_a_request(asked, said):
-    """Missing ones would be empty lists, and any number of them the gateway's memory."""
+    """A token with other logprobs than the request wants fails it."""
 
     async def run():
         unit = Unit()
@@ -219,7 +219,7 @@ def test_other_logprobs_than_were_asked_for_fail_a_request(asked, said):
 
 @pytest.mark.parametrize("said", [(-(10**6), None), (2, None), (0, Logprobs(-0.5, [(1, -0.5), (2**40, -1.0)]))])
 def test_a_token_id_outside_the_vocabulary_fails_its_request_alone(said):
-    """A rank that lies, or has another vocabulary, is asked to stop; the next request may go to it."""
+    """A token id outside the vocabulary fails its request, and the rank stays in use."""
     token_id, logprobs = said
 
     async def run():
@@ -244,7 +244,7 @@ CALLS = {"plain": "f<｜tool▁sep｜>{arguments}", "fenced": "function<｜tool�
 @pytest.mark.parametrize("form", CALLS)
 @pytest.mark.parametrize("several", [None, True, False])
 def test_a_caller_may_want_one_call_at_a_time(write_checkpoint, tmp_path, form, several):
-    """`parallel_tool_calls: false` ends an answer with its first call, whose arguments are whole."""
+    """`parallel_tool_calls: false` ends an answer after its first whole call."""
     template = TOOL_TEMPLATE + ("{# ```json\n #}" if form == "fenced" else "")
     tokenizer = load_tokenizer(write_checkpoint(tmp_path, chat_template=template))
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "parallel_tool_calls": several}

@@ -1,4 +1,4 @@
-"""The Responses API: the openai client's calls are chats in other words, and their answers are items."""
+"""A call of the Responses API is a chat in other words, and its answer is items."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ SPOKEN = "{{ messages | tojson }}{{ tools | tojson if tools }}{# 'tool' <｜tool
 
 @pytest.fixture
 def ids(tokenizer):
-    """The ids of a text, without BOS."""
+    """Return a function that encodes text without BOS."""
     return lambda text: tokenizer.encoder.encode(text, add_special_tokens=False).ids
 
 
@@ -49,12 +49,12 @@ def call(model, read=read_response, **wishes):
     return read(json.dumps({"model": "tiny"} | wishes).encode(), model, 7).prepare()
 
 
-def as_read(model, **wishes):
-    """What the call asks of the ranks, and how its answer is read."""
+def read_call(model, **wishes):
+    """Return the call's requests and the way to read its answer."""
     return call(model, **wishes).requests
 
 
-def as_chat(model, **wishes):
+def read_as_chat(model, **wishes):
     return call(model, read_chat, **wishes).requests
 
 
@@ -95,22 +95,22 @@ USER = {"role": "user", "content": "mill"}
     ],
 )  # fmt: skip
 def test_items_are_a_chats_messages(model, items, messages):
-    """A message an item, but for the assistant's thoughts and calls: they belong to what it says."""
-    assert as_read(model, input=items) == as_chat(model, messages=messages)
+    """An item is a message; an assistant's thoughts and calls belong to its message."""
+    assert read_call(model, input=items) == read_as_chat(model, messages=messages)
 
 
 def test_a_call_is_a_chat_in_other_words(model):
-    """Instructions come first, and each wish has its name there."""
+    """Instructions come first, and each wish has its name in this API."""
     schema = {"name": "a", "schema": {"enum": [1]}, "strict": True}
     asked = {"input": "mill", "instructions": "be brief", "max_output_tokens": 9, "temperature": 0.5, "top_p": 0.9}
     messages = [{"role": "system", "content": "be brief"}, USER]
     chat = {"messages": messages, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9}
 
-    assert as_read(model, **asked) == as_chat(model, **chat)
-    assert as_read(model, input="mill", text={"format": {"type": "json_schema"} | schema}) == as_chat(
+    assert read_call(model, **asked) == read_as_chat(model, **chat)
+    assert read_call(model, input="mill", text={"format": {"type": "json_schema"} | schema}) == read_as_chat(
         model, messages=[USER], response_format={"type": "json_schema", "json_schema": schema}
     )
-    assert as_read(model, input="mill", tools=TOOLS, tool_choice="auto") == as_chat(
+    assert read_call(model, input="mill", tools=TOOLS, tool_choice="auto") == read_as_chat(
         model, messages=[USER], tools=[{"type": "function", "function": FUNCTION | {"strict": False}}]
     )
 
@@ -135,9 +135,9 @@ HABITS = {
 
 
 def test_what_clients_send_by_habit_is_accepted(model):
-    """Codex, the SDKs and agents send all of this, and none of it changes a token here."""
+    """Parameters that Codex, SDKs and agents send and that affect no token are accepted."""
     for wishes in (HABITS, {"max_output_tokens": -1}, {"text": {"verbosity": "low"}}):
-        assert as_read(model, input="mill", **wishes) == as_read(model, input="mill")
+        assert read_call(model, input="mill", **wishes) == read_call(model, input="mill")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_clients_send_by_habit_is_accepted(model):
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_this_routes_names(model, wishes, param, complaint):
-    """Each is a 400 whose param is a field of the body, though a chat is what is checked."""
+    """A wrong parameter is a 400 that names this API's field."""
     with pytest.raises(ApiError) as refused:
         call(model, **{"input": "mill"} | wishes)
     error = rename_params(refused.value)
@@ -183,8 +183,8 @@ def test_what_cannot_be_done_is_refused_by_this_routes_names(model, wishes, para
     assert re.search(complaint, error.message)
 
 
-def events_of(text):
-    """The documents of a stream's events."""
+def parse_events(text):
+    """Return the documents of a stream's events."""
     return [json.loads(line.removeprefix("data: ")) for line in text.decode().splitlines() if line.startswith("data: ")]
 
 
@@ -193,7 +193,7 @@ PIECES = st.lists(st.sampled_from(["a", "<", "hm</think>", "<think>", *re.split(
 
 @given(PIECES, st.lists(st.integers(0, 200), max_size=6), st.sampled_from(["stop", "length"]))
 def test_a_stream_says_what_a_whole_answer_says(pieces, cuts, finish_reason):
-    """However an answer is cut: its items, and the texts of their events, are those of the answer in one piece."""
+    """A stream's items and texts are those of the answer in one piece, however it is cut."""
     text, form = "".join(pieces), AnswerForm("undecided", "plain")
     at_once, in_pieces = (ResponsesDialect("r", 0, "m", Call((), 0, stream=True)) for _ in range(2))
     reader, streamed = AnswerReader(form), b""
@@ -203,29 +203,29 @@ def test_a_stream_says_what_a_whole_answer_says(pieces, cuts, finish_reason):
         streamed += in_pieces.write_event(Delta(0, "", None, parts=reader.push(text[begin:end])), lambda: used)
     last = Delta(0, "", finish_reason, parts=reader.push("", is_last=True))
     streamed += in_pieces.write_event(last, lambda: used) + in_pieces.write_end(used)
-    events = events_of(streamed)
+    events = parse_events(streamed)
     answer = at_once.write_answer(
         [Delta(0, "", finish_reason, parts=AnswerReader(form).push(text, is_last=True))], used
     )
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert list(map(bare, events[-1]["response"]["output"])) == list(map(bare, answer["output"]))
+    assert list(map(drop_id, events[-1]["response"]["output"])) == list(map(drop_id, answer["output"]))
     assert events[-1]["response"] | {"output": []} == answer | {"output": []}
     for index, item in enumerate(answer["output"]):
         deltas = [event["delta"] for event in events if "delta" in event and event["output_index"] == index]
         assert "".join(deltas) == item.get("arguments", "".join(part["text"] for part in item.get("content", ())))
 
 
-def bare(item):
-    """An item without its ids."""
+def drop_id(item):
+    """Return an item without its ids."""
     return {name: value for name, value in item.items() if name not in ("id", "call_id")}
 
 
 EVENTS = pydantic.TypeAdapter(ResponseStreamEvent)
 
 
-def streamed(client, **wishes):
-    """The events of a stream, each of which is one of OpenAI's."""
+def stream_events(client, **wishes):
+    """Return a stream's events, each checked as one of OpenAI's."""
     events = list(client.responses.create(model=MODEL, stream=True, **wishes))
     for event in events:
         EVENTS.validate_python(event.model_dump(by_alias=True), strict=True)
@@ -234,17 +234,17 @@ def streamed(client, **wishes):
     return events
 
 
-def without_ids(response):
+def drop_all_ids(response):
     return [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
 
 
 def test_words_are_a_message(client, pair, ids):
-    """Whole or in events, which join to it; the usage counts as a chat's does, and what was asked for is repeated."""
+    """Words are a message item, whole or streamed, with a chat's usage and the call's parameters."""
     pair.reply = [*ids("grinds 日本語"), EOS_ID]
     wishes = {"input": "mill", "instructions": "be brief", "temperature": 0, "metadata": {"a": "b"}}
 
     answer = client.responses.create(model=MODEL, **wishes)
-    events = streamed(client, **wishes)
+    events = stream_events(client, **wishes)
 
     Response.model_validate(answer.model_dump(), strict=True)
     assert (answer.output_text, answer.status, answer.store) == ("grinds 日本語", "completed", False)
@@ -261,14 +261,14 @@ def test_words_are_a_message(client, pair, ids):
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
     assert "".join(event.delta for event in events[4:-4]) == "grinds 日本語"
     last = events[-1].response
-    assert without_ids(last) == without_ids(answer)
+    assert drop_all_ids(last) == drop_all_ids(answer)
     assert last.usage == answer.usage
     assert {event.item_id for event in events[3:-2]} == {last.output[0].id}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_agent_gets_items_and_sends_them_back(client, pair, ids, stream, tokenizer):
-    """Thoughts, words and a call are an item each; all of it goes back with the function's output."""
+    """Thoughts, words and a call are items, and go back with the function's output."""
     pair.reply = [*ids(f"<think>{CALL}"), EOS_ID]
     wishes = {"input": [USER], "tools": TOOLS, "store": False, "parallel_tool_calls": False}
 
@@ -277,7 +277,7 @@ def test_an_agent_gets_items_and_sends_them_back(client, pair, ids, stream, toke
             kinds = [event.type for event in events]
             answer = events.get_final_response()
         assert {"response.reasoning_text.delta", "response.function_call_arguments.delta"} < set(kinds)
-        streamed(client, **wishes)
+        stream_events(client, **wishes)
     else:
         answer = client.responses.create(model=MODEL, **wishes)
 
@@ -295,30 +295,30 @@ def test_an_agent_gets_items_and_sends_them_back(client, pair, ids, stream, toke
 
 
 def test_an_answer_that_is_cut_is_incomplete(client, pair, ids):
-    """The limit of tokens is told as the reason, and the item that it cut is incomplete too."""
+    """An answer at its limit is incomplete, with the reason, and so is its last item."""
     pair.reply = ids("tide")
 
     answer = client.responses.create(model=MODEL, input="mill", max_output_tokens=len(pair.reply))
-    last = streamed(client, input="mill", max_output_tokens=len(pair.reply))[-1]
+    last = stream_events(client, input="mill", max_output_tokens=len(pair.reply))[-1]
 
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.output[0].status == "incomplete"
     assert last.type == "response.incomplete"
-    assert without_ids(last.response) == without_ids(answer)
+    assert drop_all_ids(last.response) == drop_all_ids(answer)
 
 
 def test_an_answer_of_nothing_is_an_empty_message(client, pair):
-    """A client that reads the first item finds one."""
+    """An empty answer has one empty message."""
     pair.reply = [EOS_ID]
 
     answer = client.responses.create(model=MODEL, input="mill")
 
     assert (answer.output_text, len(answer.output)) == ("", 1)
-    assert without_ids(streamed(client, input="mill")[-1].response) == without_ids(answer)
+    assert drop_all_ids(stream_events(client, input="mill")[-1].response) == drop_all_ids(answer)
 
 
 def test_a_rank_lost_in_a_stream_fails_the_response(client, pair, ids):
-    """What was said stands; the last event has the error."""
+    """A rank lost in a stream ends it with an error event after the text so far."""
     pair.reply = [*ids("the tide"), EOS_ID]
     pair.last_may_come.clear()
 
@@ -335,7 +335,7 @@ def test_a_rank_lost_in_a_stream_fails_the_response(client, pair, ids):
 
 
 def test_a_refusal_names_the_field_over_http(client, pair):
-    """The error is OpenAI's, the param this route's; a schema that nothing fits is refused before ranks have it."""
+    """Over HTTP an error is OpenAI's with this API's param, and no rank hears of the call."""
     nothing = {"type": "json_schema", "name": "x", "schema": {"$ref": "#/nowhere"}}
     for wish, param in (({"store": True}, "store"), ({"text": {"format": nothing}}, "text.format")):
         with pytest.raises(openai.BadRequestError) as error:

@@ -1,4 +1,4 @@
-"""Requests that lose their rank: they go on at another with the tokens they have, or end with the reason."""
+"""A request that loses its rank goes on at another with its tokens, or ends with the reason."""
 
 import asyncio
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ NUM_TOKEN_IDS = 10
 
 
 class Peer:
-    """A mixed rank that the test plays; `heard` holds what it was told."""
+    """A mixed rank that the test plays. `messages` has what it got."""
 
     def __init__(self, number):
         transport = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=lambda: None)
@@ -34,8 +34,8 @@ class Peer:
         writer = SimpleNamespace(write=self._written.append, transport=transport)
         self.rank = Rank(hello, writer, RankLimits(16, 4096, 0), PrefixIndex(64))
 
-    async def heard(self):
-        """All that it was told."""
+    async def messages(self):
+        """Return all messages that it got."""
         stream = asyncio.StreamReader()
         stream.feed_data(b"".join(self._written))
         stream.feed_eof()
@@ -45,15 +45,15 @@ class Peer:
         return messages
 
     async def asked(self):
-        """The last prompt that it was sent."""
-        return [message for message in await self.heard() if isinstance(message, Prefill)][-1]
+        """Return the last prompt that it got."""
+        return [message for message in await self.messages() if isinstance(message, Prefill)][-1]
 
     def say(self, prefill, index, finish_reason=None):
         self.rank.handle(Token(prefill.request_id, index, ANSWER[index], finish_reason))
 
 
 class Call:
-    """A request that begins at the first of some ranks, and goes on at the next one each time it loses one."""
+    """A request that begins at the first of some ranks, and goes on at the next each time it loses one."""
 
     def __init__(self, num_ranks, wait_s=5.0, weights=()):
         self.peers = [Peer(number) for number in range(num_ranks)]
@@ -78,8 +78,8 @@ class Call:
         return None if peer is None else (peer.rank, peer.rank)
 
     async def asked(self, number):
-        """What the `number`-th rank is sent, once the request has come to it."""
-        while not any(isinstance(message, Prefill) for message in await self.peers[number].heard()):
+        """Return the `number`-th rank's prompt, once the request has come there."""
+        while not any(isinstance(message, Prefill) for message in await self.peers[number].messages()):
             await asyncio.sleep(0.001)
         return await self.peers[number].asked()
 
@@ -94,18 +94,18 @@ def _soon(monkeypatch):
     monkeypatch.setattr(resumption_line, "RETRY_S", 0.001)
 
 
-def in_time(coroutine):
+def run_in_time(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
-def ids_told(told):
+def list_ids(told):
     return [message.token_id for message in told]
 
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, len(ANSWER) - 1), max_size=MAX_RESUMPTIONS))
 def test_no_token_is_lost_or_repeated_wherever_ranks_are_lost(losses):
-    """Each rank gets the prompt with all tokens that were told, under the same sampling, and says what follows."""
+    """Each next rank gets the prompt with all tokens so far and the same sampling, and continues."""
 
     async def run():
         call = Call(len(losses) + 1)
@@ -124,15 +124,15 @@ def test_no_token_is_lost_or_repeated_wherever_ranks_are_lost(losses):
             call.peers[len(losses)].say(asked, index, "length" if index == len(ANSWER) - 1 else None)
         return call
 
-    call = in_time(run())
+    call = run_in_time(run())
 
-    assert ids_told(call.told) == ANSWER
+    assert list_ids(call.told) == ANSWER
     assert call.num_resumed == len(losses)
     assert list(call.request.units) == [f"mixed-{number}" for number in range(len(losses) + 1)]
 
 
 def test_hits_are_those_of_the_ranks_that_said_the_first_token():
-    """What a lost rank had found counts for nothing, and what is found later saves work that was done before."""
+    """The cached tokens are those of the rank that drew the first token."""
 
     async def run():
         call = Call(3)
@@ -144,11 +144,11 @@ def test_hits_are_those_of_the_ranks_that_said_the_first_token():
             call.peers[number].rank.fail_all("its machine burns")
         return call
 
-    assert in_time(run()).request.num_hit_tokens == 1
+    assert run_in_time(run()).request.num_hit_tokens == 1
 
 
 def test_what_a_lost_rank_says_late_is_nobodys():
-    """A connection may bring a token after the rank was given up: the next rank's token counts, once."""
+    """A lost rank's late token is ignored, and the next rank's counts once."""
 
     async def run():
         call = Call(2)
@@ -160,43 +160,43 @@ def test_what_a_lost_rank_says_late_is_nobodys():
         call.peers[1].say(second, 1)
         return call.told
 
-    assert ids_told(in_time(run())) == ANSWER[:2]
+    assert list_ids(run_in_time(run())) == ANSWER[:2]
 
 
 def test_a_fault_of_the_request_itself_is_not_tried_again():
-    """A rank that refuses it would not be the only one."""
+    """A request that a rank refuses is not sent to another."""
 
     async def run():
         call = Call(2)
         asked = await call.asked(0)
         call.peers[0].rank.handle(Failed(asked.request_id, "it could grow too long"))
         await asyncio.sleep(0.02)
-        return call.told, await call.peers[1].heard()
+        return call.told, await call.peers[1].messages()
 
-    told, heard = in_time(run())
+    told, heard = run_in_time(run())
 
     assert [message.reason for message in told] == ["it could grow too long"]
     assert heard == []
 
 
 def test_a_request_that_ends_rank_after_rank_is_given_up():
-    """It may be what they die of."""
+    """A request that loses rank after rank is given up."""
 
     async def run():
         call = Call(MAX_RESUMPTIONS + 2)
         for number in range(MAX_RESUMPTIONS + 1):
             await call.asked(number)
             call.peers[number].rank.fail_all(f"loss {number}")
-        return call.told, await call.peers[-1].heard()
+        return call.told, await call.peers[-1].messages()
 
-    (failed,), heard = in_time(run())
+    (failed,), heard = run_in_time(run())
 
     assert failed.reason == f"loss {MAX_RESUMPTIONS}"
     assert heard == []
 
 
 def test_who_finds_no_rank_in_time_is_told_both_reasons():
-    """The wait is the launch file's."""
+    """A request that finds no rank within the launch file's time fails with both reasons."""
 
     async def run():
         call = Call(1, wait_s=0.02)
@@ -206,13 +206,13 @@ def test_who_finds_no_rank_in_time_is_told_both_reasons():
             await asyncio.sleep(0.001)
         return call.told
 
-    (failed,) = in_time(run())
+    (failed,) = run_in_time(run())
 
     assert failed.reason == "its machine burns, and no ranks could go on with it within 0.02 s"
 
 
 def test_a_caller_that_leaves_while_its_request_waits_takes_it_along():
-    """No rank hears of it again."""
+    """If the caller leaves while its request waits, no rank gets it."""
 
     async def run():
         call = Call(1)
@@ -221,13 +221,13 @@ def test_a_caller_that_leaves_while_its_request_waits_takes_it_along():
         call.request.end()
         call.peers.append(Peer(1))
         await asyncio.sleep(0.02)
-        return call.told, await call.peers[1].heard(), call.resumptions.room()
+        return call.told, await call.peers[1].messages(), call.resumptions.room()
 
-    assert in_time(run()) == ([], [], 9)
+    assert run_in_time(run()) == ([], [], 9)
 
 
 def test_who_waits_takes_room_from_new_requests():
-    """It was admitted before them."""
+    """A request that waits for another rank goes before new requests."""
 
     async def run():
         call = Call(1)
@@ -236,38 +236,38 @@ def test_who_waits_takes_room_from_new_requests():
         call.resumptions.close("the gateway is stopping")
         return waiting, call.resumptions.room(), call.told
 
-    waiting, after, (failed,) = in_time(run())
+    waiting, after, (failed,) = run_in_time(run())
 
     assert (waiting, after) == (8, 9)
     assert failed.reason == "its machine burns, and the gateway is stopping"
 
 
 def test_a_rank_that_goes_on_and_on_fails_the_request():
-    """Nobody asked for so many tokens: neither are they told, nor kept until the others come."""
+    """A rank that sends more tokens than wanted fails the request."""
 
     async def run():
         call = Call(2)
         asked = await call.asked(0)
         call.peers[0].rank.handle(Token(asked.request_id, 10**6, ANSWER[0], None))
-        return call.told, (await call.peers[0].heard())[-1]
+        return call.told, (await call.peers[0].messages())[-1]
 
-    (failed,), last = in_time(run())
+    (failed,), last = run_in_time(run())
 
     assert failed.reason.startswith("rank 0 of unit mixed-0 said token 1000000, and ")
     assert isinstance(last, Abort)
 
 
 def test_a_rank_that_skips_back_fails_the_request():
-    """Two tokens with one number: one of them is wrong, and nobody knows which."""
+    """Two tokens with one number fail the request."""
 
     async def run():
         call = Call(2)
         asked = await call.asked(0)
         call.peers[0].say(asked, 0)
         call.peers[0].say(asked, 0)
-        return call.told, (await call.peers[0].heard())[-1]
+        return call.told, (await call.peers[0].messages())[-1]
 
-    (token, failed), last = in_time(run())
+    (token, failed), last = run_in_time(run())
 
     assert token.token_id == ANSWER[0]
     assert failed.reason == "rank 0 of unit mixed-0 said token 0 twice"
@@ -276,7 +276,7 @@ def test_a_rank_that_skips_back_fails_the_request():
 
 @pytest.mark.parametrize("num_said", [0, 2])
 def test_an_answer_does_not_go_on_with_other_weights(num_said):
-    """A gateway may serve with others meanwhile. Who has no token yet may have its answer of them."""
+    """A request with tokens does not continue with other weights; one without may begin with them."""
 
     async def run():
         call = Call(2, weights=("old", "new"))
@@ -288,9 +288,9 @@ def test_an_answer_does_not_go_on_with_other_weights(num_said):
             return await call.asked(1)
         while not isinstance(call.told[-1], Failed):
             await asyncio.sleep(0.001)
-        return call.told[-1].reason, await call.peers[1].heard(), call.num_resumed
+        return call.told[-1].reason, await call.peers[1].messages(), call.num_resumed
 
-    found = in_time(run())
+    found = run_in_time(run())
 
     expected = ("the weights that it began with are served no more", [], 0)
     assert found == expected if num_said else found.prompt_ids == PROMPT

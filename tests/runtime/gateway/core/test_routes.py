@@ -1,4 +1,4 @@
-"""The routes beside OpenAI's, and what is answered to no HTTP at all."""
+"""The routes beside OpenAI's, and answers to bytes that are no HTTP."""
 
 import asyncio
 import json
@@ -80,13 +80,13 @@ WISHES = [
 
 
 def post(gateway, path, body):
-    """(status, body as JSON)."""
+    """Return (status, body as JSON)."""
     status, text = gateway.call("POST", path, json.dumps(body))
     return status, json.loads(text)
 
 
 def test_text_becomes_tokens_and_text_again(gateway, tokenizer):
-    """A prompt with its BOS, or without; a conversation through the template; ids back to the same text."""
+    """Text becomes tokens, with or without BOS, and ids become the same text again."""
     _, prompt = post(gateway, "/tokenize", {"prompt": "mill 日", "return_token_strs": True})
     _, bare = post(gateway, "/tokenize", {"prompt": "mill 日", "add_special_tokens": False})
     _, chat = post(gateway, "/tokenize", CHAT)
@@ -108,7 +108,7 @@ def test_text_becomes_tokens_and_text_again(gateway, tokenizer):
     ],
 )
 def test_a_call_that_names_no_model_means_the_one_there_is(gateway, path, body):
-    """As vLLM and SGLang take it. Nobody is ready here, which is all that is wrong."""
+    """A call without a model means the served one."""
     assert post(gateway, path, body)[0] == 503
     assert post(gateway, path, body | {"model": "other"})[0] == 404
 
@@ -128,7 +128,7 @@ def test_a_call_that_names_no_model_means_the_one_there_is(gateway, path, body):
     ],
 )
 def test_what_is_no_text_or_no_token_is_refused(gateway, path, body, status):
-    """In the shape of every other error."""
+    """Wrong texts and token ids are errors in OpenAI's shape."""
     answered, said = post(gateway, path, body)
 
     assert (answered, set(said["error"])) == (status, {"message", "type", "param", "code"})
@@ -137,7 +137,7 @@ def test_what_is_no_text_or_no_token_is_refused(gateway, path, body, status):
 @pytest.mark.parametrize("kind", SAID)
 @pytest.mark.parametrize("wishes", WISHES, ids=str)
 def test_the_description_says_what_is_checked(kind, wishes):
-    """A body fits the schema exactly if it is read; each value that asks for nothing fits too."""
+    """A body fits the OpenAPI schema exactly if it is accepted."""
     document = describe()
     root = {"$ref": f"#/components/schemas/{kind.__name__}", "components": document["components"]}
     validator = jsonschema.Draft202012Validator(root)
@@ -157,7 +157,7 @@ def is_read(body, kind):
 
 
 def test_the_description_names_every_route(gateway):
-    """And is served."""
+    """The OpenAPI description has every route and is served."""
     status, text = gateway.get("/openapi.json")
 
     assert status == 200
@@ -166,7 +166,7 @@ def test_the_description_names_every_route(gateway):
 
 
 def test_the_page_names_what_no_route_reads():
-    """All of it, and nothing else, in its table."""
+    """The page's table lists the fields that no route reads, and nothing else."""
     section = (ROOT / "docs" / "http.md").read_text().partition("## Fields\n")[2].partition("\n## ")[0]
     rows = "".join(line for line in section.splitlines() if line.startswith("| "))
 
@@ -175,7 +175,7 @@ def test_the_page_names_what_no_route_reads():
 
 
 def test_the_description_is_made_once():
-    """Callers without a key may ask for it as fast as they can."""
+    """The OpenAPI description is made once."""
     answers = [asyncio.run(openapi(Request({"type": "http"}))).body for _ in range(2)]
 
     assert answers[0] is answers[1]
@@ -183,7 +183,7 @@ def test_the_description_is_made_once():
 
 @pytest.mark.parametrize("said", [b"mill\r\n\r\n", b"GET / HTTP/1.1\r\nHost x\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
 def test_what_is_no_http_gets_openais_error(gateway, said):
-    """A 400 in JSON, and the end of the connection."""
+    """Bytes that are no HTTP get a 400 in JSON, and the connection ends."""
     with socket.create_connection((ADDRESS, gateway.ports["http"]), timeout=PATIENCE_S) as connection:
         connection.sendall(said)
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
@@ -193,8 +193,8 @@ def test_what_is_no_http_gets_openais_error(gateway, said):
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
-def said_to(gateway, target, head="", body=b""):
-    """The answer to a POST of this target, as text."""
+def post_raw(gateway, target, head="", body=b""):
+    """Return the answer to a POST of this target, as text."""
     with socket.create_connection((ADDRESS, gateway.ports["http"]), timeout=PATIENCE_S) as connection:
         told = f"POST {target} HTTP/1.1\r\nHost: evil\r\nConnection: close\r\n{head}Content-Length: {len(body)}\r\n\r\n"
         connection.sendall(told.encode() + body)
@@ -205,8 +205,8 @@ def said_to(gateway, target, head="", body=b""):
     "target", ["/tokenize/", "//tokenize", "/tokenize/?x=1", "/v1/models", "/v1/models/", "*", "ftp://x/tokenize"]
 )
 def test_nothing_is_redirected(gateway, target):
-    """To whom would it be? Host says what the client likes, and behind TLS nobody knows the scheme."""
-    answer = said_to(gateway, target)
+    """No path is redirected, because the Host header and the scheme cannot be trusted."""
+    answer = post_raw(gateway, target)
 
     assert answer.startswith(("HTTP/1.1 404", "HTTP/1.1 405"))
     assert "location" not in answer.lower()
@@ -215,21 +215,21 @@ def test_nothing_is_redirected(gateway, target):
 
 @pytest.mark.parametrize("host", ["http://mill", "HTTPS://mill:8000", "http://[::1]:80"])
 def test_a_proxys_whole_url_means_its_path(gateway, host):
-    """A target in absolute form is served as its path is, whatever host it names."""
+    """A target in absolute form is served by its path, whatever host it names."""
     body = json.dumps({"prompt": "mill"}).encode()
 
-    assert said_to(gateway, f"{host}/tokenize?x=1", body=body).startswith("HTTP/1.1 200")
-    assert "POST /: not found" in said_to(gateway, host)
+    assert post_raw(gateway, f"{host}/tokenize?x=1", body=body).startswith("HTTP/1.1 200")
+    assert "POST /: not found" in post_raw(gateway, host)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "x"])
 def test_a_compressed_body_is_refused_as_such(gateway, encoding):
-    """A 415 that says so, rather than a complaint about JSON; `identity` is no compression."""
+    """A compressed body is a 415; `identity` is no compression."""
     body = json.dumps({"prompt": "mill"}).encode()
-    answer = said_to(gateway, "/tokenize", f"Content-Encoding: {encoding}\r\n", body)
+    answer = post_raw(gateway, "/tokenize", f"Content-Encoding: {encoding}\r\n", body)
     head, _, said = answer.partition("\r\n\r\n")
 
     assert head.startswith("HTTP/1.1 415")
     assert "accept-encoding: identity" in head.lower()
     assert f"Content-Encoding: {encoding} is not supported" in json.loads(said)["error"]["message"]
-    assert said_to(gateway, "/tokenize", "Content-Encoding: Identity\r\n", body).startswith("HTTP/1.1 200")
+    assert post_raw(gateway, "/tokenize", "Content-Encoding: Identity\r\n", body).startswith("HTTP/1.1 200")

@@ -1,4 +1,4 @@
-"""A schema costs its caller an answer, at worst, and nobody else anything."""
+"""A costly schema costs its caller an answer at worst, and others nothing."""
 
 import asyncio
 import importlib.util
@@ -22,7 +22,7 @@ NESTED = {"type": "array", "items": {"type": "object", "properties": {"a": {"typ
 
 
 def refusals(asked, file=DEMO / "tokenizer.json"):
-    """Why each of the schemas is refused, all of them asked for at once by one caller."""
+    """Return the refusal of each schema, all tried at once for one caller."""
 
     async def ask():
         checked = Schemas(file, 4096, 1)
@@ -36,7 +36,7 @@ def refusals(asked, file=DEMO / "tokenizer.json"):
 
 
 def test_what_an_answer_can_be_held_to_is_told():
-    """It is told in one line, also where only an answer's beginning shows it, and where making a grammar never ends."""
+    """A schema that cannot be obeyed is refused in one line, even if its grammar never ends."""
     reasons = {
         ANY_OBJECT: None,
         json.dumps(NESTED): None,
@@ -56,7 +56,7 @@ def test_what_an_answer_can_be_held_to_is_told():
 
 
 def test_a_schema_is_tried_once():
-    """Agents send the same one again and again."""
+    """A schema that comes again is not tried again."""
 
     async def ask():
         checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
@@ -68,7 +68,7 @@ def test_a_schema_is_tried_once():
 
 
 def test_a_process_that_ends_is_said(tmp_path):
-    """The next schema starts another."""
+    """If the trial's process ends, the schema is refused, and the next one starts another process."""
     (tmp_path / "tokenizer.json").write_text("{")
 
     with pytest.raises(ApiError, match="could not be checked") as error:
@@ -77,7 +77,7 @@ def test_a_process_that_ends_is_said(tmp_path):
 
 
 def test_a_process_that_ended_since_is_replaced_at_once():
-    """As where memory was short: the next caller sees nothing of it."""
+    """A trial process that has ended meanwhile is replaced unnoticed."""
 
     async def ask():
         checked = Schemas(DEMO / "tokenizer.json", 4096, 1)
@@ -93,7 +93,7 @@ def test_a_process_that_ended_since_is_replaced_at_once():
 
 
 def test_so_many_wait_to_be_tried(monkeypatch):
-    """Whoever comes then is told to come again."""
+    """When too many schemas wait, the next caller is told to come again."""
     monkeypatch.setattr(schemas, "MAX_WAITING", 1)
 
     with pytest.raises(ApiError, match="too many JSON schemas"):
@@ -101,7 +101,7 @@ def test_so_many_wait_to_be_tried(monkeypatch):
 
 
 def test_callers_take_turns(monkeypatch):
-    """One caller takes all places; another's schema is the second to be tried, and one that leaves holds nobody up."""
+    """Callers' schemas are tried in turn, and one that leaves delays nobody."""
     monkeypatch.setattr(schemas, "MAX_WAITING", 4)
     monkeypatch.setattr(schemas._Trials, "find_fault", lambda trials, schema: tried.append(schema))
     tried = []
@@ -121,7 +121,7 @@ def test_callers_take_turns(monkeypatch):
 
 
 def test_a_caller_is_told_what_is_wrong_with_its_schema(gateway):
-    """It is the caller's mistake, so a 400, whether or not a rank is ready."""
+    """A wrong schema is a 400, whether or not a rank is ready."""
     schema = {"name": "a", "schema": {"$ref": "#"}}
     asked = {"model": "org/tiny", "messages": [{"role": "user", "content": "mill"}]}
 

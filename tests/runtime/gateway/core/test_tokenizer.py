@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tokenizer: BOS once, stop ids from where they are, broken files in one sentence."""
+"""A checkpoint's tokenizer is read with one BOS and its stop ids, or refused in one sentence."""
 
 import json
 from dataclasses import replace
@@ -17,18 +17,18 @@ BOS, BOS_ID, ASSISTANT_ID = "<｜begin▁of▁sentence｜>", 0, 3
 
 
 def test_byte_characters_are_those_of_the_tokenizers_library():
-    """The table has 256 different characters, the library's own alphabet."""
+    """The table has the library's 256 characters for bytes."""
     assert sorted(byte_characters()) == sorted(ByteLevel.alphabet())
 
 
 def test_a_plain_prompt_starts_with_one_bos(tokenizer):
-    """BOS is put before a prompt, and not before one that has it."""
+    """A prompt gets BOS, unless it begins with one."""
     assert tokenizer.encode("mill") == tokenizer.encode(BOS + "mill")
     assert tokenizer.encode("mill").count(BOS_ID) == 1
 
 
 def test_a_chat_starts_with_the_templates_bos_only(tokenizer):
-    """The template writes BOS, so the gateway does not."""
+    """A chat has only the BOS that the template writes."""
     text = tokenizer.chat_template.render([{"role": "user", "content": "hi"}], None, {})
     ids = tokenizer.encode_whole(text)
 
@@ -38,7 +38,7 @@ def test_a_chat_starts_with_the_templates_bos_only(tokenizer):
 
 
 def test_no_prompt_is_cut_or_filled_up(write_checkpoint, tmp_path):
-    """Whoever saved the tokenizer may have trained with both."""
+    """Truncation and padding saved with the tokenizer are not used."""
     folder = write_checkpoint(tmp_path)
     as_it_is = load_tokenizer(folder).encode("mill mill mill")
     encoder = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -50,7 +50,7 @@ def test_no_prompt_is_cut_or_filled_up(write_checkpoint, tmp_path):
 
 
 def test_a_vocabulary_of_endless_ids_is_refused(write_checkpoint, tmp_path):
-    """The texts of tokens are a list as long as the largest id."""
+    """A vocabulary with an absurdly large id is refused."""
     folder = write_checkpoint(tmp_path)
     path = folder / "tokenizer.json"
     document = json.loads(path.read_text())
@@ -62,7 +62,7 @@ def test_a_vocabulary_of_endless_ids_is_refused(write_checkpoint, tmp_path):
 
 
 def test_a_tokenizer_that_panics_is_one_sentence(write_checkpoint, tmp_path):
-    """Rust's panics are no Exception: this pattern matches everywhere, and is refused only when it is used."""
+    """A tokenizer whose library panics is refused in one sentence."""
     folder = write_checkpoint(tmp_path)
     path = folder / "tokenizer.json"
     document = json.loads(path.read_text())
@@ -74,8 +74,8 @@ def test_a_tokenizer_that_panics_is_one_sentence(write_checkpoint, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def of_runs(write_checkpoint, tmp_path_factory):
-    """A tokenizer with tokens of up to 32 spaces."""
+def space_tokenizer(write_checkpoint, tmp_path_factory):
+    """Return a tokenizer with tokens of up to 32 spaces."""
     folder = write_checkpoint(tmp_path_factory.mktemp("runs"))
     path = folder / "tokenizer.json"
     document = json.loads(path.read_text())
@@ -86,12 +86,12 @@ def of_runs(write_checkpoint, tmp_path_factory):
     return load_tokenizer(folder)
 
 
-def test_a_long_run_of_spaces_is_refused_by_its_beginning(of_runs, monkeypatch):
-    """Spaces take 32 to a token: its first beginning has too few tokens, the second has enough."""
+def test_a_long_run_of_spaces_is_refused_by_its_beginning(space_tokenizer, monkeypatch):
+    """A long run of spaces is refused once a longer beginning has too many tokens."""
     lengths, encode = [], Tokenizer.encode_whole
     monkeypatch.setattr(Tokenizer, "encode_whole", lambda self, text: lengths.append(len(text)) or encode(self, text))
 
-    assert of_runs.is_too_long(" " * 1_000_000, 256)
+    assert space_tokenizer.is_too_long(" " * 1_000_000, 256)
     assert lengths == [2048, 5 * 2048]
 
 
@@ -100,19 +100,19 @@ RUNS = st.tuples(st.sampled_from([" ", "mill ", "1", "日", "\n", "x", BOS, BOS[
 
 @given(st.lists(RUNS, min_size=1, max_size=4), st.integers(1, 60))
 @example([("x", 37), (BOS, 20)], 57)
-def test_a_text_that_is_too_long_by_its_beginning_is_too_long(of_runs, runs, max_tokens):
-    """No text is refused that fits, whatever the beginning is cut in: a run of spaces, or a special token."""
+def test_a_text_that_is_too_long_by_its_beginning_is_too_long(space_tokenizer, runs, max_tokens):
+    """No text that fits is refused by its beginning, whatever is cut there."""
     text = "".join(piece * times for piece, times in runs)
-    assume(of_runs.is_too_long(text, max_tokens))
+    assume(space_tokenizer.is_too_long(text, max_tokens))
 
-    assert len(of_runs.encode_whole(text)) > max_tokens
+    assert len(space_tokenizer.encode_whole(text)) > max_tokens
 
 
-def test_a_token_that_takes_the_spaces_before_it_may_end_a_long_run(of_runs):
-    """They are no tokens then, so a beginning that ends with spaces tells nothing of them."""
-    encoder = tokenizers.Tokenizer.from_str(of_runs.encoder.to_str())
+def test_a_token_that_takes_the_spaces_before_it_may_end_a_long_run(space_tokenizer):
+    """A beginning that ends with spaces does not count them, because the next token may take them."""
+    encoder = tokenizers.Tokenizer.from_str(space_tokenizer.encoder.to_str())
     encoder.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True)])
-    stripping, text = replace(of_runs, encoder=encoder), " " * 30_000 + "<mask>"
+    stripping, text = replace(space_tokenizer, encoder=encoder), " " * 30_000 + "<mask>"
 
     assert len(stripping.encode_whole(text)) == 1
     assert not stripping.is_too_long(text, 64)
@@ -121,17 +121,17 @@ def test_a_token_that_takes_the_spaces_before_it_may_end_a_long_run(of_runs):
 
 @pytest.mark.parametrize("bos_token", [BOS, {"content": BOS, "lstrip": False}])
 def test_bos_may_be_written_with_its_stripping_rules(write_checkpoint, tmp_path, bos_token):
-    """DeepSeek-V3's tokenizer_config.json writes bos_token as an object, newer ones as a string."""
+    """bos_token may be an object or a string."""
     assert load_tokenizer(write_checkpoint(tmp_path, bos_token=bos_token)).bos_id == BOS_ID
 
 
 def test_a_checkpoint_may_want_no_bos(write_checkpoint, tmp_path):
-    """add_bos_token: false is obeyed."""
+    """With add_bos_token: false no BOS is added."""
     assert BOS_ID not in load_tokenizer(write_checkpoint(tmp_path, add_bos_token=False)).encode("mill")
 
 
 def test_without_add_bos_token_the_post_processor_decides(write_checkpoint, tmp_path):
-    """A tokenizer whose own template puts BOS in front gets one, and not two."""
+    """A tokenizer whose post-processor adds BOS gets one, not two."""
     folder = write_checkpoint(tmp_path)
     encoder = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     encoder.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
@@ -146,7 +146,7 @@ def test_without_add_bos_token_the_post_processor_decides(write_checkpoint, tmp_
     [(1, None, (1,)), (1, 2, (2,)), (1, [1, 3], (1, 3)), (None, None, ())],
 )
 def test_generation_config_overrules_config(write_checkpoint, tmp_path, config, generation_config, stop_ids):
-    """eos_token_id may be a number, a list or absent; generation_config.json wins."""
+    """eos_token_id may be a number, a list or absent, and generation_config.json wins."""
     folder = write_checkpoint(tmp_path)
     (folder / "config.json").write_text(json.dumps({"vocab_size": 320, "hidden_size": 2, "eos_token_id": config}))
     if generation_config is not None:
@@ -156,7 +156,7 @@ def test_generation_config_overrules_config(write_checkpoint, tmp_path, config, 
 
 
 def test_a_text_model_beside_encoders_says_it_in_its_part_of_the_config(write_checkpoint, tmp_path):
-    """Kimi-K2.5's config.json: the vocabulary in text_config; its end of text there, or outside it, which wins."""
+    """Kimi-K2.5's vocabulary and end of text come from text_config, but a key outside it wins."""
     folder = write_checkpoint(tmp_path)
     for outside, stop_ids in (({}, (7,)), ({"eos_token_id": 8}, (8,))):
         config = {
@@ -170,7 +170,7 @@ def test_a_text_model_beside_encoders_says_it_in_its_part_of_the_config(write_ch
 
 
 def test_special_tokens_have_no_text(tokenizer):
-    """Their bytes are empty, so they never show in an answer."""
+    """Special tokens have no text."""
     assert [tokenizer.token_bytes[token_id] for token_id in range(4)] == [b""] * 4
 
 
@@ -191,7 +191,7 @@ def test_special_tokens_have_no_text(tokenizer):
     ],
 )
 def test_a_broken_file_is_one_sentence(write_checkpoint, tmp_path, name, content, complaint):
-    """A missing or broken file is a CheckpointError that names it."""
+    """A missing or broken file is a CheckpointError with its name."""
     folder = write_checkpoint(tmp_path)
     if content is None:
         (folder / name).unlink()

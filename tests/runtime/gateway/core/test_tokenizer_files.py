@@ -1,4 +1,4 @@
-"""A gateway that starts again reads the tokenizer's files that its deployment serves with, or does not start."""
+"""A gateway that starts again reads its deployment's tokenizer files, or does not start."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from runtime.gateway.core.tokenizer_files import load_served_tokenizer
 
 @pytest.fixture
 def folder(write_checkpoint, tmp_path):
-    """A checkpoint that a gateway has served with, which has neither a template's file nor generation_config.json."""
+    """Return a checkpoint that a gateway has served with, without a template file and generation_config.json."""
     folder = write_checkpoint(tmp_path)
     load_served_tokenizer(folder, tmp_path / "memory")
     return folder
@@ -22,7 +22,7 @@ def folder(write_checkpoint, tmp_path):
 
 @pytest.mark.parametrize("name", TOKENIZER_FILES)
 def test_a_gateway_does_not_start_with_a_file_that_changed(folder, name):
-    """One byte is enough, and so is a file that was not there. The reason names it; put back, the gateway starts."""
+    """A gateway does not start with a changed or new file, and names it; with the old one it starts."""
     file = folder / name
     before = file.read_bytes() if file.exists() else None
     file.write_bytes((before or b"{}") + b"\n")
@@ -37,7 +37,7 @@ def test_a_gateway_does_not_start_with_a_file_that_changed(folder, name):
 
 
 def test_every_file_that_changed_is_named(folder):
-    """A file that is gone counts as changed, before anybody misses it."""
+    """Every changed or missing file is named."""
     (folder / "tokenizer.json").unlink()
     (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
 
@@ -46,7 +46,7 @@ def test_every_file_that_changed_is_named(folder):
 
 
 def test_a_file_that_changes_while_it_is_loaded_is_noticed(write_checkpoint, tmp_path, monkeypatch):
-    """Else the deployment would remember another file than the one it serves with."""
+    """A file that changes while it is loaded is noticed, so that the deployment remembers the right one."""
     folder = write_checkpoint(tmp_path)
 
     def load_late(folder):
@@ -59,7 +59,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_noticed(write_checkpoint, tmp
 
 
 def test_a_file_that_changes_while_it_is_loaded_is_noticed_without_a_memory(write_checkpoint, tmp_path, monkeypatch):
-    """Else the gateway would compare ranks with another file than the one it reads."""
+    """A file that changes while it is loaded is noticed even if nothing is remembered."""
     folder = write_checkpoint(tmp_path)
 
     def load_early(folder):
@@ -73,7 +73,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_noticed_without_a_memory(writ
 
 
 def test_without_a_memory_the_files_are_taken_as_they_are(folder):
-    """As in a cluster, and when a new deployment begins."""
+    """Without a memory the files are taken as they are."""
     (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
 
     assert load_served_tokenizer(folder, None)[0].stop_ids == (7,)
@@ -81,13 +81,13 @@ def test_without_a_memory_the_files_are_taken_as_they_are(folder):
 
 
 def test_a_full_disk_keeps_no_gateway_from_starting(folder, caplog):
-    """It says that it cannot remember."""
+    """On a full disk the gateway starts, and says that it cannot remember."""
     assert load_served_tokenizer(folder, folder / "missing" / "memory")[0].num_token_ids == 320
     assert "cannot remember the tokenizer's files in " in caplog.text
 
 
 def test_no_file_is_read_that_is_not_compared():
-    """The list has every name that the modules which read the tokenizer look for in the folder."""
+    """Every file that the tokenizer's modules read is compared."""
     sources = "".join(map(inspect.getsource, (tokenizer, chat_template, text_model)))
 
     assert set(re.findall(r'folder / "([^"]+)"', sources)) == set(TOKENIZER_FILES)

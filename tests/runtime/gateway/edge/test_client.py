@@ -1,4 +1,4 @@
-"""Bodies that never end, and too many of them; work for clients that left; streams that are silent."""
+"""Bodies that never end, clients that left, and silent streams."""
 
 import asyncio
 import threading
@@ -16,8 +16,8 @@ from runtime.gateway.edge.client import COMMENT, Bodies, EventStream
 from runtime.gateway.edge.http_errors import ApiError
 
 
-def request_of(*messages, shared=None):
-    """A request whose client says these messages, and then nothing."""
+def new_request(*messages, shared=None):
+    """Return a request whose client sends these messages, and then nothing."""
     said = iter(messages)
 
     async def receive():
@@ -34,12 +34,12 @@ def part(body, *, more=True):
 
 
 async def read(bodies, *messages):
-    async with bodies.read(request_of(*messages)) as body:
+    async with bodies.read(new_request(*messages)) as body:
         return body
 
 
 def test_a_body_that_does_not_end_is_given_up(monkeypatch):
-    """The answer is a 408 that ends the connection: what may still come is no next request."""
+    """A body that does not end is a 408 that ends the connection."""
     monkeypatch.setattr(client, "BODY_TIMEOUT_S", 0.01)
 
     with pytest.raises(ApiError) as error:
@@ -48,7 +48,7 @@ def test_a_body_that_does_not_end_is_given_up(monkeypatch):
 
 
 def test_unfinished_bodies_have_a_bound_together(monkeypatch):
-    """Who comes too many is told to come again. A body counts no more when it is done, however it ended."""
+    """Unfinished bodies have a common bound, and a body counts until it is done, however it ended."""
     monkeypatch.setattr(client, "MAX_BODIES_BYTES", 10)
 
     async def many():
@@ -68,7 +68,7 @@ def test_unfinished_bodies_have_a_bound_together(monkeypatch):
 
 
 def test_work_of_a_client_that_left_is_not_begun():
-    """It waited behind another large body; small ones have other threads."""
+    """The work of a client that left while it waited is not begun."""
     begun = []
 
     async def leave():
@@ -79,10 +79,10 @@ def test_work_of_a_client_that_left_is_not_begun():
             blocking = loop.run_in_executor(
                 pool, lambda: asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result()
             )
-            left = request_of({"type": "http.disconnect"}, shared=shared)
+            left = new_request({"type": "http.disconnect"}, shared=shared)
             with pytest.raises(ClientDisconnect):
                 await app._process_body(left, app.LARGE_BODY_BYTES + 1, lambda: begun.append("large"))
-            await app._process_body(request_of(shared=shared), 5, lambda: begun.append("small"))
+            await app._process_body(new_request(shared=shared), 5, lambda: begun.append("small"))
             may_end.set()
             await blocking
 
@@ -97,8 +97,8 @@ CHUNK = (
 DONE = b"data: [DONE]\n\n"
 
 
-def streamed(*, silences):
-    """What a stream sends whose second event comes after so many silences."""
+def collect_stream(*, silences):
+    """Return the bytes of a stream whose second event comes after some silences."""
     sent = []
 
     async def events():
@@ -112,26 +112,26 @@ def streamed(*, silences):
 
     closed = []
     stream = EventStream(events(), {}, lambda: closed.append(True))
-    receive = request_of().receive
+    receive = new_request().receive
     asyncio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 20))
     assert closed == [True]
     return sent
 
 
 def test_a_stream_that_waits_for_its_next_token_is_not_silent(monkeypatch):
-    """Proxies would cut it while a unit starts again. There is nothing before its head, and nothing after its end."""
+    """A stream that waits sends comments, but none before its head or after its end."""
     monkeypatch.setattr(client, "SILENCE_S", 0.01)
 
-    assert streamed(silences=3) == [None, CHUNK, COMMENT, COMMENT, COMMENT, DONE, b""]
+    assert collect_stream(silences=3) == [None, CHUNK, COMMENT, COMMENT, COMMENT, DONE, b""]
 
 
 def test_a_stream_that_is_not_silent_has_no_comments():
-    """Bytes that nobody reads are not sent."""
-    assert streamed(silences=0) == [None, CHUNK, DONE, b""]
+    """A stream that is not silent has no comments."""
+    assert collect_stream(silences=0) == [None, CHUNK, DONE, b""]
 
 
 class Stream(BaseHTTPRequestHandler):
-    """Answers any call with a stream that has comments in it."""
+    """A server that answers any call with a stream that has comments."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -141,11 +141,11 @@ class Stream(BaseHTTPRequestHandler):
         self.wfile.write(CHUNK + COMMENT + CHUNK + COMMENT + DONE)
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Log nothing."""
 
 
 def test_openais_client_skips_comments():
-    """Its reader of events is what most callers have."""
+    """OpenAI's client skips comments."""
     with HTTPServer(("127.0.0.1", 0), Stream) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"

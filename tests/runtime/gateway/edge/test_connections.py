@@ -1,4 +1,4 @@
-"""Clients that are slow, silent, too many, or no HTTP; each meets a server whose waits are short."""
+"""Clients that are slow, silent, too many or no HTTP meet a server with short time-outs."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ APP = check_heads(Starlette(routes=ROUTES))
 
 @pytest.fixture
 def serve(monkeypatch):
-    """What `behave(open)` returns, beside a server; `open` gives (reader, writer)."""
+    """Return the result of `behave(open)` beside a server; `open` gives (reader, writer)."""
     monkeypatch.setattr("runtime.gateway.edge.connections.SWEEP_S", SHORT_S / 4)
 
     def serve(behave, max_connections=4, waits=SHORT):
@@ -94,15 +94,15 @@ def serve(monkeypatch):
     return serve
 
 
-async def all_of(reader):
-    """What comes until the end."""
+async def read_all(reader):
+    """Return all bytes up to the end."""
     with suppress(ConnectionResetError):
         return await reader.read()
     return b"reset"
 
 
-def told(answer):
-    """The status, and the error's code."""
+def read_refusal(answer):
+    """Return the status and the error's code."""
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]["code"]
 
@@ -118,19 +118,19 @@ def told(answer):
     ],
 )
 def test_a_head_that_does_not_end_is_given_up(serve, said, answer):
-    """A client that said something is told why, in OpenAI's shape; a silent one is not spoken to."""
+    """A client whose head does not end gets an error; one that sent nothing is closed silently."""
 
     async def say(open_connection):
         reader, writer = await open_connection()
         writer.write(said)
-        return await all_of(reader)
+        return await read_all(reader)
 
     heard = serve(say)
-    assert (told(heard) if heard else None) == answer
+    assert (read_refusal(heard) if heard else None) == answer
 
 
 def test_a_client_that_sends_everything_first_sees_its_refusal(serve):
-    """It says `Connection: close`, as urllib does, and its body is refused unread. What it sends is dropped."""
+    """A client that sends its whole body first reads its refusal, and the rest of its body is dropped."""
 
     async def send(open_connection):
         reader, writer = await open_connection()
@@ -138,7 +138,7 @@ def test_a_client_that_sends_everything_first_sees_its_refusal(serve):
         for _ in range(40):
             writer.write(bytes(10**6))
             await writer.drain()
-        answer = await all_of(reader)
+        answer = await read_all(reader)
         writer.close()
         return answer
 
@@ -149,16 +149,16 @@ def test_a_client_that_sends_everything_first_sees_its_refusal(serve):
 
 
 def test_a_body_of_two_lengths_ends_its_connection(serve):
-    """A 400 in OpenAI's shape, and no answer to what comes after it, which may be another client's body."""
+    """A body with two lengths is a 400, and what follows on its connection is not answered."""
 
     async def say(open_connection):
         reader, writer = await open_connection()
         lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
         writer.write(b"POST /size HTTP/1.1\r\nHost: x\r\n" + lengths + b"\r\n0\r\n\r\n" + GET)
-        return await all_of(reader)
+        return await read_all(reader)
 
     heard = serve(say)
-    assert told(heard) == (400, "invalid_http")
+    assert read_refusal(heard) == (400, "invalid_http")
     assert heard.count(b"HTTP/1.1") == 1
 
 
@@ -172,14 +172,14 @@ def test_a_body_of_two_lengths_ends_its_connection(serve):
     ],
 )
 def test_a_connection_ends_whatever_its_client_does_after_an_answer(serve, caplog, then):
-    """It is idle, or begins a head or a body and does not go on; and there is no traceback."""
+    """A connection ends if its client is idle after an answer, or begins a head or body and stops."""
 
     async def say(open_connection):
         reader, writer = await open_connection()
         writer.write(GET)
         await reader.readuntil(b"well")
         writer.write(then)
-        return await all_of(reader)
+        return await read_all(reader)
 
     serve(say)
 
@@ -187,7 +187,7 @@ def test_a_connection_ends_whatever_its_client_does_after_an_answer(serve, caplo
 
 
 def test_a_body_in_the_smallest_chunks_is_read_and_others_are_answered_meanwhile(serve, monkeypatch):
-    """It is taken in by slices; what comes after it is the next request."""
+    """A body in the smallest chunks is read in slices, and other clients are answered meanwhile."""
     monkeypatch.setattr("runtime.gateway.edge.input_turns.TURN_S", 0)
     head = b"POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     ended = []
@@ -209,14 +209,14 @@ def test_a_body_in_the_smallest_chunks_is_read_and_others_are_answered_meanwhile
 
 
 def test_a_client_that_closes_its_sending_half_has_left(serve):
-    """There is no other sign of that: its answer, which would go on for ever, is given up."""
+    """A client that closes its sending half has left, and its answer is given up."""
 
     async def say(open_connection):
         reader, writer = await open_connection()
         writer.write(ENDLESS)
         await reader.readuntil(b"chunked")
         writer.write_eof()
-        await all_of(reader)
+        await read_all(reader)
         written.clear()
         await asyncio.sleep(SHORT_S)
         return len(written)
@@ -225,7 +225,7 @@ def test_a_client_that_closes_its_sending_half_has_left(serve):
 
 
 def test_requests_one_after_another_keep_their_connection(serve, monkeypatch):
-    """The time of a wait counts anew from each answer; requests may come before the answer to the last one."""
+    """Requests one after another keep their connection, and the time-out begins at each answer."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)  # no time passes while the machine does other things
     monkeypatch.setattr("runtime.gateway.edge.connections.time", clock)
 
@@ -242,7 +242,7 @@ def test_requests_one_after_another_keep_their_connection(serve, monkeypatch):
 
 
 def test_requests_that_are_sent_ahead_stay_with_their_client(serve, monkeypatch):
-    """However many come before their answers, and though each answer is made with an ear to the client."""
+    """Requests that are sent ahead are all answered in order."""
     connections, sizes, add = [], [], Connections.add
     monkeypatch.setattr(Connections, "add", lambda self, new: connections.append(new) or add(self, new))
 
@@ -260,7 +260,7 @@ def test_requests_that_are_sent_ahead_stay_with_their_client(serve, monkeypatch)
 
 
 def test_a_client_that_does_not_read_is_given_up(serve, caplog):
-    """The answer is made no further than there is room for it, and the client is named in the log."""
+    """A client that does not read is given up at a bound, and named in the log."""
 
     async def ask(open_connection):
         written.clear()
@@ -279,7 +279,7 @@ def test_a_client_that_does_not_read_is_given_up(serve, caplog):
 
 
 def test_who_waits_longest_makes_room(serve):
-    """An idle one, one with half a head, one with half a body: each is closed for a new client, which is answered."""
+    """The connection that has waited longest is closed for a new client."""
 
     async def fill(open_connection):
         said = (b"", b"GET ", b"POST /none HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
@@ -289,7 +289,7 @@ def test_who_waits_longest_makes_room(serve):
         new = [await open_connection() for _ in said]
         for _, writer in new:
             writer.write(GET)
-        await asyncio.gather(*(all_of(reader) for reader, _ in waiting))
+        await asyncio.gather(*(read_all(reader) for reader, _ in waiting))
         return [await reader.readuntil(b"well") for reader, _ in new]
 
     answers = serve(fill, max_connections=3, waits=Waits())
@@ -298,7 +298,7 @@ def test_who_waits_longest_makes_room(serve):
 
 
 def test_who_does_not_read_makes_room_last(monkeypatch):
-    """A reader that only pauses stays, and so does a client whose answer is being made: then nobody else is let in."""
+    """A client with an answer in progress keeps its place; if all have one, nobody else is let in."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("runtime.gateway.edge.connections.time", clock)
     connections, ended = Connections(4), []
@@ -319,7 +319,7 @@ def test_who_does_not_read_makes_room_last(monkeypatch):
 
 
 def test_clients_that_come_together_are_no_more_than_there_may_be(serve, monkeypatch):
-    """They are taken several at a time; each beyond the limit costs the one before it its place."""
+    """Of clients that come together, no more are kept than there may be."""
     counts, add = [], Connections.add
 
     def counted(self, connection):
@@ -328,7 +328,7 @@ def test_clients_that_come_together_are_no_more_than_there_may_be(serve, monkeyp
 
     async def come(open_connection):
         waiting = await asyncio.gather(*(open_connection() for _ in range(20)))
-        ended = [asyncio.ensure_future(all_of(reader)) for reader, _ in waiting]
+        ended = [asyncio.ensure_future(read_all(reader)) for reader, _ in waiting]
         while sum(future.done() for future in ended) < 17:
             await asyncio.sleep(SHORT_S / 4)
         return await asyncio.gather(*ended)
@@ -340,7 +340,7 @@ def test_clients_that_come_together_are_no_more_than_there_may_be(serve, monkeyp
 
 
 def test_when_all_are_being_answered_a_client_is_refused(serve):
-    """It is told so, and when to come again. As soon as one has left there is room."""
+    """When all connections are being answered, a new client is told when to come again."""
 
     async def fill(open_connection):
         reader, writer = await open_connection()
@@ -348,7 +348,7 @@ def test_when_all_are_being_answered_a_client_is_refused(serve):
         await reader.readuntil(b"chunked")
         late, late_writer = await open_connection()
         late_writer.write(GET)
-        refused = await all_of(late)
+        refused = await read_all(late)
         linger = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.transport.abort()
@@ -359,13 +359,13 @@ def test_when_all_are_being_answered_a_client_is_refused(serve):
 
     refused, answer = serve(fill, max_connections=1, waits=Waits())
 
-    assert told(refused) == (503, "overloaded")
+    assert read_refusal(refused) == (503, "overloaded")
     assert b"Retry-After: 1" in refused
     assert answer.startswith(b"HTTP/1.1 200")
 
 
 def test_a_thousand_slow_clients_hold_nobody_up(start_gateway):
-    """Others are answered at once with 64 descriptors, the log stays short, and the process small."""
+    """With a thousand slow clients and 64 descriptors, others are answered at once."""
     gateway = start_gateway(open_files=OPEN_FILES)
     before = gateway.memory_mib()
     said = (b"", b"GET / HT", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n{")
@@ -386,13 +386,13 @@ def test_a_thousand_slow_clients_hold_nobody_up(start_gateway):
     assert len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir())) < OPEN_FILES
 
 
-def test_callers_that_are_no_ranks_hold_no_rank_up(start_gateway, join, until):
-    """A rank joins with 64 descriptors and 200 silent connections to the ranks' port; the log stays short."""
+def test_callers_that_are_no_ranks_hold_no_rank_up(start_gateway, join, wait_until):
+    """With 200 silent connections at the ranks' port and 64 descriptors, a rank still joins."""
     gateway = start_gateway(open_files=OPEN_FILES)
     idle = [socket.create_connection((ADDRESS, gateway.ports["registry"]), timeout=PATIENCE_S) for _ in range(200)]
     try:
         join(at=gateway, unit="late", phase="mixed")
-        until(lambda: gateway.state_of("late") == ["loading"], "the rank has joined")
+        wait_until(lambda: gateway.rank_states("late") == ["loading"], "the rank has joined")
     finally:
         for connection in idle:
             connection.close()

@@ -1,4 +1,4 @@
-"""Calls that come again under their key: drawn alike, counted once, and never with another body."""
+"""A call that comes again under its key is drawn alike and counted once; another body is refused."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PATH, BODY = "/v1/completions", b'{"prompt": "mill"}'
 
 
 def test_the_seed_follows_from_the_key_at_every_gateway():
-    """Also at one that has never seen it, and for one account only."""
+    """The seed follows from key and account at every gateway."""
     first, second = (IdempotencyKeys().find_call("order-7", "alice", PATH, BODY) for _ in range(2))
     others = [IdempotencyKeys().find_call(*call, PATH, BODY) for call in (("order-8", "alice"), ("order-7", "bob"))]
 
@@ -20,7 +20,7 @@ def test_the_seed_follows_from_the_key_at_every_gateway():
 
 
 def test_a_call_without_a_key_draws_at_random():
-    """Nothing is kept of it."""
+    """A call without a key draws at random, and nothing of it is kept."""
     keys = IdempotencyKeys()
 
     assert keys.find_call(None, "alice", PATH, BODY).seed is None
@@ -28,7 +28,7 @@ def test_a_call_without_a_key_draws_at_random():
 
 
 def test_tokens_count_once_however_often_the_call_comes():
-    """The second time only what is more than the first had: a stream that broke off was counted up to there."""
+    """A repeated call counts only the tokens beyond those counted before."""
     keys = IdempotencyKeys()
 
     assert keys.find_call("order-7", None, PATH, BODY).count(10, 3) == (10, 3)
@@ -38,7 +38,7 @@ def test_tokens_count_once_however_often_the_call_comes():
 
 @pytest.mark.parametrize("other", [(PATH, b'{"prompt": "tide"}'), ("/v1/chat/completions", BODY)])
 def test_another_call_under_the_same_key_is_refused(other):
-    """It is a mistake of the caller, who would take one answer for the other."""
+    """Another body under the same key is refused."""
     keys = IdempotencyKeys()
     keys.find_call("order-7", "alice", PATH, BODY)
 
@@ -51,7 +51,7 @@ def test_another_call_under_the_same_key_is_refused(other):
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_call_that_ranks_never_had_does_not_spend_its_key(has_begun):
-    """Whatever it was refused for, another body may have the key; once ranks had the call, it may not."""
+    """A key is free for another body until ranks have had the call."""
     keys = IdempotencyKeys()
     call = keys.find_call("order-7", None, PATH, b"wrong")
     call.has_begun = has_begun
@@ -65,7 +65,7 @@ def test_a_call_that_ranks_never_had_does_not_spend_its_key(has_begun):
 
 
 def test_a_key_is_free_when_the_last_request_of_its_call_has_ended():
-    """One of two requests alike leaves before it begins, and the other keeps the key: it may still begin."""
+    """A key is held until the last of its equal requests has ended or left."""
     keys = IdempotencyKeys()
     first, second = (keys.find_call("order-7", None, PATH, b"wrong") for _ in range(2))
     keys.end_request(first)
@@ -77,7 +77,7 @@ def test_a_key_is_free_when_the_last_request_of_its_call_has_ended():
 
 
 def test_a_call_that_was_forgotten_frees_no_other_calls_key():
-    """Its key may be another call's by the time it ends."""
+    """A forgotten call that ends does not free the key for which another call has taken its place."""
     now = [0.0]
     keys = IdempotencyKeys(lambda: now[0])
     forgotten = keys.find_call("order-7", None, PATH, b"wrong")
@@ -91,7 +91,7 @@ def test_a_call_that_was_forgotten_frees_no_other_calls_key():
 
 @pytest.mark.parametrize("key", ["", "k" * (MAX_CHARACTERS + 1), "a\x00b"])
 def test_what_is_no_key_is_refused(key):
-    """With the rule, and nothing is kept."""
+    """A malformed key is refused with the rule, and nothing is kept."""
     with pytest.raises(ApiError) as error:
         IdempotencyKeys().find_call(key, None, PATH, BODY)
 
@@ -100,7 +100,7 @@ def test_what_is_no_key_is_refused(key):
 
 
 def test_a_key_is_forgotten_after_a_day_and_when_there_are_too_many(monkeypatch):
-    """Its tokens count anew then; memory has a bound."""
+    """A key is forgotten after a day, or when there are too many."""
     monkeypatch.setattr(idempotency, "MAX_KEPT", 3)
     now = [0.0]
     keys = IdempotencyKeys(lambda: now[0])

@@ -1,4 +1,4 @@
-"""Connections take their input in turns, and the event loop has its own turns between."""
+"""Connections read their input in turns, and the event loop runs between them."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from runtime.gateway.edge.input_turns import InputTurns
 
 
 class Reader:
-    """Has so many slices, and says its name in `taken` for each; `fails` with the first."""
+    """A reader with `slices`, which adds its name to `taken` for each, or fails with the first."""
 
     def __init__(self, name, num_slices, taken, *, fails=False):
         self._name, self._left, self._taken, self._fails = name, num_slices, taken, fails
@@ -22,8 +22,8 @@ class Reader:
         return self._left > 0
 
 
-def taken_by(*readers, num_turns=20):
-    """Let them take what they have; the event loop says `.` in each of its turns."""
+def run_readers(*readers, num_turns=20):
+    """Let the readers take their slices; the event loop adds `.` in each of its turns."""
     taken = []
 
     async def run():
@@ -40,20 +40,20 @@ def taken_by(*readers, num_turns=20):
 
 
 def test_each_takes_a_slice_in_its_turn():
-    """One that has much does not keep others from reading what they have."""
-    assert taken_by(("a", 4, False), ("b", 1, False), ("c", 2, False)) == "abcacaa"
+    """A reader with much input does not keep others from theirs."""
+    assert run_readers(("a", 4, False), ("b", 1, False), ("c", 2, False)) == "abcacaa"
 
 
 def test_the_event_loop_goes_on_between_slices(monkeypatch):
-    """When the time of a turn is over, the rest waits for the next."""
+    """When a turn's time is over, the rest waits for the next turn."""
     monkeypatch.setattr(input_turns, "TURN_S", 0)
 
-    assert taken_by(("a", 3, False), ("b", 2, False)) == "a.b.a.b.a"
+    assert run_readers(("a", 3, False), ("b", 2, False)) == "a.b.a.b.a"
 
 
 @pytest.mark.parametrize("time_s", [0, 1])
 def test_one_that_fails_costs_the_others_nothing(monkeypatch, time_s):
-    """A bug of ours ends its own reading only."""
+    """A reader that fails does not stop the others."""
     monkeypatch.setattr(input_turns, "TURN_S", time_s)
 
-    assert taken_by(("a", 3, True), ("b", 2, False)).replace(".", "") == "abb"
+    assert run_readers(("a", 3, True), ("b", 2, False)).replace(".", "") == "abb"

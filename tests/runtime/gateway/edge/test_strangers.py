@@ -1,4 +1,4 @@
-"""Whom of those that have not said who they are the registry ends, when they are too many."""
+"""When there are too many connections without Hello, the registry closes the right ones."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from runtime.gateway.edge.strangers import MAX_STRANGERS, Strangers
 
 @pytest.fixture
 def crowd():
-    """(strangers, those that were ended), when one came from 10.0.0.2, and then as many as may be from 10.0.0.9."""
+    """Return (strangers, closed ones) after one from 10.0.0.2 and as many as allowed from 10.0.0.9."""
     strangers, ended = Strangers(), []
 
     def add(name, host):
@@ -21,7 +21,7 @@ def crowd():
 
 
 def test_a_crowd_ends_its_own_oldest(crowd):
-    """One that came before all of it, from another address, stays."""
+    """A crowd from one address closes its own oldest, and not one from elsewhere."""
     strangers, ended = crowd
 
     assert ended == list(range(2 * MAX_STRANGERS + 1))
@@ -29,7 +29,7 @@ def test_a_crowd_ends_its_own_oldest(crowd):
 
 
 def test_whoever_is_known_makes_room_for_another(crowd):
-    """Nobody is ended then."""
+    """When a stranger has said Hello, its place is free and nobody is closed."""
     strangers, ended = crowd
     before = len(ended)
     strangers.forget("rank")

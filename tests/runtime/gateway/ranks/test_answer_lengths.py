@@ -1,4 +1,4 @@
-"""How long an answer is expected to be."""
+"""The expected length of an answer follows the recent ones."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ lengths = st.integers(1, 10_000)
 
 @given(st.lists(lengths), lengths)
 def test_no_answer_is_expected_to_be_longer_than_it_may(ended, most):
-    """Nor longer than the longest so far; before any answer it may get all that it asks for."""
+    """The expectation is at most max_tokens and the longest answer so far; at first it is max_tokens."""
     seen = AnswerLengths()
     for length in ended:
         seen.record(length)
@@ -19,7 +19,7 @@ def test_no_answer_is_expected_to_be_longer_than_it_may(ended, most):
 
 
 def test_the_guess_follows_what_clients_ask_for():
-    """After some hundreds of short answers nobody expects long ones, and one long answer among them moves little."""
+    """After hundreds of short answers short ones are expected, and one long answer changes little."""
     seen = AnswerLengths()
     for length in [4000, *[100] * 300]:
         seen.record(length)

@@ -1,4 +1,4 @@
-"""A real gateway chooses ranks by what they report. The ranks are fakes that answer when told."""
+"""A real gateway chooses among fake ranks by their reports."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,8 +13,8 @@ KV_TOKENS = 4096  # of each rank, as the gateway's launch file says
 class Pair:
     """A prefill and a decode unit of two ready ranks each, and calls that wait for their answers."""
 
-    def __init__(self, gateway, join, client, until, pool):
-        self._gateway, self._client, self._until, self._pool = gateway, client, until, pool
+    def __init__(self, gateway, join, client, wait_until, pool):
+        self._gateway, self._client, self._until, self._pool = gateway, client, wait_until, pool
         self._calls, self._waiting = [], []
         self.prefill, self.decode = (
             [join(unit=f"{phase}-{id(self)}", phase=phase, num_ranks=2, rank=rank) for rank in range(2)]
@@ -22,23 +22,23 @@ class Pair:
         )
         for rank in (*self.prefill, *self.decode):
             rank.say(State("ready"))
-        until(lambda: gateway.ready_report()["ready"], "the units are ready")
+        wait_until(lambda: gateway.ready_report()["ready"], "the units are ready")
 
     def ask(self, num_tokens):
-        """The number of the prefill rank that gets a prompt of so many tokens."""
+        """Send a prompt of so many tokens, and return the number of the prefill rank that gets it."""
         call = self._submit(num_tokens)
         number, prompt = self._hear()
         self._calls.append((call, number, prompt))
         return number
 
     def ask_and_wait(self, num_tokens):
-        """Ask for what no rank has room for."""
+        """Send a prompt for which no rank has room."""
         num_waiting = self._num_waiting()
         self._waiting.append(self._submit(num_tokens))
         self._until(lambda: self._num_waiting() == num_waiting + 1, "the prompt waits")
 
     def answer_all(self):
-        """Give every call its one token, those included that wait until then."""
+        """Answer every call with its one token, also those that wait until then."""
         for call, number, prompt in self._calls:
             self._answer(number, prompt)
             assert call.result(10).usage.completion_tokens == 1
@@ -47,7 +47,7 @@ class Pair:
         assert all(call.result(10).usage.completion_tokens == 1 for call in self._waiting)
 
     def report(self, rank, load):
-        """Let the rank say what it has, and wait until the gateway has read that and what came after it."""
+        """Send a rank's load, and wait until the gateway has read it and the messages after it."""
         rank.say(load)
         rank.say(State("ready", 0.5))
         self._until(lambda: self._loaded(rank.hello) == 0.5, "the load is read")
@@ -57,7 +57,7 @@ class Pair:
         return self._pool.submit(self._client.completions.create, **asked)
 
     def _hear(self):
-        """(number of a prefill rank, the next prompt that one gets)."""
+        """Return (number of a prefill rank, the next prompt that it gets)."""
         heard = self._until(lambda: [n for n in range(2) if not self.prefill[n].heard.empty()], "the prompt is sent")
         return heard[0], self.prefill[heard[0]].hear()
 
@@ -73,29 +73,29 @@ class Pair:
 
 
 @pytest.fixture
-def ranks(gateway, join, client, until):
+def ranks(gateway, join, client, wait_until):
     with ThreadPoolExecutor() as pool:
-        pair = Pair(gateway, join, client, until, pool)
+        pair = Pair(gateway, join, client, wait_until, pool)
         yield pair
         pair.answer_all()
 
 
 def test_short_prompts_stay_away_from_a_long_one(ranks):
-    """Three of five tokens go where nobody computes a hundred, though that rank has more requests in the end."""
+    """Short prompts go to the rank without the long one, even if it gets more requests."""
     long = ranks.ask(100)
 
     assert {ranks.ask(5) for _ in range(3)} == {1 - long}
 
 
 def test_what_a_rank_reports_counts(ranks):
-    """A rank that has another gateway's prompts gets none of this one's while its peer has none."""
+    """A rank that reports another gateway's prompts gets none while its peer is free."""
     ranks.report(ranks.prefill[1], Load(3, 0, 300, 30000, 0, []))
 
     assert {ranks.ask(5) for _ in range(3)} == {0}
 
 
 def test_a_full_cache_takes_as_many_as_may_wait_and_no_more(ranks, client):
-    """Two decode ranks without KV let two requests each wait, one of them in the gateway; the fifth is refused."""
+    """Two decode ranks without free KV each let two requests wait, and the fifth call is refused."""
     for rank in ranks.decode:
         ranks.report(rank, Load(1, 0, 0, 0, KV_TOKENS, []))
     for _ in range(2):

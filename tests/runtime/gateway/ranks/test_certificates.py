@@ -1,4 +1,4 @@
-"""Who may be a rank where certificates are asked for: the registry's port, over real sockets, against strangers."""
+"""With certificates, only ranks of the right units get in, over real sockets."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ from stacks.local.certificates import now
 from tests.runtime.gateway.certified import GATEWAY, HELLO, HOST, HOUR, Gateway, run
 
 
-def test_a_rank_with_its_units_certificate_is_admitted(issued):
-    """Both ends prove who they are, and the rank is ready."""
-    folder = issued()
+def test_a_rank_with_its_units_certificate_is_admitted(certificates):
+    """A rank with its unit's certificate is admitted and becomes ready."""
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway:
@@ -28,13 +28,13 @@ def test_a_rank_with_its_units_certificate_is_admitted(issued):
     assert run(use())
 
 
-def test_a_rank_of_another_unit_is_refused_and_told_no_identity(issued, caplog):
-    """It has a good certificate and the right digest. The log says whose the certificate is, its caller hears less."""
-    folder = issued()
+def test_a_rank_of_another_unit_is_refused_and_told_no_identity(certificates, caplog):
+    """A rank with another unit's certificate is refused. Only the log names that identity."""
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway:
-            return await gateway.hears(folder / "mixed-1")
+            return await gateway.hello_reply(folder / "mixed-1")
 
     with caplog.at_level(logging.WARNING):
         said = run(use())
@@ -43,16 +43,16 @@ def test_a_rank_of_another_unit_is_refused_and_told_no_identity(issued, caplog):
     assert "it says that it is of unit 'mixed-0', its certificate is of 'spiffe://test/unit/mixed-1'" in caplog.text
 
 
-def test_a_rank_whose_unit_lost_all_ranks_is_not_replaced_by_a_stranger(issued):
-    """Without certificates, whoever knew the digest could pose as any rank of a unit that is away."""
-    folder, strangers = issued(), issued("theirs")
+def test_a_rank_whose_unit_lost_all_ranks_is_not_replaced_by_a_stranger(certificates):
+    """A stranger without the unit's certificate cannot take the place of its lost ranks."""
+    folder, strangers = certificates(), certificates("theirs")
 
     async def use():
         async with Gateway(folder) as gateway:
             assert await gateway.admits(folder / "mixed-0")
             other_launch = Hello("mixed-0", "mixed", 0, 1, "x", 9, "sha256:other", "sha256:kv", None, None)
-            assert await gateway.hears(strangers / "mixed-0", other_launch) is None
-            assert isinstance(await gateway.hears(folder / "mixed-1", other_launch), Rejected)
+            assert await gateway.hello_reply(strangers / "mixed-0", other_launch) is None
+            assert isinstance(await gateway.hello_reply(folder / "mixed-1", other_launch), Rejected)
             return [rank.hello for unit in gateway.registry.units() for rank in unit.ranks]
 
     assert run(use()) == [HELLO]
@@ -67,17 +67,17 @@ def test_a_rank_whose_unit_lost_all_ranks_is_not_replaced_by_a_stranger(issued):
         ("ours", None, "gateway", "unsuitable certificate purpose|unsupported certificate purpose"),
     ],
 )
-def test_a_wrong_certificate_is_refused_with_the_reason_in_the_log(issued, caplog, name, at, who, why):
-    """Another authority's, an expired one, one of tomorrow, and one that is for something else."""
-    good = issued("good")
-    bad = issued(name, at)
+def test_a_wrong_certificate_is_refused_with_the_reason_in_the_log(certificates, caplog, name, at, who, why):
+    """A certificate of another authority, date or purpose is refused, with the reason in the log."""
+    good = certificates("good")
+    bad = certificates(name, at)
     authority = (good if name == "theirs" else bad) / "mixed-0" / "ca.crt"
     (good / "gateway" / "ca.crt").write_bytes(authority.read_bytes())
 
     async def use():
         async with Gateway(good) as gateway:
             (bad / who / "ca.crt").write_bytes((good / "mixed-0" / "ca.crt").read_bytes())
-            return await gateway.hears(bad / who), gateway.registry.units()
+            return await gateway.hello_reply(bad / who), gateway.registry.units()
 
     with caplog.at_level(logging.WARNING):
         said, units = run(use())
@@ -89,9 +89,9 @@ def test_a_wrong_certificate_is_refused_with_the_reason_in_the_log(issued, caplo
 @pytest.mark.parametrize(
     "sent", [encode_frame(HELLO), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"\0" * 70_000, b""]
 )
-def test_whoever_shows_no_certificate_gets_nothing(issued, sent):
-    """A Hello in the clear, HTTP, half a handshake, garbage, and a caller who closes its half."""
-    folder = issued()
+def test_whoever_shows_no_certificate_gets_nothing(certificates, sent):
+    """A caller without a TLS handshake gets no answer."""
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway:
@@ -112,9 +112,9 @@ def test_whoever_shows_no_certificate_gets_nothing(issued, sent):
     assert b"TDML" not in answer
 
 
-def test_a_client_without_a_certificate_is_refused(issued, caplog):
-    """TLS alone is not enough."""
-    folder = issued()
+def test_a_client_without_a_certificate_is_refused(certificates, caplog):
+    """A TLS client without a certificate is refused."""
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway:
@@ -132,9 +132,9 @@ def test_a_client_without_a_certificate_is_refused(issued, caplog):
     assert "no handshake: peer did not return a certificate" in caplog.text
 
 
-def test_many_who_never_finish_a_handshake_keep_no_rank_out(issued):
-    """They are strangers, so the oldest makes room; none of them holds up another."""
-    folder = issued()
+def test_many_who_never_finish_a_handshake_keep_no_rank_out(certificates):
+    """Many unfinished handshakes do not keep a rank out: the oldest makes room."""
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway:
@@ -151,9 +151,9 @@ def test_many_who_never_finish_a_handshake_keep_no_rank_out(issued):
     assert num_ended >= 2 * MAX_STRANGERS
 
 
-def test_renewed_certificates_are_used_without_a_restart(issued):
-    """Both ends have an expired one first; new files are read before the next connection, by either end."""
-    folder = issued("ours", now() - 48 * HOUR)
+def test_renewed_certificates_are_used_without_a_restart(certificates):
+    """Both ends use renewed files at the next connection."""
+    folder = certificates("ours", now() - 48 * HOUR)
 
     async def use():
         async with Gateway(folder) as gateway:
@@ -161,7 +161,7 @@ def test_renewed_certificates_are_used_without_a_restart(issued):
             running = asyncio.create_task(link.run())
             await asyncio.sleep(0.3)
             assert gateway.registry.units() == []
-            renewed = issued("renewed")
+            renewed = certificates("renewed")
             for file in renewed.glob("*/*"):
                 (folder / file.relative_to(renewed)).write_bytes(file.read_bytes())
             while not gateway.registry.units():
@@ -173,10 +173,10 @@ def test_renewed_certificates_are_used_without_a_restart(issued):
         run(use())
 
 
-def test_a_rank_says_nothing_to_one_that_is_not_the_gateway(issued, capfd, monkeypatch):
-    """A unit's certificate is good, and no gateway's; what such a one says is not heard either."""
+def test_a_rank_says_nothing_to_one_that_is_not_the_gateway(certificates, capfd, monkeypatch):
+    """A rank neither talks nor listens to a server with a unit's certificate."""
     monkeypatch.setattr(gateway_connection, "RETRY_OTHER_S", 0.05)
-    folder, heard, received = issued(), [], []
+    folder, heard, received = certificates(), [], []
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "mixed-1" / "tls.crt", folder / "mixed-1" / "tls.key")
 

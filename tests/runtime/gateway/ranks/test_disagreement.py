@@ -1,4 +1,4 @@
-"""Two gateways and three units, of which some have read other files: every course of a few events.
+"""Two gateways and three units, some with other files, through every course of a few events.
 
 The gateways are ours. A unit of the model does what a rank does (`worker/io_thread.py`): it says "ready" unless a
 gateway that it is connected to has refused it, and "joining" otherwise.
@@ -34,7 +34,7 @@ class Line:
 
 
 class Weights:
-    """What a gateway does with a line: it serves with the first weights."""
+    """A gateway that serves with the first weights."""
 
     def __init__(self, _):
         self.served = ServedWeights()
@@ -47,7 +47,7 @@ class Weights:
 
 
 class Tokenizers:
-    """What a gateway does with a line: it has read a file itself."""
+    """A gateway that has read a tokenizer itself."""
 
     def __init__(self, digest):
         self.served = ServedTokenizer(digest)
@@ -60,14 +60,14 @@ class Tokenizers:
 
 
 class Fleet:
-    """The gateways, the digest of each unit that runs, and the lines between them."""
+    """The gateways, the digest of each running unit, and the lines between them."""
 
     def __init__(self, kind, digests):
         self.gateways = [kind(digest) for digest in digests]
         self.running, self.lines = {}, {}
 
     def do(self, act, unit, gateway):
-        """Let one thing happen, and the gateways hear of what comes of it."""
+        """Do one event, and let the gateways hear of its consequences."""
         if act == "die":
             self.running.pop(unit, None)
             for each in GATEWAYS:
@@ -79,11 +79,11 @@ class Fleet:
         self.notice()
 
     def hear(self, unit, gateway):
-        """Let the gateway hear of a unit that runs: its Hello, or its state."""
+        """Let the gateway hear of a running unit: its Hello or its state."""
         if unit in self.running:
             line = self.lines.setdefault((unit, gateway), Line(unit, self.running[unit]))
-            line.state = "joining" if any(each.is_told for each in self.lines_of(unit)) else "ready"
-            self.gateways[gateway].hear(line, self.lines_to(gateway))
+            line.state = "joining" if any(each.is_told for each in self.unit_lines(unit)) else "ready"
+            self.gateways[gateway].hear(line, self.gateway_lines(gateway))
 
     def hang_up(self, unit, gateway):
         line = self.lines.get((unit, gateway))
@@ -91,26 +91,26 @@ class Fleet:
             line.hang_up("it is gone")
 
     def notice(self):
-        """Let gateways notice the lines that are lost, and units tell all gateways when they are refused."""
+        """Let gateways notice lost lines, and refused units tell all gateways."""
         while lost := [key for key, line in self.lines.items() if line.state == "lost"]:
             line = self.lines.pop(lost[0])
-            self.gateways[lost[0][1]].lose(line, self.lines_to(lost[0][1]))
+            self.gateways[lost[0][1]].lose(line, self.gateway_lines(lost[0][1]))
         for unit, gateway in list(self.lines):
             line = self.lines.get((unit, gateway))
-            if line and line.state == "ready" and any(each.is_told for each in self.lines_of(unit)):
+            if line and line.state == "ready" and any(each.is_told for each in self.unit_lines(unit)):
                 line.state = "joining"
-                self.gateways[gateway].hear(line, self.lines_to(gateway))
+                self.gateways[gateway].hear(line, self.gateway_lines(gateway))
                 self.notice()
 
-    def lines_of(self, unit):
+    def unit_lines(self, unit):
         return [line for (each, _), line in self.lines.items() if each == unit]
 
-    def lines_to(self, gateway):
+    def gateway_lines(self, gateway):
         return [line for (_, each), line in self.lines.items() if each == gateway]
 
     def serving(self, gateway):
-        """The digests of the units that this gateway sends requests to."""
-        ready = (line for line in self.lines_to(gateway) if line.state == "ready" and line.refusal is None)
+        """Return the digests of the units to which this gateway sends requests."""
+        ready = (line for line in self.gateway_lines(gateway) if line.state == "ready" and line.refusal is None)
         return {line.loaded_digest for line in ready}
 
     def settle(self):
@@ -122,30 +122,30 @@ class Fleet:
 
     @property
     def key(self):
-        """Return what decides what can happen from here."""
+        """Return the part of the state that decides what can happen next."""
         lines = {key: (line.state, line.refusal is None, line.is_told) for key, line in self.lines.items()}
         served = tuple(gateway.served._digest for gateway in self.gateways)
         return tuple(sorted(self.running.items())), tuple(sorted(lines.items())), served
 
 
-def replayed(kind, digests, events):
+def replay_events(kind, digests, events):
     fleet = Fleet(kind, digests)
     for event in events:
         fleet.do(*event)
     return fleet
 
 
-def courses(kind, digests):
-    """Yield each state once with the events that lead there, as a function that leads there again."""
+def reachable_states(kind, digests):
+    """Yield each state once, with the events that lead there and a function that replays them."""
     events = [(act, unit, 0) for act in (RIGHT, WRONG, "die") for unit in UNITS]
     events += [("hear", unit, gateway) for unit in UNITS for gateway in GATEWAYS]
     seen, waiting = set(), deque([()])
     while waiting:
         past = waiting.popleft()
-        key = replayed(kind, digests, past).key
+        key = replay_events(kind, digests, past).key
         if key not in seen:
             seen.add(key)
-            yield past, partial(replayed, kind, digests, past)
+            yield past, partial(replay_events, kind, digests, past)
             waiting += [(*past, event) for event in events if len(past) < DEPTH]
     assert len(seen) > 100
 
@@ -155,15 +155,15 @@ KINDS = pytest.mark.parametrize(("kind", "digests"), [(Weights, (RIGHT, RIGHT)),
 
 @KINDS
 def test_no_gateway_serves_two_digests_at_once(kind, digests):
-    """Whatever happened, and in whichever order gateways heard of it."""
-    for past, fleet in courses(kind, digests):
+    """No gateway serves two digests at once, in whatever order it hears of events."""
+    for past, fleet in reachable_states(kind, digests):
         assert all(len(fleet().serving(gateway)) <= 1 for gateway in GATEWAYS), past
 
 
 @KINDS
 def test_units_serve_once_the_wrong_ones_are_gone(kind, digests):
-    """No gateway keeps out for ever what is right."""
-    for past, replay in courses(kind, digests):
+    """Once the wrong units are gone, every gateway serves with the right ones."""
+    for past, replay in reachable_states(kind, digests):
         fleet = replay()
         for unit in [unit for unit, digest in fleet.running.items() if digest == WRONG]:
             fleet.do("die", unit, 0)
@@ -174,8 +174,8 @@ def test_units_serve_once_the_wrong_ones_are_gone(kind, digests):
 
 @KINDS
 def test_a_wrong_minority_takes_no_fleet_down(kind, digests):
-    """While it runs, the right gateways have units to serve with; of weights, those of the unit that was first."""
-    for past, replay in courses(kind, digests):
+    """A wrong minority does not stop the right gateways from serving."""
+    for past, replay in reachable_states(kind, digests):
         fleet = replay()
         fleet.settle()
         running = list(fleet.running.values())

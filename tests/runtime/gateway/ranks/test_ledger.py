@@ -1,4 +1,4 @@
-"""What the gateway believes that a rank has, beside what the rank has."""
+"""The gateway's ledger of a rank adds the rank's reports to its own requests."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ def ledger(phase):
     return Ledger("unit", 0, phase, LIMITS)
 
 
-def given_requests(phase, *names, size=SIZE):
+def request_lists(phase, *names, size=SIZE):
     its = ledger(phase)
     for name in names:
         its.give(name, size)
@@ -33,8 +33,8 @@ def given_requests(phase, *names, size=SIZE):
     ],
 )
 def test_a_request_counts_from_when_it_is_given_to_its_end(phase, work, after_a_token):
-    """Its prompt until the rank's first token; a mixed rank, which is told twice, counts it once."""
-    its = given_requests(phase, "a", "a")
+    """A request's prompt counts until the first token, and once at a mixed rank."""
+    its = request_lists(phase, "a", "a")
     before = its.load.work
     its.count_token("a")
     computed = its.load.work
@@ -45,8 +45,8 @@ def test_a_request_counts_from_when_it_is_given_to_its_end(phase, work, after_a_
 
 
 def test_an_answer_longer_than_was_expected_counts_with_what_it_has():
-    """128 tokens are kept for 100 and 20; from its 129th on the request holds another page."""
-    its = given_requests("decode", "a")
+    """A longer answer than expected counts with the pages that it has."""
+    its = request_lists("decode", "a")
     for _ in range(27):
         its.count_token("a")
     before = its.load.work.kv_tokens
@@ -56,8 +56,8 @@ def test_an_answer_longer_than_was_expected_counts_with_what_it_has():
 
 
 def test_a_report_adds_what_others_asked_for():
-    """One of three requests at the rank is this gateway's; another of its own is on its way and counts beside them."""
-    its = given_requests("mixed", "a", "on its way")
+    """A report adds other gateways' requests, and own ones that are on their way count beside them."""
+    its = request_lists("mixed", "a", "on its way")
     its.apply_report(Load(3, 1, 300, 3 * PAIRS, 384, ["x", "a", "y"]))
 
     assert its.load.work == Work(4, 400, 4 * PAIRS, 2 * 128 + 2 * 128)
@@ -65,8 +65,8 @@ def test_a_report_adds_what_others_asked_for():
 
 
 def test_a_report_tells_how_far_a_long_prompt_is():
-    """What is left of it counts, with the pairs that are left, until the rank says its first token."""
-    its = given_requests("prefill", "a")
+    """Only the rest of a long prompt counts, by the rank's report."""
+    its = request_lists("prefill", "a")
     its.apply_report(Load(1, 0, 40, 4000, 128, ["a"]))
     half = its.load.work
     its.count_token("a")
@@ -76,8 +76,8 @@ def test_a_report_tells_how_far_a_long_prompt_is():
 
 
 def test_nothing_is_ever_less_than_none():
-    """A request that ended after the report was made is in neither."""
-    its = given_requests("decode", "a", "b")
+    """A request that ended after the report counts in neither, and no count is negative."""
+    its = request_lists("decode", "a", "b")
     its.apply_report(Load(0, 0, 0, 0, 0, ["a", "b"]))
     its.end("a")
 
@@ -85,8 +85,8 @@ def test_nothing_is_ever_less_than_none():
 
 
 def test_who_finds_no_room_waits_and_the_oldest_gets_the_next():
-    """Three at a time: the fourth waits until one ends, and the fifth until another does."""
-    its = given_requests("decode", "a", "b", "c", "d", "e")
+    """When three places are taken, the fourth request waits for the next free one, and the fifth after it."""
+    its = request_lists("decode", "a", "b", "c", "d", "e")
     waiting = [its.load.num_waiting]
     for name in "ab":
         its.end(name)
@@ -96,8 +96,8 @@ def test_who_finds_no_room_waits_and_the_oldest_gets_the_next():
 
 
 def test_nobody_overtakes_one_that_waits_for_kv():
-    """A small request that came later gets no room that the large one before it is too large for."""
-    its = given_requests("decode", "a", size=RequestSize(500, 12))
+    """A small request does not overtake a large one that waits for KV."""
+    its = request_lists("decode", "a", size=RequestSize(500, 12))
     its.give("large", RequestSize(200, 20))
     its.give("small", RequestSize(20, 20))
     fits = its.load.fits(RequestSize(20, 20).work_at("decode"))
@@ -109,7 +109,7 @@ def test_nobody_overtakes_one_that_waits_for_kv():
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["give", "token", "end", "report"])), max_size=40))
 def test_with_one_gateway_reports_change_nothing(events):
-    """A rank that has just what this gateway gave it reports what the gateway knows already."""
+    """With one gateway, a report changes nothing in the ledger."""
     its, without = ledger("decode"), ledger("decode")
     tokens = {}
     arrived = set()

@@ -1,4 +1,4 @@
-"""What the gateway remembers of the beginnings of prompts at each rank."""
+"""The gateway's index remembers the beginnings of prompts at each rank."""
 
 from collections import OrderedDict
 
@@ -12,13 +12,13 @@ from runtime.gateway.tenants.keys import make_salt
 IDS = list(range(300))
 
 
-def names_of(*numbers):
-    """Names that share a bucket where they are equal modulo the number of buckets."""
+def colliding_names(*numbers):
+    """Return names that share a bucket where they are equal modulo the number of buckets."""
     return np.array(numbers, dtype=np.uint64)
 
 
 def test_a_name_stands_for_a_whole_prefix():
-    """300 tokens have four names; another first token changes all of them, another last one of a block those behind."""
+    """A block's name depends on all tokens up to its end."""
     names, other_begin, other_end = (
         name_blocks("", ids).tolist() for ids in (IDS, [7, *IDS[1:]], [*IDS[:191], 7, *IDS[192:]])
     )
@@ -30,74 +30,74 @@ def test_a_name_stands_for_a_whole_prefix():
 
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([None, "x", "y"])), unique=True))
 def test_no_two_salts_share_a_name(callers):
-    """Whoever has another key or another `cache_salt` finds nothing of what the others sent."""
+    """Prompts with different keys or salts share no name."""
     named = [name_blocks(make_salt(*caller), IDS).tolist() for caller in callers]
 
     assert len({name for names in named for name in names}) == 4 * len(callers)
 
 
 def test_what_a_rank_has_ends_where_its_prompts_differ():
-    """Each rank is asked for itself; one that left has nothing, and neither has who takes its place."""
+    """Each rank has its own prefixes, and its successor has none of them."""
     index = PrefixIndex(64)
     first, second = index.enter(), index.enter()
-    index.use(first, names_of(1, 2, 3, 4))
-    index.use(second, names_of(1, 2, 9))
-    before = [index.find(names_of(1, 2, 3, 5), [first, second]), index.find(NO_NAMES, [first, second])]
+    index.use(first, colliding_names(1, 2, 3, 4))
+    index.use(second, colliding_names(1, 2, 9))
+    before = [index.find(colliding_names(1, 2, 3, 5), [first, second]), index.find(NO_NAMES, [first, second])]
     index.leave(first)
 
     assert before == [[3, 2], [0, 0]]
     assert index.enter() == first
-    assert index.find(names_of(1, 2, 3, 5), [first, second]) == [0, 2]
+    assert index.find(colliding_names(1, 2, 3, 5), [first, second]) == [0, 2]
 
 
 def test_one_bucket_keeps_the_names_that_were_used_last():
     """A full bucket keeps the first names of a chain, because they count as used last."""
     index = PrefixIndex(WAYS)
     place = index.enter()
-    index.use(place, names_of(*range(1, WAYS + 4)))
-    held = index.find(names_of(*range(1, WAYS + 4)), [place])
-    index.use(place, names_of(1, 2, 50))
+    index.use(place, colliding_names(*range(1, WAYS + 4)))
+    held = index.find(colliding_names(*range(1, WAYS + 4)), [place])
+    index.use(place, colliding_names(1, 2, 50))
 
     assert held == [WAYS]
-    assert index.find(names_of(1, 2, 50), [place]) == [3]
-    assert index.find(names_of(*range(1, WAYS + 4)), [place]) == [WAYS - 1]
+    assert index.find(colliding_names(1, 2, 50), [place]) == [3]
+    assert index.find(colliding_names(*range(1, WAYS + 4)), [place]) == [WAYS - 1]
 
 
 def test_blocks_are_forgotten_by_name_and_by_age():
-    """A prompt that was given up takes its own blocks along, and a lost block all that were used before it."""
+    """A given-up prompt's own blocks are forgotten, and a lost block takes all older ones along."""
     index = PrefixIndex(64)
     place = index.enter()
-    index.use(place, names_of(1, 2))
-    index.use(place, names_of(1, 3))
-    index.use(place, names_of(4))
-    index.forget(place, names_of(3))
-    after_name = index.find(names_of(1, 3), [place])
-    index.forget_unused_since(place, index.last_use(place, names_of(1)))
+    index.use(place, colliding_names(1, 2))
+    index.use(place, colliding_names(1, 3))
+    index.use(place, colliding_names(4))
+    index.forget(place, colliding_names(3))
+    after_name = index.find(colliding_names(1, 3), [place])
+    index.forget_unused_since(place, index.last_use(place, colliding_names(1)))
 
     assert after_name == [1]
-    assert [index.find(names_of(each), [place]) for each in (1, 2, 4)] == [[0], [0], [1]]
-    assert index.last_use(place, names_of(2)) == 0
+    assert [index.find(colliding_names(each), [place]) for each in (1, 2, 4)] == [[0], [0], [1]]
+    assert index.last_use(place, colliding_names(2)) == 0
 
 
 def test_memory_is_bounded_however_many_ranks_there_are():
-    """Where all ranks' pages would take too much, each has fewer, and a rank that came before is still known."""
+    """With many ranks each gets fewer pages, and known ranks stay known."""
     index = PrefixIndex(num_blocks=10_000, max_bytes=2**16)
     places = [index.enter() for _ in range(40)]
-    index.use(places[0], names_of(1, 2, 3))
+    index.use(places[0], colliding_names(1, 2, 3))
 
     assert len(set(places)) == 40
     assert index.num_bytes <= 2**16
-    assert index.find(names_of(1, 2, 3), [places[0], places[39]]) == [3, 0]
+    assert index.find(colliding_names(1, 2, 3), [places[0], places[39]]) == [3, 0]
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 12)), max_size=60))
 def test_a_large_index_finds_what_a_list_of_each_ranks_blocks_finds(prompts):
-    """Prompts of six conversations at three ranks, of up to twelve blocks each: nothing is lost, nothing invented."""
+    """A large index finds exactly what a list of each rank's blocks finds."""
     index, lists = PrefixIndex(4096), [OrderedDict() for _ in range(3)]
     places = [index.enter() for _ in range(3)]
     for rank, conversation, num_blocks in prompts:
-        names = names_of(*(1 + conversation * 100_003 + 7919 * block for block in range(num_blocks)))
+        names = colliding_names(*(1 + conversation * 100_003 + 7919 * block for block in range(num_blocks)))
         found = index.find(names, places)
         expected = [
             next((number for number, name in enumerate(names.tolist()) if name not in held), num_blocks)

@@ -1,4 +1,4 @@
-"""A connection ends with its certificate, and a rank moves to another one before: over real sockets, with both ends."""
+"""A rank moves to a new connection before a certificate ends, over real sockets with both ends."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ SIZE = RequestSize(4, 4)
 
 
 class Moving:
-    """A rank's line that is renewed again and again, with a request's tokens on it; and a gateway."""
+    """A rank's line that is renewed again and again with a request's tokens on it, and a gateway."""
 
     def __init__(self, folder: Path, gateway: Gateway) -> None:
         self.gateway, self.heard, self.received = gateway, [], []
@@ -33,7 +33,7 @@ class Moving:
 
     async def __aenter__(self) -> "Moving":
         self.link.say_state(State("ready"))
-        await until(lambda: any(unit.is_ready for unit in self.gateway.registry.units()))
+        await wait_until(lambda: any(unit.is_ready for unit in self.gateway.registry.units()))
         self.rank.subscribe("request", SIZE, lambda _, answer: self.heard.append(answer))
         return self
 
@@ -46,27 +46,27 @@ class Moving:
         return rank
 
     @property
-    def shown(self) -> str:
-        """The number of the certificate that the rank has shown on its connection of now."""
+    def shown_certificate(self) -> str:
+        """Return the number of the certificate that the rank has shown on its present connection."""
         return self.rank._writer.get_extra_info("peercert")["serialNumber"]
 
 
-async def until(condition):
+async def wait_until(condition):
     while not condition():
         await asyncio.sleep(0.001)
 
 
 @pytest.fixture
 def quick_renewal(monkeypatch):
-    """Connections are renewed as soon as they stand."""
+    """Renew connections as soon as they are open."""
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
     monkeypatch.setattr(renewal, "RENEWED_AFTER", 0.0)
 
 
 @pytest.mark.usefixtures("quick_renewal")
-def test_a_connection_is_renewed_and_nothing_that_is_said_on_it_is_lost_or_comes_twice(issued, caplog):
-    """Both ends say something all the time, while the rank moves to ten other connections."""
-    folder = issued()
+def test_a_connection_is_renewed_and_nothing_that_is_said_on_it_is_lost_or_comes_twice(certificates, caplog):
+    """While the rank moves ten times, no message of either end is lost or doubled."""
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway, Moving(folder, gateway) as moving:
@@ -77,7 +77,7 @@ def test_a_connection_is_renewed_and_nothing_that_is_said_on_it_is_lost_or_comes
                 number += 1
                 await asyncio.sleep(0.001)
                 seen.add(rank._writer)
-            await until(lambda: len(moving.heard) == number == len(moving.received))
+            await wait_until(lambda: len(moving.heard) == number == len(moving.received))
             return moving.rank is rank, number, list(moving.heard), list(moving.received)
 
     with caplog.at_level(logging.INFO):
@@ -89,26 +89,26 @@ def test_a_connection_is_renewed_and_nothing_that_is_said_on_it_is_lost_or_comes
     assert caplog.text.count("joined") == 1
 
 
-def test_a_renewed_certificate_is_shown_on_a_connection_that_stands(issued, monkeypatch):
-    """The rank calls again when its files have changed, and is not lost for a moment."""
+def test_a_renewed_certificate_is_shown_on_a_connection_that_stands(certificates, monkeypatch):
+    """When its files change, the rank calls again and is never lost."""
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
-    folder = issued()
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway, Moving(folder, gateway) as moving:
-            rank, first = moving.rank, moving.shown
-            renewed = issued("renewed")
+            rank, first = moving.rank, moving.shown_certificate
+            renewed = certificates("renewed")
             for file in renewed.glob("*/*"):
                 (folder / file.relative_to(renewed)).write_bytes(file.read_bytes())
-            await until(lambda: moving.shown != first)
+            await wait_until(lambda: moving.shown_certificate != first)
             return moving.rank is rank, rank.state, list(moving.heard)
 
     assert run(use()) == (True, "ready", [])
 
 
-def test_a_connection_ends_with_the_certificate_that_was_shown_on_it(issued, caplog, monkeypatch):
-    """A rank that does not call again in time is lost, and the log says why."""
-    folder = issued()
+def test_a_connection_ends_with_the_certificate_that_was_shown_on_it(certificates, caplog, monkeypatch):
+    """A rank that does not call again before its certificate ends is lost, with the reason in the log."""
+    folder = certificates()
     ends = now() + 24 * HOUR
     began = time.monotonic()
     clock = SimpleNamespace(time=lambda: ends.timestamp() - 1 + time.monotonic() - began)  # a second before
@@ -127,30 +127,30 @@ def test_a_connection_ends_with_the_certificate_that_was_shown_on_it(issued, cap
     assert "the certificate of rank 0 of unit mixed-0 has expired" in caplog.text
 
 
-def test_a_rank_hangs_up_when_the_gateways_certificate_has_expired(issued, monkeypatch):
-    """It calls again, and says nothing to a gateway that has no other."""
-    folder, lengths = issued(), [0.05, None]
+def test_a_rank_hangs_up_when_the_gateways_certificate_has_expired(certificates, monkeypatch):
+    """A rank closes the connection when the gateway's certificate has expired, and calls again."""
+    folder, lengths = certificates(), [0.05, None]
     monkeypatch.setattr(gateway_connection, "seconds_valid", lambda _: lengths.pop(0) if lengths else None)
 
     async def use():
         async with Gateway(folder) as gateway, Moving(folder, gateway) as moving:
             first = moving.rank
-            await until(lambda: moving.rank is not first)
+            await wait_until(lambda: moving.rank is not first)
             return first.state, moving.rank.state
 
     assert run(use())[0] == "lost"
 
 
 @pytest.mark.parametrize("who", ["mixed-0", "mixed-1"])
-def test_whoever_copies_a_hello_renews_nobodys_connection(issued, caplog, who):
-    """One that has the unit's own certificate gets a ticket, which only the rank's own connection can use."""
-    folder = issued()
+def test_whoever_copies_a_hello_renews_nobodys_connection(certificates, caplog, who):
+    """A ticket is useless without the rank's own connection, even with the unit's certificate."""
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway, Moving(folder, gateway) as moving:
-            said = await gateway.hears(folder / who, Renewal(HELLO))
+            said = await gateway.hello_reply(folder / who, Renewal(HELLO))
             moving.link.send(Token("request", 0, 5, None))
-            await until(lambda: moving.heard)
+            await wait_until(lambda: moving.heard)
             return said, moving.rank.state
 
     said, state = run(use())
@@ -160,13 +160,13 @@ def test_whoever_copies_a_hello_renews_nobodys_connection(issued, caplog, who):
 
 
 @pytest.mark.parametrize("sent", [Renewal(HELLO), Moved("ticket")])
-def test_a_rank_that_is_not_there_goes_on_nowhere(issued, caplog, sent):
-    """Nor does one that was never told where."""
-    folder = issued()
+def test_a_rank_that_is_not_there_goes_on_nowhere(certificates, caplog, sent):
+    """A rank that is not connected, or has no ticket, cannot move."""
+    folder = certificates()
 
     async def use():
         async with Gateway(folder) as gateway:
-            assert await gateway.hears(folder / "mixed-0", sent) is None
+            assert await gateway.hello_reply(folder / "mixed-0", sent) is None
             stream, writer = await call(HOST, gateway.port, gateway.trust(folder / "mixed-0"))
             writer.write(encode_frame(HELLO) + encode_frame(Moved("ticket")))
             assert await stream.read() == b""

@@ -1,4 +1,4 @@
-"""The ranks that are known, and those that are forgotten, with ranks that are only a Hello."""
+"""The roster forgets lost ranks in the right order."""
 
 from types import SimpleNamespace
 
@@ -17,13 +17,13 @@ class Known:
 
 @pytest.fixture
 def few_lost(monkeypatch):
-    """A roster that keeps two lost ranks."""
+    """Make a roster keep only two lost ranks."""
     monkeypatch.setattr(roster, "MAX_LOST", 2)
     return Roster()
 
 
 def test_lost_ranks_have_a_bound(few_lost):
-    """The one that was lost first is forgotten first, with its unit if nobody else is of it; no connected one is."""
+    """The rank that was lost first is forgotten first, with its unit if no other rank is left; connected ones stay."""
     connected, *lost = [Known("mill", 0), Known("mill", 1), Known("tide", 0), *(Known("mill", n) for n in (2, 3))]
     for rank in (connected, *lost):
         few_lost.add(rank)
@@ -34,7 +34,7 @@ def test_lost_ranks_have_a_bound(few_lost):
 
 
 def test_a_rank_that_comes_back_is_lost_no_more(few_lost):
-    """Its place is its own then: what is said of its predecessor changes nothing."""
+    """A rank that comes back is not lost, and later news of its predecessor changes nothing."""
     first, second, others = Known(), Known(), [Known("tide", number) for number in range(3)]
     few_lost.add(first)
     few_lost.lose(first)
@@ -48,7 +48,7 @@ def test_a_rank_that_comes_back_is_lost_no_more(few_lost):
 
 
 def test_a_unit_is_dropped_as_a_whole(few_lost):
-    """Its lost ranks leave their room to others."""
+    """Dropping a unit frees the places of its lost ranks."""
     dropped, others = [Known("mill", number) for number in range(3)], [Known("tide", number) for number in range(2)]
     for rank in (*dropped, *others):
         few_lost.add(rank)

@@ -1,4 +1,4 @@
-"""The choice of ranks: who is chosen, that it fits, and what each balancer makes equal."""
+"""The router chooses ranks with room, and each balancer equalises its measure."""
 
 from dataclasses import replace
 from itertools import product
@@ -35,8 +35,8 @@ policies = st.sampled_from(Policy)
 turns = st.integers(0, 100)
 
 
-def ranks_of(*phases):
-    """Lists of ranks of such phases, each with its own name."""
+def rank_lists(*phases):
+    """Draw lists of ranks of these phases, each with its own name."""
     units = st.builds("{}-{}".format, st.sampled_from(phases), st.integers(0, 1))
     rank = st.builds(RankLoad, units, st.integers(0, 3), st.just("mixed"), works, limits, st.integers(0, 3))
     named = st.lists(rank, min_size=1, unique_by=lambda load: load.key)
@@ -44,12 +44,12 @@ def ranks_of(*phases):
 
 
 def rank(phase, number=0, work=Work(0, 0, 0, 0), **limits):  # noqa: B008  # frozen
-    """A rank that has this work."""
+    """Return a rank with this work."""
     return RankLoad(phase, number, phase, work, replace(LIMITS, **limits))
 
 
-def given_to(ranks, chosen, work):
-    """The ranks after the chosen one got a request of this work."""
+def give_request(ranks, chosen, work):
+    """Return the ranks after the chosen one got a request of this work."""
     return [
         replace(load, work=load.work + work, num_waiting=load.num_waiting + (not load.fits(work)))
         if load.key == chosen.key
@@ -59,7 +59,7 @@ def given_to(ranks, chosen, work):
 
 
 def test_a_phase_is_balanced_by_what_it_does():
-    """Prompts go where the least attention and tokens wait, answers where the least KV and the fewest requests are."""
+    """Prompts go to the least attention and tokens, answers to the least KV and the fewest requests."""
     prefill = [rank("prefill", 0, Work(1, 300, 45150, 0)), rank("prefill", 1, Work(3, 30, 155, 0))]
     decode = [rank("decode", 0, Work(1, 0, 0, 384)), rank("decode", 1, Work(2, 0, 0, 128))]
 
@@ -67,7 +67,7 @@ def test_a_phase_is_balanced_by_what_it_does():
 
 
 def test_a_long_request_goes_by_its_kv_and_a_small_one_by_the_count():
-    """Each is held against what it adds most of."""
+    """A long request is placed by its KV, and a small one by the number of requests."""
     few_and_long, many_and_short = rank("decode", 0, Work(2, 0, 0, 8192)), rank("decode", 1, Work(9, 0, 0, 4096))
 
     assert pick([few_and_long, many_and_short], RequestSize(4000, 96), 0) == many_and_short
@@ -75,7 +75,7 @@ def test_a_long_request_goes_by_its_kv_and_a_small_one_by_the_count():
 
 
 def test_the_attention_of_a_prompt_is_quadratic_and_of_its_chunks_what_is_left():
-    """A token attends to itself and to all before it: 1 + 2 + 3 + 4."""
+    """Attention pairs of 4 tokens are 1 + 2 + 3 + 4, and of a chunk the rest."""
     assert attention_pairs(0, 4) == 10
     assert attention_pairs(0, 2) + attention_pairs(2, 4) == 10
     assert RequestSize(4, 60).work_at("prefill") == Work(1, 4, 10, 0)
@@ -85,7 +85,7 @@ def test_the_attention_of_a_prompt_is_quadratic_and_of_its_chunks_what_is_left()
 
 @pytest.mark.parametrize("phases", [("prefill",), ("decode",), ()])
 def test_without_both_phases_nobody_is_chosen(phases):
-    """One phase alone cannot answer, and has no room."""
+    """One phase alone has no room."""
     ranks = [rank(phase) for phase in phases]
 
     assert choose_ranks(ranks, SIZE, 0) is None
@@ -94,7 +94,7 @@ def test_without_both_phases_nobody_is_chosen(phases):
 
 
 @settings(max_examples=40)
-@given(ranks_of("mixed"), sizes, turns, policies)
+@given(rank_lists("mixed"), sizes, turns, policies)
 def test_a_mixed_rank_is_chosen_for_both(ranks, size, turn, policy):
     """A request stays in a mixed unit with one rank."""
     chosen = choose_ranks(ranks, size, turn, policy)
@@ -103,9 +103,9 @@ def test_a_mixed_rank_is_chosen_for_both(ranks, size, turn, policy):
 
 
 @settings(max_examples=40)
-@given(ranks_of("prefill", "decode", "mixed"), sizes, turns, policies)
+@given(rank_lists("prefill", "decode", "mixed"), sizes, turns, policies)
 def test_only_ranks_that_are_ready_and_have_room_are_chosen(ranks, size, turn, policy):
-    """The chosen are among those listed, of the right phases, and no request waits while it fits elsewhere."""
+    """Only listed ranks of the right phases with room are chosen, and no request waits that fits elsewhere."""
     chosen = choose_ranks(ranks, size, turn, policy)
     if chosen is None:
         assert not room(ranks, size)
@@ -120,34 +120,34 @@ def test_only_ranks_that_are_ready_and_have_room_are_chosen(ranks, size, turn, p
 
 
 @settings(max_examples=40)
-@given(ranks_of("prefill", "decode", "mixed"), sizes, turns, policies)
+@given(rank_lists("prefill", "decode", "mixed"), sizes, turns, policies)
 def test_what_there_is_room_for_is_taken_and_no_more(ranks, size, turn, policy):
-    """So many requests can be given out, one after another, and then no rank takes another."""
+    """As many requests as fit are given out, and then no rank takes another."""
     for _ in range(room(ranks, size) or 0):
         chosen = choose_ranks(ranks, size, turn, policy)
-        ranks = given_to(ranks, chosen.rest, size.work_at(chosen.rest.phase))
+        ranks = give_request(ranks, chosen.rest, size.work_at(chosen.rest.phase))
 
     assert choose_ranks(ranks, size, turn, policy) is None
 
 
 @settings(max_examples=40)
-@given(ranks_of("decode"), st.lists(sizes, max_size=30), policies)
+@given(rank_lists("decode"), st.lists(sizes, max_size=30), policies)
 def test_without_a_queue_no_cache_is_ever_given_more_than_it_holds(ranks, asked, policy):
-    """Neither more KV nor more requests, whatever is asked in whatever order."""
+    """Without a queue no rank gets more KV or requests than it holds."""
     ranks = [replace(load, work=Work(0, 0, 0, 0), num_waiting=0) for load in ranks]
     ranks = [replace(load, limits=replace(load.limits, max_queued_requests=0)) for load in ranks]
     for turn, size in enumerate(asked):
         chosen = choose_ranks([rank("prefill"), *ranks], size, turn, policy)
         if chosen is not None:
-            ranks = given_to(ranks, chosen.rest, size.work_at("decode"))
+            ranks = give_request(ranks, chosen.rest, size.work_at("decode"))
 
     assert all(load.limits.fit(load.work) for load in ranks)
 
 
 @settings(max_examples=40)
-@given(ranks_of("prefill", "decode", "mixed"), sizes, turns, policies, st.randoms())
+@given(rank_lists("prefill", "decode", "mixed"), sizes, turns, policies, st.randoms())
 def test_the_order_of_the_list_does_not_matter(ranks, size, turn, policy, random):
-    """Ranks are compared by what they have, and equal ones by name and number."""
+    """The choice does not depend on the order of the list."""
     shuffled = list(ranks)
     random.shuffle(shuffled)
 
@@ -167,10 +167,10 @@ def test_equal_ranks_are_chosen_in_turn(num_ranks, work, size, turn, policy):
 
 @given(st.integers(1, 6), st.integers(1, 5), sizes, st.sampled_from(["prefill", "decode", "mixed"]), policies)
 def test_equal_ranks_get_equal_work(num_ranks, times, size, phase, policy):
-    """After so many equal requests for each rank, all ranks have the same."""
+    """After equal requests for all ranks, all have the same work."""
     ranks = [rank(phase, number) for number in range(num_ranks)]
     for turn in range(num_ranks * times):
-        ranks = given_to(ranks, pick(ranks, size, turn, policy), size.work_at(phase))
+        ranks = give_request(ranks, pick(ranks, size, turn, policy), size.work_at(phase))
 
     assert {load.work.num_requests for load in ranks} == {times}
 
@@ -200,7 +200,7 @@ prompt_works = st.builds(Work, st.integers(0, 5), st.integers(0, 40_000), st.int
 @settings(max_examples=100)
 @given(st.data(), st.sampled_from(["prefill", "mixed"]), st.integers(1, 20_000))
 def test_a_prompt_goes_where_it_is_computed_soonest(data, phase, num_tokens):
-    """The rank with the least queue and missing tokens, summed token by token and pair by pair."""
+    """A prompt goes to the rank with the least sum of queue and missing tokens."""
     size = RequestSize(num_tokens, 20)
     ranks, helds = [], []
     for number in range(data.draw(st.integers(1, 5))):
@@ -222,7 +222,7 @@ def test_a_prompt_goes_where_it_is_computed_soonest(data, phase, num_tokens):
 
 
 def test_a_conversation_comes_back_to_its_rank_until_the_queue_there_is_longer_than_computing_it():
-    """3,200 of 4,000 tokens are held: up to 3,200 more tokens in line are waited for, and not one more."""
+    """A conversation returns to its rank until the queue there exceeds its 3,200 held tokens."""
     beginning = attention_pairs(0, 3200)
     queues = Work(0, 0, 0, 0), Work(1, 3199, beginning, 0), Work(1, 3201, beginning, 0)
     chosen = [
@@ -239,7 +239,7 @@ def test_a_conversation_comes_back_to_its_rank_until_the_queue_there_is_longer_t
 
 
 def test_embeddings_have_room_by_the_count_of_requests():
-    """A prompt that wants only its embedding waits without KV: 4 in the cache and 2 in the queue, of which one is."""
+    """Prompts to embed have room by the number of requests, without KV."""
     ranks = [rank("prefill", 0, Work(1, 500, 125250, 0)), rank("prefill", 1), rank("decode")]
 
     assert embedding_room(ranks) == 11
@@ -247,7 +247,7 @@ def test_embeddings_have_room_by_the_count_of_requests():
 
 
 def test_a_request_counts_where_it_stays():
-    """Those in prefill are counted at their decode ranks already."""
+    """A request in prefill counts at its decode rank already."""
     ranks = [rank("prefill", 0, Work(3, 1, 1, 0)), rank("decode", 0, Work(3, 0, 0, 192))]
 
     assert num_requests(ranks) == 3

@@ -1,4 +1,4 @@
-"""What the gateway learns from the prompts that it sent to ranks."""
+"""The gateway learns what ranks hold from the prompts that it sent them."""
 
 from types import SimpleNamespace
 
@@ -34,13 +34,13 @@ class Ranks:
         self.all[number].handle(Token(request_id, 0, 5, None))
         self.all[number].unsubscribe(request_id)
 
-    def held(self, token_ids):
+    def num_known(self, token_ids):
         prompts = [rank.prompts for rank in self.all]
         return find_held(prompts, self.index, name_blocks("", token_ids), len(token_ids))
 
     def choose(self, token_ids):
         loads, size = [rank.load for rank in self.all], RequestSize(len(token_ids), 10)
-        return pick(loads, size, 0, find_held=lambda loads: self.held(token_ids)).rank
+        return pick(loads, size, 0, find_held=lambda loads: self.num_known(token_ids)).rank
 
     def restart(self, number):
         self.all[number].fail_all("lost")
@@ -54,19 +54,19 @@ class Ranks:
 
 
 def test_a_rank_holds_what_it_was_sent_and_computes_it_until_the_first_token():
-    """The last token of a prompt is never held: of 640 tokens nine blocks, of a longer prompt all ten."""
+    """A rank holds a prompt's whole blocks, except the block of its last token."""
     ranks = Ranks()
     ranks.send(1, "a", FIRST)
-    before, load = ranks.held(FIRST), ranks.all[1].load.work
+    before, load = ranks.num_known(FIRST), ranks.all[1].load.work
     ranks.answer(1, "a")
 
     assert before == [HeldPrefix(0), HeldPrefix(576, 576)]
     assert load == Work(1, 640, attention_pairs(0, 640), 0)
-    assert ranks.held([*FIRST, 1]) == [HeldPrefix(0), HeldPrefix(640)]
+    assert ranks.num_known([*FIRST, 1]) == [HeldPrefix(0), HeldPrefix(640)]
 
 
 def test_a_prompt_counts_with_what_the_rank_is_expected_to_compute():
-    """Its next turn is 100 tokens longer, and 100 tokens are work; a report of the rank still counts for more."""
+    """A prompt counts with the tokens that its rank must still compute, unless a report says more."""
     ranks = Ranks()
     ranks.send(0, "a", FIRST)
     ranks.answer(0, "a")
@@ -79,7 +79,7 @@ def test_a_prompt_counts_with_what_the_rank_is_expected_to_compute():
 
 
 def test_equal_prompts_that_come_together_go_to_one_rank():
-    """Its queue is their own prompt, which another rank would compute as well. Each of the others adds 64 tokens."""
+    """Equal prompts go to one rank, where each further one adds only 64 tokens."""
     ranks = Ranks()
     chosen = []
     for number in range(12):
@@ -92,7 +92,7 @@ def test_equal_prompts_that_come_together_go_to_one_rank():
 
 @pytest.mark.parametrize("num_tail", [1, 64, 256])
 def test_a_flood_with_one_beginning_spreads_when_the_queue_takes_longer_than_the_beginning(num_tail):
-    """A rank holds the 640 tokens that all begin with. Only when more than those wait there, another one gets some."""
+    """Prompts with one beginning spread to another rank when the queue exceeds the beginning's 640 tokens."""
     ranks = Ranks(3)
     ranks.send(0, "warm", FIRST)
     ranks.answer(0, "warm")
@@ -103,7 +103,7 @@ def test_a_flood_with_one_beginning_spreads_when_the_queue_takes_longer_than_the
         waiting = [rank.load.work.prompt_time for rank in ranks.all]
         beginning = Work(0, 640, attention_pairs(0, 640), 0).prompt_time
 
-        assert chosen == 0 or waiting[0] >= beginning * (ranks.held(prompt)[chosen] == HeldPrefix(0))
+        assert chosen == 0 or waiting[0] >= beginning * (ranks.num_known(prompt)[chosen] == HeldPrefix(0))
 
         ranks.send(chosen, str(number), prompt)
         given[chosen] += 1
@@ -112,7 +112,7 @@ def test_a_flood_with_one_beginning_spreads_when_the_queue_takes_longer_than_the
 
 
 def test_a_rank_that_found_less_has_lost_what_it_used_before():
-    """It had the second prompt, used later, and not the first; what it computes now it has again."""
+    """A rank that found less than expected has lost its older blocks, and holds what it computes now."""
     ranks = Ranks()
     for name, prompt in (("old", range(3000, 3640)), ("a", FIRST), ("b", SECOND)):
         ranks.send(0, name, list(prompt))
@@ -120,26 +120,30 @@ def test_a_rank_that_found_less_has_lost_what_it_used_before():
     ranks.send(0, "again", FIRST)
     ranks.answer(0, "again", found=64)
 
-    assert [ranks.held(list(prompt))[0].num_tokens for prompt in (FIRST, SECOND, range(3000, 3640))] == [576, 576, 0]
+    assert [ranks.num_known(list(prompt))[0].num_tokens for prompt in (FIRST, SECOND, range(3000, 3640))] == [
+        576,
+        576,
+        0,
+    ]
 
 
 def test_a_prompt_that_is_given_up_proves_nothing_about_older_ones():
-    """Who waited for its blocks computes them alone, and the rank still has what it computed before."""
+    """A prompt that is given up does not change what the rank held before."""
     ranks = Ranks()
     ranks.send(0, "old", SECOND)
     ranks.answer(0, "old")
     ranks.send(0, "a", FIRST)
     ranks.send(0, "b", FIRST)
     ranks.all[0].unsubscribe("a")
-    given_up = ranks.held(FIRST)[0]
+    given_up = ranks.num_known(FIRST)[0]
     ranks.answer(0, "b")
 
     assert given_up == HeldPrefix(0)
-    assert ranks.held(SECOND)[0] == HeldPrefix(576)
+    assert ranks.num_known(SECOND)[0] == HeldPrefix(576)
 
 
 def test_a_rank_that_comes_again_holds_nothing():
-    """Its prompts are forgotten with its connection, and a late answer for them changes nothing."""
+    """A rank that reconnects holds nothing, and a late answer changes nothing."""
     ranks = Ranks()
     ranks.send(0, "a", FIRST)
     ranks.answer(0, "a")
@@ -148,4 +152,4 @@ def test_a_rank_that_comes_again_holds_nothing():
     ranks.restart(0)
     lost.unsubscribe("b")
 
-    assert ranks.held(FIRST) == [HeldPrefix(0), HeldPrefix(0)]
+    assert ranks.num_known(FIRST) == [HeldPrefix(0), HeldPrefix(0)]

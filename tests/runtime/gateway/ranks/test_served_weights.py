@@ -1,4 +1,4 @@
-"""Units that loaded other weights or another tokenizer get no requests, and everybody can read why."""
+"""Units with other weights or another tokenizer get no requests, with the reason visible."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,14 +22,14 @@ SIZE = RequestSize(4, 4)
 PATIENCE_S = 20
 
 
-async def until(condition):
+async def wait_until(condition):
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.002)
 
 
 class Gateway:
-    """A registry at a port of its own, with a `file` to remember in."""
+    """A registry at its own port, with a `file` to remember in."""
 
     def __init__(self, file=None):
         limits, tokenizer = RankLimits(4, 4096, 0), ServedTokenizer(OURS)
@@ -46,11 +46,11 @@ class Gateway:
         await self.registry.close()
 
     def states(self):
-        """Unit -> the states of its ranks as /readyz shows them."""
+        """Return unit -> its ranks' states in /readyz."""
         return {unit["unit"]: [rank["state"] for rank in unit["ranks"]] for unit in self.registry.report()["units"]}
 
     def refusals(self):
-        """Unit -> why it gets no requests."""
+        """Return unit -> why it gets no requests."""
         return {unit["unit"]: unit["refused"] for unit in self.registry.report()["units"] if "refused" in unit}
 
 
@@ -68,21 +68,21 @@ class Rank:
         self.task = asyncio.create_task(self.link.run())
         gateway.ranks.append(self)  # else the garbage collection may end the task of one that no test holds
 
-    async def is_ready_with(self, loaded, tokenizer=None):
-        """Say so, and return when the gateway has heard it."""
+    async def become_ready(self, loaded, tokenizer=None):
+        """Report ready, and return once the gateway has heard it."""
         self.link.say_hello_again(self.hello.add_loaded_digests(loaded or KV, tokenizer))
         self.link.say_state(State("ready"))
-        await until(lambda: self.unit in self.gateway.states())
-        await until(lambda: {"loading", "lost"}.isdisjoint(self.gateway.states()[self.unit]))
+        await wait_until(lambda: self.unit in self.gateway.states())
+        await wait_until(lambda: {"loading", "lost"}.isdisjoint(self.gateway.states()[self.unit]))
 
     async def ends(self):
         self.task.cancel()
-        await until(lambda: "lost" in self.gateway.states()[self.unit])
+        await wait_until(lambda: "lost" in self.gateway.states()[self.unit])
 
 
-async def started(gateway, phase, loaded, unit=None, tokenizer=None):
+async def start_rank(gateway, phase, loaded, unit=None, tokenizer=None):
     rank = Rank(gateway, phase, unit)
-    await rank.is_ready_with(loaded, tokenizer)
+    await rank.become_ready(loaded, tokenizer)
     return rank
 
 
@@ -96,10 +96,10 @@ def run(use, file=None):
 
 @pytest.mark.parametrize("loaded", [OLD, None])
 def test_units_that_loaded_the_same_serve_together(loaded):
-    """They do as well where ranks say nothing, because the plan names the weights and each has compared them."""
+    """Units that loaded the same weights serve together, also if the plan names them."""
 
     async def use(gateway):
-        ranks = [await started(gateway, phase, loaded) for phase in ("prefill", "decode")]
+        ranks = [await start_rank(gateway, phase, loaded) for phase in ("prefill", "decode")]
         return gateway.registry.report()["ready"], gateway.refusals(), [rank.heard for rank in ranks]
 
     assert run(use) == (True, {}, [[], []])
@@ -107,12 +107,12 @@ def test_units_that_loaded_the_same_serve_together(loaded):
 
 @pytest.mark.parametrize(("first", "second"), [("prefill", "decode"), ("decode", "prefill"), ("mixed", "mixed")])
 def test_a_unit_that_loaded_other_weights_gets_no_requests_and_says_why(first, second, caplog):
-    """/readyz, the log, the metrics and its ranks hear it. The gateway is not ready where it has no other partner."""
+    """A unit with other weights gets no requests, and /readyz, log, metrics and its ranks say why."""
 
     async def use(gateway):
-        await started(gateway, first, OLD, "old")
-        refused = await started(gateway, second, NEW, "new")
-        await until(lambda: refused.heard)
+        await start_rank(gateway, first, OLD, "old")
+        refused = await start_rank(gateway, second, NEW, "new")
+        await wait_until(lambda: refused.heard)
         loads = PhaseLoads("tiny")
         loads.sample(gateway.registry.units())
         (metric,) = (each for each in loads.collect() if each.name == "tidemill_unit_refused")
@@ -132,11 +132,11 @@ def test_a_unit_that_loaded_other_weights_gets_no_requests_and_says_why(first, s
 @pytest.mark.parametrize("loaded", [OLD, None])
 @pytest.mark.parametrize("units", [("ours-0", "ours-1", "theirs-0"), ("theirs-0", "ours-0", "ours-1")])
 def test_a_unit_that_read_another_tokenizer_gets_no_requests_and_says_why(units, loaded):
-    """Whether or not the plan names the weights, and whichever comes first. It hears of it: most units agree."""
+    """A unit with another tokenizer than most gets no requests and hears why."""
 
     async def use(gateway):
-        ranks = {unit: await started(gateway, "mixed", loaded, unit, f"sha256:{unit[:-2]}") for unit in units}
-        await until(lambda: ranks["theirs-0"].heard)
+        ranks = {unit: await start_rank(gateway, "mixed", loaded, unit, f"sha256:{unit[:-2]}") for unit in units}
+        await wait_until(lambda: ranks["theirs-0"].heard)
         return gateway.states(), gateway.refusals(), {unit: rank.heard for unit, rank in ranks.items()}
 
     states, refusals, heard = run(use)
@@ -149,21 +149,21 @@ def test_a_unit_that_read_another_tokenizer_gets_no_requests_and_says_why(units,
 
 
 def test_a_wrong_gateway_and_a_wrong_unit_take_no_unit_from_others():
-    """As many units agree with the gateway as do not, so it may be the one that is wrong: nobody hears of it."""
+    """If as many units agree with the gateway as do not, no unit is told that it is wrong."""
 
     async def use(gateway):
-        ranks = [await started(gateway, "mixed", OLD, unit, unit) for unit in (OURS, THEIRS)]
+        ranks = [await start_rank(gateway, "mixed", OLD, unit, unit) for unit in (OURS, THEIRS)]
         return gateway.states(), [rank.heard for rank in ranks]
 
     assert run(use) == ({OURS: ["ready"], THEIRS: ["refused"]}, [[], []])
 
 
 def test_a_gateway_that_no_rank_agrees_with_leaves_the_ranks_to_others():
-    """It may be the one that is wrong: it is not ready itself, and its ranks hear nothing."""
+    """A gateway with which no rank agrees is not ready, and tells no rank."""
 
     async def use(gateway):
-        ranks = [await started(gateway, "mixed", OLD, unit, THEIRS) for unit in ("a", "b")]
-        await started(gateway, "mixed", OLD, "reads none")
+        ranks = [await start_rank(gateway, "mixed", OLD, unit, THEIRS) for unit in ("a", "b")]
+        await start_rank(gateway, "mixed", OLD, "reads none")
         return gateway.states(), [rank.heard for rank in ranks], gateway.refusals()["a"]
 
     states, heard, reason = run(use)
@@ -174,11 +174,11 @@ def test_a_gateway_that_no_rank_agrees_with_leaves_the_ranks_to_others():
 
 
 def test_requests_go_to_the_units_that_have_the_first_weights():
-    """However many units there are: with one that was refused, the others answer."""
+    """Requests go to the units with the first weights, while others are refused."""
 
     async def use(gateway):
         for phase, unit in (("prefill", "p0"), ("decode", "d0"), ("decode", "d1")):
-            await started(gateway, phase, NEW if unit == "d1" else OLD, unit)
+            await start_rank(gateway, phase, NEW if unit == "d1" else OLD, unit)
         chosen = [gateway.registry.choose_ranks(SIZE) for _ in range(4)]
         return gateway.states(), {rank.hello.unit for pair in chosen for rank in pair}
 
@@ -186,55 +186,55 @@ def test_requests_go_to_the_units_that_have_the_first_weights():
 
 
 def test_the_first_weights_count_when_nobody_is_left_who_loaded_them(tmp_path):
-    """All ranks end and start again on a changed checkpoint; with the old one they serve. A file remembers it."""
+    """With a file the first weights count even after all units have restarted."""
 
     async def use(gateway):
-        first = await started(gateway, "mixed", OLD)
+        first = await start_rank(gateway, "mixed", OLD)
         await first.ends()
-        second = await started(gateway, "mixed", NEW)
+        second = await start_rank(gateway, "mixed", NEW)
         changed = gateway.states()
         await second.ends()
-        await started(gateway, "mixed", OLD)
+        await start_rank(gateway, "mixed", OLD)
         return changed, gateway.states()
 
     assert run(use, tmp_path / "weights") == ({"mixed-0": ["refused"]}, {"mixed-0": ["ready"]})
 
 
 def test_without_a_file_the_first_weights_go_with_the_last_unit_that_loaded_them():
-    """A wrong unit that was ready first keeps nobody out for ever: those that it kept out call again, and serve."""
+    """Without a file the first weights are forgotten with their last unit, and the refused units serve."""
 
     async def use(gateway):
-        wrong = await started(gateway, "mixed", NEW, "wrong")
-        right = [await started(gateway, "mixed", OLD, unit) for unit in ("a", "b")]
-        await until(lambda: all(rank.heard for rank in right))
+        wrong = await start_rank(gateway, "mixed", NEW, "wrong")
+        right = [await start_rank(gateway, "mixed", OLD, unit) for unit in ("a", "b")]
+        await wait_until(lambda: all(rank.heard for rank in right))
         before = gateway.states()
         await wrong.ends()
-        await until(lambda: gateway.states() == {"a": ["ready"], "b": ["ready"], "wrong": ["lost"]})
+        await wait_until(lambda: gateway.states() == {"a": ["ready"], "b": ["ready"], "wrong": ["lost"]})
         return before
 
     assert run(use) == {"a": ["refused"], "b": ["refused"], "wrong": ["ready"]}
 
 
 def test_ranks_decide_nothing_before_their_unit_is_ready():
-    """A unit that never becomes ready has not served with what it loaded."""
+    """A unit decides the weights only once it is ready."""
 
     async def use(gateway):
         half = Rank(gateway, "mixed", "half", num_ranks=2)
-        await half.is_ready_with(NEW)
-        await started(gateway, "mixed", OLD, "whole")
+        await half.become_ready(NEW)
+        await start_rank(gateway, "mixed", OLD, "whole")
         return gateway.states()
 
     assert run(use) == {"half": ["refused"], "whole": ["ready"]}
 
 
 def test_a_gateway_that_starts_again_remembers_by_its_file(tmp_path):
-    """Also when every rank has started again meanwhile; a second gateway of the deployment reads the same."""
+    """A restarted or second gateway reads the weights from the file."""
 
     async def adopt(gateway):
-        await started(gateway, "mixed", OLD)
+        await start_rank(gateway, "mixed", OLD)
 
     async def change(gateway):
-        await started(gateway, "mixed", NEW)
+        await start_rank(gateway, "mixed", NEW)
         return gateway.states()
 
     run(adopt, tmp_path / "weights")
@@ -244,7 +244,7 @@ def test_a_gateway_that_starts_again_remembers_by_its_file(tmp_path):
 
 
 def test_of_two_gateways_that_decide_at_once_the_first_does(tmp_path):
-    """The second finds the file that was not there when it began."""
+    """If two gateways decide at once, the first writes the file, and the second obeys it."""
     ranks = [Mock(loaded_digest=each, refusal=None) for each in (OLD, NEW)]
     gateways = [ServedWeights(tmp_path / "weights") for _ in ranks]
     for gateway, rank in zip(gateways, ranks, strict=True):
@@ -255,13 +255,13 @@ def test_of_two_gateways_that_decide_at_once_the_first_does(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_keeps_the_gateway_from_starting(tmp_path):
-    """Else it would serve with whatever comes first."""
+    """A gateway does not start if its file cannot be read."""
     with pytest.raises(RuntimeFailure, match="cannot read what this deployment serves with from "):
         ServedWeights(tmp_path)
 
 
 def test_a_full_disk_ends_nothing(tmp_path, caplog):
-    """The gateway remembers until it ends, and says so."""
+    """On a full disk the gateway remembers until it ends, and says so."""
     weights = ServedWeights(tmp_path / "missing" / "weights")
     rank = SimpleNamespace(loaded_digest=OLD, refusal=None)
     weights.check(rank, [rank], unit_is_ready=True)

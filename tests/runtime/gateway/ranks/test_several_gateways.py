@@ -1,4 +1,4 @@
-"""Two real gateways side by side, whose ranks are real lines (`GatewayLinks`) and compute nothing."""
+"""Two real gateways share ranks with real lines (`GatewayLinks`) that compute nothing."""
 
 import asyncio
 from functools import partial
@@ -17,7 +17,7 @@ from tests.runtime.gateway.conftest import (
     PATIENCE_S,
     UNIT_DIGEST,
     answers,
-    eventually,
+    wait_for,
 )
 
 NUM_TOKENS = 50
@@ -26,7 +26,7 @@ HOSTS = ["127.0.0.41", "127.0.0.42"]
 
 
 class Rank:
-    """A mixed rank that says a token every few milliseconds to whoever asked, the last one when it `may_end`."""
+    """A mixed rank that sends a token every few milliseconds, the last one when it `may_end`."""
 
     def __init__(self, loop, port):
         self.num_requests, self.may_end = 0, True
@@ -79,14 +79,14 @@ def loaded(gateway):
 
 
 @pytest.fixture(scope="module")
-def two(start_gateway, loop):
-    """([two gateways at addresses of their own], [a client of each], the rank)."""
+def two_gateways(start_gateway, loop):
+    """Return ([two gateways at their own addresses], [a client of each], the rank)."""
     first = start_gateway(address=HOSTS[0], wait=False)
     gateways = [first, start_gateway(address=HOSTS[1], ports=first.ports, wait=False)]
     for gateway in gateways:
-        eventually(lambda: answers(gateway), "it answers")  # noqa: B023  # it is called at once
+        wait_for(lambda: answers(gateway), "it answers")  # noqa: B023  # it is called at once
     rank = Rank(loop, first.ports["registry"])
-    eventually(lambda: all(gateway.ready_report()["ready"] for gateway in gateways), "both gateways have ranks")
+    wait_for(lambda: all(gateway.ready_report()["ready"] for gateway in gateways), "both gateways have ranks")
     clients = [openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0, timeout=60) for gateway in gateways]
     yield gateways, clients, rank
     rank.stop()
@@ -94,26 +94,26 @@ def two(start_gateway, loop):
         client.close()
 
 
-def test_a_gateway_knows_what_the_other_one_gave_a_rank(two, until):
-    """The rank's report counts: when one gateway has filled it, requests of the other wait, as many as may."""
-    gateways, clients, rank = two
+def test_a_gateway_knows_what_the_other_one_gave_a_rank(two_gateways, wait_until):
+    """When one gateway has filled the rank, the other's requests wait, as many as may."""
+    gateways, clients, rank = two_gateways
     rank.may_end = False
     most = MAX_REQUESTS + num_ahead(MAX_REQUESTS, MAX_QUEUED_REQUESTS)
     streams = [clients[0].completions.create(**ASKED) for _ in range(most)]
-    until(lambda: loaded(gateways[1]) == most / 100, "the other gateway has heard of all")
+    wait_until(lambda: loaded(gateways[1]) == most / 100, "the other gateway has heard of all")
     with pytest.raises(openai.RateLimitError, match=f"room for {MAX_QUEUED_REQUESTS + MAX_REQUESTS - most} more"):
         clients[1].completions.create(**ASKED, n=2)
     rank.may_end = True
 
     assert [len(list(stream)) for stream in streams] == [NUM_TOKENS] * most
-    until(lambda: loaded(gateways[1]) == 0, "the other gateway has heard of their ends")
+    wait_until(lambda: loaded(gateways[1]) == 0, "the other gateway has heard of their ends")
     assert len(list(clients[1].completions.create(**ASKED, n=2))) == 2 * NUM_TOKENS
     assert gateways[1].metric("tidemill_num_requests_rejected_total") == 2
 
 
-def test_two_gateways_share_ranks_and_one_may_die(two):
-    """Each answers its own clients; when one is killed, the other's stream goes on and new ones begin."""
-    gateways, clients, rank = two
+def test_two_gateways_share_ranks_and_one_may_die(two_gateways):
+    """When one gateway is killed, the other's stream goes on and new ones begin."""
+    gateways, clients, rank = two_gateways
     rank.may_end = False
     lost, kept = (iter(client.completions.create(**ASKED)) for client in clients)
     begun = [next(stream) for stream in (lost, kept)]

@@ -1,4 +1,4 @@
-"""Ranks whose connection stands and who say nothing: processes that hang or are stopped, and steps that stand still."""
+"""A rank that is connected but hangs, is stopped, or makes no steps is given up."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ SIZE = RequestSize(5, 5)
 
 
 class Peer:
-    """A rank as the gateway sees it, with a request; `heard` is what was written to it, `failed` what became of it."""
+    """A rank with a request as the gateway sees it. `heard` is what it got, `failed` what became of the request."""
 
     def __init__(self, state="ready"):
         self.heard, self.failed, self.is_cut = [], [], False
@@ -32,7 +32,7 @@ class Peer:
         self.rank.subscribe("a", SIZE, lambda _, message: self.failed.append(message))
 
     def look(self, times, says=None):
-        """Look `times` at the rank, which says something before each; return why it was given up."""
+        """Look `times` at the rank, which sends `says` before each. Return why it was given up."""
         reasons = []
         for _ in range(times):
             if says is not None:
@@ -45,7 +45,7 @@ class Peer:
 
 
 def test_a_rank_that_says_nothing_is_asked_once():
-    """Not at its first silence: a rank with long steps says its state now and then."""
+    """A silent rank is asked once, and not at its first silence."""
     peer = Peer()
 
     assert peer.look(ASK_LOOKS - 1) == [] == peer.heard
@@ -54,7 +54,7 @@ def test_a_rank_that_says_nothing_is_asked_once():
 
 
 def test_a_rank_that_does_not_answer_is_given_up_and_its_requests_go_on_elsewhere():
-    """Its connection is cut, so that a process that goes on calls again."""
+    """A rank that does not answer is disconnected, and its requests go on elsewhere."""
     peer = Peer()
     reasons = peer.look(GIVE_UP_LOOKS + 5)
     reason = "rank 0 of unit silent has said nothing for 4 s, and did not answer when it was asked"
@@ -65,7 +65,7 @@ def test_a_rank_that_does_not_answer_is_given_up_and_its_requests_go_on_elsewher
 
 
 def test_a_rank_whose_steps_stand_still_is_given_up_though_it_answers():
-    """After the launch file's time, for a step may be long; a word of the loop begins the count anew."""
+    """A rank whose steps stand still beyond the launch file's time is given up, although it answers."""
     peer = Peer()
 
     assert peer.look(9, says=Pong()) == []
@@ -76,7 +76,7 @@ def test_a_rank_whose_steps_stand_still_is_given_up_though_it_answers():
 
 @pytest.mark.parametrize("state", ["loading", "joining"])
 def test_a_rank_that_does_not_serve_yet_may_be_silent(state):
-    """Its weights and its peers take as long as they do."""
+    """A rank that does not serve yet may be silent."""
     peer = Peer(state)
 
     assert peer.look(100) == [] == peer.heard

@@ -1,4 +1,4 @@
-"""Who holds up a unit: the rank whose own work takes far longer than its peers'."""
+"""A rank whose own work takes far longer than its peers' holds up its unit."""
 
 import pytest
 from hypothesis import given
@@ -22,13 +22,13 @@ from runtime.gateway.ranks.stragglers import MIN_DIFFERENCE_US, SLOW, find_strag
     ids=["one of four", "one of two", "near", "by little", "one is fast", "one said nothing", "alone", "nobody"],
 )
 def test_a_rank_is_slow_beside_its_peers(own_us, found):
-    """By times and by time, once all have said how long they take."""
+    """A rank is slow if its time exceeds its peers' by a factor and a difference, once all have reported."""
     assert find_straggler(own_us) == found
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=2, max_size=9), st.randoms())
 def test_the_same_rank_is_slow_in_any_order(own_us, shuffled):
-    """And it is the slowest, over both thresholds."""
+    """In any order the slowest rank over both thresholds is named."""
     found = find_straggler(own_us)
     other = list(own_us)
     shuffled.shuffle(other)

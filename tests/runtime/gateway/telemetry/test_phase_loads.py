@@ -1,4 +1,4 @@
-"""What whoever decides on the number of units reads of the gateway: each phase's work, and units that are held up."""
+"""The gateway's metrics show each phase's work and units that a slow rank holds up."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ PREFILL, DECODE = {"num_requests": 2, "phase": "prefill"}, {"num_requests": 3, "
 
 
 def unit(name, *, phase, num_requests=0, state="ready", own_us=(20_000, 20_000)):
-    """A unit of two ranks; the first one has requests that nobody has begun."""
+    """Return a unit of two ranks; the first has requests that have not begun."""
     ranks = []
     for number, own in enumerate(own_us):
         hello = Hello(name, phase, number, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
@@ -31,8 +31,8 @@ def unit(name, *, phase, num_requests=0, state="ready", own_us=(20_000, 20_000))
     return Unit(name, phase, 2, tuple(ranks))
 
 
-def taken(*units):
-    """Metric -> label -> value."""
+def read_metrics(*units):
+    """Return metric -> label -> value."""
     loads = PhaseLoads("tiny")
     loads.sample(units)
     return {
@@ -42,8 +42,8 @@ def taken(*units):
 
 
 def test_a_phases_work_is_the_sum_over_its_ready_units():
-    """Prompts are prefill's, KV is decode's; a unit that loads has none of the phase's."""
-    found = taken(
+    """A phase's work is the sum over its ready units."""
+    found = read_metrics(
         unit("p0", **PREFILL), unit("d0", **DECODE), unit("d1", **DECODE), unit("d2", phase="decode", state="loading")
     )
 
@@ -54,19 +54,19 @@ def test_a_phases_work_is_the_sum_over_its_ready_units():
 
 
 def test_a_phase_without_a_ready_unit_has_no_figures():
-    """Nobody would know what they are of."""
-    assert not any(taken(unit("p0", phase="prefill", state="loading")).values())
+    """A phase without a ready unit has no figures."""
+    assert not any(read_metrics(unit("p0", phase="prefill", state="loading")).values())
 
 
 def test_a_unit_that_a_rank_holds_up_is_named():
-    """With how many times longer the rank takes; the other one is not there."""
+    """A unit that a slow rank holds up is shown with the factor, and no other unit is."""
     slow = unit("d0", phase="decode", own_us=(60_000, 20_000))
 
-    assert taken(slow, unit("d1", phase="decode"))["unit_straggler"] == {"d0": 3}
+    assert read_metrics(slow, unit("d1", phase="decode"))["unit_straggler"] == {"d0": 3}
 
 
 def test_prometheus_reads_them():
-    """Beside all other metrics of the gateway."""
+    """Prometheus reads these figures beside the gateway's other metrics."""
     registry = CollectorRegistry()
     GatewayMetrics(registry, "tiny").phases.sample([unit("d0", **DECODE)])
 

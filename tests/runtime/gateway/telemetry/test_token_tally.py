@@ -1,4 +1,4 @@
-"""Tokens are told to Prometheus as its own client library would tell them."""
+"""The tally of tokens is exported as Prometheus's client library would export it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ BOUNDS_S = (0.005, 0.01, 0.5, 1, 2.5)
 
 @given(st.lists(st.none() | st.floats(0, 5) | st.sampled_from(BOUNDS_S)))
 def test_the_tally_is_told_as_the_library_tells_it(gaps):
-    """The text of a scrape is the same, whatever tokens came; only the times of creation are left out."""
+    """A scrape's text equals the library's, except for the times of creation."""
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     tally = TokenTally("m", BOUNDS_S)
     ours.register(tally)

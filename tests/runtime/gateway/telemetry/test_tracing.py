@@ -1,4 +1,4 @@
-"""Spans: a call with its phases, under the caller's own trace, and nothing without an endpoint."""
+"""A call has spans for its phases in the caller's trace, and none without an endpoint."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ CALLER = {"traceparent": f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"}
 
 
 def spans(headers, *, is_answered=True):
-    """The spans of a call that took half a second, the call's own last."""
+    """Return the spans of a call that took half a second, the call's own last."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     now = time.monotonic()
@@ -34,7 +34,7 @@ def spans(headers, *, is_answered=True):
 
 
 def test_a_call_has_its_phases_below_it():
-    """Each knows the request, and its rank; their times follow one another within the call's."""
+    """A call's phases follow one another within its span, with its request and rank."""
     prefill, decode, call = spans({})
 
     assert [span.name for span in (prefill, decode, call)] == ["prefill", "decode", "POST /v1/completions"]
@@ -50,7 +50,7 @@ def test_a_call_has_its_phases_below_it():
 
 
 def test_a_callers_trace_goes_on():
-    """W3C's header names the trace and the parent; without it a call begins a trace of its own."""
+    """A call continues the trace in W3C's header, or begins one."""
     *_, call = spans(CALLER)
     *_, other = spans({"traceparent": "nonsense"})
 
@@ -59,7 +59,7 @@ def test_a_callers_trace_goes_on():
 
 
 def test_a_call_that_ends_is_traced():
-    """The routes tell of it when they tell the log."""
+    """A route traces a call when it logs it."""
     told = []
     traces = SimpleNamespace(record_call=lambda *call, **end: told.append((call, end)))
     gateway = SimpleNamespace(log=SimpleNamespace(log_call=lambda *_, **__: None), traces=traces)
@@ -75,14 +75,14 @@ def test_a_call_that_ends_is_traced():
 
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_what_was_given_up_is_an_error(is_answered):
-    """A call that was answered has no status, as the conventions have it."""
+    """A call that was given up has the status error, and an answered one has none."""
     *_, call = spans({}, is_answered=is_answered)
 
     assert call.status.status_code is (StatusCode.UNSET if is_answered else StatusCode.ERROR)
 
 
 def test_without_an_endpoint_nothing_is_imported():
-    """A gateway that sends no spans pays nothing for them."""
+    """Without an endpoint no tracing package is imported."""
     code = (
         "import sys, runtime.gateway.core.app as _;"
         " assert not any(name.startswith('opentelemetry') for name in sys.modules)"
@@ -93,7 +93,7 @@ def test_without_an_endpoint_nothing_is_imported():
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    """Whoever sets an endpoint wants spans, and hears why there are none."""
+    """With an endpoint, a missing package is named."""
     monkeypatch.setenv(tracing.ENDPOINTS[0], "http://127.0.0.1:4317")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
 

@@ -1,4 +1,4 @@
-"""Who waits for ranks and whose turn it is: with ranks that are only a number, and on real sockets."""
+"""Requests wait for ranks in turn, with fake ranks and on real sockets."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ HOG, HONEST = [5, 5, 5], [6, 6]
 
 
 class Ranks:
-    """One unit of one rank with `free` places; whoever gets one is in `started`."""
+    """One unit of one rank with `free` places. `started` has the requests that got one."""
 
     def __init__(self, free, num_queued=6, timeout_s=60.0):
         self.free, self.prompt_tokens = free, 0
@@ -44,11 +44,11 @@ class Ranks:
         self.line = self.admission.answers
 
     def ask(self, caller, cost=1):
-        """The turn of one more request."""
+        """Return the turn of one more request."""
         return self.line.join(caller, cost, lambda: self._start(caller), lambda why: self.given_up.append(why))
 
     async def give(self, num_free):
-        """Have so many free places, and let that be noticed."""
+        """Free so many places, and wait until that is noticed."""
         self.free = num_free
         self.on_room()
         await asyncio.sleep(0)
@@ -65,7 +65,7 @@ class Ranks:
 
 
 def test_who_finds_room_does_not_wait():
-    """Its request is at the ranks when `join` returns."""
+    """A request that finds room is at the ranks when `join` returns."""
 
     async def run():
         ranks = Ranks(2)
@@ -76,7 +76,7 @@ def test_who_finds_room_does_not_wait():
 
 
 def test_places_go_to_callers_in_turn():
-    """One with many requests has the places that were free when it came, and every second one after that."""
+    """Free places go to callers in turn."""
 
     async def run():
         ranks = Ranks(2)
@@ -90,7 +90,7 @@ def test_places_go_to_callers_in_turn():
 
 
 def test_prompts_wait_while_ranks_have_enough_to_compute():
-    """Places alone do not help: what a rank has been given is computed in the order in which it came."""
+    """Prompts wait while ranks have enough to compute, even if places are free."""
 
     async def run():
         ranks = Ranks(5)
@@ -105,7 +105,7 @@ def test_prompts_wait_while_ranks_have_enough_to_compute():
 
 
 def test_a_request_that_ends_in_the_line_never_starts():
-    """And its place in the line is free."""
+    """A request that ends in the line never starts, and its place is free."""
 
     async def run():
         ranks = Ranks(0, num_queued=1)
@@ -120,7 +120,7 @@ def test_a_request_that_ends_in_the_line_never_starts():
 
 
 def test_a_full_line_refuses_whoever_has_its_share_and_says_when_to_ask_again():
-    """Where two take turns, places come half as fast for each."""
+    """A full line refuses a caller that has its share, with a time by its share of the places."""
 
     async def run():
         ranks = Ranks(0)
@@ -142,7 +142,7 @@ def test_a_full_line_refuses_whoever_has_its_share_and_says_when_to_ask_again():
 
 
 def test_without_units_nobody_waits_for_ever():
-    """Those in the line are given up after a while, unless units become ready before."""
+    """Without units, waiting requests are given up after a while."""
 
     async def run(comes_back):
         ranks = Ranks(0, timeout_s=0.05)
@@ -160,7 +160,7 @@ def test_without_units_nobody_waits_for_ever():
 
 
 def test_a_gateway_that_stops_gives_up_the_line():
-    """Those that wait, and those that come later."""
+    """A gateway that stops gives up all waiting and later requests."""
 
     async def run():
         ranks = Ranks(0)
@@ -176,7 +176,7 @@ def test_a_gateway_that_stops_gives_up_the_line():
     ("max_requests", "max_queued", "ahead"), [(256, 64, 32), (8, 64, 1), (1, 64, 1), (256, 3, 3), (8, 0, 0)]
 )
 def test_a_rank_is_given_few_requests_ahead(max_requests, max_queued, ahead):
-    """An eighth of what it has at a time, one at least, and never more than may wait."""
+    """A rank gets an eighth of its places ahead, at least one, and at most the queue."""
     assert num_ahead(max_requests, max_queued) == ahead
 
 
@@ -190,7 +190,7 @@ def test_a_rank_is_given_few_requests_ahead(max_requests, max_queued, ahead):
     ],
 )
 def test_a_caller_is_a_key_or_an_address(name, host, caller):
-    """IPv6 callers are networks of 64 bits, which one customer gets at least; what is no IP address stays as it is."""
+    """A caller without a key is its IPv4 address or its IPv6 network of 64 bits."""
     request = SimpleNamespace(
         client=SimpleNamespace(host=host), state=SimpleNamespace(account=SimpleNamespace(name=name))
     )
@@ -199,8 +199,8 @@ def test_a_caller_is_a_key_or_an_address(name, host, caller):
 
 
 @pytest.fixture
-def crowded(start_gateway, join, until):
-    """(a gateway with two keys, `honest` and `hog`; its ready pair of ranks, which answer nothing)."""
+def crowded_gateway(start_gateway, join, wait_until):
+    """Return a gateway with the keys `honest` and `hog`, and its ready pair of ranks, which answer nothing."""
     hashes = {name: "sha256:" + hashlib.sha256(name.encode()).hexdigest() for name in ("hog", "honest")}
     keys = {"keys": [{"name": name, "hash": its} for name, its in hashes.items()]}
     gateway = start_gateway(keys=keys, max_queued_requests=NUM_QUEUED)
@@ -208,20 +208,20 @@ def crowded(start_gateway, join, until):
     pair.prefill.on_prefill = None
     for rank in (pair.prefill, pair.decode):
         rank.say(State("ready"))
-    until(lambda: gateway.ready_report()["ready"], "the pair is ready")
+    wait_until(lambda: gateway.ready_report()["ready"], "the pair is ready")
     return gateway, pair
 
 
-def test_three_streams_of_sixteen_do_not_hold_an_honest_request(crowded, until):
-    """It gets the first place that comes free, before 39 that came earlier. The hog gets no more places in the line."""
-    gateway, pair = crowded
+def test_three_streams_of_sixteen_do_not_hold_an_honest_request(crowded_gateway, wait_until):
+    """An honest request gets the next free place, before the hog's 39 earlier ones."""
+    gateway, pair = crowded_gateway
     num_at_ranks = MAX_REQUESTS + num_ahead(MAX_REQUESTS, NUM_QUEUED)
 
     def answer(prompt):
         pair.prefill.say(Token(prompt.request_id, 0, EOS_ID, "stop"))
 
     def wait_for(num_requests):
-        until(lambda: gateway.metric("tidemill_num_requests_waiting") == num_requests, f"{num_requests} have come")
+        wait_until(lambda: gateway.metric("tidemill_num_requests_waiting") == num_requests, f"{num_requests} have come")
 
     url = f"http://{ADDRESS}:{gateway.ports['http']}/v1"
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The laws of the line in which requests wait: fair by work, first come first served for one caller, bounded."""
+"""The line is fair by work, first come first served for one caller, and bounded."""
 
 import pytest
 from hypothesis import given
@@ -11,20 +11,20 @@ CALLERS = st.sampled_from("abcd")
 
 
 def serve(line):
-    """The turn that is served next."""
+    """Return the turn that is served next."""
     turn = line.next_turn()
     line.serve(turn)
     return turn
 
 
 def fill(line, arrivals):
-    """One turn for each (caller, cost)."""
+    """Add one turn for each (caller, cost)."""
     return [line.join(caller, asked) for caller, asked in arrivals]
 
 
 @given(st.lists(COSTS, min_size=1))
 def test_one_caller_alone_is_served_in_order(costs):
-    """Whatever its requests cost."""
+    """One caller's requests are served in order, whatever they cost."""
     line = FairLine()
     turns = fill(line, [("a", asked) for asked in costs])
 
@@ -34,7 +34,7 @@ def test_one_caller_alone_is_served_in_order(costs):
 
 @given(st.lists(st.tuples(CALLERS, COSTS)), st.lists(COSTS, min_size=1))
 def test_a_newcomers_first_request_waits_for_one_of_each_other_caller_at_most(before, costs):
-    """However many requests others have in the line, and however much they were served."""
+    """A new caller's first request waits for one request of each other caller at most."""
     line = FairLine()
     fill(line, before)
     for _ in range(len(before) // 2):
@@ -48,7 +48,7 @@ def test_a_newcomers_first_request_waits_for_one_of_each_other_caller_at_most(be
 
 @given(st.lists(st.tuples(CALLERS, COSTS), min_size=1), st.data())
 def test_callers_that_always_wait_are_served_equal_work(arrivals, data):
-    """From any moment on, two callers' work differs by no more than one largest request of each."""
+    """The work of two callers that always wait differs by one largest request of each at most."""
     line = FairLine()
     fill(line, [(caller, asked) for caller, asked in arrivals for _ in range(20)])
     names, largest = {caller for caller, _ in arrivals}, {}
@@ -67,7 +67,7 @@ def test_callers_that_always_wait_are_served_equal_work(arrivals, data):
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "serve", "leave", "end"]), CALLERS, COSTS)))
 def test_a_caller_that_waits_is_served(steps):
-    """After any history, prices put right included, nobody is left behind: the line is served to its end."""
+    """After any history the line is served to its end."""
     line, waiting, served = FairLine(), [], []
     for step, caller, asked in steps:
         if step == "join":
@@ -86,7 +86,7 @@ def test_a_caller_that_waits_is_served(steps):
 
 
 def test_a_caller_pays_for_what_its_answers_were_in_the_end():
-    """Two ask for as much; the one whose answers are longer than expected is served less often."""
+    """A caller whose answers are longer than expected is served less often."""
     line = FairLine()
     fill(line, [("short", 10), ("long", 10)] * 40)
     served = []
@@ -99,7 +99,7 @@ def test_a_caller_pays_for_what_its_answers_were_in_the_end():
 
 
 def test_an_idle_caller_saves_nothing():
-    """Who asked for nothing while another was served is not served alone now, to make up for it."""
+    """An idle caller does not save up turns."""
     line = FairLine()
     fill(line, [("busy", 10)] * 100)
     for _ in range(50):
@@ -110,7 +110,7 @@ def test_an_idle_caller_saves_nothing():
 
 
 def test_work_is_not_forgotten_while_others_wait():
-    """Who asks for one large request after another, never two at a time, gets no more than its share."""
+    """A caller of one large request after another gets no more than its share."""
     line = FairLine()
     fill(line, [("small", 1)] * 1000)
     line.join("large", 100)
@@ -125,7 +125,7 @@ def test_work_is_not_forgotten_while_others_wait():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans())), st.integers(0, 20))
 def test_the_line_has_never_more_than_twice_its_places(calls, num_places):
-    """Whoever comes, and however often: each call is let in with all its requests or with none."""
+    """The line has at most twice its places, and a call enters with all its requests or none."""
     line = FairLine()
     for caller, num_requests, is_served in calls:
         if num_requests <= line.room(str(caller), num_places):
@@ -137,7 +137,7 @@ def test_the_line_has_never_more_than_twice_its_places(calls, num_places):
 
 @pytest.mark.parametrize("num_places", [1, 7, 64])
 def test_one_caller_alone_has_all_places(num_places):
-    """And no more."""
+    """One caller alone may have all places, and no more."""
     line = FairLine()
 
     assert line.room("a", num_places) == num_places
@@ -146,7 +146,7 @@ def test_one_caller_alone_has_all_places(num_places):
 
 
 def test_a_full_line_has_room_for_its_share_of_somebody_else():
-    """Who has filled the line keeps nobody out of it."""
+    """A caller that fills the line keeps no other caller out."""
     line = FairLine()
     fill(line, [("hog", 1)] * 12)
 
@@ -158,7 +158,7 @@ def test_a_full_line_has_room_for_its_share_of_somebody_else():
 
 
 def test_callers_are_forgotten():
-    """A line that was used by many keeps nothing of them, be it empty or never."""
+    """A line that is empty keeps nothing of its callers."""
     line = FairLine()
     line.join("always", 1)
     for number in range(1000):
@@ -175,7 +175,7 @@ def test_callers_are_forgotten():
 
 
 def test_whoever_is_being_served_comes_after_somebody_new():
-    """Though nobody waited when its requests came."""
+    """A caller that is being served comes after a new one."""
     line = FairLine()
     fill(line, [("hog", 1)])
     serve(line)
@@ -185,5 +185,5 @@ def test_whoever_is_being_served_comes_after_somebody_new():
 
 
 def test_a_generated_token_costs_two_of_a_prompt():
-    """As the paper on which this rests counts them."""
+    """A generated token costs as much as two prompt tokens."""
     assert cost(100, 10) == 120

@@ -1,4 +1,4 @@
-"""Keys: who is let in, how much a key may have at a time, and keys that are taken back."""
+"""Keys admit callers, limit them, and can be changed while the gateway runs."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ def entry(key=KEY, name="team", **limits):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds, in a list of one."""
+    """Return the time in seconds, as a list of one."""
     now = [1000.0]
     monkeypatch.setattr(keys.time, "monotonic", lambda: now[0])
     return now
@@ -41,7 +41,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    """Writes a file of keys, each time another one."""
+    """Return a function that writes a file of keys."""
     numbers = iter(range(9))
 
     def write(*entries):
@@ -52,14 +52,14 @@ def file(tmp_path):
     return write
 
 
-def refused(call):
+def read_refusal(call):
     with pytest.raises(ApiError) as error:
         call()
     return error.value
 
 
 def test_a_key_is_known_by_its_hash(file):
-    """With the scheme in any case."""
+    """A key is known by its hash, with the scheme in any case."""
     ring = KeyRing(file(entry("other", "other"), entry()))
 
     assert ring.find_account(f"Bearer {KEY}", PEER).name == "team"
@@ -68,8 +68,8 @@ def test_a_key_is_known_by_its_hash(file):
 
 @pytest.mark.parametrize("header", [None, "", KEY, "Bearer", "Bearer tm-mil", f"Basic {KEY}", "Bearer \udcff"])
 def test_who_has_no_key_is_refused_and_named(file, caplog, header):
-    """The log has the peer, and nothing of what was sent."""
-    error = refused(lambda: KeyRing(file(entry())).find_account(header, PEER))
+    """A caller without a key is refused, and the log has its peer and nothing that it sent."""
+    error = read_refusal(lambda: KeyRing(file(entry())).find_account(header, PEER))
 
     assert (error.status, error.code, error.headers()) == (401, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
     (line,) = caplog.messages
@@ -78,27 +78,27 @@ def test_who_has_no_key_is_refused_and_named(file, caplog, header):
 
 
 def test_a_key_gets_its_tokens_a_minute(clock):
-    """A call takes all that it may need, and gives back the rest; Retry-After is when the next one may begin."""
+    """A call takes all tokens that it may need and returns the rest. Retry-After is when the next may begin."""
     account = Account(Limits(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=600))
     first = account.begin(1, 600, is_stream=False)
-    assert refused(account.check_tokens).retry_after_s == 1
+    assert read_refusal(account.check_tokens).retry_after_s == 1
     first.num_used = 590
     first.end()
     account.begin(1, 110, is_stream=False)
 
-    error = refused(lambda: account.begin(1, 1, is_stream=False))
+    error = read_refusal(lambda: account.begin(1, 1, is_stream=False))
     assert (error.status, error.code, error.retry_after_s) == (429, "rate_limit_exceeded", 11)
     clock[0] += error.retry_after_s
     account.begin(1, 1, is_stream=False)
 
 
 def test_a_key_has_so_many_requests_and_streams_at_a_time():
-    """Each ends with its call, and what is refused takes nothing."""
+    """A key's requests and streams are limited until their calls end; a refused call takes none."""
     account = Account(Limits(name="team", hash="sha256:" + "0" * 64, max_requests=3, max_streams=1))
     stream = account.begin(1, 9, is_stream=True)
 
-    assert "1 streams" in refused(lambda: account.begin(1, 9, is_stream=True)).message
-    assert "3 requests" in refused(lambda: account.begin(3, 9, is_stream=False)).message
+    assert "1 streams" in read_refusal(lambda: account.begin(1, 9, is_stream=True)).message
+    assert "3 requests" in read_refusal(lambda: account.begin(3, 9, is_stream=False)).message
     account.begin(2, 9, is_stream=False)
     stream.end()
     account.begin(1, 9, is_stream=True)
@@ -116,8 +116,8 @@ def test_keys_change_without_a_restart(file, clock, caplog):
     ring.find_account("Bearer old", PEER)
     clock[0] += keys.LOOK_S
 
-    assert refused(lambda: ring.find_account("Bearer old", PEER)).status == 401
-    assert refused(lambda: ring.find_account(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=True)).status == 429
+    assert read_refusal(lambda: ring.find_account("Bearer old", PEER)).status == 401
+    assert read_refusal(lambda: ring.find_account(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=True)).status == 429
     ring.find_account(f"Bearer {KEY}", PEER).begin(1, 1, is_stream=False)
     path.write_text("{")
     clock[0] += keys.LOOK_S
@@ -126,7 +126,7 @@ def test_keys_change_without_a_restart(file, clock, caplog):
 
 
 def test_each_of_several_gateways_holds_its_share_of_a_keys_limits(file, clock):
-    """One at least; what has no limit has none. It is so for a file that is read again, too."""
+    """Each of several gateways has its share of a key's limits, at least one; no limit stays none."""
     ring = KeyRing(file(entry(tokens_per_minute=600, max_requests=9, max_streams=1)), num_gateways=2)
     first = ring.find_account(f"Bearer {KEY}", PEER).limits
     file(entry(max_streams=5))
@@ -150,7 +150,7 @@ def test_each_of_several_gateways_holds_its_share_of_a_keys_limits(file, clock):
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, said, complaint):
-    """It has the file's path; so it is with a file that is not there."""
+    """A missing or broken file of keys is one sentence with its path."""
     path = tmp_path / "keys.json"
     with pytest.raises(RuntimeFailure, match="cannot read"):
         KeyRing(path)
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, said, complaint):
 
 
 def test_what_is_computed_again_counts_again(clock):
-    """One call under one Idempotency-Key does not lift the key's limit; the log counts it once."""
+    """A call repeated under one Idempotency-Key counts again for the key's limit, and once in the log."""
     account = Account(Limits(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=100))
     logged, idempotent = [], IdempotentCall()
     log = SimpleNamespace(log_call=lambda begun, units, *counted, **_: logged.append(counted))
@@ -176,7 +176,7 @@ def test_what_is_computed_again_counts_again(clock):
         app._close_call(generation, spending, idempotent, CallRecord(request, "cmpl-1", 0.0))
         spending.end()
 
-    assert refused(account.check_tokens).code == "rate_limit_exceeded"
+    assert read_refusal(account.check_tokens).code == "rate_limit_exceeded"
     assert logged == [(20, 30, 9), (0, 0, 0)]
 
 
@@ -198,25 +198,25 @@ def test_tenants_and_salts_have_salts_of_their_own(one, other):
 
 
 def test_a_host_header_opens_no_door(file, monkeypatch):
-    """Whether a key is needed follows from the path asked for, not from the URL, which is made of the header."""
+    """The Host header does not affect whether a key is needed."""
     monkeypatch.setattr(Request, "url", URL("http://x/health?/v1/completions"))  # old Starlettes make this one of it
     door = Authentication(None, SimpleNamespace(keys=KeyRing(file(entry()))))
 
     def ask(path):
         return door._find_account(Request({"type": "http", "path": path, "headers": [(b"host", b"x/health?")]}))
 
-    assert refused(lambda: ask("/v1/completions")).status == 401
+    assert read_refusal(lambda: ask("/v1/completions")).status == 401
     assert ask("/health").name is None
 
 
-def test_a_gateway_with_keys_lets_nobody_else_in(start_gateway, join, tokenizer, until):
-    """Probes excepted. A second stream of a key waits until the first has ended."""
+def test_a_gateway_with_keys_lets_nobody_else_in(start_gateway, join, tokenizer, wait_until):
+    """A gateway with keys lets only probes in without one."""
     gateway = start_gateway(keys={"keys": [entry(max_streams=1)]})
     pair = FakePair(*(join(at=gateway, phase=phase) for phase in ("prefill", "decode")))
     pair.reply = [*tokenizer.encode_whole("tide"), EOS_ID]
     for rank in (pair.prefill, pair.decode):
         rank.say(State("ready"))
-    until(lambda: gateway.ready_report()["ready"], "the pair is ready")
+    wait_until(lambda: gateway.ready_report()["ready"], "the pair is ready")
     asked = {"model": MODEL, "prompt": "mill", "stream": True}
     url = f"http://{ADDRESS}:{gateway.ports['http']}/v1"
     with (

@@ -1,4 +1,4 @@
-"""DeepGEMM and FlashMLA as their documentation says them, computed in FP32 on a CPU: slow references for our calls.
+"""DeepGEMM and FlashMLA as their documentation describes them, in FP32 on a CPU: slow references for our calls.
 
 They read no row that the kernels leave out, and write NaN where the kernels write nothing.
 
@@ -14,7 +14,7 @@ __all__ = ["ComputingDeepGemm", "ComputingFlashMla"]
 
 
 class ComputingDeepGemm:
-    """Matmuls of codes; `alignment` stands for the 128 rows of the package, so that tests may be small."""
+    """Matmuls of codes. `alignment` replaces the package's 128 rows, so that tests may be small."""
 
     def __init__(self, alignment):
         self.alignment = alignment
@@ -26,7 +26,7 @@ class ComputingDeepGemm:
         d.copy_(matmul(Quantised(*a), Quantised(*b)))
 
     def m_grouped_fp8_gemm_nt_contiguous(self, a, b, d, grouped_layout):
-        """All rows of a tile must belong to one expert."""
+        """Multiply the rows of each tile, which must belong to one expert."""
         for tile in grouped_layout.split(self.alignment):
             assert len(set(tile.tolist())) <= 1
         d.fill_(torch.nan)
@@ -43,7 +43,7 @@ class ComputingDeepGemm:
 
 
 class ComputingFlashMla:
-    """Dense decoding; pages beyond a request's length may hold anything."""
+    """Dense decoding, which ignores pages beyond a request's length."""
 
     def get_mla_metadata(self):
         return object(), None

@@ -6,18 +6,18 @@ import sys
 import torch
 
 
-def _drawn(*shape, seed=0):
+def _draw(*shape, seed=0):
     magnitudes = torch.logspace(-6, 3, shape[-1])
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * magnitudes).bfloat16()
 
 
 # case -> rows, whether scales are powers of two, whether gate and up lie in the rows, how many of each slot's came
 CASES = {
-    "5 rows": lambda: (_drawn(5, 384), False, False, None),
-    "powers of two": lambda: (_drawn(4, 1280, seed=1), True, False, None),
+    "5 rows": lambda: (_draw(5, 384), False, False, None),
+    "powers of two": lambda: (_draw(4, 1280, seed=1), True, False, None),
     "a row of zeros": lambda: (torch.zeros(1, 128, dtype=torch.bfloat16), False, False, None),
-    "gated rows": lambda: (_drawn(3, 512, seed=2), False, True, None),
-    "3 slots of 6 rows": lambda: (_drawn(3, 6, 512, seed=3), False, True, torch.tensor([6, 0, 2])),
+    "gated rows": lambda: (_draw(3, 512, seed=2), False, True, None),
+    "3 slots of 6 rows": lambda: (_draw(3, 6, 512, seed=3), False, True, torch.tensor([6, 0, 2])),
 }
 
 

@@ -28,7 +28,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 
 class Interpreting(GpuOps):
-    """Takes the kernels of Triton for tensors of the CPU too."""
+    """A table that uses Triton's kernels for CPU tensors too."""
 
     def _runs_triton(self, x):
         return True
@@ -61,12 +61,12 @@ def main(path):
         found[f"in turn {case}"] = (experts, slots, num_replicas, looked_up)
     fused.PAIRS, fused.WORDS, fused.CHANNELS = SMALL // 8, SMALL, SMALL
     for case, sizes in PLACED.items():
-        found |= placed(case, *sizes)
+        found |= place_and_add(case, *sizes)
     torch.save(found, path)
 
 
-def placed(case, num_tokens, top_k, num_slots, alignment):
-    """Return tokens that came, as GpuOps puts them into their rows and adds these up again."""
+def place_and_add(case, num_tokens, top_k, num_slots, alignment):
+    """Put tokens into their rows as GpuOps does, and add these up again."""
     ops = Interpreting(torch.device("cpu"), Packages(HOPPER))
     ops.row_alignment = alignment
     wanted_TK = torch.rand(num_tokens, max(num_slots + 3, top_k), generator=GENERATOR).argsort(1)[:, :top_k]

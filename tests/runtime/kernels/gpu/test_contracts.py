@@ -1,4 +1,4 @@
-"""Contracts of the kernels' arguments: they take what the packages' own tests take, and refuse one change of each.
+"""The contracts accept the arguments of the packages' own tests, and refuse a change of any one.
 
 The accepted shapes are those of the packages' tests: github.com/deepseek-ai/DeepGEMM 54e22612 tests/generators.py lines
 123-190 (enumerate_normal, enumerate_m_grouped_contiguous, enumerate_m_grouped_masked); FlashMLA 9241ae3e
@@ -35,7 +35,7 @@ def empty(*shape, dtype=FP32):
 
 
 def rows(*shape, by_columns=False):
-    """Codes, and a scale for each 128 channels."""
+    """Return codes, and a scale for each 128 channels."""
     *lead, size, channels = shape
     groups = -(-channels // 128)
     scales = empty(*lead, size, groups)
@@ -47,7 +47,7 @@ def rows(*shape, by_columns=False):
 
 
 def matrix(*shape):
-    """Codes, and a scale for each block of 128 x 128."""
+    """Return codes, and a scale for each block of 128 x 128."""
     *lead, outputs, channels = shape
     return Quantised(empty(*shape, dtype=E4M3), empty(*lead, -(-outputs // 128), -(-channels // 128)))
 
@@ -115,7 +115,7 @@ def back(ranks=144):
 @pytest.mark.parametrize("by_columns", [False, True], ids=["by rows", "by columns"])
 @pytest.mark.parametrize("m", [1, 128, 4096])
 def test_deep_gemms_shapes_are_taken(m, by_columns):
-    """Plain and grouped."""
+    """Plain and grouped matmuls of DeepGEMM's shapes are accepted."""
     for n, k in NK:
         check_gemm(**gemm(m, n, k, by_columns))
     for n, k in GROUPED_NK:
@@ -124,20 +124,20 @@ def test_deep_gemms_shapes_are_taken(m, by_columns):
 
 
 def test_rows_as_they_travel_are_taken():
-    """Codes with their scales behind them: rows 7,392 bytes apart, which is a multiple of 16."""
+    """Dispatched rows, 7,392 bytes apart with scales behind the codes, are accepted."""
     travelled = empty(256, 7392, dtype=E4M3)[:, :7168]
     check_gemm(Quantised(travelled, empty(256, 56)), matrix(576, 7168), empty(256, 576, dtype=BF16))
 
 
 def test_flash_mlas_shapes_are_taken():
-    """Any number of heads, any batch but none."""
+    """Any number of heads and any batch except an empty one are accepted."""
     for batch in (1, 2, 6, 64, 128):
         for heads in (1, 3, 9, 63, 64, 126, 128):
             check_flash_mla(**flash_mla(batch, heads))
 
 
 def test_deep_eps_shapes_are_taken():
-    """Every size that it has a configuration for, in FP8 and BF16; low latency from 8 ranks on, without tokens too."""
+    """Every size with a configuration is accepted in FP8 and BF16; low latency also without tokens."""
     for ranks in NORMAL_SIZES:
         check_dispatch(**dispatch(ranks=ranks))
         check_dispatch(**dispatch(ranks=ranks, x=empty(4096, 7168, dtype=BF16)))
@@ -208,7 +208,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("check", "accepted", "changes", "sentence"), BROKEN)
 def test_one_change_is_refused(check, accepted, changes, sentence):
-    """And named."""
+    """One wrong argument is refused and named."""
     arguments = accepted()
     if changes:
         check(**arguments)

@@ -1,4 +1,4 @@
-"""Triton's one pass against torch's several: in Triton's interpreter, which computes on a CPU."""
+"""Triton's one pass equals torch's several, in Triton's interpreter on a CPU."""
 
 import pytest
 import torch
@@ -11,17 +11,17 @@ from tests.runtime.on_cpu import CPU, TORCH_OPS
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """case -> tensors, from one process for all of them."""
-    return triton_without_gpu.interpreted(interpreted_fused, tmp_path_factory.mktemp("interpreted"))
+def results(tmp_path_factory):
+    """Return case -> tensors, from one process for all cases."""
+    return triton_without_gpu.run_interpreted(interpreted_fused, tmp_path_factory.mktemp("interpreted"))
 
 
 @pytest.mark.parametrize("case", ROTATED)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("neighbours", [True, False])
-def test_pairs_are_rotated_as_in_the_reference(found, case, dtype, neighbours):
-    """In place, up to a step of BF16, which the interpreter truncates to; what lies beside them stays."""
-    wide, angles, rotated = found[f"rotated {case} {dtype} {neighbours}"]
+def test_pairs_are_rotated_as_in_the_reference(results, case, dtype, neighbours):
+    """Pairs are rotated in place as in the reference, up to a step of BF16, and their neighbours stay."""
+    wide, angles, rotated = results[f"rotated {case} {dtype} {neighbours}"]
     expected = wide.float()
     TORCH_OPS.rotate(expected[..., 4:], angles.cos(), angles.sin(), neighbours)
 
@@ -29,57 +29,57 @@ def test_pairs_are_rotated_as_in_the_reference(found, case, dtype, neighbours):
     torch.testing.assert_close(rotated.float(), expected, rtol=2**-6 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
 
 
-def test_keys_are_joined_with_the_part_that_heads_share(found):
-    """To the bit."""
-    own, shared, keys = found["joined"]
+def test_keys_are_joined_with_the_part_that_heads_share(results):
+    """Keys equal the reference to the bit."""
+    own, shared, keys = results["joined"]
 
     assert keys.equal(torch.cat((own, shared[:, None].expand(-1, own.shape[1], -1)), -1))
 
 
 @pytest.mark.parametrize("case", CHOSEN)
-def test_experts_are_chosen_and_weighed_as_in_the_reference(found, case):
-    """The same ones in the same order, by sigmoid or softmax, with a bias or without; of no token there are none."""
-    logits, bias, experts, weights = found[f"chosen {case}"]
+def test_experts_are_chosen_and_weighed_as_in_the_reference(results, case):
+    """Experts, their order and weights equal the reference, by sigmoid or softmax, with and without a bias."""
+    logits, bias, experts, weights = results[f"chosen {case}"]
     expected_experts, expected_weights = TORCH_OPS.choose_and_weigh(logits, bias, CHOSEN[case][2])
 
     assert experts.equal(expected_experts)
     torch.testing.assert_close(weights, expected_weights)
-    assert [each.shape for each in found["none"]] == [(0, 3), (0, 3)]
+    assert [each.shape for each in results["none"]] == [(0, 3), (0, 3)]
 
 
 @pytest.mark.parametrize("case", TURNS)
-def test_replicas_take_turns_as_in_the_reference(found, case):
-    """Also when a rank has computed two thousand million tokens."""
-    *arguments, slots = found[f"in turn {case}"]
+def test_replicas_take_turns_as_in_the_reference(results, case):
+    """Replicas take turns as in the reference, even after two thousand million tokens."""
+    *arguments, slots = results[f"in turn {case}"]
 
     assert slots.equal(TORCH_OPS.replicas_in_turn(*arguments, TURNS[case][2]))
 
 
-def tiled(alignment):
-    """The reference, with slots that begin at multiples of this."""
+def new_tiled_ops(alignment):
+    """Return the reference with slots that begin at multiples of `alignment`."""
     ops = Ops(CPU)
     ops.row_alignment = alignment
     return ops
 
 
 @pytest.mark.parametrize("case", PLACED)
-def test_pairs_get_the_rows_of_the_reference(found, case):
-    """Slot after slot, each slot's in their order and from a whole tile on, whatever block counts them."""
+def test_pairs_get_the_rows_of_the_reference(results, case):
+    """Pairs get the reference's rows, slot after slot, each slot in order and from a whole tile on."""
     _, _, num_slots, alignment = PLACED[case]
-    slots, *_ = found[f"arrived {case}"]
-    places, counts = found[f"placed {case}"]
-    expected_places, expected_counts = tiled(alignment).place_rows(slots, num_slots)
+    slots, *_ = results[f"arrived {case}"]
+    places, counts = results[f"placed {case}"]
+    expected_places, expected_counts = new_tiled_ops(alignment).place_rows(slots, num_slots)
 
     assert places.equal(expected_places)
     assert counts.equal(expected_counts)
 
 
 @pytest.mark.parametrize("case", PLACED)
-def test_tokens_are_spread_over_their_rows(found, case):
-    """Codes, scales and BF16 as they came, in each of a token's rows; the scales lie as DeepGEMM reads them."""
-    slots, x, codes, scales, _ = found[f"arrived {case}"]
-    places, counts = found[f"placed {case}"]
-    codes_of_rows, scales_of_rows, rows = found[f"spread {case}"]
+def test_tokens_are_spread_over_their_rows(results, case):
+    """Each row of a token has its codes, scales or BF16, with the scales as DeepGEMM reads them."""
+    slots, x, codes, scales, _ = results[f"arrived {case}"]
+    places, counts = results[f"placed {case}"]
+    codes_of_rows, scales_of_rows, rows = results[f"spread {case}"]
     tokens, choices = (slots >= 0).nonzero(as_tuple=True)
     at = places[tokens, choices]
 
@@ -91,11 +91,11 @@ def test_tokens_are_spread_over_their_rows(found, case):
 
 
 @pytest.mark.parametrize("case", PLACED)
-def test_only_a_tokens_own_rows_are_added(found, case):
-    """In FP32, rounded once; what fills a tile is not a number here. A token without rows gets zeros."""
-    _, x, _, _, weights = found[f"arrived {case}"]
-    places, _ = found[f"placed {case}"]
-    (added,) = found[f"added {case}"]
+def test_only_a_tokens_own_rows_are_added(results, case):
+    """A token's own rows are added in FP32 and rounded once. Filling rows of NaN do not matter."""
+    _, x, _, _, weights = results[f"arrived {case}"]
+    places, _ = results[f"placed {case}"]
+    (added,) = results[f"added {case}"]
     expected = x.float() * weights.nan_to_num().sum(1, keepdim=True)
 
     torch.testing.assert_close(added.float(), expected, rtol=2**-6, atol=1e-6)
@@ -109,7 +109,7 @@ def test_only_a_tokens_own_rows_are_added(found, case):
     ["rotate_pairs", "join_keys", "choose", "take_turns", "count_pairs", "place_pairs", "copy_to_places", "add_placed"],
 )
 def test_it_compiles_for_the_gpus(capability, kernel):
-    """To machine code, on a machine that has no GPU."""
+    """The kernels compile to machine code without a GPU."""
     from runtime.kernels.gpu import fused
 
     rows, table, number, index = "*bf16", "*fp32", "i32", "*i64"
@@ -129,7 +129,7 @@ def test_it_compiles_for_the_gpus(capability, kernel):
     function = getattr(fused, kernel)
     types, constants = arguments[kernel]
     names = dict(zip(function.arg_names, types, strict=False))
-    compiled = triton_without_gpu.compiled(function, names, constants, capability)
+    compiled = triton_without_gpu.compile_kernel(function, names, constants, capability)
 
     assert f".target sm_{capability}" in compiled.asm["ptx"]
     assert compiled.asm["cubin"]

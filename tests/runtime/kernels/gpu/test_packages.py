@@ -1,4 +1,4 @@
-"""A rank chooses its kernel packages by what the driver says of its GPU."""
+"""A rank chooses its kernel packages by the driver's name of its GPU."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from runtime.kernels.gpu.packages import find_packages
 
 @pytest.fixture
 def found(monkeypatch):
-    """Returns the packages for a GPU of this capability and name, all of them installed."""
+    """Return a function that finds the packages for a GPU of this capability and name, with all of them installed."""
     monkeypatch.setattr(say, "_said", set())
     monkeypatch.setattr(packages.importlib, "import_module", lambda name: SimpleNamespace(name=name))
 
@@ -28,7 +28,7 @@ def found(monkeypatch):
     "gpu", ["NVIDIA H100 PCIe", "NVIDIA H800 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H20-PCIE-96GB"]
 )
 def test_deep_ep_is_not_used_on_cards(found, gpu, capsys):
-    """They have no NVLink to all others of their node; the log says so once, with what serves instead."""
+    """On a PCIe card DeepEP is not used, and the log says once what is used instead."""
     first, second = found((9, 0), gpu), found((9, 0), gpu)
 
     assert first.deep_ep is second.deep_ep is None
@@ -41,7 +41,7 @@ def test_deep_ep_is_not_used_on_cards(found, gpu, capsys):
     [((9, 0), "NVIDIA H100 80GB HBM3"), ((9, 0), "NVIDIA H200"), ((10, 0), "NVIDIA B200"), ((10, 0), "NVIDIA GB200")],
 )
 def test_deep_ep_is_used_on_gpus_of_a_board(found, gpu, capability, capsys):
-    """Their NVLink reaches every GPU of the node; dense FlashMLA is made for Hopper alone."""
+    """DeepEP is used on GPUs of a board; FlashMLA's dense kernels only on Hopper."""
     used = found(capability, gpu)
 
     assert used.deep_ep is not None

@@ -1,4 +1,4 @@
-"""Triton's quantising: in Triton's interpreter against the reference, and compiled for the GPUs that it is for.
+"""Triton's quantising equals the reference in Triton's interpreter, and compiles for its GPUs.
 
 The interpreter computes on a CPU. Its casts to e4m3 and BF16 do not round as a GPU's do, so values may be a step of
 e4m3 apart, and three where two casts to BF16 come before. Whether the kernels are right on a GPU is for `tests/gpu`.
@@ -19,16 +19,16 @@ MOST = 0.95  # of values lie so far from a power of two that the interpreter rou
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """case -> tensors, from one process for all of them."""
-    return triton_without_gpu.interpreted(interpreted, tmp_path_factory.mktemp("interpreted"))
+def results(tmp_path_factory):
+    """Return case -> tensors, from one process for all cases."""
+    return triton_without_gpu.run_interpreted(interpreted, tmp_path_factory.mktemp("interpreted"))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rows_are_quantised_as_in_the_reference(found, case):
-    """Equal scales, and values that are few steps of e4m3 apart."""
+def test_rows_are_quantised_as_in_the_reference(results, case):
+    """Scales equal the reference, and values are within a few steps of e4m3."""
     _, power_of_two, is_gated, counts = interpreted.CASES[case]()
-    x = found[f"{case} x"]
+    x = results[f"{case} x"]
     rows = x.flatten(0, -2)
     if is_gated:
         gate, up = rows.chunk(2, -1)
@@ -38,7 +38,7 @@ def test_rows_are_quantised_as_in_the_reference(found, case):
     if counts is not None:
         came = (torch.arange(x.shape[1]) < counts[:, None]).flatten()
     for layout in ("by rows", "by columns"):
-        codes, scales = found[f"{case} {layout} codes"], found[f"{case} {layout} scales"]
+        codes, scales = results[f"{case} {layout} codes"], results[f"{case} {layout} scales"]
         scales = scales.flatten(0, -2)[came]
 
         torch.testing.assert_close(scales, expected.scales[came], rtol=2**-6 if is_gated else 0, atol=0)
@@ -56,9 +56,9 @@ def test_rows_are_quantised_as_in_the_reference(found, case):
             assert not codes.view(torch.uint8).flatten(0, -2)[~came].any()
 
 
-def test_scales_by_columns_lie_as_deep_gemm_reads_them(found):
-    """Rows beside each other, and each group's column at a multiple of 16 bytes."""
-    strides = json.loads(found["strides"])
+def test_scales_by_columns_lie_as_deep_gemm_reads_them(results):
+    """Each group's scales lie together, and begin at a multiple of 16 bytes."""
+    strides = json.loads(results["strides"])
 
     assert strides["5 rows"] == [1, 8]
     assert strides["3 slots of 6 rows"] == [8 * 2, 1, 8]
@@ -68,14 +68,14 @@ def test_scales_by_columns_lie_as_deep_gemm_reads_them(found):
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_it_compiles_for_the_gpus(capability, is_gated):
-    """To machine code, on a machine that has no GPU."""
+    """The kernel compiles to machine code without a GPU."""
     from runtime.kernels.gpu import quantise
 
     pointers = {"x": "*bf16", "codes": "*fp8e4nv", "scales": "*fp32", "counts": "*i32"}
     numbers = dict.fromkeys(("room", "size", "slot_stride", "row_stride", "group_stride"), "i32")
     flags = {"IS_MASKED": is_gated, "IS_GATED": is_gated, "POWER_OF_TWO": True, "GROUPS": 8, "BLOCK": 128}
     constants = {**flags, "LARGEST": 448.0, "MIN_MAGNITUDE": 1e-4}
-    compiled = triton_without_gpu.compiled(quantise.quantise_groups, pointers | numbers, constants, capability)
+    compiled = triton_without_gpu.compile_kernel(quantise.quantise_groups, pointers | numbers, constants, capability)
 
     assert f".target sm_{capability}" in compiled.asm["ptx"]
     assert compiled.asm["cubin"]

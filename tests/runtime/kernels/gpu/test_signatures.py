@@ -1,4 +1,4 @@
-"""Every call that we make of the kernel packages fits the signature in the wheel that the extra `gpu` pins.
+"""Every call of a kernel package fits the signature in the wheel that the extra `gpu` pins.
 
 The wheels are unpacked and read, never imported: two of them need a driver. Calls into their C++ parts (`Config`,
 `EventHandle`) have no signature there and are not checked. What the calls compute, nobody says here.
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.whole
 
 @pytest.fixture(scope="module")
 def sources(request):
-    """wheel -> its file with the signatures, parsed; downloaded once and kept by pytest."""
+    """Return wheel -> its parsed file with the signatures, downloaded once and cached by pytest."""
     folder = request.config.cache.mkdir("kernel-wheels")
     pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gpu"]
     found = {name: sorted(folder.glob(f"{name}-*.whl")) for name in FILES}
@@ -57,8 +57,8 @@ def sources(request):
     return parsed
 
 
-def signature_of(tree, class_name, name):
-    """The signature of a function at the top of a file, under `try:` or under another name; or of a method."""
+def find_signature(tree, class_name, name):
+    """Return the signature of a function or method, also under `try:` or under another name."""
     body = list(ast.walk(tree))
     if class_name is not None:
         (owner,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == class_name)
@@ -68,7 +68,7 @@ def signature_of(tree, class_name, name):
             return _signature(node, is_method=class_name is not None)
         if isinstance(node, ast.Assign) and [getattr(each, "id", None) for each in node.targets] == [name]:
             if isinstance(node.value, ast.Name):
-                return signature_of(tree, class_name, node.value.id)
+                return find_signature(tree, class_name, node.value.id)
             return None  # it is C++'s
     raise AssertionError(f"the package has no {name}")
 
@@ -93,7 +93,7 @@ def _signature(node, is_method):
 
 
 def our_calls():
-    """(package, class, function, number of positional arguments, names of the others) of each call in our files."""
+    """Return (package, class, function, number of positional arguments, other arguments' names) of our calls."""
     for path in OURS:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
@@ -112,7 +112,7 @@ CALLS = sorted(set(our_calls()), key=str)
 
 
 def test_every_function_that_we_use_is_among_the_calls():
-    """The search finds what it is for."""
+    """The search finds every function that we use."""
     assert {name for _, _, name, _, _ in CALLS} == {
         *("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked"),
         *("get_mk_alignment_for_contiguous_layout", "get_mla_metadata", "flash_mla_with_kvcache"),
@@ -123,26 +123,26 @@ def test_every_function_that_we_use_is_among_the_calls():
 
 @pytest.mark.parametrize(("package", "class_name", "name", "positional", "keywords"), CALLS)
 def test_a_call_fits_its_signature(sources, package, class_name, name, positional, keywords):
-    """By number and by names, with nothing required left out."""
-    signature = signature_of(sources[package], class_name, name)
+    """A call fits its signature by number and names, and leaves out nothing required."""
+    signature = find_signature(sources[package], class_name, name)
     if signature is not None:
         signature.bind(*[None] * positional, **dict.fromkeys(keywords))
 
 
 def test_a_call_that_does_not_fit_is_found(sources):
-    """One name of another version, one argument too few."""
-    masked = signature_of(sources["sgl_deep_gemm"], None, "m_grouped_fp8_fp4_gemm_nt_masked")
+    """A name of another version, or a missing argument, is noticed."""
+    masked = find_signature(sources["sgl_deep_gemm"], None, "m_grouped_fp8_fp4_gemm_nt_masked")
     with pytest.raises(TypeError, match="masked_layout"):
         masked.bind(1, 2, 3, 4, 5, masked_layout=6)
     with pytest.raises(TypeError, match="expected_m"):
         masked.bind(1, 2, 3, 4)
     with pytest.raises(AssertionError, match="no fp8_gemm_ntt"):
-        signature_of(sources["sgl_deep_gemm"], None, "fp8_gemm_ntt")
+        find_signature(sources["sgl_deep_gemm"], None, "fp8_gemm_ntt")
 
 
 def test_dense_decoding_is_among_flash_mlas_older_kernels(sources):
-    """Our call says so; without it the wheel refuses dense attention."""
+    """Our call asks for FlashMLA's older kernels, without which the wheel refuses dense attention."""
     (call,) = (each for each in CALLS if each[2] == "flash_mla_with_kvcache")
 
     assert "use_legacy" in call[4]
-    assert "use_legacy" in signature_of(sources["sgl_flash_mla"], None, "flash_mla_with_kvcache").parameters
+    assert "use_legacy" in find_signature(sources["sgl_flash_mla"], None, "flash_mla_with_kvcache").parameters

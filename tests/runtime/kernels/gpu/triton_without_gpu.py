@@ -1,4 +1,4 @@
-"""What of Triton's kernels can be tried without a GPU: its interpreter computes on a CPU, its compiler needs none."""
+"""Triton's kernels without a GPU: its interpreter computes on a CPU, and its compiler needs no GPU."""
 
 import os
 import subprocess
@@ -10,16 +10,16 @@ import torch
 ROOT = str(Path(__file__).parents[4])
 
 
-def interpreted(script, folder):
-    """case -> tensors, from a process of `script` in which Triton interprets: that is chosen when it is imported."""
+def run_interpreted(script, folder):
+    """Return case -> tensors, from a process of `script` in which Triton interprets its kernels."""
     path = folder / "found.pt"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ROOT}
     subprocess.run([sys.executable, script.__file__, str(path)], check=True, env=environment, timeout=120)
     return torch.load(path, weights_only=True)
 
 
-def compiled(kernel, types, constants, capability):
-    """The kernel as machine code, and what comes before; `types` are those of its arguments that are no constants."""
+def compile_kernel(kernel, types, constants, capability):
+    """Compile the kernel to machine code. `types` are those of its arguments that are no constants."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
