@@ -293,7 +293,7 @@ class AllToAllDispatcher:
         """Do nothing: any number of tokens is dispatched in the same way."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Put the slots in front of each row, exchange, and copy the rows that came once for each slot here."""
+        """Put the slots in front of each row, and exchange. Copy each arriving row for every slot it wants here."""
         pairs_WM = self.count_pairs(slots_TK)
         row_of_pair = inverse_order((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
         exchange = self.exchange(self.prepend_slots(self.row_format.encode(x_TD), slots_TK), slots_TK, pairs_WM)

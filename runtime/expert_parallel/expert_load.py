@@ -38,6 +38,6 @@ class ExpertLoad:
         self.sent.zero_()
 
     def imbalance(self) -> Tensor:
-        """Return, for each layer, the pairs sent to the rank that got most, over the mean; 1 without any."""
+        """Return each layer's imbalance: the most pairs that a rank got, over the mean. Without pairs it is 1."""
         mean = self.sent.float().mean(1)
         return (self.sent.amax(1) / mean).where(mean > 0, 1.0)

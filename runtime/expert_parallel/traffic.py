@@ -58,9 +58,8 @@ class Traffic:
     bytes_to_other_nodes: int = 0  # those of them that went to other nodes
     dispatch: ExchangeTime = field(default_factory=ExchangeTime)
     combine: ExchangeTime = field(default_factory=ExchangeTime)
-    waits: ExchangeTime = field(
-        default_factory=ExchangeTime
-    )  # waits of the step's thread for rows that had not arrived
+    # waits of the step's thread for rows that had not arrived
+    waits: ExchangeTime = field(default_factory=ExchangeTime)
 
     def time_wait(self, arrive: Callable[[], T]) -> Callable[[], T]:
         """Return a function that calls `arrive` and counts its time as waiting."""

@@ -144,7 +144,7 @@ class DeepseekV3(nn.Module):
     def _hidden_states(self, step: ForwardBatch, cache: LatentCache, answering: ForwardBatch) -> Flow[Tensor]:
         """Return the flow that computes the hidden states of the tokens `answering`.
 
-        In the last layer the other tokens need only their latents.
+        The last layer computes only latents of the other tokens, because nothing reads their hidden states.
         """
         cos, sin = self.rotary.lookup(step.positions_T)
         x_TD = self.model.embed_tokens(step.token_ids_T)

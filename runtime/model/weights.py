@@ -53,7 +53,9 @@ Index = dict[str, StoredTensor]
 
 @dataclass(frozen=True)
 class _Destination:
-    """The memory that a tensor is read into. It has `scales` if kept in FP8; `power_of_two` if they must be such."""
+    """The memory that a tensor is read into.
+
+    An FP8 tensor has `scales`. With `power_of_two`, scales made here are powers of two."""
 
     values: Tensor
     scales: Tensor | None

@@ -109,7 +109,7 @@ class Hello(_Message):
 
     `for_node` is the planned node that this node, a spare, replaces. When the rank has loaded, it sends Hello again if
     it has digests to compare. Only `kv_digest` differs then: it covers the plan and, if the plan names no weights, the
-    unit's weights. If the rank has read tokenizer.json, a blank and that file's digest follow.
+    unit's weights. If the rank has read tokenizer.json, that file's digest follows after a space.
     """
 
     unit: str

@@ -75,7 +75,8 @@ _Group: TypeAlias = tuple[_Rule, list[int]]  # a rule, and the numbers of `ROWS`
 def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) -> dict[int, DrawnToken | Tensor]:
     """Draw for each of these rows. Where the reference must draw, return the row's logits on the host instead.
 
-    One copy to the host brings all tokens. Rows that had to be sorted take a second one, and rows of logits a third.
+    One copy to the host brings all tokens. A second copy brings the rows that had to be sorted, and a third brings
+    logits.
     """
     rules = {
         number: _choose_rule(pending.sampling, logits_BV.shape[1])

@@ -117,7 +117,7 @@ def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int)
 def _penalise_repetition(
     logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
 ) -> Tensor:
-    """Divide the logits of tokens that the request has by repetition_penalty; multiply the negative ones by it."""
+    """Apply repetition_penalty to each token of the request: divide a positive logit by it, multiply a negative one."""
     if sampling.repetition_penalty == 1:  # otherwise each token would cost a pass over the prompt
         return logits_V
     tokens = torch.tensor(list({*prompt_ids, *generated}), dtype=torch.long)

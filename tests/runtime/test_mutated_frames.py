@@ -74,7 +74,7 @@ def launch(engine):
 
 
 class Rank:
-    """A rank's phase, what it said of the bystander's requests, and what the event loop could not handle."""
+    """A rank's phase. It keeps the messages about the bystander's request, and the event loop's unhandled errors."""
 
     def __init__(self, kind, engine, launch):
         self.tokens, self.others, self.escaped = [], 0, []

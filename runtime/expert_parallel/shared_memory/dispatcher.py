@@ -106,7 +106,7 @@ class SharedDispatcher:
         )
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Leave results that the experts wrote over their rows; copy others to those places."""
+        """Leave results in common memory if the experts wrote them over their rows; otherwise copy them there."""
         if not self._is_possible:
             return self._normal.combine(results, dispatched)
         way: _WayBack = dispatched.way_back
@@ -135,7 +135,7 @@ class SharedDispatcher:
         return DispatchedRows(rows, sent_W, way_back)
 
     def _read(self, buffer: ExchangeBuffer, index_R: Tensor) -> Tensor:
-        """Read these rows, to where the results will be if those are as long."""
+        """Return these rows. If results have the same length, read them to the results' place."""
         rows = buffer.rows.flatten(0, 1)
         if self._row_bytes != self._result_bytes:
             return rows.index_select(0, index_R)

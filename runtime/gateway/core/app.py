@@ -48,9 +48,8 @@ __all__ = ["Gateway", "create_app"]
 
 OPEN_PATHS = ("/health", "/readyz", "/openapi.json")  # probes have none
 REQUEST_ID = "X-Request-Id"
-SMALL_BODY_BYTES = (
-    2**10
-)  # tokenized on the event loop: 1 to 2 ms, measured with digits, the demo tokenizer's slowest text
+# tokenized on the event loop: 1 to 2 ms, measured with digits, the demo tokenizer's slowest text
+SMALL_BODY_BYTES = 2**10
 LARGE_BODY_BYTES = 2**16  # assumed: the tokenizer takes some tens of milliseconds
 LARGE_BODIES_AT_ONCE = 2  # assumed: few enough that the event loop and small bodies keep running
 STATUS_CLIENT_LEFT = 499  # nginx's; nobody is there to read it
@@ -109,9 +108,8 @@ def create_app(gateway: Gateway) -> Starlette:
         ],
         exception_handlers=handlers,
     )
-    app.router.redirect_slashes = (
-        False  # behind a proxy that ends TLS a redirect leads to http://, and the prompt would travel in clear
-    )
+    # behind a proxy that ends TLS a redirect leads to http://, and the prompt would travel in clear
+    app.router.redirect_slashes = False
     app.add_middleware(Authentication, gateway=gateway)
     app.state.gateway = gateway
     return app
@@ -135,9 +133,8 @@ class Authentication:
             await self._app(scope, receive, send)
 
     def _find_account(self, request: Request) -> Account:
-        if (
-            self._keys is None or request.scope["path"] in OPEN_PATHS
-        ):  # not its URL, which begins with whatever the Host header says
+        # not by the URL, which begins with whatever the Host header says
+        if self._keys is None or request.scope["path"] in OPEN_PATHS:
             return Account()
         return self._keys.find_account(request.headers.get("authorization"), peer_address(request))
 

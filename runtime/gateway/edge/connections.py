@@ -88,9 +88,8 @@ class Waits:
 
     head_s: float = 10.0  # assumed: a head is one packet or a few
     next_s: float = 75.0  # nginx's keepalive_timeout
-    body_s: float = (
-        FRAME_TIMEOUT_S + 5
-    )  # assumed: the routes answer 408 before that, this is for those that do not read
+    # assumed: the routes answer 408 before that, this is for those that do not read
+    body_s: float = FRAME_TIMEOUT_S + 5
     reader_s: float = FRAME_TIMEOUT_S
     last_s: float = 5.0  # nginx's lingering_timeout
 

@@ -44,10 +44,8 @@ class Ledger:
         self._own = NO_WORK  # the work of all `_entries`
         self._reported = NO_WORK  # the reported work of the entries that have arrived
         self._waiting: dict[str, Work] = {}  # requests without room, the oldest first
-        self._unknown_work, self._num_unknown_waiting = (
-            NO_WORK,
-            0,
-        )  # what the last report said beyond what was known here
+        # what the last report said beyond what was known here
+        self._unknown_work, self._num_unknown_waiting = NO_WORK, 0
         self._load: RankLoad | None = None  # cached until something changes
 
     @property
@@ -72,9 +70,8 @@ class Ledger:
         work = size.work_at(self._phase, num_held)
         if not self.load.fits(work):
             self._waiting[request_id] = work
-        num_tokens = size.prompt_tokens + (
-            1 if self._phase == "decode" else 0
-        )  # a request comes to it with its first token
+        # a request comes to it with its first token
+        num_tokens = size.prompt_tokens + (1 if self._phase == "decode" else 0)
         reported = Work(1, work.prompt_tokens, work.attention_pairs, self._kv_tokens(num_tokens))
         self._add(request_id, _Entry(work, reported, num_tokens))
 

@@ -212,6 +212,5 @@ class Rank:
         if listener is not None:
             listener(self, message)
         elif isinstance(message, Token) and message.finish_reason is None:
-            self.send(
-                Abort(message.request_id)
-            )  # our Abort may have overtaken the handover that brought the request here
+            # our Abort may have overtaken the handover that brought the request here
+            self.send(Abort(message.request_id))

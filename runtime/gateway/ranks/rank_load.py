@@ -159,10 +159,8 @@ class RankLoad:
 
     def fits(self, work: Work) -> bool:
         """Return whether the cache has room for a request of this work now."""
-        has, limits = (
-            self.work,
-            self.limits,
-        )  # faster than `limits.fit(has + work)`, and it runs at every rank for every request
+        # faster than `limits.fit(has + work)`, and it runs at every rank for every request
+        has, limits = self.work, self.limits
         return (
             has.num_requests + work.num_requests <= limits.max_requests
             and has.kv_tokens + work.kv_tokens <= limits.kv_tokens

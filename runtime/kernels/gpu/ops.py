@@ -104,9 +104,8 @@ class GpuOps(Ops):
             heads = self._heads(q_THQ, kv_SHX, k_rope_SP, value_size)
             return self._masked_attention(*heads, scale)[0].transpose(0, 1)
         own = self._attention_part(*heads, scale, is_causal=True)
-        del (
-            heads
-        )  # its keys take more memory than the second context, so the peak is no higher than for all keys at once
+        # its keys take more memory than the second context, so the peak is no higher than for all keys at once
+        del heads
         earlier = self._heads(q_THQ, kv_SHX[:before], k_rope_SP[:before], value_size)
         return merge_attention(*self._attention_part(*earlier, scale, is_causal=False), *own)[0].transpose(0, 1)
 
@@ -187,7 +186,7 @@ class GpuOps(Ops):
         return super().place_rows(slots_TK, num_slots)
 
     def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
-        """Read each token once. Scales get the strides that DeepGEMM reads. Filling rows are not written."""
+        """Read each token once. Scales get the strides that DeepGEMM reads. Rows that fill up a tile stay unwritten."""
         codes = x.codes if isinstance(x, Quantised) else x
         if not self._runs_triton(codes) or codes.shape[1] * codes.element_size() % fused.WORD_BYTES:
             return super().spread_rows(x, place_TK, num_rows)

@@ -31,11 +31,10 @@ from runtime.kernels.say import say_once
 __all__ = ["BLACKWELL", "HOPPER", "INSTEAD", "Packages", "find_packages"]
 
 HOPPER, BLACKWELL = 9, 10  # the major number of a GPU's compute capability
-ARCHITECTURES = {  # github.com/deepseek-ai: DeepGEMM 54e22612 README.md "Requirements", FlashMLA 9241ae3e README.md
-    "deep_gemm": (
-        HOPPER,
-        BLACKWELL,
-    ),  # "Support matrix" (dense decoding), DeepEP dd758caf docs/legacy.md "Requirements"
+# github.com/deepseek-ai: DeepGEMM 54e22612 README.md "Requirements", FlashMLA 9241ae3e README.md "Support matrix"
+# (dense decoding), DeepEP dd758caf docs/legacy.md "Requirements"
+ARCHITECTURES = {
+    "deep_gemm": (HOPPER, BLACKWELL),
     "flash_mla": (HOPPER,),
     "deep_ep": (HOPPER, BLACKWELL),
 }

@@ -113,7 +113,7 @@ def test_the_last_layer_computes_what_is_asked_for(engine):
 
 
 def table(cache, num_tokens):
-    """Return pages for a request."""
+    """Return a table with pages for `num_tokens` tokens."""
     pages = []
     cache.allocate(pages, num_tokens)
     return pages

@@ -176,7 +176,7 @@ def test_every_one_of_the_top_k_is_drawn_and_no_other():
     st.floats(-2, 2),
 )
 def test_penalties_are_openais_formula(logits, generated, frequency, presence):
-    """Penalties change a logit to logit - count x frequency - (count > 0) x presence, and not in place."""
+    """Penalties give logit - count x frequency - (count > 0) x presence, and leave the logits unchanged."""
     generated = [token for token in generated if token < len(logits)]
     settings = sampling(temperature=0.0, frequency_penalty=frequency, presence_penalty=presence)
     given_logits = torch.tensor(logits)

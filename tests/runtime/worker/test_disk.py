@@ -77,7 +77,7 @@ class Deployment:
 
     @contextmanager
     def process(self, name, document, *words):
-        """`python -m runtime NAME`, until the block ends; its log is in NAME.log."""
+        """Run `python -m runtime NAME` until the block ends, with its log in NAME.log."""
         launch = self.folder / f"{name}.launch.json"
         launch.write_text(json.dumps(document))
         command = [sys.executable, "-m", "runtime", name, "--launch", launch, "--address", HERE, *words]
@@ -92,7 +92,7 @@ class Deployment:
 
     @contextmanager
     def rank(self, **disk):
-        """The node with its rank, from when it is ready until it has drained; `disk` overrules its limits."""
+        """Run the node with its rank from its readiness to its drain. `disk` overrides its limits."""
         words = ("--node", "node-0", "--leader", HERE, "--gateway", HERE, "--drain", "60")
         unit = seal(self.unit, limits__disk=self.unit["limits"]["disk"] | disk)
         with self.process("node", unit, *words) as node:
@@ -112,7 +112,7 @@ class Deployment:
         return (self.folder / "node.log").read_text()
 
     def ask(self, prompt, **more):
-        """The prompt's answer, greedily; and how many of its tokens were found."""
+        """Return the prompt's greedy answer, and the number of its tokens that were found."""
         asked = {"model": MODEL, "prompt": [prompt], "max_tokens": 8, "temperature": 0, "logprobs": 1}
         answer = self.client.completions.create(**asked, extra_body=more)
         (choice,) = answer.choices

@@ -1,4 +1,4 @@
-"""A node's drain takes its time only while the unit has all its nodes."""
+"""A node's drain ends early when its unit has lost a node."""
 
 import signal
 import subprocess
