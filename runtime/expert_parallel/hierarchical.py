@@ -31,12 +31,12 @@ class NodeDispatcher(AllToAllDispatcher):
         super().__init__(group, slots_per_rank, row_format, ops)
         own_node = group.nodes[group.rank]
         relay_of_rank = [_relay(group, group.rank, node) for node in group.nodes]
-        self._relay_of_rank_W = _to_device(ops, relay_of_rank)
+        self._relay_of_rank_W = _device_table(ops, relay_of_rank)
         self._near_ranks = [rank for rank in range(group.size) if group.nodes[rank] == own_node]
-        self._is_near_W = _to_device(ops, [node == own_node for node in group.nodes])
-        self._passed_on_WX = _to_device(ops, _forwarding_table(group, relay_of_rank))
+        self._is_near_W = _device_table(ops, [node == own_node for node in group.nodes])
+        self._passed_on_WX = _device_table(ops, _forwarding_table(group, relay_of_rank))
         self._relay_of_source = [_relay(group, source, own_node) for source in range(group.size)]
-        self._arrival_W = _to_device(
+        self._arrival_W = _device_table(
             ops, sorted(range(group.size), key=lambda source: (self._relay_of_source[source], source))
         )
 
@@ -99,6 +99,6 @@ def _relay(group: Group, source: int, node: int) -> int:
     return there[own.index(source) % len(there)]
 
 
-def _to_device(ops: Ops, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+def _device_table(ops: Ops, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     """Put a table of ranks on the device of the rows."""
     return torch.tensor(values, device=ops.device)

@@ -65,15 +65,15 @@ class NcclGroup(GlooGroup):
             raise PeerLost(f"a rank of this unit is gone, or its link is ({first_line(error)})") from None
         return received
 
-    def begin(self, exchange: Callable[[], T]) -> "_Issued[T]":
+    def begin(self, exchange: Callable[[], T]) -> "_IssuedExchange[T]":
         """Issue the exchange beside the computation."""
         with self._queue.side_work():
             result = exchange()
             mark = self._queue.mark()
-        return _Issued(self._queue, mark, result, exchange)
+        return _IssuedExchange(self._queue, mark, result, exchange)
 
 
-class _Issued(Generic[T]):
+class _IssuedExchange(Generic[T]):
     """An exchange in the device's queue. It keeps its inputs until the computation is ordered after it."""
 
     def __init__(self, queue: SideQueue, mark: Any, result: T, exchange: Callable[[], T]) -> None:

@@ -153,12 +153,12 @@ def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
     if top_p == 1:
         return probabilities_V
     ordered, order = probabilities_V.topk(min(NUM_BEST, len(probabilities_V)))
-    num_kept = int((~_exceed_top_p(ordered, top_p)).sum())
+    num_kept = int((~_mark_rest(ordered, top_p)).sum())
     if num_kept == len(ordered) or ordered[num_kept - 1] == ordered[num_kept]:
         ordered, order = probabilities_V.sort(descending=True)
-    return torch.zeros_like(probabilities_V).scatter(-1, order, ordered.masked_fill(_exceed_top_p(ordered, top_p), 0.0))
+    return torch.zeros_like(probabilities_V).scatter(-1, order, ordered.masked_fill(_mark_rest(ordered, top_p), 0.0))
 
 
-def _exceed_top_p(ordered: Tensor, top_p: float) -> Tensor:
+def _mark_rest(ordered: Tensor, top_p: float) -> Tensor:
     """Return whether the probabilities before each one already add up to `top_p`; `ordered` has the largest first."""
     return ordered.cumsum(-1) - ordered >= top_p

@@ -96,13 +96,13 @@ class Membership:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 frame = await frames.read()
             while frame is not None:
-                self._heed(frame[0])
+                self._obey(frame[0])
                 frame = await frames.read()
         finally:
             self._is_placed = False
             writer.close()
 
-    def _heed(self, message: FromLeader) -> None:
+    def _obey(self, message: FromLeader) -> None:
         match message:
             case Place(number=number):
                 self._is_placed = True
