@@ -71,7 +71,7 @@ class FrameReader(Generic[Message]):
     async def read_header(self, max_bytes: int = MAX_HEADER_BYTES) -> tuple[Message, int] | None:
         """Return the next message, whose header has at most `max_bytes`, and its payload's size.
 
-        The caller must read or skip the payload before it reads the next message.
+        The caller must read the payload before it reads the next message.
         """
         if not self._buffer and not await self._receive_more():
             return None
@@ -111,10 +111,6 @@ class FrameReader(Generic[Message]):
         """Read the payload piece by piece into its final place, because gigabytes must not be in memory twice."""
         await _read_within_timeout(self._fill(payload))
 
-    async def skip_payload(self, num_bytes: int) -> None:
-        """Read the payload and drop it."""
-        await _read_within_timeout(self._skip(num_bytes))
-
     async def _read_rest_of_header(self, max_bytes: int) -> tuple[Message, int]:
         while (head := self._take_header(max_bytes)) is None:
             if not await self._receive_more():
@@ -139,10 +135,6 @@ class FrameReader(Generic[Message]):
             piece = await self._read_piece(len(payload) - filled)
             payload[filled : filled + len(piece)] = piece
             filled += len(piece)
-
-    async def _skip(self, num_bytes: int) -> None:
-        while num_bytes:
-            num_bytes -= len(await self._read_piece(num_bytes))
 
     async def _read_piece(self, max_bytes: int) -> bytes | bytearray:
         if self._buffer:
