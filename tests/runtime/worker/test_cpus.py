@@ -69,7 +69,7 @@ def test_a_quota_of_the_control_group_counts(machine, files, cpus):
 
 
 def test_a_quota_larger_than_the_affinity_does_not_count(machine, monkeypatch):
-    """A process that may run on two CPUs uses two, whatever its quota."""
+    """A process that may run on two CPUs uses two, even if its quota is larger."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     root = machine({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "800000 100000\n"})
 

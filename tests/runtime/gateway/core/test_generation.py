@@ -97,7 +97,7 @@ def test_a_reader_that_stalls_is_given_up(monkeypatch):
 
 
 def test_a_last_token_says_that_it_is_the_last():
-    """An answer ends with its last token, even without a finish_reason."""
+    """A last token without a finish_reason fails the request, so that its caller does not wait for ever."""
 
     async def run():
         unit = Unit()

@@ -68,7 +68,7 @@ def test_a_schema_is_tried_once():
 
 
 def test_a_process_that_ends_is_said(tmp_path):
-    """If the trial's process ends, the schema is refused, and the next one starts another process."""
+    """If the trial's process ends, the caller gets a 503 that says so."""
     (tmp_path / "tokenizer.json").write_text("{")
 
     with pytest.raises(ApiError, match="could not be checked") as error:

@@ -298,7 +298,7 @@ def test_who_waits_longest_makes_room(serve):
 
 
 def test_who_does_not_read_makes_room_last(monkeypatch):
-    """A client with an answer in progress keeps its place; if all have one, nobody else is let in."""
+    """Idle clients make room first, then stalled readers; pausing readers and clients that wait for us keep theirs."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("runtime.gateway.edge.connections.time", clock)
     connections, ended = Connections(4), []
