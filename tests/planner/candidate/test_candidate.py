@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from planner.candidate import candidate as candidates
 from planner.candidate.candidate import Candidate
-from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Unknown
 from planner.rules.check import check_spec, with_values
 
@@ -63,5 +62,17 @@ def test_a_candidate_judges_nothing():
     candidate = Candidate.of(PUBLISHED).having({"decode.redundant_experts": 32 + 144 * 40, "cluster.nodes": 4})
 
     assert candidate.memory[1].short > 0
-    with pytest.raises(InfeasibleError, match="S701"):
+    with pytest.raises(Unknown):
         _ = candidate.placement
+
+
+def test_a_candidate_answers_up_to_its_level():
+    """Whoever only validates waits for no placement, and whoever tries changes for no map."""
+    laid_out, placed = (Candidate.of(PUBLISHED).at(level) for level in ("laid out", "placed"))
+
+    assert laid_out.memory
+    with pytest.raises(Unknown):
+        _ = laid_out.placement
+    assert placed.having({"decode.max_requests": 100}).placement.units
+    with pytest.raises(Unknown):
+        _ = placed.maps
