@@ -1,8 +1,16 @@
 """What the planner predicts for the stages of one rank's step, without links and of ranks that are equally full."""
 
+from dataclasses import replace
+
 from planner.estimate.case import case_of
 from planner.estimate.throughput.point import OperatingPoint
-from planner.estimate.throughput.stages import Exchange, decode_spans, mlp_spans, prompt_spans
+from planner.estimate.throughput.stages import (
+    Exchange,
+    decode_spans,
+    dense_decode_spans,
+    dense_prompt_spans,
+    prompt_spans,
+)
 from runtime.expert_parallel.overlap import OVERLAPS
 
 __all__ = ["planned_stages"]
@@ -15,20 +23,18 @@ def planned_stages(deployment, prefilling, decoding):
     case = case_of(deployment.spec, deployment.layout, OperatingPoint(), Exchange(0, 0))
     moe_layer = next(layer for layer in case.model.layers if layer.expert is not None)
     dense_layer = next(layer for layer in case.model.layers if layer.dense is not None)
-    shared, engine = (case.machine, case.model), case.engine.overheads
+    alone = replace(case.setup, overlap="none")
     shares = OVERLAPS[deployment.unit.overlap].shares(sum(len(chunk.token_ids) for chunk in (*prefilling, *decoding)))
     tokens = max(shares)
     if decoding:
         kv = decoding[0].end
-        moe = decode_spans(*shared, moe_layer, case.unit, case.imbalance, engine, tokens, kv)
-        dense = mlp_spans(*shared, dense_layer, case.unit, engine, "decode", tokens, kv, 1)
+        moe = decode_spans(alone, moe_layer, tokens, kv)
+        dense = dense_decode_spans(alone, dense_layer, tokens, kv)
     else:
         size = len(prefilling[0].token_ids)
         context = prefilling[0].end - size / 2
-        moe = prompt_spans(
-            *(*shared, moe_layer, case.unit, case.imbalance, engine, case.exchange, tokens, context, size), "none"
-        )
-        dense = mlp_spans(*shared, dense_layer, case.unit, engine, "prefill", tokens, context, size)
+        moe = prompt_spans(alone, moe_layer, tokens, context, size)
+        dense = dense_prompt_spans(alone, dense_layer, tokens, context, size)
     config = deployment.config
     layers = ((moe, config.num_moe_layers), (dense, config.first_k_dense_replace))
     found = {}

@@ -11,69 +11,36 @@ Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a README_WEIGHTS.md (what a mo
 speculative/eagle_worker_v2.py (passes).
 """
 
+from dataclasses import replace
+
 from planner.estimate.throughput import operations
 from planner.estimate.throughput.dimensions import Seconds
-from planner.estimate.throughput.machine import Machine
 from planner.estimate.throughput.overlap import one_layer
-from planner.estimate.throughput.stages import (
-    Exchange,
-    Imbalance,
-    Overheads,
-    Spans,
-    UnitShape,
-    decode_spans,
-    prompt_spans,
-)
-from planner.estimate.throughput.work import ModelWork
+from planner.estimate.throughput.stages import Setup, Spans, decode_spans, prompt_spans
 
 __all__ = ["drafting", "prompt_drafting"]
 
 
-def drafting(
-    machine: Machine,
-    model: ModelWork,
-    unit: UnitShape,
-    imbalance: Imbalance,
-    overheads: Overheads,
-    requests: float,
-    kv_tokens: float,
-    drafts: int,
-) -> Seconds:
+def drafting(setup: Setup, requests: float, kv_tokens: float, drafts: int) -> Seconds:
     """Return the time to draft `drafts` tokens for each of the `requests` of an attention group."""
     if drafts == 0:
         return Seconds(0.0)
-    assert model.draft is not None
+    assert setup.model.draft is not None
     rows = (1 + drafts, *[1] * (drafts - 1))
-    spans = {
-        queries: decode_spans(machine, model, model.draft, unit, imbalance, overheads, requests, kv_tokens, queries)
-        for queries in set(rows)
-    }
-    passes = (_a_pass(machine, model, unit, spans[queries], requests * queries, requests) for queries in rows)
-    return Seconds(sum(passes))
+    spans = {queries: decode_spans(setup, setup.model.draft, requests, kv_tokens, queries) for queries in set(rows)}
+    return Seconds(sum(_a_pass(setup, spans[queries], requests * queries, requests) for queries in rows))
 
 
-def prompt_drafting(
-    machine: Machine,
-    model: ModelWork,
-    unit: UnitShape,
-    imbalance: Imbalance,
-    overheads: Overheads,
-    exchange: Exchange,
-    tokens: float,
-    context: float,
-    prompt_tokens: float,
-) -> Seconds:
+def prompt_drafting(setup: Setup, tokens: float, context: float, prompt_tokens: float) -> Seconds:
     """Return the time to compute the module's KV of `tokens` of prompts of an attention group."""
-    assert model.draft is not None
-    spans = prompt_spans(
-        *(machine, model, model.draft, unit, imbalance, overheads, exchange, tokens, context, prompt_tokens, "none")
-    )
-    return _a_pass(machine, model, unit, spans, tokens, tokens / prompt_tokens)
+    assert setup.model.draft is not None
+    alone = replace(setup, overlap="none")
+    spans = prompt_spans(alone, setup.model.draft, tokens, context, prompt_tokens)
+    return _a_pass(setup, spans, tokens, tokens / prompt_tokens)
 
 
-def _a_pass(
-    machine: Machine, model: ModelWork, unit: UnitShape, spans: Spans, rows: float, answering: float
-) -> Seconds:
+def _a_pass(setup: Setup, spans: Spans, rows: float, answering: float) -> Seconds:
+    machine, model, unit = setup.machine, setup.model, setup.unit
     assert model.draft_input is not None
     share = 1 if unit.shares_all else unit.attention_tp  # of a group's rows that one GPU computes outside attention
     projected = operations.dense_ffn(machine, model.draft_input, rows / share)

@@ -22,7 +22,7 @@ from planner.estimate.throughput.intervals import Estimate, Evidence, spread
 from planner.estimate.throughput.machine import RESOURCES, Machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.reading import bytes_per_computed_token, reading
-from planner.estimate.throughput.stages import Exchange, Imbalance, Overheads, UnitShape
+from planner.estimate.throughput.stages import Exchange, Imbalance, Overheads, Setup, UnitShape
 from planner.estimate.throughput.step import StepTime, decode_step, prompt_step
 from planner.estimate.throughput.turns import SteadyTurns, pieces_of_turn, steady_turns
 from planner.estimate.throughput.work import ModelWork
@@ -66,6 +66,13 @@ class Case:
     kv_bytes_per_token: int = 0  # that one GPU of a group has
     whole_kv_bytes_per_token: int = 0  # as a cache has it
     gpus_per_node: int = 8
+
+    @property
+    def setup(self) -> Setup:
+        """What computes its steps."""
+        return Setup(
+            *(self.machine, self.model, self.unit, self.imbalance, self.engine.overheads, self.overlap, self.exchange)
+        )
 
     @property
     def pairs_per_gpu(self) -> float:
@@ -322,11 +329,8 @@ def _turn_prompts(case: Case, load: float) -> float:
 
 
 def _tokens(case: Case, *, with_spans: bool = False) -> StepTime:
-    return decode_step(
-        *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap),
-        *(case.point.requests, case.point.kv_tokens, case.point.draft_tokens),
-        with_spans=with_spans,
-    )
+    point = case.point
+    return decode_step(case.setup, point.requests, point.kv_tokens, point.draft_tokens, with_spans=with_spans)
 
 
 def _prompts(case: Case, *, with_spans: bool = False) -> StepTime:
@@ -337,12 +341,8 @@ def _prompts(case: Case, *, with_spans: bool = False) -> StepTime:
 def _prompts_of(
     case: Case, tokens: float, context: float, prompt_tokens: float, *, with_spans: bool = False
 ) -> StepTime:
-    return prompt_step(
-        *(case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, case.exchange),
-        *(tokens, context, prompt_tokens),
-        with_drafts=case.point.draft_tokens > 0,
-        with_spans=with_spans,
-    )
+    with_drafts = case.point.draft_tokens > 0
+    return prompt_step(case.setup, tokens, context, prompt_tokens, with_drafts=with_drafts, with_spans=with_spans)
 
 
 def _decode_latencies(

@@ -19,12 +19,16 @@ from planner.estimate.throughput.dimensions import Bytes, Seconds
 from planner.estimate.throughput.machine import MICRO, Machine
 from planner.estimate.throughput.overlap import SpanName
 from planner.estimate.throughput.work import LayerWork, ModelWork
-from planner.facts.terms import Overlap, Phase
+from planner.facts.terms import Overlap
 
-__all__ = ["Exchange", "Imbalance", "Overheads", "Spans", "UnitShape", "decode_spans", "mlp_spans", "prompt_spans"]
+__all__ = [
+    *("Exchange", "Imbalance", "Overheads", "Setup", "Spans", "UnitShape"),
+    *("decode_spans", "dense_decode_spans", "dense_prompt_spans", "prompt_spans"),
+]
 
 EXCHANGE_PROCESSORS = 24 / 132  # that a normal exchange takes while it overlaps
 NUM_PAUSES = 5
+NORM_ROWS = 4  # of the stream that a norm, or a sum, reads and writes: stream and result in, both out
 
 
 @dataclass(frozen=True)
@@ -76,37 +80,41 @@ class Exchange:
     nodes: float  # likewise
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What computes a step: a GPU, the model that it has a part of, its unit, and what the engine adds."""
+
+    machine: Machine
+    model: ModelWork
+    unit: UnitShape
+    imbalance: Imbalance
+    overheads: Overheads
+    overlap: Overlap
+    exchange: Exchange  # of normal dispatch
+
+
 Spans = dict[SpanName, Seconds]
 
 
-def decode_spans(
-    machine: Machine,
-    model: ModelWork,
-    layer: LayerWork,
-    unit: UnitShape,
-    imbalance: Imbalance,
-    overheads: Overheads,
-    requests: float,
-    kv_tokens: float,
-    queries: int = 1,
-) -> Spans:
+def decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int = 1) -> Spans:
     """Return the spans of a micro-batch of `requests` of an attention group, each with `kv_tokens` of KV.
 
     A request has several `queries` where it verifies drafts: each is a row of its own everywhere.
     """
     assert layer.expert is not None
-    spans = _decode_attention(machine, model, layer, unit, overheads, requests, kv_tokens, queries)
+    machine, model, unit = setup.machine, setup.model, setup.unit
+    spans = _decode_attention(setup, layer, requests, kv_tokens, queries)
     rows = requests * queries
     tokens = rows / unit.attention_tp  # that this GPU dispatches
     computed = rows if unit.shares_all else tokens  # that its share of dense parts sees
     pairs = tokens * layer.experts_per_token
-    fullest = pairs * imbalance.gpus
+    fullest = pairs * setup.imbalance.gpus
     busy = _busy_slots(unit, pairs * unit.num_gpus)
     if layer.shared:
         spans["shared expert"] = operations.dense_ffn(machine, layer.shared, computed)
     spans["experts"] = operations.routed_experts(machine, layer.expert, busy, fullest)
     if unit.shares_all:
-        spans["combine issue"] = _all_reduce(machine, model, unit, rows)
+        spans["combine issue"] = _all_reduce(setup, rows)
         return spans
     mean, most = pairs * unit.reached, fullest * unit.reached
     dispatch = operations.low_latency_dispatch(
@@ -120,27 +128,16 @@ def decode_spans(
     return spans
 
 
-def prompt_spans(
-    machine: Machine,
-    model: ModelWork,
-    layer: LayerWork,
-    unit: UnitShape,
-    imbalance: Imbalance,
-    overheads: Overheads,
-    exchange: Exchange,
-    tokens: float,
-    context: float,
-    prompt_tokens: float,
-    overlap: Overlap,
-) -> Spans:
+def prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float) -> Spans:
     """Return the spans of a micro-batch of `tokens` of prompts of an attention group.
 
     A token reads `context` tokens of its prompt on average.
     """
     assert layer.expert is not None
-    slower = 1.0 if overlap == "none" else overheads.beside
-    compute = slower / (1 - EXCHANGE_PROCESSORS) if overlap != "none" else 1.0
-    spans = _prompt_attention(machine, model, layer, unit, overheads, tokens, context, prompt_tokens, compute, slower)
+    machine, model, unit, exchange, imbalance = setup.machine, setup.model, setup.unit, setup.exchange, setup.imbalance
+    slower = 1.0 if setup.overlap == "none" else setup.overheads.beside
+    compute = slower / (1 - EXCHANGE_PROCESSORS) if setup.overlap != "none" else 1.0
+    spans = _prompt_attention(setup, layer, tokens, context, prompt_tokens, compute, slower)
     own = tokens / unit.attention_tp
     pairs = own * layer.experts_per_token * imbalance.gpus
     arrived = own * exchange.gpus * unit.num_gpus / max(unit.num_gpus - 1, 1) * imbalance.gpus
@@ -153,7 +150,7 @@ def prompt_spans(
         + operations.copies(machine, copied) * slower
     )
     if unit.shares_all:
-        spans["combine issue"] = _all_reduce(machine, model, unit, tokens)
+        spans["combine issue"] = _all_reduce(setup, tokens)
         return spans
     for name, num_bytes in (("dispatch", model.dispatch_bytes), ("combine", model.combine_bytes)):
         spans[name] = operations.transfer(
@@ -164,42 +161,27 @@ def prompt_spans(
     return spans
 
 
-def mlp_spans(
-    machine: Machine,
-    model: ModelWork,
-    layer: LayerWork,
-    unit: UnitShape,
-    overheads: Overheads,
-    phase: Phase,
-    tokens: float,
-    context: float,
-    prompt_tokens: float,
-    queries: int = 1,
-) -> Spans:
-    """Return the spans of a dense layer, which exchanges nothing but where GPUs share attention."""
+def dense_decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int = 1) -> Spans:
+    """Return the same of a dense layer, which exchanges nothing but where GPUs share attention."""
+    spans = _decode_attention(setup, layer, requests, kv_tokens, queries)
+    return spans | {"mlp": _mlp(setup, layer, requests * queries)}
+
+
+def dense_prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float) -> Spans:
+    """Return the same of a dense layer, which overlaps nothing."""
+    spans = _prompt_attention(setup, layer, tokens, context, prompt_tokens, 1.0, 1.0)
+    return spans | {"mlp": _mlp(setup, layer, tokens)}
+
+
+def _mlp(setup: Setup, layer: LayerWork, rows: float) -> Seconds:
     assert layer.dense is not None
-    if phase == "decode":
-        spans = _decode_attention(machine, model, layer, unit, overheads, tokens, context, queries)
-    else:
-        spans = _prompt_attention(machine, model, layer, unit, overheads, tokens, context, prompt_tokens, 1.0, 1.0)
-    rows = tokens * queries
-    seen = rows if unit.shares_all else rows / unit.attention_tp
-    spans["mlp"] = operations.dense_ffn(machine, layer.dense, seen)
-    return spans
+    seen = rows if setup.unit.shares_all else rows / setup.unit.attention_tp
+    return operations.dense_ffn(setup.machine, layer.dense, seen)
 
 
-def _decode_attention(
-    machine: Machine,
-    model: ModelWork,
-    layer: LayerWork,
-    unit: UnitShape,
-    overheads: Overheads,
-    requests: float,
-    kv_tokens: float,
-    queries: int,
-) -> Spans:
-    between = overheads.between_us * MICRO / NUM_PAUSES
-    shared = _all_reduce(machine, model, unit, requests * queries)
+def _decode_attention(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int) -> Spans:
+    machine, between = setup.machine, setup.overheads.between_us * MICRO / NUM_PAUSES
+    shared = _all_reduce(setup, requests * queries)
     return {
         "attention 1": Seconds(operations.attention_into(machine, layer.attention, requests * queries) + 2 * between),
         "attention 2": Seconds(
@@ -211,28 +193,21 @@ def _decode_attention(
 
 
 def _prompt_attention(
-    machine: Machine,
-    model: ModelWork,
-    layer: LayerWork,
-    unit: UnitShape,
-    overheads: Overheads,
-    tokens: float,
-    context: float,
-    prompt_tokens: float,
-    compute: float,
-    slower: float,
+    setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float, compute: float, slower: float
 ) -> Spans:
     """The host's launches are a floor: what they add is spread over both parts."""
+    machine = setup.machine
     into = operations.prompt_attention_into(machine, layer.attention, tokens) * compute
     out = (
         operations.prompt_attention_out(machine, layer.attention, tokens, context, tokens / prompt_tokens) * compute
-        + _all_reduce(machine, model, unit, tokens) * slower
+        + _all_reduce(setup, tokens) * slower
     )
     floor = machine.fixed(machine.kernels.prompt_floor_us)
     both = operations.at_least(floor, Seconds(into + out))
     share = both / (into + out)
-    between = overheads.prompt_between_us * MICRO / NUM_PAUSES
-    norms = operations.copies(machine, Bytes(tokens / unit.attention_tp * NORM_ROWS * model.hidden_bytes)) * slower
+    between = setup.overheads.prompt_between_us * MICRO / NUM_PAUSES
+    normed = Bytes(tokens / setup.unit.attention_tp * NORM_ROWS * setup.model.hidden_bytes)
+    norms = operations.copies(machine, normed) * slower
     return {
         "attention 1": Seconds(into * share + norms + 2 * between),
         "attention 2": Seconds(out * share + between),
@@ -241,16 +216,13 @@ def _prompt_attention(
     }
 
 
-NORM_ROWS = 4  # of the stream that a norm, or a sum, reads and writes: stream and result in, both out
-
-
-def _all_reduce(machine: Machine, model: ModelWork, unit: UnitShape, tokens: float) -> Seconds:
+def _all_reduce(setup: Setup, tokens: float) -> Seconds:
     """Return the time to sum the results of `tokens` over the GPUs that share attention."""
-    n = unit.attention_tp
+    n = setup.unit.attention_tp
     if n == 1:
         return Seconds(0.0)
-    num_bytes = Bytes(2 * (n - 1) / n * tokens * model.hidden_bytes)
-    return Seconds(2 * operations.low_latency_seconds(machine, "dispatch", Bytes(num_bytes / 2), unit.num_nodes))
+    half = Bytes((n - 1) / n * tokens * setup.model.hidden_bytes)
+    return Seconds(2 * operations.low_latency_seconds(setup.machine, "dispatch", half, setup.unit.num_nodes))
 
 
 def _busy_slots(unit: UnitShape, pairs: float) -> float:

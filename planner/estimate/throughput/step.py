@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from planner.estimate.throughput import operations
 from planner.estimate.throughput.dimensions import Seconds
 from planner.estimate.throughput.drafts import drafting, prompt_drafting
-from planner.estimate.throughput.machine import Machine
 from planner.estimate.throughput.overlap import LayerTimeline, one_layer
 from planner.estimate.throughput.stages import (
-    Exchange,
-    Imbalance,
     Overheads,
+    Setup,
     Spans,
-    UnitShape,
     decode_spans,
-    mlp_spans,
+    dense_decode_spans,
+    dense_prompt_spans,
     prompt_spans,
 )
-from planner.estimate.throughput.work import LayerWork, ModelWork
+from planner.estimate.throughput.work import LayerWork
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Overlap
 
@@ -61,46 +59,28 @@ class StepTime:
 
 
 def decode_step(
-    machine: Machine,
-    model: ModelWork,
-    unit: UnitShape,
-    imbalance: Imbalance,
-    overheads: Overheads,
-    overlap: Overlap,
-    requests: float,
-    kv_tokens: float,
-    drafts: int = 0,
-    *,
-    with_spans: bool = False,
+    setup: Setup, requests: float, kv_tokens: float, drafts: int = 0, *, with_spans: bool = False
 ) -> StepTime:
     """Return the time of a step in which an attention group gives each of its `requests` a token.
 
     With `drafts` it verifies as many of each request besides, and drafts the next ones.
     """
-    queries = 1 + drafts
-    part = _part(requests, overlap)
+    queries, unit, model = 1 + drafts, setup.unit, setup.model
+    load = (_part(requests, setup.overlap), kv_tokens, queries)
     layers = _layers(
-        model,
-        overlap,
-        lambda layer: decode_spans(machine, model, layer, unit, imbalance, overheads, part, kv_tokens, queries),
-        lambda layer: mlp_spans(machine, model, layer, unit, overheads, "decode", part, kv_tokens, 1, queries),
+        setup,
+        lambda layer: decode_spans(setup, layer, *load),
+        lambda layer: dense_decode_spans(setup, layer, *load),
         with_spans=with_spans,
     )
     rows = requests * queries
     answering = rows / unit.attention_tp if not unit.shares_all else rows
-    head = operations.head(machine, model.head_weights, model.head_flops, answering)
-    drafted = drafting(machine, model, unit, imbalance, overheads, requests, kv_tokens, drafts)
-    return _step(layers, head, drafted, overheads)
+    head = operations.head(setup.machine, model.head_weights, model.head_flops, answering)
+    return _step(layers, head, drafting(setup, requests, kv_tokens, drafts), setup.overheads)
 
 
 def prompt_step(
-    machine: Machine,
-    model: ModelWork,
-    unit: UnitShape,
-    imbalance: Imbalance,
-    overheads: Overheads,
-    overlap: Overlap,
-    exchange: Exchange,
+    setup: Setup,
     tokens: float,
     context: float,
     prompt_tokens: float,
@@ -112,23 +92,16 @@ def prompt_step(
 
     With drafts, an MTP module computes its KV of them too.
     """
-    part = _part(tokens, overlap)
+    load = (_part(tokens, setup.overlap), context, prompt_tokens)
     layers = _layers(
-        model,
-        overlap,
-        lambda layer: prompt_spans(
-            *(machine, model, layer, unit, imbalance, overheads, exchange),
-            *(part, context, prompt_tokens, overlap),
-        ),
-        lambda layer: mlp_spans(machine, model, layer, unit, overheads, "prefill", part, context, prompt_tokens),
+        setup,
+        lambda layer: prompt_spans(setup, layer, *load),
+        lambda layer: dense_prompt_spans(setup, layer, *load),
         with_spans=with_spans,
     )
-    head = operations.head(machine, model.head_weights, model.head_flops, tokens / prompt_tokens)
-    load = (tokens, context, prompt_tokens)
-    drafted = (
-        prompt_drafting(machine, model, unit, imbalance, overheads, exchange, *load) if with_drafts else Seconds(0)
-    )
-    return _step(layers, head, drafted, overheads)
+    head = operations.head(setup.machine, setup.model.head_weights, setup.model.head_flops, tokens / prompt_tokens)
+    drafted = prompt_drafting(setup, tokens, context, prompt_tokens) if with_drafts else Seconds(0)
+    return _step(layers, head, drafted, setup.overheads)
 
 
 def _part(rows: float, overlap: Overlap) -> float:
@@ -141,8 +114,7 @@ def _num_parts(overlap: Overlap) -> int:
 
 
 def _layers(
-    model: ModelWork,
-    overlap: Overlap,
+    setup: Setup,
     moe_spans: Callable[[LayerWork], Spans],
     dense_spans: Callable[[LayerWork], Spans],
     *,
@@ -152,14 +124,14 @@ def _layers(
 
     Micro-batches are alike, and dense layers overlap nothing.
     """
-    num_parts, dense = _num_parts(overlap), 0.0
+    num_parts, dense = _num_parts(setup.overlap), 0.0
     kinds: list[MoeLayers] = []
-    for layer, count in model.layers.items():
+    for layer, count in setup.model.layers.items():
         if layer.expert is None:
             dense += num_parts * count * sum(dense_spans(layer).values())
             continue
         spans = (moe_spans(layer),) * num_parts
-        kinds.append(MoeLayers(count, one_layer(spans, overlap, with_spans=with_spans), spans))
+        kinds.append(MoeLayers(count, one_layer(spans, setup.overlap, with_spans=with_spans), spans))
     return Seconds(dense), tuple(kinds)
 
 

@@ -88,8 +88,7 @@ def test_a_draft_is_a_row_of_its_own_and_reads_its_requests_kv_with_it():
     """64 requests with one draft each dispatch and compute as 128 requests do; their KV is read once for both rows."""
     case = DECODE.case()
     layer = next(each for each in case.model.layers if each.expert)
-    shape = (case.machine, case.model, layer, case.unit, case.imbalance, case.engine.overheads)
-    drafting, alone = decode_spans(*shape, 64, 4096, queries=2), decode_spans(*shape, 128, 4096)
+    drafting, alone = decode_spans(case.setup, layer, 64, 4096, queries=2), decode_spans(case.setup, layer, 128, 4096)
     grouped = replace(layer.attention, core_flops=0.0)  # only reading its KV takes time
 
     assert {name for name in alone if drafting[name] != alone[name]} <= {"attention 2"}
@@ -98,9 +97,8 @@ def test_a_draft_is_a_row_of_its_own_and_reads_its_requests_kv_with_it():
 
 def test_a_step_has_the_modules_passes():
     """The first over both rows of each request, and one more for a second draft: each is a layer and the head."""
-    case = DECODE.case()
-    shape = (case.machine, case.model, case.unit, case.imbalance, case.engine.overheads, case.overlap, 88, 4989)
-    steps = [decode_step(*shape, drafts) for drafts in range(3)]
+    setup = DECODE.case().setup
+    steps = [decode_step(setup, 88, 4989, drafts) for drafts in range(3)]
 
     assert steps[0].drafts == 0 < steps[1].drafts < steps[2].drafts
     for each in steps:
