@@ -223,7 +223,7 @@ class Candidate:
         """What a day costs and earns; None where the spec gives no prices."""
         from planner.cost.cost import plan_cost
 
-        most = {each.phase: self.full_rates[each.phase] * each.gpus_per_node for each in self.speed if each.case}
+        most = {each.phase: self.full_rates[each.phase] * each.case.gpus_per_node for each in self.speed if each.case}
         return plan_cost(self.spec, self.schedule, self.units, most)
 
     def demand_on(self, day: str | None) -> "tuple[PhaseLoad, ...]":

@@ -30,13 +30,11 @@ __all__ = ["PhaseOutlook", "predict_phases"]
 
 @dataclass(frozen=True)
 class PhaseOutlook:
-    """A phase's prediction, or why there is none; and what of its units a rate is counted by."""
+    """A phase's prediction and what it is made of, or why there is none."""
 
     phase: Phase
     prediction: Prediction | None
     why_not: str | None
-    gpus_per_node: int  # that a unit uses
-    kv_tokens_in_use: int
     correction: Correction | None = None  # by a user's own measurements
     case: Case | None = None  # what was asked, for whoever asks about other points
 
@@ -68,10 +66,9 @@ def _outlook(
     loads: Loads,
     calibration: Calibration | None,
 ) -> PhaseOutlook:
-    in_use = round(point.requests * point.kv_tokens)
     why_not = _why_not(spec, layout)
     if why_not is not None:
-        return PhaseOutlook(layout.phase, None, why_not, layout.ranks_per_node, in_use)
+        return PhaseOutlook(layout.phase, None, why_not)
     expert_map = maps[layout.phase]
     unit = _near_first(unit_shape(spec, layout), expert_map, loads)
     exchange = _copies(spec.model, layout, unit, expert_map)
@@ -84,7 +81,7 @@ def _outlook(
         case, evidence, correction = calibrated(case, evidence, calibration)
     case = as_full_as_promised(spec, case, saturated_rate(case))
     prediction = predict(case, evidence, worst, with_spans=True)
-    return PhaseOutlook(layout.phase, prediction, None, layout.ranks_per_node, in_use, correction, case)
+    return PhaseOutlook(layout.phase, prediction, None, correction, case)
 
 
 def _unmeasured(model: Model, layout: PhaseLayout, point: OperatingPoint) -> str | None:

@@ -126,11 +126,6 @@ class MemoryPlan:
         return fitting if self.max_kv_tokens is None else min(fitting, in_pages(self.max_kv_tokens))
 
     @property
-    def kv_bytes(self) -> int:
-        """KV that the plan uses."""
-        return kv_bytes(self.kv_tokens, self.kv_bytes_per_token, self.fixed_kv)
-
-    @property
     def full_requests(self) -> int:
         """Requests of full length that fit at a time."""
         return self.kv_tokens // in_pages(self.max_request_tokens)

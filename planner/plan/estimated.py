@@ -117,9 +117,9 @@ def _kv_cache(candidate: Candidate) -> KvCache | None:
 
 def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
     """Return a phase's `performance`: its figures, or why there are none."""
-    if outlook.prediction is None:
+    found, case = outlook.prediction, outlook.case
+    if found is None or case is None:
         return {"not_predicted": outlook.why_not}
-    found = outlook.prediction
     rate, usual, point = found.tokens_per_s_per_gpu, found.step.usual, found.point
     hits = found.tokens_per_s_with_hits
     return _latencies(found) | {
@@ -127,11 +127,11 @@ def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
         "operating_point": {field: getattr(point, field) for field in POINTS[found.phase]}
         | {"derived": point.is_derived},
         "tokens_per_s_per_gpu": rate,
-        "tokens_per_s_per_node": rate.times(outlook.gpus_per_node),
+        "tokens_per_s_per_node": rate.times(case.gpus_per_node),
         "tokens_per_s_per_unit": rate.times(found.num_gpus),
-        "tokens_per_s_per_node_with_hits": hits and hits.times(outlook.gpus_per_node),
+        "tokens_per_s_per_node_with_hits": hits and hits.times(case.gpus_per_node),
         "step_ms": found.step.seconds * MS_PER_S,
-        "kv_tokens_in_use": outlook.kv_tokens_in_use,
+        "kv_tokens_in_use": round(point.requests * point.kv_tokens),
         "imbalance": found.imbalance.gpus,
         "binding": found.binding.resource,
         "with_10_percent_more": found.binding.tokens_per_s_per_gpu,

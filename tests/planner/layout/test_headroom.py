@@ -5,7 +5,7 @@ from hypothesis import given
 
 from planner.facts.catalog import GPUS
 from planner.layout.headroom import sglang_working_bytes
-from planner.layout.memory import RESERVE_BYTES, split_memory, static_fraction
+from planner.layout.memory import RESERVE_BYTES, kv_bytes, split_memory, static_fraction
 from tests.planner.layout.test_memory import DEEPSEEK, PAIR, Checked, laid_out, layouts
 
 MIB = 2**20
@@ -22,10 +22,11 @@ def test_all_of_the_planned_kv_is_static_and_the_rest_holds_what_computes(case):
     plan = split_memory(Checked(model, gpu, spec, "sglang"), layout)
     if plan.short <= 0:
         free = plan.gpu_bytes - RESERVE_BYTES
-        fraction = static_fraction("sglang", plan.weight_bytes, plan.kv_bytes, plan.gpu_bytes)
+        planned = kv_bytes(plan.kv_tokens, plan.kv_bytes_per_token, plan.fixed_kv)
+        fraction = static_fraction("sglang", plan.weight_bytes, planned, plan.gpu_bytes)
         working = max(sglang_working_bytes(phase, spec, plan.gpu_bytes), plan.activations + plan.cuda_graphs)
 
-        assert fraction * free - plan.weight_bytes >= plan.kv_bytes
+        assert fraction * free - plan.weight_bytes >= planned
         assert (1 - fraction + 0.0001) * free >= working + plan.buffers
 
 
@@ -50,6 +51,7 @@ def test_fractions_are_near_those_that_were_published(phase, least, most):
     layout, spec = laid_out(phase, PAIR[phase])
     plan = split_memory(Checked(DEEPSEEK, GPUS["h800"], spec, "sglang"), layout)
     own = split_memory(Checked(DEEPSEEK, GPUS["h800"], spec), layout)
+    planned = kv_bytes(plan.kv_tokens, plan.kv_bytes_per_token, plan.fixed_kv)
 
-    assert least < static_fraction("sglang", plan.weight_bytes, plan.kv_bytes, plan.gpu_bytes) < most
+    assert least < static_fraction("sglang", plan.weight_bytes, planned, plan.gpu_bytes) < most
     assert (own.headroom, own.kv_tokens > plan.kv_tokens) == (0, True)
