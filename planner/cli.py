@@ -190,13 +190,13 @@ def _plan(arguments: argparse.Namespace) -> None:
     from planner.diff.diff import diff_of
     from planner.diff.text import diff_text
     from planner.estimate.throughput.calibration import read_calibration
-    from planner.facts.map_files import without_output
+    from planner.facts.map_files import missing_output
     from planner.plan.loaded import read_plan
     from planner.report.text import plan_text
     from planner.report.timeline import explained
 
     if arguments.export and not arguments.output:
-        raise CallError([without_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
+        raise CallError([missing_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
     previous = read_plan(arguments.previous) if arguments.previous else None
     calibration = read_calibration(arguments.calibration) if arguments.calibration else None
     spec = read_spec(arguments.spec)

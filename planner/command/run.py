@@ -54,7 +54,7 @@ def reported(command: Callable[[], int], words: Sequence[str]) -> int:
         return 1
     status = 0
     try:
-        status = _told(command, words)
+        status = _report_mistakes(command, words)
         sys.stdout.flush()
     except OSError as error:  # of stdout: commands report those of their files
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,7 +66,7 @@ def reported(command: Callable[[], int], words: Sequence[str]) -> int:
     return status
 
 
-def _told(command: Callable[[], int], words: Sequence[str]) -> int:
+def _report_mistakes(command: Callable[[], int], words: Sequence[str]) -> int:
     try:
         return command()
     except TidemillError as error:

@@ -16,7 +16,7 @@ from planner.expert_map import native
 from planner.expert_map.types import Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["choose_policy", "eplb_fullest", "fullest_node_bound", "loads_of_groups", "on_nodes"]
+__all__ = ["choose_policy", "eplb_fullest", "fullest_node_bound", "loads_of_groups", "split_by_node"]
 
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
@@ -35,7 +35,7 @@ def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
     )
 
 
-def on_nodes(loads_LE: Floats, sizes: Sizes, groups_LMP: Ints) -> tuple[Ints, Floats, Sizes]:
+def split_by_node(loads_LE: Floats, sizes: Sizes, groups_LMP: Ints) -> tuple[Ints, Floats, Sizes]:
     """Return every node of every layer as a problem of its own, from the groups on each node, `[L, M, P]`.
 
     These are the experts of each node and their loads, `[L, M, E / M]`, and the sizes of a node.
@@ -58,7 +58,7 @@ def eplb_fullest(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Float
     if not within_nodes:
         return native.pack(loads_LE, sizes, as_eplb=True)[1]
     groups_LMP = native.pack(*loads_of_groups(loads_LE, sizes), as_eplb=True)[0]
-    _, loads_LMF, node_sizes = on_nodes(loads_LE, sizes, groups_LMP)
+    _, loads_LMF, node_sizes = split_by_node(loads_LE, sizes, groups_LMP)
     fullest_K = native.pack(loads_LMF.reshape(-1, loads_LMF.shape[2]), node_sizes, as_eplb=True)[1]
     fullest_L: Floats = fullest_K.reshape(len(loads_LE), -1).max(axis=1)
     return fullest_L

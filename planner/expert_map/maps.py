@@ -20,7 +20,7 @@ from planner.expert_map import native
 from planner.expert_map.bound import bind, bind_windows
 from planner.expert_map.domains import count_uncovered
 from planner.expert_map.front import front_of, knee, undominated
-from planner.expert_map.hierarchy import choose_policy, fullest_node_bound, loads_of_groups, on_nodes
+from planner.expert_map.hierarchy import choose_policy, fullest_node_bound, loads_of_groups, split_by_node
 from planner.expert_map.native import Search
 from planner.expert_map.problem import Problem
 from planner.expert_map.renew import prices_within_nodes, renew, search_windows
@@ -128,7 +128,7 @@ def _first_map(problem: Problem) -> _Found:
     bound_L, binding = bind(loads_LE, sizes, within_nodes=within_nodes and not may_spill)
     if may_spill:
         slots_LGS, front, chosen = _solve_weighing(loads_LE, sizes, bound_L)
-        reason += _why_not_whole(front, chosen)
+        reason += _explain_split_groups(front, chosen)
         return _Found(slots_LGS, bound_L, binding, chosen.policy, reason, front, chosen)
     solve = _solve_hierarchical if within_nodes else _solve_global
     return _Found(solve(loads_LE, sizes, bound_L, problem.effort), bound_L, binding, policy, reason)
@@ -160,7 +160,7 @@ def _go_on(problem: Problem, first: _Found, bound_L: Floats) -> Ints:
     return search_windows(problem, first.slots_LGS, search)
 
 
-def _why_not_whole(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
+def _explain_split_groups(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
     if chosen == front[0]:
         return ""
     what = "no group does" if chosen.policy == "global" else "some experts have a replica on a second node"
@@ -251,7 +251,7 @@ def _solve_weighing(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[In
 def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
     """Return slots `[L, G, S]` with whole groups on nodes: each node of each layer is a problem of its own."""
     groups_LMP = _solve_global(*loads_of_groups(loads_LE, sizes), np.ones(len(loads_LE)), effort)
-    experts_LMF, loads_LMF, node_sizes = on_nodes(loads_LE, sizes, groups_LMP)
+    experts_LMF, loads_LMF, node_sizes = split_by_node(loads_LE, sizes, groups_LMP)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     node_mean_LM = loads_LMF.sum(axis=2) / node_sizes.num_gpus
     # a lighter node need not be more even than the heaviest can be

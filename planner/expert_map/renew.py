@@ -85,7 +85,7 @@ def renew(
 def _search_near(problem: Problem, start_LGS: Ints, enough_L: Floats, may_split: bool, within_nodes: bool) -> Ints:
     """Return slots `[L, G, S]` near the start. Where groups may be split, an expert away from its group costs more."""
     may_spill = may_split and problem.is_plain
-    prices_LEG = 1 - _held(problem, start_LGS).astype(np.uint8)
+    prices_LEG = 1 - _find_holders(problem, start_LGS).astype(np.uint8)
     if may_spill:
         homes_LE = homes_of_groups(problem.mean_loads, start_LGS, problem.sizes)
         nodes_G = np.arange(problem.sizes.num_gpus) // (problem.sizes.num_gpus // problem.sizes.num_nodes)
@@ -134,7 +134,7 @@ def _sets_of_windows(loads_LWE: Floats, num_counted: int) -> list[Ints]:
     return [np.sort(each.argsort(axis=1, kind="stable")[:, :num_counted], axis=1) for each in distances]
 
 
-def _held(problem: Problem, slots_LGS: Ints) -> Flags:
+def _find_holders(problem: Problem, slots_LGS: Ints) -> Flags:
     """Return which experts each GPU holds, `[L, E, G]`."""
     held_LEG = np.zeros((len(slots_LGS), problem.mean_loads.shape[1], problem.sizes.num_gpus), np.bool_)
     layers, gpus = np.ogrid[: len(slots_LGS), : problem.sizes.num_gpus]
@@ -146,7 +146,7 @@ def prices_within_nodes(problem: Problem, slots_LGS: Ints) -> Prices:
     """Return prices that let experts go to the GPUs of nodes that they are on, and nowhere else, `[L, E, G]`."""
     num_nodes = problem.sizes.num_nodes
     per_node = problem.sizes.num_gpus // num_nodes
-    held_LEG = _held(problem, slots_LGS)
+    held_LEG = _find_holders(problem, slots_LGS)
     on_LEM = held_LEG.reshape(*held_LEG.shape[:2], num_nodes, per_node).any(axis=3)
     return np.where(np.repeat(on_LEM, per_node, axis=2), 0, BARRED).astype(np.uint8)
 

@@ -17,7 +17,7 @@ from planner.expert_map import (
     consecutive_domains,
     fewest_slots_per_gpu,
 )
-from planner.facts.map_files import NUMBERED_BY_MODEL, Engine, without_output
+from planner.facts.map_files import NUMBERED_BY_MODEL, Engine, missing_output
 from planner.facts.terms import Coverage
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
@@ -128,7 +128,7 @@ def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator
 def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
     """Yield the mistakes that concern neither GPUs nor slots."""
     if call.export is not None and call.output is None:
-        yield without_output(call.export, "the answer", "map.json")
+        yield missing_output(call.export, "the answer", "map.json")
     if not 0 <= call.keep_within < math.inf:
         rule, reason = (
             "S808 must be a number, at least 0",
@@ -143,7 +143,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
         yield Finding("--policy", call.policy, rule, reason, nearest("auto"))
     if 0 < call.keep_within < math.inf and call.previous is None:
         rule, reason = "S820 has no effect without --previous", "there is no earlier map to keep"
-        yield Finding("--keep-within", call.keep_within, rule, reason, _without("--keep-within"))
+        yield Finding("--keep-within", call.keep_within, rule, reason, _offer_removal("--keep-within"))
 
 
 def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: bool) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: b
     if call.first_layer > 0 and not counts:
         rule = f"S820 has no effect without --export {' or '.join(NUMBERED_BY_MODEL)}, or --previous"
         reason = "no row has the number of a layer then"
-        yield Finding("--first-layer", call.first_layer, rule, reason, _without("--first-layer"))
+        yield Finding("--first-layer", call.first_layer, rule, reason, _offer_removal("--first-layer"))
 
 
 def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
@@ -172,12 +172,12 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
         return
     if len(call.loads) == 1:
         rule, reason = "S820 has no effect without several LOADS", "with one window, mean and worst are the same"
-        yield Finding("--balance", call.balance, rule, reason, _without("--balance"))
+        yield Finding("--balance", call.balance, rule, reason, _offer_removal("--balance"))
         return
     if not 0 < call.quantile <= 1:
         rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
         yield Finding(
-            "--balance", call.balance, rule, "it says how several windows are combined", _as_share(call.quantile)
+            "--balance", call.balance, rule, "it says how several windows are combined", _offer_share(call.quantile)
         )
     others = {"--coverage": call.coverage != "none", "--split": call.split != "equal"}
     for option in (option for option, is_given in others.items() if is_given):
@@ -257,11 +257,11 @@ def _fitting_groups(groups: int, fitting: Sequence[int]) -> Fix:
     return Fix(f"{numbers}, or --policy global", (*numbers.changes, *ignored.changes))
 
 
-def _without(option: str) -> Fix:
+def _offer_removal(option: str) -> Fix:
     return Fix(f"leave {option} out", ({option: None},))
 
 
-def _as_share(quantile: float) -> Fix:
+def _offer_share(quantile: float) -> Fix:
     """Return the nearest quantile. One above 1 is taken for a percentage."""
     meant = f"{QUANTILE}{quantile / 100:g}"
     is_percentage = 1 < quantile <= 100

@@ -66,7 +66,7 @@ _GB200_NODE = f"github.com/MicrosoftDocs/azure-compute-docs 2af9ad07 {_AZURE}/nd
 _NVIDIA_RESOURCE = "github.com/NVIDIA/k8s-device-plugin 592307d8 docs/quick_start.md"
 
 
-def _of_system(system: str, *figures: str) -> dict[str, str]:
+def _cite_system(system: str, *figures: str) -> dict[str, str]:
     """One file that says several figures."""
     return dict.fromkeys(figures, f"{system}.yaml")
 
@@ -95,7 +95,7 @@ GPUS = {
         memory_gb_per_s=3_350,
         kubernetes_resource="nvidia.com/gpu",
         lacks_fp4=True,
-        sources=_of_system(
+        sources=_cite_system(
             _H800_SYSTEM,
             "nominal_gb",
             "nvlink_gb_per_s",
@@ -124,7 +124,7 @@ GPUS = {
         memory_gb_per_s=3_350,
         kubernetes_resource="nvidia.com/gpu",
         lacks_fp4=True,
-        sources=_of_system(
+        sources=_cite_system(
             f"{_SYSTEMS}/h100_sxm",
             "nominal_gb",
             "nvlink_gb_per_s",
@@ -153,7 +153,7 @@ GPUS = {
         memory_gb_per_s=4_800,
         kubernetes_resource="nvidia.com/gpu",
         lacks_fp4=True,
-        sources=_of_system(
+        sources=_cite_system(
             f"{_SYSTEMS}/h200_sxm",
             "nominal_gb",
             "nvlink_gb_per_s",
@@ -184,7 +184,7 @@ GPUS = {
         memory_gb_per_s=4_000,
         kubernetes_resource="nvidia.com/gpu",
         lacks_fp4=True,
-        sources=_of_system(
+        sources=_cite_system(
             _H20_SYSTEM, "nvlink_gb_per_s", "nvlink_domain", "fp8_tflops", "bf16_tflops", "memory_gb_per_s"
         )
         | {
@@ -208,7 +208,7 @@ GPUS = {
         fp4_tflops=9_000,
         memory_gb_per_s=7_700,
         kubernetes_resource="nvidia.com/gpu",
-        sources=_of_system(
+        sources=_cite_system(
             f"{_SYSTEMS}/b200_sxm",
             "nominal_gb",
             "nvlink_gb_per_s",
@@ -240,7 +240,7 @@ GPUS = {
         fp4_tflops=10_000,
         memory_gb_per_s=8_000,
         kubernetes_resource="nvidia.com/gpu",
-        sources=_of_system(
+        sources=_cite_system(
             f"{_SYSTEMS}/gb200",
             "nvlink_gb_per_s",
             "nvlink_domain",

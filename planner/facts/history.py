@@ -82,8 +82,8 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Fin
     if isinstance(found, str):
         rule = "S618 must be CSV with the columns time and demand"
         return Finding(OPTION, written, rule, found, "begin it with the line time,demand")
-    latest = _latest(found)
-    wrong = _wrong_row(found, zone) or _odd_step(latest) or _missing(latest)
+    latest = _keep_latest(found)
+    wrong = _find_wrong_row(found, zone) or _find_odd_step(latest) or _find_missing(latest)
     if wrong:
         rule = (
             "S619 must have equal time steps over a whole day, times such as 2026-11-02T08:00, and demand of 0 or more"
@@ -100,7 +100,7 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
         if any(names.count(column) != 1 for column in COLUMNS):
             return f"its first line has {_columns(names)}"
         reader.fieldnames = names
-        return [((row["time"] or "").strip(), _with_rest(row).strip()) for row in reader]
+        return [((row["time"] or "").strip(), _join_demand(row).strip()) for row in reader]
     except UnicodeDecodeError:
         return "it is not UTF-8"
     except csv.Error as error:
@@ -114,34 +114,34 @@ def _columns(names: list[str]) -> str:
     return ", ".join(names)[:80] or "no columns"
 
 
-def _with_rest(row: dict[str | Any, Any]) -> str:
+def _join_demand(row: dict[str | Any, Any]) -> str:
     """Return a row's demand, with what follows all columns where both are one number: 389,287 without quotes."""
     written = row["demand"] or ""
     whole = ",".join([written, *(row.get(None) or ())])
     return whole if GROUPED.fullmatch(whole.strip()) else written
 
 
-def _latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _keep_latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the rows of the last days that have any."""
     dates = sorted({time[:10] for time, _ in rows})[-MAX_DAYS:]
     return [row for row in rows if row[0] >= dates[0]]
 
 
-def _wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | None:
+def _find_wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | None:
     if not rows:
         return "it has no rows", "add a row for each hour of past days, or for each equal part of one"
     for number, (time, demand) in enumerate(rows, 2):
         if not _is_time(time):
-            return f"line {number} has the time {time[:40]!r}", _instead_of_time(time, zone)
+            return f"line {number} has the time {time[:40]!r}", _explain_time(time, zone)
         if time.endswith(Z) and zone != UTC:
             reason = f"line {number} has the time {time!r} of UTC, and clocks show that of schedule.timezone ({zone})"
             return reason, f"write what clocks show in {zone}, without Z"
         if not _is_demand(demand):
-            return f"line {number} has the demand {demand[:40]!r}", _instead_of_demand(demand)
+            return f"line {number} has the demand {demand[:40]!r}", _explain_demand(demand)
     return None
 
 
-def _instead_of_time(written: str, zone: str) -> str:
+def _explain_time(written: str, zone: str) -> str:
     """Say how to write a time that others write with its offset, as seconds since 1970, or with another date."""
     if ":" in written and (offset := OFFSET.search(written)):
         return f"write what clocks show in {zone}, without {offset[0].strip()}"
@@ -152,13 +152,13 @@ def _instead_of_time(written: str, zone: str) -> str:
     return "write a time of the calendar in whole minutes, as 2026-11-02T08:00"
 
 
-def _instead_of_demand(written: str) -> str:
+def _explain_demand(written: str) -> str:
     """Say how to write a demand that others write in groups of three digits."""
     plain = written.replace(",", "").replace("_", "").replace(" ", "")
     return f"write {plain}" if GROUPED.fullmatch(written) else f"write a number from 0 to {MAX_DEMAND:g}"
 
 
-def _odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
+def _find_odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
     """Return what is wrong with steps that are no whole part of an hour: on other days they fall on other minutes."""
     steps = Counter(
         abs(_minute(later) - _minute(time)) for (time, _), (later, _) in pairwise(rows) if time[:10] == later[:10]
@@ -170,7 +170,7 @@ def _odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
     return reason, "write the demand of each hour, or of each equal part of one"
 
 
-def _missing(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
+def _find_missing(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
     """Return which time of the day none of the days has, if there is one."""
     times = {_minute(time) for time, _ in rows}
     step = _step(times)

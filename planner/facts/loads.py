@@ -104,7 +104,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         return Finding(option, written, "S604 must be .npy, .pt or JSON", reason, fix)
     is_recorded = isinstance(document, dict) and COUNTS in document
     rows = _sum_of_steps(document[COUNTS]) if is_recorded else document
-    if wrong := _what_is_wrong(rows) or (is_recorded and _records_nothing(rows)):
+    if wrong := _find_mistake(rows) or (is_recorded and _find_no_record(rows)):
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
         fix = f"give one layer as [1][{len(rows)}], a list in a list" if wrong == ONE_ROW else "correct the file"
         return Finding(option, written, rule, wrong, fix)
@@ -167,7 +167,7 @@ def _sum_of_steps(counts: Any) -> Any:
         return None
 
 
-def _what_is_wrong(rows: Any) -> str | None:
+def _find_mistake(rows: Any) -> str | None:
     if isinstance(rows, dict) and "records" in rows:
         return "SGLang recorded it in another mode than stat"
     if isinstance(rows, list) and rows and all(isinstance(load, int | float) for load in rows):
@@ -181,15 +181,15 @@ def _what_is_wrong(rows: Any) -> str | None:
             if isinstance(load, list):
                 return "it has more than two dimensions"
             if type(load) not in (int, float) or not 0 <= load <= MAX_LOAD:  # NaN is not
-                return f"layer {layer}, expert {expert} is {_shown(load)}"
+                return f"layer {layer}, expert {expert} is {_quote(load)}"
     return None
 
 
-def _records_nothing(rows: list[list[float]]) -> str | None:
+def _find_no_record(rows: list[list[float]]) -> str | None:
     return None if any(map(any, rows)) else "no token was recorded"
 
 
-def _shown(load: Any) -> str:
+def _quote(load: Any) -> str:
     """Return a value for a message, or what kind of value it is: a container may be of any size, or hold itself."""
     is_plain = load is None or isinstance(load, int | float | str)
     return json.dumps(load)[:40] if is_plain else f"of type {type(load).__name__}"

@@ -42,7 +42,7 @@ from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 
 __all__ = [
-    *("FILE_TYPES", "NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map", "without_output"),
+    *("FILE_TYPES", "NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map", "missing_output"),
 ]
 
 Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
@@ -71,7 +71,7 @@ class MapFile:
         return max(len(self.rows) - num_moe_layers, 0) if self.is_numbered_by_model else 0
 
 
-def without_output(engine: Engine, on_stdout: str, example: str) -> Finding:
+def missing_output(engine: Engine, on_stdout: str, example: str) -> Finding:
     """Return the finding for an export that has no output file while stdout carries `on_stdout`."""
     rule, reason = "S809 must come with -o", f"{on_stdout} itself goes to stdout"
     return Finding("--export", engine, rule, reason, for_example(f"-o {example}"))

@@ -119,7 +119,7 @@ def spelled(module: str, places: Sequence[str], model_type: str) -> Spelled:
     stem, _, last = module.rpartition(".")
     fused = [f"{place}.{stem}.{FUSED[last]}" for place in places if last in FUSED]
     families = SPELLINGS.get(model_type, (TRANSFORMERS,))
-    return Spelled(*(tuple(dict.fromkeys(_in_words(each, families))) for each in (names, fused)))
+    return Spelled(*(tuple(dict.fromkeys(_spell(each, families))) for each in (names, fused)))
 
 
 def draft_names(num_layers: int) -> Sequence[str]:
@@ -200,7 +200,7 @@ class ModuleNames:
         return any(all(map(regex.match, module.own)) for regex in self._all_but)
 
 
-def _in_words(names: Iterable[str], families: Sequence[Words]) -> Iterator[str]:
+def _spell(names: Iterable[str], families: Sequence[Words]) -> Iterator[str]:
     """Yield names in the words of each family, with and without the number of an expert, at every level."""
     for name in names:
         for words in families:

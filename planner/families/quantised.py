@@ -105,20 +105,18 @@ def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
         return None
     if not isinstance(said, Mapping):
         raise Unreadable(f"it is of type {type(said).__name__}, not an object")
-    said = _flat(said)
+    said = _flatten(said)
     method = said.get("quant_method")
     if not isinstance(method, str):
         return Unplanned("of another form")
     method = method.lower()  # assumed: MODELOPT is no other method
     if method.startswith("modelopt"):
-        return _by(_of_modelopt(said), "modelopt")
-    if method == "compressed-tensors":
-        return _by(_of_groups(said), method)
-    known = _of_fp8(said, said.get("expert_dtype", experts_in)) if method == "fp8" else BY_METHOD.get(method)
-    if known is None:
-        return Unplanned(_called(said, method))
-    left_out = () if known is FP8_NVFP4 else _list(said)  # there the list is what ModelOpt left in FP8
-    return Form(FORMATS[known.precision], ModuleNames(left_out), (), known.precision, known.words, method)
+        found, method = _read_modelopt(said), "modelopt"
+    elif method == "compressed-tensors":
+        found = _read_groups(said)
+    else:
+        found = _read_known(said, method, experts_in)
+    return replace(found, method=method) if isinstance(found, Form) else found
 
 
 def kv_of(said: Any) -> KvPrecision | None:
@@ -129,17 +127,12 @@ def kv_of(said: Any) -> KvPrecision | None:
     """
     if not isinstance(said, Mapping) or not isinstance(said.get("quantization", {}), Mapping):
         return None
-    said = _flat(said)
+    said = _flatten(said)
     if not str(said.get("quant_method")).lower().startswith("modelopt"):
         return None
     algorithm, scheme = said.get("kv_cache_quant_algo"), said.get("kv_cache_scheme")
     in_eight_bits = isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
     return "fp8" if in_eight_bits or (isinstance(algorithm, str) and algorithm.upper() == "FP8") else None
-
-
-def _by(form: Form | Unplanned | None, method: str) -> Form | Unplanned | None:
-    """Return `form` with the quant_method that it was written by."""
-    return replace(form, method=method) if isinstance(form, Form) else form
 
 
 def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
@@ -149,7 +142,7 @@ def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
     long or so ambiguous that this would take for ever.
     """
     _refuse_too_much_work(form, sum(1 for layer in model.layers for each in layer.matrices(1) if each.module))
-    kept = partial(_kept, form, model)
+    kept = partial(_format_modules, form, model)
     layers = tuple(kept(layer, [f"model.layers.{index}"]) for index, layer in enumerate(model.layers))
     draft = model.draft_layer and kept(model.draft_layer, draft_names(model.num_layers))
     found = _precision_of(layers, form)
@@ -165,8 +158,8 @@ def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
     return replace(
         model,
         quantisation=replace(found, head=head, said_in=said_in, kv=model.quantisation.kv),
-        layers=tuple(_if_unusual(layer, usual) for layer in layers),
-        draft_layer=draft and _if_unusual(draft, usual),
+        layers=tuple(_drop_usual(layer, usual) for layer in layers),
+        draft_layer=draft and _drop_usual(draft, usual),
     )
 
 
@@ -193,7 +186,7 @@ def _refuse_too_much_work(form: Form, num_modules: int) -> None:
         )
 
 
-def _flat(said: Mapping[str, Any]) -> Mapping[str, Any]:
+def _flatten(said: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a file's keys at one level: ModelOpt's has them under `quantization`, and its name may be missing."""
     inner = said.get("quantization")
     if inner is not None and not isinstance(inner, Mapping):
@@ -202,7 +195,16 @@ def _flat(said: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"quant_method": "modelopt", **flat} if "quant_algo" in flat else flat
 
 
-def _of_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
+def _read_known(said: Mapping[str, Any], method: str, experts_in: Any) -> Form | Unplanned:
+    """Return the one form that files of a method have here."""
+    known = _read_fp8(said, said.get("expert_dtype", experts_in)) if method == "fp8" else BY_METHOD.get(method)
+    if known is None:
+        return Unplanned(_name_form(said, method))
+    left_out = () if known is FP8_NVFP4 else _read_left_out(said)  # there the list is what ModelOpt left in FP8
+    return Form(FORMATS[known.precision], ModuleNames(left_out), (), known.precision, known.words)
+
+
+def _read_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
     """Return FP8 in blocks, with experts like the rest, in MXFP4 or in NVFP4; None for others."""
     if said.get("weight_block_size") != [128, 128]:
         return None
@@ -211,7 +213,7 @@ def _of_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
     return FP8_MXFP4 if experts == "fp4" else FP8 if experts is None else None
 
 
-def _of_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
+def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
     """Return one format for all linear modules, or that of each in `quantized_layers`.
 
     A file without a list of what it leaves out is taken as NVIDIA made it of DeepSeek-V3: it says too little.
@@ -223,21 +225,21 @@ def _of_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
         raise Unreadable(f"quant_algo is of type {type(algorithm).__name__}, not a name")
     name = algorithm[:40].upper()
     if name == "MIXED_PRECISION":
-        return _of_lists(said)
+        return _read_lists(said)
     if (kept_in := ALGORITHMS.get(name)) is None:
         return Unplanned(f"{name} of ModelOpt")
-    left_out = ModuleNames(_list(said))
+    left_out = ModuleNames(_read_left_out(said))
     if kept_in == "nvfp4" and not any(said.get(key) for key in LEFT_OUT):
         return Form(FORMATS["fp4"], left_out, words=f"{name} of ModelOpt")
     return Form(Formats(kept_in, kept_in, kept_in, kept_in), left_out, words=f"{name} of ModelOpt")
 
 
-def _of_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
+def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
     """Return the format that ModelOpt's mixed precision has for each module that it names; others are as they were."""
     named = said.get("quantized_layers")
     if not isinstance(named, Mapping):
         if isinstance(said.get("config_groups"), Mapping):
-            return _of_groups(said)
+            return _read_groups(said)
         raise Unreadable("quantized_layers is not an object of module names")
     of_format: dict[Format, list[str]] = {}
     for module, each in named.items():
@@ -248,10 +250,10 @@ def _of_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
             return Unplanned(f"{algorithm[:40]} of ModelOpt, in MIXED_PRECISION")
         of_format.setdefault(ALGORITHMS[algorithm.upper()], []).append(module)
     lists = tuple((ModuleNames(modules), kept_in) for kept_in, modules in of_format.items())
-    return Form(FORMATS["bf16"], ModuleNames(_list(said)), lists, words="MIXED_PRECISION of ModelOpt")
+    return Form(FORMATS["bf16"], ModuleNames(_read_left_out(said)), lists, words="MIXED_PRECISION of ModelOpt")
 
 
-def _of_groups(said: Mapping[str, Any]) -> Form | Unplanned:
+def _read_groups(said: Mapping[str, Any]) -> Form | Unplanned:
     """Return the format of each group of compressed-tensors: of all linear modules, or of those that it names."""
     groups = said.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -261,11 +263,11 @@ def _of_groups(said: Mapping[str, Any]) -> Form | Unplanned:
         place = f"config_groups.{str(name)[:40]}"
         if not isinstance(group, Mapping) or not isinstance(weights := group.get("weights"), Mapping):
             raise Unreadable(f"{place}.weights is not an object")
-        words, kept_in = _of_weights(weights, has_activations=bool(group.get("input_activations")))
+        words, kept_in = _read_weights(weights, has_activations=bool(group.get("input_activations")))
         called.append(words)
         if kept_in is None:
             return Unplanned(f"{words} of {said['quant_method']}")
-        targets = _strings(group.get("targets", ["Linear"]), f"{place}.targets")
+        targets = _read_names(group.get("targets", ["Linear"]), f"{place}.targets")
         if "Linear" in targets:
             others = Formats(kept_in, kept_in, kept_in, kept_in)
         elif classes := [each for each in targets if CLASS.fullmatch(each)]:
@@ -273,10 +275,10 @@ def _of_groups(said: Mapping[str, Any]) -> Form | Unplanned:
         else:
             lists.append((ModuleNames(targets), kept_in))
     words = f"{' and '.join(dict.fromkeys(called))} of {said['quant_method']}"
-    return Form(others, ModuleNames(_list(said)), tuple(lists), words=words)
+    return Form(others, ModuleNames(_read_left_out(said)), tuple(lists), words=words)
 
 
-def _of_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[str, Format | None]:
+def _read_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[str, Format | None]:
     """Return a group's weights in words, and their format; None where it has none here."""
     bits, kind, size = (weights.get(key) for key in ("num_bits", "type", "group_size"))
     by = f" by {size}" if size else ""
@@ -295,12 +297,12 @@ def _of_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[s
     return words, None
 
 
-def _list(said: Mapping[str, Any]) -> Sequence[str]:
+def _read_left_out(said: Mapping[str, Any]) -> Sequence[str]:
     """Return the modules that a file leaves as they were, under whichever name."""
-    return [name for key in LEFT_OUT for name in _strings(said.get(key) or [], key)]
+    return [name for key in LEFT_OUT for name in _read_names(said.get(key) or [], key)]
 
 
-def _strings(names: Any, place: str) -> list[str]:
+def _read_names(names: Any, place: str) -> list[str]:
     if not isinstance(names, list):
         raise Unreadable(f"{place} is of type {type(names).__name__}, not a list of names")
     for index, name in enumerate(names):
@@ -309,7 +311,7 @@ def _strings(names: Any, place: str) -> list[str]:
     return names
 
 
-def _called(said: Mapping[str, Any], method: str) -> str:
+def _name_form(said: Mapping[str, Any], method: str) -> str:
     """Return how makers call a form that is not read further."""
     bits, size = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
     if algorithm := said.get("moe_quant_algo"):
@@ -321,7 +323,7 @@ def _called(said: Mapping[str, Any], method: str) -> str:
     return ", ".join([method[:40], " ".join(counts)] if counts else [method[:40]])
 
 
-def _kept(form: Form, model: Model, layer: Layer, places: Sequence[str]) -> Layer:
+def _format_modules(form: Form, model: Model, layer: Layer, places: Sequence[str]) -> Layer:
     """Return `layer` with the format of each module, which may be named in any of `places`."""
     modules = {each.module: each for each in layer.matrices(model.hidden_size) if each.module}
     formats = {name: _format_of(each, form, spelled(name, places, model.model_type)) for name, each in modules.items()}
@@ -356,7 +358,7 @@ def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplann
     if len(quantised_experts) > 1:
         return Unplanned(f"{form.words}, with routed experts in {' and '.join(sorted(quantised_experts))}")
     expert = quantised_experts.pop()
-    precision = _by_expert(expert, has_eight_bits=bool(others & {*EIGHT_BITS}))
+    precision = _choose_precision(expert, has_eight_bits=bool(others & {*EIGHT_BITS}))
     if precision is None:
         return Unplanned(form.words)
     is_usual = expert == FORMATS[precision].expert
@@ -364,7 +366,7 @@ def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplann
     return known if is_usual else replace(known, words=form.words)
 
 
-def _by_expert(expert: Format, *, has_eight_bits: bool) -> Precision | None:
+def _choose_precision(expert: Format, *, has_eight_bits: bool) -> Precision | None:
     """Return the precision of checkpoints with routed experts in `expert`, and some of the rest in 8 bits or none."""
     if expert == "nvfp4":
         return "fp8_fp4" if has_eight_bits else "fp4"
@@ -375,7 +377,7 @@ def _by_expert(expert: Format, *, has_eight_bits: bool) -> Precision | None:
     return "w4a16" if expert in INT4.values() and not has_eight_bits else None
 
 
-def _if_unusual(layer: Layer, usual: Formats) -> Layer:
+def _drop_usual(layer: Layer, usual: Formats) -> Layer:
     """Return `layer`, which says its formats only where they are not those of every checkpoint of the precision."""
     assert layer.kept_in is not None
     present = {each.role for each in layer.matrices(hidden_size=1) if each.module}

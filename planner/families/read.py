@@ -62,12 +62,12 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
         config = json.loads(content)
     except (ValueError, RecursionError):
         config = None
-        if said := _another_file(content):
-            return _wrong(written, "S302 must be a checkpoint's config.json", *said)
+        if said := _recognise_file(content):
+            return _refuse(written, "S302 must be a checkpoint's config.json", *said)
     beside = None if _quantization(config) else _read_beside(path, written)
     if isinstance(beside, Finding):
         return beside
-    found = _quantised_model(config, written, beside)
+    found = _read_model(config, written, beside)
     if isinstance(found, Finding):
         return found
     model, other = found
@@ -81,7 +81,7 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
 
 def model_of(config: Any, written: str) -> Model | Finding:
     """Return the model of a `config.json`'s content, which the spec calls `written`; or what is wrong with it."""
-    found = _quantised_model(config, written, None)
+    found = _read_model(config, written, None)
     return found if isinstance(found, Finding) else found[0]
 
 
@@ -101,27 +101,27 @@ def _read_beside(path: Path, written: str) -> _Beside | Finding | None:
         if not file.exists():
             continue
         if not file.is_file():  # a FIFO would be waited for
-            return _unreadable(written, name, "it is not a file")
+            return _refuse_quantisation(written, name, "it is not a file")
         try:
             content = read_file(file, MAX_CONFIG_BYTES)
             said = json.loads(content)
         except OSError as error:
-            return _unreadable(written, name, error.strerror or str(error))
+            return _refuse_quantisation(written, name, error.strerror or str(error))
         except (ValueError, RecursionError):
-            return _unreadable(written, name, "it is not JSON")
+            return _refuse_quantisation(written, name, "it is not JSON")
         if not isinstance(said, Mapping):
-            return _unreadable(written, name, f"it is of type {type(said).__name__}, not an object")
+            return _refuse_quantisation(written, name, f"it is of type {type(said).__name__}, not an object")
         return _Beside(name, {**said, "quant_method": said.get("quant_method") or method}, digest_of_bytes(content))
     return None
 
 
-def _unreadable(written: str, name: str, reason: str) -> Finding:
+def _refuse_quantisation(written: str, name: str, reason: str) -> Finding:
     return Finding(PATH, written, f"S314 must come with a {name} that can be read", reason, "correct the file")
 
 
-def _quantised_model(config: Any, written: str, beside: _Beside | None) -> tuple[Model, str | None] | Finding:
+def _read_model(config: Any, written: str, beside: _Beside | None) -> tuple[Model, str | None] | Finding:
     """Return the model in what its files say that its weights are in, and how a form is called that no spec says."""
-    found = _model_of(config, written)
+    found = _read_shapes(config, written)
     if isinstance(found, Finding):
         return found
     said_in = beside.name if beside else "quantization_config"
@@ -134,7 +134,7 @@ def _quantised_model(config: Any, written: str, beside: _Beside | None) -> tuple
             return found, None
         of_files = form if isinstance(form, Unplanned) else quantised(found, form, said_in)
     except Unreadable as error:
-        return _unreadable(written, said_in, str(error))
+        return _refuse_quantisation(written, said_in, str(error))
     return (found, of_files.words) if isinstance(of_files, Unplanned) else (of_files, None)
 
 
@@ -146,18 +146,18 @@ def _quantization(config: Any) -> Any:
     return text.get("quantization_config") or text.get("compression_config")  # as compressed-tensors wrote it at first
 
 
-def _model_of(config: Any, written: str) -> Model | Finding:
+def _read_shapes(config: Any, written: str) -> Model | Finding:
     """Return the model by its shapes alone."""
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
-        return _wrong(written, "S302 must be a checkpoint's config.json", "it is not a JSON object with a model_type")
+        return _refuse(written, "S302 must be a checkpoint's config.json", "it is not a JSON object with a model_type")
     file = File(written, model_type, _architecture(config))
     if model_type in TOWERS:
-        found = _with_a_tower(config, file)
+        found = _read_multimodal(config, file)
     elif model_type in FAMILIES:
-        found = _of_family(model_type, config, file)
+        found = _read_family(model_type, config, file)
     else:
-        found = _of_another_family(config, written, model_type)
+        found = _refuse_family(config, written, model_type)
     # Engines have classes of their own for all models that they run, but a config's code may be its tokenizer's too.
     brings_code = model_type in BRING_CODE or "auto_map" in _text(config)
     return replace(found, brings_code=True) if brings_code and isinstance(found, Model) else found
@@ -173,44 +173,44 @@ def _tokenizer_with_code(path: Path) -> bytes | None:
     return content if isinstance(config, Mapping) and "auto_map" in config else None
 
 
-def _with_a_tower(config: Mapping[str, Any], file: File) -> Model | Finding:
+def _read_multimodal(config: Mapping[str, Any], file: File) -> Model | Finding:
     """Return the text model of a multimodal one, with the weights of its tower."""
     _, text_types = TOWERS[file.model_type]
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
         lacking = "text_config" if not isinstance(text, Mapping) else "vision_config"
-        return _lacking([lacking], file, "it")
+        return _refuse_keys([lacking], file, "it")
     text_type = text.get("model_type", text_types[0])
     if text_type not in text_types:
         reason = f"its text_config is of model_type {str(text_type)[:40]}, not {' or '.join(text_types)}"
-        return _wrong(file.source, f"S302 must be a config.json of {file.model_type}", reason)
+        return _refuse(file.source, f"S302 must be a config.json of {file.model_type}", reason)
     of_text = {**text, **_tie(config)}
     try:
         tower = tower_of(file.model_type).model_validate({**config, **vision})
     except ValidationError as error:
-        both = {"vision_config": _keys_of(error), "text_config": _lacks(text_type, of_text)}
+        both = {"vision_config": _wrong_keys(error), "text_config": _missing_keys(text_type, of_text)}
         keys = [f"{section}.{key}" for section, keys in both.items() for key in keys]
-        return _lacking(keys, file, "it")
-    found = _of_family(text_type, of_text, file, "text_config")
+        return _refuse_keys(keys, file, "it")
+    found = _read_family(text_type, of_text, file, "text_config")
     if isinstance(found, Finding):
         return found
     return replace(found, tower_weights=tower.num_weights(found.hidden_size))
 
 
-def _lacks(family: str, config: Mapping[str, Any]) -> list[str]:
+def _missing_keys(family: str, config: Mapping[str, Any]) -> list[str]:
     """Return the keys of a family that are missing in `config`, or out of range."""
     try:
         shapes_of(family).model_validate(config)
     except ValidationError as error:
-        return _keys_of(error)
+        return _wrong_keys(error)
     return []
 
 
-def _of_family(family: str, config: Mapping[str, Any], file: File, place: str = "it") -> Model | Finding:
+def _read_family(family: str, config: Mapping[str, Any], file: File, place: str = "it") -> Model | Finding:
     try:
         shapes = shapes_of(family).model_validate(config)
     except ValidationError as error:
-        return _lacking(_keys_of(error), file, place)
+        return _refuse_keys(_wrong_keys(error), file, place)
     if broken := shapes.broken():
         return Finding(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
     if unplanned := shapes.unplanned():
@@ -235,17 +235,17 @@ def _tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: config[key] for key in ("tie_word_embeddings",) if key in config}
 
 
-def _keys_of(error: ValidationError) -> list[str]:
+def _wrong_keys(error: ValidationError) -> list[str]:
     """Return each key that is wrong once, whatever number of its entries are."""
     return list(dict.fromkeys(str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]))
 
 
-def _lacking(keys: Sequence[str], file: File, place: str) -> Finding:
+def _refuse_keys(keys: Sequence[str], file: File, place: str) -> Finding:
     reason = f"missing or out of range in {place}: {', '.join(keys)}"
-    return _wrong(file.source, f"S302 must have the shapes of {file.model_type}", reason)
+    return _refuse(file.source, f"S302 must have the shapes of {file.model_type}", reason)
 
 
-def _of_another_family(config: Mapping[str, Any], written: str, model_type: str) -> Finding:
+def _refuse_family(config: Mapping[str, Any], written: str, model_type: str) -> Finding:
     """Return that no file reads the family; the text model of a multimodal one may be known."""
     text = config.get("text_config")
     inner = text.get("model_type") if isinstance(text, Mapping) else None
@@ -255,35 +255,35 @@ def _of_another_family(config: Mapping[str, Any], written: str, model_type: str)
             "S302 must have encoders that tidemill knows",
             f"{called}, and tidemill knows only its text model ({inner})",
         )
-        return _wrong(
+        return _refuse(
             written, rule, reason, "write its text_config to a file of its own, and leave memory for the encoders"
         )
     if not _has_experts(config):
         rule, reason = "S302 must be of a mixture-of-experts model", f"{called}, and nothing in it counts experts"
-        return _wrong(written, rule, reason, "choose a model that has experts: Tidemill plans no others")
+        return _refuse(written, rule, reason, "choose a model that has experts: Tidemill plans no others")
     if alike := _family_by_architecture(config):
-        return _under_another_name(config, written, model_type, alike)
+        return _refuse_model_type(config, written, model_type, alike)
     known = ", ".join(sorted({*FAMILIES, *TOWERS}))
     fix = "choose a model of one of these, or add the family as planner/README.md describes"
     rule = f"S302 must be a model of a known family ({known})"
-    return _wrong(written, rule, f"{called}, which tidemill cannot read", fix)
+    return _refuse(written, rule, f"{called}, which tidemill cannot read", fix)
 
 
 def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
     """Return the family that a file's architecture is called after, where the file has its keys too."""
     named = re.sub("For(CausalLM|ConditionalGeneration)$", "", _architecture(config) or "").lower()
     family = next((each for each in FAMILIES if each.replace("_", "") == named), None)
-    return family if family and not _lacks(family, config) else None
+    return family if family and not _missing_keys(family, config) else None
 
 
-def _under_another_name(config: Mapping[str, Any], written: str, model_type: str, family: str) -> Finding:
+def _refuse_model_type(config: Mapping[str, Any], written: str, model_type: str, family: str) -> Finding:
     """Return that only the model_type is not known."""
-    found = _quantised_model({**config, "model_type": family}, written, None)
+    found = _read_model({**config, "model_type": family}, written, None)
     if isinstance(found, Finding):
         return found
     rule = "S302 must have the model_type of a known family"
     reason = f"its model_type is {model_type[:40]}, and its architecture and keys are those of {family}"
-    return _wrong(written, rule, reason, f"write model_type: {family} in it")
+    return _refuse(written, rule, reason, f"write model_type: {family} in it")
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
@@ -297,11 +297,11 @@ def _has_experts(config: Mapping[str, Any]) -> bool:
     return False
 
 
-def _wrong(written: str, rule: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Finding:
+def _refuse(written: str, rule: str, reason: str, fix: str = "point to the checkpoint's own config.json") -> Finding:
     return Finding(PATH, written, rule, reason, fix)
 
 
-def _another_file(content: bytes) -> tuple[str, str] | None:
+def _recognise_file(content: bytes) -> tuple[str, str] | None:
     """Return what a file that is no JSON is, and what to do; None where nobody can tell."""
     if content.startswith(LFS_POINTER):
         return "it is a pointer of git-lfs, and the file itself was not fetched", "fetch it with git lfs pull"

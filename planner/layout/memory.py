@@ -214,7 +214,7 @@ def _misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
     field = _limit_too_high(plan.phase, spec) or _largest_part(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "
-        f"{gb(_of_one_request(plan))}), but {gb(plan.short)} are missing"
+        f"{gb(_longest_request_bytes(plan))}), but {gb(plan.short)} are missing"
     )
     reason = (
         f"a GPU has {gb(plan.gpu_bytes)}: weights need {gb(plan.weight_bytes)} ({plan.num_slots} expert slots), "
@@ -242,11 +242,11 @@ def _largest_part(plan: MemoryPlan) -> str:
     parts = (
         (plan.weight_bytes, "ep_size"),
         (plan.activations + plan.buffers, largest_step_field(plan.phase)),
-        (_of_one_request(plan), "max_request_tokens"),
+        (_longest_request_bytes(plan), "max_request_tokens"),
         (plan.fixed_kv, "max_requests"),
     )
     return max(parts)[1]
 
 
-def _of_one_request(plan: MemoryPlan) -> int:
+def _longest_request_bytes(plan: MemoryPlan) -> int:
     return in_pages(plan.max_request_tokens) * plan.kv_bytes_per_token

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.facts import names
-from planner.layout.taints import kept_away_by
+from planner.layout.taints import repelling_taint
 from planner.spec.cluster import ClusterSpec, NodeSpec
 from planner.spec.pods import TolerationSpec
 from planner.spec.resolved import ResolvedSpec
@@ -51,9 +51,9 @@ def nodes_of(
     """
     spares, used = frozenset(cluster.spares), gpus or (cluster.gpu_name,)
     nodes = (
-        (_counted(cluster, index) for index in range(cluster.nodes))
+        (_count_node(cluster, index) for index in range(cluster.nodes))
         if isinstance(cluster.nodes, int)
-        else (_listed(cluster, node, index, used, tolerations) for index, node in enumerate(cluster.nodes))
+        else (_read_node(cluster, node, index, used, tolerations) for index, node in enumerate(cluster.nodes))
     )
     return tuple(
         replace(node, unusable=SPARE) if node.name in spares and node.unusable is None else node for node in nodes
@@ -81,7 +81,7 @@ def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
     return places
 
 
-def _counted(cluster: ClusterSpec, index: int) -> Node:
+def _count_node(cluster: ClusterSpec, index: int) -> Node:
     return Node(
         index=index,
         name=names.logical_node(index),
@@ -97,15 +97,17 @@ def _place(kind: str, index: int, size: int | None) -> str:
     return "" if size is None else f"{kind}-{index // size}"
 
 
-def _listed(
+def _read_node(
     cluster: ClusterSpec, node: NodeSpec, index: int, used: Collection[str], tolerations: Sequence[TolerationSpec]
 ) -> Node:
     gpu = node.gpu or cluster.gpu_name
-    why_not = _why_not(cluster, node, gpu, used, kept_away_by(node.taints, tolerations))
+    why_not = _find_obstacle(cluster, node, gpu, used, repelling_taint(node.taints, tolerations))
     return Node(index, node.name, node.rack or "", node.leaf or "", node.power or "", why_not, gpu)
 
 
-def _why_not(cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str], taint: str | None) -> str | None:
+def _find_obstacle(
+    cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str], taint: str | None
+) -> str | None:
     """Return why `node` may not be used, if so: a unit takes whole nodes, with the GPUs that were planned for."""
     if node.cordoned:
         return "cordoned"

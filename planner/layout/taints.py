@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from planner.spec.pods import TolerationSpec
 
-__all__ = ["kept_away_by"]
+__all__ = ["repelling_taint"]
 
 KEEPING_AWAY = ("NoSchedule", "NoExecute")  # PreferNoSchedule only discourages
 
 
-def kept_away_by(taints: Sequence[str], tolerations: Sequence[TolerationSpec]) -> str | None:
+def repelling_taint(taints: Sequence[str], tolerations: Sequence[TolerationSpec]) -> str | None:
     """Return the first of `taints` that keeps a unit's pods away, as the spec writes it; None where none does."""
     away = (taint for taint in taints if taint.rpartition(":")[2] in KEEPING_AWAY)
     return next((taint for taint in away if not any(_tolerates(each, taint) for each in tolerations)), None)

@@ -86,11 +86,11 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatc
     answering = step_tokens(spec)
     tokens = largest_step_tokens(layout.phase, spec)
     tokens += answering if layout.phase == "mixed" else 0  # those of each request beside a chunk
-    at_once, answers = _at_once(tokens, layout), min(tokens, answering)
+    at_once, answers = _tokens_at_once(tokens, layout), min(tokens, answering)
     result = wide_bytes(layout.precision)
     streams = 2 * model.num_streams + 1  # before and after attention, and what the experts read
     stream = streams * tokens * model.hidden_size * result
-    ahead = (answers - _at_once(answers, layout)) * model.vocab_size * LOGIT_BYTES
+    ahead = (answers - _tokens_at_once(answers, layout)) * model.vocab_size * LOGIT_BYTES
     attention = _attention_values(model, layout.phase, at_once, spec.max_request_tokens) * result
     dense_size = -(-model.dense_intermediate_size // layout.dense_tp)
     dense = _ffn_bytes(at_once, model.hidden_size, dense_size, layout.precision)
@@ -102,7 +102,7 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatc
     return stream + ahead + max(attention, dense, experts, head)
 
 
-def _at_once(tokens: int, layout: PhaseLayout) -> int:
+def _tokens_at_once(tokens: int, layout: PhaseLayout) -> int:
     """Return how many of a step's tokens a rank computes and dispatches together: with overlap, the larger half."""
     return tokens if layout.overlap == "none" else -(-tokens // 2)
 
@@ -134,7 +134,7 @@ def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens:
     filled_up = pairs + layout.slots_per_gpu * (TILE_ROWS - 1)
     largest = max(filled_up * row + pairs * row, filled_up * ffn // max(pairs, 1), (filled_up + pairs) * wide)
     waiting = 0 if layout.overlap == "none" else pairs * row
-    shared = (tokens + _at_once(tokens, layout)) * wide  # of all the step's tokens, and this half's sums
+    shared = (tokens + _tokens_at_once(tokens, layout)) * wide  # of all the step's tokens, and this half's sums
     return largest + waiting + pairs * choices + shared
 
 
@@ -159,12 +159,12 @@ def buffer_bytes(model: Model, layout: PhaseLayout, dispatched: int) -> int:
     if layout.dp_size == 1:
         return NCCL_BYTES
     normal = _normal_bytes(model.hidden_size, layout.ep_size)
-    low_latency = _in_granules(low_latency_bytes(model.hidden_size, layout.num_physical_experts, dispatched))
+    low_latency = _round_to_granules(low_latency_bytes(model.hidden_size, layout.num_physical_experts, dispatched))
     dispatch = {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
     return NCCL_BYTES + WORKSPACE_BYTES + dispatch
 
 
-def _in_granules(num_bytes: int) -> int:
+def _round_to_granules(num_bytes: int) -> int:
     """Return what NVSHMEM takes for so many bytes."""
     return -(-num_bytes // GRANULE_BYTES) * GRANULE_BYTES
 
@@ -180,7 +180,7 @@ def _normal_bytes(hidden_size: int, ep_size: int) -> int:
     if ep_size <= NVLINK_PEERS:
         return nvlink
     rdma = CHANNELS * rdma_peers * 2 * (rdma_tokens * (token + INT4_BYTES) + 4 * (2 * NVLINK_PEERS + 2))
-    return nvlink + _in_granules(rdma)
+    return nvlink + _round_to_granules(rdma)
 
 
 def low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> int:

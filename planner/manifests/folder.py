@@ -103,7 +103,7 @@ def _renew(folder: Path, files: Mapping[str, str], *, overwrite: bool) -> None:
         _refuse_changed_files(folder, files, list_of_last_run)
     for stale in sorted(ours - files.keys()):
         (folder / stale).unlink(missing_ok=True)
-    _write_list(folder, _without_digests(files[KUSTOMIZATION]))
+    _write_list(folder, _strip_digests(files[KUSTOMIZATION]))
     for name in sorted(files.keys() - {KUSTOMIZATION}):
         _write(folder / name, files[name])
     _write_list(folder, files[KUSTOMIZATION])
@@ -167,7 +167,7 @@ def _refuse_changed_files(folder: Path, files: Mapping[str, str], text: str) -> 
         raise CallError([Finding("", None, rule, reason, fix).at(str(folder / name)) for name in changed])
 
 
-def _without_digests(text: str) -> str:
+def _strip_digests(text: str) -> str:
     return re.sub(rf"( \({DIGEST}\)|  # {DIGEST}$)", "", text, flags=re.M)
 
 

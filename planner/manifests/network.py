@@ -39,7 +39,7 @@ def edges_of_all() -> Edges:
 def gateway_edges(plan: Plan) -> Edges:
     """Return whom the gateway talks to: ours is called by ranks, and another engine's router calls them."""
     ports = _gateway_ports(plan)
-    units = {"podSelector": _of_units(plan)}
+    units = {"podSelector": _select_units(plan)}
     from_callers = {"ports": [_port(ports["http"])]}  # anybody, from outside the cluster too
     scraped = {"from": [EVERY_NAMESPACE], "ports": [_port(ports["metrics"])]}
     if plan.engine == OURS:
@@ -67,11 +67,11 @@ def unit_edges(plan: Plan, unit: Unit) -> Edges:
         "egress": [{"to": [own]}, {"to": [gateway], "ports": [_port(ports["registry"])]}],
     }
     if unit.phase == "decode":
-        edges["ingress"].append({"from": [_of_phase(plan, "prefill")], "ports": kv})
+        edges["ingress"].append({"from": [_select_phase(plan, "prefill")], "ports": kv})
     if unit.phase == "prefill":
         decode = max(each.ranks_per_node for each in plan.units_of("decode"))
         edges["egress"].append(
-            {"to": [_of_phase(plan, "decode")], "ports": [_port(ports["kv"], ports["kv"] + decode - 1)]}
+            {"to": [_select_phase(plan, "decode")], "ports": [_port(ports["kv"], ports["kv"] + decode - 1)]}
         )
     return edges
 
@@ -95,13 +95,13 @@ def _gateway_ports(plan: Plan) -> Mapping[str, int]:
     return ports
 
 
-def _of_units(plan: Plan) -> Edges:
+def _select_units(plan: Plan) -> Edges:
     """Return what picks the pods of all units."""
     is_unit = {"key": names.UNIT_LABEL, "operator": "Exists"}
     return {"matchLabels": names.plan_selector(plan.name), "matchExpressions": [is_unit]}
 
 
-def _of_phase(plan: Plan, phase: Phase) -> Edges:
+def _select_phase(plan: Plan, phase: Phase) -> Edges:
     return {"podSelector": {"matchLabels": names.phase_selector(plan.name, phase)}}
 
 

@@ -70,9 +70,9 @@ def router_pod(plan: Plan, container: Container) -> Variables:
         "args": container.args,
         "env": _variables(OWN_FIELDS, container.env),
         "ports": container.ports,
-        "alive": _said(container.liveness),
-        "ready": _said(container.readiness),
-        "started": _patient(container.liveness, container.start_s),
+        "alive": _probe_fields(container.liveness),
+        "ready": _probe_fields(container.readiness),
+        "started": _wait_on(container.liveness, container.start_s),
         "progress_s": container.start_s + PROBE_PERIOD_S,
         "leave_s": LEAVE_S,
         "grace_s": LEAVE_S + _grace_s(plan),
@@ -141,7 +141,7 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
         "args": container.args,
         "env": _environment(plan, unit, container),
         "ports": _ports(plan, unit, container),
-        "ready": _said(container.readiness),
+        "ready": _probe_fields(container.readiness),
     } | {name: value for name, value in optional.items() if value}
 
 
@@ -227,15 +227,15 @@ def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
         return None
     start_s = container.start_s or start_budget_s(plan.kubernetes, plan.engine, weights * unit.ranks_per_node)
     return {
-        "started": _patient(container.liveness, start_s),
-        "alive": _patient(container.liveness, plan.kubernetes.stall_timeout),
+        "started": _wait_on(container.liveness, start_s),
+        "alive": _wait_on(container.liveness, plan.kubernetes.stall_timeout),
     }
 
 
-def _patient(probe: Probe, seconds: float) -> Variables:
+def _wait_on(probe: Probe, seconds: float) -> Variables:
     """Return a probe that fails for `seconds` before its container is started again."""
     usual = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
-    return usual | _said(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
+    return usual | _probe_fields(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
 
 
 def _grace_s(plan: Plan) -> int:
@@ -243,7 +243,7 @@ def _grace_s(plan: Plan) -> int:
     return math.ceil(plan.drain_s) + KILLED_AFTER_S
 
 
-def _said(probe: Probe) -> Variables:
+def _probe_fields(probe: Probe) -> Variables:
     """A probe as templates have it, without what the engine does not say."""
     timeout = {} if probe.timeout_seconds is None else {"timeout": probe.timeout_seconds}
     return {"path": probe.path, "port": probe.port} | timeout
@@ -272,14 +272,14 @@ def _scheduling(plan: Plan) -> Variables:
     kubernetes = plan.kubernetes
     return {
         "host_network": kubernetes.host_network,
-        "tolerations": [*tolerations_of(kubernetes.tolerations), *_of_own_taint(kubernetes)],
+        "tolerations": [*tolerations_of(kubernetes.tolerations), *_tolerate_own_taint(kubernetes)],
         "node_selector": kubernetes.node_selector,
         "priority_class": kubernetes.priority_class,
         "grace_s": _grace_s(plan) if plan.engine == OURS else LEAVE_S + _grace_s(plan),
     }
 
 
-def _of_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:
+def _tolerate_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:
     """Return the toleration of the taint by which the controller has a unit's nodes left to it."""
     taint = {"key": names.RECLAIMED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
     return [taint] if kubernetes.lends_nodes else []

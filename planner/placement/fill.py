@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
-__all__ = ["fill", "fillings", "in_their_leaves"]
+__all__ = ["fill", "fill_leaves", "fillings"]
 
 
 def fillings(task: Task) -> Iterator[Assignment]:
@@ -22,21 +22,21 @@ def fillings(task: Task) -> Iterator[Assignment]:
     empty: list[dict[int, int]] = [{} for _ in task.units]
     for order in _orders(task):
         yield fill(task, empty, order)
-        yield _in_a_line(task, order)
+        yield _place_in_line(task, order)
 
 
 def fill(task: Task, placed: Assignment, order: Sequence[int] | None = None) -> Assignment:
     """Return `placed` with cells for the nodes that units still lack: near their others, else snug."""
     assignment = [dict(cells) for cells in placed]
     room = Room(task, assignment)
-    for unit in _by_activity(task) if order is None else order:
+    for unit in _sort_by_activity(task) if order is None else order:
         missing = task.units[unit].num_nodes - sum(assignment[unit].values())
         for cell, count in (room.around(assignment[unit], missing) if assignment[unit] else room.snug(missing)).items():
             assignment[unit][cell] = assignment[unit].get(cell, 0) + count
     return assignment
 
 
-def in_their_leaves(task: Task, by_leaf: Assignment) -> Assignment:
+def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     """Return racks for units that have leaves: under each leaf one after the other, those that are on longest first.
 
     `by_leaf` is for each unit leaf -> its nodes there. Where states are nested, every state uses as few racks of a leaf
@@ -44,10 +44,10 @@ def in_their_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     """
     assert task.leaves
     lines: list[list[int]] = [[] for _ in task.leaves.sizes]
-    for cell in _line(task):
+    for cell in _line_up(task):
         lines[task.leaves.of_cell[cell]].append(cell)
     wants: list[list[tuple[int, int]]] = [[] for _ in lines]
-    for unit in _alternating(task, _by_activity(task), set(task.lost)):
+    for unit in _alternate(task, _sort_by_activity(task), set(task.lost)):
         for leaf, num_nodes in by_leaf[unit].items():
             wants[leaf].append((unit, num_nodes))
     assignment: list[dict[int, int]] = [{} for _ in task.units]
@@ -56,7 +56,7 @@ def in_their_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     return assignment
 
 
-def _by_activity(task: Task) -> list[int]:
+def _sort_by_activity(task: Task) -> list[int]:
     """Return the units that are on longest first. Among equals decode units are last, to leave leftovers to prefill."""
     return sorted(range(len(task.units)), key=lambda unit: -task.units[unit].minutes)
 
@@ -64,19 +64,19 @@ def _by_activity(task: Task) -> list[int]:
 def _orders(task: Task) -> list[list[int]]:
     """Return the orders in which units are placed, each once."""
     units = task.units
-    by_activity = _by_activity(task)
+    by_activity = _sort_by_activity(task)
     lost = set(task.lost)
     orders = [
         by_activity,
         sorted(by_activity, key=lambda unit: (-units[unit].minutes, -units[unit].num_nodes)),
-        _alternating(task, by_activity, lost),
+        _alternate(task, by_activity, lost),
         sorted(by_activity, key=lambda unit: -units[unit].num_nodes),
         sorted(by_activity, key=lambda unit: units[unit].num_nodes),
     ]
     return [order for number, order in enumerate(orders) if order not in orders[:number]]
 
 
-def _alternating(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
+def _alternate(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
     """Let decode and prefill units that are on equally long take turns, so that few decode units are neighbours."""
     result: list[int] = []
     for minutes in sorted({task.units[unit].minutes for unit in order}, reverse=True):
@@ -89,10 +89,10 @@ def _alternating(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
     return result
 
 
-def _in_a_line(task: Task, order: Iterable[int]) -> Assignment:
+def _place_in_line(task: Task, order: Iterable[int]) -> Assignment:
     """Place the units cell after cell."""
     assignment: list[dict[int, int]] = [{} for _ in task.units]
-    _fill_line(task, _line(task), [(unit, task.units[unit].num_nodes) for unit in order], assignment)
+    _fill_line(task, _line_up(task), [(unit, task.units[unit].num_nodes) for unit in order], assignment)
     return assignment
 
 
@@ -114,7 +114,7 @@ def _fill_line(
             missing -= taken
 
 
-def _line(task: Task) -> list[int]:
+def _line_up(task: Task) -> list[int]:
     """Return all cells, leaf by leaf, the largest racks of each first."""
     leaves, racks = task.leaves, task.racks
 

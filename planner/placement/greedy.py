@@ -7,9 +7,9 @@ Where there are leaves it goes over leaves first (`leafwise.py`), then over rack
 from collections.abc import Callable, Iterable
 from random import Random
 
-from planner.placement.fill import fillings, in_their_leaves
+from planner.placement.fill import fill_leaves, fillings
 from planner.placement.improve import improved
-from planner.placement.leafwise import by_leaf
+from planner.placement.leafwise import leafwise_task
 from planner.placement.quality import Objective, measure
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
@@ -32,16 +32,16 @@ def greedy(task: Task) -> Assignment:
         and len(task.leaves.sizes) > 1
         and not any(_is_best(measure(task, assignment)) for assignment in starts)
     ):
-        starts.insert(0, _leaves_first(task))
-    return _searched(task, starts, MAX_TRIES, lambda assignment: measure(task, assignment))
+        starts.insert(0, _search_leaves_first(task))
+    return _search(task, starts, MAX_TRIES, lambda assignment: measure(task, assignment))
 
 
-def _leaves_first(task: Task) -> Assignment:
-    leafwise = by_leaf(task)
-    found = _searched(
-        leafwise, fillings(leafwise), LEAF_TRIES, lambda assignment: measure(task, in_their_leaves(task, assignment))
+def _search_leaves_first(task: Task) -> Assignment:
+    leafwise = leafwise_task(task)
+    found = _search(
+        leafwise, fillings(leafwise), LEAF_TRIES, lambda assignment: measure(task, fill_leaves(task, assignment))
     )
-    return in_their_leaves(task, found)
+    return fill_leaves(task, found)
 
 
 def better(task: Task, one: Assignment, other: Assignment) -> Assignment:
@@ -49,7 +49,7 @@ def better(task: Task, one: Assignment, other: Assignment) -> Assignment:
     return min(one, other, key=lambda assignment: [objective.value for objective in measure(task, assignment)])
 
 
-def _searched(
+def _search(
     task: Task, starts: Iterable[Assignment], tries: int, measured: Callable[[Assignment], Objectives]
 ) -> Assignment:
     """Return the best found in `tries` tries; the last among equals, so that shakes go on from ever new ones."""
@@ -65,7 +65,7 @@ def _searched(
         if _is_best(objectives) or not left:
             return best
         more = len(starts) - number
-        start = starts[number] if more > 0 else _shaken(task, best, random, 2 + number % 3)
+        start = starts[number] if more > 0 else _shake(task, best, random, 2 + number % 3)
         found, tried = improved(task, start, left // max(1, more), [objective.bound for objective in objectives])
         best, left = min(found, best, key=values), left - tried
     return best
@@ -75,7 +75,7 @@ def _is_best(objectives: Objectives) -> bool:
     return all(objective.is_proven for objective in objectives)
 
 
-def _shaken(task: Task, assignment: Assignment, random: Random, num_units: int) -> Assignment:
+def _shake(task: Task, assignment: Assignment, random: Random, num_units: int) -> Assignment:
     """Return `assignment` with some units taken out, and placed again from cells that are drawn."""
     shaken = [dict(cells) for cells in assignment]
     units = random.sample(range(len(task.units)), min(num_units, len(task.units)))

@@ -68,10 +68,10 @@ def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[
     for one, other in combinations(units, 2):
         yield from _trades(arrangement, one, other)
     for unit in units:
-        yield from _anew(arrangement, (unit,))
+        yield from _place_anew(arrangement, (unit,))
     if len(units) * len(arrangement.free) <= PAIRS_SIZE:
         for pair in permutations(units, 2):
-            yield from _anew(arrangement, pair)
+            yield from _place_anew(arrangement, pair)
 
 
 def _shifts(arrangement: Arrangement, unit: int, source: int) -> Iterator[list[Step]]:
@@ -116,10 +116,10 @@ def _trades(arrangement: Arrangement, one: int, other: int) -> Iterator[list[Ste
     if len(mine) == len(theirs) == 1:
         return  # an exchange
     if task.units[one].num_nodes == task.units[other].num_nodes and not task.are_alike(one, other):
-        yield [*_instead(one, mine, theirs), *_instead(other, theirs, mine)]
+        yield [*_steps_between(one, mine, theirs), *_steps_between(other, theirs, mine)]
 
 
-def _anew(arrangement: Arrangement, units: Sequence[int]) -> Iterator[list[Step]]:
+def _place_anew(arrangement: Arrangement, units: Sequence[int]) -> Iterator[list[Step]]:
     task = arrangement.task
     room = Room(task, [{} if unit in units else cells for unit, cells in enumerate(arrangement.at)])
     first, *others = units
@@ -127,14 +127,16 @@ def _anew(arrangement: Arrangement, units: Sequence[int]) -> Iterator[list[Step]
         if room.free[start]:
             chosen = [room.from_cell(start, task.units[first].num_nodes)]
             chosen += [room.snug(task.units[unit].num_nodes) for unit in others]
-            steps = [_instead(unit, arrangement.at[unit], cells) for unit, cells in zip(units, chosen, strict=True)]
+            steps = [
+                _steps_between(unit, arrangement.at[unit], cells) for unit, cells in zip(units, chosen, strict=True)
+            ]
             for cells in chosen:
                 room.give(cells)
             if any(steps):
                 yield [step for own in steps for step in own]
 
 
-def _instead(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
+def _steps_between(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
     """Return the steps from the cells that `unit` has now to those that it has then, as many nodes a step as can go."""
     surplus = [[cell, count - then.get(cell, 0)] for cell, count in now.items() if count > then.get(cell, 0)]
     steps = []

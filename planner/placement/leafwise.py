@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from planner.placement.task import Cell, Task
 
-__all__ = ["by_leaf"]
+__all__ = ["leafwise_task"]
 
 
-def by_leaf(task: Task) -> Task:
+def leafwise_task(task: Task) -> Task:
     """Return the same units and states, with a cell for each leaf."""
     assert task.leaves
     cells = []

@@ -22,7 +22,7 @@ def nodes_of_assignment(
     """
     places = {node.name: (cell, node) for cell, each in enumerate(task.cells) for node in each.nodes}
     kept = [
-        _kept(cells, [places[name] for name in before.get(unit.name, ()) if name in places])
+        _keep_nodes(cells, [places[name] for name in before.get(unit.name, ()) if name in places])
         for unit, cells in zip(task.units, assignment, strict=True)
     ]
     taken = {node.name for nodes in kept for node in nodes}
@@ -32,11 +32,11 @@ def nodes_of_assignment(
         nodes = list(own)
         for cell, count in cells.items():
             nodes += islice(left[cell], count - sum(places[node.name][0] == cell for node in own))
-        result.append(_in_their_ranks(nodes, before.get(unit.name, ())))
+        result.append(_order_ranks(nodes, before.get(unit.name, ())))
     return result
 
 
-def _kept(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> list[Node]:
+def _keep_nodes(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> list[Node]:
     """Return the nodes that a unit had, as many as it still has in their cells."""
     room = dict(cells)
     kept = []
@@ -47,9 +47,9 @@ def _kept(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> list[Nod
     return kept
 
 
-def _in_their_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...]:
+def _order_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...]:
     """Return the nodes rack by rack; those of `before` stay at their ranks, if there are as many."""
-    names = [node.name for node in _by_rack(nodes)]
+    names = [node.name for node in _sort_by_rack(nodes)]
     if len(names) != len(before):
         return tuple(names)
     now, had = set(names), set(before)
@@ -57,7 +57,7 @@ def _in_their_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, 
     return tuple(name if name in now else next(new) for name in before)
 
 
-def _by_rack(nodes: Sequence[Node]) -> list[Node]:
+def _sort_by_rack(nodes: Sequence[Node]) -> list[Node]:
     """Return the racks with most of the unit's nodes first.
 
     Units of a phase share one expert map; in this order they stand in racks alike.

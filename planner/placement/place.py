@@ -61,9 +61,9 @@ def place_units(
     """
     pools = gpu_pools(layouts)
     nodes = nodes_for(spec)
-    before = _of_one_unit_each(previous or {})
+    before = _drop_shared_nodes(previous or {})
     placed = [_place_pool(spec, own, [node for node in nodes if node.gpu == gpu], before) for gpu, own in pools.items()]
-    together = _together(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts])
+    together = _join_pools(dict(zip(pools, placed, strict=True)), [layout.phase for layout in layouts])
     unusable = {node.name: node.unusable for node in nodes if node.unusable and not node.is_spare}
     return replace(together, unusable=unusable, spares=tuple(node.name for node in nodes if node.is_spare))
 
@@ -74,15 +74,22 @@ def _place_pool(
     """Place the units of phases that run on one GPU, on the usable ones of the nodes that have it."""
     wanted, domains = _wanted(spec, layouts), _domains(spec, layouts[0].phase, nodes)
     usable = [node for node in nodes if node.unusable is None]
-    found = _fresh(task_of(wanted, usable, spec.written.schedule, {}, domains))
+    found = _place_fresh(task_of(wanted, usable, spec.written.schedule, {}, domains))
     task = task_of(wanted, usable, spec.written.schedule, before, domains)
     if task.had_nodes:
-        found = _near_previous(task, found)
+        found = _place_near_previous(task, found)
     on_nodes = nodes_of_assignment(task, found.assignment, before)
     place_of = {node.name: node for node in usable}
     ranks = {layout.phase: layout.ep_size for layout in layouts}
     units = tuple(
-        Unit(each.name, each.phase, each.index, own, ranks[each.phase], _why(own, place_of, before.get(each.name, ())))
+        Unit(
+            each.name,
+            each.phase,
+            each.index,
+            own,
+            ranks[each.phase],
+            _explain_nodes(own, place_of, before.get(each.name, ())),
+        )
         for each, own in zip(wanted, on_nodes, strict=True)
     )
     return Placement(units, found.objectives, found.method, found.why, {}, ())
@@ -94,7 +101,7 @@ def _domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> Mapping
     return domains if len(set(domains.values())) < len(domains) else {}
 
 
-def _together(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
+def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
     """Join the placements of pools, which share no node: units in the order of the phases."""
     if len(placed) == 1:
         return next(iter(placed.values()))
@@ -110,13 +117,13 @@ def _together(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Place
     return Placement(tuple(units), objectives, method, why, {}, ())
 
 
-def _fresh(task: Task) -> _Found:
+def _place_fresh(task: Task) -> _Found:
     """Return the best placement that is found without regard to earlier plans."""
     assignment = greedy(task)
-    return _proven(task, assignment, measure(task, assignment))
+    return _prove(task, assignment, measure(task, assignment))
 
 
-def _proven(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]) -> _Found:
+def _prove(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]) -> _Found:
     """Return `assignment`, or a better one from the exact search if one is needed and the task is small enough."""
     if all(objective.is_proven for objective in objectives):
         return _Found(assignment, objectives, "greedy", "every value is at its bound")
@@ -129,20 +136,20 @@ def _proven(task: Task, assignment: Assignment, objectives: tuple[Objective, ...
     return _Found(assignment, objectives, "exact", f"{size} are at most {EXACT_SIZE}")
 
 
-def _near_previous(task: Task, fresh: _Found) -> _Found:
+def _place_near_previous(task: Task, fresh: _Found) -> _Found:
     """Return the previous placement if it is as good as `fresh`, else the better one with few moves."""
-    kept = fill(task, _stayed(task))
-    objectives = _with_bounds(measure(task, kept), fresh.objectives)
+    kept = fill(task, _keep_nodes(task))
+    objectives = _raise_bounds(measure(task, kept), fresh.objectives)
     worst = [objective.value for objective in fresh.objectives]
     if [objective.value for objective in objectives[: len(worst)]] <= worst and objectives[-1].is_proven:
         return _Found(kept, objectives, "previous", "as good as anew, and nothing moves that could stay")
     best, goal = kept, [objective.bound for objective in objectives]
     for start in (kept, fresh.assignment):
         best = better(task, best, improved(task, start, MAX_TRIES // 2, goal)[0])
-    return _proven(task, best, _with_bounds(measure(task, best), fresh.objectives))
+    return _prove(task, best, _raise_bounds(measure(task, best), fresh.objectives))
 
 
-def _stayed(task: Task) -> Assignment:
+def _keep_nodes(task: Task) -> Assignment:
     """Return the nodes that units have kept from before."""
     assignment: list[dict[int, int]] = []
     for unit, had in zip(task.units, task.before, strict=True):
@@ -153,7 +160,7 @@ def _stayed(task: Task) -> Assignment:
     return assignment
 
 
-def _with_bounds(objectives: tuple[Objective, ...], known: tuple[Objective, ...]) -> tuple[Objective, ...]:
+def _raise_bounds(objectives: tuple[Objective, ...], known: tuple[Objective, ...]) -> tuple[Objective, ...]:
     """Return `objectives` with the `known` bounds, as long as they are as good as those for which these are known."""
     result = list(objectives)
     for number, (now, other) in enumerate(zip(objectives, known, strict=False)):
@@ -163,7 +170,7 @@ def _with_bounds(objectives: tuple[Objective, ...], known: tuple[Objective, ...]
     return tuple(result)
 
 
-def _of_one_unit_each(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+def _drop_shared_nodes(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return the previous nodes, each with the first unit that names it: only one can have a node."""
     taken: set[str] = set()
     result: dict[str, list[str]] = {}
@@ -187,15 +194,17 @@ def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
     ]
 
 
-def _why(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:
+def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:
     """Say about these nodes how many are as before, and how near to each other they are."""
     if tuple(before) == tuple(own):
         return "where the previous plan has it"
     stayed = len(set(before) & set(own))
-    return _spread([place_of[name] for name in own]) + (f"; {stayed} of {len(own)} nodes as before" if stayed else "")
+    return _describe_spread([place_of[name] for name in own]) + (
+        f"; {stayed} of {len(own)} nodes as before" if stayed else ""
+    )
 
 
-def _spread(nodes: Sequence[Node]) -> str:
+def _describe_spread(nodes: Sequence[Node]) -> str:
     """Return `1 leaf, 5 racks`, from the places that the spec names."""
     kinds = {"leaf": {node.leaf for node in nodes} - {""}, "rack": {node.rack for node in nodes} - {""}}
     plural = {"leaf": "leaves", "rack": "racks"}

@@ -59,7 +59,7 @@ class Room:
         while num_nodes:
             leaf = _snuggest(self._leaves, num_nodes)
             taken = min(num_nodes, self._in_leaf[leaf])
-            chosen |= self._under(leaf, taken)
+            chosen |= self._take_under(leaf, taken)
             num_nodes -= taken
         return chosen
 
@@ -68,9 +68,9 @@ class Room:
         chosen: dict[int, int] = {}
         shelves = dict.fromkeys(self._shelf_of[cell] for cell in cells)
         for shelf in shelves:
-            chosen |= self._from(shelf, min(num_nodes - sum(chosen.values()), self._in_shelf[shelf]))
+            chosen |= self._take_from_shelf(shelf, min(num_nodes - sum(chosen.values()), self._in_shelf[shelf]))
         for leaf in dict.fromkeys(self._leaf_of[shelf] for shelf in shelves):
-            chosen |= self._under(leaf, min(num_nodes - sum(chosen.values()), self._in_leaf[leaf]))
+            chosen |= self._take_under(leaf, min(num_nodes - sum(chosen.values()), self._in_leaf[leaf]))
         return chosen | self.snug(num_nodes - sum(chosen.values()))
 
     def from_cell(self, cell: int, num_nodes: int) -> dict[int, int]:
@@ -79,17 +79,17 @@ class Room:
         self.take(cell, first[cell])
         return first | self.around(first, num_nodes - first[cell])
 
-    def _under(self, leaf: int, num_nodes: int) -> dict[int, int]:
+    def _take_under(self, leaf: int, num_nodes: int) -> dict[int, int]:
         """Take nodes from the rack with the least room that is enough, else from those with most room."""
         chosen: dict[int, int] = {}
         while num_nodes:
             shelf = _snuggest(self._shelves[leaf], num_nodes)
             taken = min(num_nodes, self._in_shelf[shelf])
-            chosen |= self._from(shelf, taken)
+            chosen |= self._take_from_shelf(shelf, taken)
             num_nodes -= taken
         return chosen
 
-    def _from(self, shelf: int, num_nodes: int) -> dict[int, int]:
+    def _take_from_shelf(self, shelf: int, num_nodes: int) -> dict[int, int]:
         chosen: dict[int, int] = {}
         for cell in self._cells[shelf]:
             taken = min(num_nodes - sum(chosen.values()), self.free[cell])

@@ -63,7 +63,7 @@ def fewest_unit_slots(needed: Sequence[int], switching: Switching) -> tuple[int,
         at_least += top - turned[-age] if age else 0  # these slots have the same number as the peak
         if at_least >= least:
             break
-        found = _from_the_peak(turned, age, switching)
+        found = _best_from_peak(turned, age, switching)
         if found is not None and found[0] < least - TOLERANCE:
             least, best = found
     return tuple(best[(slot - peak) % num_slots] for slot in range(num_slots))
@@ -75,13 +75,13 @@ def fewest_of_each_day(needed: Sequence[Sequence[int]], switching: Switching) ->
     least = max(max(day[: switching.stay]) for day in needed)
     while least < most:
         middle = (least + most) // 2
-        can_begin = all(_from_midnight(day, middle, switching) is not None for day in needed)
+        can_begin = all(_best_from_midnight(day, middle, switching) is not None for day in needed)
         least, most = (least, middle) if can_begin else (middle + 1, most)
-    days = [_from_midnight(day, least, switching) for day in needed]
+    days = [_best_from_midnight(day, least, switching) for day in needed]
     return [tuple(day) for day in days if day is not None]
 
 
-def _from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
+def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
     """Return the best day that begins with `first` units for a stay, and ends so that the next can; None without one.
 
     `first` are enough for the first stay.
@@ -91,31 +91,31 @@ def _from_midnight(needed: Sequence[int], first: int, switching: Switching) -> l
     stay = min(switching.stay, len(needed))
     top = max(first, *needed)
     switch = _switch_costs(top, switching)
-    came, costs = _walked(needed[stay:], (first, stay - 1), stay, switch)
+    came, costs = _walk(needed[stay:], (first, stay - 1), stay, switch)
     ends = np.full_like(costs, np.inf)
     ends[:, -1] = costs[:, -1] + switch[:, first]
     ends[first] = costs[first]
     number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
     if not np.isfinite(ends[number, age]):
         return None
-    return [*[first] * (stay - 1), *_walked_back(came, costs, (number, age), switch)]
+    return [*[first] * (stay - 1), *_walk_back(came, costs, (number, age), switch)]
 
 
-def _from_the_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
+def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
     """Return the best day whose first number is `start_age` slots old at its beginning; None where there is none."""
     import numpy as np  # as above
 
     top, ages = needed[0], min(switching.stay, len(needed))
     switch = _switch_costs(top, switching)
-    came, costs = _walked(needed[1:], (top, start_age), ages, switch)
+    came, costs = _walk(needed[1:], (top, start_age), ages, switch)
     ends = _ends(costs, top, start_age, switch)
     number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
     if not np.isfinite(ends[number, age]):
         return None
-    return float(ends[number, age]), _walked_back(came, costs, (number, age), switch)
+    return float(ends[number, age]), _walk_back(came, costs, (number, age), switch)
 
 
-def _walked(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Costs") -> tuple[list["Costs"], "Costs"]:
+def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Costs") -> tuple[list["Costs"], "Costs"]:
     """Return the least costs `[number, age]` before each slot of `needed`, and after the last, from the state `start`.
 
     The slot of that state is counted.
@@ -168,7 +168,7 @@ def _ends(costs: "Costs", top: int, start_age: int, switch: "Costs") -> "Costs":
     return ends
 
 
-def _walked_back(came: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
+def _walk_back(came: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
     """Return the numbers of all slots, given the last one's `state`: its number, and how long that has lasted."""
     (number, age), last = state, costs.shape[1] - 1
     on = [number]

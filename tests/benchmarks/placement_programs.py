@@ -18,7 +18,7 @@ from itertools import pairwise
 import highspy
 import numpy as np
 
-from planner.placement.leafwise import by_leaf
+from planner.placement.leafwise import leafwise_task
 from planner.placement.quality import measure
 from planner.placement.task import fewest
 
@@ -175,7 +175,7 @@ def _nodes_on(task, state):
 
 def leaves_model(task, max_split):
     """`Leaves`; `max_split`: units of each size."""
-    model, leafwise = Model(), by_leaf(task)
+    model, leafwise = Model(), leafwise_task(task)
     kinds = Counter((unit.num_nodes, task.on[index]) for index, unit in enumerate(task.units))
     sizes = leafwise.sizes
     whole = {kind: [model.deciding(min(number, size // kind[0])) for size in sizes] for kind, number in kinds.items()}

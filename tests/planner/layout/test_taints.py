@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from planner.layout.taints import kept_away_by
+from planner.layout.taints import repelling_taint
 from planner.spec.pods import TolerationSpec
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
@@ -31,7 +31,7 @@ GPU = "nvidia.com/gpu=present:NoSchedule"
 )
 def test_a_tolerated_taint_keeps_nobody_away(taints, tolerations, keeping_away):
     """As Kubernetes' scheduler decides; tolerated for some seconds is not tolerated."""
-    found = kept_away_by(taints, [TolerationSpec.model_validate(each) for each in tolerations])
+    found = repelling_taint(taints, [TolerationSpec.model_validate(each) for each in tolerations])
 
     assert found == keeping_away
 

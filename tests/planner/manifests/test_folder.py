@@ -105,7 +105,7 @@ def test_an_interrupted_run_can_be_repeated(folder, files, spec_file, monkeypatc
 def test_a_folder_that_lists_no_digests_is_renewed(folder, files):
     """Nothing is known of it but that it is ours."""
     kustomization = folder / "kustomization.yaml"
-    kustomization.write_text(writer._without_digests(kustomization.read_text()))
+    kustomization.write_text(writer._strip_digests(kustomization.read_text()))
     append(folder / UNIT, "# by hand\n")
     write_folder(folder, files)
 
