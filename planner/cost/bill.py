@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.cost.day import Stretch
+from planner.schedule.stretches import Stretch
 from planner.spec.cost import CostSpec, SupplyKind
 
 __all__ = ["Bill", "Supply", "bill", "supplies_of"]

@@ -26,7 +26,13 @@ from math import fsum
 from typing import NamedTuple
 
 from planner.cost.bill import Bill, bill, supplies_of
-from planner.cost.day import (
+from planner.cost.income import MILLION, sales_of
+from planner.facts.day import HOUR_MINUTES, MINUTE_S
+from planner.facts.part import Part
+from planner.facts.terms import Phase
+from planner.layout.unit import Unit
+from planner.schedule.schedule import DaySchedule
+from planner.schedule.stretches import (
     Stretch,
     TimesOfDay,
     demand_shares,
@@ -34,12 +40,6 @@ from planner.cost.day import (
     nodes_on,
     stretches_between,
 )
-from planner.cost.income import MILLION, sales_of
-from planner.facts.day import HOUR_MINUTES, MINUTE_S
-from planner.facts.part import Part
-from planner.facts.terms import Phase
-from planner.layout.unit import Unit
-from planner.schedule.schedule import DaySchedule
 from planner.spec.cost import CostSpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS

@@ -10,13 +10,13 @@ most that they make is refused.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.cost.day import TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.utilisation import share_of_highest
 from planner.facts.day import MINUTE_S, hh_mm, periods
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.schedule.schedule import DaySchedule
+from planner.schedule.stretches import TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.spec.schema import Spec
 from planner.spec.traffic import TrafficSpec
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner.cost.day import Stretch, TimesOfDay
+from planner.schedule.stretches import Stretch, TimesOfDay
 from planner.spec.cost import PriceSpec
 
 __all__ = ["Sales", "sales_of"]

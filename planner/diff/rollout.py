@@ -19,12 +19,12 @@ A day is one like most: `other_days` are not looked at.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.cost.day import Stretch, TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.diff.change import ENDS, Tool, UnitChange, Units, Verdict, Way
 from planner.diff.minutes import minutes_of, start_of
 from planner.facts.day import MINUTE_S, minute_of, periods
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
+from planner.schedule.stretches import Stretch, TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.spec.start import StartSpec
 
 __all__ = ["assumptions", "ways_of", "worst_way"]

@@ -12,10 +12,10 @@ from math import fsum
 from planner.compiler import Compiled
 from planner.cost.bill import bill, supplies_of
 from planner.cost.cost import margin_of
-from planner.cost.day import Stretch, demand_shares
 from planner.cost.income import sales_of
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
 from planner.facts.terms import Phase
+from planner.schedule.stretches import Stretch, demand_shares
 from stacks.simulator.flows.curves import Curves
 from stacks.simulator.flows.latency import Latencies, compute_latencies
 from stacks.simulator.flows.service import Service
