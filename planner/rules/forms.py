@@ -147,7 +147,7 @@ DAY = Form("a weekday, or a date", "the calendar has no other days", "saturday, 
 CHECKPOINT = Form(
     "bundled:NAME or an absolute path",
     "the runtime looks for it where it runs, not next to the spec",
-    *("/models/deepseek-r1, its folder in the pod", _is_checkpoint),
+    *("/models/mine, its folder in the pod", _is_checkpoint),
 )
 FOLDER = Form(
     "an absolute path below /, without //, .., : or a closing /",
