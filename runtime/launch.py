@@ -100,11 +100,16 @@ class ExpertMap(_Part):
 
 
 class KvLayout(_Part):
-    """The form of latent KV on the wire and in memory."""
+    """The form of latent KV on the wire and in memory.
+
+    With `nixl`, a prefill rank writes it into the memory of a decode rank of its machine, as far as that has room for
+    this; otherwise it goes over TCP.
+    """
 
     wire_version: Literal[10]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
+    transport: Literal["tcp", "nixl"] = "tcp"
 
 
 class GatewayRef(_Part):

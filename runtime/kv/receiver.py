@@ -4,6 +4,10 @@
     Piece    rows of one layer, in order within it, each with its CRC-32, read to where they stay
     Handover the request itself; with it every layer must be whole. Accepted, or Refused
 
+With `nixl` in the launch file, a sender on this machine may write its rows to where they stay; a piece then brings only
+its checksum. It may go on writing until its connection ends (`sender.py`), however its request ended. So a place that
+was named and not handed over is in quarantine until then: its connection holds it, and nobody else gets it.
+
 A connection carries one request at a time, and is kept for the next one. Whoever is refused loses it: the reason is
 said, and what still comes is thrown away. A refusal names nothing that only a unit of the same plan knows.
 
@@ -18,12 +22,14 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure, WireError
 from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
+from runtime.kv.nixl import NixlAgent
 from runtime.kv.room import HostMemory, Staging, max_host_bytes, staged_bytes
 from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes
 from runtime.kv.tickets import Tickets
@@ -31,8 +37,8 @@ from runtime.launch import KvLayout, UnitLaunch
 from runtime.protocol.bounds import explain_uncomputable
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import MAX_HEADER_BYTES, PIECE_BYTES, STRANGER_HEADER_BYTES, FrameReader, encode_frame
-from runtime.protocol.messages import Accepted, FromPrefill, Handover, HandoverReply, Offer, Piece, Refused
-from runtime.protocol.sockets import detect_vanished_peer
+from runtime.protocol.messages import Accepted, FromPrefill, Handover, HandoverReply, Landing, Offer, Piece, Refused
+from runtime.protocol.sockets import detect_vanished_peer, is_local
 
 __all__ = ["KvReceiver", "check_layout"]
 
@@ -42,6 +48,16 @@ LONGEST_PAUSE_S = 600.0  # assumed: between two pieces lie the steps of other pr
 LINGER_S = 1.0  # for which a refused sender may take the reason
 MAX_CONNECTIONS = 4096  # assumed: DeepSeek's largest day had 29 prefill units of 32 ranks, 928 in all
 MAX_QUEUED = 65_536  # the most that a spec lets a gateway queue for one decode rank
+
+
+@dataclass
+class _Caller:
+    """A prefill rank's connection, and the place that it may write to until it has handed over, or the end."""
+
+    stream: asyncio.StreamReader
+    frames: FrameReader[FromPrefill]
+    writer: asyncio.StreamWriter
+    place: Tensor | None = None
 
 
 class KvReceiver:
@@ -55,22 +71,27 @@ class KvReceiver:
         accept: Callable[[Handover, Tensor], None],
         link: HostLink | None = None,
         memory: HostMemory | None = None,
+        agent: NixlAgent | None = None,
     ) -> None:
         """Make the server. `token_shape` is (num_layers, latent_dim). Raise RuntimeFailure where memory is short.
 
         `accept` gets every request that passed the checks, with its latents. `link` gives the memory that they come to,
-        from which a device copies them; `memory` is the ledger of it.
+        from which a device copies them; `memory` is the ledger of it. With an `agent`, senders write to some of it.
         """
         self._launch = launch
         self._token_shape = token_shape
         self._vocab_size = vocab_size
         self._accept = accept
         self._link = HostLink() if link is None else link
-        self._staging = Staging(self._link, staged_bytes(launch)) if self._link.pins else None
+        is_staged = self._link.pins or agent is not None
+        self._staging = Staging(self._link, staged_bytes(launch)) if is_staged else None
+        self._agent = agent
+        if agent is not None and self._staging is not None:
+            agent.share(self._staging.memory)
         self._max_requests = launch.limits.max_requests + MAX_QUEUED
         self._host_memory = HostMemory(max_host_bytes(launch)) if memory is None else memory
         self._tickets = Tickets(self._max_requests)
-        self._arriving: dict[str, asyncio.StreamWriter] = {}  # by request
+        self._arriving: dict[str, _Caller] = {}  # by request
         self._num_connections = 0
         self._complain = Complaints(_say)
 
@@ -81,24 +102,31 @@ class KvReceiver:
     def abort(self, request_id: str) -> None:
         """Take no KV of a request that nobody waits for any more."""
         self._tickets.withdraw(request_id)
-        if (writer := self._arriving.pop(request_id, None)) is not None:
-            writer.transport.abort()
+        if (caller := self._arriving.pop(request_id, None)) is None:
+            return
+        if caller.place is None:
+            caller.writer.transport.abort()
+        else:  # the sender has to end the connection: only that tells when it writes no more
+            caller.writer.write(encode_frame(Refused(request_id, "it was aborted")))
 
     async def serve(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one prefill rank's connection, until it closes, breaks the protocol or is refused."""
         self._num_connections += 1
+        caller = _Caller(stream, FrameReader(stream, FromPrefill, MAX_PIECE_BYTES), writer)
         try:
             if self._num_connections <= MAX_CONNECTIONS:
                 detect_vanished_peer(writer)
-                await self._follow(FrameReader(stream, FromPrefill, MAX_PIECE_BYTES), writer)
-                await _throw_away(stream, writer)
+                await self._follow(caller)
+                await _throw_away(caller)
         except (WireError, OSError):
             pass  # the sender sees the closed connection, and reports the request
         finally:
+            if caller.place is not None:
+                await _read_to_end(caller)
             self._num_connections -= 1
             writer.close()
 
-    async def _follow(self, frames: FrameReader[FromPrefill], writer: asyncio.StreamWriter) -> None:
+    async def _follow(self, caller: _Caller) -> None:
         """Answer offers until one is refused.
 
         Raise TimeoutError where none with a ticket comes in time: a stranger's connection takes no other's place for
@@ -106,38 +134,52 @@ class KvReceiver:
         """
         reply: HandoverReply | None = None
         while not isinstance(reply, Refused):
-            head = await _next_header(frames, FIRST_TIMEOUT_S if reply is None else None, STRANGER_HEADER_BYTES)
+            timeout_s = FIRST_TIMEOUT_S if reply is None else None
+            head = await _next_header(caller.frames, timeout_s, STRANGER_HEADER_BYTES)
             if head is None:
                 return
             offer, payload_bytes = head
             if not isinstance(offer, Offer) or payload_bytes:
                 raise WireError("it does not begin with an offer")
-            reply = await self._take(offer, frames, writer)
-            writer.write(encode_frame(reply))
+            reply = await self._take(offer, caller)
+            caller.writer.write(encode_frame(reply))
             async with asyncio.timeout(REPLY_TIMEOUT_S):
-                await writer.drain()
-        self._complain(f"refused KV from {writer.get_extra_info('peername')}: {reply.reason}")
+                await caller.writer.drain()
+        self._complain(f"refused KV from {caller.writer.get_extra_info('peername')}: {reply.reason}")
 
-    async def _take(
-        self, offer: Offer, frames: FrameReader[FromPrefill], writer: asyncio.StreamWriter
-    ) -> HandoverReply:
+    async def _take(self, offer: Offer, caller: _Caller) -> HandoverReply:
         if not await self._tickets.redeem(offer.request_id, offer.ticket):
             return Refused(offer.request_id, "it has no ticket, or one that was used or has ended")
-        self._arriving[offer.request_id] = writer  # nobody else has: there is one ticket
+        self._arriving[offer.request_id] = caller  # nobody else has: there is one ticket
         try:
             _check_offer(offer, self._launch, self._token_shape)
-            handover, latents = await self._read(offer, frames)
+            latents = await self._room(offer)
+            self._name_place(offer, latents, caller)
+            handover = await _read_layers(offer, latents, caller)
+            _check_handover(handover, offer, self._launch, self._vocab_size)
         except _Refusal as refusal:
             return Refused(offer.request_id, str(refusal))
         finally:
             was_wanted = self._arriving.pop(offer.request_id, None) is not None
         if not was_wanted:
             raise WireError("it was aborted")
+        caller.place = None  # whoever hands over has nothing left to write
         self._accept(handover, latents)
         return Accepted(offer.request_id)
 
-    async def _read(self, offer: Offer, frames: FrameReader[FromPrefill]) -> tuple[Handover, Tensor]:
-        """Read a request into memory that it stays in; its room is given back when nobody has it any more."""
+    def _name_place(self, offer: Offer, latents: Tensor, caller: _Caller) -> None:
+        """Tell a sender on this machine where to write, or that it may not."""
+        if self._agent is None or self._staging is None or not is_local(caller.writer):
+            return
+        if offer.request_id not in self._arriving:
+            raise WireError("it was aborted")
+        if self._staging.contains(latents):
+            caller.place = latents
+        address = None if caller.place is None else latents.data_ptr()
+        caller.writer.write(encode_frame(Landing(offer.request_id, self._agent.describe(), address)))
+
+    async def _room(self, offer: Offer) -> Tensor:
+        """Return memory for a request that it stays in; its room is given back when nobody has it any more."""
         num_bytes = offer.shape[1] * self._launch.kv_cache.bytes_per_token
         if not self._host_memory.take("arriving", num_bytes, self._max_requests):
             raise _Refusal("this rank holds as much KV outside its cache as it may")
@@ -147,9 +189,7 @@ class KvReceiver:
             self._host_memory.give_back("arriving", num_bytes)
             raise
         self._host_memory.watch("arriving", latents)
-        handover = await _read_layers(offer, latents, frames)
-        _check_handover(handover, offer, self._launch, self._vocab_size)
-        return handover, latents
+        return latents
 
     async def _memory(self, offer: Offer) -> Tensor:
         """Return memory for a request. Memory that is not pinned is there at once, and so is what was pinned before.
@@ -202,12 +242,12 @@ def _check_handover(handover: Handover, offer: Offer, launch: UnitLaunch, vocab_
         raise _Refusal(f"its KV is of {offer.shape[1]:,} tokens, the request's would be of {least:,} to {most:,}")
 
 
-async def _read_layers(offer: Offer, latents: Tensor, frames: FrameReader[FromPrefill]) -> Handover:
+async def _read_layers(offer: Offer, latents: Tensor, caller: _Caller) -> Handover:
     """Read pieces until the request itself comes. Raise _Refusal, and WireError for what no sender does."""
     num_layers, num_tokens, _ = latents.shape
     num_read = [0] * num_layers
     while True:
-        head = await _next_header(frames, LONGEST_PAUSE_S)
+        head = await _next_header(caller.frames, LONGEST_PAUSE_S)
         if head is None:
             raise WireError("it closed before its handover")
         message, payload_bytes = head
@@ -218,7 +258,11 @@ async def _read_layers(offer: Offer, latents: Tensor, frames: FrameReader[FromPr
         num_read[message.layer] = end = message.start + message.num_tokens
         if not message.start < end <= num_tokens:
             raise WireError("a piece is empty, or longer than its layer")
-        await _read_piece(message, payload_bytes, as_bytes(latents[message.layer, message.start : end]), frames)
+        place = as_bytes(latents[message.layer, message.start : end])
+        if payload_bytes or caller.place is None:
+            await _read_payload(payload_bytes, place, caller.frames)
+        if zlib.crc32(place) != message.checksum:
+            raise _Refusal("its KV was damaged on its way")
     if not isinstance(message, Handover) or message.request_id != offer.request_id or payload_bytes:
         raise WireError("it does not end with its handover")
     if any(number != num_tokens for number in num_read):
@@ -226,12 +270,10 @@ async def _read_layers(offer: Offer, latents: Tensor, frames: FrameReader[FromPr
     return message
 
 
-async def _read_piece(piece: Piece, payload_bytes: int, place: memoryview, frames: FrameReader[FromPrefill]) -> None:
+async def _read_payload(payload_bytes: int, place: memoryview, frames: FrameReader[FromPrefill]) -> None:
     if payload_bytes != len(place):
         raise WireError(f"a piece has {payload_bytes:,} bytes, not {len(place):,}")
     await frames.read_payload_into(place)
-    if zlib.crc32(place) != piece.checksum:
-        raise _Refusal("its KV was damaged on its way")
 
 
 async def _next_header(
@@ -241,13 +283,20 @@ async def _next_header(
         return await frames.read_header(max_bytes)
 
 
-async def _throw_away(stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _throw_away(caller: _Caller) -> None:
     """Let the peer read what was said to it: a connection that closes with bytes unread takes that back."""
-    writer.write_eof()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            while await stream.read(PIECE_BYTES):
-                pass
+    if caller.place is None:
+        caller.writer.write_eof()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                await _read_to_end(caller)
+
+
+async def _read_to_end(caller: _Caller) -> None:
+    """Return once the peer has closed the connection, or its process is gone, which closes it as well."""
+    with suppress(OSError):
+        while await caller.stream.read(PIECE_BYTES):
+            pass
 
 
 def _say(sentence: str) -> None:

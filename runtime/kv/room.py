@@ -142,6 +142,15 @@ class Staging:
         self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._read: deque[tuple[Callable[[], bool], list[tuple[int, int]]]] = deque()  # by copies that may go on
 
+    @property
+    def memory(self) -> Tensor:
+        """All of it, as bytes."""
+        return self._memory
+
+    def contains(self, latents: Tensor) -> bool:
+        """Return whether these latents lie in it."""
+        return latents.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
+
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Return memory for a request, or None if no gap is large enough."""
         self._collect()

@@ -2,6 +2,10 @@
 
     step loop --views of latents--> Outgoing --Offer, Piece, Piece, ..., Handover--> decode rank --Accepted--> counted
 
+Where both launch files say `nixl` and the decode rank is on this machine, it answers an offer with a place in its
+memory, and rows are written there; their pieces then bring no payload, only a checksum. The end of a connection is its
+last write's: the decode rank uses the place again once it sees that end, which a process that dies brings about too.
+
 A request's pieces queue here until its decode rank has read them. A slow one holds up nobody else: each request has a
 connection to itself, kept for the next one, and what is held for all of them is bounded. Beyond the bound, the request
 that holds most fails.
@@ -24,10 +28,11 @@ import torch
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure, WireError
+from runtime.kv.nixl import NixlAgent, Peer
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Accepted, Handover, HandoverReply, Offer, Piece, Refused
-from runtime.protocol.sockets import detect_vanished_peer
+from runtime.protocol.messages import Accepted, FromDecode, Handover, HandoverReply, Landing, Offer, Piece, Refused
+from runtime.protocol.sockets import detect_vanished_peer, is_connected, is_local
 
 __all__ = ["MAX_PIECE_BYTES", "KvSender", "Outgoing", "TransferCounters", "as_bytes"]
 
@@ -117,9 +122,12 @@ class Outgoing:
 class KvSender:
     """All transfers of a prefill rank."""
 
-    def __init__(self, counters: TransferCounters, max_held_bytes: int) -> None:
+    def __init__(self, counters: TransferCounters, max_held_bytes: int, agent: NixlAgent | None = None) -> None:
+        """Make none yet. With an `agent`, decode ranks of this machine are written to."""
         self._counters = counters
         self._max_held_bytes = max_held_bytes
+        self._agent = agent
+        self._peers: dict[tuple[str, int], Peer] = {}
         self._sending: dict[Outgoing, _Connection] = {}
         self._idle: dict[tuple[str, int], list[_Connection]] = {}
         self._complain = Complaints(_say)
@@ -164,7 +172,19 @@ class KvSender:
             if (connection := idle.pop()).is_open:
                 return connection
             connection.abort()
-        return _Connection(host, port)
+        return _Connection(host, port, None if self._agent is None else self._meet)
+
+    def _meet(self, host: str, port: int, description: str) -> Peer:
+        """Return the decode rank that listens there now."""
+        assert self._agent is not None
+        known = self._peers.get((host, port))
+        if known is None or known.description != description:
+            if known is not None:
+                known.forget()
+            self._peers[host, port] = known = Peer(self._agent, description)
+            if not known.is_writable:
+                self._complain(f"KV goes to {host}:{port} over TCP: its memory cannot be reached")
+        return known
 
     def _keep_or_close(self, host: str, port: int, connection: "_Connection") -> None:
         idle = self._idle.setdefault((host, port), [])
@@ -176,14 +196,29 @@ class KvSender:
             del self._idle[host, port]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A place in a peer's memory for one request's latents `[num_layers, num_cached, latent_dim]`."""
+
+    peer: Peer
+    address: int
+    num_tokens: int
+
+    def find(self, layer: int, start: int, row_bytes: int) -> int:
+        """Return the address of a row."""
+        return self.address + (layer * self.num_tokens + start) * row_bytes
+
+
 class _Connection:
     """A connection to one decode rank, for one request after another."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, host: str, port: int, meet: Callable[[str, int, str], Peer] | None = None) -> None:
+        """Open none yet. `meet` returns the peer that a decode rank describes, if this rank writes at all."""
+        self._host, self._port, self._meet = host, port, meet
         self._stream: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._replies: FrameReader[HandoverReply] | None = None
+        self._replies: FrameReader[FromDecode] | None = None
+        self._writing: asyncio.Future[None] | None = None  # a write into the peer's memory that may go on
         self._payload_bytes = self._framing_bytes = 0
         self.is_reusable = False
 
@@ -197,12 +232,15 @@ class _Connection:
         self.is_reusable = False
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             replies = await self._open()
-        answer = asyncio.ensure_future(replies.read())
-        answer.add_done_callback(lambda _: outgoing.wake())
+        answer = _listen(replies, outgoing)
         try:
             await self._write(encode_frame(outgoing.offer))
+            place = None
+            if (landing := await self._landing(answer)) is not None:
+                answer = _listen(replies, outgoing)
+                place = self._place(landing, outgoing.offer)
             while (rows := await outgoing.next_rows(answer.done)) is not None:
-                await self._write_rows(rows)
+                await self._write_rows(rows, place)
             return await self._end(outgoing, answer)
         finally:
             if not answer.cancel() and not answer.cancelled():
@@ -215,20 +253,39 @@ class _Connection:
         return counts
 
     def abort(self) -> None:
-        """Close it; what is queued for it goes nowhere."""
-        if self._writer is not None:
+        """Close it, after a write into the peer's memory that goes on; what is queued for it goes nowhere."""
+        if self._writing is not None and not self._writing.done():
+            self._writing.add_done_callback(lambda _: self.abort())
+        elif self._writer is not None:
             self._writer.transport.abort()
 
-    async def _open(self) -> FrameReader[HandoverReply]:
+    async def _open(self) -> FrameReader[FromDecode]:
         if self._replies is None:
             self._stream, self._writer = await asyncio.open_connection(self._host, self._port)
             detect_vanished_peer(self._writer)
-            self._replies = FrameReader(self._stream, HandoverReply)
+            self._replies = FrameReader(self._stream, FromDecode)
         return self._replies
 
-    async def _end(
-        self, outgoing: Outgoing, answer: "asyncio.Future[tuple[HandoverReply, bytearray] | None]"
-    ) -> HandoverReply:
+    async def _landing(self, answer: "_Answer") -> Landing | None:
+        """Return what the decode rank says first, if it is that: `_end` reports all else."""
+        assert self._writer is not None
+        if self._meet is None or not is_local(self._writer):
+            return None
+        await asyncio.wait({answer}, timeout=REPLY_TIMEOUT_S)
+        if not answer.done():
+            raise TimeoutError
+        frame = None if answer.exception() is not None else answer.result()
+        return frame[0] if frame is not None and isinstance(frame[0], Landing) else None
+
+    def _place(self, landing: Landing, offer: Offer) -> _Place | None:
+        """Return where to write, or None where pieces bring their payloads."""
+        assert self._meet is not None
+        if landing.address is None:
+            return None
+        peer = self._meet(self._host, self._port, landing.agent)
+        return _Place(peer, landing.address, offer.shape[1]) if peer.is_writable else None
+
+    async def _end(self, outgoing: Outgoing, answer: "_Answer") -> HandoverReply:
         """Send the request itself unless it is answered already, and return the answer."""
         if outgoing.failure is not None:
             raise WireError(outgoing.failure)
@@ -244,9 +301,11 @@ class _Connection:
             if outgoing.handover is None:
                 raise WireError("the decode rank accepted what it had not got")
             self.is_reusable = True
+        elif isinstance(reply, Landing):
+            raise WireError("the decode rank names a place out of turn")
         return reply
 
-    async def _write_rows(self, rows: _Rows) -> None:
+    async def _write_rows(self, rows: _Rows, place: _Place | None) -> None:
         if rows.arrived is not None:
             await asyncio.to_thread(rows.arrived)
         num_tokens, row_bytes = len(rows.latent_TC), rows.latent_TC[0].nbytes
@@ -256,8 +315,21 @@ class _Connection:
             last = min(first + step, num_tokens)
             part = payload[first * row_bytes : last * row_bytes]
             piece = Piece(rows.layer, rows.start + first, last - first, zlib.crc32(part))
-            await self._write(encode_frame(piece, len(part)), part)
+            if place is None:
+                await self._write(encode_frame(piece, len(part)), part)
+            else:
+                await self._write_in_place(part, place, place.find(rows.layer, rows.start + first, row_bytes))
+                await self._write(encode_frame(piece))
             await asyncio.sleep(0)  # `drain` may return at once, and others have their turn as well
+
+    async def _write_in_place(self, part: memoryview, place: _Place, address: int) -> None:
+        """Write a part into the peer's memory. Whoever cancels this does not cancel the write."""
+        assert self._writer is not None
+        writer = self._writer
+        self._writing = asyncio.ensure_future(place.peer.write(part, address, lambda: not is_connected(writer)))
+        self._writing.add_done_callback(lambda ended: ended.exception())  # nobody else may be there to hear of it
+        await asyncio.shield(self._writing)
+        self._payload_bytes += len(part)
 
     async def _write(self, frame: bytes, payload: memoryview | None = None) -> None:
         assert self._writer is not None
@@ -268,6 +340,16 @@ class _Connection:
             self._payload_bytes += len(payload)
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             await self._writer.drain()
+
+
+_Answer = asyncio.Future[tuple[FromDecode, bytearray] | None]
+
+
+def _listen(replies: FrameReader[FromDecode], outgoing: Outgoing) -> _Answer:
+    """Begin to read what the decode rank says next; whoever waits for rows looks again when it is there."""
+    answer = asyncio.ensure_future(replies.read())
+    answer.add_done_callback(lambda _: outgoing.wake())
+    return answer
 
 
 def as_bytes(latents: Tensor) -> memoryview:

@@ -8,7 +8,7 @@
                           decode rank; Abort ends one; Dismissed lets a draining rank end; Rejected ends it at once;
                           Wait sends it no requests; Ping asks whether it lives; Renewed answers Renewal
     prefill -> decode     Offer, then Pieces of the prompt's latent KV as they are computed, then Handover; answered by
-                          Accepted or Refused
+                          Accepted or Refused, and before that by Landing where the prefill rank may write it
     node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
 
 A request: gateway --Expect--> decode rank
@@ -31,6 +31,7 @@ __all__ = [
     "Embedding",
     "Expect",
     "Failed",
+    "FromDecode",
     "FromGateway",
     "FromLeader",
     "FromPrefill",
@@ -38,6 +39,7 @@ __all__ = [
     "Handover",
     "HandoverReply",
     "Hello",
+    "Landing",
     "Load",
     "Logprobs",
     "Moved",
@@ -286,13 +288,26 @@ class Offer(_Message):
 class Piece(_Message):
     """The payload is `[num_tokens, latent_dim]` of one layer from position `start` on, C order; `checksum` its CRC-32.
 
-    The pieces of a layer come in order and without gaps; layers may take turns.
+    The pieces of a layer come in order and without gaps; layers may take turns. A piece that was written to its Landing
+    has no payload.
     """
 
     layer: Amount
     start: Amount
     num_tokens: Amount
     checksum: Amount
+
+
+class Landing(_Message):
+    """An offer's latents may be written to the decode rank's memory, at `address`.
+
+    `agent` says how to reach that memory, as NIXL describes it, in base64. Without an address, the pieces bring their
+    payloads. Only ranks of one machine whose launch files say `nixl` send or read it, so it is no other version.
+    """
+
+    request_id: str
+    agent: str
+    address: Amount | None
 
 
 class Handover(_Message):
@@ -345,6 +360,7 @@ FromRank = Hello | Renewal | Moved | State | Load | StepTime | PrefixHit | Token
 FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Wait | Renewed | Ping
 FromPrefill = Offer | Piece | Handover
 HandoverReply = Accepted | Refused
+FromDecode = Landing | Accepted | Refused
 FromLeader = Place | Wait | Rejected
 
 

@@ -13,12 +13,13 @@ import socket
 from runtime.errors import RuntimeFailure
 
 __all__ = [
-    *("VANISHED_AFTER_S", "check_address", "has_peer_address", "listen", "look_up", "detect_vanished_peer"),
-    "write_or_hang_up",
+    *("VANISHED_AFTER_S", "check_address", "has_peer_address", "is_connected", "is_local", "listen", "look_up"),
+    *("detect_vanished_peer", "write_or_hang_up"),
 ]
 
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 3
 VANISHED_AFTER_S = KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES
+TCP_ESTABLISHED = 1  # Linux, include/net/tcp_states.h
 MAX_UNREAD_BYTES = 256 * 2**20  # assumed: enough for 250 prompts of 128k tokens at once, to a slow peer
 
 
@@ -54,6 +55,20 @@ def detect_vanished_peer(writer: asyncio.StreamWriter) -> None:
         (socket.TCP_USER_TIMEOUT, VANISHED_AFTER_S * 1000),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def is_local(writer: asyncio.StreamWriter) -> bool:
+    """Return whether both ends are on this machine's loopback interface."""
+    peer = writer.get_extra_info("peername")
+    return peer is not None and ipaddress.ip_address(peer[0]).is_loopback
+
+
+def is_connected(writer: asyncio.StreamWriter) -> bool:
+    """Return whether neither end has closed the connection, whatever is left to read."""
+    connection = writer.get_extra_info("socket")
+    if connection.fileno() < 0:
+        return False
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED
 
 
 def has_peer_address(writer: asyncio.StreamWriter, address: str) -> bool:

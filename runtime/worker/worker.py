@@ -39,6 +39,7 @@ from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kernels.device import describe, use_device
 from runtime.kernels.precision import DTYPES
 from runtime.kv.blocks import block_digest, block_identity
+from runtime.kv.nixl import NixlAgent
 from runtime.kv.receiver import KvReceiver, check_layout
 from runtime.kv.room import HostMemory, max_held_bytes, max_host_bytes
 from runtime.kv.sender import KvSender
@@ -97,7 +98,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     metrics, inbox, pulse = RankMetrics(launch, place.rank), Inbox(), Pulse()
     kv_port = launch.ports.kv + place.local_rank if launch.phase == "decode" else None
     hello = _hello(launch, place, addresses, kv_port)
-    kv_sender = KvSender(metrics, max_held_bytes(launch))
+    agent = NixlAgent() if launch.kv_cache.transport == "nixl" and launch.phase != "mixed" else None
+    kv_sender = KvSender(metrics, max_held_bytes(launch), agent)
     network = Network(_gateway(launch, addresses), hello, inbox, kv_sender)
     metrics_port, ready = launch.ports.metrics + place.local_rank, threading.Event()
 
@@ -118,7 +120,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
             metrics.watch_disk(disk.counters)
         network.say_hello_again(hello.add_loaded_digests(launch.kv_digest, phase.tokenizer_digest))
         if kv_port is not None:
-            network.open_kv_port(listen(addresses.address, kv_port, "kv"), _receiver(launch, engine, inbox, memory))
+            receiver = _receiver(launch, engine, inbox, memory, agent)
+            network.open_kv_port(listen(addresses.address, kv_port, "kv"), receiver)
         phase.prepare()
         group.any(True)  # no rank is ready before all are
         leaving = Leaving(network)
@@ -267,11 +270,14 @@ def throttle_progress(num_parts: int, say: Callable[[float], None]) -> Callable[
     return progress
 
 
-def _receiver(launch: UnitLaunch, engine: Engine, inbox: Inbox, memory: HostMemory) -> KvReceiver:
+def _receiver(
+    launch: UnitLaunch, engine: Engine, inbox: Inbox, memory: HostMemory, agent: NixlAgent | None
+) -> KvReceiver:
     def accept(handover: Handover, latents: Tensor) -> None:
         inbox.put(Arrival(handover, latents))
 
-    return KvReceiver(launch, engine.token_shape, engine.config.vocab_size, accept, engine.backend.ops.link, memory)
+    link, vocab_size = engine.backend.ops.link, engine.config.vocab_size
+    return KvReceiver(launch, engine.token_shape, vocab_size, accept, link, memory, agent)
 
 
 def _deliver(message: object, phase: Phase[Any]) -> None:

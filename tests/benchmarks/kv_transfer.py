@@ -2,10 +2,12 @@
 
     python -m tests.benchmarks.kv_transfer
 
-    late     the prompt's end until the decode rank has the request and may begin: layer by layer / at the end
+    late     the prompt's end until the decode rank has the request and may begin: layer by layer / at the end; and
+             layer by layer, written / sent
     step     a step of prefill while 100 MB travel / while nothing does: the CPU time of its thread; its time, without
              what it waited for a core; and its time / that beside a process of its own that sends as much
     slow     one request to a quick decode rank, while another decode rank reads nothing / alone
+    CPU      of the decode rank's process while 100 MB come: read from a connection; written to its memory by NIXL
 
 The prompt has 1,500 tokens with DeepSeek-V3's latents: 61 layers of 576 numbers in BF16, 105 MB. Matrix products on one
 thread stand in for a layer's computation; what sends and what receives is the runtime's own, in two processes, with a
@@ -28,6 +30,7 @@ import numpy as np
 import torch
 
 from runtime.kernels.device import HostLink
+from runtime.kv.nixl import NixlAgent
 from runtime.kv.receiver import KvReceiver
 from runtime.kv.room import max_held_bytes
 from runtime.kv.sender import KvSender
@@ -37,9 +40,10 @@ from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 from tests.benchmarks.goals import Goals
 
-HOST, QUICK_PORT, SLOW_PORT = "127.90.3.1", 29610, 29611
+HOST, QUICK_PORT, SLOW_PORT, WRITTEN_PORT = "127.90.3.1", 29610, 29611, 29612
 NUM_LAYERS, NUM_TOKENS, LATENT_DIM = 61, 1500, 576
 BYTES_PER_TOKEN = NUM_LAYERS * LATENT_DIM * 2
+PROMPT_GB = NUM_TOKENS * BYTES_PER_TOKEN / 1e9
 NUM_RUNS, NUM_TICKETS = 5, 200
 FIRST_OF_OTHER = 100  # the first request of the process that only sends
 NUM_PRODUCTS, FACTOR = 3, torch.ones(512, 512)  # of a layer
@@ -57,8 +61,11 @@ def main():
     torch.set_num_threads(1)
     goals = Goals()
     with another_process("receive") as decode, another_process("send") as other:
-        measure(Prefill(decode.stdout), lambda: print(file=other.stdin, flush=True), goals)
-        time.sleep(0.1)  # the last answer is on its way
+        prefill = Prefill(decode.stdout)
+        measure(prefill, lambda: print(file=other.stdin, flush=True), goals)
+        with another_process("be_written") as written:
+            measure_writes(prefill, Prefill(written.stdout, port=WRITTEN_PORT, agent=NixlAgent()), goals)
+            time.sleep(0.1)  # the last answers are on their way
     sys.exit(goals.report())
 
 
@@ -98,6 +105,20 @@ def measure(prefill, send_elsewhere, goals):
     goals.check("slow: beside a slow rank / alone", beside / alone, "<=", 1.3)
 
 
+def measure_writes(prefill, writer, goals):
+    """Compare KV that is sent, which the decode rank reads, and KV that is written to its memory."""
+    writer.transfer(layer_by_layer=True)  # warms up
+    sent, written = alternate(
+        lambda: prefill.transfer(layer_by_layer=True), lambda: writer.transfer(layer_by_layer=True)
+    )
+    print(f"late   {1e3 * sent:.1f} ms sent, {1e3 * written:.1f} ms written")
+    goals.check("late: written / sent", written / sent, "<=", 1.5)
+    read, written = alternate(prefill.receive, writer.receive)
+    for name, (cpu_s, taken_s) in (("read", read), ("written", written)):
+        print(f"CPU    {1e3 * cpu_s:.1f} ms {name}, in {1e3 * taken_s:.0f} ms ({PROMPT_GB / taken_s:.2f} GB/s)")
+    goals.check("CPU: ms of the decode rank, written", 1e3 * written[0], "<=", 60)
+
+
 def alternate(*cases):
     """The medians of each case; of each number, where it returns several."""
     figures = [[case() for case in cases] for _ in range(NUM_RUNS)]
@@ -107,15 +128,18 @@ def alternate(*cases):
 class Prefill:
     """A prefill rank's network. `accepted` has a line when the decode rank has a request."""
 
-    def __init__(self, accepted, number=0):
+    def __init__(self, accepted, number=0, port=QUICK_PORT, agent=None):
         self._accepted, self._number, self._other_number = accepted, number, FIRST_OF_OTHER
+        self._port, self._decode_cpu_s = port, 0.0  # until the last request arrived
         counters = SimpleNamespace(kv_sent=lambda *_: None)
-        self._network = Network(GatewayAddress(HOST, 1), HELLO, Inbox(), KvSender(counters, max_held_bytes(LAUNCH)))
+        self._network = Network(
+            GatewayAddress(HOST, 1), HELLO, Inbox(), KvSender(counters, max_held_bytes(LAUNCH), agent)
+        )
         self._latents = [torch.randn(NUM_TOKENS, LATENT_DIM).to(torch.bfloat16) for _ in range(NUM_LAYERS)]
 
     def transfer(self, *, layer_by_layer):
         """Seconds from the prompt's end until the decode rank has it."""
-        request, put_later = self._open(QUICK_PORT), []
+        request, put_later = self._open(self._port), []
         for layer, latent_TC in enumerate(self._latents):
             compute_layer()
             put_later.append((layer, 0, latent_TC))
@@ -125,9 +149,16 @@ class Prefill:
         self._finish(request, put_later)
         return self._arrival() - ended
 
+    def receive(self):
+        """Seconds of the decode rank's CPU, and in all, for a request whose prompt has been computed."""
+        began, cpu_before_s = time.monotonic(), self._decode_cpu_s
+        self.send_all(self._port)
+        arrived = self._arrival()
+        return self._decode_cpu_s - cpu_before_s, arrived - began
+
     def step_beside_transfer(self):
         """The times of a step, while KV that it did not compute travels."""
-        self.send_all(QUICK_PORT)
+        self.send_all(self._port)
         taken = step_times()
         self._arrival()
         return taken
@@ -170,7 +201,9 @@ class Prefill:
         return float(arrived)
 
     def _next_accepted(self):
-        return self._accepted.readline().split()
+        name, arrived, cpu_s = self._accepted.readline().split()
+        self._decode_cpu_s = float(cpu_s)
+        return name, arrived
 
 
 def step_times():
@@ -194,19 +227,25 @@ def compute_layer():
 
 
 async def receive():
-    """A decode rank that takes requests, and one that reads nothing. Both clocks are the machine's."""
-
-    def accept(handover, latents):
-        print(handover.request_id, time.monotonic(), flush=True)
+    """A decode rank that reads requests, and one that reads nothing. All clocks are the machine's."""
 
     async def read_nothing(_, __):
         await asyncio.Event().wait()
 
-    receiver = KvReceiver(LAUNCH, (NUM_LAYERS, LATENT_DIM), 9, accept)
+    await asyncio.start_server(read_nothing, HOST, SLOW_PORT, limit=2**10)
+    await take_requests(QUICK_PORT)
+
+
+async def take_requests(port, agent=None):
+    """A decode rank that says when it has a request, and its CPU time until then."""
+
+    def accept(handover, latents):
+        print(handover.request_id, time.monotonic(), time.process_time(), flush=True)
+
+    receiver = KvReceiver(LAUNCH, (NUM_LAYERS, LATENT_DIM), 9, accept, agent=agent)
     for number in range(NUM_TICKETS):
         receiver.expect(str(number), "ticket")
-    await asyncio.start_server(receiver.serve, HOST, QUICK_PORT, limit=2**20)
-    await asyncio.start_server(read_nothing, HOST, SLOW_PORT, limit=2**10)
+    await asyncio.start_server(receiver.serve, HOST, port, limit=2**20)
     print("ready", flush=True)
     await asyncio.to_thread(threading.Event().wait)
 
@@ -220,4 +259,9 @@ def send():
 
 
 if __name__ == "__main__":
-    {"receive": lambda: asyncio.run(receive()), "send": send}.get("".join(sys.argv[1:]), main)()
+    parts = {
+        "receive": lambda: asyncio.run(receive()),
+        "be_written": lambda: asyncio.run(take_requests(WRITTEN_PORT, NixlAgent())),
+        "send": send,
+    }
+    parts.get("".join(sys.argv[1:]), main)()

@@ -23,7 +23,7 @@ from runtime.protocol.frames import VERSION as WIRE_VERSION
 from runtime.worker.pulse import TELL_S
 from tests.contract.test_launch_schema import UNIT_DIGEST_KEYS as SCHEMAS_UNIT_DIGEST_KEYS
 from tests.runtime.launch_documents import GATEWAY, UNIT, change_leaf, leaf_paths, seal
-from tests.runtime.test_launch import WITH_DISK
+from tests.runtime.test_launch import WITH_DISK, WRITTEN
 
 HERE = Path(__file__).parent
 DEMO = HERE.parents[1] / "stacks" / "specs" / "demo.yaml"
@@ -105,7 +105,11 @@ def test_any_changed_value_is_refused(files, tmp_path):
                 read(path)
 
 
-@pytest.mark.parametrize("document", [UNIT, GATEWAY, WITH_DISK], ids=["unit", "gateway", "unit with a disk"])
+@pytest.mark.parametrize(
+    "document",
+    [UNIT, GATEWAY, WITH_DISK, WRITTEN],
+    ids=["unit", "gateway", "unit with a disk", "unit whose KV is written"],
+)
 def test_the_runtimes_own_test_documents_are_of_the_schema(document):
     """What tests/runtime feeds the reader is what the schema allows, so its refusals are about the contract."""
     VALIDATOR.validate(seal(document))

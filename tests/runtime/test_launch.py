@@ -9,6 +9,7 @@ from runtime.launch import UNIT_DIGEST_KEYS, Disk, canonical_digest, read_gatewa
 from tests.runtime.launch_documents import GATEWAY, UNIT, change_leaf, leaf_paths, reseal, seal, write
 
 UNIT_LEAVES = sorted(leaf_paths(UNIT), key=str)
+WRITTEN = seal(UNIT, kv_cache__transport="nixl")
 WITH_TIER = seal(UNIT, limits__host_bytes=2**30)
 WITH_DISK = seal(WITH_TIER, limits__disk={"path": "/kv", "max_bytes": 2**40})
 WHERE_TO_MEET = ("gateway", "tls", "ports")  # may differ between the ranks of a unit, so only launch_digest covers them
@@ -45,6 +46,7 @@ MALFORMED = {
         "limits__disk": {"path": "kv", "max_bytes": 2**30},
     },
     "an unknown KV wire version": {"kv_cache__wire_version": 1},
+    "an unknown transport": {"kv_cache__transport": "ucx"},
     "more experts than any model has": {"expert_map__num_logical_experts": 10**12},
     "an expert that is no integer": {"expert_map__physical_to_logical": [[0, 1, 2, 0.5], [0, 1, 2, 0]]},
 }
@@ -74,6 +76,14 @@ def test_a_unit_reads_what_is_written(tmp_path):
     assert launch.expert_map.physical_to_logical == UNIT["expert_map"]["physical_to_logical"]
     assert [each.rank for each in launch.place_ranks(1)] == [1]
     assert launch.place_ranks(9) == []
+
+
+def test_units_exchange_kv_by_one_transport(tmp_path):
+    """Absent, it is TCP; and units with another one have another digest."""
+    read, written = (read_unit_launch(write(tmp_path, document)) for document in (seal(UNIT), WRITTEN))
+
+    assert (read.kv_cache.transport, written.kv_cache.transport) == ("tcp", "nixl")
+    assert read.kv_digest != written.kv_digest
 
 
 def test_room_for_blocks_is_a_limit_of_one_unit(tmp_path):
