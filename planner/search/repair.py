@@ -53,6 +53,8 @@ FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # of the KV that all requests of full length
 
 MAX_CHANGES = 3
 
+SIZES = ("ep_size", "attention_tp", "redundant_experts")  # of units, that may be `auto`
+
 MEMORY_FIELDS = frozenset(PhaseSpec.model_fields) - {"attention_tp", "gpu"}  # any value may be looked at unchecked
 WITHOUT_MEMORY = ("coverage", "cluster.nodes", "cluster.spares")  # paths that begin so
 
@@ -150,7 +152,7 @@ class _Search:
         for number, share in tried:
             found = tuple(islice(self.offered(rows[number], share), MAX_CHANGES))
             if changes := found or tuple(self.joined([*chain(*rows[: number + 1])], share)):
-                return tuple(self._with_nodes_at_the_peak(each) for each in changes)
+                return tuple(self._as_decided_anew(each) for each in changes)
         return ()
 
     def _rows(self, rule: str) -> Order:
@@ -236,14 +238,27 @@ class _Search:
         """Return the candidate having `change`; None where the planner would find no numbers for its `auto`."""
         return self._decided_anew(change) if self.is_at_the_peak else self.start.having(change)
 
-    def _with_nodes_at_the_peak(self, change: Change) -> Change:
-        """Return `change` and, where they make it do, the nodes for windows that follow the traffic with it."""
-        if self.is_at_the_peak or not self.spec.has_windows_of_traffic:
+    def _as_decided_anew(self, change: Change) -> Change:
+        """Return `change` and, where the planner would decide something else with it, what else makes it do.
+
+        That is the sizes that stood in place of `auto`, or nodes for windows that follow the traffic.
+        """
+        sizes = self._sizes_of_auto()
+        if self.is_at_the_peak or not (sizes or self.spec.has_windows_of_traffic):
             return change
         decided = self._decided_anew(change)
-        nodes = lacking_nodes(decided.resolved) if decided else {}
-        more = self._decided_anew({**change, **nodes}) if nodes else None
-        return {**change, **nodes} if more and not refusals_of(more, more.level) else change
+        if decided is not None and refusals_of(decided, decided.level):
+            nodes = lacking_nodes(decided.resolved)
+            for both in ({**sizes, **change}, {**change, **nodes}):
+                again = self._decided_anew(both) if both != change else None
+                if again is not None and not refusals_of(again, again.level):
+                    return both
+        return change
+
+    def _sizes_of_auto(self) -> Change:
+        spec = self.spec
+        paths = {f"{phase}.{field}": getattr(spec.phase(phase), field) for phase in spec.phases for field in SIZES}
+        return {path: size for path, size in paths.items() if path in spec.document.autos}
 
     def _decided_anew(self, change: Change) -> Candidate | None:
         """Return what the planner makes of the spec that is asked for and `change`; None where it makes nothing."""

@@ -10,7 +10,7 @@ from planner.candidate import candidate
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import applied
-from planner.rules.check import check_spec
+from planner.rules.check import check_spec, with_values
 from planner.search import relaxations
 from planner.search.unit_sizes import _splits, merged_units
 from tests.planner.layout.test_memory import PAIR
@@ -175,6 +175,23 @@ def test_a_mended_unit_comes_with_the_nodes_of_the_busiest_hour(plan_of):
     assert (problem.id, "cluster.nodes" in problem.changes[0]) == ("S707", True)
     for change in problem.changes:
         plan_of(json.dumps(applied(spec, change), indent=1))
+
+
+def test_a_change_beside_auto_names_the_sizes_that_it_holds_with(tmp_path):
+    """Slots for 128 GPUs do with the 128 that auto took; with these slots alone, auto would take 256."""
+    spec = {key: PAIR[key] for key in ("version", "name")} | {"model": "kimi-k2", "coverage": "node"}
+    phase = {"precision": "fp8", "max_request_tokens": 32768}
+    spec |= {"cluster": {"gpu": "h20", "gpus_per_node": 8, "nodes": 4}}
+    spec |= {"prefill": phase | {"ep_size": 8, "redundant_experts": 0}}
+    spec |= {"decode": phase | {"ep_size": "auto", "redundant_experts": "auto", "attention_tp": 4}}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    checked = check_spec(tmp_path / "spec.yaml")
+    with pytest.raises(InfeasibleError) as error:
+        check_fit(checked)
+
+    (change,) = error.value.findings[0].changes
+    assert {"decode.ep_size", "decode.redundant_experts"} <= change.keys()
+    assert check_fit(with_values(checked, change)).left_to_plan == ()
 
 
 @pytest.mark.parametrize(
