@@ -10,8 +10,8 @@ too many. A change that leaves room for one request alone is printed only when t
 together and no change is enough for both, the first that does for each are joined. Where nodes are too few besides,
 those that units lack are part of every change.
 
-Where nodes are too few for windows that follow the traffic, what the planner counted would be counted anew: the spec
-as it was written is decided again with each change.
+What the planner decided it would decide anew with a change. So the spec as it was written is decided again with each
+change that is offered and, where nodes are too few for windows that follow the traffic, with each that is tried.
 
 To check a whole spec costs most. So memory is looked at first, which needs no rule; and no change is checked twice.
 
