@@ -9,7 +9,7 @@ shown is the one with the fullest GPU, because a step waits for it. Two ways of 
 Where several GPUs share attention, a group's tokens are summed over its GPUs in the two halves of an all-reduce: after
 attention each GPU is sent the sums of the tokens that it will dispatch, and after combine all GPUs of the group are
 sent the tokens of the others. For S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it
-(over several nodes: `sharing.py`). A unit that is one group has all tokens on each GPU: it dispatches none, and sums
+(over several nodes: `topology.py`). A unit that is one group has all tokens on each GPU: it dispatches none, and sums
 the results of attention and those of experts.
 
 Combine takes the same ways back. Where a gate lets a token into few groups of experts, the groups decide how many
@@ -28,8 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from planner.estimate.sharing import gpus_in_one_domain, shared_bytes
-from planner.estimate.topology import Topology, topology_of
+from planner.estimate.topology import Topology, gpus_in_one_domain, shared_bytes, topology_of
 from planner.expert_map import ExpertMap
 from planner.facts.gate import Gate, reached
 from planner.facts.loads import Loads

@@ -13,10 +13,18 @@ A message between domains takes the sender's NIC and the receiver's, on one node
 is not on the same rail changes rails over NVLink, which is faster. Spines are taken to be non-blocking: a spec does not
 say otherwise.
 
-Bandwidths are one way, of one rank to one other, with nobody else on the way.
+Bandwidths are one way, with nobody else on the way.
+
+GPUs that share attention sum their results as collectives libraries do: first inside each NVLink domain, so that each
+GPU has the sum of a part of the values, then each part between domains over the NICs, then back. With d GPUs of the
+group in each of D domains, an array of S bytes brings
+    each GPU    2 (d - 1) / d x S        over NVLink
+    each NIC    2 (D - 1) / D x S / d    for each GPU that uses it; none where the group is in one domain
+A group under several leaf switches brings 2 (D - 1) / D x S into each of them.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.facts.catalog import Gpu
@@ -24,7 +32,7 @@ from planner.facts.quantities import BITS_PER_BYTE
 from planner.layout.nodes import Node
 from planner.layout.unit import Unit
 
-__all__ = ["Topology", "topology_of"]
+__all__ = ["Topology", "all_reduce_bytes", "gpus_in_one_domain", "shared_bytes", "topology_of"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +60,6 @@ class Topology:
     def rail(self, rank: int) -> int:
         """Return the number of the NIC that `rank` uses."""
         return rank % self.ranks_per_node // self.gpus_per_nic
-
-    def bandwidth(self, rank_a: int, rank_b: int) -> float:
-        """Return the GB/s from one rank to another; infinite to itself."""
-        if rank_a == rank_b:
-            return float("inf")
-        if self.domains[rank_a] == self.domains[rank_b]:
-            return self.peer_gb_per_s
-        return min(self.nic_gb_per_s, self.nvlink_gb_per_s)
 
     def group_gb_per_s(self, num_ranks: int) -> float:
         """Return the GB/s from one rank to all others of `num_ranks` of its domain together."""
@@ -90,3 +90,38 @@ def topology_of(unit: Unit, nodes: Mapping[str, Node], domains: Mapping[str, str
         nic_gb_per_s=gpu.nic_gbps / BITS_PER_BYTE / sharing,
         gpus_per_nic=gpu.gpus_per_nic,
     )
+
+
+def all_reduce_bytes(size: int, num_gpus: int) -> int:
+    """Return the bytes into each of `num_gpus`, and out of it, to sum one array of `size` bytes from each of them."""
+    return round(2 * (num_gpus - 1) * size / num_gpus)
+
+
+def gpus_in_one_domain(topology: Topology, num_sharing: int) -> int:
+    """Return how many of the `num_sharing` GPUs of a group are in one domain, at most."""
+    return max(max(Counter(group).values()) for group in _groups(topology.domains, num_sharing))
+
+
+def shared_bytes(topology: Topology, num_sharing: int, size: int) -> dict[str, int]:
+    """Return the bytes each way on the fullest link of each kind, where groups of `num_sharing` sum `size` bytes."""
+    widest = max(_groups(topology.domains, num_sharing), key=lambda group: len(set(group)))
+    in_domain = Counter(widest)
+    between = all_reduce_bytes(size, len(in_domain))
+    by_nic = between / min(in_domain.values())
+    return {
+        "gpu": all_reduce_bytes(size, gpus_in_one_domain(topology, num_sharing)),
+        "nic": round(by_nic * min(topology.gpus_per_nic, topology.ranks_per_node)),
+        "node": round(by_nic * topology.ranks_per_node),
+        "leaf": between * _groups_through_a_leaf(topology, num_sharing),
+    }
+
+
+def _groups_through_a_leaf(topology: Topology, num_sharing: int) -> int:
+    """Return how many groups stand partly under a leaf and partly under others, at the leaf with most such groups."""
+    leaves = [topology.leaves[topology.node(rank)] for rank in range(topology.num_ranks)]
+    torn = [set(group) for group in _groups(leaves, num_sharing) if len(set(group)) > 1]
+    return max(Counter(leaf for group in torn for leaf in group).values(), default=0)
+
+
+def _groups(of_rank: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [of_rank[first : first + size] for first in range(0, len(of_rank), size)]

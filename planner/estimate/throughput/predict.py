@@ -114,7 +114,6 @@ class Binding:
 
     resource: str
     tokens_per_s_per_gpu: float  # with so much more of it
-    gain: float
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
         tpot_seconds=latencies[0],
         tpot_99_seconds=latencies[1],
         imbalance=case.imbalance,
-        binding=_binding(case, rate),
+        binding=_binding(case),
         evidence=evidence,
         engine=case.engine.name,
     )
@@ -378,7 +377,7 @@ def _prompt_latencies(
     return mean.plus(read), slow.plus(read), transfer
 
 
-def _binding(case: Case, rate: float) -> Binding:
+def _binding(case: Case) -> Binding:
     """Return the resource that helps most; a machine's rates, what lies between kernels, or balance."""
     tried: dict[str, Callable[[], Case]] = {
         called: lambda field=field: replace(case, machine=case.machine.with_more(field, MORE))  # type: ignore[misc]
@@ -400,4 +399,4 @@ def _binding(case: Case, rate: float) -> Binding:
     tried["the balance of experts"] = lambda: replace(case, imbalance=even)
     rates = {called: _rate(make())[0] for called, make in tried.items()}
     best = max(rates, key=lambda called: rates[called])
-    return Binding(best, rates[best] * case.point.utilisation, rates[best] / rate - 1)
+    return Binding(best, rates[best] * case.point.utilisation)

@@ -27,7 +27,7 @@ def test_slow_storage_is_the_binding_resource():
     found = predict(reading_at(2 * GB_PER_S), NOBODY)
 
     assert found.binding.resource == "reads of cached KV"
-    assert found.binding.gain == pytest.approx(0.1, rel=1e-6)
+    assert found.binding.tokens_per_s_per_gpu == pytest.approx(1.1 * found.tokens_per_s_per_gpu.mid, rel=1e-6)
     assert 8 * found.tokens_per_s_per_gpu.mid == pytest.approx(2e9 / (KV_BYTES * 0.563 / 0.437))
     assert found.cache_read_bytes_per_s == pytest.approx(2e9)
 
