@@ -24,9 +24,9 @@ from pydantic_core import ErrorDetails
 
 from planner.facts.digest import digest_of
 from planner.facts.files import read_file
+from planner.facts.strict_json import NotStrict, parsed_json
 from planner.plan.plan import PLAN_VERSION, Plan, document_digest, plan_digest
 from planner.plan.references import WRITE_ONE, disagreeing
-from planner.plan.strict_json import NotStrict, parsed_json
 from planner.plan.told import differences, told_otherwise
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding

@@ -26,9 +26,9 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case, saturated_rate, unhindered_rate
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
-from planner.facts.json_keys import repeated_key
 from planner.facts.part import Digest, Part
 from planner.facts.quantities import MS_PER_S
+from planner.facts.strict_json import each_once
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
@@ -153,17 +153,10 @@ def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
 def _documents(text: str) -> list[Any]:
     """Return the file's JSON: a list, one document, or one a line."""
     try:
-        found = json.loads(text, object_pairs_hook=_once_each)
+        found = json.loads(text, object_pairs_hook=each_once)
     except json.JSONDecodeError:
-        return [json.loads(line, object_pairs_hook=_once_each) for line in text.splitlines() if line.strip()]
+        return [json.loads(line, object_pairs_hook=each_once) for line in text.splitlines() if line.strip()]
     return found if isinstance(found, list) else [found]
-
-
-def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the file. Raises ValueError where a key comes twice: which is meant is not known."""
-    if (twice := repeated_key(pairs)) is not None:
-        raise ValueError(f"{_shown(twice)} is given twice")
-    return dict(pairs)
 
 
 def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:

@@ -8,9 +8,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from planner.facts.json_keys import repeated_key
-
-__all__ = ["NotStrict", "parsed_json"]
+__all__ = ["NotStrict", "each_once", "parsed_json"]
 
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is none by itself
@@ -23,7 +21,7 @@ class NotStrict(ValueError):
 def parsed_json(content: bytes) -> Any:
     """Return what `content` says. Raises NotStrict."""
     try:
-        found = json.loads(content, parse_constant=_not_a_number, parse_float=_finite, object_pairs_hook=_each_once)
+        found = json.loads(content, parse_constant=_not_a_number, parse_float=_finite, object_pairs_hook=each_once)
         is_deep = not _is_shallow(found, MAX_DEPTH)
         if SURROGATE.search(content) and not is_deep:
             json.dumps(found, ensure_ascii=False).encode()  # ValueError, if it is not one of a pair
@@ -36,11 +34,13 @@ def parsed_json(content: bytes) -> Any:
     return found
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse what Python would take for one: which of two values a reviewer saw nobody knows."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise NotStrict(f"it has two keys {repeated_key(pairs)}")
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of `pairs`. Raises NotStrict where a key comes twice: nobody knows which value was meant."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise NotStrict(f"it has two keys {key[:40]}")
+        found[key] = value
     return found
 
 
