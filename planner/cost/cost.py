@@ -3,7 +3,7 @@
     cost    = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
     answered = the share of a stretch's tokens that no phase refuses: min(1, the most that its nodes make / what is
             asked of it), the least of all phases; 0 while a phase has no unit on
-    income  = sum over stretches: paid share x discount x answered x tokens x price
+    income  = sum over stretches: discount x answered x tokens x price
     margin  = (income - cost) / income
     markup  = (income - cost) / cost
     hits    a prefill unit computes the misses alone: without hits it would compute 1 / (1 - hit rate) times as many
@@ -15,7 +15,7 @@ Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $
 them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a margin of
 84.5 %, and a markup of 545 %, which is published as "cost profit margin".
 
-It decides nothing. Losses by free pages and night discounts are counted where the spec says them.
+It decides nothing. Night discounts are counted where the spec says them.
 No request waits for a quieter hour: what is beyond the most that units make is refused.
 
 Source: open-infra-index, open source week, day 6 (cost, income and markup, with what it says of their limits).

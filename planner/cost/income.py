@@ -1,4 +1,4 @@
-"""What tokens sell for: their prices, what of the traffic is paid for, discounts by the hour."""
+"""What tokens sell for: their prices, and discounts by the hour."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ MILLION = 1e6
 
 @dataclass(frozen=True)
 class Sales:
-    """Prices in US dollars a token, weighed with the share of the traffic that is paid for."""
+    """Prices in US dollars a token."""
 
     input_hit: float
     input_miss: float
@@ -31,6 +31,5 @@ class Sales:
 
 def sales_of(prices: PriceSpec) -> Sales:
     """Return what the tokens of a spec with these prices sell for."""
-    weight = prices.paid_share / MILLION
     factor = TimesOfDay.written(((each.at, each.factor) for each in prices.hours), 1.0)
-    return Sales(prices.input_hit * weight, prices.input_miss * weight, prices.output * weight, factor)
+    return Sales(prices.input_hit / MILLION, prices.input_miss / MILLION, prices.output / MILLION, factor)

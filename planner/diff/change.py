@@ -93,11 +93,10 @@ class ExpertMoves(Part):
 
 
 class WeightReads(Part):
-    """What units that start read: each reads its weights whole, from where the spec says."""
+    """What units that start read: each reads its weights whole."""
 
     units: int
     bytes: int | None
-    source: Literal["storage", "peers"]
     checkpoint: str | None
 
 

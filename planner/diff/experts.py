@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from planner.diff.change import STARTS, ExpertMoves, PhaseMoves, UnitChange, WeightReads
-from planner.diff.minutes import reads_of, start_of
+from planner.diff.minutes import reads_of
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 
@@ -40,7 +40,6 @@ def weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightReads:
     return WeightReads(
         units=len(starting),
         bytes=round(sum(sizes[phase] for phase in starting)) if is_known else None,
-        source=start_of(plan).weights_from,
         checkpoint=plan.spec.checkpoint,
     )
 

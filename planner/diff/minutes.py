@@ -17,7 +17,7 @@ from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.memory import node_bytes
 from planner.plan.plan import Plan
-from planner.schedule.starts import StartTimes, UnitRead, Window, starts_of
+from planner.schedule.starts import READY_S, StartTimes, UnitRead, Window, starts_of
 from planner.spec.start import StartSpec
 
 __all__ = ["minutes_of", "reads_of", "start_of"]
@@ -39,16 +39,13 @@ def minutes_of(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool) -> 
 
 def reads_of(plan: Plan) -> dict[Phase, UnitRead]:
     """Return what a unit of each phase reads when it starts; nothing of phases whose memory is not planned."""
-    peer_share, gpus_per_node = start_of(plan).peer_share, plan.spec.cluster.gpus_per_node
+    gpus_per_node = plan.spec.cluster.gpus_per_node
     found = {}
     for phase, memory in plan.memory.items():
-        shape, gpu = plan.phases[phase], (plan.phase_gpus or {}).get(phase, plan.gpu)
-        nic_bytes_per_s = (gpu.nic_gbps or 0.0) * gpus_per_node / (gpu.gpus_per_nic or 1) * BYTES_PER_GBIT
-        parts = memory.weights_bytes, memory.weights.routed
+        shape, parts = plan.phases[phase], (memory.weights_bytes, memory.weights.routed)
         found[phase] = UnitRead(
             nodes=shape.nodes_per_unit,
             node_bytes=node_bytes(*parts, shape.ep_size, shape.attention_tp, gpus_per_node),
-            peer_bytes_per_s=shape.nodes_per_unit * nic_bytes_per_s * peer_share,
         )
     return found
 
@@ -63,7 +60,7 @@ def _starts_s(plan: Plan, starting: Sequence[UnitChange]) -> float | None:
     start, reads = start_of(plan), reads_of(plan)
     more = {phase: sum(each.phase == phase for each in starting) for phase in plan.phases}
     if not any(more.values()):
-        return start.pods + start.ready if starting else 0.0  # gateway and controller read no weights
+        return start.pods + READY_S if starting else 0.0  # gateway and controller read no weights
     if reads.keys() != plan.phases.keys():
         return None
     serving = {phase: len(plan.units_of(phase)) - number for phase, number in more.items()}

@@ -133,7 +133,7 @@ def _experts(change: Change) -> Iterator[str]:
         yield "no slot changes"
     reads = change.weights
     if reads.units:
-        source = "serving units" if reads.source == "peers" else reads.checkpoint or "storage"
+        source = reads.checkpoint or "storage"
         size = "weights" if reads.bytes is None else f"{_bytes(reads.bytes)} of weights"
         yield f"{size} for {counted(reads.units, 'unit')} to read from {source}"
 

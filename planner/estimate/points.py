@@ -60,7 +60,10 @@ def points_without_room(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> lis
 def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
     """Return what holds where no point says otherwise: drafts, the traffic's hits, how fast these are read."""
     drafts, traffic = spec.written.draft_tokens, spec.written.traffic
-    found: dict[str, Any] = {"draft_tokens": drafts, "acceptance_rate": ACCEPTANCE if drafts else 0.0}
+    accepted = spec.written.operating_point.acceptance_rate
+    if accepted is None:
+        accepted = ACCEPTANCE
+    found: dict[str, Any] = {"draft_tokens": drafts, "acceptance_rate": accepted if drafts else 0.0}
     if phase == "decode":
         return found
     hits = traffic.cache_hit_rate if traffic else 0.0
@@ -68,11 +71,13 @@ def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
 
 
 def _answers(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Return how long answers of mixed units are where traffic says it: as much for each prompt token."""
-    traffic = spec.written.traffic
-    if phase != "mixed" or traffic is None:
+    """Return how long answers of mixed units are: as the traffic has it, or twice what comes on top of the prompt."""
+    traffic, prompt = spec.written.traffic, numbers.get("prompt_tokens")
+    if phase != "mixed" or prompt is None:
         return {}
-    return {"output_tokens": numbers["prompt_tokens"] * traffic.output_tokens / traffic.input_tokens}
+    if traffic is None:
+        return {"output_tokens": 2 * (numbers["kv_tokens"] - prompt)}
+    return {"output_tokens": prompt * traffic.output_tokens / traffic.input_tokens}
 
 
 def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:

@@ -39,16 +39,6 @@ def capacity_is_of_written_units(c: Written) -> Iterator[Finding]:
         yield without_effect("with units: auto", reason, "traffic.capacity", capacity, removal())
 
 
-def drains_follow_the_longest_answers(c: Written) -> Iterator[Finding]:
-    """How long answers last follows from their lengths and the time of a token."""
-    missing = [path for path in ("traffic.output_lengths", "slo.tpot_ms") if not c.gives(path)]
-    if _is_left(c, "schedule.drain") and missing:
-        words = " and ".join(missing)
-        reason = "auto computes how long answers last, from their lengths and the time per token"
-        fix = f"write {words}, or write a time, such as drain: 10min"
-        yield Finding("schedule.drain", AUTO, f"S524 needs {words}", reason, fix)
-
-
 def starts_load_known_bytes(c: Written) -> Iterator[Finding]:
     """What a unit loads follows from the memory of its GPUs."""
     gpus = [GPUS.get(c.get(f"{phase}.gpu") or "", c.gpu) for phase in _phases(c)]
@@ -82,7 +72,6 @@ RULES = (
     Rule("S521", "fields", windows_follow_a_profile),
     Rule("S527", "fields", other_days_are_the_traffics),
     Rule("S560", "fields", capacity_is_of_written_units),
-    Rule("S524", "fields", drains_follow_the_longest_answers),
     Rule("S523", "resolved", starts_load_known_bytes),
     Rule("S728", "fields", nodes_follow_units_or_traffic),
 )

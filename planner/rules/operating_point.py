@@ -15,14 +15,15 @@ LENGTHS = tuple(f"operating_point.{phase}.{key}" for phase in PHASES for key in 
 
 
 def answers_have_a_length(c: Written) -> Iterator[Finding]:
-    """Mixed units divide their time by it; a day's traffic says it too."""
-    c.require("operating_point.mixed.prompt_tokens")
-    outputs: int | None = c["operating_point.mixed.output_tokens"]
-    if outputs is not None or "traffic" in c.sections:
+    """An answer is twice as long as what KV has beside the prompt, where no traffic says it."""
+    kv_tokens: int = c["operating_point.mixed.kv_tokens"]
+    prompt_tokens: int = c["operating_point.mixed.prompt_tokens"]
+    if kv_tokens > prompt_tokens or "traffic" in c.sections:
         return
-    rule = "S202 is required without traffic"
-    path = "operating_point.mixed.output_tokens"
-    yield Finding(path, None, rule, "the point has to say how long answers are", for_example("output_tokens: 1000"))
+    rule = f"S504 must be more than prompt_tokens ({prompt_tokens}) without traffic"
+    reason = "half of an answer comes on top of the prompt, on average"
+    fix = for_example(f"kv_tokens: {prompt_tokens + 500}, for answers of 1,000 tokens")
+    yield Finding("operating_point.mixed.kv_tokens", kv_tokens, rule, reason, fix)
 
 
 def requests_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
@@ -69,14 +70,13 @@ def phases_are_there(c: Written) -> Iterator[Finding]:
                 yield without_effect(f"without {phase}", reason, f"schedule.min_units.{phase}", floor)
 
 
-def rates_are_of_drafts(c: Written, phase: Phase) -> Iterator[Finding]:
+def rates_are_of_drafts(c: Written) -> Iterator[Finding]:
     """A rate of nothing predicts nothing."""
-    acceptance_rate: float | None = c[f"operating_point.{phase}.acceptance_rate"]
-    draft_tokens: int = c[f"{phase}.draft_tokens"]
-    if acceptance_rate is None or draft_tokens:
-        return
-    path = f"operating_point.{phase}.acceptance_rate"
-    yield without_effect(f"without {phase}.draft_tokens", "nothing is drafted then", path, acceptance_rate)
+    path = "operating_point.acceptance_rate"
+    rate: float | None = c[path]
+    drafts = [c[f"{phase}.draft_tokens"] for phase in PHASES[1:] if phase in c.sections]
+    if rate is not None and drafts and not any(drafts):
+        yield without_effect("without draft_tokens", "nothing is drafted then", path, rate)
 
 
 def hits_are_the_traffics(c: Written) -> Iterator[Finding]:
@@ -87,20 +87,6 @@ def hits_are_the_traffics(c: Written) -> Iterator[Finding]:
         return
     where, path = f"beside traffic.cache_hit_rate ({of_day:g})", "operating_point.prefill.cache_hit_rate"
     yield without_effect(where, "the operating point has the hits of the traffic", path, hit_rate)
-
-
-def answers_are_as_long_as_the_traffics(c: Written) -> Iterator[Finding]:
-    """The same of the output that a prompt has."""
-    outputs: int | None = c["operating_point.mixed.output_tokens"]
-    prompts: int = c["operating_point.mixed.prompt_tokens"]
-    outputs_of_day: float = c["traffic.output_tokens"]
-    prompts_of_day: float = c["traffic.input_tokens"]
-    of_day = prompts * outputs_of_day / prompts_of_day
-    if outputs is None or abs(outputs - of_day) < 1:
-        return
-    where, path = "beside traffic.output_tokens", "operating_point.mixed.output_tokens"
-    reason = f"the operating point has as much output for a prompt as the traffic, {of_day:,.4g} tokens"
-    yield without_effect(where, reason, path, outputs)
 
 
 def _within(c: Written, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
@@ -124,12 +110,11 @@ def _beyond(
 
 
 RULES = (
-    Rule("S202", "fields", answers_have_a_length),
+    Rule("S504", "fields", answers_have_a_length),
     Rule("S504", "fields", requests_are_within_the_limit, PHASES),
     Rule("S504", "resolved", requests_are_as_long_as_one_may_be, LENGTHS),
     Rule("S504", "fields", steps_are_within_the_limit, PHASES),
     Rule("S560", "fields", phases_are_there),
-    Rule("S560", "fields", rates_are_of_drafts, PHASES),
+    Rule("S560", "fields", rates_are_of_drafts),
     Rule("S560", "fields", hits_are_the_traffics),
-    Rule("S560", "fields", answers_are_as_long_as_the_traffics),
 )

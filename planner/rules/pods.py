@@ -35,11 +35,15 @@ def variables_can_be_set(c: Written) -> Iterator[Finding]:
 
 def labels_can_be_asked_for(c: Written) -> Iterator[Finding]:
     """Refuse what the API server would refuse."""
-    labels: Mapping[str, str] = c["kubernetes.node_selector"]
+    labels: Mapping[str, Any] = c["kubernetes.node_selector"]
     for name, value in labels.items():
         path = f"kubernetes.node_selector.{name}"
         yield from LABEL_NAME.findings(path, name)
-        yield from LABEL_VALUE.findings(path, value, value)
+        if isinstance(value, str):
+            yield from LABEL_VALUE.findings(path, value, value)
+        else:
+            fix = for_example("inference") if isinstance(value, dict | list) else "put it in quotes"
+            yield Finding(path, value, "S203 must be text", "a label has no other value", fix)
 
 
 def networks_are_of_pods_with_their_own(c: Written) -> Iterator[Finding]:
@@ -99,7 +103,7 @@ def _is_reference(value: Any) -> TypeGuard[dict[str, str]]:
 
 RULES = (
     Rule("S209 S442 S443", "fields", variables_can_be_set),
-    Rule("S209", "fields", labels_can_be_asked_for),
+    Rule("S203 S209", "fields", labels_can_be_asked_for),
     Rule("S560", "fields", networks_are_of_pods_with_their_own),
     Rule("S560", "fields", cpus_are_no_devices),
     Rule("S560", "resolved", domains_are_of_gpus_that_join_nodes),

@@ -19,11 +19,10 @@ EACH_WINDOW = tuple(f"{windows}.*" for windows in WINDOWS)
 UNITS = tuple(f"{phase}_units" for phase in PHASES)
 OF_AUTO = {  # what the planner may decide -> what it heeds for that, and nothing does later
     "schedule.windows": (
-        *("schedule.headroom", "schedule.min_stay", "schedule.max_starts", "schedule.max_stops"),
+        *("schedule.headroom", "schedule.min_stay"),
         *(f"schedule.min_units.{phase}" for phase in PHASES),
         "traffic.capacity",
     ),
-    "schedule.drain": ("schedule.answered", "traffic.output_lengths"),
 }
 OF_SCHEDULE = tuple(each for fields in OF_AUTO.values() for each in fields if each.startswith("schedule."))
 

@@ -96,11 +96,10 @@ def _longer_or_faster(schedule: ScheduleSpec, starts: Starts, times: StartTimes,
     """Offer the least warm-up, or the least bandwidth of the storage where that alone would do."""
     changes: list[dict[str, Any]] = [{"schedule.warm_up": as_text(least)}]
     words = f"nearest: {as_text(least)}"
-    if times.spec.weights_from == "storage":
-        gb_per_s = _least_storage(starts, times, schedule.warm_up)
-        if gb_per_s is not None:
-            changes.append({"schedule.start.storage": f"{gb_per_s}GB/s"})
-            words += f", or schedule.start.storage: {gb_per_s}GB/s"
+    gb_per_s = _least_storage(starts, times, schedule.warm_up)
+    if gb_per_s is not None:
+        changes.append({"schedule.start.storage": f"{gb_per_s}GB/s"})
+        words += f", or schedule.start.storage: {gb_per_s}GB/s"
     return Fix(words, tuple(changes))
 
 
@@ -122,7 +121,7 @@ def _too_slow(starts: Starts, times: StartTimes) -> Finding:
     worst, loading = _longest(starts)
     takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
     rule = f"S764 must let each start end within 6h, but the one at {_at(worst)} takes {takes}"
-    gb_per_s = _least_storage(starts, times, LONGEST_S) if times.spec.weights_from == "storage" else None
+    gb_per_s = _least_storage(starts, times, LONGEST_S)
     fix: Fix | str = "shorten the stages, let fewer units start at once, or read faster"
     if gb_per_s is not None:
         fix = Fix(f"nearest: {gb_per_s}GB/s", ({"schedule.start.storage": f"{gb_per_s}GB/s"},))
@@ -148,10 +147,9 @@ def _stages(start: Start, loading: float, times: StartTimes) -> str:
     """Say what a start of several units takes."""
     shared = start.bytes_per_s / 1e9
     who = " and ".join(f"{number} {phase} unit{'' if number == 1 else 's'}" for phase, number in start.units.items())
-    source = "the storage" if times.spec.weights_from == "storage" else "the storage or from serving units"
     return (
         f"loading the weights of {who} ({gb(start.num_bytes)}) takes {loading:,.0f} s, with at most {shared:,.0f} GB/s"
-        f" from {source} and {times.node_bytes_per_s / 1e9:g} GB/s per node, and all other stages take"
+        f" from the storage and {times.node_bytes_per_s / 1e9:g} GB/s per node, and all other stages take"
         f" {times.fixed_s:,.0f} s"
     )
 

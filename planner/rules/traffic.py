@@ -16,7 +16,7 @@ from planner.facts.terms import PHASES
 from planner.facts.timezones import is_timezone
 from planner.facts.wall_clock import days_between, instants_of, offset_at
 from planner.problems.finding import Finding
-from planner.problems.fix import Fix, nearest, removal
+from planner.problems.fix import Fix, nearest
 from planner.rules.days import days_listed_twice
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES"]
 
-ONLY_A_DRAIN = "nothing but a drain that is auto follows from it"
 WINDOWS_ARE_WRITTEN = "the planner leaves windows that are written as they are"
 
 
@@ -72,17 +71,6 @@ def other_days_are_unlike_a_profile(c: Written) -> Iterator[Finding]:
     yield without_effect("without profile or history", reason, "traffic.other_days", others, fix)
 
 
-def most_answers_are_longer_than_half_of_them(c: Written) -> Iterator[Finding]:
-    """A percentile is at least the median."""
-    p99: int = c["traffic.output_lengths.p99"]
-    median: int = c["traffic.output_lengths.median"]
-    if p99 >= median:
-        return
-    rule = f"S504 must be at least the median ({median})"
-    reason = "half of the answers are that long"
-    yield Finding("traffic.output_lengths.p99", p99, rule, reason, nearest(median))
-
-
 def requests_are_as_long_as_one_may_be(c: Written) -> Iterator[Finding]:
     """A mean request has a token of each kind at least, and no more than the longest. A default limit is raised."""
     requests: float | None = c["traffic.requests"]
@@ -118,19 +106,6 @@ def past_days_stand_for_a_profile(c: Written) -> Iterator[Finding]:
     either = Fix("remove history or profile", ({"traffic.history": None}, {"traffic.profile": None}))
     reason = "the profile is forecast from these days"
     yield Finding("traffic.history", history, "S620 must not be combined with profile", reason, either)
-
-
-def lengths_are_of_a_drain(c: Written) -> Iterator[Finding]:
-    """The same of the lengths of answers."""
-    drain: Any = c.get("schedule.drain")
-    if (
-        not c.gives("traffic.output_lengths")
-        or "schedule.drain" in c.autos
-        or ("schedule" in c.sections and drain is None)
-    ):
-        return
-    fix = removal("traffic.output_lengths", words="remove it, or write schedule.drain: auto")
-    yield without_effect("without schedule.drain: auto", ONLY_A_DRAIN, "traffic.output_lengths", fix=fix)
 
 
 def capacity_counts_units_of_windows(c: Written) -> Iterator[Finding]:
@@ -211,10 +186,8 @@ RULES = (
     Rule("S616", "fields", entries_divide_hours),
     Rule("S408", "fields", other_days_are_named_once),
     Rule("S560", "fields", other_days_are_unlike_a_profile),
-    Rule("S504", "fields", most_answers_are_longer_than_half_of_them),
     Rule("S504", "resolved", requests_are_as_long_as_one_may_be),
     Rule("S620", "fields", past_days_stand_for_a_profile),
-    Rule("S560", "fields", lengths_are_of_a_drain),
     Rule("S560", "fields", capacity_counts_units_of_windows),
     Rule("S560", "resolved", quantiles_are_of_past_days),
     Rule("S624", "resolved", past_days_are_whole),

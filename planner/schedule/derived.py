@@ -2,11 +2,10 @@
 
     units on >= units asked for (`demand.py`) x (1 + headroom), rounded up, and >= the floor
 
-A number of units lasts for `min_stay`, and a change may be limited to so many. Demand is even within an entry of the
-profile. Units change at quarters of an hour, or every five minutes where entries are no quarters; a slot needs what the
-largest entry that reaches into it asks for. Each phase has its own best day (`optimum.py`); a window begins wherever
-one of them changes. Days that are unlike have windows of their own, and meet at midnight in one state.
-"""
+A number of units lasts for `min_stay`. Demand is even within an entry of the profile. Units change at quarters of an
+hour, or every five minutes where entries are no quarters; a slot needs what the largest entry that reaches into it asks
+for. Each phase has its own best day (`optimum.py`); a window begins wherever one of them changes. Days that are unlike
+have windows of their own, and meet at midnight in one state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,8 +77,6 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
         warm_up=schedule.warm_up / slot_s,
         drain=schedule.drain / slot_s,
         stay=ceil(schedule.min_stay / slot_s),
-        max_starts=schedule.max_starts,
-        max_stops=schedule.max_stops,
     )
 
 

@@ -2,17 +2,17 @@
 
 A unit has nodes before it serves, while it warms up, and after it, while it drains. So switching one off and on again
 costs what both take; it stays on where that is longer than the gap. A number of units stays for a while before it
-changes again, and a change may be limited to so many units.
+changes again.
 
 Exact, by dynamic programming over (units on, slots since the last change). The day is a circle, so a place to begin is
-needed. In the slot that needs most units, no more are on: to cut every slot at that number breaks no rule (no change
-becomes larger, and none is added) and costs less. So the day is walked from that slot, once for each age that the
-number can have there, and has to come back to the same age. Ages count up to the stay: beyond it they are alike.
+needed. In the slot that needs most units, no more are on: to cut every slot at that number breaks no rule (no change is
+added) and costs less. So the day is walked from that slot, once for each age that the number can have there, and has to
+come back to the same age. Ages count up to the stay: beyond it they are alike.
 
 Days that are unlike follow each other in any order. So all of them begin with the same number, which lasts for a stay,
 and each ends so that the next may begin: whatever day comes, its first change is as far from the last one as it must
-be, and no larger than it may be. The number is the least with which every day can begin. With one unit more all the
-time a day keeps all rules too, so it is found by halving. Given that number, each day is exact again.
+be. The number is the least with which every day can begin. With one unit more all the time a day keeps all rules too,
+so it is found by halving. Given that number, each day is exact again.
 
 It knows one phase: units of different phases have nodes of their own, and nothing else ties them.
 """
@@ -39,8 +39,6 @@ class Switching:
     warm_up: float = 0.0  # that its nodes are taken before it serves
     drain: float = 0.0  # and after it
     stay: int = 1  # that a number of units lasts at least
-    max_starts: int | None = None  # units that one change switches on at most
-    max_stops: int | None = None  # and off
 
     def between(self, before: int, after: int) -> float:
         """Return the unit-slots that going from one number to another takes."""
@@ -140,15 +138,12 @@ def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Cos
 
 
 def _switch_costs(top: int, switching: Switching) -> "Costs":
-    """Return what each change costs `[from, to]`: infinite where it is none, or larger than it may be."""
+    """Return what each change costs `[from, to]`: infinite where it is none."""
     import numpy as np  # as above
 
     numbers = np.arange(top + 1)
     rising = np.maximum(numbers[None, :] - numbers[:, None], 0)
     costs: Costs = rising * switching.warm_up + rising.T * switching.drain
-    for change, limit in ((rising, switching.max_starts), (rising.T, switching.max_stops)):
-        if limit is not None:
-            costs[change > limit] = np.inf
     np.fill_diagonal(costs, np.inf)
     return costs
 

@@ -3,11 +3,10 @@
     start = pods, then weights, then join, maps, graphs, ready
 
 Each stage but one is a time of the spec. Weights are read by all nodes of all units that start, at once: a node reads
-no faster than its own link, and all together no faster than the storage (or the units that serve already, where weights
-come from peers). A start that begins while an earlier one still reads waits for it, so storage is busy without a pause
-and the last byte comes as early as in any other order.
+no faster than its own link, and all together no faster than the storage. A start that begins while an earlier one still
+reads waits for it, so storage is busy without a pause and the last byte comes as early as in any other order.
 
-    loaded(i) = max(begin(i), loaded(i - 1)) + bytes(i) / shared bandwidth, and >= begin(i) + bytes of a node / its link
+    loaded(i) = max(begin(i), loaded(i - 1)) + bytes(i) / storage, and >= begin(i) + bytes of a node / its link
 
 All starts begin the same time before their windows, so a longer warm-up moves all of them alike. That makes the least
 warm-up a formula: the stages' times, and the longest time to load of any start of the day.
@@ -29,6 +28,8 @@ from planner.spec.resolved import ResolvedSpec
 from planner.spec.start import StartSpec
 
 __all__ = [
+    "MAPS_S",
+    "READY_S",
     "Start",
     "StartTimes",
     "UnitRead",
@@ -39,14 +40,16 @@ __all__ = [
     "starts_of",
 ]
 
+MAPS_S = 5.0  # assumed: an expert map is read and checked with the launch file
+READY_S = 10.0  # the period of a readiness probe is 10 s unless given (kubernetes.io, configure probes)
+
 
 @dataclass(frozen=True)
 class UnitRead:
-    """What a unit of a phase reads when it starts, and what its nodes can send to others."""
+    """What a unit of a phase reads when it starts."""
 
     nodes: int
     node_bytes: float
-    peer_bytes_per_s: float  # that one serving unit sends: the spec's share of its NICs
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class StartTimes:
     @property
     def after_weights_s(self) -> float:
         """Return the time of the stages that follow the weights."""
-        return self.spec.join + self.spec.maps + self.spec.graphs + self.spec.ready
+        return self.spec.join + MAPS_S + self.spec.graphs + READY_S
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Start:
     minute: int
     units: Mapping[Phase, int]
     num_bytes: float
-    bytes_per_s: float  # of the storage, or of all peers
+    bytes_per_s: float  # of the storage
     node_s: float  # that the slowest node reads, alone
 
 
@@ -91,7 +94,6 @@ def start_times(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequ
     """Return what a start takes; None without a schedule, or where memory is not known, as on a CPU."""
     if spec.written.schedule is None or len(memory) < len(layouts):
         return None
-    written = spec.written.schedule.start
     units = {
         layout.phase: UnitRead(
             nodes=layout.nodes_per_unit,
@@ -102,11 +104,10 @@ def start_times(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequ
                 layout.attention_tp,
                 spec.cluster.gpus_per_node,
             ),
-            peer_bytes_per_s=layout.nodes_per_unit * _nics_bytes_per_s(spec, layout.phase) * written.peer_share,
         )
         for layout, of_phase in zip(layouts, memory, strict=True)
     }
-    return StartTimes(written, spec.written.kubernetes.load_rate * BYTES_PER_GBIT, units)
+    return StartTimes(spec.written.schedule.start, spec.written.kubernetes.load_rate * BYTES_PER_GBIT, units)
 
 
 def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]:
@@ -116,7 +117,7 @@ def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]
         before = windows[index - 1].units
         more = {phase: number - before[phase] for phase, number in window.units.items() if number > before[phase]}
         if more:
-            starts.append(_start(window.minute, more, before, times))
+            starts.append(_start(window.minute, more, times))
     return tuple(starts)
 
 
@@ -142,26 +143,12 @@ def least_warm_up(starts: Sequence[Start], times: StartTimes, num_days: int = 1)
     return ceil(times.fixed_s + longest) if longest < inf else inf
 
 
-def _start(minute: int, more: Mapping[Phase, int], before: Mapping[Phase, int], times: StartTimes) -> Start:
+def _start(minute: int, more: Mapping[Phase, int], times: StartTimes) -> Start:
     reads = {phase: times.units[phase] for phase in more}
     return Start(
         minute=minute,
         units=more,
         num_bytes=sum(number * reads[phase].nodes * reads[phase].node_bytes for phase, number in more.items()),
-        bytes_per_s=_shared_bytes_per_s(more, before, times),
+        bytes_per_s=times.spec.storage * BYTES_PER_GBIT,
         node_s=max(each.node_bytes for each in reads.values()) / times.node_bytes_per_s,
     )
-
-
-def _shared_bytes_per_s(more: Mapping[Phase, int], before: Mapping[Phase, int], times: StartTimes) -> float:
-    """Return what all that start read with together; from peers, where units of each phase can send."""
-    sent = [before[phase] * times.units[phase].peer_bytes_per_s for phase in more]
-    if times.spec.weights_from == "peers" and all(sent):
-        return sum(sent)
-    return times.spec.storage * BYTES_PER_GBIT
-
-
-def _nics_bytes_per_s(spec: ResolvedSpec, phase: Phase) -> float:
-    """Return the bandwidth of a node's NICs one way; 0 where it is not known."""
-    gpu = spec.gpu_of(phase)
-    return (gpu.nic_gbps or 0.0) * spec.cluster.gpus_per_node / (gpu.gpus_per_nic or 1) * BYTES_PER_GBIT

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.facts.day import DAY_MINUTES, MINUTE_S, hh_mm_ss
-from planner.schedule.starts import StartTimes, Window, loading_s, starts_of
+from planner.schedule.starts import MAPS_S, READY_S, StartTimes, Window, loading_s, starts_of
 from planner.spec.schedule import ScheduleSpec
 
 __all__ = ["Freed", "Number", "Stage", "State", "Transition", "nodes_taken", "stages_of", "transitions_of"]
@@ -114,8 +114,8 @@ def nodes_taken(nodes: Mapping[str, int], states: Sequence[State], transitions: 
 
 def _stages(begin: float, loading: float, times: StartTimes) -> tuple[Stage, ...]:
     spec, found = times.spec, []
-    lengths = {"pods": spec.pods, "weights": loading, "join": spec.join, "maps": spec.maps, "graphs": spec.graphs}
-    for name, seconds in {**lengths, "ready": spec.ready}.items():
+    lengths = {"pods": spec.pods, "weights": loading, "join": spec.join, "maps": MAPS_S, "graphs": spec.graphs}
+    for name, seconds in {**lengths, "ready": READY_S}.items():
         found.append(Stage(name, hh_mm_ss(begin), round(seconds, 1)))
         begin += seconds
     return tuple(found)

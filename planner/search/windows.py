@@ -11,10 +11,9 @@ that the search ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
 from typing import Any
 
-from planner.facts.quantities import MS_PER_S, counted
+from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import memory_of
@@ -22,7 +21,6 @@ from planner.rules.check import with_values
 from planner.rules.starts import LONGEST_S, as_text, least_of_day, longest_in_words
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
 from planner.schedule.derived import Asked, DerivedDay, derived_days
-from planner.schedule.drain import drain_s
 from planner.schedule.starts import StartTimes, start_times
 from planner.search.decision import Decision
 from planner.spec.resolved import ResolvedSpec
@@ -30,17 +28,16 @@ from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import AUTO, is_undecided
 
-__all__ = ["most_units", "with_drain", "with_windows"]
+__all__ = ["most_units", "with_windows"]
 
 MAX_ROUNDS = 64  # assumed: each makes the warm-up longer, by a start that did not happen at once before
 
 
 def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return `spec` with windows, a warm-up and a drain in place of `auto`.
+    """Return `spec` with windows and a warm-up in place of `auto`.
 
     `rates` are tokens/s of a unit, of phases that speed counted.
     """
-    spec, of_drain = with_drain(spec)
     schedule = spec.written.schedule
     if schedule is None:
         return spec, []
@@ -52,23 +49,7 @@ def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Reso
     if is_undecided(schedule.warm_up) and decided and times:
         why = longest_in_words(decided, times)
         decisions.append(Decision("schedule.warm_up", as_text(decided.warm_up), why))
-    return spec, [*decisions, *of_drain]
-
-
-def with_drain(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return `spec` with a drain in place of `auto`."""
-    schedule, traffic, tpot_ms = spec.written.schedule, spec.written.traffic, spec.written.slo.tpot_ms
-    if schedule is None or not is_undecided(schedule.drain):
-        return spec, []
-    assert traffic is not None
-    assert traffic.output_lengths is not None
-    assert tpot_ms is not None
-    lengths = traffic.output_lengths
-    last = spec.phase(spec.phases[-1])
-    found = drain_s(lengths.median, lengths.p99, schedule.answered, last.max_request_tokens, tpot_ms / MS_PER_S)
-    written = as_text(min(ceil(found), LONGEST_S))
-    why = f"{schedule.answered:.4g} of the answers in flight end within it, at {tpot_ms:g} ms a token"
-    return with_values(spec, {"schedule.drain": written}), [Decision("schedule.drain", written, why)]
+    return spec, decisions
 
 
 def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> int:

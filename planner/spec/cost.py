@@ -54,13 +54,6 @@ class PriceSpec(Section):
         ge=0, le=MAX_USD, description="A million prompt tokens that are computed.", examples=[0.55]
     )
     output: float = Field(ge=0, le=MAX_USD, description="A million tokens that are produced.", examples=[2.19])
-    paid_share: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Share of the tokens that are paid for, since a free web page or app is traffic without income.",
-        examples=[0.8],
-    )
     hours: list[PriceHourSpec] = Field(
         default=[],
         max_length=1440,

@@ -33,8 +33,7 @@ def field_at(path: str) -> FieldInfo:
     section: type[BaseModel] | None = Spec
     for name in path.split("."):
         if not name.isdecimal():  # an element of a list is declared with the list
-            if section is None:
-                break  # a key of a mapping is declared with the mapping
+            assert section
             field = section.model_fields[name]
             section = section_of(field)
     return field

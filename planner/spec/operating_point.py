@@ -32,7 +32,6 @@ CACHE_READ_RATE = "42.9GB/s"
 
 # The lower end of what DeepSeek-V3's report says of the second token, 85 % to 90 %: arXiv 2412.19437v2, section 5.4.3.
 ACCEPTANCE = 0.85
-ACCEPTED = "Share of drafts that are right, of those that follow none that is wrong, 0.85 unless given."
 
 
 class DecodePointSpec(Section):
@@ -48,7 +47,6 @@ class DecodePointSpec(Section):
     kv_tokens: int = Field(
         ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[4989]
     )
-    acceptance_rate: float | None = Field(default=None, ge=0, le=1, description=ACCEPTED, examples=[0.85])
 
 
 class PrefillPointSpec(Section):
@@ -99,17 +97,13 @@ class MixedPointSpec(Section):
         examples=[32, AUTO],
     )
     kv_tokens: int = Field(
-        ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[2500]
-    )
-    prompt_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average.", examples=[2000])
-    output_tokens: int | None = Field(
-        default=None,
         ge=1,
         le=MAX_TOKENS,
-        description="Tokens of each answer, on average, where there is no traffic to say how many a prompt token has.",
-        examples=[1000],
+        description="Tokens of KV of each request, on average over its output: the prompt and half of the answer, which"
+        " is as long as this says where there is no traffic.",
+        examples=[2500],
     )
-    acceptance_rate: float | None = Field(default=None, ge=0, le=1, description=ACCEPTED, examples=[0.85])
+    prompt_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average.", examples=[2000])
 
 
 class OperatingPointSpec(Section):
@@ -124,7 +118,15 @@ class OperatingPointSpec(Section):
     mixed: MixedPointSpec | None = Field(
         default=None,
         description="Of mixed units.",
-        examples=[{"requests": 32, "kv_tokens": 2500, "prompt_tokens": 2000, "output_tokens": 1000}],
+        examples=[{"requests": 32, "kv_tokens": 2500, "prompt_tokens": 2000}],
+    )
+    acceptance_rate: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of drafts that are right, of those that follow none that is wrong,"
+        f" {ACCEPTANCE} unless given.",
+        examples=[0.9],
     )
 
 

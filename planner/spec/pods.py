@@ -32,7 +32,7 @@ _TEXT = {"type": "string"}
 _SECRET = {"type": "object", "properties": {"secret": _TEXT, "key": _TEXT}, "required": ["secret", "key"]}
 
 Mapped = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": True})]
-Texts = dict[str, str]
+Texts = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _TEXT})]
 Variables = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"anyOf": [_TEXT, _SECRET]}})
 ]

@@ -103,19 +103,11 @@ class ScheduleSpec(Section):
         description="What a start takes, stage by stage.",
         examples=[{"storage": "400GB/s"}],
     )
-    drain: Annotated[float, *quantity("time", least="1s", most="6h"), *OR_AUTO] = Field(
+    drain: Annotated[float, *quantity("time", least="1s", most="6h")] = Field(
         default="5min",
         validate_default=True,
-        description="Time that a unit keeps its nodes after its window, until its last request is answered. With auto,"
-        " what traffic.output_lengths and slo.tpot_ms come to.",
-        examples=["5min", "auto"],
-    )
-    answered: float = Field(
-        default=0.999,
-        ge=0.5,
-        le=0.999999,
-        description="Share of the requests in flight that are answered within the drain, where it is auto.",
-        examples=[0.999],
+        description="Time that a unit keeps its nodes after its window, until its last request is answered.",
+        examples=["5min"],
     )
     min_stay: Annotated[float, *quantity("time", least="15min", most="24h")] = Field(
         default="15min",
@@ -136,22 +128,6 @@ class ScheduleSpec(Section):
         description="Units that are on at any time at least, where windows are auto.",
         examples=[{"prefill": 8, "decode": 2}],
     )
-    max_starts: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_UNITS,
-        description="Units of a phase that start at the same time at most, where windows are auto (any number unless"
-        " given).",
-        examples=[6],
-    )
-    max_stops: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_UNITS,
-        description="Units of a phase that stop at the same time at most, where windows are auto (any number unless"
-        " given).",
-        examples=[6],
-    )
 
     @property
     def all_windows(self) -> list[WindowSpec]:
@@ -166,4 +142,4 @@ class ScheduleSpec(Section):
 
 def is_undecided_day(schedule: ScheduleSpec) -> bool:
     """Return whether the planner has something of the day still to decide."""
-    return any(map(is_undecided, (schedule.windows, schedule.warm_up, schedule.drain)))
+    return is_undecided(schedule.windows) or is_undecided(schedule.warm_up)

@@ -287,7 +287,7 @@ class Spec(Section):
 
     @property
     def drain_s(self) -> float:
-        """Return the seconds that a process gets for its answers once told to end; the drain is decided by now."""
+        """Return the seconds that a process gets for its answers once told to end."""
         if self.kubernetes.drain is not None:
             return self.kubernetes.drain
         return max(LEAST_DRAIN_S, self.paid_drain_s or 0.0)
@@ -299,7 +299,7 @@ class Spec(Section):
         A rehearsal's day goes faster than its answers, so it has less of it.
         """
         controller, schedule = self.kubernetes.controller, self.schedule
-        if controller is None or schedule is None or is_undecided(schedule.drain):
+        if controller is None or schedule is None:
             return None
         return schedule.drain / controller.pace
 

@@ -15,14 +15,6 @@ __all__ = ["HOURS", "OtherDemandSpec", "TrafficSpec"]
 
 HOURS = 24
 MAX_TOKENS = 1e18  # a day's, of any service
-MAX_LENGTH = 10**7  # of an answer, by any model
-
-
-class LengthsSpec(Section):
-    """The lengths of answers, in tokens: lognormal, as far as a median and a high percentile say."""
-
-    median: int = Field(ge=1, le=MAX_LENGTH, description="Tokens of the middle one of all answers.", examples=[1000])
-    p99: int = Field(ge=1, le=MAX_LENGTH, description="Tokens that 99 % of the answers have at most.", examples=[12000])
 
 
 Profile = Annotated[list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]], Field(min_length=HOURS, max_length=DAY_MINUTES)]
@@ -105,12 +97,6 @@ class TrafficSpec(Section):
         description="Demand that the units of the spec just carry, in the unit of the profile or history (the busiest"
         " entry unless given). Where it is less than the busiest entry, windows: auto has more units than the spec.",
         examples=[81422],
-    )
-
-    output_lengths: LengthsSpec | None = Field(
-        default=None,
-        description="Lengths of answers, from which a drain that is auto follows.",
-        examples=[{"median": 1000, "p99": 12000}],
     )
 
     def tokens_of(self, phase: Phase) -> float:

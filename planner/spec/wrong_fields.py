@@ -164,10 +164,8 @@ def _as_wanted(kind: str, value: Any) -> Any:
 
 def example_at(path: str) -> str:
     """Return the declared example of the field at `path`, for what nobody can tell from what stands there."""
-    field, (above, _, name) = field_at(path), path.rpartition(".")
+    field, name = field_at(path), path.rpartition(".")[2]
     example = _first_example(field)
-    if above and field_at(above) is field and isinstance(example, dict):
-        return f"for example {as_yaml(next(iter(example.values())))}"  # of a key that the user chose
     if not name.isdecimal():
         return f"for example {name}: {as_yaml(example)}"
     return f"for example {as_yaml(example[0] if isinstance(example, list) else _required(section_of(field)))}"

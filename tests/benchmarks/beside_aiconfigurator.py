@@ -37,7 +37,7 @@ COMMON = {"max_request_tokens": ISL + OSL, "precision": "fp8", "kv_precision": "
 POINTS = {
     "prefill": {"step_tokens": "auto", "prompt_tokens": ISL},
     "decode": {"requests": "auto", "kv_tokens": KV},
-    "mixed": {"requests": "auto", "kv_tokens": KV, "prompt_tokens": ISL, "output_tokens": OSL},
+    "mixed": {"requests": "auto", "kv_tokens": KV, "prompt_tokens": ISL},
 }
 TOKENS = {"prefill": ISL / OSL, "decode": 1.0, "mixed": 1.0}  # of a phase, for one of output
 OVERLAPS = (("dual_batch", "five_stage"), ("dual_batch", "none"), ("none", "none"))

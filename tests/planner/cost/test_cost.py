@@ -174,17 +174,17 @@ def test_spares_are_paid_all_day():
     assert cost_of({"usd_per_gpu_hour": 2.0}, cluster=spares).spares_usd_per_day == 2 * 8 * 24 * 2
 
 
-def test_income_counts_discounts_and_what_is_paid():
-    """A quarter of the price for a third of the day, and a fifth of the traffic is free."""
+def test_income_counts_discounts():
+    """A quarter of the price for a third of the day."""
     night = [{"at": "00:00", "factor": 0.25}, {"at": "08:00", "factor": 1}]
-    some = PRICES | {"paid_share": 0.8, "hours": night}
+    some = PRICES | {"hours": night}
     full, less = (
         cost_of({"usd_per_gpu_hour": 1, "prices": prices}, traffic=TRAFFIC).revenue_usd_per_day
         for prices in (PRICES, some)
     )
 
     assert full == pytest.approx(300e3 * 0.1 + 300e3 * 0.5 + 100e3 * 2)
-    assert less == pytest.approx(full * 0.8 * (2 / 3 + 0.25 / 3))
+    assert less == pytest.approx(full * (2 / 3 + 0.25 / 3))
 
 
 def test_discounts_meet_the_hours_demand():

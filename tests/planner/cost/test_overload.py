@@ -15,7 +15,7 @@ from stacks.simulator.flows.latency import prompt_waits
 from tests.planner.conftest import SPEC
 from tests.planner.test_shipped_specs import SPECS
 
-POINT = {"requests": 10, "kv_tokens": 5500, "prompt_tokens": 5000, "output_tokens": 1000}
+POINT = {"requests": 10, "kv_tokens": 5500, "prompt_tokens": 5000}
 NO_HITS = {"operating_point.prefill.cache_hit_rate": None}
 
 

@@ -70,7 +70,7 @@ def test_a_larger_start_never_makes_any_ready_sooner(starts, index):
 
 def times_of(load_rate=10e9, **spec):
     """Units of four nodes of 100 GB each, and of eighteen of 50 GB."""
-    units = {"prefill": UnitRead(4, 100e9, 4 * 100e9), "decode": UnitRead(18, 50e9, 18 * 100e9)}
+    units = {"prefill": UnitRead(4, 100e9), "decode": UnitRead(18, 50e9)}
     return StartTimes(StartSpec(**spec), load_rate, units)
 
 
@@ -92,15 +92,6 @@ def test_a_node_reads_no_faster_than_its_link():
     (start,) = starts_of(WINDOWS, times_of(1e9, storage="1TB/s"))
 
     assert loading_s([start]) == (100.0,)
-
-
-def test_peers_send_where_each_phase_has_one():
-    """One prefill unit sends 400 GB/s and one decode unit 1,800 GB/s; with none of a phase it is the storage."""
-    (start,) = starts_of(WINDOWS, times_of(weights_from="peers", storage="1GB/s"))
-    alone = starts_of((Window(0, {"prefill": 0, "decode": 0}), *WINDOWS[1:]), times_of(weights_from="peers"))
-
-    assert start.bytes_per_s == 2_200e9
-    assert [each.bytes_per_s for each in alone] == [400e9]
 
 
 SPEC = """

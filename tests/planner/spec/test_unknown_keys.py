@@ -31,7 +31,7 @@ ALL = PAIR | {
         "prices": {"input_hit": 1, "input_miss": 1, "output": 1},
     },
     "operating_point": {"decode": {}, "mixed": {}},
-    "schedule": {"windows": [WINDOW], "other_days": [{"days": ["sunday"], "windows": [WINDOW]}]},
+    "schedule": {"start": {}, "windows": [WINDOW], "other_days": [{"days": ["sunday"], "windows": [WINDOW]}]},
     "kubernetes": {
         "volumes": [VOLUME],
         "gateway": {"volumes": [VOLUME]},

@@ -74,7 +74,7 @@ def drafting():
 
 def _of_one_node(changes):
     spec = check_spec(SPECS / "h200-single-node.yaml")
-    point = {"requests": 32, "kv_tokens": 2150, "prompt_tokens": 2000, "output_tokens": 300}
+    point = {"requests": 32, "kv_tokens": 2150, "prompt_tokens": 2000}
     traffic = {"input_tokens": 1.2e9, "output_tokens": 1.8e8}
     return with_values(spec, {"operating_point": {"mixed": point}, "traffic": traffic} | changes)
 

@@ -166,7 +166,7 @@ POINTS = [  # requests, prompts, answers
 @pytest.mark.parametrize("attention_tp", [1, 8])
 def test_a_plan_and_its_simulation_agree_on_mixed_units(requests, prompt, output, attention_tp):
     """At the load that the plan says is all, TPOT and TTFT are the plan's within 15 %, and 15 % more is refused."""
-    point = {"requests": requests, "kv_tokens": prompt + output // 2, "prompt_tokens": prompt, "output_tokens": output}
+    point = {"requests": requests, "kv_tokens": prompt + output // 2, "prompt_tokens": prompt}
     changes = {"operating_point": {"mixed": point}, "mixed.max_requests": requests, "mixed.attention_tp": attention_tp}
     changes["traffic"] = {"input_tokens": 1e9, "output_tokens": 1e9 * output / prompt}
     plan = run_passes(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
