@@ -4,8 +4,7 @@ A value is there when its field is right by itself. What a name stands for is th
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -52,10 +51,8 @@ class Written:
         if not star:
             yield pattern
             return
-        with suppress(Unknown):
-            items = self[before]
-            for index in range(len(items) if isinstance(items, list) else 0):
-                yield from self.matching(f"{before}.{index}{after}")
+        for index in self._indices(before):
+            yield from self.matching(f"{before}.{index}{after}")
 
     def require(self, path: str) -> None:
         """Raise Unknown where no right value is at `path`."""
@@ -145,6 +142,23 @@ class Written:
             return None
         per_node: int | None = self.get("cluster.gpus_per_node")
         return per_node
+
+    def _indices(self, path: str) -> Iterable[int]:
+        """Return the numbers of the items at `path`: all of them, or those that are right where others are not."""
+        try:
+            items = self[path]
+        except Unknown:
+            return self._right_items.get(path, ())
+        return range(len(items) if isinstance(items, list) else 0)
+
+    @cached_property
+    def _right_items(self) -> Mapping[str, Sequence[int]]:
+        """Return which items are right of each list that has wrong ones."""
+        found: dict[str, list[int]] = {}
+        for section, _, index in (path.rpartition(".") for path in self.values):
+            if index.isdecimal():
+                found.setdefault(section, []).append(int(index))
+        return found
 
     def _in_an_item(self, path: str) -> Any:
         """Return what an item of a list has at `path`: nothing may be said of a key that a wrong item lacks."""

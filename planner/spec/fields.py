@@ -90,7 +90,10 @@ def _values(section: type[BaseModel], data: Any, wrong: _Wrong, prefix: str) -> 
             yield from _values(inner, value, wrong, f"{path}.")
         elif inner and isinstance(value, list):
             yield path, _right_items(path, value, wrong)
-        elif not (_is_undecided(field, value) or wrong.is_below(path)):
+        elif wrong.is_below(path):
+            items = enumerate(value if isinstance(value, list) else ())
+            yield from ((f"{path}.{index}", item) for index, item in items if f"{path}.{index}" not in wrong.paths)
+        elif not _is_undecided(field, value):
             yield path, value
 
 
