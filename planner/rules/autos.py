@@ -18,7 +18,7 @@ WINDOWS = ("schedule", "schedule.windows")
 def windows_follow_a_profile(c: Written) -> Iterator[Finding]:
     """Windows that the planner makes follow the demand of each hour."""
     if _is_left(c, *WINDOWS) and not c.gives("traffic.profile") and not c.gives("traffic.history"):
-        rule = "S521 needs traffic.profile or traffic.history"
+        rule = "S516 needs traffic.profile or traffic.history"
         reason = "auto windows follow the demand of each hour"
         fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
         yield Finding("schedule.windows", AUTO, rule, reason, fix)
@@ -27,8 +27,8 @@ def windows_follow_a_profile(c: Written) -> Iterator[Finding]:
 def other_days_are_the_traffics(c: Written) -> Iterator[Finding]:
     """Windows that the planner makes are those of all days."""
     if _is_left(c, *WINDOWS) and (written := c["schedule.other_days"]):
-        rule, reason = "S527 must not be combined with windows: auto", "auto windows follow traffic.other_days"
-        yield Finding("schedule.other_days", written, rule, reason, removal())
+        reason = "auto windows follow traffic.other_days"
+        yield without_effect("with windows: auto", reason, "schedule.other_days", written)
 
 
 def capacity_is_of_written_units(c: Written) -> Iterator[Finding]:
@@ -69,8 +69,8 @@ def _phases(c: Written) -> list[str]:
 
 
 RULES = (
-    Rule("S521", "fields", windows_follow_a_profile),
-    Rule("S527", "fields", other_days_are_the_traffics),
+    Rule("S516", "fields", windows_follow_a_profile),
+    Rule("S560", "fields", other_days_are_the_traffics),
     Rule("S560", "fields", capacity_is_of_written_units),
     Rule("S523", "resolved", starts_load_known_bytes),
     Rule("S728", "fields", nodes_follow_units_or_traffic),

@@ -47,7 +47,7 @@ def controllers_scale_whole_units(c: Written) -> Iterator[Finding]:
         "remove kubernetes.unit_kind or kubernetes.controller",
         ({"kubernetes.unit_kind": None}, {"kubernetes.controller": None}),
     )
-    rule = f"S470 must not be combined with kubernetes.unit_kind: {unit_kind}"
+    rule = f"S507 must not be combined with kubernetes.unit_kind: {unit_kind}"
     reason = (
         "a LeaderWorkerSet is turned off and on by replicas 0 and 1, but a StatefulSet's replicas are the unit's nodes"
     )
@@ -214,7 +214,7 @@ def _minutes(seconds: float) -> int:
 
 RULES = (
     Rule("S516", "fields", controllers_have_a_day),
-    Rule("S470", "fields", controllers_scale_whole_units),
+    Rule("S507", "fields", controllers_scale_whole_units),
     Rule("S202", "fields", our_programs_have_an_image),
     Rule("S472", "fields", sound_nodes_are_not_left),
     Rule("S560", "fields", other_engines_lack_it, tuple(ONLY_OURS)),

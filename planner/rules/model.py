@@ -20,7 +20,7 @@ def model_has_an_origin(c: Written) -> Iterator[Finding]:
         return
     has_file, has_entry = (c.gives(path) or path in c.sections for path in ("model.config", "model.catalog"))
     if has_file and has_entry:
-        rule, reason = "S310 must not be combined with config", "each of them gives the model's shapes"
+        rule, reason = "S507 must not be combined with config", "each of them gives the model's shapes"
         yield Finding("model.catalog", None, rule, reason, removal("model.catalog", words="remove it"))
         return
     if has_file or has_entry:
@@ -116,7 +116,7 @@ def _read_by_gateway(spec: Spec) -> str | None:
 
 
 RULES = (
-    Rule("S202 S310", "fields", model_has_an_origin),
+    Rule("S202 S507", "fields", model_has_an_origin),
     Rule("S560", "fields", digests_are_of_unseen_files),
     Rule("W113", "laid out", weights_are_as_the_checkpoint_says),
     Rule("W106", "started", pods_see_the_checkpoint),

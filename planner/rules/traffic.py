@@ -105,7 +105,7 @@ def past_days_stand_for_a_profile(c: Written) -> Iterator[Finding]:
         return
     either = Fix("remove history or profile", ({"traffic.history": None}, {"traffic.profile": None}))
     reason = "the profile is forecast from these days"
-    yield Finding("traffic.history", history, "S620 must not be combined with profile", reason, either)
+    yield Finding("traffic.history", history, "S507 must not be combined with profile", reason, either)
 
 
 def capacity_counts_units_of_windows(c: Written) -> Iterator[Finding]:
@@ -187,7 +187,7 @@ RULES = (
     Rule("S408", "fields", other_days_are_named_once),
     Rule("S560", "fields", other_days_are_unlike_a_profile),
     Rule("S504", "resolved", requests_are_as_long_as_one_may_be),
-    Rule("S620", "fields", past_days_stand_for_a_profile),
+    Rule("S507", "fields", past_days_stand_for_a_profile),
     Rule("S560", "fields", capacity_counts_units_of_windows),
     Rule("S560", "resolved", quantiles_are_of_past_days),
     Rule("S624", "resolved", past_days_are_whole),

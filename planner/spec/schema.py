@@ -256,11 +256,6 @@ class Spec(Section):
         """Return the place of the weights when it runs, or None where the spec does not say."""
         return None if isinstance(self.model, str) else self.model.checkpoint
 
-    @property
-    def catalog_model(self) -> str | None:
-        """The model's name in the catalog; None where a config.json has its shapes."""
-        return self.model if isinstance(self.model, str) else self.model.catalog
-
     def device(self, phase: Phase) -> Device:
         """What the ranks of `phase` compute on, as PyTorch calls it; a GPU of the user's own is a CUDA device."""
         name = self.gpu_name(phase)
