@@ -39,20 +39,21 @@ from tests.runtime.kv.tiers.disks import (
 )
 
 NAMES = [name_of(number) for number in range(12)]
-NOW_S = 0.0
+NOW_S, SOON_S = 0.0, 0.05
 ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
 def tier(tmp_path):
+    """A tier whose first janitor is done: what is written during a walk may be counted twice."""
     with tier_on(tmp_path) as tier:
+        wait_until(lambda: not tier._cleans)
         yield tier
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Disks are given up soon and tried again soon."""
-    monkeypatch.setattr(threads, "STUCK_S", 0.05)
+    """Disks are tried again soon."""
     monkeypatch.setattr(threads, "REST_S", 0.1)
 
 
@@ -301,9 +302,10 @@ def hanging(monkeypatch):
         each.set()
 
 
-def test_a_disk_that_does_not_answer_is_asked_no_more(tmp_path, tier, quick, hanging):
+def test_a_disk_that_does_not_answer_is_asked_no_more(tmp_path, tier, quick, hanging, monkeypatch):
     """Loads end at their deadline, later ones at once. No thread is made for them, and none of them is kept."""
     write(tier, NAMES)
+    monkeypatch.setattr(threads, "STUCK_S", SOON_S)
     num_threads = threading.active_count()
     answers = hanging("preadv")
     stuck = tier.begin_load(NAMES, TENANT, deadline_s=0.1)
@@ -319,6 +321,7 @@ def test_a_disk_that_does_not_answer_is_asked_no_more(tmp_path, tier, quick, han
     assert threading.active_count() == num_threads
     assert tier.said == [too_slow(tmp_path)]
 
+    monkeypatch.setattr(threads, "STUCK_S", PATIENCE_S)
     answers.set()
     wait_until(lambda: load(tier, NAMES) == len(NAMES))
     wait_until(lambda: load(tier, NAMES) and len(tier.said) == 2)
@@ -326,20 +329,20 @@ def test_a_disk_that_does_not_answer_is_asked_no_more(tmp_path, tier, quick, han
 
 def too_slow(path):
     return (
-        f"prefix cache: reading from {path} fails: the disk takes over {threads.STUCK_S:g} s to answer; "
+        f"prefix cache: reading from {path} fails: the disk takes over {SOON_S:g} s to answer; "
         "what it would have saved is computed"
     )
 
 
-def test_a_disk_that_answers_late_is_asked_now_and_then(tmp_path, tier, quick, hanging, monkeypatch):
+def test_a_disk_that_answers_late_is_asked_now_and_then(tmp_path, tier, hanging, monkeypatch):
     """Nobody asked while it took so long. Else each prompt would wait to its deadline for nothing."""
-    monkeypatch.setattr(threads, "REST_S", PATIENCE_S)
     write(tier, NAMES)
+    monkeypatch.setattr(threads, "STUCK_S", SOON_S)
     for number in range(2):
         answers = hanging("preadv")
         loading = tier.begin_load(NAMES[:1], TENANT, PATIENCE_S)
         wait_until(lambda: tier._readers._began)
-        time.sleep(2 * threads.STUCK_S)
+        time.sleep(2 * SOON_S)
         answers.set()
         loading.wait()
         wait_until(lambda: not tier._readers._began)
@@ -362,8 +365,9 @@ def test_what_is_no_file_is_a_miss(tmp_path, tier, make):
     assert tier.counters.misses == {FOREIGN: 1}
 
 
-def test_a_writer_that_hangs_keeps_one_block(tmp_path, quick, hanging):
+def test_a_writer_that_hangs_keeps_one_block(tmp_path, quick, hanging, monkeypatch):
     """What waited behind it is dropped, and offers are refused."""
+    monkeypatch.setattr(threads, "STUCK_S", SOON_S)
     answers = hanging("pwritev")
     with tier_on(tmp_path) as tier:
         latents = [latents_of(name) for name in NAMES]
