@@ -323,12 +323,13 @@ class _Connection:
             await asyncio.sleep(0)  # `drain` may return at once, and others have their turn as well
 
     async def _write_in_place(self, part: memoryview, place: _Place, address: int) -> None:
-        """Write a part into the peer's memory. Whoever cancels this does not cancel the write."""
+        """Write a part into the peer's memory. The write goes on when this is cancelled or lasts too long."""
         assert self._writer is not None
         writer = self._writer
         self._writing = asyncio.ensure_future(place.peer.write(part, address, lambda: not is_connected(writer)))
         self._writing.add_done_callback(lambda ended: ended.exception())  # nobody else may be there to hear of it
-        await asyncio.shield(self._writing)
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            await asyncio.shield(self._writing)
         self._payload_bytes += len(part)
 
     async def _write(self, frame: bytes, payload: memoryview | None = None) -> None:

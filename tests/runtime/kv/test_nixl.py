@@ -12,6 +12,7 @@ import pytest
 
 from runtime.errors import RuntimeFailure
 from runtime.kv import nixl
+from runtime.kv import sender as kv_sender
 from runtime.kv.nixl import NixlAgent
 from runtime.kv.sender import KvSender, _Place, as_bytes
 from runtime.protocol.frames import FrameReader, encode_frame
@@ -153,7 +154,8 @@ def test_a_place_stays_with_its_sender_until_that_ends(agents, ended):
 
 
 @needs_nixl
-def test_a_cancelled_request_closes_its_connection_after_its_last_write(agents, monkeypatch):
+@pytest.mark.parametrize("ended", ["cancelled", "too slow"])
+def test_a_request_that_ends_closes_its_connection_after_its_last_write(agents, monkeypatch, ended):
     """The decode rank takes the end of the connection for the end of writes, so the sender must not hang up before."""
     begun, may_go_on = asyncio.Event(), asyncio.Event()
 
@@ -163,17 +165,19 @@ def test_a_cancelled_request_closes_its_connection_after_its_last_write(agents, 
 
     async def use(pair):
         Writes(monkeypatch, agents[1], wait)
-        sending = asyncio.create_task(pair.send(pair.expect("cancelled")))
+        sending = asyncio.create_task(pair.send(pair.expect("ends")))
         await begun.wait()
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        if ended == "cancelled":
+            sending.cancel()
+        with pytest.raises(asyncio.CancelledError if ended == "cancelled" else RuntimeFailure):
             await sending
-        pair.decode.receiver.abort("cancelled")
+        pair.decode.receiver.abort("ends")
         await asyncio.sleep(0.1)
         assert not pair.decode.is_empty()
         may_go_on.set()
         await pair.emptied()
 
+    monkeypatch.setattr(kv_sender, "REPLY_TIMEOUT_S", 30 if ended == "cancelled" else 0.5)
     with_pair(agents, use)
 
 
