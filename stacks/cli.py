@@ -6,6 +6,7 @@
     doctor                  a cluster as it is against a plan
     controller              units in a cluster that follow the plan's day
     simulate                a day of a spec's traffic over its plan
+    gitops                  changes of a spec, checked before they are merged
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
 No command waits for another's imports: a file is imported when one of its commands is called. `planner/command`
@@ -37,6 +38,7 @@ COMMANDS = {
     "doctor": "stacks.doctor.cli",
     "controller": "stacks.controller.cli",
     "simulate": "stacks.simulator.cli",
+    "gitops": "stacks.gitops.cli",
 }
 IN_RUNTIME = {
     "generate": "generate text from a checkpoint, offline",

@@ -11,7 +11,7 @@ from planner.diff.change import Change
 from planner.diff.told import Topic, headline, topics
 from planner.problems.printable import printable, without_passwords
 
-__all__ = ["diff_markdown"]
+__all__ = ["diff_markdown", "escaped"]
 
 READ_BY_MARKDOWN = re.compile(r"[&<>\\`*_\[\]|~$]")
 READ_BY_FORGES = re.compile("([@#!])")  # people, issues, merge requests
@@ -21,7 +21,7 @@ BREAK = "<!-- -->"  # between the sign and the name: text on both sides is shown
 def diff_markdown(change: Change) -> str:
     """Return the change's markdown, which ends with a line end."""
     told = topics(change)
-    lines = [f"| **{change.verdict}** | {_escaped(headline(change))} |", "|:--|:--|"]
+    lines = [f"| **{change.verdict}** | {escaped(headline(change))} |", "|:--|:--|"]
     lines += [f"| {each.name} | {_joined(each)} |" for each in told if not each.is_detail]
     if details := [each for each in told if each.is_detail]:
         lines += ["", f"<details><summary>{', '.join(each.name for each in details)}</summary>", ""]
@@ -30,10 +30,10 @@ def diff_markdown(change: Change) -> str:
 
 
 def _joined(topic: Topic) -> str:
-    return "<br>".join(map(_escaped, topic.lines))
+    return "<br>".join(map(escaped, topic.lines))
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Return text that is shown as it is."""
     shown = printable(without_passwords(text))
     entities = READ_BY_MARKDOWN.sub(lambda sign: f"&#{ord(sign[0])};", shown)

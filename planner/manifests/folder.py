@@ -29,12 +29,12 @@ from planner.problems.errors import CallError, OutputError, SpecError
 from planner.problems.finding import Finding
 from planner.spec.yaml import parse_document
 
-__all__ = ["files_of", "kept_plan", "write_folder"]
+__all__ = ["files_of", "kept_plan", "stale_files", "write_folder"]
 
 DIGEST = r"sha256:[0-9a-f]{64}"
 OF_LIST = re.compile(rf" \(({DIGEST})\)")  # in the first line
 OF_FILE = re.compile(rf'^  - "(\S+)"  # ({DIGEST})$', re.M)
-ANEW = "put back the file that tidemill render wrote, or give --anew to plan as if nothing ran"
+ANEW = "put back the file that tidemill render wrote, or render with --anew to plan as if nothing ran"
 NOT_OURS = "S902 must be empty or written by tidemill render"
 
 
@@ -52,17 +52,35 @@ def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:
     return render_files(plan) | {PLAN_FILE: pretty_json(keeps.as_json())}
 
 
+def stale_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the files in `folder` that `write_folder` would write, change or remove.
+
+    Raises CallError when the folder, or a file in the way, is not ours; OutputError when it cannot be read.
+    """
+    with _told_as_findings(folder):
+        _refuse_what_is_no_folder(folder)
+        ours = _files_that_are_ours(folder, files) if folder.is_dir() else set()
+        return tuple(sorted(name for name in files.keys() | ours if _text_in(folder / name) != files.get(name)))
+
+
 def write_folder(folder: Path, files: Mapping[str, str], *, overwrite: bool = False) -> None:
     """Make `folder` hold `files` and no file of an earlier run besides; files of others that we do not name stay.
 
     Raises CallError when the folder, or a file in the way, is not ours or, without `overwrite`, no longer as we wrote
     it; OutputError when it cannot be written, or another run writes into it.
     """
-    try:
+    with _told_as_findings(folder):
         _refuse_what_is_no_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             _renew(folder, files, overwrite=overwrite)
+
+
+@contextmanager
+def _told_as_findings(folder: Path) -> Iterator[None]:
+    """Turn what keeps us from the folder's files into an OutputError."""
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(
@@ -96,17 +114,27 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _renew(folder: Path, files: Mapping[str, str], *, overwrite: bool) -> None:
     """Replace the last run's files in the folder, which is there. Raise CallError and OSError."""
-    list_of_last_run = _list_of_last_run(folder)
-    ours = _files_in(list_of_last_run) | _plan_in(folder)
-    _refuse_foreign_files(folder, files.keys() - ours)
+    ours = _files_that_are_ours(folder, files)
     if not overwrite:
-        _refuse_changed_files(folder, files, list_of_last_run)
+        _refuse_changed_files(folder, files, _list_of_last_run(folder))
     for stale in sorted(ours - files.keys()):
         (folder / stale).unlink(missing_ok=True)
     _write_list(folder, _strip_digests(files[KUSTOMIZATION]))
     for name in sorted(files.keys() - {KUSTOMIZATION}):
         _write(folder / name, files[name])
     _write_list(folder, files[KUSTOMIZATION])
+
+
+def _files_that_are_ours(folder: Path, files: Mapping[str, str]) -> set[str]:
+    """Return the names that the last run wrote. Raise CallError where one of `files` is in the way of another's."""
+    ours = _files_in(_list_of_last_run(folder)) | _plan_in(folder)
+    _refuse_foreign_files(folder, files.keys() - ours)
+    return ours
+
+
+def _text_in(path: Path) -> str | None:
+    """Return the file's text, whatever its line ends; None where there is none."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
 def _list_of_last_run(folder: Path) -> str:

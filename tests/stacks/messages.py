@@ -20,6 +20,8 @@ from planner.schedule.timetable import Timetable
 from planner.spec.pods import OverlaySpec
 from stacks.controller.cli import read_deployment
 from stacks.doctor import needs
+from stacks.gitops.check import Call, require_call
+from stacks.gitops.gate import read_conditions
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
@@ -249,6 +251,10 @@ BROUGHT_ABOUT = {
     "R417": lambda _: read_call(_options(date="tomorrow"), PLAYABLE),
     "R418": lambda _: check_variants(PLAYABLE, read_variants(["decode.epsize=72"], [])),
     "R501": lambda _: read_deployment("chat"),
+    "R601": lambda _: read_conditions("outages"),
+    "R602": lambda _: require_call(Call(Path("spec.yaml"), Path("deploy"), None, read_conditions("cost+10%"))),
+    "R603": lambda _: require_call(Call(Path("spec.yaml"), Path("deploy"), Path("no-base"), ())),
+    "R604": lambda folder: require_call(Call(Path("/srv/spec.yaml"), Path("deploy"), folder, ())),
     "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.cli import main
 from planner.compiler import compile_plan
 from planner.manifests import folder as writer
-from planner.manifests.folder import files_of, kept_plan, write_folder
+from planner.manifests.folder import files_of, kept_plan, stale_files, write_folder
 from planner.manifests.render import render_files
 from planner.problems.errors import CallError, OutputError
 from planner.rules.check import check_spec, with_values
@@ -295,9 +295,42 @@ def test_a_plan_that_somebody_edited_stops_the_run(spec_file, tmp_path, capsys):
     plan.write_text(plan.read_text().replace("node-0", "node-9"))
 
     assert (main(words), main([*words, "--anew"]), main(words)) == (2, 0, 0)
-    assert "give --anew to plan as if nothing ran [S909]" in capsys.readouterr().err
+    assert "render with --anew to plan as if nothing ran [S909]" in capsys.readouterr().err
 
     plan.write_text("my plan for today")
 
     assert (main(words), main([*words, "--anew"])) == (2, 2)
     assert plan.read_text() == "my plan for today"
+
+
+def _remove_a_unit(folder):
+    (folder / UNIT).unlink()
+
+
+def _edit_a_unit(folder):
+    append(folder / UNIT, "# by hand\n")
+
+
+def _list_one_more(folder):
+    (folder / "old.yaml").write_text("old\n")
+    kustomization = folder / "kustomization.yaml"
+    kustomization.write_text(kustomization.read_text().replace("resources:\n", 'resources:\n  - "old.yaml"\n'))
+
+
+@pytest.mark.parametrize("change", [lambda _: None, _remove_a_unit, _edit_a_unit, _list_one_more])
+def test_stale_files_are_those_that_writing_changes(change, folder, files):
+    """Written, edited and removed ones alike; to ask changes nothing."""
+    change(folder)
+    before = text_of(folder)
+    stale = stale_files(folder, files)
+
+    assert text_of(folder) == before
+    write_folder(folder, files, overwrite=True)
+    after = text_of(folder)
+    assert stale == tuple(sorted(name for name in before | after if before.get(name) != after.get(name)))
+
+
+def test_of_a_folder_that_is_not_there_every_file_is_stale(files, tmp_path):
+    """It is not made either."""
+    assert stale_files(tmp_path / "none", files) == tuple(sorted(files))
+    assert not (tmp_path / "none").exists()

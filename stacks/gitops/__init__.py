@@ -1,0 +1,1 @@
+"""The `gitops` commands: what a pull request is checked by."""

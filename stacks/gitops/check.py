@@ -1,0 +1,92 @@
+"""Check a change of a spec: what it does to what runs, whether its folder was rendered, and what speaks against it.
+
+What runs is what the folder says: that of the base branch's checkout where one is given, since in a pull request the
+own folder has the change already. The new plan is planned near the own folder's, as `tidemill render` would do it.
+
+A folder keeps no estimates. So the figures before the change are those of the base's spec, planned near the base's
+folder; they count where that comes to the plan in the folder. Otherwise nobody knows them, and the report says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.compiler import run_passes
+from planner.diff.diff import diff_of
+from planner.manifests.folder import files_of, kept_plan, stale_files
+from planner.plan.given import read_spec
+from planner.plan.loaded import read_plan
+from planner.plan.plan import Plan
+from planner.problems.errors import CallError, InfeasibleError, SpecError
+from planner.problems.finding import Finding
+from stacks.gitops.gate import CHECK, Condition, Evidence, find_objections, promises_of
+from stacks.gitops.report import Report
+
+__all__ = ["Call", "check_change", "require_call"]
+
+OTHER_FIGURES = "figures before the change are unknown: the base's folder is not what the base's spec renders"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is checked: `spec` and `folder` have the same paths in `base`, a checkout of the base branch."""
+
+    spec: Path
+    folder: Path
+    base: Path | None
+    conditions: tuple[Condition, ...]
+
+
+def require_call(call: Call) -> None:
+    """Raise CallError where the base cannot be looked into, or a condition needs one."""
+    if call.base is None:
+        for condition in call.conditions:
+            if condition.percent is not None:
+                reason = "a folder keeps no figures, so what a day costs today follows from the base's spec"
+                fix = "give --base, with a checkout of the branch that the change is for"
+                raise _refused("--fail-on", condition.word, "R602 needs --base", reason, fix)
+        return
+    if not call.base.is_dir():
+        rule, reason = "R603 must be a folder", "it is the checkout of the branch that the change is for"
+        raise _refused("--base", str(call.base), rule, reason, "for example git worktree add ../base origin/main")
+    for name, path in (("SPEC", call.spec), ("FOLDER", call.folder)):
+        if path.is_absolute() or ".." in path.parts:
+            rule, reason = "R604 must be a path inside the checkout", "--base has the same file at the same path"
+            raise _refused(name, str(path), rule, reason, "call tidemill in the checkout, and give a relative path")
+
+
+def check_change(call: Call) -> tuple[Plan, Report]:
+    """Return the plan of the spec, and the report of the change to it.
+
+    Raises SpecError, CallError or InfeasibleError where there is no plan, or none that can run.
+    """
+    kept = kept_plan(call.folder)
+    plan = run_passes(read_spec(call.spec), kept).plan
+    stale = stale_files(call.folder, files_of(plan, kept))
+    before, notes = (kept, ()) if call.base is None else _base_plan(call.base / call.spec, call.base / call.folder)
+    change = None if before is None else diff_of(before, plan, notes)
+    objections = find_objections(call.conditions, Evidence(change, promises_of(plan), stale))
+    return plan, Report(
+        name=plan.name,
+        plan_digest=plan.digest,
+        conditions=tuple(each.word for each in call.conditions),
+        objections=objections,
+        stale=stale,
+        diff=change,
+    )
+
+
+def _base_plan(spec: Path, folder: Path) -> tuple[Plan | None, Sequence[str]]:
+    """Return the plan that the base's folder keeps, with figures where they are known; None where nothing runs yet."""
+    if not folder.exists():
+        return None, ()
+    kept = read_plan(folder)
+    try:
+        found = run_passes(read_spec(spec), kept).plan
+    except (SpecError, CallError, InfeasibleError):  # a base that is wrong must not keep out the change that mends it
+        return kept, (OTHER_FIGURES,)
+    return (found, ()) if found.digest == kept.digest else (kept, (OTHER_FIGURES,))
+
+
+def _refused(path: str, value: str, rule: str, reason: str, fix: str) -> CallError:
+    return CallError([Finding(path, value, rule, reason, fix).at(CHECK)])

@@ -1,0 +1,73 @@
+"""The `tidemill gitops` commands: this file prints; the other files of the room decide."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planner.command.options import add_command, add_format
+from planner.command.printed import print_json
+from planner.facts.digest import pretty_json
+from planner.problems.errors import InfeasibleError
+from planner.problems.output import require_writable, write_result
+
+__all__ = ["add_gitops"]
+
+
+def add_gitops(commands: Any) -> None:
+    """Add the commands to `commands`, the result of `add_subparsers`."""
+    gitops = add_command(
+        commands,
+        "gitops",
+        "check changes of a spec before they are merged",
+        "What a pull request is checked by, where a spec and the folder that is rendered from it are kept in Git.",
+    )
+    ours = gitops.add_subparsers(metavar="COMMAND", required=True)
+    _add_check(ours)
+
+
+def _add_check(commands: Any) -> None:
+    check = add_command(
+        commands,
+        "check",
+        "say what a change does, and refuse it on conditions",
+        "Check a spec, compare its plan with what runs, and say whether FOLDER is what it renders. Nothing is written. "
+        "Exit with 3 if a condition of --fail-on holds.",
+    )
+    check.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
+    check.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render wrote for it")
+    check.add_argument(
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="a checkout of the branch that the change is for, where SPEC and FOLDER have the same paths: its folder "
+        "says what runs; default: FOLDER says it",
+    )
+    check.add_argument(
+        "--fail-on",
+        metavar="LIST",
+        help="conditions with commas between them: outage, degraded (or worse), slo, stale, and cost+N%% for a day "
+        "that costs over N %% more",
+    )
+    check.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
+    add_format(check, "markdown")
+    check.set_defaults(command=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from stacks.gitops.check import Call, check_change, require_call
+    from stacks.gitops.gate import read_conditions
+    from stacks.gitops.report import report_markdown, report_text
+
+    conditions = () if arguments.fail_on is None else read_conditions(arguments.fail_on)
+    call = Call(arguments.spec, arguments.folder, arguments.base, conditions)
+    require_call(call)
+    if arguments.output:
+        require_writable(arguments.output)
+    plan, report = check_change(call)
+    if arguments.output:
+        write_result(arguments.output, pretty_json(plan.as_json()))
+    if arguments.format == "json":
+        print_json(report.model_dump(mode="json"))
+    else:
+        print({"text": report_text, "markdown": report_markdown}[arguments.format](report), end="")
+    return InfeasibleError.exit_status if report.objections else 0

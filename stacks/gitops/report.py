@@ -1,0 +1,54 @@
+"""The report of a check, as a document for programs, text for a terminal and markdown for a comment.
+
+Names, paths and messages come from a spec that anybody may have written: text is printable, and markdown shows what
+stands there and notifies nobody.
+"""
+
+from collections.abc import Sequence
+
+from planner.diff.change import Change
+from planner.diff.markdown import diff_markdown, escaped
+from planner.diff.text import diff_text
+from planner.facts.part import Digest, Maybe, Part
+from planner.problems.printable import printable, without_passwords
+from stacks.gitops.gate import Objection
+
+__all__ = ["Report", "report_markdown", "report_text"]
+
+NOTHING_RUNS = "nothing runs yet"
+
+
+class Report(Part):
+    """What a check found. `diff` is left out where nothing runs yet."""
+
+    name: str
+    plan_digest: Digest
+    conditions: tuple[str, ...]  # that would have refused the change
+    objections: tuple[Objection, ...]  # those that do
+    stale: tuple[str, ...]  # files of the folder that rendering would change
+    diff: Maybe[Change] = None
+
+
+def report_text(report: Report) -> str:
+    """Return the change and then the decision, which ends with a line end."""
+    change = f"{_first(report)}\n" if report.diff is None else diff_text(report.diff)
+    return f"{change}\n" + "".join(f"{printable(without_passwords(line))}\n" for line in _decision(report))
+
+
+def report_markdown(report: Report) -> str:
+    """Return the decision and then the change, which ends with a line end."""
+    change = f"{escaped(_first(report))}\n" if report.diff is None else diff_markdown(report.diff)
+    return "".join(f"- {escaped(line)}\n" for line in _decision(report)) + f"\n{change}"
+
+
+def _first(report: Report) -> str:
+    return f"{report.name}: {NOTHING_RUNS}, and plan {report.plan_digest[:19]} is the first"
+
+
+def _decision(report: Report) -> Sequence[str]:
+    """Return a line for each objection, or one that says that there is none."""
+    if report.objections:
+        return [f"refused by {each.condition}: {each.reason}" for each in report.objections]
+    if report.conditions:
+        return [f"passed: {', '.join(report.conditions)}"]
+    return ["no condition was given (--fail-on)"]

@@ -1,0 +1,131 @@
+"""`tidemill gitops check` in two checkouts: that of the branch, and that of the change."""
+
+import json
+
+import pytest
+
+from stacks.cli import main
+from tests.stacks.deployments import DEMO_SPEC
+
+FOLDER = ("spec.yaml", "deploy")
+CHECK = ("gitops", "check", *FOLDER, "--base", "../base")
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """The change's checkout, which is the working directory and as yet has no change."""
+    text = DEMO_SPEC.read_text().replace("../../runtime", str(DEMO_SPEC.parents[2] / "runtime"))
+    for name in ("base", "head"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        (tmp_path / name / "spec.yaml").write_text(text)
+        main(["render", "spec.yaml", "-o", "deploy"])
+    return tmp_path / "head"
+
+
+def _run(capsys, *words):
+    capsys.readouterr()
+    status = main(words)
+    return status, capsys.readouterr()
+
+
+def _edit(path, old="port: 8000", new="port: 8001"):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_a_rendered_change_passes_and_is_shown(head, capsys):
+    """What runs is what the base's folder says, although the own folder has the change already."""
+    _edit(head / "spec.yaml")
+    main(["render", *FOLDER[:1], "-o", "deploy"])
+    status, said = _run(capsys, *CHECK, "--fail-on", "outage,degraded,slo,stale")
+
+    assert status == 0
+    assert "  verdict   rolling" in said.out
+    assert said.out.endswith("\npassed: outage, degraded, slo, stale\n")
+
+
+def test_a_folder_that_was_not_rendered_is_stale(head, capsys):
+    """With the condition that is refused, without it the report alone says so; nothing is written either way."""
+    _edit(head / "spec.yaml")
+    before = {path: path.read_bytes() for path in head.rglob("*") if path.is_file()}
+    refused, text = _run(capsys, *CHECK, "--fail-on", "outage,stale")
+    allowed, document = _run(capsys, *CHECK, "--format", "json")
+
+    assert (refused, allowed) == (3, 0)
+    assert "refused by stale: tidemill render would change 7 files: " in text.out
+    assert "kustomization.yaml" in json.loads(document.out)["stale"]
+    assert {path: path.read_bytes() for path in head.rglob("*") if path.is_file()} == before
+
+
+def test_an_outage_is_refused(head, capsys):
+    """Another expert map restarts the only unit of a phase."""
+    _edit(head / "spec.yaml", "  redundant_experts: 4", "  redundant_experts: 8")
+    main(["render", *FOLDER[:1], "-o", "deploy"])
+    status, said = _run(capsys, *CHECK, "--fail-on", "outage,stale", "-o", "plan.json", "--format", "markdown")
+
+    assert status == 3
+    assert said.out.startswith("- refused by outage: outage")
+    assert "| **outage** | Change of demo" in said.out
+    assert json.loads((head / "plan.json").read_text())["name"] == "demo"
+
+
+def test_without_a_base_the_own_folder_is_what_runs(head, capsys):
+    """So a change is looked at before it is rendered."""
+    _edit(head / "spec.yaml")
+    status, said = _run(capsys, "gitops", "check", *FOLDER, "--fail-on", "degraded", "--format", "json")
+    report = json.loads(said.out)
+
+    assert (status, report["diff"]["verdict"], report["objections"]) == (0, "rolling", [])
+
+
+def test_the_first_change_has_nothing_to_compare_with(head, capsys):
+    """The base has no folder yet."""
+    for path in (head.parent / "base" / "deploy").iterdir():
+        path.unlink()
+    (head.parent / "base" / "deploy").rmdir()
+    status, said = _run(capsys, *CHECK, "--fail-on", "outage,cost+10%,stale", "--format", "json")
+
+    assert status == 0
+    assert "diff" not in json.loads(said.out)
+
+
+def test_costs_before_are_those_of_the_bases_spec(head, capsys):
+    """A price changes no file, so the folder does not have it; the base's spec does, while the folder is its own."""
+    plan = "\ncost: {usd_per_gpu_hour: 1}\n"
+    _edit(head.parent / "base" / "spec.yaml", "\ngateway:", f"{plan}gateway:")
+    _edit(head / "spec.yaml", "\ngateway:", f"{plan.replace('1', '2')}gateway:")
+    dear, said = _run(capsys, *CHECK, "--fail-on", "cost+99%,stale")
+    allowed, _ = _run(capsys, *CHECK, "--fail-on", "cost+100%,stale")
+    _edit(head.parent / "base" / "spec.yaml")
+    unknown, of_another = _run(capsys, *CHECK, "--fail-on", "cost+100%")
+
+    assert (dear, allowed, unknown) == (3, 0, 3)
+    assert "refused by cost+99%: a day costs $" in said.out
+    assert "refused by cost+100%: what a day costs before the change is unknown" in of_another.out
+    assert "figures before the change are unknown" in " ".join(of_another.out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("gitops", "check", "none.yaml", "deploy"), "S101"),
+        (("gitops", "check", *FOLDER, "--fail-on", "cost+10%"), "R602"),
+        (("gitops", "check", *FOLDER, "--base", "../none"), "R603"),
+        (("gitops", "check", "../head/spec.yaml", "deploy", "--base", "../base"), "R604"),
+    ],
+)
+def test_a_wrong_call_is_refused(words, rule, head, capsys):
+    """Also as JSON, with the status of wrong calls."""
+    status, said = _run(capsys, *words, "--format", "json")
+
+    assert status == 2
+    assert [each["rule"].split()[0] for each in json.loads(said.out)["errors"]] == [rule]
+
+
+def test_a_base_that_is_wrong_keeps_no_change_out(head, capsys):
+    """Its spec is what the change mends; its figures are unknown, and what runs is still known."""
+    (head.parent / "base" / "spec.yaml").write_text("version: 1\n")
+    status, said = _run(capsys, *CHECK, "--fail-on", "outage,stale")
+
+    assert status == 0
+    assert "verdict   no_restart" in said.out
