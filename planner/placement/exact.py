@@ -9,6 +9,8 @@ with whole numbers, for a unit u, a cell c, a leaf, rack or power domain p, and 
     w         the worst loss:           sum over decode units of t[u, p] <= w
     k[u, c]   nodes of u that stay:     k[u, c] <= x[u, c],  k[u, c] <= nodes that u had in c
 
+and x[u, c] fixed for units that a previous plan keeps where they are.
+
 HiGHS solves it (`program.py`). Where its limit is reached, the best that was found is taken with the bound that was
 proven. It starts from a placement and is never worse than that.
 
@@ -37,8 +39,8 @@ def exact(
 ) -> tuple[Assignment, tuple[Objective, ...]]:
     """Return the best assignment, and its counts with what was proven of each.
 
-    `start`: any assignment. `bounds`: of its counts, where more is known than `measure` does.
-    `options`: limits for HiGHS.
+    `start`: any assignment with the kept units where they stand. `bounds`: of its counts, where more is known than
+    `measure` does. `options`: limits for HiGHS.
     """
     formulation = _Formulation(task, options)
     program = formulation.program
@@ -70,6 +72,9 @@ class _Formulation:
             self.program.between(wanted.num_nodes, self._nodes_of([unit], range(len(task.cells))), wanted.num_nodes)
         for cell, size in enumerate(task.sizes):
             self.program.between(0, self._nodes_of(range(len(task.units)), [cell]), size)
+        for unit, cell in product(sorted(task.kept), range(len(task.cells))):
+            had = task.before[unit].get(cell, 0)
+            self.program.between(had, self._nodes_of([unit], [cell]), had)
 
     def values(self, assignment: Assignment) -> list[int]:
         """Return the values of the columns that there are so far, for `assignment`."""

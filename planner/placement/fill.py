@@ -14,33 +14,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
-__all__ = ["fill", "fill_leaves", "fillings"]
+__all__ = ["fill_leaves", "fill_near_previous", "fillings"]
 
 
 def fillings(task: Task) -> Iterator[Assignment]:
-    """Yield all fillings that are worth trying."""
-    empty: list[dict[int, int]] = [{} for _ in task.units]
+    """Yield all fillings that are worth trying, each with the kept units where they stand."""
     for order in _orders(task):
-        yield fill(task, empty, order)
+        yield _fill(task, task.standing, order)
         yield _place_in_line(task, order)
 
 
-def fill(task: Task, placed: Assignment, order: Sequence[int] | None = None) -> Assignment:
-    """Return `placed` with cells for the nodes that units still lack: near their others, else snug."""
-    assignment = [dict(cells) for cells in placed]
-    room = Room(task, assignment)
-    for unit in _sort_by_activity(task) if order is None else order:
-        missing = task.units[unit].num_nodes - sum(assignment[unit].values())
-        for cell, count in (room.around(assignment[unit], missing) if assignment[unit] else room.snug(missing)).items():
-            assignment[unit][cell] = assignment[unit].get(cell, 0) + count
-    return assignment
+def fill_near_previous(task: Task) -> Assignment:
+    """Give each unit the nodes that it had before, up to as many as it wants now, and fill in the others."""
+    assignment: list[dict[int, int]] = []
+    for unit, had in zip(task.units, task.before, strict=True):
+        cells: dict[int, int] = {}
+        for cell, count in had.items():
+            cells[cell] = min(count, unit.num_nodes - sum(cells.values()))
+        assignment.append({cell: count for cell, count in cells.items() if count})
+    return _fill(task, assignment, _sort_by_activity(task))
 
 
 def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     """Return racks for units that have leaves: under each leaf one after the other, those that are on longest first.
 
-    `by_leaf` is for each unit leaf -> its nodes there. Where states are nested, every state uses as few racks of a leaf
-    as its nodes there need.
+    Kept units stay in their racks. `by_leaf` is for each unit leaf -> its nodes there. Where states are nested, every
+    state uses as few racks of a leaf as its nodes there need.
     """
     assert task.leaves
     lines: list[list[int]] = [[] for _ in task.leaves.sizes]
@@ -48,11 +47,12 @@ def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
         lines[task.leaves.of_cell[cell]].append(cell)
     wants: list[list[tuple[int, int]]] = [[] for _ in lines]
     for unit in _alternate(task, _sort_by_activity(task), set(task.lost)):
-        for leaf, num_nodes in by_leaf[unit].items():
+        for leaf, num_nodes in by_leaf[unit].items() if unit not in task.kept else ():
             wants[leaf].append((unit, num_nodes))
-    assignment: list[dict[int, int]] = [{} for _ in task.units]
+    assignment = [dict(cells) for cells in task.standing]
+    free = Room(task, task.standing).free
     for line, own in zip(lines, wants, strict=True):
-        _fill_line(task, line, own, assignment)
+        _fill_line(free, line, own, assignment)
     return assignment
 
 
@@ -89,25 +89,37 @@ def _alternate(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
     return result
 
 
+def _fill(task: Task, placed: Assignment, order: Sequence[int]) -> Assignment:
+    """Return `placed` with cells for the nodes that units still lack: near their others, else snug."""
+    assignment = [dict(cells) for cells in placed]
+    room = Room(task, assignment)
+    for unit in order:
+        missing = task.units[unit].num_nodes - sum(assignment[unit].values())
+        for cell, count in (room.around(assignment[unit], missing) if assignment[unit] else room.snug(missing)).items():
+            assignment[unit][cell] = assignment[unit].get(cell, 0) + count
+    return assignment
+
+
 def _place_in_line(task: Task, order: Iterable[int]) -> Assignment:
     """Place the units cell after cell."""
-    assignment: list[dict[int, int]] = [{} for _ in task.units]
-    _fill_line(task, _line_up(task), [(unit, task.units[unit].num_nodes) for unit in order], assignment)
+    assignment = [dict(cells) for cells in task.standing]
+    wants = [(unit, task.units[unit].num_nodes) for unit in order if unit not in task.kept]
+    _fill_line(Room(task, task.standing).free, _line_up(task), wants, assignment)
     return assignment
 
 
 def _fill_line(
-    task: Task, line: Iterable[int], wants: Iterable[tuple[int, int]], assignment: Sequence[dict[int, int]]
+    free_in: Sequence[int], line: Iterable[int], wants: Iterable[tuple[int, int]], assignment: Sequence[dict[int, int]]
 ) -> None:
-    """Put units, each with the nodes that it wants, into the empty cells of `line`, one after the other."""
+    """Put units, each with the nodes that it wants, into the free nodes of the cells of `line`, one after the other."""
     cells = iter(line)
     free = 0
     for unit, num_nodes in wants:
         missing = num_nodes
         while missing:
-            if not free:
+            while not free:
                 cell = next(cells)
-                free = task.sizes[cell]
+                free = free_in[cell]
             taken = min(missing, free)
             assignment[unit][cell] = taken
             free -= taken

@@ -7,14 +7,14 @@ Where there are leaves it goes over leaves first (`leafwise.py`), then over rack
 from collections.abc import Callable, Iterable
 from random import Random
 
-from planner.placement.fill import fill_leaves, fillings
+from planner.placement.fill import fill_leaves, fill_near_previous, fillings
 from planner.placement.improve import improved
 from planner.placement.leafwise import leafwise_task
 from planner.placement.quality import Objective, measure
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
-__all__ = ["MAX_TRIES", "better", "greedy"]
+__all__ = ["greedy"]
 
 Objectives = tuple[Objective, ...]
 
@@ -25,7 +25,18 @@ SHAKES = 12  # as above
 
 
 def greedy(task: Task) -> Assignment:
-    """Return an assignment with all units, near the best by the counts of `quality.py`."""
+    """Return an assignment with all units, near the best by the counts of `quality.py`; kept units stand still."""
+    if not task.had_nodes:
+        return _place_anew(task)
+    start = fill_near_previous(task)
+    near, _ = improved(task, start, MAX_TRIES, [objective.bound for objective in measure(task, start)])
+    if _is_best(measure(task, near)):
+        return near
+    return min(near, _place_anew(task), key=lambda assignment: _values(measure(task, assignment)))
+
+
+def _place_anew(task: Task) -> Assignment:
+    """Return an assignment that is searched without regard to where units were that are to move."""
     starts = list(fillings(task))
     if (
         task.leaves
@@ -44,18 +55,13 @@ def _search_leaves_first(task: Task) -> Assignment:
     return fill_leaves(task, found)
 
 
-def better(task: Task, one: Assignment, other: Assignment) -> Assignment:
-    """Return the better assignment by the counts in their order; `one` if they are equal."""
-    return min(one, other, key=lambda assignment: [objective.value for objective in measure(task, assignment)])
-
-
 def _search(
     task: Task, starts: Iterable[Assignment], tries: int, measured: Callable[[Assignment], Objectives]
 ) -> Assignment:
     """Return the best found in `tries` tries; the last among equals, so that shakes go on from ever new ones."""
 
     def values(assignment: Assignment) -> list[int]:
-        return [objective.value for objective in measured(assignment)]
+        return _values(measured(assignment))
 
     starts = sorted(starts, key=values)[:STARTS]
     best, left = starts[0], tries
@@ -71,14 +77,18 @@ def _search(
     return best
 
 
+def _values(objectives: Objectives) -> list[int]:
+    return [objective.value for objective in objectives]
+
+
 def _is_best(objectives: Objectives) -> bool:
     return all(objective.is_proven for objective in objectives)
 
 
 def _shake(task: Task, assignment: Assignment, random: Random, num_units: int) -> Assignment:
-    """Return `assignment` with some units taken out, and placed again from cells that are drawn."""
+    """Return `assignment` with some movable units taken out, and placed again from cells that are drawn."""
     shaken = [dict(cells) for cells in assignment]
-    units = random.sample(range(len(task.units)), min(num_units, len(task.units)))
+    units = random.sample(task.movable, min(num_units, len(task.movable)))
     for unit in units:
         shaken[unit] = {}
     room = Room(task, shaken)

@@ -1,6 +1,6 @@
 """Local search: units give up cells as long as that makes a placement better.
 
-What is tried, where it can take a unit out of a place at all:
+What is tried, where it can take a unit out of a place at all, and only with units that no previous plan keeps:
     shift      all nodes of a unit in one cell to free nodes of another
     exchange   all nodes that a unit has in one cell for as many of a unit in another cell
     swap       all nodes of two racks of one leaf, where that takes decode units out of a power domain
@@ -59,7 +59,7 @@ def _carry_out(arrangement: Arrangement, steps: Sequence[Step]) -> None:
 
 def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
     """Yield the steps worth trying, each from where the arrangement stands when it is asked for."""
-    units = range(len(arrangement.at))
+    units = arrangement.task.movable
     yield from _swaps(arrangement, goal)
     for unit in units:
         for source in list(arrangement.at[unit]):
@@ -82,10 +82,11 @@ def _shifts(arrangement: Arrangement, unit: int, source: int) -> Iterator[list[S
 
 
 def _exchanges(arrangement: Arrangement, unit: int, source: int) -> Iterator[list[Step]]:
+    kept = arrangement.task.kept
     for target, others in enumerate(arrangement.in_cell):
-        for other in list(others):
+        for other in [each for each in others if each > unit and each not in kept]:
             count = min(arrangement.at[unit].get(source, 0), others.get(other, 0))
-            if target != source and other > unit and count and not _is_same(arrangement, unit, other):
+            if target != source and count and not _is_same(arrangement, unit, other):
                 yield [(unit, source, target, count), (other, target, source, count)]
 
 
@@ -102,8 +103,9 @@ def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]
         assert task.powers
         is_other_power = task.powers.of_cell[one] != task.powers.of_cell[other]
         is_same_leaf = task.leaves is None or task.leaves.of_cell[one] == task.leaves.of_cell[other]
-        if is_other_power and is_same_leaf and task.sizes[one] == task.sizes[other]:
-            mine, theirs = arrangement.in_cell[one], arrangement.in_cell[other]
+        mine, theirs = arrangement.in_cell[one], arrangement.in_cell[other]
+        is_movable = task.kept.isdisjoint(mine.keys() | theirs.keys())
+        if is_movable and is_other_power and is_same_leaf and task.sizes[one] == task.sizes[other]:
             yield [
                 *((unit, one, other, count) for unit, count in mine.items()),
                 *((unit, other, one, count) for unit, count in theirs.items()),

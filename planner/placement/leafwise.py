@@ -5,6 +5,7 @@ needs, where states are nested: as few as hold the nodes that it has under each 
 of the places that one over racks has, and none of its moves is wasted on racks that make no difference.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from planner.placement.task import Cell, Task
@@ -13,8 +14,9 @@ __all__ = ["leafwise_task"]
 
 
 def leafwise_task(task: Task) -> Task:
-    """Return the same units and states, with a cell for each leaf."""
+    """Return the same units and states, with a cell for each leaf. Only kept units have nodes from before."""
     assert task.leaves
+    leaf_of = task.leaves.of_cell
     cells = []
     for leaf_cells in task.leaves.cells:
         own = [task.cells[cell] for cell in leaf_cells]
@@ -23,4 +25,5 @@ def leafwise_task(task: Task) -> Task:
             in_rack[cell.rack] = in_rack.get(cell.rack, 0) + len(cell.nodes)
         racks = tuple(sorted(in_rack.values(), reverse=True)) if task.racks else ()
         cells.append(Cell(own[0].leaf, "", "", tuple(node for cell in own for node in cell.nodes), racks))
-    return replace(task, cells=tuple(cells), before=tuple({} for _ in task.units), had_nodes=frozenset())
+    before = tuple(Counter(leaf_of[cell] for cell, count in own.items() for _ in range(count)) for own in task.standing)
+    return replace(task, cells=tuple(cells), before=before, had_nodes=task.kept)

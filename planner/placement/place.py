@@ -1,7 +1,7 @@
 """The pass: units to nodes, by the search that suits the size, near a previous plan where there is one.
 
-`fresh` is where units would go if there were none. A previous placement that is as good stays as it is; otherwise what
-is better is taken with as few moves as were found. So the same spec, planned after itself, moves nothing.
+A unit stays on its nodes if the previous plan gave it as many as it wants now and all of them are still usable: to move
+it is to restart it, and no count is worth that. Only the others are placed, around those that stay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,7 @@ from planner.layout.nodes import Node, nodes_for
 from planner.layout.nvlink_domains import nvlink_domains
 from planner.layout.unit import Unit
 from planner.placement.enough import gpu_pools
-from planner.placement.fill import fill
-from planner.placement.greedy import MAX_TRIES, better, greedy
-from planner.placement.improve import improved
+from planner.placement.greedy import greedy
 from planner.placement.nodes import nodes_of_assignment
 from planner.placement.quality import Objective, measure
 from planner.placement.task import Assignment, Task, Wanted, task_of
@@ -74,10 +72,8 @@ def _place_pool(
     """Place the units of phases that run on one GPU, on the usable ones of the nodes that have it."""
     wanted, domains = _wanted(spec, layouts), _domains(spec, layouts[0].phase, nodes)
     usable = [node for node in nodes if node.unusable is None]
-    found = _place_fresh(task_of(wanted, usable, spec.written.schedule, {}, domains))
     task = task_of(wanted, usable, spec.written.schedule, before, domains)
-    if task.had_nodes:
-        found = _place_near_previous(task, found)
+    found = _search(task)
     on_nodes = nodes_of_assignment(task, found.assignment, before)
     place_of = {node.name: node for node in usable}
     ranks = {layout.phase: layout.ep_size for layout in layouts}
@@ -117,8 +113,10 @@ def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Pla
     return Placement(tuple(units), objectives, method, why, {}, ())
 
 
-def _place_fresh(task: Task) -> _Found:
-    """Return the best placement that is found without regard to earlier plans."""
+def _search(task: Task) -> _Found:
+    """Place the units that no previous plan keeps, around those that it does."""
+    if task.kept and not task.movable:
+        return _Found(task.standing, measure(task, task.standing), "previous", "every unit stays on its nodes")
     assignment = greedy(task)
     return _prove(task, assignment, measure(task, assignment))
 
@@ -134,40 +132,6 @@ def _prove(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]
 
     assignment, objectives = exact(task, assignment, [objective.bound for objective in objectives])
     return _Found(assignment, objectives, "exact", f"{size} are at most {EXACT_SIZE}")
-
-
-def _place_near_previous(task: Task, fresh: _Found) -> _Found:
-    """Return the previous placement if it is as good as `fresh`, else the better one with few moves."""
-    kept = fill(task, _keep_nodes(task))
-    objectives = _raise_bounds(measure(task, kept), fresh.objectives)
-    worst = [objective.value for objective in fresh.objectives]
-    if [objective.value for objective in objectives[: len(worst)]] <= worst and objectives[-1].is_proven:
-        return _Found(kept, objectives, "previous", "as good as anew, and nothing moves that could stay")
-    best, goal = kept, [objective.bound for objective in objectives]
-    for start in (kept, fresh.assignment):
-        best = better(task, best, improved(task, start, MAX_TRIES // 2, goal)[0])
-    return _prove(task, best, _raise_bounds(measure(task, best), fresh.objectives))
-
-
-def _keep_nodes(task: Task) -> Assignment:
-    """Return the nodes that units have kept from before."""
-    assignment: list[dict[int, int]] = []
-    for unit, had in zip(task.units, task.before, strict=True):
-        cells: dict[int, int] = {}
-        for cell, count in had.items():
-            cells[cell] = min(count, unit.num_nodes - sum(cells.values()))
-        assignment.append({cell: count for cell, count in cells.items() if count})
-    return assignment
-
-
-def _raise_bounds(objectives: tuple[Objective, ...], known: tuple[Objective, ...]) -> tuple[Objective, ...]:
-    """Return `objectives` with the `known` bounds, as long as they are as good as those for which these are known."""
-    result = list(objectives)
-    for number, (now, other) in enumerate(zip(objectives, known, strict=False)):
-        result[number] = replace(now, bound=max(now.bound, other.bound))
-        if now.value > other.value:
-            break
-    return tuple(result)
 
 
 def _drop_shared_nodes(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -8,8 +8,8 @@ The counts are whole numbers, in the order in which they matter; less is better:
     moves        nodes that a unit has and that a previous plan did not give it
 
 A count whose places the spec does not name is left out; where it names those of some nodes, the others stand alone.
-A bound holds for every placement that is as good in the counts above. The bounds computed here hold for every
-placement, and the exact search raises them (`exact.py`).
+A bound holds for every placement that is as good in the counts above and keeps the same units in place. The bounds
+computed here hold for every placement, and the exact search raises them (`exact.py`).
 A count at its bound is proven: nothing better exists.
 """
 
@@ -32,7 +32,10 @@ LEAVES: dict[LeafKind, str] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A count and its bound. No placement that is as good in the counts before it gets below the bound."""
+    """A count and its bound.
+
+    No placement that is as good in the counts before it, and keeps the same units in place, gets below the bound.
+    """
 
     name: str
     value: int

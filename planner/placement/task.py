@@ -91,6 +91,23 @@ class Task:
     leaves_are: LeafKind = "leaves"
 
     @cached_property
+    def kept(self) -> frozenset[int]:
+        """The units that stay on their nodes: all of these are usable, and as many as the unit wants."""
+        return frozenset(
+            unit for unit in self.had_nodes if sum(self.before[unit].values()) == self.units[unit].num_nodes
+        )
+
+    @cached_property
+    def movable(self) -> tuple[int, ...]:
+        """The units that are to be placed: all but the kept ones."""
+        return tuple(unit for unit in range(len(self.units)) if unit not in self.kept)
+
+    @cached_property
+    def standing(self) -> Assignment:
+        """The nodes of kept units; the others have none yet."""
+        return tuple(had if unit in self.kept else {} for unit, had in enumerate(self.before))
+
+    @cached_property
     def leaves(self) -> Places | None:
         """The leaves of the cells."""
         return _places(self.cells, lambda cell: cell.leaf)

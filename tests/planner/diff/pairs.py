@@ -147,6 +147,7 @@ def check_pair(before, after):
     there, back = diff_of(before, after), diff_of(after, before)
     fates = {each.name: "restarted" if each.change == "moved" else each.change for each in there.units}
     assert fates == template_fates(before, after)
+    assert not [each.name for each in there.units if each.change == "moved" and _is_as_large(each.name, before, after)]
     assert there.experts.bytes == moved_bytes(before, after)
     assert there.ways["git"].minutes is not None
     assert SEVERITY.index(there.ways["pulumi"].verdict) <= SEVERITY.index(there.ways["git"].verdict)
@@ -157,6 +158,11 @@ def check_pair(before, after):
         assert text.count("\n") <= MAX_LINES, text
         assert max(map(len, text.splitlines())) <= 80, text
         assert len(diff_markdown(each)) < 10_000
+
+
+def _is_as_large(name, before, after):
+    """Whether a unit has as many nodes as before. All of them are usable after each of these changes."""
+    return len(before.nodes_by_unit[name]) == len(after.nodes_by_unit[name])
 
 
 def _check_mirror(there, back):

@@ -118,22 +118,63 @@ def test_the_same_spec_moves_nothing(case):
         assert [unit.nodes for unit in again.units] == [unit.nodes for unit in first.units]
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(case=cases(), nodes=st.integers(0, 3))
-def test_a_larger_cluster_is_used_as_well_as_a_new_one(case, nodes):
-    """Planned anew on some nodes more, the counts before moves are no worse than from nothing."""
-    first = placed(case)
-    if first is None:
-        return
-    cluster, layouts, schedule = case
-    larger = cluster.model_copy(update={"nodes": cluster.nodes + nodes}), layouts, schedule
-    before = {unit.name: unit.nodes for unit in first.units}
-    anew, near = placed(larger), placed(larger, before)
-    counts = [[each.value for each in placement.objectives] for placement in (near, anew)]
+@st.composite
+def changes(draw, max_nodes=20):
+    """A case, and another that has parts of the first: its cluster, its prefill or decode units, its schedule."""
+    one, other = draw(cases(max_nodes)), draw(cases(max_nodes))
+    cluster, prefill, decode, schedule = (draw(st.sampled_from([0, 0, 1])) for _ in range(4))
+    pair = one, other
+    return one, (pair[cluster][0], [pair[prefill][1][0], pair[decode][1][1]], pair[schedule][2])
 
-    assert counts[0][: len(counts[1])] <= counts[1]
-    assert nodes or counts[0][-1] == 0
+
+@given(change=changes())
+def test_a_unit_that_can_keep_its_nodes_keeps_them(change):
+    """Whatever else changes: other units, the schedule, racks and leaves, or the number of nodes."""
+    first, near = _placed_one_after_the_other(*change)
+    usable = {node.name for node in nodes_of(change[1][0])}
+    now = {unit.name: unit.nodes for unit in near.units} if near else {}
+    kept = {name: now[name] for name in now if _can_keep(first.get(name, ()), len(now[name]), usable)}
+
+    assert kept == {name: first[name] for name in kept}
+
+
+@settings(max_examples=50, deadline=None)
+@given(change=changes(max_nodes=6))
+def test_the_others_are_placed_around_them_as_well_as_possible(change):
+    """The slow reference: no placement in which these units stay is better; moves count last."""
+    first, near = _placed_one_after_the_other(*change)
+    cluster, layouts, schedule = change[1]
+    if near is None or sum(each.num_units for each in layouts) > 3:
+        return
+    own = {node.name: node for node in nodes_of(cluster)}
+    units = [(each.phase, index, each.nodes_per_unit) for each in layouts for index in range(each.num_units)]
+    had = [first.get(unit.name, ()) for unit in near.units]
+    fixed = [
+        nodes if _can_keep(nodes, len(unit.nodes), own) else None for unit, nodes in zip(near.units, had, strict=True)
+    ]
+
+    def measured(every):
+        names = [{node.name for node in nodes} for nodes in every]
+        if any(kept is not None and set(kept) != now for kept, now in zip(fixed, names, strict=True)):
+            return [float("inf")]
+        moves = sum(len(now - set(nodes)) for now, nodes in zip(names, had, strict=True) if nodes)
+        return counted(units, every, schedule) + ([moves] if any(had) else [])
+
+    best = min(map(measured, assignments(units, nodes_of(cluster))))
+
+    assert measured([[own[name] for name in unit.nodes] for unit in near.units]) == best
+
+
+def _placed_one_after_the_other(before, after):
+    """The nodes of the first case by unit, and the placement of the second near it; nothing for what has no room."""
+    first = placed(before)
+    nodes = {unit.name: unit.nodes for unit in first.units} if first else {}
+    return nodes, placed(after, nodes)
+
+
+def _can_keep(had, wanted, usable):
+    """Whether a unit had just as many nodes as it wants now, all of them usable."""
+    return len(had) == wanted > 0 and set(had) <= set(usable)
 
 
 @given(case=cases(max_nodes=7))
