@@ -21,7 +21,7 @@ from planner.plan.plan import Plan, sealed
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.rules.table import found_in
-from planner.search.auto import Decided, decide
+from planner.search.auto import Choice, decide
 from planner.search.repair import require_feasible
 from planner.spec.resolved import ResolvedSpec
 
@@ -35,7 +35,7 @@ __all__ = ["Compiled", "compile_plan", "plan_from", "run_passes"]
 class Compiled(Candidate):
     """A candidate with a number for every `auto`, and how these were chosen."""
 
-    choice: Decided
+    choice: Choice
 
     @property
     def searched(self) -> Collection[Phase]:
@@ -73,7 +73,7 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     choice = decide(spec)
     resolved = choice.spec
     candidate = Compiled(resolved.document, previous, calibration, known=resolved, choice=choice)
-    require_feasible(candidate, "mapped", choice.asked)
+    require_feasible(candidate, "mapped", choice.original)
     return candidate
 
 

@@ -10,14 +10,14 @@ from planner.plan.launch import launch_documents, without_map
 from planner.plan.sections import Map, Memory, PlannedUnit
 from planner.problems.fix import applied
 from planner.rules.schedule import without_spent
-from planner.search.auto import Decided
+from planner.search.auto import Choice
 from planner.search.decision import DEFAULT, Decision
 from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["decided_sections"]
 
 
-def decided_sections(candidate: Candidate, choice: Decided) -> dict[str, Any]:
+def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
     """Return the sections of a plan that follow from `choice`, but its digests; `candidate` is of the chosen spec."""
     spec, maps, refusals = candidate.resolved, candidate.maps, candidate.refusals
     sources, phase_gpus = _sources(candidate), candidate.phase_gpus

@@ -9,7 +9,7 @@ from planner.candidate.candidate import Candidate
 from planner.problems.finding import Finding
 from planner.rules.table import refusals_of
 from planner.search.auto import decide
-from planner.search.repair import require_feasible, with_changes
+from planner.search.repair import offer_changes, require_feasible
 from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["Fit", "check_fit"]
@@ -31,5 +31,5 @@ def check_fit(spec: ResolvedSpec) -> Fit:
     """
     candidate = Candidate.of(decide(spec).spec).at("laid out")
     require_feasible(candidate, "laid out", spec)
-    left = with_changes(refusals_of(candidate, "placed"), candidate, spec)
+    left = offer_changes(refusals_of(candidate, "placed"), candidate, spec)
     return Fit(tuple(left), candidate.refusals, candidate.warnings)

@@ -1,7 +1,7 @@
-"""Promises that all layouts of a phase break: the least that one of them keeps, and the load with which more is kept.
+"""Explain an SLO that no layout of a phase keeps, and offer a lighter load or a weaker promise.
 
-A promise is broken at the load that a spec writes. Before a weaker promise is asked for, lighter loads are tried, a
-series after another: the heaviest with which some layout keeps it or, where none does, the one that comes nearest.
+Lighter loads are tried first, one series after another: offer the heaviest load with which some layout keeps the SLO.
+If there is none, offer the load that comes nearest, with the latency that it reaches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,71 +16,73 @@ from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.search.decision import is_auto
-from planner.search.series import Numbers, Series, first_that, fix_of
-from planner.search.trials import Kept, Lost
+from planner.search.series import NumberSeries, Series, first_success, make_fix
+from planner.search.trials import AcceptedLayout, RejectedLayout
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import is_undecided
 
 __all__ = ["require_slo"]
 
-Tried = Sequence[Kept | Lost]  # each layout of a phase
+Outcomes = Sequence[AcceptedLayout | RejectedLayout]  # one for each layout of a phase
 
 UTILISATION = "operating_point.prefill.utilisation"
 
 
-def require_slo(spec: ResolvedSpec, found: Mapping[Phase, Tried], found_with: Callable[[Phase, Change], Tried]) -> None:
-    """Raise InfeasibleError where all layouts of a phase that fit break the SLO.
+def require_slo(
+    spec: ResolvedSpec, found: Mapping[Phase, Outcomes], search_with: Callable[[Phase, Change], Outcomes]
+) -> None:
+    """Raise InfeasibleError if every layout of some phase that fits breaks the SLO.
 
-    `found_with` returns what is found for a phase with a change of the spec.
+    `search_with` searches a phase's layouts again with a change of the spec.
     """
     wrong = [
         spec.locate(finding)
         for phase, each in found.items()
-        if _broken(each) and not _is_kept(each)
-        for finding in _findings(spec, phase, _broken(each), found_with)
+        if _slo_misses(each) and not _is_kept(each)
+        for finding in _findings(spec, phase, _slo_misses(each), search_with)
     ]
     if wrong:
         raise InfeasibleError(wrong)
 
 
 def _findings(
-    spec: ResolvedSpec, phase: Phase, broken: Sequence[Lost], found_with: Callable[[Phase, Change], Tried]
+    spec: ResolvedSpec, phase: Phase, broken: Sequence[RejectedLayout], search_with: Callable[[Phase, Change], Outcomes]
 ) -> Iterator[Finding]:
-    """Yield what is found of each promise of a phase that is `broken` by all layouts."""
-    at_load = cache(lambda *change: found_with(phase, dict(change)))
+    """Yield a finding for each promise that no layout of the phase keeps; `broken` are the layouts that miss one."""
+    at_load = cache(lambda *change: search_with(phase, dict(change)))
 
-    def found(change: Change) -> Tried:
+    def found(change: Change) -> Outcomes:
         return at_load(*change.items())
 
     all_series = list(_lighter_loads(spec, phase))
-    kept = (first_that(series, lambda change: _is_kept(found(change))) for series in all_series)
+    kept = (first_success(series, lambda change: _is_kept(found(change))) for series in all_series)
     heaviest = next(filter(None, kept), None)
-    for field in _missed(spec, broken):
-        lighter = heaviest or _nearest(spec, field, all_series, found)
+    for field in _missed_promises(spec, broken):
+        lighter = heaviest or _nearest_load(spec, field, all_series, found)
         yield _finding(spec, phase, field, broken, lighter)
 
 
 def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> Iterator[Series]:
-    """Yield lighter loads of a phase than its own: fewer requests, or emptier units and shorter steps of prefill."""
+    """Yield series of lighter loads: fewer requests; for prefill, lower utilisation, then shorter steps."""
     if phase != "prefill":
-        path, now = _requests(spec, phase)
-        yield Numbers((path,), range((now or 1) - 1, 0, -1))
+        path, now = _predicted_requests(spec, phase)
+        yield NumberSeries((path,), range((now or 1) - 1, 0, -1))
         return
     point = spec.written.operating_point.prefill
     used = (point.utilisation or LEAST) if point is not None else 0.0
     shares = range(ceil(100 * used) - 1, round(100 * LEAST_OFFERED) - 1, -1)
-    yield Numbers((UTILISATION,), [share / 100 for share in shares])
+    yield NumberSeries((UTILISATION,), [share / 100 for share in shares])
     path, steps = shorter_steps(spec)
     yield [{path: each} for each in steps]
 
 
-def _nearest(
-    spec: ResolvedSpec, field: str, all_series: Sequence[Series], found: Callable[[Change], Tried]
+def _nearest_load(
+    spec: ResolvedSpec, field: str, all_series: Sequence[Series], found: Callable[[Change], Outcomes]
 ) -> Change | None:
-    """Return the load with which some layout comes nearest to what `field` promises, and what it keeps with it."""
-    ends = ([each[-1]] if isinstance(each, Numbers) else each for each in all_series if each)
-    tried = [(change, _broken(found(change))) for each in ends for change in each]
+    """Return the load that comes nearest to the promise in `field`, with the weaker promise that it needs."""
+    ends = ([each[-1]] if isinstance(each, NumberSeries) else each for each in all_series if each)
+    tried = [(change, _slo_misses(found(change))) for each in ends for change in each]
     reached = [(_best(broken, field).reached[field], broken, change) for change, broken in tried if broken]
     if not reached:
         return None
@@ -89,40 +91,42 @@ def _nearest(
     return {**change, f"slo.{field}": least} if least > getattr(spec.written.slo, field) else change
 
 
-def _is_kept(found: Tried) -> bool:
-    return any(isinstance(each, Kept) for each in found)
+def _is_kept(found: Outcomes) -> bool:
+    return any(isinstance(each, AcceptedLayout) for each in found)
 
 
-def _broken(found: Tried) -> list[Lost]:
-    return [each for each in found if isinstance(each, Lost) and each.why == "slo"]
+def _slo_misses(found: Outcomes) -> list[RejectedLayout]:
+    return [each for each in found if isinstance(each, RejectedLayout) and each.why == "slo"]
 
 
-def _best(broken: Sequence[Lost], field: str) -> Lost:
+def _best(broken: Sequence[RejectedLayout], field: str) -> RejectedLayout:
     return min(broken, key=lambda lost: lost.reached[field])
 
 
-def _least_promise(broken: Sequence[Lost], field: str) -> int:
-    """Return the least that may be promised for one of the layouts to keep it."""
+def _least_promise(broken: Sequence[RejectedLayout], field: str) -> int:
+    """Return the shortest latency, in ms, that one of the layouts can promise."""
     return max(ceil(_best(broken, field).reached[field] / KEPT), 1)
 
 
-def _missed(spec: ResolvedSpec, broken: Sequence[Lost]) -> list[str]:
-    """Return the fields that no layout keeps; all of them, where each is kept by some."""
+def _missed_promises(spec: ResolvedSpec, broken: Sequence[RejectedLayout]) -> list[str]:
+    """Return the promises that no layout keeps; all promises if each is kept by some layout, but never together."""
     promised = [field for field in ("ttft_ms", "tpot_ms") if getattr(spec.written.slo, field) is not None]
     known = [field for field in promised if field in broken[0].reached]
     missed = [field for field in known if _best(broken, field).reached[field] > KEPT * getattr(spec.written.slo, field)]
     return missed or known
 
 
-def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
-    """Return the field that says with how many requests `phase` is predicted, and the number; None where it is auto."""
+def _predicted_requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
+    """Return the field that sets the predicted number of requests of `phase`, and its value; None if it is auto."""
     point, section = getattr(spec.written.operating_point, phase), spec.phase(phase)
     if phase != "prefill" and point is not None and not is_undecided(point.requests):
         return f"operating_point.{phase}.requests", point.requests
     return f"{phase}.max_requests", None if is_auto(section, "max_requests") else section.max_requests
 
 
-def _finding(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost], lighter: Change | None) -> Finding:
+def _finding(
+    spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[RejectedLayout], lighter: Change | None
+) -> Finding:
     best, promised, least = _best(broken, field), f"slo.{field}", _least_promise(broken, field)
     if lighter is not None and lighter.get(promised, 0) >= least:
         lighter = None
@@ -132,21 +136,21 @@ def _finding(spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[Lost
     if is_auto(spec.phase(phase), "ep_size"):
         fastest, any_layout = f"the fastest layout, {fastest},", f"any layout of {phase}"
     rule = f"S727 must be at least {least} for {any_layout} to keep it{beside}"
-    takes = f"{best.reached[field]:,.1f} ms{_load(spec, phase, field, best)}"
+    takes = f"{best.reached[field]:,.1f} ms{_load_in_words(spec, phase, field, best)}"
     reason = f"{fastest} takes {takes}, and {1 - KEPT:.0%} is kept in reserve"
     reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
-    fix = fix_of((lighter, {promised: least}), spec) if lighter else nearest(least)
+    fix = make_fix((lighter, {promised: least}), spec) if lighter else nearest(least)
     return Finding(promised, getattr(spec.written.slo, field), rule, reason, fix)
 
 
-def _load(spec: ResolvedSpec, phase: Phase, field: str, best: Lost) -> str:
-    """Return a part of a sentence: with which load a layout was tried."""
+def _load_in_words(spec: ResolvedSpec, phase: Phase, field: str, best: RejectedLayout) -> str:
+    """Return the end of a sentence that says at which load a layout was tried."""
     if phase == "prefill":
         point = spec.written.operating_point.prefill
         if field == "ttft_ms" and follows_from_promise(spec.written, phase):
             return f" at {LEAST:.0%} utilisation, unless {UTILISATION} is lower"
         return "" if point is None or point.utilisation is None else f" at utilisation {point.utilisation:g}"
-    path, number = _requests(spec, phase)
+    path, number = _predicted_requests(spec, phase)
     is_said = path.startswith("operating_point.")
     requests = number if is_said and number else best.numbers["max_requests"]
     of_limit = f"max_requests, as operating_point.{phase} gives no number"

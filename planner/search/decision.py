@@ -1,4 +1,4 @@
-"""What a spec leaves to the planner, and what the planner makes of it: a value that stands in the plan, and why."""
+"""Decisions of the planner: a value for a field that the spec leaves open, and the reason for it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,32 +7,32 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["DEFAULT", "FIELDS", "MAX_REQUESTS", "Decision", "is_auto", "wants_speed"]
+__all__ = ["DEFAULT", "FIELDS", "MAX_REQUESTS", "Decision", "is_auto", "needs_speed"]
 
 DEFAULT = "default"
 
 BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # what memory alone cannot decide
 FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "max_requests")
 
-MAX_REQUESTS = 4096  # assumed: beyond it a step of decode is longer than any reader waits
+MAX_REQUESTS = 4096  # assumed: with more, a decode step takes longer than any reader waits
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A value that the spec does not say, and why it is this one."""
+    """A value for a field that the spec leaves open, and the reason for it."""
 
     path: str
     value: Any
     why: str
 
 
-def wants_speed(spec: ResolvedSpec) -> bool:
-    """Return whether something is left to the planner that speed should decide."""
+def needs_speed(spec: ResolvedSpec) -> bool:
+    """Return whether speed should decide any of the spec's `auto` fields."""
     slo = spec.written.slo
     fields = BY_SPEED if slo.ttft_ms is None and slo.tpot_ms is None else (*BY_SPEED, *FIELDS)
     return any(is_auto(spec.phase(phase), field) for phase in spec.phases for field in fields)
 
 
 def is_auto(section: PhaseSpec, field: str) -> bool:
-    """Return whether the field is left to the planner."""
+    """Return whether the field is `auto`."""
     return bool(getattr(section, field) == AUTO)

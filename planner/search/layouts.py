@@ -1,11 +1,10 @@
-"""`auto` by speed: the layouts that serve most under the SLO and in memory, and why the others do not.
+"""Search for the layouts that serve most within memory and the SLO, and explain the choice.
 
-All layouts of a phase are tried (`trials.py`). Its best of each number of nodes are offered, and units of these fill
-the cluster, or serve the traffic on fewest nodes (`fleet.py`). What is predicted here is predicted again by the plan
-with the maps that it has found.
+`trials.py` tries all layouts of a phase. The best layout for each number of nodes is offered to `fleet.py`, which fills
+the cluster with units or serves the traffic on fewest nodes. The plan predicts the chosen layouts again, with the
+expert maps that it finds.
 
-It decides only where speeds are known, and only for specs that ask for it: with an SLO, or with `auto` for what memory
-alone cannot decide.
+The search runs only if speeds can be predicted and `needs_speed` says that they matter.
 """
 
 from bisect import bisect_left
@@ -26,36 +25,36 @@ from planner.problems.fix import Change, nearest
 from planner.rules.check import with_values
 from planner.search.broken_slo import require_slo
 from planner.search.decision import FIELDS, Decision, is_auto
-from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill, meet, units_that_serve
-from planner.search.ranked import PhaseSearch, search_told
-from planner.search.trials import Kept, Lost, layouts_of
+from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill_nodes, meet_demand, units_by_offer
+from planner.search.ranked import PhaseSearch, summarize_search
+from planner.search.trials import AcceptedLayout, RejectedLayout, try_layouts
 from planner.search.windows import most_units
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec
 
-Found = list[Kept | Lost]
+Outcomes = list[AcceptedLayout | RejectedLayout]
 
-__all__ = ["LayoutSearch", "reasons_of", "search_layouts", "units_by_nodes"]
+__all__ = ["LayoutSearch", "explain_values", "fill_nodes_evenly", "search_layouts"]
 
-MADE = {"prefill": "computed prompt tokens/s", "decode": "output tokens/s", "mixed": "output tokens/s"}
-ASSUMED_OUTPUT = 0.5  # tokens of output for one of a prompt, where neither traffic nor points say: assumed
+RATE_NAMES = {"prefill": "computed prompt tokens/s", "decode": "output tokens/s", "mixed": "output tokens/s"}
+ASSUMED_OUTPUT = 0.5  # assumed: output tokens per prompt token, if neither traffic nor operating points tell
 
 
 @dataclass(frozen=True)
 class LayoutSearch:
-    """The layouts that were found, and what they serve."""
+    """The result of a search: the chosen layouts, and what they serve."""
 
     phases: dict[Phase, PhaseSearch]
-    chosen: Mapping[Phase, Kept]
+    chosen: Mapping[Phase, AcceptedLayout]
     fleet: Fleet
     tokens: Mapping[Phase, float]  # of each phase for one token of output
-    room: int  # nodes
-    demand: Demand | None = None  # that they serve on fewest nodes; else they serve the most
+    room: int  # number of nodes
+    demand: Demand | None = None  # None if the fleet serves as much as it can
 
     def values(self, spec: ResolvedSpec) -> dict[str, int]:
-        """Return what stands in place of `auto`: path -> number. Prefill's requests are left to its memory."""
+        """Return the decided numbers by path. Memory decides prefill.max_requests later."""
         found: dict[str, int] = {}
         for phase, chosen in self.chosen.items():
             section = spec.phase(phase)
@@ -67,30 +66,30 @@ class LayoutSearch:
 
 
 def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSearch | None:
-    """Return the best layouts; None where speeds are not known, or nothing fits, whatever the SLO.
+    """Return the best layouts; None if speeds are unknown, or if nothing fits even without an SLO.
 
-    They fill the nodes or, with a `demand`, serve it on the fewest. Where the nodes do not hold that, they are those of
-    the smallest cluster that would: whoever places them says how many nodes that is, whatever number there are.
+    The layouts fill the nodes or, with a `demand`, serve it on the fewest. If the cluster has too few nodes, return the
+    layouts of the smallest sufficient cluster: placement then says how many nodes are missing.
 
-    Raises InfeasibleError, with the least that could be promised, when the SLO is all that nothing keeps, and with the
-    units that it takes when those that are written do not serve the demand.
+    Raises InfeasibleError with the shortest latency that can be promised if only the SLO stands in the way, and with
+    the number of units that are needed if the written ones do not serve the demand.
     """
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
-    balance, tokens = ReplicaBalance(expert_loads(spec)), _tokens(spec)
-    found, fleet = _found_and_fleet(spec, balance, tokens, demand)
+    balance, tokens = ReplicaBalance(expert_loads(spec)), _tokens_per_output_token(spec)
+    found, fleet = _search_fleet(spec, balance, tokens, demand)
     if fleet is None:
         return None
-    chosen = {p: _kept(found[p])[fleet.offers[p].number] for p in spec.phases}
-    phases = {p: search_told(spec, p, found[p], chosen[p], balance) for p in spec.phases}
-    nodes = fleet.nodes if demand and demand.counts_nodes else sum(_room(spec).values())
+    chosen = {p: _accepted(found[p])[fleet.offers[p].number] for p in spec.phases}
+    phases = {p: summarize_search(spec, p, found[p], chosen[p], balance) for p in spec.phases}
+    nodes = fleet.nodes if demand and demand.counts_nodes else sum(_usable_nodes(spec).values())
     return LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
 
 
-def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
-    """Return as many units of each phase as the nodes hold, where nobody knows how fast they are.
+def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
+    """Return as many units as the nodes hold, equally many of each phase: for units of unknown speed.
 
-    Where they hold too few, they are the fewest of each phase that there may be.
+    If the nodes do not even hold the fewest allowed units, return those.
     """
     per_node = spec.cluster.gpus_per_node
     offers = [Offer(p, n, 1.0, 1.0, 0) for p in spec.phases for n in [max(1, spec.phase(p).ep_size // per_node)]]
@@ -98,95 +97,96 @@ def units_by_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
     alike = dict.fromkeys(spec.phases, 1.0)
     schedule = spec.written.schedule
     floor = {p: schedule.min_units.of(p) if schedule else 1 for p in spec.phases}
-    fleet = fill({each.phase: [each] for each in offers}, written, alike, _room(spec), floor)
+    fleet = fill_nodes({each.phase: [each] for each in offers}, written, alike, _usable_nodes(spec), floor)
     return dict(fleet.units) if fleet else {phase: number or floor[phase] for phase, number in written.items()}
 
 
-def reasons_of(search: LayoutSearch, spec: ResolvedSpec, values: Mapping[str, int]) -> list[Decision]:
+def explain_values(search: LayoutSearch, spec: ResolvedSpec, values: Mapping[str, int]) -> list[Decision]:
     """Return one decision for each path of `values`."""
-    return [Decision(path, number, _why(search, spec, path)) for path, number in values.items()]
+    return [Decision(path, number, _explain(search, spec, path)) for path, number in values.items()]
 
 
 def _written_units(spec: ResolvedSpec) -> dict[Phase, int | None]:
-    """Return the units that are on when most are, of each phase whose units are written; None for the others."""
+    """Return each phase's written units at the peak of the day; None for a phase with `units: auto`."""
     return {p: None if is_auto(spec.phase(p), "units") else most_units(spec, p) for p in spec.phases}
 
 
-def _room(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
-    """Count the nodes that can be used, for all phases that run on each GPU type."""
+def _usable_nodes(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
+    """Return the number of usable nodes of each GPU type, keyed by the phases that run on that type."""
     counts = Counter(node.gpu for node in nodes_for(spec) if node.unusable is None)
     gpus = {gpu: frozenset(p for p in spec.phases if spec.written.gpu_name(p) == gpu) for gpu in spec.written.gpu_names}
     return {phases: counts[gpu] for gpu, phases in gpus.items()}
 
 
-def _found_and_fleet(
+def _search_fleet(
     spec: ResolvedSpec, balance: ReplicaBalance, tokens: Mapping[Phase, float], demand: Demand | None
-) -> tuple[dict[Phase, Found], Fleet | None]:
-    """Return what was tried, and the best fleet of it: on the nodes that there are, else on as few as can be.
+) -> tuple[dict[Phase, Outcomes], Fleet | None]:
+    """Try the layouts of all phases; return the outcomes and the best fleet.
 
-    A layout leaves at least one node for each other phase.
+    The fleet stands on the cluster's nodes, or on as few as possible if the cluster has too few. A layout leaves at
+    least one node for each other phase.
     """
-    room, is_counted = _room(spec), demand is not None and demand.counts_nodes
+    room, is_counted = _usable_nodes(spec), demand is not None and demand.counts_nodes
     most = {p: max(1, min(n - len(phases) + 1 for phases, n in room.items() if p in phases)) for p in spec.phases}
-    found = {p: list(layouts_of(spec, p, range(1, most[p] + 1), balance)) for p in spec.phases}
-    fleet = _fleet(spec, found, tokens, demand, None if is_counted else room)
+    found = {p: list(try_layouts(spec, p, range(1, most[p] + 1), balance)) for p in spec.phases}
+    fleet = _best_fleet(spec, found, tokens, demand, None if is_counted else room)
     if fleet is None and not is_counted:
         if demand is None:
-            _require_slo(spec, found, most, balance)  # weaker promises are offered before more nodes
+            _require_slo(spec, found, most, balance)  # offer a weaker promise before more nodes
         for p in spec.phases:
-            found[p] += layouts_of(spec, p, range(most[p] + 1, MAX_NODES), balance)
+            found[p] += try_layouts(spec, p, range(most[p] + 1, MAX_NODES), balance)
         most = dict.fromkeys(spec.phases, MAX_NODES)
-        fleet = _fleet(spec, found, tokens, demand or _one_unit_each(spec), None)
+        fleet = _best_fleet(spec, found, tokens, demand or _one_unit_each(spec), None)
     _require_slo(spec, found, most, balance)
     return found, fleet
 
 
 def _require_slo(
-    spec: ResolvedSpec, found: Mapping[Phase, Found], most: Mapping[Phase, int], balance: ReplicaBalance
+    spec: ResolvedSpec, found: Mapping[Phase, Outcomes], most: Mapping[Phase, int], balance: ReplicaBalance
 ) -> None:
-    def found_with(phase: Phase, change: Change) -> Found:
-        return list(layouts_of(with_values(spec, change), phase, range(1, most[phase] + 1), balance))
+    def search_with(phase: Phase, change: Change) -> Outcomes:
+        return list(try_layouts(with_values(spec, change), phase, range(1, most[phase] + 1), balance))
 
-    require_slo(spec, found, found_with)
+    require_slo(spec, found, search_with)
 
 
 def _one_unit_each(spec: ResolvedSpec) -> Demand:
-    """Return what a unit of each phase serves, whatever its layout, and written units too."""
+    """Return a demand that one unit of each phase meets, whatever its layout."""
     nothing, one = dict.fromkeys(spec.phases, 0.0), dict.fromkeys(spec.phases, 1)
     return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), counts_nodes=False)
 
 
-def _kept(found: Found) -> list[Kept]:
-    return [each for each in found if isinstance(each, Kept)]
+def _accepted(found: Outcomes) -> list[AcceptedLayout]:
+    return [each for each in found if isinstance(each, AcceptedLayout)]
 
 
-def _fleet(
+def _best_fleet(
     spec: ResolvedSpec,
-    found: Mapping[Phase, Found],
+    found: Mapping[Phase, Outcomes],
     tokens: Mapping[Phase, float],
     demand: Demand | None,
     room: Mapping[frozenset[Phase], int] | None,
 ) -> Fleet | None:
-    """Return the fleet that fills the `room` or serves the `demand` in it; without a room, the smallest that does.
+    """Return the fleet that fills `room`, or that serves `demand` in it; without a room, the smallest that serves it.
 
-    None where the room holds none. Raises InfeasibleError where there can be no such fleet.
+    Return None if no fleet fits. Raises InfeasibleError if even the largest cluster could not serve the demand.
     """
-    kept = {phase: _kept(each) for phase, each in found.items()}
+    kept = {phase: _accepted(each) for phase, each in found.items()}
     if not all(kept.values()):
         return None
-    offers = {phase: _offers(phase, each) for phase, each in kept.items()}
+    offers = {phase: _best_offers(phase, each) for phase, each in kept.items()}
     written = _written_units(spec)
     if demand is None:
         assert room is not None
-        return fill(offers, written, tokens, room)
-    units = units_that_serve(offers, written, demand)
-    fleet = meet(units, tokens, demand, room)
+        return fill_nodes(offers, written, tokens, room)
+    units = units_by_offer(offers, written, demand)
+    fleet = meet_demand(units, tokens, demand, room)
     if room is None:
-        _require_few(spec, offers, units, written, demand, fleet)
+        _require_enough_nodes(spec, offers, units, written, demand, fleet)
     return fleet
 
 
-def _require_few(
+def _require_enough_nodes(
     spec: ResolvedSpec,
     offers: Mapping[Phase, Sequence[Offer]],
     units: Mapping[Phase, Mapping[Offer, int]],
@@ -194,7 +194,7 @@ def _require_few(
     demand: Demand,
     smallest: Fleet | None,
 ) -> None:
-    """Raise InfeasibleError with the units that a phase needs, or the tokens that as many as there can be make."""
+    """Raise InfeasibleError if the demand needs more than MAX_NODES nodes, or more units than are written."""
     room = MAX_NODES - len(spec.cluster.spares)
     if smallest is None:
         phase = next(each for each in units if not units[each])
@@ -204,13 +204,15 @@ def _require_few(
     else:
         return
     asked = demand.capacity * demand.tokens_per_s[phase]
-    raise InfeasibleError([spec.locate(_too_much(spec, phase, offers[phase], written[phase] is not None, asked, room))])
+    raise InfeasibleError(
+        [spec.locate(_unmet_demand(spec, phase, offers[phase], written[phase] is not None, asked, room))]
+    )
 
 
-def _too_much(
+def _unmet_demand(
     spec: ResolvedSpec, phase: Phase, offers: Sequence[Offer], are_written: bool, asked: float, nodes: int
 ) -> Finding:
-    """Say how many units a phase needs, or how many tokens as many as there can be on `nodes` nodes serve."""
+    """Report too few written units, or traffic beyond what MAX_UNITS units on `nodes` nodes serve."""
     fastest = max(offers, key=lambda each: each.tokens_per_s)
     needed = ceil(asked / fastest.tokens_per_s)
     reason = f"its peak hour asks for {asked:,.0f} tokens/s, and a unit makes {fastest.tokens_per_s:,.0f} at most"
@@ -227,8 +229,8 @@ def _too_much(
     return Finding(f"traffic.{field}", day, rule, reason, nearest(most))
 
 
-def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:
-    """Return the tokens that each phase computes for one token of output: of the traffic, else of the points."""
+def _tokens_per_output_token(spec: ResolvedSpec) -> dict[Phase, float]:
+    """Return each phase's computed tokens for one output token, by the traffic, else by the operating points."""
     traffic, points = spec.written.traffic, spec.written.operating_point
     if spec.written.mixed:
         return {"mixed": 1.0}
@@ -242,8 +244,8 @@ def _tokens(spec: ResolvedSpec) -> dict[Phase, float]:
     return {"prefill": max(prompts, 1e-9), "decode": 1.0}
 
 
-def _offers(phase: Phase, kept: Sequence[Kept]) -> list[Offer]:
-    """Return the best layout of each number of nodes."""
+def _best_offers(phase: Phase, kept: Sequence[AcceptedLayout]) -> list[Offer]:
+    """Return the fastest layout for each number of nodes."""
     best: dict[int, int] = {}
     for number, each in enumerate(kept):
         held = best.get(each.nodes)
@@ -257,33 +259,35 @@ def _offers(phase: Phase, kept: Sequence[Kept]) -> list[Offer]:
     ]
 
 
-def _why(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
+def _explain(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
     named, _, field = path.partition(".")
     if field == "units":
-        return _of_units(search)
+        return _explain_units(search)
     phase = next(each for each in spec.phases if each == named)
-    slo, speed = _slo(spec, phase), search.chosen[phase].speed
-    rate = f"{speed.tokens_per_s_per_gpu:,.0f} {MADE[phase]} a GPU{slo}, of {search.phases[phase].tried:,} layouts"
+    slo, speed = _slo_in_words(spec, phase), search.chosen[phase].speed
+    rate = (
+        f"{speed.tokens_per_s_per_gpu:,.0f} {RATE_NAMES[phase]} a GPU{slo}, of {search.phases[phase].tried:,} layouts"
+    )
     whys = {
         "redundant_experts": f"the balance that is worth its memory: the fullest GPU has "
         f"{speed.max_over_mean:.2f} times the mean",
         "max_requests": f"the most that KV {'and the SLO allow' if slo else 'has room for'}",
     }
-    return whys.get(field, f"{rate} the one that serves {_aim(search, phase)}")
+    return whys.get(field, f"{rate} the one that serves {_aim_in_words(search, phase)}")
 
 
-def _aim(search: LayoutSearch, phase: Phase) -> str:
-    """Say what was chosen by: the most, or the busiest hour on fewest nodes, where idle ones may be worth fewer."""
+def _aim_in_words(search: LayoutSearch, phase: Phase) -> str:
+    """Name the aim of the choice: to serve most, or to serve the busiest hour on fewest nodes."""
     if search.demand is None:
         return "most"
     if search.demand.is_short(search.fleet, phase):
         return "most a node: with the written units, none that fits is predicted to serve the busiest hour"
-    loses_little = search.fleet.nodes < search.room and search.demand.lost(search.fleet) <= MOST_REFUSED
+    loses_little = search.fleet.nodes < search.room and search.demand.refused_on_loss(search.fleet) <= MOST_REFUSED
     spared = f", with at most {MOST_REFUSED:.0%} of it refused when a node is lost" if loses_little else ""
     return f"the busiest hour on fewest nodes{spared}"
 
 
-def _of_units(search: LayoutSearch) -> str:
+def _explain_units(search: LayoutSearch) -> str:
     fleet = search.fleet
     ratio = ""
     if "prefill" in search.tokens:
@@ -293,7 +297,7 @@ def _of_units(search: LayoutSearch) -> str:
     return f"{aim}: {served}{ratio}"
 
 
-def _slo(spec: ResolvedSpec, phase: Phase) -> str:
+def _slo_in_words(spec: ResolvedSpec, phase: Phase) -> str:
     slo = spec.written.slo
     limits = {"TTFT": slo.ttft_ms if phase != "decode" else None, "TPOT": slo.tpot_ms if phase != "prefill" else None}
     kept = [f"{name} {most:g} ms" for name, most in limits.items() if most is not None]

@@ -1,6 +1,6 @@
-"""What a plan tells of a phase's search: the layouts that came next, why others are out, and the front.
+"""Summarise a phase's search for the plan: the runners-up, the reasons for rejections, and the front.
 
-The front is what of speed and latency can be had together: the layouts that no other beats in both.
+The front holds the layouts that no other layout beats in both speed and latency.
 """
 
 from collections import Counter
@@ -12,18 +12,18 @@ from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.facts.part import Maybe, Part
 from planner.facts.terms import Phase
 from planner.search.decision import is_auto
-from planner.search.trials import Kept, Lost
+from planner.search.trials import AcceptedLayout, RejectedLayout
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Fastest", "PhaseSearch", "front_of", "search_told"]
+__all__ = ["PhaseSearch", "SpeedPoint", "front_of", "summarize_search"]
 
-MAX_RANKED = 8  # layouts of a phase that a plan tells
-MAX_FRONT_SIZES = 16  # layouts whose smaller loads are tried for the front
-BINDS = 1.03  # times as full as the chosen layout's fullest GPU, to be told as the reason: assumed
+MAX_RANKED = 8  # layouts of a phase that a plan lists
+MAX_FRONT_SIZES = 16  # layouts that are tried at lighter loads for the front
+IMBALANCE_RATIO = 1.03  # assumed: a max/mean this much over the chosen layout's is given as the reason
 
 
-class Tried(Part):
-    """A layout that fits and keeps the SLO, and why another was taken."""
+class RankedLayout(Part):
+    """A layout that fits and keeps the SLO, and the reason why another was chosen."""
 
     ep_size: int
     attention_tp: int
@@ -40,15 +40,15 @@ class Tried(Part):
     why_not: str | None
 
 
-class LostLayouts(Part):
-    """Layouts that are out for one reason."""
+class RejectedLayouts(Part):
+    """The layouts that were rejected for one reason."""
 
     layouts: int
-    for_example: dict[str, int]  # the nearest of them
+    for_example: dict[str, int]  # the one that comes nearest
     detail: str
 
 
-class Fastest(Part):
+class SpeedPoint(Part):
     """A layout at one load that no other beats in speed and latency."""
 
     ep_size: int
@@ -62,56 +62,60 @@ class Fastest(Part):
 
     @property
     def latency_ms(self) -> float:
-        """Return TPOT, or in prefill TTFT."""
+        """Return TPOT, or TTFT in prefill."""
         found = self.ttft_ms if self.tpot_ms is None else self.tpot_ms
         assert found is not None
         return found
 
 
 class PhaseSearch(Part):
-    """What was tried for a phase."""
+    """The summary of a phase's search."""
 
     tried: int
-    candidates: tuple[Tried, ...]  # each size's best from the fastest a node, the chosen one among them
-    lost: dict[str, LostLayouts]  # by reason
-    front: tuple[Fastest, ...]
+    candidates: tuple[RankedLayout, ...]  # the best of each size, fastest per node first, with the chosen one
+    lost: dict[str, RejectedLayouts]  # by reason
+    front: tuple[SpeedPoint, ...]
 
 
-def search_told(
-    spec: ResolvedSpec, phase: Phase, found: Sequence[Kept | Lost], chosen: Kept, balance: ReplicaBalance
+def summarize_search(
+    spec: ResolvedSpec,
+    phase: Phase,
+    found: Sequence[AcceptedLayout | RejectedLayout],
+    chosen: AcceptedLayout,
+    balance: ReplicaBalance,
 ) -> PhaseSearch:
-    """Return what a plan tells of all layouts of `phase` that were `found`, of which one is `chosen`."""
-    kept = [each for each in found if isinstance(each, Kept)]
+    """Summarise the outcomes of all layouts of `phase` for the plan."""
+    kept = [each for each in found if isinstance(each, AcceptedLayout)]
     return PhaseSearch(
         tried=len(found),
-        candidates=_ranked(kept, chosen),
-        lost=_lost([each for each in found if isinstance(each, Lost)]),
-        front=_front(spec, phase, kept, balance),
+        candidates=_rank_layouts(kept, chosen),
+        lost=_count_rejections([each for each in found if isinstance(each, RejectedLayout)]),
+        front=_search_front(spec, phase, kept, balance),
     )
 
 
-def front_of(points: Iterable[Fastest]) -> tuple[Fastest, ...]:
-    """Return those of `points` that are faster than all others of at most their latency, from the shortest latency."""
-    front: list[Fastest] = []
+def front_of(points: Iterable[SpeedPoint]) -> tuple[SpeedPoint, ...]:
+    """Return the points that are faster than every point of at most their latency, shortest latency first."""
+    front: list[SpeedPoint] = []
     for point in sorted(points, key=lambda each: (each.latency_ms, -each.tokens_per_s_per_gpu)):
         if not front or point.tokens_per_s_per_gpu > front[-1].tokens_per_s_per_gpu:
             front.append(point)
     return tuple(front)
 
 
-def _ranked(kept: Sequence[Kept], chosen: Kept) -> tuple[Tried, ...]:
-    """Return the fastest of each EP size and attention TP, from the fastest on, and the chosen one with them."""
+def _rank_layouts(kept: Sequence[AcceptedLayout], chosen: AcceptedLayout) -> tuple[RankedLayout, ...]:
+    """Return the fastest layout of each EP size and attention TP, fastest first, always with the chosen layout."""
     order = sorted(kept, key=lambda each: (-each.tokens_per_s_per_node, each.nodes))
-    first = {_size(chosen): chosen}
+    first = {_group_key(chosen): chosen}
     for each in order:
-        first.setdefault(_size(each), each)
-    best = [each for each in order if first[_size(each)] is each]
-    told = best[:MAX_RANKED] if chosen in best[:MAX_RANKED] else [*best[: MAX_RANKED - 1], chosen]
-    return tuple(_tried(each, chosen) for each in told)
+        first.setdefault(_group_key(each), each)
+    best = [each for each in order if first[_group_key(each)] is each]
+    shown = best[:MAX_RANKED] if chosen in best[:MAX_RANKED] else [*best[: MAX_RANKED - 1], chosen]
+    return tuple(_to_ranked_layout(each, chosen) for each in shown)
 
 
-def _tried(layout: Kept, chosen: Kept) -> Tried:
-    return Tried(
+def _to_ranked_layout(layout: AcceptedLayout, chosen: AcceptedLayout) -> RankedLayout:
+    return RankedLayout(
         **layout.numbers,
         **vars(layout.speed),
         nodes_per_unit=layout.nodes,
@@ -121,49 +125,51 @@ def _tried(layout: Kept, chosen: Kept) -> Tried:
     )
 
 
-def _size(layout: Kept) -> tuple[int, int]:
+def _group_key(layout: AcceptedLayout) -> tuple[int, int]:
     return layout.numbers["ep_size"], layout.numbers["attention_tp"]
 
 
-def _why_not(other: Kept, chosen: Kept) -> str:
+def _why_not(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
     ratio = other.tokens_per_s_per_node / chosen.tokens_per_s_per_node
     if ratio >= 1:
         return "cluster: fills it worse"
     slower = f"{100 * (1 - ratio):.1f}% slower"
-    if other.speed.max_over_mean > BINDS * chosen.speed.max_over_mean:
+    if other.speed.max_over_mean > IMBALANCE_RATIO * chosen.speed.max_over_mean:
         return f"bound: {slower}, max/mean {other.speed.max_over_mean:.2f}"
     return slower
 
 
-def _lost(lost: Sequence[Lost]) -> dict[str, LostLayouts]:
-    """Count the reasons; the example of each is the last, of the largest units, which comes nearest."""
+def _count_rejections(lost: Sequence[RejectedLayout]) -> dict[str, RejectedLayouts]:
+    """Count rejections by reason. The last one, of the largest unit, comes nearest and serves as the example."""
     nearest = {each.why: each for each in lost}
     counts = Counter(each.why for each in lost)
     return {
-        why: LostLayouts(layouts=number, for_example=dict(nearest[why].numbers), detail=nearest[why].detail)
+        why: RejectedLayouts(layouts=number, for_example=dict(nearest[why].numbers), detail=nearest[why].detail)
         for why, number in counts.items()
     }
 
 
-def _front(spec: ResolvedSpec, phase: Phase, kept: Sequence[Kept], balance: ReplicaBalance) -> tuple[Fastest, ...]:
-    """Try the fastest layouts with fewer and fewer requests, where these are free."""
+def _search_front(
+    spec: ResolvedSpec, phase: Phase, kept: Sequence[AcceptedLayout], balance: ReplicaBalance
+) -> tuple[SpeedPoint, ...]:
+    """Return the front, with the best layouts also tried at half, a quarter ... of their requests if these are auto."""
     order = sorted(kept, key=lambda each: -each.tokens_per_s_per_node)[:MAX_FRONT_SIZES]
     small = sorted(kept, key=lambda each: each.latency_ms)[:MAX_FRONT_SIZES]
-    points = [_point(phase, each.numbers, each.speed) for each in kept]
+    points = [_to_speed_point(phase, each.numbers, each.speed) for each in kept]
     if not is_auto(spec.phase(phase), "max_requests") or phase == "prefill":
         return front_of(points)
     for each in chain(order, small):
         requests = each.numbers["max_requests"] // 2
         while requests:
             speed = speed_of(trial_of(spec, phase, each.numbers, requests), balance)
-            points.append(_point(phase, {**each.numbers, "max_requests": requests}, speed))
+            points.append(_to_speed_point(phase, {**each.numbers, "max_requests": requests}, speed))
             requests //= 2
     return front_of(points)
 
 
-def _point(phase: Phase, numbers: Numbers, speed: Speed) -> Fastest:
+def _to_speed_point(phase: Phase, numbers: Numbers, speed: Speed) -> SpeedPoint:
     is_prefill = phase == "prefill"
-    return Fastest(
+    return SpeedPoint(
         **numbers,
         tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
         tpot_ms=None if is_prefill else speed.tpot_ms,

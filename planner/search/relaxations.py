@@ -1,11 +1,11 @@
-"""What may be given up in a spec that cannot be had, in the order of what it costs: the one place that says so.
+"""List what an infeasible spec may give up, cheapest first. No other module decides this.
 
-A relaxation is a generator: for a spec it yields series of changes. A series is one field, or some that go together,
-from the change that gives up least on. `repair.py` offers the first change of each series that makes the spec feasible,
-and offers nothing that it has not tried. So a relaxation may propose what breaks rules or does not help.
+A relaxation is a generator that yields series of changes for a spec. A series changes one field, or several together,
+and begins with the change that gives up least. `repair.py` tries the changes and offers the first of each series that
+makes the spec feasible. So a relaxation may propose changes that break rules or do not help.
 
-What people own comes last: first limits and precision, then units on the nodes that there are, then more nodes, and
-other GPUs only where nothing else would do.
+Hardware changes last: first limits and precision, then units on the same nodes, then more nodes, and other GPUs only
+if nothing else helps.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,34 +17,37 @@ from planner.facts.engines import OURS
 from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import lay_out
 from planner.problems.fix import Change
-from planner.search.series import Numbers, Series, joined
+from planner.search.series import NumberSeries, Series, join_change
 from planner.search.unit_sizes import (
     covering_sizes,
-    lacking_nodes,
     larger_sizes,
     larger_sizes_and_nodes,
     merged_units,
+    node_increase,
     num_usable,
     smaller_sizes,
 )
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["AT_THE_PEAK", "ORDERS", "POINTS", "Order", "Relaxation"]
+__all__ = ["ORDERS", "PEAK_ORDER", "POINT_FIELDS", "Order", "Relaxation"]
 
-LEAST_OF_TOKENS = 8  # assumed: requests and steps of less than an eighth of their tokens are no way out
-MAX_COVERING = 24  # sizes of units, beyond which coverage costs more than what else may be given up: assumed
-STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer ones
+LEAST_OF_TOKENS = 8  # assumed: nobody accepts requests or steps below an eighth of their tokens
+MAX_COVERING = 24  # assumed: larger units than these cost more than giving up coverage
+STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer steps
 
-LIMITS: dict[Phase, tuple[str, ...]] = {  # that memory grows with
+LIMITS: dict[Phase, tuple[str, ...]] = {  # limits that memory grows with
     "prefill": ("max_batch_tokens",),
     "decode": ("max_requests",),
     "mixed": ("max_batch_tokens", "max_requests"),
 }
 
-POINTS = {"max_batch_tokens": "step_tokens", "max_requests": "requests"}  # limit -> what a point asks of it
+POINT_FIELDS = {
+    "max_batch_tokens": "step_tokens",
+    "max_requests": "requests",
+}  # limit -> the field of an operating point below it
 
-SHARING_ENGINE: EngineName = "sglang"  # shares attention between GPUs of a node, for as many models as any
+SHARING_ENGINE: EngineName = "sglang"  # shares attention between a node's GPUs, for more models than others
 
 
 Relaxation = Callable[[ResolvedSpec], Iterator[Series]]
@@ -52,66 +55,66 @@ Order = Sequence[Sequence[Relaxation]]
 
 
 def covering_slots(spec: ResolvedSpec) -> Iterator[Series]:
-    """The slots that coverage asks for, in the units as they are, then in units that are a little larger."""
+    """Yield slot counts that satisfy coverage: with the current unit sizes first, then with larger ones."""
     if spec.written.coverage != "none":
         yield islice(covering_sizes(spec), MAX_COVERING)
 
 
 def less_coverage(spec: ResolvedSpec) -> Iterator[Series]:
-    """Experts that survive the loss of a node only, or of nothing."""
+    """Yield weaker coverage: node instead of rack, then none."""
     if spec.written.coverage != "none":
         yield [{"coverage": less} for less in ("node", "none") if less != spec.written.coverage]
 
 
 def published_precision(spec: ResolvedSpec) -> Iterator[Series]:
-    """The precision of the model's own checkpoint, in the phases that need more memory in theirs."""
-    yield _published(spec)
+    """Yield the checkpoint's own precision for the phases in bf16, if the checkpoint is quantised."""
+    yield _published_precisions(spec)
 
 
 def smaller_limits(spec: ResolvedSpec) -> Iterator[Series]:
-    """Fewer redundant experts, a slot a GPU at a time; shorter steps and fewer requests; then shorter requests."""
+    """Yield fewer redundant experts, one slot per GPU at a time; shorter steps; fewer requests; shorter requests."""
     for phase in spec.phases:
         section = spec.phase(phase)
         fewer = range(section.redundant_experts - section.ep_size, -1, -section.ep_size)
         yield ({f"{phase}.redundant_experts": redundant} for redundant in fewer)
         for limit in LIMITS[phase]:
-            yield _below(spec, [phase], limit, _asked_at_its_point(spec, phase, limit))
-    yield _below(spec, spec.phases, "max_request_tokens")
+            yield _smaller_values(spec, [phase], limit, _point_requirement(spec, phase, limit))
+    yield _smaller_values(spec, spec.phases, "max_request_tokens")
 
 
 def shared_attention(spec: ResolvedSpec) -> Iterator[Series]:
-    """More GPUs of a node to a request's attention: each then has fewer heads, and their part of the weights."""
+    """Yield larger `attention_tp`: each GPU then holds fewer heads and less of the attention weights."""
     if spec.written.engine_name != OURS:
         yield from _attention_sizes(spec)
 
 
 def published_limits(spec: ResolvedSpec) -> Iterator[Series]:
-    """Limits that do in the precision of the model's own checkpoint, where neither does alone."""
+    """Yield smaller limits together with the checkpoint's precision, in case neither helps alone."""
     relaxations = (covering_slots, less_coverage, smaller_limits, shared_attention)
     limits = [series for relaxation in relaxations for series in relaxation(spec)]
-    for published, series in product(_published(spec), limits):
-        yield joined(published, series)
+    for published, series in product(_published_precisions(spec), limits):
+        yield join_change(published, series)
 
 
 def other_engine(spec: ResolvedSpec) -> Iterator[Series]:
-    """Attention that GPUs share, with an engine that can run it, as ours cannot."""
+    """Yield larger `attention_tp` on another engine: the bundled runtime cannot share attention."""
     if spec.written.engine_name == OURS:
         yield from ([{"engine": SHARING_ENGINE, **each} for each in series] for series in _attention_sizes(spec))
 
 
 def larger_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Larger units on the nodes that there are."""
+    """Yield larger units on the same nodes."""
     for phase in spec.phases:
         yield ({f"{phase}.ep_size": size} for size in larger_sizes(spec, phase))
 
 
 def larger_units_and_nodes(spec: ResolvedSpec) -> Iterator[Series]:
-    """Larger units and the nodes that they take, in one phase, else in all."""
+    """Yield larger units and the nodes for them: in one phase first, then in all phases."""
     yield larger_sizes_and_nodes(spec)
 
 
 def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
-    """The smallest GPU of the catalog that does, unless nodes are listed with theirs: those are what there is."""
+    """Yield the catalog's GPUs with more memory, smallest first, unless the spec lists nodes with their GPUs."""
     memory, nodes = spec.gpu.usable_bytes, spec.cluster.nodes
     if memory is not None and (isinstance(nodes, int) or not any(node.gpu for node in nodes)):
         larger = sorted((gpu.usable_bytes, name) for name, gpu in GPUS.items() if (gpu.usable_bytes or 0) > memory)
@@ -119,7 +122,7 @@ def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def fewer_always_on(spec: ResolvedSpec) -> Iterator[Series]:
-    """Fewer units that are always on: as many as the nodes hold beside those of the other phases."""
+    """Yield a smaller `schedule.min_units` that the nodes hold beside the other phases' units."""
     assert spec.written.schedule is not None
     floors, layouts = spec.written.schedule.min_units, [lay_out(spec, phase) for phase in spec.phases]
     missing = sum(each.num_units * each.nodes_per_unit for each in layouts) - num_usable(spec)
@@ -129,14 +132,14 @@ def fewer_always_on(spec: ResolvedSpec) -> Iterator[Series]:
             yield [{f"schedule.min_units.{each.phase}": most}]
 
 
-def whole_nodes_or_more(spec: ResolvedSpec) -> Iterator[Series]:
-    """Units of whole nodes, where parts of nodes have GPUs enough for them; else the nodes that units lack."""
-    lacking = lacking_nodes(spec)
+def whole_node_units(spec: ResolvedSpec) -> Iterator[Series]:
+    """Yield several units of part of a node merged into units of whole nodes; then more nodes."""
+    lacking = node_increase(spec)
     yield [*merged_units(spec), *([lacking] if lacking else [])]
 
 
-def one_unit(spec: ResolvedSpec) -> Iterator[Series]:
-    """A unit that does both, for a single node that two units cannot share."""
+def single_mixed_unit(spec: ResolvedSpec) -> Iterator[Series]:
+    """Yield one mixed unit in place of prefill and decode, if there is only one node and both fit on it."""
     cluster, written = spec.cluster, spec.document.data
     sizes = {spec.phase(phase).ep_size for phase in spec.phases}
     if num_usable(spec) == 1 and len(spec.phases) == 2 and len(sizes) == 1 and max(sizes) <= cluster.gpus_per_node:
@@ -147,14 +150,14 @@ def one_unit(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def uncordoned_nodes(spec: ResolvedSpec) -> Iterator[Series]:
-    """Listed nodes that take pods again, from the first, as few as will do."""
+    """Yield the cordoned nodes uncordoned: the first, the first two, and so on."""
     nodes = spec.cluster.nodes
     cordoned = [] if isinstance(nodes, int) else [index for index, node in enumerate(nodes) if node.cordoned]
     yield [{f"cluster.nodes.{i}.cordoned": False for i in cordoned[: each + 1]} for each in range(len(cordoned))]
 
 
-def gpus_of_other_nodes(spec: ResolvedSpec) -> Iterator[Series]:
-    """A phase on the listed nodes that have other GPUs."""
+def other_listed_gpus(spec: ResolvedSpec) -> Iterator[Series]:
+    """Yield one phase moved to another GPU type among the listed nodes."""
     nodes = spec.cluster.nodes
     if not isinstance(nodes, int) and spec.gpu.usable_bytes is not None:
         gpus = dict.fromkeys(node.gpu for node in nodes if node.gpu in GPUS)
@@ -163,24 +166,24 @@ def gpus_of_other_nodes(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def fewer_spares(spec: ResolvedSpec) -> Iterator[Series]:
-    """The first of the spares, as many as units leave."""
+    """Yield shorter lists of spares: without the last, without the last two, and so on."""
     spares = spec.cluster.spares
     yield [{"cluster.spares": spares[:number]} for number in range(len(spares) - 1, -1, -1)]
 
 
 def fewer_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Fewer units of a phase, where no schedule counts them."""
+    """Yield fewer units of a phase, unless a schedule sets their number."""
     for phase in spec.phases if spec.written.schedule is None else ():
-        yield _below(spec, [phase], "units")
+        yield _smaller_values(spec, [phase], "units")
 
 
 def smaller_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Smaller units that keep some of their redundant experts; else those with the fewest."""
+    """Yield smaller units with about as many redundant experts; then with the fewest."""
     yield chain(smaller_sizes(spec), smaller_sizes(spec, fewest_slots=True))
 
 
-# From what costs least. What stands in a row costs alike: a change of each of its series is offered.
-OF_MEMORY: Order = (
+# Cheapest row first. The relaxations of a row cost about the same, so each of them may offer a change.
+MEMORY_ORDER: Order = (
     (covering_slots, less_coverage, published_precision, smaller_limits, shared_attention),
     (published_limits,),
     (other_engine,),
@@ -188,20 +191,20 @@ OF_MEMORY: Order = (
     (larger_units_and_nodes,),
     (larger_gpus,),
 )
-OF_NODES: Order = (
+NODE_ORDER: Order = (
     (
-        *(whole_nodes_or_more, one_unit, uncordoned_nodes, gpus_of_other_nodes, fewer_spares, fewer_units),
-        *(smaller_units, larger_units),  # larger ones do not share a node's GPUs, which may be what is lacking
+        *(whole_node_units, single_mixed_unit, uncordoned_nodes, other_listed_gpus, fewer_spares, fewer_units),
+        *(smaller_units, larger_units),  # a unit of whole nodes needs no free GPUs on a shared node
     ),
     (larger_gpus,),
 )
-AT_THE_PEAK: Order = ((fewer_always_on, whole_nodes_or_more, uncordoned_nodes, fewer_spares),)
+PEAK_ORDER: Order = ((fewer_always_on, whole_node_units, uncordoned_nodes, fewer_spares),)
 
-# What is tried where a rule refuses a spec. The other rules know themselves what would do.
-ORDERS: Mapping[str, Order] = {"S701": OF_NODES, "S707": OF_MEMORY, "S720": OF_MEMORY, "S721": OF_MEMORY}
+# By the rule that refuses the spec. Every other rule offers its own fix.
+ORDERS: Mapping[str, Order] = {"S701": NODE_ORDER, "S707": MEMORY_ORDER, "S720": MEMORY_ORDER, "S721": MEMORY_ORDER}
 
 
-def _published(spec: ResolvedSpec) -> list[Change]:
+def _published_precisions(spec: ResolvedSpec) -> list[Change]:
     phases = [phase for phase in spec.phases if spec.phase(phase).precision == "bf16"]
     is_other = phases and spec.model.weights_in != "bf16"
     return [{f"{phase}.precision": spec.model.weights_in for phase in phases}] if is_other else []
@@ -215,15 +218,15 @@ def _attention_sizes(spec: ResolvedSpec) -> Iterator[list[Change]]:
         yield [{f"{phase}.attention_tp": size} for size in sizes if on_node % size == 0]
 
 
-def _below(spec: ResolvedSpec, phases: Sequence[Phase], name: str, asked: int = 1) -> Numbers:
-    """Return the numbers below that of the first of `phases`, down to what is `asked` for."""
+def _smaller_values(spec: ResolvedSpec, phases: Sequence[Phase], name: str, asked: int = 1) -> NumberSeries:
+    """Return the field's smaller values, equal in all `phases`, down to `asked`."""
     value: int = getattr(spec.phase(phases[0]), name)
     usual = min(value, STEP_TOKENS) if name == "max_batch_tokens" else value
     least = max(usual // LEAST_OF_TOKENS, 2) if name.endswith("_tokens") else 1
-    return Numbers(tuple(f"{phase}.{name}" for phase in phases), range(value - 1, max(asked, least) - 1, -1))
+    return NumberSeries(tuple(f"{phase}.{name}" for phase in phases), range(value - 1, max(asked, least) - 1, -1))
 
 
-def _asked_at_its_point(spec: ResolvedSpec, phase: Phase, limit: str) -> int:
-    """Return what the operating point that is written asks of a limit: with less of it no spec is right."""
-    asked = getattr(getattr(spec.written.operating_point, phase), POINTS[limit], None)
+def _point_requirement(spec: ResolvedSpec, phase: Phase, limit: str) -> int:
+    """Return the written operating point's value for a limit, else 1: a lower limit would break a rule."""
+    asked = getattr(getattr(spec.written.operating_point, phase), POINT_FIELDS[limit], None)
     return asked if isinstance(asked, int) else 1

@@ -1,7 +1,7 @@
-"""A series of changes, from the one that gives up least on: the first of them that does, and it in words.
+"""Find the first change that succeeds in a series of changes, and put changes into words.
 
-Who relaxes a spec proposes series, and who searches says what a change has to do. A series of numbers is halved: what
-works with more of something works with less.
+A series begins with the change that gives up least. `relaxations.py` proposes series; the caller says what success is.
+A series of numbers is searched by halving: if a number succeeds, all smaller ones do.
 """
 
 import json
@@ -14,76 +14,79 @@ from typing import Any
 from planner.problems.fix import Change, Fix
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Numbers", "Series", "first_that", "fix_of", "joined"]
+__all__ = ["NumberSeries", "Series", "first_success", "join_change", "make_fix"]
 
-MAX_TRIES = 24  # of a series that is no number, beyond which the next one is asked: assumed
+MAX_TRIES = 24  # assumed: changes to try of a series that cannot be halved
 
 NO_REPLICAS = "(then no hot expert has a second replica)"
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """One number in all `paths`, from the largest on: what works with more works with less."""
+class NumberSeries:
+    """Changes that write one number at all `paths`, largest first. If a number succeeds, all smaller ones do."""
 
     paths: tuple[str, ...]
     values: Sequence[float]
-    beside: Change = field(default_factory=dict)
+    beside: Change = field(default_factory=dict)  # part of every change
 
     def __len__(self) -> int:
-        """Return how many numbers there are."""
+        """Return the number of changes."""
         return len(self.values)
 
     def __getitem__(self, index: int) -> Change:
-        """Return the change with one of the numbers."""
+        """Return the change for the index-th value."""
         return {**self.beside, **dict.fromkeys(self.paths, self.values[index])}
 
 
-Series = Iterable[Change] | Numbers
+Series = Iterable[Change] | NumberSeries
 
 
-def first_that(
-    series: Series, does: Callable[[Change], bool], may_do: Callable[[Change], bool] | None = None
+def first_success(
+    series: Series, succeeds: Callable[[Change], bool], may_succeed: Callable[[Change], bool] | None = None
 ) -> Change | None:
-    """Return the first change that `does`; of numbers it is the largest, found by halving.
+    """Return the first change for which `succeeds` is true, or None; a series of numbers is searched by halving.
 
-    `may_do` is cheaper and refuses nothing that does. Of numbers, the largest that may do mostly does.
+    `may_succeed` is a cheaper test that is true whenever `succeeds` is. The largest number that passes it usually
+    succeeds, so it is tried first.
     """
-    if not isinstance(series, Numbers):
-        likely = series if may_do is None else filter(may_do, series)
-        return next((change for change in islice(likely, MAX_TRIES) if does(change)), None)
-    most = 0 if may_do is None else bisect_left(series, True, key=may_do)
+    if not isinstance(series, NumberSeries):
+        likely = series if may_succeed is None else filter(may_succeed, series)
+        return next((change for change in islice(likely, MAX_TRIES) if succeeds(change)), None)
+    most = 0 if may_succeed is None else bisect_left(series, True, key=may_succeed)
     if most == len(series):
         return None
-    if may_do is not None and does(series[most]):
+    if may_succeed is not None and succeeds(series[most]):
         return series[most]
-    return series[bisect_left(series, True, lo=most, key=does)] if does(series[-1]) else None
+    return series[bisect_left(series, True, lo=most, key=succeeds)] if succeeds(series[-1]) else None
 
 
-def joined(change: Change, series: Series) -> Series:
-    """Return `series` with `change` beside each of its own."""
-    return replace(series, beside=change) if isinstance(series, Numbers) else [{**change, **each} for each in series]
+def join_change(change: Change, series: Series) -> Series:
+    """Return `series` with `change` added to each of its changes."""
+    return (
+        replace(series, beside=change) if isinstance(series, NumberSeries) else [{**change, **each} for each in series]
+    )
 
 
-def fix_of(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
-    """`nearest: prefill.ep_size 16, or cluster.nodes 22`, for changes of `spec`."""
-    return Fix(f"nearest: {', or '.join(_in_words(each, spec) for each in changes)}", changes)
+def make_fix(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
+    """Return alternative changes of `spec` as a fix: `nearest: prefill.ep_size 16, or cluster.nodes 22`."""
+    return Fix(f"nearest: {', or '.join(_change_in_words(each, spec) for each in changes)}", changes)
 
 
-def _in_words(change: Change, spec: ResolvedSpec) -> str:
-    """Return what to write, and in place of what."""
-    words = " and ".join(f"{path} {_written(value)}" for path, value in change.items() if value is not None)
+def _change_in_words(change: Change, spec: ResolvedSpec) -> str:
+    """Describe a change: the values to write, and the fields that they replace."""
+    words = " and ".join(f"{path} {_value_in_words(value)}" for path, value in change.items() if value is not None)
     gone = " and ".join(path for path, value in change.items() if value is None)
     told = f"{words} instead of {gone}" if gone else words
     return f"{told} {NO_REPLICAS}" if _loses_replicas(change, spec) else told
 
 
 def _loses_replicas(change: Change, spec: ResolvedSpec) -> bool:
-    """Return whether a phase that has redundant experts gets none."""
+    """Return whether the change removes all redundant experts of a phase."""
     paths = {f"{phase}.redundant_experts": spec.phase(phase).redundant_experts for phase in spec.phases}
     return any(change.get(path) == 0 < now for path, now in paths.items())
 
 
-def _written(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_value_in_words(inner)}' for key, inner in value.items())}}}"
     return value if isinstance(value, str) else json.dumps(value)

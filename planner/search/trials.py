@@ -1,21 +1,21 @@
-"""All layouts of one phase that its `auto` fields allow, each with its speed or with why it is out.
+"""Try every layout of a phase that its `auto` fields allow, and return its speed or the reason for its rejection.
 
-    ep_size             whole nodes, up to two GPUs an expert and to the cluster; parts of a node that divide it
+    ep_size             whole nodes, up to two GPUs per expert and the size of the cluster; divisors of a node
     redundant_experts   equal slots for all GPUs: from the fewest, until no replica is hotter than a GPU's mean load
     attention_tp        sizes that divide heads and node
     max_batch_tokens    powers of two
-    max_requests        the most that KV has room for and the SLO allows
+    max_requests        the most that KV holds and the SLO allows
 
-Each is tried with each, as far as the engine can run them. Three kinds of branches are cut, since none of them can hold
-the best:
-    more slots where memory is short           memory only gets shorter
-    more slots once they are bounded           more slots take memory from KV and bandwidth from all, and gain balance:
-                                               as many as now, with the best balance that memory has slots for, would
-                                               be no better than what was found for as many nodes
-    more requests where one limit is broken    TPOT and KV grow with them, so the most is found by halving
+All combinations that the engine can run are tried. Three kinds of branches are cut, since the best layout cannot be in
+them:
+    more slots when memory is short            more slots only take more memory
+    more slots that cannot pay                 more slots cost KV and bandwidth, and gain only balance. Stop if today's
+                                               slots, with the best balance that memory has slots for, would not beat
+                                               the best layout on the same number of nodes
+    more requests when a limit is broken       TPOT and KV grow with requests, so halving finds the most
 
-Where the halving begins is bounded too: room for KV only shrinks as requests or slots are added, and a layout with the
-best balance takes no fewer requests than it takes with its own.
+The halving has bounds too. KV only shrinks as requests or slots are added. A layout with the best balance takes at
+least as many requests as with its own.
 """
 
 from bisect import bisect_left
@@ -39,81 +39,83 @@ from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["Kept", "Lost", "Why", "layouts_of"]
+__all__ = ["AcceptedLayout", "RejectedLayout", "RejectionReason", "try_layouts"]
 
-SIZES = ("ep_size", "attention_tp", "redundant_experts", "max_requests")  # that an engine's exchange depends on
+SIZES = ("ep_size", "attention_tp", "redundant_experts", "max_requests")  # an engine's exchange depends on them
 BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
 
-Why = Literal["memory", "slo", "failure domain", "cluster", "engine"]
+RejectionReason = Literal["memory", "slo", "failure domain", "cluster", "engine"]
 
 
 @dataclass(frozen=True)
-class Kept:
+class AcceptedLayout:
     """A layout that fits and keeps the SLO."""
 
-    numbers: Numbers  # every field that a phase may leave to the planner, but `units`
+    numbers: Numbers  # every field that may be `auto`, except `units`
     nodes: int  # of a unit
     speed: Speed
-    tokens_per_s_per_node: float  # a GPU of the node that the unit leaves idle counts
+    tokens_per_s_per_node: float  # of a whole node, idle GPUs included
 
     @property
     def latency_ms(self) -> float:
-        """Return TPOT, or in prefill TTFT."""
+        """Return TPOT, or TTFT in prefill."""
         found = self.speed.ttft_ms if self.speed.tpot_ms is None else self.speed.tpot_ms
         assert found is not None
         return found
 
 
 @dataclass(frozen=True)
-class Lost:
-    """A layout that is out, and why; with what it would take."""
+class RejectedLayout:
+    """A layout that does not fit or breaks the SLO, and the reason."""
 
     numbers: Numbers
-    why: Why
+    why: RejectionReason
     detail: str
-    reached: Mapping[str, float]  # slo field -> the least that this layout reaches
+    reached: Mapping[str, float]  # slo field -> latency in ms
 
 
-def layouts_of(spec: ResolvedSpec, phase: Phase, nodes: range, balance: ReplicaBalance) -> Iterator[Kept | Lost]:
-    """Yield what becomes of each layout of `phase` in units of `nodes` nodes.
+def try_layouts(
+    spec: ResolvedSpec, phase: Phase, nodes: range, balance: ReplicaBalance
+) -> Iterator[AcceptedLayout | RejectedLayout]:
+    """Try each layout of `phase` whose unit takes one of the numbers of nodes in `nodes`; yield the outcomes.
 
-    A written size is tried whatever nodes it takes, where `nodes` begins with 1.
+    If `nodes` contains 1, a written EP size is tried, however many nodes it takes.
     """
     section = spec.phase(phase)
     best: dict[int, float] = {}
-    for ep_size in _ep_sizes(spec, section, nodes):
-        for attention_tp in _attention_sizes(spec, section, ep_size):
-            for batch_tokens in _batch_tokens(spec, phase):
+    for ep_size in _ep_size_candidates(spec, section, nodes):
+        for attention_tp in _attention_tp_candidates(spec, section, ep_size):
+            for batch_tokens in _batch_token_candidates(spec, phase):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
-                yield from _with_slots(_Size(spec, phase, start), balance, best)
+                yield from _try_slots(_SizeTrials(spec, phase, start), balance, best)
 
 
-def _ep_sizes(spec: ResolvedSpec, section: PhaseSpec, nodes: range) -> Sequence[int]:
+def _ep_size_candidates(spec: ResolvedSpec, section: PhaseSpec, nodes: range) -> Sequence[int]:
     if not is_auto(section, "ep_size"):
-        return [section.ep_size] if 1 in nodes else []  # of whatever nodes it takes
+        return [section.ep_size] if 1 in nodes else []  # only in the first of several calls
     return [size for size in all_sizes(spec) if max(1, size // spec.cluster.gpus_per_node) in nodes]
 
 
-def _attention_sizes(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Sequence[int]:
+def _attention_tp_candidates(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Sequence[int]:
     if not is_auto(section, "attention_tp"):
         return [section.attention_tp] if ep_size % section.attention_tp == 0 else []
     per_node = spec.cluster.gpus_per_node
     return [each for each in attention_sizes(ep_size, per_node, spec.model) if each <= per_node]
 
 
-def _batch_tokens(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
+def _batch_token_candidates(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
     section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
     if not is_auto(section, "max_batch_tokens"):
         return [section.max_batch_tokens]
     if phase == "decode":
-        return [int(PhaseSpec.model_fields["max_batch_tokens"].default)]  # of no effect: prompts are prefill's
+        return [int(PhaseSpec.model_fields["max_batch_tokens"].default)]  # has no effect: decode computes no prompts
     if phase == "prefill" and point and point.step_tokens != AUTO:
         return [point.step_tokens]
     return BATCH_TOKENS[::-1]  # the largest is mostly best
 
 
-def _redundant(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Iterator[int]:
-    """Yield redundant experts from the fewest that give all GPUs equally many slots."""
+def _redundant_expert_counts(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Iterator[int]:
+    """Yield the numbers of redundant experts that give all GPUs the same number of slots, fewest first."""
     num_logical = spec.model.num_routed_experts
     if not is_auto(section, "redundant_experts"):
         if (num_logical + section.redundant_experts) % ep_size == 0:
@@ -124,8 +126,8 @@ def _redundant(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Iterator
 
 
 @dataclass(frozen=True)
-class _Size:
-    """One EP size, attention TP and step length of a phase, and its trials with slots and requests."""
+class _SizeTrials:
+    """The trials of one EP size, attention TP and step length, by slots and requests."""
 
     spec: ResolvedSpec
     phase: Phase
@@ -133,44 +135,46 @@ class _Size:
     trials: dict[tuple[int, int], Trial] = field(default_factory=dict)
 
     def trial(self, redundant: int, requests: int) -> Trial:
-        """Return one of them, made once: it is asked for memory, for speed, and for the speed of the best balance."""
+        """Return the trial with these numbers, created once because several callers need it."""
         key = redundant, requests
         if key not in self.trials:
             self.trials[key] = trial_of(self.spec, self.phase, {**self.start, "redundant_experts": redundant}, requests)
         return self.trials[key]
 
 
-def _with_slots(size: _Size, balance: ReplicaBalance, best: dict[int, float]) -> Iterator[Kept | Lost]:
-    """Try one size with more and more slots, until more can only be worse than the `best` of its number of nodes."""
+def _try_slots(
+    size: _SizeTrials, balance: ReplicaBalance, best: dict[int, float]
+) -> Iterator[AcceptedLayout | RejectedLayout]:
+    """Try one size with more and more slots, until more slots cannot beat `best`, the best rate by number of nodes."""
     spec, ep_size, num_logical = size.spec, size.start["ep_size"], size.spec.model.num_routed_experts
-    all_redundant = list(_redundant(spec, spec.phase(size.phase), ep_size))
-    if not all_redundant:  # what is written does not divide
+    all_redundant = list(_redundant_expert_counts(spec, spec.phase(size.phase), ep_size))
+    if not all_redundant:  # the written number does not give equal slots
         return
-    fewest_requests, most_requests = _requests(spec, size.phase)
+    fewest_requests, most_requests = _request_range(spec, size.phase)
     first = size.trial(all_redundant[0], fewest_requests)
-    if refusal := _refusal(first):  # more slots or requests only take more room
-        yield Lost({**size.start, "redundant_experts": all_redundant[0]}, "engine", refusal, {})
+    if refusal := _engine_refusal(first):  # more slots or requests only take more room
+        yield RejectedLayout({**size.start, "redundant_experts": all_redundant[0]}, "engine", refusal, {})
         return
     most, nodes = _most_that_fit(size, all_redundant, fewest_requests), first.layout.nodes_per_unit
     ideal = BestBalance(balance, num_logical + most)
     for redundant in all_redundant:
-        if dark := _dark(spec, ep_size, (num_logical + redundant) // ep_size):
-            yield Lost({**size.start, "redundant_experts": redundant}, "failure domain", dark, {})
+        if failure := _coverage_failure(spec, ep_size, (num_logical + redundant) // ep_size):
+            yield RejectedLayout({**size.start, "redundant_experts": redundant}, "failure domain", failure, {})
             continue
-        found = _with_most_requests(size, redundant, balance, fewest_requests)
+        found = _find_most_requests(size, redundant, balance, fewest_requests)
         yield found
         best[nodes] = max(best.get(nodes, 0.0), _rate(found))
-        if redundant >= most or _bound(found, are_free=fewest_requests < most_requests) <= best[nodes]:
+        if redundant >= most or _rate_bound(found, are_free=fewest_requests < most_requests) <= best[nodes]:
             return
-        least = found.numbers["max_requests"] if isinstance(found, Kept) else fewest_requests
-        if _rate(_with_most_requests(size, redundant, ideal, least)) <= best[nodes]:
+        least = found.numbers["max_requests"] if isinstance(found, AcceptedLayout) else fewest_requests
+        if _rate(_find_most_requests(size, redundant, ideal, least)) <= best[nodes]:
             return
 
 
-def _most_that_fit(size: _Size, all_redundant: Sequence[int], requests: int) -> int:
-    """Return the most redundant experts that leave memory for one request, else the fewest that there are."""
+def _most_that_fit(size: _SizeTrials, all_redundant: Sequence[int], requests: int) -> int:
+    """Return the most redundant experts that leave memory for one request, else the fewest of all."""
     fewest = size.trial(all_redundant[0], requests).memory
-    more_slots = max(-fewest.short, 0) // fewest.weights.slot  # besides, activations and buffers never shrink with them
+    more_slots = max(-fewest.short, 0) // fewest.weights.slot  # an upper bound: buffers grow with slots too
     bounded = all_redundant[: 1 + more_slots]
     if size.trial(bounded[-1], requests).memory.short <= 0:
         return bounded[-1]
@@ -178,20 +182,24 @@ def _most_that_fit(size: _Size, all_redundant: Sequence[int], requests: int) -> 
     return bounded[short - 1]
 
 
-def _rate(found: Kept | Lost) -> float:
-    return found.tokens_per_s_per_node if isinstance(found, Kept) else 0.0
+def _rate(found: AcceptedLayout | RejectedLayout) -> float:
+    return found.tokens_per_s_per_node if isinstance(found, AcceptedLayout) else 0.0
 
 
-def _bound(found: Kept | Lost, *, are_free: bool) -> float:
-    """Return a rate that no balance exceeds; infinity where nobody knows one, as with `are_free` requests.
+def _rate_bound(found: AcceptedLayout | RejectedLayout, *, are_free: bool) -> float:
+    """Return a rate that no better balance exceeds; infinity if unknown, as with `are_free` requests.
 
-    Where all GPUs were like the mean, no part of a step would take less than by as much as the fullest is above it.
+    With perfect balance, every part of a step takes at least 1 / (max/mean) of its time now.
     """
-    return inf if are_free or isinstance(found, Lost) else found.tokens_per_s_per_node * found.speed.max_over_mean
+    return (
+        inf
+        if are_free or isinstance(found, RejectedLayout)
+        else found.tokens_per_s_per_node * found.speed.max_over_mean
+    )
 
 
-def _dark(spec: ResolvedSpec, ep_size: int, slots: int) -> str | None:
-    """Return why some expert goes dark with a failure domain that `coverage` names; None where none need."""
+def _coverage_failure(spec: ResolvedSpec, ep_size: int, slots: int) -> str | None:
+    """Return why an expert would be lost with a failure domain; None if `coverage` can be met."""
     coverage = spec.written.coverage
     if coverage == "none":
         return None
@@ -201,8 +209,8 @@ def _dark(spec: ResolvedSpec, ep_size: int, slots: int) -> str | None:
     return f"two {coverage}s for each expert take {fewest} slots a GPU, not {slots}" if slots < fewest else None
 
 
-def _refusal(trial: Trial) -> str | None:
-    """Return why the spec's engine cannot run these sizes; None where it can, or where the spec writes all of them."""
+def _engine_refusal(trial: Trial) -> str | None:
+    """Return why the engine cannot run these sizes; None if it can, or if the spec writes all of them."""
     phase, written = trial.layout.phase, trial.spec.written
     is_left = any(f"{phase}.{field}" in trial.spec.document.autos for field in SIZES)
     if not is_left or runs_layout(trial.spec, phase):
@@ -210,27 +218,30 @@ def _refusal(trial: Trial) -> str | None:
     return f"{written.engine_name} {written.engine_version} cannot run it"
 
 
-def _with_most_requests(size: _Size, redundant: int, balance: Balance, least: int) -> Kept | Lost:
-    """Return the layout with as many requests as it takes under a balance, or why it does not even take the `least`.
+def _find_most_requests(
+    size: _SizeTrials, redundant: int, balance: Balance, least: int
+) -> AcceptedLayout | RejectedLayout:
+    """Return the layout with the most requests that it takes, or its rejection if it does not take the `least`.
 
-    Room for KV shrinks as requests are added, so as many as it holds beside the buffers of more are tried first.
+    Buffers grow with requests and take memory from KV. So the first guess is what KV holds beside the buffers of the
+    upper bound.
     """
-    most = _requests(size.spec, size.phase)[1]
-    judged = cache(lambda requests: _judged(size, redundant, requests, balance))
-    if isinstance(judged(least), Lost) or least == most:
+    most = _request_range(size.spec, size.phase)[1]
+    judged = cache(lambda requests: _judge(size, redundant, requests, balance))
+    if isinstance(judged(least), RejectedLayout) or least == most:
         return judged(least)
     kv_tokens = max(_kv_tokens(size.spec, size.phase, 1), 1)
     most = max(min(most, size.trial(redundant, least).memory.kv_tokens // kv_tokens), least)
     guess = size.trial(redundant, most).memory.kv_tokens // kv_tokens
     while least < most:
         middle = min(max(guess, least + 1), most)
-        least, most = (middle, most) if isinstance(judged(middle), Kept) else (least, middle - 1)
+        least, most = (middle, most) if isinstance(judged(middle), AcceptedLayout) else (least, middle - 1)
         guess = (least + most + 1) // 2
     return judged(least)
 
 
-def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
-    """Return the fewest and the most requests that are tried."""
+def _request_range(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
+    """Return the fewest and the most requests to try."""
     point: Any = getattr(spec.written.operating_point, phase)
     if not is_auto(spec.phase(phase), "max_requests"):
         return spec.phase(phase).max_requests, spec.phase(phase).max_requests
@@ -239,16 +250,16 @@ def _requests(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
     return (point.requests, point.requests) if point and point.requests != AUTO else (1, MAX_REQUESTS)
 
 
-def _judged(size: _Size, redundant: int, requests: int, balance: Balance) -> Kept | Lost:
-    """Return the layout with so many requests, or what it breaks."""
+def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -> AcceptedLayout | RejectedLayout:
+    """Accept or reject one layout with this number of requests."""
     trial, kv_tokens = size.trial(redundant, requests), _kv_tokens(size.spec, size.phase, requests)
     numbers, memory = {**size.start, "redundant_experts": redundant, "max_requests": requests}, trial.memory
     if memory.short > 0:
-        return Lost(numbers, "memory", f"{memory.short / 1e9:.1f} GB short of one request", {})
+        return RejectedLayout(numbers, "memory", f"{memory.short / 1e9:.1f} GB short of one request", {})
     if kv_tokens > memory.kv_tokens:
-        return Lost(numbers, "memory", f"KV has room for {memory.kv_tokens:,} of {kv_tokens:,} tokens", {})
-    if refusal := _refusal(trial):
-        return Lost(numbers, "engine", refusal, {})
+        return RejectedLayout(numbers, "memory", f"KV has room for {memory.kv_tokens:,} of {kv_tokens:,} tokens", {})
+    if refusal := _engine_refusal(trial):
+        return RejectedLayout(numbers, "engine", refusal, {})
     speed, slo = speed_of(trial, balance), size.spec.written.slo
     reached = {"tpot_ms": speed.tpot_ms, "ttft_ms": speed.ttft_ms}
     known = {field: value for field, value in reached.items() if value is not None}
@@ -258,15 +269,16 @@ def _judged(size: _Size, redundant: int, requests: int, balance: Balance) -> Kep
         if (most := getattr(slo, field)) is not None and value > KEPT * most
     ]
     if broken:
-        return Lost(numbers, "slo", " and ".join(broken), known)
+        return RejectedLayout(numbers, "slo", " and ".join(broken), known)
     per_node = trial.layout.ep_size / trial.layout.nodes_per_unit
-    return Kept(numbers, trial.layout.nodes_per_unit, speed, speed.tokens_per_s_per_gpu * per_node)
+    return AcceptedLayout(numbers, trial.layout.nodes_per_unit, speed, speed.tokens_per_s_per_gpu * per_node)
 
 
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
-    """Return the KV of so many requests of the operating point's length, else of the traffic's or of half the longest.
+    """Return the KV, in tokens, that must fit: of `requests` requests of the mean length.
 
-    A number of requests that is written is a limit: where no point says how many there are, one request must fit.
+    The length is the operating point's, else the traffic's, else half the longest request. Without an operating point a
+    written `max_requests` is only a limit: then one request of full length must fit.
     """
     section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
     if point and phase != "prefill" and point.requests != AUTO:

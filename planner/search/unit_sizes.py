@@ -1,6 +1,6 @@
-"""Series of other sizes of units, for too little memory, too few slots or too few nodes, with the nodes that they take.
+"""Propose other unit sizes for specs with too little memory, too few slots or too few nodes.
 
-They are proposals only: `repair.py` tries each before it is offered.
+`repair.py` tries each proposal before it offers it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,33 +19,33 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = [
     "all_sizes",
     "covering_sizes",
-    "lacking_nodes",
     "larger_sizes",
     "larger_sizes_and_nodes",
     "merged_units",
+    "node_increase",
     "num_usable",
     "smaller_sizes",
 ]
 
 
 def all_sizes(spec: ResolvedSpec) -> list[int]:
-    """Return the EP sizes of whole nodes, up to two GPUs an expert, and of the parts of a node that divide it."""
+    """Return the EP sizes that divide a node or fill whole nodes, up to two GPUs per expert, in ascending order."""
     per_node = spec.cluster.gpus_per_node
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
     return [*within, *range(2 * per_node, 2 * spec.model.num_routed_experts + 1, per_node)]
 
 
 def larger_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return larger EP sizes that spread the experts evenly over whole nodes; others would break rules."""
+    """Return the larger EP sizes that the rules allow: they divide the experts evenly and fill whole nodes."""
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     physical = spec.model.num_routed_experts + section.redundant_experts
     larger = range(section.ep_size + 1, physical + 1)
     even = (size for size in larger if physical % size == 0 and (size < per_node or size % per_node == 0))
-    return [size for size in even if _is_exchanged(spec, phase, size)]
+    return [size for size in even if _exchange_supports(spec, phase, size)]
 
 
 def larger_sizes_and_nodes(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield larger units in one phase with the nodes that they take, by steps of its size; then in all phases."""
+    """Yield larger EP sizes with the nodes for them: step by step in one phase, then in all phases together."""
     sizes = {phase: larger_sizes(spec, phase) for phase in spec.phases}
     in_one = [(step, {phase: size}) for phase in sizes for step, size in enumerate(sizes[phase])]
     in_all = [
@@ -53,24 +53,24 @@ def larger_sizes_and_nodes(spec: ResolvedSpec) -> Iterator[Change]:
         for step in range(max(map(len, sizes.values())))
     ]
     for chosen in [*(each for _, each in sorted(in_one, key=itemgetter(0))), *in_all]:
-        yield {**{f"{phase}.ep_size": size for phase, size in chosen.items()}, **lacking_nodes(spec, chosen)}
+        yield {**{f"{phase}.ep_size": size for phase, size in chosen.items()}, **node_increase(spec, chosen)}
 
 
 def covering_sizes(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield the slots that coverage asks for, in the units as they are, then in larger ones with their nodes."""
-    sizes = [_whole_nodes(spec, phase) for phase in spec.phases]
+    """Yield slot counts that satisfy coverage: with current unit sizes first, then larger ones with their nodes."""
+    sizes = [_covering_ep_sizes(spec, phase) for phase in spec.phases]
     for steps in sorted(product(*(range(len(each)) for each in sizes)), key=sum):
         chosen = {phase: each[step] for phase, each, step in zip(spec.phases, sizes, steps, strict=True)}
         change: dict[str, Any] = {}
         for phase, size in chosen.items():
-            change |= _covering(spec, phase, size)
-        yield {**change, **lacking_nodes(spec, chosen)}
+            change |= _covering_change(spec, phase, size)
+        yield {**change, **node_increase(spec, chosen)}
 
 
 def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator[Change]:
-    """Yield EP sizes of whole nodes that fit where not even one unit each does; most GPUs first.
+    """Yield smaller EP sizes of whole nodes if the nodes do not even hold one unit of each phase; most GPUs first.
 
-    Units that have redundant experts keep some, unless `fewest_slots` are asked for.
+    Units keep about as many redundant experts as they have, unless `fewest_slots`.
     """
     per_node, usable = spec.cluster.gpus_per_node, num_usable(spec)
     most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
@@ -79,12 +79,12 @@ def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator
     for chosen in _splits(usable, tuple(most.values())):
         change: dict[str, Any] = {}
         for phase, count in zip(spec.phases, chosen, strict=True):
-            change |= _of_nodes(spec, phase, count, fewest_slots) if count < most[phase] else {}
+            change |= _resize_unit(spec, phase, count, fewest_slots) if count < most[phase] else {}
         yield change
 
 
 def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield units of a whole node, on as many GPUs or more, in place of several that would share it; then on fewer."""
+    """Yield units of a whole node in place of several small ones: on at least as many GPUs, then on fewer."""
     per_node = spec.cluster.gpus_per_node
     whole: dict[str, Any] = {}
     fewer: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
         section = spec.phase(phase)
         if section.ep_size < per_node and section.units > 1:
             nodes = section.units * section.ep_size / per_node
-            of_node, units = _of_nodes(spec, phase, 1), f"{phase}.units"
+            of_node, units = _resize_unit(spec, phase, 1), f"{phase}.units"
             whole |= {**of_node, units: ceil(nodes)}
             fewer |= {**of_node, units: max(floor(nodes), 1)}
     if whole:
@@ -101,10 +101,10 @@ def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
         yield fewer
 
 
-def lacking_nodes(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int] | None = None) -> Change:
-    """Return more nodes, if the units, or those of other `ep_sizes`, need them and the spec counts nodes.
+def node_increase(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int] | None = None) -> Change:
+    """Return the change that raises `cluster.nodes` for the units, or for units of other `ep_sizes`.
 
-    Listed nodes cannot be invented.
+    The change is empty if the nodes suffice, or if the spec lists nodes: those cannot be invented.
     """
     cluster = spec.cluster
     sizes = {phase: spec.phase(phase).ep_size for phase in spec.phases} | dict(ep_sizes or {})
@@ -114,12 +114,12 @@ def lacking_nodes(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int] | None = Non
 
 
 def num_usable(spec: ResolvedSpec) -> int:
-    """Return how many nodes units may be placed on."""
+    """Return how many nodes can hold units."""
     return sum(node.unusable is None for node in nodes_for(spec))
 
 
-def _covering(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
-    """Return what to write so that `phase` with that EP size has slots enough; nothing where it has."""
+def _covering_change(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
+    """Return the change that gives `phase` enough slots at `ep_size`; empty if it has them already."""
     section, num_logical = spec.phase(phase), spec.model.num_routed_experts
     fewest = fewest_slots(spec, ep_size) or 0
     redundant = max(fewest * ep_size - num_logical, -num_logical % ep_size)
@@ -128,19 +128,19 @@ def _covering(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
     return {} if is_enough else {**other_size, f"{phase}.redundant_experts": redundant}
 
 
-def _whole_nodes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return this EP size, and larger ones of whole nodes, up to two GPUs an expert."""
+def _covering_ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
+    """Return the phase's EP size, then larger ones of whole nodes, up to two GPUs per expert."""
     ep_size, per_node = spec.phase(phase).ep_size, spec.cluster.gpus_per_node
     larger = [size for size in all_sizes(spec) if size > ep_size and size >= per_node]
-    return [ep_size, *(size for size in larger if _is_exchanged(spec, phase, size))]
+    return [ep_size, *(size for size in larger if _exchange_supports(spec, phase, size))]
 
 
-def _is_exchanged(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
+def _exchange_supports(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
     return takes_unit(spec.trying(phase, {"ep_size": ep_size}), phase)
 
 
 def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield nodes of one or two phases, at most so many each: all that are usable first, and the evenest first."""
+    """Yield numbers of nodes for one or two phases, at most `most` each: highest total first, most even first."""
     for total in range(usable, 0, -1):
         first = range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1)
         of_total = [(count, total - count)[: len(most)] for count in first if len(most) > 1 or count == total]
@@ -148,13 +148,13 @@ def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]:
-    """Return how many phases lose GPUs, and how much more one loses than the other."""
+    """Return how many phases get fewer nodes than before, and the spread of their shares."""
     shares = [count / all_of_it for count, all_of_it in zip(chosen, most, strict=True)]
     return sum(share < 1 for share in shares), max(shares) - min(shares)
 
 
-def _of_nodes(spec: ResolvedSpec, phase: Phase, num_nodes: int, fewest_slots: bool = False) -> Change:
-    """Return a unit on so many nodes, with the nearest number of redundant experts that is even, or the fewest."""
+def _resize_unit(spec: ResolvedSpec, phase: Phase, num_nodes: int, fewest_slots: bool = False) -> Change:
+    """Return the change to units of `num_nodes` nodes, with the nearest even number of redundant experts."""
     now, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
     size = num_nodes * spec.cluster.gpus_per_node
     wanted = 0 if fewest_slots else now

@@ -1,13 +1,13 @@
-"""The windows of a schedule that are left to the planner: those of the day with the fewest node-hours.
+"""Decide `schedule.windows: auto` and `schedule.warm_up: auto`: the day with the fewest node-hours.
 
-What a unit carries follows from who counted the units. Those that are written just carry the busiest entry of the
-profile, and headroom comes on top. Those that fill the nodes carry it with its headroom, as no more would fit. Those
-that speed decided carry what they make under the SLO at the operating point. The windows count units from then on, so
-the numbers that stood in the phases go away.
+The load that a unit carries depends on what decided the number of units. Written units just carry the busiest entry of
+the profile, and headroom is added. Units that fill the nodes carry that entry with its headroom, since no more fit.
+Units decided by speed carry their predicted rate under the SLO. From then on the windows set the number of units, so
+`units` is removed from the phases.
 
-Where windows and warm-up are both `auto`, they are found together: a longer warm-up may change which units start at
-once, and so the storm that storage has to feed. The time only grows, to what the largest start of the new day takes, so
-that the search ends.
+If windows and warm-up are both `auto`, they are decided together: a longer warm-up may change which units start at the
+same time, and so how long they read from storage. The warm-up only grows, until it suffices for its own day, so the
+search ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,15 +28,15 @@ from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import AUTO, is_undecided
 
-__all__ = ["most_units", "with_windows"]
+__all__ = ["decide_windows", "most_units"]
 
-MAX_ROUNDS = 64  # assumed: each makes the warm-up longer, by a start that did not happen at once before
+MAX_ROUNDS = 64  # assumed: each round lengthens the warm-up because more units start at the same time
 
 
-def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return `spec` with windows and a warm-up in place of `auto`.
+def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
+    """Replace `auto` windows and warm-up in `spec`, and return the decisions.
 
-    `rates` are tokens/s of a unit, of phases that speed counted.
+    `rates` has one unit's tokens/s for each phase whose number of units was decided by speed.
     """
     schedule = spec.written.schedule
     if schedule is None:
@@ -44,7 +44,7 @@ def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Reso
     layouts = {phase: lay_out(spec, phase) for phase in spec.phases}
     memory = [each for phase in spec.phases if (each := memory_of(spec, phase)) is not None]
     times = start_times(spec, list(layouts.values()), memory)
-    spec, decisions = _followed(spec, schedule, layouts, rates, times)
+    spec, decisions = _decide_schedule(spec, schedule, layouts, rates, times)
     decided = spec.written.schedule
     if is_undecided(schedule.warm_up) and decided and times:
         why = longest_in_words(decided, times)
@@ -53,9 +53,9 @@ def with_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Reso
 
 
 def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> int:
-    """Return the units of `phase` that are on when most are, with `written` ones or those of the spec.
+    """Return the number of units of `phase` at the peak of the day, for `written` units (default: the spec's).
 
-    Windows that are left to the planner have more than are written: headroom, a floor, what exceeds traffic.capacity.
+    With `windows: auto` the peak exceeds the written units: by headroom, a floor, or traffic above its capacity.
     """
     number = spec.written.num_units(phase) if written is None else written
     schedule, traffic = spec.written.schedule, spec.written.traffic
@@ -65,20 +65,20 @@ def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> 
     return whole_units(asked * (1 + schedule.headroom), schedule.min_units.of(phase))
 
 
-def _followed(
+def _decide_schedule(
     spec: ResolvedSpec,
     schedule: ScheduleSpec,
     layouts: Mapping[Phase, PhaseLayout],
     rates: Mapping[Phase, float],
     times: StartTimes | None,
 ) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return `spec` with numbers for what its schedule leaves to the planner, and why the windows are those."""
-    days_with = _days_with(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
+    """Replace what the schedule leaves open; return the spec and the decisions about its windows."""
+    days_with = _day_planner(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
     values: dict[str, Any] = {}
     if is_undecided(schedule.warm_up):
         assert times is not None
-        warm_up = _settled_warm_up(
-            lambda time: _with(schedule, spec, days_with(time)) if days_with else schedule, times
+        warm_up = _find_warm_up(
+            lambda time: _replace_windows(schedule, spec, days_with(time)) if days_with else schedule, times
         )
         values["schedule.warm_up"] = as_text(warm_up)
     else:
@@ -86,13 +86,13 @@ def _followed(
     if days_with is None:
         return (with_values(spec, values) if values else spec), []
     days, section = days_with(warm_up), spec.document.data["schedule"]
-    written = ({} if section == AUTO else section) | _windows(spec, days)
+    written = ({} if section == AUTO else section) | _windows_data(spec, days)
     values = {"schedule": written} | {f"{p}.units": None for p in spec.phases} | values
     return with_values(spec, values), _decisions(spec, days)
 
 
-def _settled_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTimes) -> float:
-    """Return the least warm-up in whole seconds that suffices for the windows that follow from it, else the longest."""
+def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTimes) -> float:
+    """Return the shortest warm-up, in whole seconds, that suffices for its own windows; else the longest."""
     warm_up = 0.0
     for _ in range(MAX_ROUNDS):
         least = min(least_of_day(schedule_with(warm_up), times), LONGEST_S)
@@ -102,8 +102,8 @@ def _settled_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: Star
     return warm_up
 
 
-def _windows(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
-    """Return the windows of all days, as a spec writes them."""
+def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
+    """Return the windows of all days in the form in which a spec writes them."""
     traffic = spec.written.traffic
     assert traffic is not None
     others = [
@@ -113,9 +113,9 @@ def _windows(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
     return {"windows": list(days[0].windows)} | ({"other_days": others} if others else {})
 
 
-def _with(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]) -> ScheduleSpec:
+def _replace_windows(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]) -> ScheduleSpec:
     """Return `schedule` with the windows of `days`."""
-    return ScheduleSpec.model_validate(_windows(spec, days)).model_copy(update={"start": schedule.start})
+    return ScheduleSpec.model_validate(_windows_data(spec, days)).model_copy(update={"start": schedule.start})
 
 
 def _decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[Decision]:
@@ -128,30 +128,30 @@ def _decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[Decision]
     return found
 
 
-def _days_with(
+def _day_planner(
     spec: ResolvedSpec, schedule: ScheduleSpec, layouts: Mapping[Phase, PhaseLayout], rates: Mapping[Phase, float]
 ) -> Callable[[float], tuple[DerivedDay, ...]]:
-    """Return what derives the days for a warm-up."""
+    """Return a function that derives the days' windows for a warm-up, in seconds."""
     traffic = spec.written.traffic
     assert traffic is not None
     filling = {phase for phase in layouts.keys() - rates.keys() if f"{phase}.units" in spec.document.autos}
     nodes_per_unit = {phase: each.nodes_per_unit for phase, each in layouts.items()}
     days = [None, *(each.days[0] for each in traffic.other_days)]
     of_nodes = {phase: layouts[phase].num_units / (1 + schedule.headroom) for phase in filling}
-    asked = [_asked(traffic, each, layouts, rates, of_nodes) for each in days]
+    asked = [_required_units(traffic, each, layouts, rates, of_nodes) for each in days]
     return lambda warm_up: derived_days(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
 
 
-def _asked(
+def _required_units(
     traffic: TrafficSpec,
     day: str | None,
     layouts: Mapping[Phase, PhaseLayout],
     rates: Mapping[Phase, float],
     of_nodes: Mapping[Phase, float],
 ) -> Asked:
-    """Return the units of each phase that each entry of a day's profile asks for.
+    """Return how many units of each phase each entry of a day's profile needs.
 
-    `of_nodes` are those that the busiest entry asks for, of phases that fill the nodes.
+    `of_nodes` has the units that the busiest entry needs, for the phases whose units fill the nodes.
     """
     profile, scale = traffic.profile_on(day) or [], traffic.day_scale(day)
     asked: dict[Phase, Sequence[float]] = {}

@@ -22,9 +22,9 @@ from planner.report.text import plan_text
 from planner.rules.check import check_document, with_values
 from planner.search.auto import decide
 from planner.search.decision import FIELDS
-from planner.search.fleet import Demand, Offer, fill, meet, units_that_serve
+from planner.search.fleet import Demand, Offer, fill_nodes, meet_demand, units_by_offer
 from planner.search.layouts import search_layouts
-from planner.search.ranked import Fastest, front_of
+from planner.search.ranked import SpeedPoint, front_of
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.test_shipped_specs import SPECS
 
@@ -226,26 +226,29 @@ def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
     free, tokens = {"prefill": None, "decode": None}, {"prefill": 3.0, "decode": 1.0}
     for wanted in range(10, 900, 37):
         demand = {"prefill": 3.0 * wanted, "decode": 1.0 * wanted}
-        units = units_that_serve(offers, free, demand_of(demand))
+        units = units_by_offer(offers, free, demand_of(demand))
         fewest = {
             phase: min(n * each.nodes for each in own for n in range(1, 60) if n * each.tokens_per_s >= demand[phase])
             for phase, own in offers.items()
         }
 
-        assert meet(units, tokens, demand_of(demand)).nodes == sum(fewest.values())
+        assert meet_demand(units, tokens, demand_of(demand)).nodes == sum(fewest.values())
     written = free | {"decode": 2}
-    assert not units_that_serve(offers, written, demand_of({"prefill": 1.0, "decode": 191.0}))["decode"]
-    assert set(units_that_serve(offers, written, demand_of({"prefill": 1.0, "decode": 100.0}))["decode"].values()) == {
-        2
-    }
+    assert not units_by_offer(offers, written, demand_of({"prefill": 1.0, "decode": 191.0}))["decode"]
+    assert set(units_by_offer(offers, written, demand_of({"prefill": 1.0, "decode": 100.0}))["decode"].values()) == {2}
 
 
 def test_nodes_that_would_be_idle_keep_a_lost_node_from_refusing_most():
     """One unit of ten nodes is enough, and stops with any of them; three of four nodes take two nodes more."""
     offers = {"mixed": [Offer("mixed", 4, 36.0, 0.9, 0), Offer("mixed", 10, 100.0, 1.0, 1)]}
-    units = units_that_serve(offers, {"mixed": None}, demand_of({"mixed": 100.0}))
-    nodes = [meet(units, {"mixed": 1.0}, demand_of({"mixed": 100.0}), {frozenset(("mixed",)): n}) for n in (10, 11, 12)]
-    with_spare = meet(units, {"mixed": 1.0}, demand_of({"mixed": 100.0}, outage=1 / 6), {frozenset(("mixed",)): 12})
+    units = units_by_offer(offers, {"mixed": None}, demand_of({"mixed": 100.0}))
+    nodes = [
+        meet_demand(units, {"mixed": 1.0}, demand_of({"mixed": 100.0}), {frozenset(("mixed",)): n})
+        for n in (10, 11, 12)
+    ]
+    with_spare = meet_demand(
+        units, {"mixed": 1.0}, demand_of({"mixed": 100.0}, outage=1 / 6), {frozenset(("mixed",)): 12}
+    )
 
     assert [each.nodes for each in nodes] == [10, 10, 12]
     assert with_spare.nodes == 10  # on which the unit serves again after ten minutes
@@ -285,7 +288,7 @@ def test_a_fleet_is_the_best_of_all_counts():
         "decode": [Offer("decode", 5, 60.0, 0.8, 0), Offer("decode", 7, 95.0, 1.0, 1)],
     }
     for nodes in range(9, 60):
-        fleet = fill(offers, {"prefill": None, "decode": None}, {"prefill": 3.0, "decode": 1.0}, {_BOTH: nodes})
+        fleet = fill_nodes(offers, {"prefill": None, "decode": None}, {"prefill": 3.0, "decode": 1.0}, {_BOTH: nodes})
         best = max(
             min(p * a.tokens_per_s / 3, d * b.tokens_per_s)
             for a, b in product(*offers.values())
@@ -299,7 +302,7 @@ def test_units_stay_within_what_a_spec_may_say():
     """A thousand of a phase, however many nodes there are."""
     offers = {"mixed": [Offer("mixed", 1, 1.0, 1.0, 0)]}
 
-    assert fill(offers, {"mixed": None}, {"mixed": 1.0}, {frozenset(("mixed",)): 20_000}).units == {"mixed": 1000}
+    assert fill_nodes(offers, {"mixed": None}, {"mixed": 1.0}, {frozenset(("mixed",)): 20_000}).units == {"mixed": 1000}
 
 
 _BOTH = frozenset(("prefill", "decode"))
@@ -309,7 +312,7 @@ def test_a_front_has_no_point_that_another_beats():
     """Sorted by latency, each is faster than all before it."""
     numbers = dict.fromkeys(FIELDS, 1)
     rates = [(5, 3), (4, 3), (9, 7), (6, 8), (5, 4), (1, 1)]
-    points = [Fastest(**numbers, tokens_per_s_per_gpu=rate, tpot_ms=latency) for rate, latency in rates]
+    points = [SpeedPoint(**numbers, tokens_per_s_per_gpu=rate, tpot_ms=latency) for rate, latency in rates]
 
     assert [(each.tokens_per_s_per_gpu, each.latency_ms) for each in front_of(points)] == [(1, 1), (5, 3), (9, 7)]
 
@@ -486,7 +489,7 @@ def test_each_size_is_told_once_with_why_another_was_taken():
 def test_coverage_leaves_out_units_that_one_node_holds():
     """Every expert on two nodes takes two nodes, and slots for it: the others are out by their failure domain."""
     search = found_for(spec_of(coverage="node"))
-    out = [each.lost["failure domain"].layouts for each in search.phases.values()]
+    out = [each.refused_on_loss["failure domain"].layouts for each in search.phases.values()]
 
     assert min(out) >= 3
     assert all(each.nodes >= 2 for each in search.chosen.values())

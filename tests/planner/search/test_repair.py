@@ -298,7 +298,7 @@ def test_a_relaxation_takes_a_generator_and_its_place(plan_of, monkeypatch):
 def test_every_relaxation_has_its_place_in_the_order():
     """A generator that nobody put there would never be tried."""
     public = {each for name, each in vars(relaxations).items() if isfunction(each) and not name.startswith("_")}
-    orders = (*relaxations.ORDERS.values(), relaxations.AT_THE_PEAK)
+    orders = (*relaxations.ORDERS.values(), relaxations.PEAK_ORDER)
     placed = {each for rows in orders for row in rows for each in row}
 
     assert placed == {each for each in public if each.__module__ == relaxations.__name__}
