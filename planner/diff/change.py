@@ -26,6 +26,7 @@ __all__ = [
     "Sides",
     "State",
     "StateSides",
+    "Tool",
     "UnitChange",
     "Units",
     "Verdict",

@@ -1,1 +1,1 @@
-"""The `gitops` commands: what a pull request is checked by."""
+"""The `gitops` commands: pull requests, checked before they are merged."""

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from planner.command.options import add_command, add_format
 from planner.command.printed import print_json
@@ -11,6 +11,9 @@ from planner.problems.errors import InfeasibleError
 from planner.problems.output import require_writable, write_result
 
 __all__ = ["add_gitops"]
+
+FORGES: tuple[Literal["github", "gitlab"], ...] = ("github", "gitlab")
+NEXT = {".gitlab/tidemill.yml": ": include it in .gitlab-ci.yml (include: [{local: .gitlab/tidemill.yml}])"}
 
 
 def add_gitops(commands: Any) -> None:
@@ -22,7 +25,25 @@ def add_gitops(commands: Any) -> None:
         "What a pull request is checked by, where a spec and the folder that is rendered from it are kept in Git.",
     )
     ours = gitops.add_subparsers(metavar="COMMAND", required=True)
+    _add_init(ours)
     _add_check(ours)
+    _add_comment(ours)
+
+
+def _add_init(commands: Any) -> None:
+    init = add_command(
+        commands,
+        "init",
+        "write a workflow that checks pull requests",
+        "Write the files by which GitHub and GitLab check changes of SPEC, into the repository whose root is the "
+        "working directory. Files that are there already and say something else are kept.",
+    )
+    init.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
+    init.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render writes for it")
+    init.add_argument("--github", action="store_true", help="write GitHub's files; default: those of both")
+    init.add_argument("--gitlab", action="store_true", help="write GitLab's file; default: those of both")
+    add_format(init)
+    init.set_defaults(command=_init)
 
 
 def _add_check(commands: Any) -> None:
@@ -53,6 +74,34 @@ def _add_check(commands: Any) -> None:
     check.set_defaults(command=_check)
 
 
+def _add_comment(commands: Any) -> None:
+    comment = add_command(
+        commands,
+        "comment",
+        "write a check's report as the comment of a pull request",
+        "Write what tidemill gitops check --format json printed as markdown. The report may come from anybody: it is "
+        "refused if it is none, and nothing in it is read as markdown.",
+    )
+    comment.add_argument("report", type=Path, metavar="REPORT.json", help="the report")
+    comment.set_defaults(command=_comment)
+
+
+def _init(arguments: argparse.Namespace) -> None:
+    from planner.plan.given import read_spec
+    from stacks.gitops.init import require_plain, workflow_files, write_workflows
+
+    require_plain("SPEC", arguments.spec)
+    require_plain("FOLDER", arguments.folder)
+    read_spec(arguments.spec)
+    named = [forge for forge in FORGES if getattr(arguments, forge)]
+    files = workflow_files(arguments.spec, arguments.folder, named or FORGES)
+    write_workflows(Path(), files)
+    if arguments.format == "json":
+        print_json({"files": list(files)})
+    else:
+        print("".join(f"{path}{NEXT.get(path, '')}\n" for path in files), end="")
+
+
 def _check(arguments: argparse.Namespace) -> int:
     from stacks.gitops.check import Call, check_change, require_call
     from stacks.gitops.gate import read_conditions
@@ -71,3 +120,9 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         print({"text": report_text, "markdown": report_markdown}[arguments.format](report), end="")
     return InfeasibleError.exit_status if report.objections else 0
+
+
+def _comment(arguments: argparse.Namespace) -> None:
+    from stacks.gitops.comment import comment_on
+
+    print(comment_on(arguments.report), end="")

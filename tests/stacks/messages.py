@@ -21,7 +21,9 @@ from planner.spec.pods import OverlaySpec
 from stacks.controller.cli import read_deployment
 from stacks.doctor import needs
 from stacks.gitops.check import Call, require_call
+from stacks.gitops.comment import comment_on
 from stacks.gitops.gate import read_conditions
+from stacks.gitops.init import require_plain, write_workflows
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
@@ -152,6 +154,11 @@ def _no_such_node(_):
     find_outages(SimpleNamespace(units=units, spec=SimpleNamespace(cluster=cluster)), [Failure("nod-1", 760)])
 
 
+def _edited_workflow(folder):
+    (folder / "check.yml").write_text("edited")
+    write_workflows(folder, {"check.yml": "as written"})
+
+
 def _without_matplotlib(_):
     with patch.object(plot.importlib.util, "find_spec", lambda _: None):
         plot.require_plot(Path("day.png"))
@@ -255,6 +262,9 @@ BROUGHT_ABOUT = {
     "R602": lambda _: require_call(Call(Path("spec.yaml"), Path("deploy"), None, read_conditions("cost+10%"))),
     "R603": lambda _: require_call(Call(Path("spec.yaml"), Path("deploy"), Path("no-base"), ())),
     "R604": lambda folder: require_call(Call(Path("/srv/spec.yaml"), Path("deploy"), folder, ())),
+    "R605": lambda _: comment_on(Path("no-report.json")),
+    "R606": lambda _: require_plain("SPEC", Path("my spec.yaml")),
+    "R607": _edited_workflow,
     "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),
 }
 

@@ -1,0 +1,114 @@
+"""Read the report of a check that somebody else ran, and write it as the comment of a pull request.
+
+On GitHub the check of a fork's pull request may run nothing with write rights, so another workflow posts its report.
+That report is whatever the fork's code wrote. It is read as hostile: bounded, strict JSON of exactly our keys, and
+shown as text. What it says may still be a lie, as whatever a pull request says of itself.
+"""
+
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from planner.diff.change import Tool
+from planner.diff.markdown import escaped
+from planner.facts.strict_json import NotStrict, parsed_json
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
+from stacks.gitops.report import Report, report_markdown
+
+__all__ = ["MARK", "MAX_BYTES", "comment_on"]
+
+MARK = "<!-- tidemill -->"  # by which the comment is found again
+MAX_BYTES = 1_000_000  # assumed: twenty times the report of the published system's plan
+MAX_COMMENT = 65_535  # of GitHub (runatlantis/atlantis, pull request 278); GitLab takes more
+MAX_NUMBER = 10**18  # assumed: nothing that a plan counts comes near
+MAX_TEXT = 10_000  # characters; a finding has four parts of at most 2,000
+MAX_MISTAKES = 20  # that are shown
+
+
+class _Mistake(BaseModel):
+    """An entry of `errors`, as far as it is shown."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    file: str
+    line: int
+    column: int
+    rule: str
+    message: str
+
+
+class _Mistakes(BaseModel):
+    """What `check --format json` prints where the spec or the call is wrong."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    errors: list[_Mistake]
+
+
+def comment_on(path: Path) -> str:
+    """Return the comment for the report in the file at `path`. Raises CallError where it is no report."""
+    content = _read(path)
+    try:
+        document = parsed_json(content)
+    except NotStrict as error:
+        raise _refused(path, str(error)) from None
+    if not isinstance(document, dict) or not _is_bounded(document):
+        raise _refused(path, "it is no object, or has a number or text that no report has")
+    try:
+        body = _mistakes(_Mistakes.model_validate_json(content)) if "errors" in document else _change(content)
+    except ValueError:  # ValidationError is one
+        raise _refused(path, "its keys or values are not those of a report") from None
+    comment = f"{MARK}\n{body}"
+    if len(comment) > MAX_COMMENT:
+        raise _refused(path, f"its comment would have over {MAX_COMMENT:,} characters")
+    return comment
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from None
+    if len(content) > MAX_BYTES:
+        raise _refused(path, f"it has over {MAX_BYTES:,} bytes")
+    return content
+
+
+def _is_bounded(value: Any) -> bool:
+    """Return whether all numbers and texts in JSON are of a size that can be written."""
+    if isinstance(value, dict):
+        return all(len(key) <= MAX_TEXT and _is_bounded(each) for key, each in value.items())
+    if isinstance(value, list):
+        return all(map(_is_bounded, value))
+    if isinstance(value, str):
+        return len(value) <= MAX_TEXT
+    return value is None or abs(value) <= MAX_NUMBER
+
+
+def _change(content: bytes) -> str:
+    """Return the report as markdown. Raises ValueError where it is none."""
+    report = Report.model_validate_json(content)
+    if report.diff is not None and report.diff.ways.keys() != set(get_args(Tool)):
+        raise ValueError("a change is applied in these ways, and no other")
+    return report_markdown(report)
+
+
+def _mistakes(found: _Mistakes) -> str:
+    """Return a line for each mistake of the spec, as it is printed on a terminal."""
+    lines = ["- refused: there is no plan to compare"]
+    for each in found.errors[:MAX_MISTAKES]:
+        place = f"{each.file}:{each.line}:{each.column}" if each.line else each.file
+        rule, _, _ = each.rule.partition(" ")
+        lines.append(f"- {escaped(f'{place}: {each.message} [{rule}]')}")
+    if len(found.errors) > MAX_MISTAKES:
+        lines.append(f"- and {len(found.errors) - MAX_MISTAKES:,} more")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _refused(path: Path, reason: str) -> CallError:
+    rule = "R605 must be the report of a check"
+    fix = "write one with tidemill gitops check --format json"
+    return CallError([Finding("", None, rule, reason, fix).at(str(path))])

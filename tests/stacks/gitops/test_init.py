@@ -1,0 +1,277 @@
+"""The workflows that `tidemill gitops init` writes: what they may do, and their steps run as written."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stacks.cli import main
+from stacks.gitops.init import workflow_files
+from tests.stacks.deployments import DEMO_SPEC
+
+ROOT = DEMO_SPEC.parents[2]
+CHECK, COMMENT, GITLAB = workflow_files(Path("spec.yaml"), Path("deploy"), ("github", "gitlab")).values()
+TIDEMILL = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m stacks.cli "$@"\n'
+# `gh`: notes each call, and answers with what the folder of the same name has for it.
+GH = f"""#!{sys.executable}
+import pathlib, sys
+answers, call = pathlib.Path(__file__).parent / "answers", " ".join(sys.argv[1:])
+with open(answers / "calls", "a") as calls:
+    print(call, file=calls)
+name = next((n for n in ("zip", "artifacts", "comments", "pulls") if n in call and "--method" not in call), None)
+if name:
+    sys.stdout.buffer.write((answers / name).read_bytes())
+"""
+# `curl`: notes each call and what it reads from stdin; two answers are JSON.
+CURL = f"""#!{sys.executable}
+import pathlib, sys
+answers, call = pathlib.Path(__file__).parent / "answers", " ".join(sys.argv[1:])
+with open(answers / "calls", "a") as calls:
+    print(call, file=calls)
+(answers / "stdin").write_text(sys.stdin.read())
+if "--request" not in call:
+    sys.stdout.write((answers / ("user" if call.endswith("/user") else "notes")).read_text())
+"""
+
+
+def _run(script, folder, programs, **variables):
+    """Run a job's script as a runner does, with `programs` in its PATH."""
+    for name, text in {"tidemill": TIDEMILL, **programs}.items():
+        (programs_of(folder) / name).write_text(text)
+        (programs_of(folder) / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs_of(folder)}:{os.environ['PATH']}", "HOME": str(folder)} | variables
+    call = ["bash", "-e", "-c", script]
+    return subprocess.run(call, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+
+
+def programs_of(folder):
+    programs = folder.parent / "programs"
+    (programs / "answers").mkdir(parents=True, exist_ok=True)
+    return programs
+
+
+def _step(text, name):
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    return next(each["run"] for each in job["steps"] if each.get("name") == name)
+
+
+def _git(folder, *words):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
+    return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A clone at a branch that renders another port, whose target went on meanwhile."""
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    monkeypatch.chdir(origin)
+    (origin / "spec.yaml").write_text(DEMO_SPEC.read_text().replace("../../runtime", str(ROOT / "runtime")))
+    main(["render", "spec.yaml", "-o", "deploy"])
+    _git(origin, "init", "-q", "-b", "main")
+    _commit(origin)
+    _git(origin, "checkout", "-q", "-b", "change")
+    (origin / "spec.yaml").write_text((origin / "spec.yaml").read_text().replace("port: 8000", "port: 8001"))
+    main(["render", "spec.yaml", "-o", "deploy"])
+    _commit(origin)
+    _git(origin, "checkout", "-q", "main")
+    (origin / "README").write_text("later")
+    _commit(origin)
+    _git(tmp_path, "clone", "-q", "-b", "change", str(origin), "clone")
+    monkeypatch.chdir(tmp_path / "clone")
+    return tmp_path / "clone"
+
+
+def _commit(folder):
+    _git(folder, "add", "-A")
+    _git(folder, "commit", "-q", "-m", "change")
+
+
+def _check_on_github(repository):
+    _git(repository, "checkout", "-q", "--detach", "origin/main")
+    _git(repository, "merge", "-q", "--no-ff", "--no-edit", "origin/change")
+    variables = {"RUNNER_TEMP": str(repository.parent), "NUMBER": "7", "GITHUB_STEP_SUMMARY": "/dev/null"}
+    _run(_step(CHECK, "Put the base branch beside it"), repository, {}, **variables)
+    return _run(_step(CHECK, "Check"), repository, {}, **variables)
+
+
+def test_githubs_check_leaves_report_and_plan(repository):
+    """What it prints is what will be posted."""
+    done = _check_on_github(repository)
+    report = json.loads((repository.parent / "report" / "report.json").read_text())
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "| **rolling** | Change of demo" in done.stdout
+    assert (report["objections"], report["stale"]) == ([], [])
+    assert (repository.parent / "report" / "number").read_text() == "7\n"
+    assert (repository.parent / "plan.json").is_file()
+
+
+def test_githubs_check_fails_and_still_says_why(repository):
+    """A spec that is wrong ends with 2, and its mistakes are in what will be posted."""
+    _git(repository, "checkout", "-q", "change")
+    (repository / "spec.yaml").write_text((repository / "spec.yaml").read_text().replace("port:", "prot:"))
+    _commit(repository)
+    _git(repository, "push", "-q", "origin", "change")
+    done = _check_on_github(repository)
+
+    assert done.returncode == 2
+    assert "- refused: there is no plan to compare\n- spec.yaml:" in done.stdout
+
+
+def test_gitlabs_check_judges_the_merge_result(repository):
+    """The target is merged first, and is what runs."""
+    script = yaml.safe_load(GITLAB)["tidemill-check"]["script"][1]
+    request = {"CI_MERGE_REQUEST_PROJECT_ID": "1", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main"}
+    done = _run(script, repository, {}, **request)
+
+    assert done.returncode == 0
+    assert (repository / "README").read_text() == "later"
+    assert "| **rolling** |" in (repository / "tidemill-report" / "comment.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("comments", "call"),
+    [("", "--method POST repos/o/r/issues/7/comments"), ("42\n", "--method PATCH repos/o/r/issues/comments/42")],
+)
+def test_github_has_one_comment(comments, call, job):
+    """A later report replaces it."""
+    (job / "number").write_text("7\n")
+    done, calls = _on_github(job, "Post it", pulls="abc", comments=comments)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"api {call} -F body=@comment.md --silent" in calls
+
+
+@pytest.mark.parametrize(
+    ("number", "head", "status"),
+    [("7/../../8", "abc", 1), ("", "abc", 1), ("$(touch hacked)", "abc", 1), ("-8", "abc", 1), ("8", "another", 0)],
+)
+def test_the_number_must_be_that_of_the_checked_pull_request(number, head, status, job):
+    """The artifact of a fork names any: nothing is posted where the checked commit is not the head."""
+    (job / "number").write_text(number)
+    done, calls = _on_github(job, "Post it", pulls=head, comments="")
+
+    assert done.returncode == status
+    assert "--method" not in calls
+    assert not (job / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("artifact", "report", "status"),
+    [("5", '{"errors": []}', 0), ("5", "{}", 2), ("5", " " * 2_000_000, 2), ("", "", 1)],
+)
+def test_an_artifact_becomes_a_comment_or_nothing(artifact, report, status, job):
+    """One that is too large, or holds no report, ends the job before anything is posted."""
+    with zipfile.ZipFile(answers_of(job) / "zip", "w") as file:
+        file.writestr("number", "7" * 1000)
+        file.writestr("report.json", report)
+    done, _ = _on_github(job, "Write the comment", artifacts=artifact)
+
+    assert done.returncode == status
+    if status == 0:
+        assert (job / "comment.md").read_text().startswith("<!-- tidemill -->\n- refused")
+        assert len((job / "number").read_text()) == 20
+
+
+@pytest.fixture
+def job(tmp_path):
+    """The folder in which a job works."""
+    (tmp_path / "job").mkdir()
+    return tmp_path / "job"
+
+
+def answers_of(job):
+    return programs_of(job) / "answers"
+
+
+def _on_github(job, step, **answers):
+    """Run a step of the workflow that posts, with GitHub's answers."""
+    for name, text in {"calls": "", **answers}.items():
+        (answers_of(job) / name).write_text(text)
+    variables = {"GITHUB_REPOSITORY": "o/r", "RUN": "1", "CHECKED": "abc"}
+    done = _run(_step(COMMENT, step), job, {"gh": GH}, **variables)
+    return done, (answers_of(job) / "calls").read_text()
+
+
+@pytest.mark.parametrize(("author", "call"), [(3, "--request PUT"), (4, "--request POST")])
+def test_gitlab_has_one_note(author, call, job):
+    """It is replaced if the token's user wrote it; the token is in no argument."""
+    (job / "tidemill-report").mkdir()
+    answers = answers_of(job)
+    (answers / "user").write_text('{"id": 3}')
+    (answers / "notes").write_text(
+        json.dumps([{"id": 9, "author": {"id": author}, "body": "<!-- tidemill -->\nolder"}])
+    )
+    (script,) = yaml.safe_load(GITLAB)["tidemill-comment"]["script"]
+    variables = {"CI_API_V4_URL": "https://g/api/v4", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_IID": "2"}
+    done = _run(script, job, {"curl": CURL}, TIDEMILL_TOKEN="secret", **variables)
+    *_, last = (answers / "calls").read_text().splitlines()
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{call} --data-urlencode body@tidemill-report/comment.md" in last
+    assert last.endswith("/notes/9") == (author == 3)
+    assert "secret" not in (answers / "calls").read_text()
+    assert (answers / "stdin").read_text() == 'header = "PRIVATE-TOKEN: secret"\n'
+
+
+def test_workflows_have_the_least_rights():
+    """The one that runs what a fork says may only read, and the one that may write runs nothing of it."""
+    check, comment = (yaml.safe_load(text) for text in (CHECK, COMMENT))
+    triggers = [set(each[True]) for each in (check, comment)]  # YAML 1.1 reads `on` as true
+
+    assert triggers == [{"pull_request"}, {"workflow_run"}]
+    assert (check["permissions"], comment["permissions"]) == ({"contents": "read"}, {})
+    assert comment["jobs"]["comment"]["permissions"] == {"actions": "read", "pull-requests": "write"}
+    assert not any("checkout" in each.get("uses", "") for each in comment["jobs"]["comment"]["steps"])
+
+
+@pytest.mark.parametrize("text", [CHECK, COMMENT])
+def test_actions_are_pinned_by_commit(text):
+    """A tag can be moved, and no script has an expression in it, which would be text of a stranger."""
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    used = re.findall(r"uses: (\S+)", text)
+
+    assert used == [each for each in used if re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", each)]
+    assert not any("${{" in each.get("run", "") for each in job["steps"])
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        (["--github"], [".github/workflows/tidemill-check.yml", ".github/workflows/tidemill-comment.yml"]),
+        (["--gitlab"], [".gitlab/tidemill.yml"]),
+    ],
+)
+def test_init_writes_what_is_asked_for(options, files, repository, capsys):
+    """Without options both; a second run changes nothing, and a file that was edited is kept."""
+    words = ["gitops", "init", "spec.yaml", "deploy"]
+    statuses = main([*words, *options]), main(words), main(words)
+    capsys.readouterr()
+    main([*words, *options, "--format", "json"])
+    told = json.loads(capsys.readouterr().out)
+    (repository / files[0]).write_text("edited")
+    refused = main(words)
+
+    assert (statuses, refused) == ((0, 0, 0), 2)
+    assert told == {"files": files}
+    assert (repository / files[0]).read_text() == "edited"
+
+
+@pytest.mark.parametrize("schema", ["github-workflows", "gitlab-ci"])
+def test_the_files_are_what_the_forges_read(schema, tmp_path):
+    """Both publish a schema."""
+    pytest.importorskip("check_jsonschema")
+    texts = [CHECK, COMMENT] if schema == "github-workflows" else [GITLAB]
+    paths = [tmp_path / f"{number}.yml" for number, _ in enumerate(texts)]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    call = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, paths)]
+
+    assert subprocess.run(call, check=False, capture_output=True).returncode == 0
