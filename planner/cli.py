@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from planner.command.options import add_command, add_format, add_given, add_previous
+from planner.command.options import add_command, add_format, add_given, add_overlays, add_previous
 from planner.command.printed import print_json, warn
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
@@ -50,6 +50,7 @@ def add_validate(commands: Any) -> None:
         "Check specs against all rules, and check that units fit into the memory of their GPUs. Nothing is placed.",
     )
     validate.add_argument("specs", nargs="+", type=Path, metavar="SPEC", help="one or more YAML files")
+    add_overlays(validate)
     add_format(validate)
     validate.set_defaults(command=_validate)
 
@@ -77,6 +78,7 @@ def add_plan(commands: Any) -> None:
         "Compile a spec into a plan: layouts, memory, units on nodes, expert maps, links, failures, the day's states.",
     )
     plan.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
+    add_overlays(plan)
     plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
     plan.add_argument(
         "--export",
@@ -111,6 +113,7 @@ def add_diff(commands: Any) -> None:
         diff.add_argument(
             name, type=Path, metavar=name.upper(), help=f"a spec, a plan or a rendered folder: what is deployed {which}"
         )
+    add_overlays(diff)
     add_format(diff, "markdown")
     diff.set_defaults(command=_diff)
 
@@ -154,11 +157,11 @@ def _validate(arguments: argparse.Namespace) -> None:
     fits: dict[Path, Fit] = {}
     for path in arguments.specs:
         try:
-            fits[path] = check_fit(read_spec(path))
+            fits[path] = check_fit(read_spec(path, arguments.overlays))
         except (SpecError, InfeasibleError) as error:
             errors.append(error)
     if arguments.format == "text":
-        _print_fits(fits)
+        _print_fits(fits, arguments.overlays)
     if errors:
         kind = SpecError if any(isinstance(error, SpecError) for error in errors) else InfeasibleError
         raise kind([finding for error in errors for finding in error.findings])
@@ -171,12 +174,13 @@ def _validate(arguments: argparse.Namespace) -> None:
         print_json({"valid": True, "errors": []} | {key: findings for key, findings in told.items() if findings})
 
 
-def _print_fits(fits: Mapping[Path, Fit]) -> None:
+def _print_fits(fits: Mapping[Path, Fit], overlays: Sequence[Path]) -> None:
     """Say of each right spec that it is valid, and what is left to other commands."""
     for path, fit in fits.items():
         left = [f"left to plan: {finding}" for finding in fit.left_to_plan]
         left += [f"left to render, which refuses it: {finding}" for finding in fit.left_to_render]
-        print("\n".join([f"{path}: valid", *left, *(f"warning: {finding}" for finding in fit.warnings)]))
+        files = " -f ".join(map(str, (path, *overlays)))
+        print("\n".join([f"{files}: valid", *left, *(f"warning: {finding}" for finding in fit.warnings)]))
 
 
 def _schema(_: argparse.Namespace) -> None:
@@ -199,7 +203,7 @@ def _plan(arguments: argparse.Namespace) -> None:
         raise CallError([missing_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
     previous = read_plan(arguments.previous) if arguments.previous else None
     calibration = read_calibration(arguments.calibration) if arguments.calibration else None
-    spec = read_spec(arguments.spec)
+    spec = read_spec(arguments.spec, arguments.overlays)
     if arguments.output:
         require_writable(arguments.output)
     found = run_passes(spec, previous, calibration)
@@ -237,7 +241,7 @@ def _diff(arguments: argparse.Namespace) -> None:
     from planner.diff.read import read_pair
     from planner.diff.text import diff_text
 
-    change = diff_of(*read_pair(arguments.old, arguments.new))
+    change = diff_of(*read_pair(arguments.old, arguments.new, arguments.overlays))
     if arguments.format == "json":
         print_json(change.as_json())
     else:
@@ -293,7 +297,7 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.problems.printable import without_passwords
 
     kept = None if arguments.anew else kept_plan(arguments.output)
-    plan = plan_from(arguments.given, arguments.previous, kept)
+    plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
     files = files_of(plan, kept)
     change = diff_of(kept, plan) if kept and kept.runnable else None
     write_folder(arguments.output, files, overwrite=arguments.overwrite)

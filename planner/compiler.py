@@ -6,7 +6,7 @@ published system, the maps with one more slot take three times as long. `render`
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING
 from planner.candidate.candidate import Candidate
 from planner.facts.terms import Phase
 from planner.plan.decided import decided_sections
-from planner.plan.given import read_given
+from planner.plan.given import read_given, refuse_option
 from planner.plan.loaded import read_plan
 from planner.plan.plan import Plan, sealed
-from planner.problems.errors import CallError
-from planner.problems.finding import Finding
 from planner.rules.table import found_in
 from planner.search.auto import Choice, decide
 from planner.search.repair import require_feasible
@@ -77,17 +75,19 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     return candidate
 
 
-def plan_from(path: Path, previous: Path | None = None, kept: Plan | None = None) -> Plan:
+def plan_from(
+    path: Path, previous: Path | None = None, kept: Plan | None = None, overlays: Sequence[Path] = ()
+) -> Plan:
     """Return the plan in the file at `path`, or what the spec there becomes near the `previous` plan, else the `kept`.
 
-    What is only expected of a spec's plan is left out. Raises SpecError, CallError or InfeasibleError when there is
-    none.
+    The spec is read under its `overlays`. What is only expected of its plan is left out. Raises SpecError, CallError or
+    InfeasibleError when there is none.
     """
-    given = read_given(path)
+    given = read_given(path, overlays)
     if isinstance(given, ResolvedSpec):
         return run_passes(given, read_plan(previous) if previous else kept).deployed
     if previous is not None:
-        rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
-        finding = Finding("--previous", str(previous), rule, reason, "leave it out, or give the spec")
-        raise CallError([finding.at("tidemill")])
+        raise refuse_option("--previous", previous, path)
+    if overlays:
+        raise refuse_option("-f", overlays[0], path)
     return given

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EXIT_STATUSES", "add_command", "add_format", "add_given", "add_previous"]
+__all__ = ["EXIT_STATUSES", "add_command", "add_format", "add_given", "add_overlays", "add_previous"]
 
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
@@ -26,6 +26,21 @@ def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, me
         type=Path,
         metavar=metavar,
         help=f"{told_apart}; default: {default}" if default else told_apart,
+    )
+    add_overlays(parser)
+
+
+def add_overlays(parser: argparse.ArgumentParser) -> None:
+    """Add the option of commands that read a spec."""
+    parser.add_argument(
+        "-f",
+        dest="overlays",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="OVERLAY",
+        help="a YAML file with what differs from the spec: its keys replace the spec's, null takes them away; "
+        "may be repeated, and later ones win",
     )
 
 

@@ -4,10 +4,11 @@ A plan is taken as it stands. A spec is planned: OLD as if nothing ran, NEW near
 it. The change says so, since what really runs may stand on other nodes.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from planner.compiler import run_passes
-from planner.plan.given import read_given
+from planner.plan.given import read_given, refuse_option
 from planner.plan.plan import Plan
 from planner.spec.resolved import ResolvedSpec
 
@@ -17,10 +18,15 @@ OLD_IS_PLANNED = "OLD is a spec and was planned as if nothing ran: give the plan
 NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
 
 
-def read_pair(old: Path, new: Path) -> tuple[Plan, Plan, tuple[str, ...]]:
-    """Return both plans, and how they came about. Raises SpecError, CallError or InfeasibleError."""
+def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan, Plan, tuple[str, ...]]:
+    """Return both plans, and how they came about. Each spec is read under the `overlays`.
+
+    Raises SpecError, CallError or InfeasibleError.
+    """
     notes = []
-    before, after = read_given(old), read_given(new)
+    before, after = read_given(old, overlays), read_given(new, overlays)
+    if overlays and isinstance(before, Plan) and isinstance(after, Plan):
+        raise refuse_option("-f", overlays[0], new)
     if isinstance(before, ResolvedSpec):
         before = run_passes(before).plan
         notes.append(OLD_IS_PLANNED)

@@ -76,7 +76,7 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Fin
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:
-        reason, fix = error.strerror or str(error), "give the path relative to the spec's folder"
+        reason, fix = error.strerror or str(error), "give the path relative to this file's folder"
         return Finding(OPTION, written, "S617 must be a readable file", reason, fix)
     found = _rows(content)
     if isinstance(found, str):

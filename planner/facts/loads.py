@@ -85,7 +85,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         content = read_file(path, MAX_LOADS_BYTES)
         document = _read(path.suffix, content)
     except OSError as error:
-        base = "the spec's folder" if option == "expert_load.file" else "the current folder"
+        base = "this file's folder" if option == "expert_load.file" else "the current folder"
         reason, fix = error.strerror or str(error), f"give the path relative to {base}"
         return Finding(option, written, "S603 must be a readable file", reason, fix)
     except (ValueError, RecursionError, OverflowError, MemoryError) as error:  # the last two: a header of absurd sizes

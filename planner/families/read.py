@@ -54,7 +54,7 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
         fix = (
             "point to the checkpoint's own config.json"
             if is_too_long
-            else "give the path relative to the spec's folder"
+            else "give the path relative to this file's folder"
         )
         reason = getattr(error, "strerror", None) or str(error)
         return Finding(PATH, written, "S301 must be a readable file", reason, fix)

@@ -4,44 +4,80 @@ JSON is also YAML, so a spec may be written in it. A plan is a JSON object with 
 """
 
 import json
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.problems.errors import CallError
+from planner.problems.errors import CallError, SpecError
 from planner.problems.finding import Finding
 from planner.rules.check import check_document
+from planner.spec.overlays import overlaid
 from planner.spec.resolved import ResolvedSpec
-from planner.spec.yaml import decode_document, read_content
+from planner.spec.yaml import Document, decode_document, read_content
 
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
 
-__all__ = ["is_plan", "read_given", "read_spec"]
+__all__ = ["is_plan", "read_given", "read_spec", "refuse_option"]
 
 ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
 
 
-def read_given(path: Path) -> "ResolvedSpec | Plan":
+def read_given(path: Path, overlays: Sequence[Path] = ()) -> "ResolvedSpec | Plan":
     """Return the spec or plan in the file at `path`, read once, or the plan of a rendered folder.
 
-    Raises SpecError or CallError when it is neither.
+    A plan stays as it is: what called for the `overlays` refuses it. Raises SpecError or CallError when it is neither.
     """
     if not path.is_dir():
         content = read_content(path)
         if not is_plan(content):
-            return check_document(decode_document(content, path))
+            return check_document(_read_documents(content, path, overlays))
     from planner.plan.loaded import load_plan, read_plan  # imported late: a spec needs none of it
 
     return read_plan(path) if path.is_dir() else load_plan(content, path)
 
 
-def read_spec(path: Path) -> ResolvedSpec:
-    """Return the spec at `path`. Raises CallError for a plan, of which every key would be a mistake in a spec."""
-    given = read_given(path)
+def read_spec(path: Path, overlays: Sequence[Path] = ()) -> ResolvedSpec:
+    """Return the spec at `path` under its `overlays`.
+
+    Raises CallError for a plan, of which every key would be a mistake in a spec.
+    """
+    given = read_given(path, overlays)
     if isinstance(given, ResolvedSpec):
         return given
+    raise _no_spec(path)
+
+
+def refuse_option(option: str, value: Path, path: Path) -> CallError:
+    """Return why an option for specs cannot be given beside the plan at `path`."""
+    rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
+    return CallError([Finding(option, str(value), rule, reason, "leave it out, or give the spec").at("tidemill")])
+
+
+def _read_documents(content: bytes, path: Path, overlays: Sequence[Path]) -> Document:
+    """Return the spec in `content` under its `overlays`. Raises SpecError for all files that cannot be read."""
+    documents, wrong = list[Document](), list[Finding]()
+    for each in (path, *overlays):
+        try:
+            documents.append(decode_document(content if each is path else _read_overlay(each), each))
+        except SpecError as error:
+            wrong += error.findings
+    if wrong:
+        raise SpecError(wrong)
+    return reduce(overlaid, documents)
+
+
+def _read_overlay(path: Path) -> bytes:
+    content = read_content(path)
+    if is_plan(content):
+        raise _no_spec(path)
+    return content
+
+
+def _no_spec(path: Path) -> CallError:
     rule, fix = "S912 must be a spec", "give the spec, or use the plan with render, up or status"
-    raise CallError([Finding("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
+    return CallError([Finding("", None, rule, "it is a finished plan and is not planned again", fix).at(str(path))])
 
 
 def is_plan(content: bytes) -> bool:

@@ -9,8 +9,8 @@ A rule finds something at a path. The line is looked up later, by whoever has th
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from planner.problems.fix import HERE, Change, Fix
@@ -41,6 +41,7 @@ class Finding:
     file: str = ""  # none before the place is looked up
     line: int = 0
     column: int = 0
+    change_files: Mapping[str, str] = field(default_factory=dict)  # path -> the file of several to change it in
 
     def __post_init__(self) -> None:
         if may_be_secret(self.path):
@@ -90,7 +91,13 @@ class Finding:
             "message": self.message,
         }
         shown = {key: without_passwords(each) if isinstance(each, str) else each for key, each in entry.items()}
-        return shown | ({"changes": [dict(change) for change in self.changes]} if self.changes else {})
+        return shown | self._changes_as_json()
+
+    def _changes_as_json(self) -> dict[str, Any]:
+        if not self.changes:
+            return {}
+        files = {path: self.change_files[path] for change in self.changes for path in change if self.change_files}
+        return {"changes": [dict(change) for change in self.changes]} | ({"change_files": files} if files else {})
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file

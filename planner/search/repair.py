@@ -79,7 +79,7 @@ def offer_changes(refusals: Sequence[Finding], candidate: Candidate, original: R
     except Unknown:  # adding the missing nodes already breaks a rule
         changes = ()
     fix = make_fix(changes, search.spec) if changes else None
-    return [replace(finding, fix=fix or str(finding.fix)) for finding in refusals]
+    return [original.locate(replace(finding, fix=fix or str(finding.fix))) for finding in refusals]
 
 
 def _start_search(refusals: Sequence[Finding], candidate: Candidate, original: ResolvedSpec) -> "_Search":

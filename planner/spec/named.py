@@ -19,7 +19,9 @@ from planner.problems.finding import Finding
 from planner.problems.fix import did_you_mean
 from planner.spec.cluster import OF_OWN_GPUS, GpuSpec
 
-__all__ = ["Named"]
+__all__ = ["FILES", "Named"]
+
+FILES = ("model.config", "expert_load.file", "traffic.history")  # fields that name a file, relative to the spec's
 
 
 class Named:

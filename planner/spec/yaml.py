@@ -13,8 +13,8 @@ not recurse and so cannot be made to overflow the stack.
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import yaml
 from planner.facts.files import read_file
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
+from planner.problems.fix import Change
 from planner.spec.undecided import AUTO
 from planner.spec.yaml_errors import explain
 
@@ -47,19 +48,22 @@ MAX_DIGITS = 18  # of an integer; longer ones stay text, and fail as text: no fi
 INTEGER = re.compile(rf"[-+]?[0-9]{{1,{MAX_DIGITS}}}")
 FRACTION = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
 
-Place = tuple[int, int]  # line, column; both from 1
+Position = tuple[int, int]  # line, column; both from 1
+Place = tuple[str, int, int]  # file, line, column
 
 
 @dataclass(frozen=True)
 class Document:
-    """A spec file's data and where each part of it stands."""
+    """A spec's data and where each part of it stands: in its file, or in an overlay of it."""
 
-    file: str
+    file: str  # names of other files are relative to its folder
     data: dict[str, Any]
-    keys: dict[str, Place]  # dotted path -> where its key stands
-    values: dict[str, Place]  # dotted path -> where its value starts
-    autos: frozenset[str] = frozenset()  # paths at which the file says `auto`, whatever `data` has by now
+    keys: dict[str, Place]  # dotted path -> where its key stands; of a section in several files, in the first
+    values: dict[str, Place]  # dotted path -> where its value starts; of a section in several files, in the last
+    autos: frozenset[str] = frozenset()  # paths at which the files say `auto`, whatever `data` has by now
     refused: tuple[tuple[str, Finding], ...] = ()  # what hides a value, and the value's path
+    is_overlaid: bool = False
+    file_names: dict[str, str] = field(default_factory=dict)  # path -> a file as an overlay elsewhere names it
 
     @property
     def unread(self) -> frozenset[str]:
@@ -72,16 +76,29 @@ class Document:
         Items of lists have no keys: theirs is where they start. The value is the one in the file: a number that was
         decided in place of `auto` moves to the reason.
         """
-        path = finding.path
-        if path in self.autos and finding.value not in (None, AUTO):
+        if finding.path in self.file_names and isinstance(finding.value, str):
+            finding = replace(finding, value=self.file_names[finding.path])
+        if finding.path in self.autos and finding.value not in (None, AUTO):
             reason = f"{finding.reason} (auto became {finding.value})"
             finding = replace(finding, value=AUTO, reason=reason)
-        while path and path not in self.values:
-            path = path.rpartition(".")[0]
+        if self.is_overlaid:
+            finding = replace(finding, change_files=self._files_to_change(finding.changes))
+        path = self._nearest_written(finding.path)
         is_plain = path == finding.path and not isinstance(finding.value, dict | None)
         is_item = path != "" and path not in self.keys
         places = self.values if is_plain or is_item else self.keys
-        return finding.at(self.file, *places.get(path, (1, 1)))
+        return finding.at(*places.get(path, (self.file, 1, 1)))
+
+    def _files_to_change(self, changes: Sequence[Change]) -> dict[str, str]:
+        """Return the file in which each changed path is to be written: the last that says something there wins."""
+        paths = dict.fromkeys(path for change in changes for path in change)
+        return {path: self.values[self._nearest_written(path)][0] for path in paths}
+
+    def _nearest_written(self, path: str) -> str:
+        """Return `path`, or its nearest parent that stands in a file; the whole spec is the empty path."""
+        while path and path not in self.values:
+            path = path.rpartition(".")[0]
+        return path
 
 
 def read_document(path: Path) -> Document:
@@ -176,7 +193,7 @@ class _Reader:
             raise self.error(
                 _start(event), f"S108 must nest at most {MAX_DEPTH} deep", "no spec needs deeper nesting", fix
             )
-        self.values[path] = _start(event)
+        self.values[path] = (self.file, *_start(event))
         if isinstance(event, yaml.MappingStartEvent):
             return self.mapping(events, path, depth)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -199,10 +216,10 @@ class _Reader:
             key_path = f"{path}.{key}".lstrip(".")
             self.refuse_what_hides_values(event, key_path)
             if key in result:
-                first = self.keys[key_path][0]
+                first = self.keys[key_path][1]
                 rule, reason = "S106 must give each key once", f"`{key_path}` stands in line {first} too"
                 self.refuse(_start(event), key_path, rule, reason, "remove one of the two")
-            self.keys[key_path] = _start(event)
+            self.keys[key_path] = (self.file, *_start(event))
             result[key] = self.value(next(events), events, key_path, depth + 1)
         return result
 
@@ -242,11 +259,11 @@ class _Reader:
             reason = "a message must be able to name the one line where a value is written"
             self.refuse(_start(event), path, rule, reason, "write the value itself")
 
-    def refuse(self, place: Place, path: str, rule: str, reason: str, fix: str) -> None:
+    def refuse(self, place: Position, path: str, rule: str, reason: str, fix: str) -> None:
         """Keep what is wrong at `path`, and read on: it hides no other mistake."""
         self.refused += [(path, each) for each in self.error(place, rule, reason, fix).findings]
 
-    def error(self, place: Place, rule: str, reason: str, fix: str) -> SpecError:
+    def error(self, place: Position, rule: str, reason: str, fix: str) -> SpecError:
         """Return what ends the reading."""
         return SpecError([Finding("", None, rule, reason, fix).at(self.file, *place)])
 
@@ -267,15 +284,15 @@ def read_plain(text: str) -> Any:
     return text
 
 
-def _start(event: yaml.Event) -> Place:
+def _start(event: yaml.Event) -> Position:
     assert event.start_mark
     return event.start_mark.line + 1, event.start_mark.column + 1
 
 
-def _place_in(text: str, position: int) -> Place:
+def _place_in(text: str, position: int) -> Position:
     before = text[:position]
     return before.count("\n") + 1, position - before.rfind("\n")
 
 
-def _refused(path: Path, rule: str, reason: str, fix: str, place: Place = (1, 1)) -> SpecError:
+def _refused(path: Path, rule: str, reason: str, fix: str, place: Position = (1, 1)) -> SpecError:
     return SpecError([Finding("", None, rule, reason, fix).at(str(path), *place)])

@@ -38,7 +38,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from stacks.doctor.examination import examine  # loads the Kubernetes client, which nothing else here needs
     from stacks.doctor.findings import findings_json, findings_lines
 
-    plan = plan_from(arguments.given)
+    plan = plan_from(arguments.given, overlays=arguments.overlays)
     warn(plan.warnings)
     found = examine(plan, arguments.context, runs_probe=arguments.probe, report=say)
     if found.probed is not None:

@@ -71,11 +71,11 @@ def _status_now(arguments: argparse.Namespace) -> int:
         _cluster_status(arguments)
         return 0
     if arguments.format == "json":
-        folder = find_deployment(arguments.given)  # a document is of one deployment
+        folder = find_deployment(arguments.given, arguments.overlays)  # a document is of one deployment
         records, damaged = [folder.read()] if folder else [], None
         print_json(record_json(records[0]) if records and records[0] else NOTHING)
     else:
-        records, damaged = _read_all(find_all(arguments.given))
+        records, damaged = _read_all(find_all(arguments.given, arguments.overlays))
         # a record's text must not control the terminal
         lines = [printable(line) for record in records if record for line in _lines(record)]
         if lines or damaged is None:
@@ -127,7 +127,7 @@ def _explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | No
 def _cluster_status(arguments: argparse.Namespace) -> None:
     from stacks.live.status import ask_cluster  # loads the Kubernetes client, which nothing else here needs
 
-    plan = plan_from(arguments.given or DEMO)
+    plan = plan_from(arguments.given or DEMO, overlays=arguments.overlays)
     live = ask_cluster(plan, arguments.context)
     if live.plan_digest not in (None, plan.digest):
         say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")

@@ -5,9 +5,10 @@ A deployment whose supervisor was killed is found as if it ran, so that `status`
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from planner.plan.given import read_given
+from planner.plan.given import read_given, refuse_option
 from planner.problems.errors import CallError, SpecError
 from planner.problems.finding import Finding
 from planner.spec.resolved import ResolvedSpec
@@ -30,18 +31,21 @@ DEMO = Path(__file__).parents[1] / "specs" / "demo.yaml"  # for commands that ar
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
-def find_deployment(given: Path | None) -> RunFolder | None:
+def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFolder | None:
     """Return the running deployment of the spec, plan or name `given`; without it, the only one that runs."""
-    found = find_all(given)
+    found = find_all(given, overlays)
     if len(found) > 1:
         rule = f"R103 several deployments run here ({', '.join(folder.name for folder in found)})"
         raise LocalError(rule, "which one is meant is not clear", "give its name, its spec or its plan")
     return found[0] if found else None
 
 
-def find_all(given: Path | None) -> list[RunFolder]:
-    """Return the running deployments of the spec, plan or name `given`; without it, all that run."""
-    name = _deployment_name(given) if given else None
+def find_all(given: Path | None, overlays: Sequence[Path] = ()) -> list[RunFolder]:
+    """Return the running deployments of the spec, plan or name `given`; without it, all that run.
+
+    Overlays alone are the demo's, as of `up`.
+    """
+    name = _deployment_name(given or DEMO, overlays) if given or overlays else None
     return sorted(running_deployments(name) + _killed_deployments(name), key=lambda folder: folder.name)
 
 
@@ -151,16 +155,21 @@ def _read_start_folder(folder: RunFolder) -> str | None:
     return (record.started_in or None) if record else None
 
 
-def _deployment_name(given: Path) -> str:
+def _deployment_name(given: Path, overlays: Sequence[Path]) -> str:
     """Return `given` if a deployment of that name ran here, even if a file or folder has that name too.
 
-    Otherwise return the name in the spec or plan at that path, without planning. Raise SpecError.
+    Otherwise, and under overlays, return the name in the spec or plan at that path, without planning. Raise SpecError
+    and CallError.
     """
-    if _recorded_deployments(str(given)):
+    if not overlays and _recorded_deployments(str(given)):
         return str(given)
     if os.path.exists(given) and not os.path.isdir(given):
-        found = read_given(given)
-        return found.written.name if isinstance(found, ResolvedSpec) else found.name
+        found = read_given(given, overlays)
+        if isinstance(found, ResolvedSpec):
+            return found.written.name
+        if overlays:
+            raise refuse_option("-f", overlays[0], given)
+        return found.name
     others = _running_names()
     what = "it is a folder" if os.path.isdir(given) else "there is no such file"
     reason = f"{what}, and nothing of that name is running here"

@@ -95,7 +95,7 @@ def add_key(commands: Any) -> None:
 def _up(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     length_s = read_length(arguments.day) if arguments.day is not None else None
-    plan = plan_from(arguments.given or DEMO, arguments.previous)
+    plan = plan_from(arguments.given or DEMO, arguments.previous, overlays=arguments.overlays)
     plan.require_local()
     require_cpu(plan, arguments.given or DEMO)
     require_keys(plan, arguments.keys)
@@ -216,7 +216,8 @@ def _end(folder: RunFolder, *, has_json: bool) -> int:
 
 
 def _down(arguments: argparse.Namespace) -> None:
-    folder = find_deployment(arguments.given) if arguments.given else find_started_here()
+    is_named = arguments.given or arguments.overlays
+    folder = find_deployment(arguments.given, arguments.overlays) if is_named else find_started_here()
     if folder is not None:
         stop(folder)
     if arguments.format == "json":

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from planner.command.options import add_command, add_format
+from planner.command.options import add_command, add_format, add_overlays
 from planner.command.printed import errors_json, print_json, warn
 from planner.plan.given import read_spec
 from planner.problems.errors import InfeasibleError
@@ -28,6 +28,7 @@ def add_simulate(commands: Any) -> None:
         "Plan a spec and play its day: queues, latencies, KV, failures, node-hours, cost and income.",
     )
     simulate.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file with a traffic section")
+    add_overlays(simulate)
     simulate.add_argument(
         "--fail",
         action="append",
@@ -77,7 +78,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     """Return the exit status. A column that cannot be planned is an error, even if others were simulated."""
     from stacks.simulator.call import read_call  # imports NumPy, for which other commands should not wait
 
-    spec = read_spec(arguments.spec)
+    spec = read_spec(arguments.spec, arguments.overlays)
     call = read_call(arguments, spec)
     with _Bar() as bar:
         played = call.play(spec, bar.show)

@@ -12,7 +12,22 @@ HEAD = """# The spec
 <!-- Written by `python -m tests.docs`: change what it is made from. -->
 
 A spec is one YAML file. Unknown keys are errors, and text is never taken for a number. `tidemill schema` prints the
-same as JSON Schema, for editors. Rules between fields are on the page of [rules](rules.md)."""
+same as JSON Schema, for editors. Rules between fields are on the page of [rules](rules.md).
+
+An environment needs no copy of the spec. `tidemill render base.yaml -f prod.yaml -o prod` lays an overlay over it, and
+so does every command that takes a spec:
+
+```yaml
+# prod.yaml
+name: chat-prod
+cluster: {nodes: 22, rack_size: null}
+kubernetes: {namespace: prod, image: registry.example.com/runtime:2}
+```
+
+Mappings merge key by key. Any other value, a list too, replaces what is there. `null` takes it away, so that the
+default holds. `-f` may be repeated, and later files win. Files that an overlay names are relative to its own folder.
+The result is the same as of one spec that says all of it, digests included. A mistake is told in the file and line
+that it was written in."""
 FIELDS = "| field | takes | default | is | example |\n|---|---|---|---|---|"
 UNITS = re.compile(r"\(([\w/|]+)\)\$$")  # at the end of a quantity's pattern
 

@@ -218,6 +218,7 @@ def spec_file(spec_folder):
 
     def write(text=SPEC, name="spec.yaml"):
         path = spec_folder / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 

@@ -76,12 +76,12 @@ def _two_supervisors(folder):
 
 
 def _which_one(_):
-    with patch.object(find, "find_all", lambda _: [Folder(name="chat"), Folder(name="demo")]):
+    with patch.object(find, "find_all", lambda *_: [Folder(name="chat"), Folder(name="demo")]):
         find.find_deployment(None)
 
 
 def _started_elsewhere(_):
-    with patch.object(find, "find_all", lambda _: [Folder(record=replace(DEMO, started_in="/srv/chat"))]):
+    with patch.object(find, "find_all", lambda *_: [Folder(record=replace(DEMO, started_in="/srv/chat"))]):
         find.find_started_here()
 
 

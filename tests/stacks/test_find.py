@@ -4,13 +4,14 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from planner.facts.digest import pretty_json
 from planner.plan.loaded import read_plan
 from stacks import cli
-from stacks.local import up_cli
+from stacks.local import find, up_cli
 from stacks.local.processes import start_ticks
 from stacks.local.record import GatewayRecord, Record, UnitRecord
 from stacks.local.run_folder import RunFolder
@@ -70,6 +71,18 @@ def test_up_refuses_a_previous_plan_beside_a_plan(plan, capsys):
     """S911: exit 2."""
     assert cli.main(["up", str(plan), "--previous", str(plan), "--format", "json"]) == 2
     assert json.loads(capsys.readouterr().out)["errors"][0]["rule"].startswith("S911")
+
+
+def test_an_environment_is_found_by_its_own_name(tmp_path, capsys):
+    """`up` starts the spec under its overlay, and `status` and `down` look for the name that the overlay gives."""
+    (tmp_path / "prod.yaml").write_text("name: prod")
+    words = [str(DEMO_SPEC), "-f", str(tmp_path / "prod.yaml")]
+
+    assert started(*words).name == "prod"
+    for command in ("status", "down"):
+        with patch.object(find, "running_deployments", return_value=[]) as looked_for:
+            assert cli.main([command, *words]) == 0
+        looked_for.assert_any_call("prod")
 
 
 def test_up_refuses_an_edited_plan(plan, tmp_path, capsys):

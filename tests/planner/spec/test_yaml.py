@@ -134,5 +134,6 @@ def test_plain_words_mean_what_they_look_like(text, value):
 def test_keys_and_values_have_places():
     """Nested keys are found by their dotted path, list items by their index."""
     document = parse_document("a:\n  b: 1\n  c: [x, y]\n", "spec.yaml")
+    places = [document.keys["a.b"], document.values["a.b"], document.values["a.c.1"]]
 
-    assert (document.keys["a.b"], document.values["a.b"], document.values["a.c.1"]) == ((2, 3), (2, 6), (3, 10))
+    assert places == [("spec.yaml", 2, 3), ("spec.yaml", 2, 6), ("spec.yaml", 3, 10)]

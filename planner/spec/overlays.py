@@ -1,0 +1,110 @@
+"""Spec overlays: what an environment changes in a base, such as name, cluster and image, without a copy of the spec.
+
+    base.yaml                              prod.yaml                        together
+    cluster: {nodes: 2, rack_size: 4}      cluster: {nodes: 22,             cluster: {nodes: 22}
+                                                     rack_size: null}
+
+Mappings merge key by key. Any other value replaces what the files before say. `null` takes it away, so that the default
+holds, and later files win. A section in short (`engine: sglang`) merges as if it were written in full. A file that an
+overlay names is relative to the overlay.
+
+Each value keeps the place where it was written. Nothing is checked here: the merged document is one spec.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from planner.problems.fix import applied
+from planner.spec.declared import section_of
+from planner.spec.named import FILES
+from planner.spec.places import SHORT_FORMS, in_full
+from planner.spec.schema import Spec
+from planner.spec.yaml import Document, Place
+
+__all__ = ["overlaid"]
+
+
+def overlaid(base: Document, overlay: Document) -> Document:
+    """Return `base` with what `overlay` says instead or besides."""
+    base = _with_sections_in_full(base, overlay.data)
+    overlay = _with_names_from(base, overlay)
+    gone = set(_paths_replaced(base.data, overlay.data))
+    return replace(
+        base,
+        data=_merged(base.data, overlay.data, Spec),
+        keys=overlay.keys | {path: place for path, place in base.keys.items() if path not in gone},
+        values={path: place for path, place in base.values.items() if path not in gone} | overlay.values,
+        autos=overlay.autos | (base.autos - gone),
+        refused=base.refused + overlay.refused,
+        is_overlaid=True,
+        file_names={path: name for path, name in base.file_names.items() if path not in gone} | overlay.file_names,
+    )
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any], section: type[BaseModel] | None) -> dict[str, Any]:
+    """Return `below` with `above` merged into it; `section` declares their fields, unless the keys are the user's.
+
+    A `null` that takes nothing away stays, unless it is a field's: it may be an unknown key, or part of a pod's patch.
+    """
+    result = dict(below)
+    for key, value in above.items():
+        field, there = section.model_fields.get(key) if section else None, below.get(key)
+        if isinstance(value, dict):
+            inner = section_of(field) if field else None
+            result[key] = _merged(there if isinstance(there, dict) else {}, value, inner)
+        elif value is None and (key in below or field):
+            result.pop(key, None)
+        else:
+            result[key] = value
+    return result
+
+
+def _paths_replaced(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the paths at which `above` speaks alone, and those of what stood below them."""
+    for key, value in above.items():
+        at, there = f"{path}.{key}".lstrip("."), below.get(key)
+        if isinstance(value, dict) and isinstance(there, dict):
+            yield from _paths_replaced(there, value, at)
+        else:
+            yield from _paths_in(there, at)
+
+
+def _paths_in(value: Any, path: str) -> Iterator[str]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield from _paths_in(each, f"{path}.{key}")
+
+
+def _with_sections_in_full(base: Document, overlay: Mapping[str, Any]) -> Document:
+    """Return `base` with those sections in full that it has in short and `overlay` as mappings."""
+    data = in_full(base.data, [f"{key}.*" for key, value in overlay.items() if isinstance(value, dict)])
+    moved = {key: f"{key}.{SHORT_FORMS[key]}" for key in data if data[key] is not base.data[key]}
+
+    def with_moved(places: Mapping[str, Place]) -> dict[str, Place]:
+        return {**places, **{inner: places[section] for section, inner in moved.items()}}
+
+    autos = frozenset(moved.get(path, path) for path in base.autos)
+    return replace(base, data=data, keys=with_moved(base.keys), values=with_moved(base.values), autos=autos)
+
+
+def _with_names_from(base: Document, overlay: Document) -> Document:
+    """Return `overlay` with the names of its files as `base` would write them. Links to folders are followed."""
+    ours, theirs = Path(overlay.file).parent, Path(base.file).parent
+    if ours == theirs:
+        return overlay
+    folder = Path(os.path.relpath(ours.resolve(), theirs.resolve()))
+    names = {path: name for path in FILES if isinstance(name := _value_at(path, overlay.data), str) and name}
+    data = applied(overlay.data, {path: str(folder / name) for path, name in names.items()})
+    return replace(overlay, data=data, file_names=names)
+
+
+def _value_at(path: str, data: Mapping[str, Any]) -> Any:
+    section, _, key = path.partition(".")
+    fields = data.get(section)
+    return fields.get(key) if isinstance(fields, dict) else None
