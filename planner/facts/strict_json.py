@@ -1,16 +1,17 @@
-"""JSON as its standard has it: no key twice, no NaN, no half of a character, and no nesting without end.
+"""JSON as its standard has it: UTF-8, no key twice, no NaN, no half of a character, no nesting without end.
 
-Python's reader takes all of these. Of a plan that is not only read by us, it matters what others read.
+Numbers end too, before arithmetic with them would. Python's reader takes all of these. Of a plan that is not only read
+by us, it matters what others read.
 """
 
 import json
-import math
 import re
 from typing import Any, NoReturn
 
 __all__ = ["NotStrict", "each_once", "parsed_json"]
 
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
+MAX_NUMBER = 1e30  # assumed: a day's bytes of the largest fleet are below 1e20
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is none by itself
 
 
@@ -21,7 +22,10 @@ class NotStrict(ValueError):
 def parsed_json(content: bytes) -> Any:
     """Return what `content` says. Raises NotStrict."""
     try:
-        found = json.loads(content, parse_constant=_not_a_number, parse_float=_finite, object_pairs_hook=each_once)
+        text = content.decode()  # Python's reader would also take UTF-16 and half characters
+        found = json.loads(
+            text, parse_constant=_not_a_number, parse_int=_int, parse_float=_float, object_pairs_hook=each_once
+        )
         is_deep = not _is_shallow(found, MAX_DEPTH)
         if SURROGATE.search(content) and not is_deep:
             json.dumps(found, ensure_ascii=False).encode()  # ValueError, if it is not one of a pair
@@ -49,11 +53,22 @@ def _not_a_number(word: str) -> NoReturn:
     raise ValueError(word)
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(text)
+def _int(text: str) -> int:
+    number = int(text)
+    _require_bounded(text, number)
     return number
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    _require_bounded(text, number)
+    return number
+
+
+def _require_bounded(text: str, number: float) -> None:
+    """Raise NotStrict where sums and products with it would have no end."""
+    if abs(number) > MAX_NUMBER:
+        raise NotStrict(f"{text[:20]} is beyond {MAX_NUMBER:g}")
 
 
 def _is_shallow(value: Any, room: int) -> bool:

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 from planner.facts.terms import Overlap, Phase, Precision
 from planner.spec.resolved import ResolvedSpec
+from planner.spec.schema import Spec
 
-__all__ = ["PhaseLayout", "lay_out"]
+__all__ = ["PhaseLayout", "lay_out", "layout_of"]
 
 
 @dataclass(frozen=True)
@@ -72,17 +73,22 @@ class PhaseLayout:
 
 def lay_out(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
     """Return the layout that `spec` asks for in `phase`, whether or not it fits."""
-    section, model, written = spec.phase(phase), spec.model, spec.written
+    return layout_of(spec.written, phase, spec.model.num_routed_experts, spec.model.num_shared_experts)
+
+
+def layout_of(spec: Spec, phase: Phase, num_routed_experts: int, num_shared_experts: int) -> PhaseLayout:
+    """Return the same of a model that has these experts: a plan's reader has no more of the model."""
+    section = spec.phase(phase)
     return PhaseLayout(
         phase=phase,
-        num_units=written.num_units(phase),
+        num_units=spec.num_units(phase),
         ep_size=section.ep_size,
         attention_tp=section.attention_tp,
         nodes_per_unit=max(1, section.ep_size // spec.cluster.gpus_per_node),
-        num_logical_experts=model.num_routed_experts,
-        num_physical_experts=model.num_routed_experts + section.redundant_experts,
-        shared_per_gpu=model.num_shared_experts,
+        num_logical_experts=num_routed_experts,
+        num_physical_experts=num_routed_experts + section.redundant_experts,
+        shared_per_gpu=num_shared_experts,
         overlap=section.overlap,
         precision=section.precision,
-        gpu=written.gpu_name(phase),
+        gpu=spec.gpu_name(phase),
     )

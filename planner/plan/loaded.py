@@ -4,8 +4,8 @@ A file that was edited by hand, torn, or made up must not reach a cluster. What 
     version         ours, since another version's keys may mean something else
     shapes          of every key
     digests         recomputed: of the plan, its spec and each expert map
-    references      units, maps, nodes and launch documents are each other's
     the spec        by the rules that need no file
+    references      phases are the spec's; units, maps, nodes and launch documents are each other's
     all of it       its digest
     launch files    made again from the rest, with their digests
     no key more     the plan would be written as it stands
@@ -81,7 +81,7 @@ def load_plan(content: bytes, path: Path) -> Plan:
     except ValidationError as error:
         prefix = "spec." if error.title == Spec.__name__ else ""
         raise _refused(path, NO_PLAN, prefix + _misshapen(error.errors(include_url=False)[0])) from None
-    of_parts = chain(_edited(plan, data), disagreeing(plan, spec), _wrong_in_spec(plan))
+    of_parts = chain(_edited(plan, data), _wrong_in_spec(plan), disagreeing(plan, spec))
     for finding in chain(of_parts, _edited_elsewhere(plan, data), told_otherwise(plan)):
         raise CallError([finding.at(str(path))])
     for key, _ in differences(data, plan.as_json()):

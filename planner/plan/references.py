@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from planner.facts import names
+from planner.facts.quantities import counted
 from planner.facts.terms import Phase
+from planner.layout.layout import layout_of
 from planner.layout.nodes import nodes_of
 from planner.plan.plan import Plan
 from planner.plan.sections import OtherDays, PlannedUnit, Schedule, Step
 from planner.problems.finding import Finding
-from planner.spec.schedule import is_undecided_day
+from planner.spec.declared import undecided_in
 from planner.spec.schema import Spec
+from planner.spec.undecided import AUTO
 
 __all__ = ["WRITE_ONE", "disagreeing"]
 
@@ -25,7 +28,8 @@ _Reference = tuple[str, object, str, bool]  # path, what stands there, what it m
 
 def disagreeing(plan: Plan, spec: Spec) -> Iterator[Finding]:
     """Yield the parts that refer to what is not there, or is another's."""
-    for path, value, source, agrees in chain(_of_plan(plan, spec), _of_units(plan, spec), _of_day(plan, spec)):
+    parts = _of_plan(plan, spec), _of_phases(plan, spec), _of_units(plan, spec), _of_day(plan, spec)
+    for path, value, source, agrees in chain(*parts):
         if not agrees:
             reason = "the parts of this plan contradict each other"
             yield Finding(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
@@ -35,6 +39,7 @@ def _of_plan(plan: Plan, spec: Spec) -> Iterator[_Reference]:
     unit_names = [unit.name for unit in plan.units]
     files = {*map(names.launch_file, unit_names), names.GATEWAY_LAUNCH_FILE}
     gateway = plan.launch_documents.get(names.GATEWAY_LAUNCH_FILE, {})
+    yield from ((f"spec.{path}", AUTO, "the plan, which has decided it", False) for path in undecided_in(spec))
     yield "name", plan.name, "spec.name", plan.name == spec.name
     yield "runnable", plan.runnable, "refusals", plan.runnable is not bool(plan.refusals)
     why_not = tuple(problem.message for problem in plan.refusals)
@@ -50,8 +55,22 @@ def _of_plan(plan: Plan, spec: Spec) -> Iterator[_Reference]:
         yield f"{place}.units", step.units, "units", set(step.units) <= set(unit_names)
 
 
+def _of_phases(plan: Plan, spec: Spec) -> Iterator[_Reference]:
+    """A phase has the units and the shape that its section gives it."""
+    counts = Counter(unit.phase for unit in plan.units)
+    yield "phases", sorted(plan.phases), "spec", plan.phases.keys() == set(spec.phases)
+    for phase, shape in plan.phases.items():
+        layout = layout_of(spec, phase, shape.num_logical_experts, shape.shared_per_gpu)
+        source = f"spec, which has {counted(layout.num_units, f'{phase} unit')}"
+        yield "units", counts[phase], source, counts[phase] == layout.num_units
+        for key, value in shape:
+            expected = getattr(layout, key)
+            yield f"phases.{phase}.{key}", value, f"spec.{phase} ({expected})", value == expected
+
+
 def _of_units(plan: Plan, spec: Spec) -> Iterator[_Reference]:
-    free = {node.name for node in nodes_of(spec.cluster)}.difference(spec.cluster.spares)
+    nodes = nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations)
+    free = {node.name: node.gpu for node in nodes if node.unusable is None}
     counts: Counter[Phase] = Counter()
     fitting = {each for each in {(unit.phase, unit.expert_map) for unit in plan.units} if _holds(plan, *each)}
     for number, unit in enumerate(plan.units):
@@ -59,12 +78,14 @@ def _of_units(plan: Plan, spec: Spec) -> Iterator[_Reference]:
         counts[unit.phase] += 1
         name = names.unit_name(spec.name, unit.phase, index)
         yield f"{path}.phase", unit.phase, "spec", unit.phase in spec.phases
+        shape = plan.phases[unit.phase]
         yield f"{path}.name", unit.name, f"its phase and place ({name})", unit.name == name
         yield f"{path}.index", unit.index, f"its place ({index})", unit.index == index
-        are_free = bool(unit.nodes) and free.issuperset(unit.nodes) and len(set(unit.nodes)) == len(unit.nodes)
+        are_enough = len(unit.nodes) == shape.nodes_per_unit
+        yield f"{path}.nodes", unit.nodes, f"phases.{unit.phase}.nodes_per_unit ({shape.nodes_per_unit})", are_enough
+        are_free = all(free.pop(node, None) == shape.gpu for node in unit.nodes)
         yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes and the other units", are_free
-        free.difference_update(unit.nodes)
-        yield f"{path}.ranks", unit.ranks, f"spec.{unit.phase}.ep_size", unit.ranks == spec.phase(unit.phase).ep_size
+        yield f"{path}.ranks", unit.ranks, f"spec.{unit.phase}.ep_size", unit.ranks == shape.ep_size
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
         yield f"{path}.expert_map", unit.expert_map, f"phases.{unit.phase}", (unit.phase, unit.expert_map) in fitting
         yield from _of_document(plan, unit, path)
@@ -72,7 +93,6 @@ def _of_units(plan: Plan, spec: Spec) -> Iterator[_Reference]:
 
 def _of_day(plan: Plan, spec: Spec) -> Iterator[_Reference]:
     """What units do over the day is what the spec's schedule says."""
-    yield "spec.schedule", None, "schedule", spec.schedule is None or not is_undecided_day(spec.schedule)
     timetable = plan.timetable
     told = [(step.at, step.units) for step in plan.schedule.steps] if plan.schedule else []
     planned = [(step.at, step.units) for step in timetable.steps] if timetable else []

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from planner.facts.terms import PHASES
 from planner.spec.schema import Spec
 from planner.spec.section import UNION_TAGS, Section
+from planner.spec.undecided import is_undecided
 
 __all__ = [
     "choices_at",
@@ -25,6 +26,7 @@ __all__ = [
     "section_of",
     "sentence_of",
     "types_in",
+    "undecided_in",
 ]
 
 
@@ -80,6 +82,16 @@ def choices_at(path: str) -> list[Any]:
 def may_be_auto(field: FieldInfo) -> bool:
     """Whether the number may be left to the planner."""
     return any(isinstance(each, WrapValidator) for each in field.metadata)
+
+
+def undecided_in(section: BaseModel, above: str = "") -> Iterator[str]:
+    """Yield the path of each field that is still left to the planner."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from undecided_in(value, f"{above}{name}.")
+        elif may_be_auto(field) and is_undecided(value):
+            yield f"{above}{name}"
 
 
 def is_quantity(field: FieldInfo) -> bool:

@@ -10,9 +10,9 @@ from planner.spec.other_days import MAX_OTHER_DAYS, DayNames
 from planner.spec.phase import MAX_UNITS
 from planner.spec.section import Section
 from planner.spec.start import StartSpec
-from planner.spec.undecided import AUTO, OR_AUTO, is_undecided
+from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["OtherWindowsSpec", "ScheduleSpec", "UnitCounts", "WindowSpec", "is_undecided_day"]
+__all__ = ["OtherWindowsSpec", "ScheduleSpec", "UnitCounts", "WindowSpec"]
 
 
 class WindowSpec(Section):
@@ -138,8 +138,3 @@ class ScheduleSpec(Section):
     @classmethod
     def _short_form(cls, written: Any) -> Any:
         return {"windows": AUTO} if written == AUTO else written
-
-
-def is_undecided_day(schedule: ScheduleSpec) -> bool:
-    """Return whether the planner has something of the day still to decide."""
-    return is_undecided(schedule.windows) or is_undecided(schedule.warm_up)

@@ -271,6 +271,13 @@ def without(file):
     return lambda documents: {name: each for name, each in documents.items() if name != file}
 
 
+def nodes_with(**odd):
+    """Five nodes of a cluster; the one in the middle, which the decode unit has, is odd."""
+    return [{"name": f"node-{number}"} | (odd if number == 2 else {}) for number in range(5)]
+
+
+FEWER_EXPERTS = {"num_logical_experts": 28, "num_physical_experts": 32, "slots_per_gpu": 8, "routed_per_gpu": 8}
+OF_SPEC = ("ep_size", "attention_tp", "dp_size", "nodes_per_unit", "slots_per_gpu", "routed_per_gpu")
 REFERENCES = [
     (("name",), lambda _: "brook", "name"),
     (("runnable",), lambda _: False, "runnable"),
@@ -301,10 +308,20 @@ REFERENCES = [
         lambda each: each | {MANIFEST: "sha256:" + "0" * 64},
         f"launch_documents.{GATEWAY}.checkpoint.weights_digest",
     ),
-    (("phases", "decode", "num_logical_experts"), lambda _: 31, "units.1.expert_map"),
-    (("phases", "decode", "num_logical_experts"), lambda _: 10**18, "units.1.expert_map"),
-    (("phases", "decode", "num_physical_experts"), lambda _: 32, "units.1.expert_map"),
-    (("phases",), lambda phases: {"prefill": phases["prefill"]}, "units.1.expert_map"),
+    (("phases", "decode", "num_logical_experts"), lambda _: 31, "phases.decode.num_physical_experts"),
+    (("phases", "decode", "num_logical_experts"), lambda _: 10**18, "phases.decode.num_physical_experts"),
+    (("phases", "decode", "num_physical_experts"), lambda _: 32, "phases.decode.num_physical_experts"),
+    (("phases", "decode"), lambda each: each | FEWER_EXPERTS, "units.1.expert_map"),
+    *((("phases", "decode", key), lambda each: each + 1, f"phases.decode.{key}") for key in OF_SPEC),
+    (("phases", "decode", "gpu"), lambda _: "h800", "phases.decode.gpu"),
+    (("phases",), lambda phases: {"prefill": phases["prefill"]}, "phases"),
+    (("units",), lambda units: units[:1], "launch_documents"),
+    (("spec", "decode", "ep_size"), lambda _: "auto", "spec.decode.ep_size"),
+    (("spec", "decode", "redundant_experts"), lambda _: "auto", "spec.decode.redundant_experts"),
+    (("units", 1, "nodes"), lambda nodes: nodes[:1], "units.1.nodes"),
+    (("spec", "cluster", "nodes"), lambda _: nodes_with(cordoned=True), "units.1.nodes"),
+    (("spec", "cluster", "nodes"), lambda _: nodes_with(gpu="h800"), "units.1.nodes"),
+    (("spec", "cluster", "nodes"), lambda _: nodes_with(taints=["gone:NoSchedule"]), "units.1.nodes"),
     (("units", 1, "nodes"), lambda _: ["node-0", "node-1"], "units.1.nodes"),
     (("units", 1, "nodes"), lambda _: ["node-1", "node-1"], "units.1.nodes"),
     (("launch_documents", DECODE, "expert_map", "sha256"), lambda _: "sha256:" + "0" * 64, "units.1.expert_map"),
@@ -312,14 +329,14 @@ REFERENCES = [
     (("units", 1, "nodes"), lambda _: ["node-1", "node-9"], "units.1.nodes"),
     (("units", 1, "nodes"), lambda nodes: nodes[::-1], f"launch_documents.{DECODE}.places"),
     (("units", 1, "ranks"), lambda _: 10**18, "units.1.ranks"),
-    (("units", 1, "phase"), lambda _: "mixed", "units.1.phase"),
+    (("units", 1, "phase"), lambda _: "mixed", "units"),
     (("schedule", "steps", 0, "units"), lambda _: ["nobody"], "schedule.steps.0.units"),
     (("schedule", "steps", 0, "units"), lambda _: [], "schedule.steps"),
     (("schedule", "steps", 0, "at"), lambda _: "09:00", "schedule.steps"),
     (("schedule", "other_days"), lambda _: [], "schedule.other_days"),
     (("schedule", "other_days", 0, "days"), lambda _: ["saturday"], "schedule.other_days"),
     (("schedule", "other_days", 0, "steps", 0, "units"), lambda _: ["nobody"], "schedule.other_days.0.steps.0.units"),
-    (("spec", "schedule", "windows"), lambda _: "auto", "spec.schedule"),
+    (("spec", "schedule", "windows"), lambda _: "auto", "spec.schedule.windows"),
     (("spec", "schedule", "windows", 0, "at"), lambda _: "09:00", "schedule.steps"),
 ]
 
@@ -498,6 +515,7 @@ def test_inputs_are_the_files_that_the_spec_names(plan_of, spec_text, spec_folde
 
 
 NO_JSON = [
+    "1e31", "-1" + "0" * 31,
     "NaN", "Infinity", "-Infinity", "1e400", "9" * 5000, "[" * 100 + "]" * 100, '{"a":' * 50 + "1" + "}" * 50, '"', "",
     "[" * 100_000, '"\\ud800"', '"\\uDFFF\\uD800"',
 ]  # fmt: skip
@@ -511,6 +529,34 @@ def test_values_that_no_json_has_are_refused(document, text, tmp_path):
         load_plan(torn.encode(), tmp_path / "plan.json")
 
     assert error.value.findings[0].rule.startswith("S906")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-32-be"])
+def test_a_plan_is_read_as_utf_8(document, encoding, tmp_path):
+    """S906: Python would take any encoding that JSON once had."""
+    with pytest.raises(CallError) as error:
+        load_plan(pretty_json(document).encode(encoding), tmp_path / "plan.json")
+
+    assert error.value.findings[0].rule.startswith("S906")
+
+
+def test_half_a_character_in_bytes_is_refused(document, tmp_path):
+    """S906: UTF-8 has no surrogates, written out or not."""
+    with pytest.raises(CallError) as error:
+        load_plan(pretty_json(document).encode().replace(b'"default"', b'"\xed\xa0\x80"'), tmp_path / "plan.json")
+
+    assert error.value.findings[0].rule.startswith("S906")
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_a_phase_without_a_unit_is_refused(of_the_catalog, phase, tmp_path):
+    """S908: the spec says how many units a phase has, and no launch document tells of one that is gone."""
+    units = [each for each in of_the_catalog["units"] if each["phase"] != phase]
+    documents = {name: each for name, each in of_the_catalog["launch_documents"].items() if f"-{phase}-" not in name}
+    after = of_the_catalog | {"units": units, "launch_documents": documents}
+    problem = refusal(resealed(after), tmp_path / "plan.json")
+
+    assert (problem.rule[:4], problem.path) == ("S908", "units")
 
 
 ODD = [None, [], {}, "", "x", "\ud800", -1, 0, 2**63, 10**30, 1.5, 1e308, True, [[]], {"": None}, ["x"] * 3]
