@@ -28,6 +28,11 @@ name = next((n for n in ("zip", "artifacts", "comments", "pulls") if n in call a
 if name:
     sys.stdout.buffer.write((answers / name).read_bytes())
 """
+# `unzip -p FILE NAME`, which runners have and machines of ours may lack.
+UNZIP = f"""#!{sys.executable}
+import sys, zipfile
+sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[2]).read(sys.argv[3]))
+"""
 # `curl`: notes each call and what it reads from stdin; two answers are JSON.
 CURL = f"""#!{sys.executable}
 import pathlib, sys
@@ -196,7 +201,7 @@ def _on_github(job, step, **answers):
     for name, text in {"calls": "", **answers}.items():
         (answers_of(job) / name).write_text(text)
     variables = {"GITHUB_REPOSITORY": "o/r", "RUN": "1", "CHECKED": "abc"}
-    done = _run(_step(COMMENT, step), job, {"gh": GH}, **variables)
+    done = _run(_step(COMMENT, step), job, {"gh": GH, "unzip": UNZIP}, **variables)
     return done, (answers_of(job) / "calls").read_text()
 
 
