@@ -29,12 +29,13 @@ OTHER_FIGURES = "figures before the change are unknown: the base's folder is not
 
 @dataclass(frozen=True)
 class Call:
-    """What is checked: `spec` and `folder` have the same paths in `base`, a checkout of the base branch."""
+    """What is checked. All files and the folder have the same paths in `base`, a checkout of the base branch."""
 
     spec: Path
     folder: Path
     base: Path | None
     conditions: tuple[Condition, ...]
+    overlays: tuple[Path, ...] = ()
 
 
 def require_call(call: Call) -> None:
@@ -49,7 +50,7 @@ def require_call(call: Call) -> None:
     if not call.base.is_dir():
         rule, reason = "R603 must be a folder", "it is the checkout of the branch that the change is for"
         raise _refused("--base", str(call.base), rule, reason, "for example git worktree add ../base origin/main")
-    for name, path in (("SPEC", call.spec), ("FOLDER", call.folder)):
+    for name, path in (("SPEC", call.spec), ("FOLDER", call.folder), *(("-f", each) for each in call.overlays)):
         if path.is_absolute() or ".." in path.parts:
             rule, reason = "R604 must be a path inside the checkout", "--base has the same file at the same path"
             raise _refused(name, str(path), rule, reason, "call tidemill in the checkout, and give a relative path")
@@ -61,9 +62,9 @@ def check_change(call: Call) -> tuple[Plan, Report]:
     Raises SpecError, CallError or InfeasibleError where there is no plan, or none that can run.
     """
     kept = kept_plan(call.folder)
-    plan = run_passes(read_spec(call.spec), kept).plan
+    plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
     stale = stale_files(call.folder, files_of(plan, kept))
-    before, notes = (kept, ()) if call.base is None else _base_plan(call.base / call.spec, call.base / call.folder)
+    before, notes = (kept, ()) if call.base is None else _base_plan(call, call.base)
     change = None if before is None else diff_of(before, plan, notes)
     objections = find_objections(call.conditions, Evidence(change, promises_of(plan), stale))
     return plan, Report(
@@ -76,13 +77,13 @@ def check_change(call: Call) -> tuple[Plan, Report]:
     )
 
 
-def _base_plan(spec: Path, folder: Path) -> tuple[Plan | None, Sequence[str]]:
+def _base_plan(call: Call, base: Path) -> tuple[Plan | None, Sequence[str]]:
     """Return the plan that the base's folder keeps, with figures where they are known; None where nothing runs yet."""
-    if not folder.exists():
+    if not (base / call.folder).exists():
         return None, ()
-    kept = read_plan(folder)
+    kept = read_plan(base / call.folder)
     try:
-        found = run_passes(read_spec(spec), kept).plan
+        found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
     except (SpecError, CallError, InfeasibleError):  # a base that is wrong must not keep out the change that mends it
         return kept, (OTHER_FIGURES,)
     return (found, ()) if found.digest == kept.digest else (kept, (OTHER_FIGURES,))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Literal
 
-from planner.command.options import add_command, add_format
+from planner.command.options import add_command, add_format, add_overlays
 from planner.command.printed import print_json
 from planner.facts.digest import pretty_json
 from planner.problems.errors import InfeasibleError
@@ -55,6 +55,7 @@ def _add_check(commands: Any) -> None:
         "Exit with 3 if a condition of --fail-on holds.",
     )
     check.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
+    add_overlays(check)
     check.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render wrote for it")
     check.add_argument(
         "--base",
@@ -108,7 +109,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from stacks.gitops.report import report_markdown, report_text
 
     conditions = () if arguments.fail_on is None else read_conditions(arguments.fail_on)
-    call = Call(arguments.spec, arguments.folder, arguments.base, conditions)
+    call = Call(arguments.spec, arguments.folder, arguments.base, conditions, tuple(arguments.overlays))
     require_call(call)
     if arguments.output:
         require_writable(arguments.output)

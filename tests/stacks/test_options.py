@@ -50,12 +50,13 @@ def test_no_command_takes_the_beginning_of_an_option(commands):
 def test_every_command_that_takes_a_spec_takes_overlays(commands):
     """`-f` may be repeated, and keeps its order."""
     given = {"spec", "specs", "given", "old"}
+    commands |= _commands_of(commands.pop("gitops"))
     readers = {name for name, parser in commands.items() if given & {each.dest for each in parser._actions}}
     overlays = {name: parser._option_string_actions.get("-f") for name, parser in commands.items()}
 
     assert readers == {name for name, option in overlays.items() if option}
     assert {option.dest for option in overlays.values() if option} == {"overlays"}
-    assert readers >= {"validate", "plan", "diff", "render", "up", "down", "status", "doctor", "simulate"}
+    assert readers >= {"validate", "plan", "diff", "render", "up", "down", "status", "doctor", "simulate", "check"}
 
 
 def test_a_key_s_entry_lets_it_in(capsys, tmp_path):

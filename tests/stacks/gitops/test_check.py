@@ -69,6 +69,20 @@ def test_an_outage_is_refused(head, capsys):
     assert json.loads((head / "plan.json").read_text())["name"] == "demo"
 
 
+def test_an_environment_is_checked_under_its_overlay(head, capsys):
+    """A price of the overlay is in the figures before and after; a base without the overlay has none to compare."""
+    for checkout, price in ((head.parent / "base", 1), (head, 2)):
+        (checkout / "prod.yaml").write_text(f"cost: {{usd_per_gpu_hour: {price}}}")
+    check = (*CHECK, "-f", "prod.yaml", "--fail-on", "stale,cost+99%")
+    dear, said = _run(capsys, *check)
+    (head.parent / "base" / "prod.yaml").unlink()
+    unknown, of_none = _run(capsys, *check)
+
+    assert (dear, unknown) == (3, 3)
+    assert "refused by cost+99%: a day costs $" in said.out
+    assert "refused by cost+99%: what a day costs before the change is unknown" in of_none.out
+
+
 def test_without_a_base_the_own_folder_is_what_runs(head, capsys):
     """So a change is looked at before it is rendered."""
     _edit(head / "spec.yaml")
@@ -112,6 +126,7 @@ def test_costs_before_are_those_of_the_bases_spec(head, capsys):
         (("gitops", "check", *FOLDER, "--fail-on", "cost+10%"), "R602"),
         (("gitops", "check", *FOLDER, "--base", "../none"), "R603"),
         (("gitops", "check", "../head/spec.yaml", "deploy", "--base", "../base"), "R604"),
+        ((*CHECK, "-f", "../head/spec.yaml"), "R604"),
     ],
 )
 def test_a_wrong_call_is_refused(words, rule, head, capsys):
