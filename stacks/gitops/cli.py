@@ -39,6 +39,7 @@ def _add_init(commands: Any) -> None:
         "working directory. Files that are there already and say something else are kept.",
     )
     init.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
+    add_overlays(init)
     init.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render writes for it")
     init.add_argument("--github", action="store_true", help="write GitHub's files; default: those of both")
     init.add_argument("--gitlab", action="store_true", help="write GitLab's file; default: those of both")
@@ -93,9 +94,11 @@ def _init(arguments: argparse.Namespace) -> None:
 
     require_plain("SPEC", arguments.spec)
     require_plain("FOLDER", arguments.folder)
-    read_spec(arguments.spec)
+    for each in arguments.overlays:
+        require_plain("-f", each)
+    read_spec(arguments.spec, arguments.overlays)
     named = [forge for forge in FORGES if getattr(arguments, forge)]
-    files = workflow_files(arguments.spec, arguments.folder, named or FORGES)
+    files = workflow_files(arguments.spec, arguments.folder, named or FORGES, arguments.overlays)
     write_workflows(Path(), files)
     if arguments.format == "json":
         print_json({"files": list(files)})

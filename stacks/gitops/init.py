@@ -4,7 +4,7 @@ The files belong to whoever asked for them, and are edited like any other of the
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -41,8 +41,10 @@ def require_plain(name: str, path: Path) -> None:
         raise CallError([Finding(name, str(path), rule, reason, fix).at("tidemill gitops init")])
 
 
-def workflow_files(spec: Path, folder: Path, forges: Collection[Forge]) -> dict[str, str]:
-    """Return path -> text of each file, for a spec and the folder that is rendered from it."""
+def workflow_files(
+    spec: Path, folder: Path, forges: Collection[Forge], overlays: Sequence[Path] = ()
+) -> dict[str, str]:
+    """Return path -> text of each file, for a spec under its overlays and the folder that is rendered from it."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("templates", "gitops"),
         undefined=jinja2.StrictUndefined,
@@ -52,7 +54,7 @@ def workflow_files(spec: Path, folder: Path, forges: Collection[Forge]) -> dict[
         variable_end_string=">>",
     )
     values = {
-        "spec": spec,
+        "spec": " -f ".join(map(str, [spec, *overlays])),
         "folder": folder,
         "version": metadata.version("tidemill"),
         "conditions": CONDITIONS,

@@ -269,6 +269,13 @@ def test_init_writes_what_is_asked_for(options, files, repository, capsys):
     assert (repository / files[0]).read_text() == "edited"
 
 
+def test_overlays_stand_in_the_call():
+    """An environment's spec is a base under overlays."""
+    (text,) = workflow_files(Path("spec.yaml"), Path("deploy"), ("gitlab",), [Path("prod.yaml")]).values()
+
+    assert "tidemill gitops check spec.yaml -f prod.yaml deploy --base " in text
+
+
 @pytest.mark.parametrize("schema", ["github-workflows", "gitlab-ci"])
 def test_the_files_are_what_the_forges_read(schema, tmp_path):
     """Both publish a schema."""
