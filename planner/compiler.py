@@ -18,7 +18,7 @@ from planner.plan.decided import decided_sections
 from planner.plan.given import read_given, refuse_option
 from planner.plan.loaded import read_plan
 from planner.plan.plan import Plan, sealed
-from planner.rules.table import found_in
+from planner.rules.table import findings_at
 from planner.search.auto import Choice, decide
 from planner.search.repair import require_feasible
 from planner.spec.resolved import ResolvedSpec
@@ -47,7 +47,7 @@ class Compiled(Candidate):
         from planner.report.rows import rows_of
 
         sections = decided_sections(self, self.choice) | expected_sections(self)
-        sections["warnings"] += found_in(self, "predicted")
+        sections["warnings"] += findings_at(self, "predicted")
         return sealed(sections, rows_of)
 
     @property

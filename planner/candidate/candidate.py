@@ -31,7 +31,7 @@ from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change
 from planner.rules.check import document_with, resolve, with_values
 from planner.rules.rule import Level, is_within
-from planner.rules.table import found_in, warnings_of
+from planner.rules.table import findings_at, warnings_of
 from planner.schedule.starts import StartTimes, start_times
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
@@ -122,7 +122,7 @@ class Candidate:
     @cached_property
     def refusals(self) -> tuple[Finding, ...]:
         """Why its engine cannot run it: it plans all the same."""
-        return found_in(self, "rendered")
+        return findings_at(self, "rendered")
 
     @cached_property
     def warnings(self) -> tuple[Finding, ...]:

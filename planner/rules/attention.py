@@ -1,7 +1,7 @@
-"""The rules of GPUs that share attention, and of the KV that they keep.
+"""The rules of attention groups (GPUs that share attention) and of KV precision.
 
-A group has equal parts of the heads and of a node, or whole nodes. Each rule offers sizes that all others take too, as
-far as the fields that they read are known.
+A group splits the heads evenly, and is an equal part of a node or fills whole nodes. Each rule offers only sizes that
+the other rules accept too, as far as their fields are known.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from planner.spec.precision import kv_dtype
 __all__ = ["RULES", "attention_sizes"]
 
 
-def attention_groups_are_alike(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Each group has an equal part of a node, or whole nodes.
+def attention_groups_align_with_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject groups that are neither an equal part of a node nor whole nodes, or that do not divide the unit.
 
-    It would fit into a unit of whole nodes: where S502 refuses the unit's size, that is the mistake.
+    If the group would fit a unit of whole nodes, the unit's size is the mistake, and S502 reports it.
     """
     attention_tp: int = c[f"{phase}.attention_tp"]
     ep_size: int = c[f"{phase}.ep_size"]
@@ -33,15 +33,15 @@ def attention_groups_are_alike(c: Written, phase: Phase) -> Iterator[Finding]:
     reason = "GPUs that share attention fill an equal part of a node, or whole nodes"
     sizes = attention_sizes(ep_size, gpus_per_node, c.get("model.shapes"), c.largest_group)
     exchanged = c.exchanges(phase)
-    if exchanged and not exchanged(ep_size):  # only a unit that is one group runs, as it exchanges nothing
+    if exchanged and not exchanged(ep_size):  # only one group of all GPUs can run: it exchanges nothing
         sizes = [size for size in sizes if size == ep_size]
     another = f"write another ep_size first: the engine exchanges no rows between {ep_size} GPUs"
     fix = nearest_of(attention_tp, sizes) if sizes else another
     yield Finding(f"{phase}.attention_tp", attention_tp, rule, reason, fix)
 
 
-def attention_divides_by_heads(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Each GPU has whole heads; KV heads are whole, or held by whole groups of GPUs."""
+def attention_splits_by_whole_heads(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject groups that would split a head, or whose GPUs cannot share the KV heads evenly."""
     attention_tp: int = c[f"{phase}.attention_tp"]
     model = c.model
     if _has_whole_heads(attention_tp, model):
@@ -54,8 +54,8 @@ def attention_divides_by_heads(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.attention_tp", attention_tp, rule, reason, nearest_of(attention_tp, sizes))
 
 
-def kv_is_as_kernels_keep_it(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Some attention has one form of KV only."""
+def kv_precision_suits_kernels(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject a KV precision that the model's attention kernels do not support."""
     kv_precision: KvPrecision | None = c[f"{phase}.kv_precision"]
     precision: Precision = c[f"{phase}.precision"]
     model = c.model
@@ -71,7 +71,7 @@ def kv_is_as_kernels_keep_it(c: Written, phase: Phase) -> Iterator[Finding]:
 def attention_sizes(
     ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
 ) -> list[int]:
-    """Sizes of attention groups that all take which are known, up to the engine's `largest`; one GPU always does."""
+    """Return the attention group sizes that suit all known arguments, up to the engine's `largest`; 1 always does."""
     return [
         size
         for size in range(1, min(MAX_ATTENTION_TP, largest or MAX_ATTENTION_TP) + 1)
@@ -82,7 +82,7 @@ def attention_sizes(
 
 
 def _fills_nodes(num_gpus: int, gpus_per_node: int) -> bool:
-    """Whether a group has an equal part of a node, or whole nodes."""
+    """Return whether a group is an equal part of a node, or whole nodes."""
     return gpus_per_node % num_gpus == 0 or num_gpus % gpus_per_node == 0
 
 
@@ -95,12 +95,12 @@ def _are_whole(num_gpus: int, heads: int, kv_heads: int) -> bool:
 
 
 def _heads(model: Model) -> list[tuple[int, int]]:
-    """Attention heads and KV heads of each kind of layer; as many where KV is not kept by heads."""
+    """Return (attention heads, KV heads) of each kind of layer; both are equal if KV is not kept by heads."""
     return [(each.num_heads, each.num_kv_heads) for each in model.attentions]
 
 
 RULES = (
-    Rule("S508", "resolved", attention_groups_are_alike, PHASES),
-    Rule("S509", "resolved", attention_divides_by_heads, PHASES),
-    Rule("S519", "resolved", kv_is_as_kernels_keep_it, PHASES),
+    Rule("S508", "resolved", attention_groups_align_with_nodes, PHASES),
+    Rule("S509", "resolved", attention_splits_by_whole_heads, PHASES),
+    Rule("S519", "resolved", kv_precision_suits_kernels, PHASES),
 )

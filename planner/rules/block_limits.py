@@ -1,12 +1,12 @@
-"""FP8 in blocks of 128 x 128, cut by GPUs that share a matrix: each part must be whole blocks, or a pod dies loading.
+"""Reject GPU counts that would split a block of an FP8 matrix in blocks of 128 x 128: such pods fail while loading.
 
-What engines cut, of `n` GPUs that share attention:
-    attention       the heads' queries, n ways
+Engines split these matrices between `n` GPUs that share attention:
+    attention       the queries, n ways
     dense layers    n ways; SGLang keeps them whole where groups exchange rows (`--moe-dense-tp-size 1`)
-    shared experts  n ways in a unit that is one group; each GPU has them whole where groups exchange rows
-Routed experts are never cut: each is on one GPU.
+    shared experts  n ways in a unit of one group; otherwise each GPU holds them whole
+Routed experts are never split: each is on one GPU.
 
-With expert parallelism on NVIDIA's GPUs, SGLang fuses shared experts with routed ones in one model only.
+With expert parallelism on NVIDIA GPUs, SGLang fuses shared experts with routed ones in one model only.
 
 Sources: sglang 0.5.23 layers/quantization/fp8.py (validate_block_quant_shapes), models/deepseek_v2.py, qwen2_moe.py,
 qwen3_next.py, glm4_moe.py and minimax_m3.py (shared experts, and shared_experts_fusion_disable_reason); vllm 0.33.0
@@ -27,33 +27,33 @@ from planner.facts.terms import EngineName, Phase, Precision
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest
 from planner.rules.attention import attention_sizes
-from planner.rules.exchange_limits import takes_unit
+from planner.rules.exchange_limits import supports_unit_size
 from planner.rules.rule import Candidate
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["keeps_blocks", "whole_blocks"]
+__all__ = ["keeps_blocks", "shards_are_whole_blocks"]
 
 BLOCK = 128
-QUERIES = ("self_attn.q_proj", "self_attn.q_b_proj")  # of latent attention; what comes before is on each GPU
-FUSES_SHARED = ("qwen3_next",)  # where a shared expert is as wide as a routed one
-InBlocks = Sequence[tuple[Layer, Matrix]]
+QUERIES = ("self_attn.q_proj", "self_attn.q_b_proj")  # of latent attention; earlier matrices are whole on each GPU
+FUSES_SHARED = ("qwen3_next",)  # if a shared expert is as wide as a routed one
+BlockMatrices = Sequence[tuple[Layer, Matrix]]
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """Channels of a part of the model that GPUs share."""
+    """The channels of a matrix, and the number of GPUs that it is split between."""
 
     part: str
     channels: int
     num_gpus: int
 
 
-def whole_blocks(c: Candidate) -> Iterator[Finding]:
-    """Refuse groups of GPUs that would cut a matrix within a block."""
+def shards_are_whole_blocks(c: Candidate) -> Iterator[Finding]:
+    """Reject an `attention_tp` that would split a block."""
     spec = c.resolved
     for phase in spec.phases:
-        cut = _cut_within_a_block(spec, phase)
+        cut = _find_split_block(spec, phase)
         if cut is not None:
             section, engine = spec.phase(phase), f"{spec.written.engine_name} {spec.written.engine_version}"
             rule = (
@@ -65,27 +65,27 @@ def whole_blocks(c: Candidate) -> Iterator[Finding]:
 
 
 def keeps_blocks(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine's cuts of the matrices of `phase` are between blocks."""
-    return _cut_within_a_block(spec, phase) is None
+    """Return whether the engine splits the matrices of `phase` only between blocks."""
+    return _find_split_block(spec, phase) is None
 
 
-def _cut_within_a_block(spec: ResolvedSpec, phase: Phase) -> _Cut | None:
-    """Return the first cut that is so; None where there is none, and with the bundled runtime, which cuts nothing."""
+def _find_split_block(spec: ResolvedSpec, phase: Phase) -> _Cut | None:
+    """Return the first cut within a block, or None. The bundled runtime cuts nothing."""
     section, engine = spec.phase(phase), spec.written.engine_name
     if engine == OURS:
         return None
-    in_blocks = _in_blocks(spec.model, section.precision)
+    block_matrices = _find_block_matrices(spec.model, section.precision)
     cuts = chain(
-        _of_dense(in_blocks, section, engine),
-        _of_shared(in_blocks, spec.model, section, engine),
-        _of_queries(in_blocks, section),
+        _cut_dense_layers(block_matrices, section, engine),
+        _cut_shared_experts(block_matrices, spec.model, section, engine),
+        _cut_queries(block_matrices, section),
     )
     return next((each for each in cuts if each.channels % (BLOCK * each.num_gpus)), None)
 
 
 @lru_cache(maxsize=64)
-def _in_blocks(model: Model, precision: Precision) -> InBlocks:
-    """Return the matrices that are in blocks: a checkpoint may leave out some, or have FP8 of another form."""
+def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
+    """Return the matrices stored in FP8 blocks: a checkpoint may keep some in another format."""
     is_own = precision == model.weights_in
     return [
         (layer, matrix)
@@ -95,26 +95,28 @@ def _in_blocks(model: Model, precision: Precision) -> InBlocks:
     ]
 
 
-def _of_dense(in_blocks: InBlocks, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
-    """SGLang checks dense layers that are whole too, for it joins two matrices of theirs."""
+def _cut_dense_layers(block_matrices: BlockMatrices, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
+    """Yield the cuts of dense layers. SGLang checks uncut ones too, since it joins two of their matrices."""
     is_cut = section.ep_size == section.attention_tp or engine == "vllm"
     num_gpus = section.attention_tp if is_cut else 1
-    for channels in sorted({layer.ffn.intermediate_size for layer, each in in_blocks if each.part == "dense"}):
+    for channels in sorted({layer.ffn.intermediate_size for layer, each in block_matrices if each.part == "dense"}):
         if num_gpus > 1 or engine == "sglang":
             yield _Cut("dense layers", channels, num_gpus)
 
 
-def _of_shared(in_blocks: InBlocks, model: Model, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
+def _cut_shared_experts(
+    block_matrices: BlockMatrices, model: Model, section: PhaseSpec, engine: EngineName
+) -> Iterator[_Cut]:
     experts, num_gpus = model.experts, section.attention_tp
     channels = experts.num_shared * experts.shared_intermediate_size
     is_fused = engine == "sglang" and model.model_type in FUSES_SHARED and channels == experts.intermediate_size
-    if num_gpus == section.ep_size > 1 and not is_fused and any(each.part == "shared" for _, each in in_blocks):
+    if num_gpus == section.ep_size > 1 and not is_fused and any(each.part == "shared" for _, each in block_matrices):
         yield _Cut("shared experts", channels, num_gpus)
 
 
-def _of_queries(in_blocks: InBlocks, section: PhaseSpec) -> Iterator[_Cut]:
-    """Yield the queries of latent attention: one head of it is no whole number of blocks, and of others it is."""
-    kinds = dict.fromkeys(layer.attention for layer, each in in_blocks if each.module in QUERIES)
+def _cut_queries(block_matrices: BlockMatrices, section: PhaseSpec) -> Iterator[_Cut]:
+    """Yield the cuts of latent attention's queries. Other attention has heads of whole blocks."""
+    kinds = dict.fromkeys(layer.attention for layer, each in block_matrices if each.module in QUERIES)
     for each in kinds if section.attention_tp > 1 else ():
         if isinstance(each, LatentAttention):
             head = each.qk_nope_head_dim + each.qk_rope_head_dim
@@ -122,12 +124,12 @@ def _of_queries(in_blocks: InBlocks, section: PhaseSpec) -> Iterator[_Cut]:
 
 
 def _fix(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer the most GPUs that may share attention, in this unit or, in words, in a smaller one."""
+    """Offer the most GPUs that can share attention in this unit, else describe a smaller unit."""
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     sizes = [size for size in attention_sizes(section.ep_size, per_node, spec.model) if size < section.attention_tp]
     for size in reversed(sizes):
         tried = spec.trying(phase, {"attention_tp": size})
-        if keeps_blocks(tried, phase) and takes_unit(tried, phase):
+        if keeps_blocks(tried, phase) and supports_unit_size(tried, phase):
             return nearest(size)
     for size in reversed(sizes):
         if keeps_blocks(spec.trying(phase, {"ep_size": size, "attention_tp": size}), phase):

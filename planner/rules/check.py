@@ -1,9 +1,9 @@
-"""A spec file to a spec that can be planned, or to everything that is wrong with it.
+"""Turn a spec file into a spec that can be planned, or into a list of all its mistakes.
 
     text -> yaml.py (data, places) -> fields.py (single fields) -> named.py (files, catalog) -> rules -> ResolvedSpec
 
-All of it happens before the first pass, so that passes never meet a wrong spec, and a user meets all mistakes at once.
-It does not plan: whether the cluster is large enough is not asked here.
+This happens before the first pass, so passes never see a wrong spec and the user sees all mistakes at once. Whether
+the cluster is large enough is decided later (`feasible.py`).
 """
 
 from collections import Counter
@@ -28,27 +28,27 @@ from planner.spec.yaml import Document, read_document
 
 __all__ = ["check_document", "check_spec", "document_with", "mistakes_in", "resolve", "with_values"]
 
-MAX_TRIED = 2**15  # values that are checked to try changes (assumed): a spec of 100 values has 300 tries
+MAX_TRIED = 2**15  # assumed: total values to check while trying changes, or about 300 tries for a spec of 100 values
 
 
 def check_spec(path: Path) -> ResolvedSpec:
-    """The spec in the file at `path`. Raises SpecError with every mistake in it."""
+    """Return the spec in the file at `path`. Raises SpecError with every mistake in it."""
     return check_document(read_document(path))
 
 
 def check_document(document: Document) -> ResolvedSpec:
-    """The spec in `document`, whose files lie beside it. Raises SpecError with every mistake in it.
+    """Return the spec in `document`, reading the files that it names. Raises SpecError with every mistake in it.
 
-    A change that a mistake offers has been tried: with it that mistake is gone, and no other one is there.
+    Each change that the error offers has been tried: it removes its mistake and adds no other.
     """
     try:
         return resolve(document)
     except SpecError as error:
-        raise SpecError(list(_keep_sound_changes(error.findings, document))) from None
+        raise SpecError(list(_drop_failed_changes(error.findings, document))) from None
 
 
 def resolve(document: Document) -> ResolvedSpec:
-    """Return the spec in `document`. Raises SpecError with every mistake in it, whose changes nobody has tried."""
+    """Return the spec in `document`. Raises SpecError with every mistake in it; their changes are untried."""
     fields = check_fields(document.data, document.unread)
     named = Named(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved
@@ -72,35 +72,36 @@ def resolve(document: Document) -> ResolvedSpec:
 
 
 def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
-    """Return what is wrong with the data of a spec, as far as that can be told without the files that it names."""
+    """Return the mistakes in a spec's data that can be found without the files that it names."""
     fields = check_fields(data)
     return [*fields.findings, *broken_rules(Written(data, fields.values, fields.renamed))]
 
 
 def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
-    """`spec` as if its user had written `values` (dotted path -> value), checked anew. Raises SpecError."""
+    """Write `values` (dotted path -> value) into `spec`, and check it again. Raises SpecError."""
     return resolve(document_with(spec.document, values))
 
 
 def document_with(document: Document, values: Change) -> Document:
-    """Return `document` as if its user had written `values` (dotted path -> value)."""
+    """Return a copy of `document` with `values` (dotted path -> value) written into it."""
     data = applied(in_full(document.data, values), values)
-    return replace(document, data=data, autos=document.autos | set(_left_open(values)))
+    return replace(document, data=data, autos=document.autos | set(_auto_paths(values)))
 
 
-def _left_open(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the paths at which `values` say `auto`, as a file would."""
+def _auto_paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the paths in `values` whose value is `auto`."""
     for key, value in values.items():
         if value == AUTO:
             yield f"{above}{key}"
         elif isinstance(value, dict):
-            yield from _left_open(value, f"{above}{key}.")
+            yield from _auto_paths(value, f"{above}{key}.")
 
 
-def _keep_sound_changes(findings: Sequence[Finding], document: Document) -> Iterator[Finding]:
-    """Yield `findings` without the changes that do not mend them, or break something else.
+def _drop_failed_changes(findings: Sequence[Finding], document: Document) -> Iterator[Finding]:
+    """Yield `findings` without the changes that fail to remove them or add another mistake.
 
-    Each try checks the whole spec, so that of many mistakes in a large file the last ones have words alone.
+    Each try checks the whole spec. So the number of tries is limited, and in a large file with many mistakes the last
+    fixes are in words only.
     """
     tries, before = MAX_TRIED // len(document.values), _count(findings)
     for finding in findings:
@@ -119,5 +120,5 @@ def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[st
 
 
 def _count(findings: Sequence[Finding]) -> Counter[tuple[str, str]]:
-    """Return how often each rule is broken at each place: a change of a list moves its items."""
+    """Count mistakes by place and rule id. Places have no list index, since a change may move a list's items."""
     return Counter((place_of(each.path), each.id) for each in findings)

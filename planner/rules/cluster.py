@@ -1,4 +1,4 @@
-"""The rules of `cluster`, and of `coverage`, which needs its racks."""
+"""The rules of `cluster`, and of `coverage: rack`, which needs the racks of its nodes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,13 +15,13 @@ from planner.rules.written import Written
 
 __all__ = ["RULES"]
 
-OF_LINKS = {"cluster.gpu.peer": "nvlink", "cluster.gpu.nvlink_domain": "nvlink", "cluster.gpu.gpus_per_nic": "nic"}
-A_BANDWIDTH = {"nvlink": "450GB/s", "nic": "400Gbps"}
-Nodes = int | list[dict[str, Any]]  # a count, or a list as the spec has it
+LINK_FIELDS = {"cluster.gpu.peer": "nvlink", "cluster.gpu.nvlink_domain": "nvlink", "cluster.gpu.gpus_per_nic": "nic"}
+EXAMPLE_BANDWIDTHS = {"nvlink": "450GB/s", "nic": "400Gbps"}
+Nodes = int | list[dict[str, Any]]  # a count, or the spec's list
 
 
-def own_gpus_have_names_of_their_own(c: Written) -> Iterator[Finding]:
-    """What is known of a GPU of the catalog, such as whose it is, would not be asked of one that is only called so."""
+def custom_gpu_names_are_new(c: Written) -> Iterator[Finding]:
+    """Reject a custom GPU with a catalog GPU's name: the catalog's facts, such as its vendor, would not apply to it."""
     name: str = c["cluster.gpu.name"]
     known = next((each for each in GPUS if each == name.casefold()), None)
     if known is None:
@@ -31,8 +31,8 @@ def own_gpus_have_names_of_their_own(c: Written) -> Iterator[Finding]:
     yield Finding("cluster.gpu.name", name, f"S420 must not be {known}", reason, fix)
 
 
-def peers_are_part_of_the_whole(c: Written) -> Iterator[Finding]:
-    """All links of a mesh together are at least one of them."""
+def peer_bandwidth_is_within_nvlink(c: Written) -> Iterator[Finding]:
+    """Reject a bandwidth to one peer above the GPU's total NVLink bandwidth."""
     peer: str | None = c["cluster.gpu.peer"]
     nvlink: str | None = c["cluster.gpu.nvlink"]
     if peer is None or nvlink is None or (read_link(peer) or 0) <= (read_link(nvlink) or 0):
@@ -41,17 +41,17 @@ def peers_are_part_of_the_whole(c: Written) -> Iterator[Finding]:
     yield Finding("cluster.gpu.peer", peer, f"S504 must be at most nvlink ({nvlink})", reason, nearest(nvlink))
 
 
-def links_have_a_bandwidth(c: Written, path: str) -> Iterator[Finding]:
-    """GPUs that reach each other, nobody knows how fast."""
+def link_settings_need_bandwidth(c: Written, path: str) -> Iterator[Finding]:
+    """Reject link settings without a bandwidth."""
     value: Any = c[path]
-    link = OF_LINKS[path]
+    link = LINK_FIELDS[path]
     if value not in (None, 1) and c[f"cluster.gpu.{link}"] is None:
-        fix = f"write {link} too, for example {link}: {A_BANDWIDTH[link]}, or remove it"
+        fix = f"write {link} too, for example {link}: {EXAMPLE_BANDWIDTHS[link]}, or remove it"
         yield without_effect(f"without {link}", "it describes a link that would not exist", path, value, fix)
 
 
-def domains_and_nodes_fit_together(c: Written) -> Iterator[Finding]:
-    """A node is cut into equal domains, or a domain is made of whole nodes."""
+def nvlink_domains_align_with_nodes(c: Written) -> Iterator[Finding]:
+    """Reject NVLink domains that are neither an equal part of a node nor whole nodes."""
     domain: int | None = c["cluster.gpu.nvlink_domain"]
     gpus_per_node: int = c["cluster.gpus_per_node"]
     if domain is None or gpus_per_node % domain == 0 or domain % gpus_per_node == 0:
@@ -63,8 +63,8 @@ def domains_and_nodes_fit_together(c: Written) -> Iterator[Finding]:
     yield Finding("cluster.gpu.nvlink_domain", domain, rule, reason, nearest_of(domain, sorted({*parts, *whole})))
 
 
-def racks_are_known_where_they_count(c: Written) -> Iterator[Finding]:
-    """Experts cannot be spread over racks that nobody named."""
+def rack_coverage_needs_racks(c: Written) -> Iterator[Finding]:
+    """Reject `coverage: rack` if a node's rack is unknown: replicas are spread over racks."""
     if c["coverage"] != "rack" or c["cluster.rack_size"] is not None:
         return
     is_counted = isinstance(c["cluster.nodes"], int)
@@ -75,8 +75,8 @@ def racks_are_known_where_they_count(c: Written) -> Iterator[Finding]:
         yield Finding("coverage", "rack", rule, reason, fix)
 
 
-def nodes_are_listed_once(c: Written) -> Iterator[Finding]:
-    """A node given twice would be planned twice."""
+def node_names_are_unique(c: Written) -> Iterator[Finding]:
+    """Reject a node that is listed twice: it would be planned twice."""
     nodes: Nodes = c["cluster.nodes"]
     first: dict[str, int] = {}
     for index, name in _names(nodes):
@@ -87,8 +87,11 @@ def nodes_are_listed_once(c: Written) -> Iterator[Finding]:
         first.setdefault(name, index)
 
 
-def gpus_of_nodes_are_known(c: Written) -> Iterator[Finding]:
-    """A misspelt one would leave its node unused; those of other models that are sold are left out on purpose."""
+def node_gpus_are_known(c: Written) -> Iterator[Finding]:
+    """Reject unknown GPUs of nodes: a misspelt GPU would leave its node unused.
+
+    GPU models that are known but not planned for are accepted: the planner leaves their nodes out.
+    """
     nodes: Nodes = c["cluster.nodes"]
     name: str | None = c.get("cluster.gpu")
     own: str | None = c.get("cluster.gpu.name")
@@ -104,8 +107,8 @@ def gpus_of_nodes_are_known(c: Written) -> Iterator[Finding]:
             yield Finding(f"cluster.nodes.{index}.gpu", gpu, rule, reason, instead_of_gpu(gpu, known))
 
 
-def phases_have_nodes_with_their_gpus(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Only a list says which nodes have other GPUs than the cluster's."""
+def phase_gpus_have_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject a phase's GPU if no listed node has it."""
     gpu: str | None = c[f"{phase}.gpu"]
     is_counted = isinstance(c["cluster.nodes"], int)
     if gpu is None or gpu == c.get("cluster.gpu"):
@@ -117,8 +120,8 @@ def phases_have_nodes_with_their_gpus(c: Written, phase: Phase) -> Iterator[Find
     yield Finding(f"{phase}.gpu", gpu, rule, reason, f"write gpu: {gpu} at the nodes that have it")
 
 
-def spares_are_nodes_of_the_cluster(c: Written) -> Iterator[Finding]:
-    """A pod finds no node by a misspelt name."""
+def spares_are_cluster_nodes(c: Written) -> Iterator[Finding]:
+    """Reject spares that are not nodes of the cluster."""
     spares: list[str] = c["cluster.spares"]
     nodes: Nodes = c["cluster.nodes"]
     if isinstance(nodes, list) and any("name" not in node for node in nodes):
@@ -131,8 +134,8 @@ def spares_are_nodes_of_the_cluster(c: Written) -> Iterator[Finding]:
             yield Finding(f"cluster.spares.{index}", name, rule, reason, _likely_spare(name, nodes, spares))
 
 
-def spares_are_listed_once(c: Written) -> Iterator[Finding]:
-    """Twice the name is not twice the node."""
+def spares_are_unique(c: Written) -> Iterator[Finding]:
+    """Reject a spare that is listed twice."""
     spares: list[str] = c["cluster.spares"]
     for index, name in enumerate(spares):
         if name in spares[:index]:
@@ -140,8 +143,8 @@ def spares_are_listed_once(c: Written) -> Iterator[Finding]:
             yield Finding(f"cluster.spares.{index}", name, rule, "a spare can replace only one node", removal())
 
 
-def spares_have_the_gpus_of_those_they_stand_in_for(c: Written) -> Iterator[Finding]:
-    """The ranks of a lost node start there with the memory and in the number that were planned."""
+def spares_match_used_gpus(c: Written) -> Iterator[Finding]:
+    """Reject spares without the GPUs to take over all ranks of a lost node."""
     spares: list[str] = c["cluster.spares"]
     nodes: Nodes = c["cluster.nodes"]
     gpus_per_node: int = c["cluster.gpus_per_node"]
@@ -157,8 +160,8 @@ def spares_have_the_gpus_of_those_they_stand_in_for(c: Written) -> Iterator[Find
             yield Finding(f"cluster.spares.{index}", spare, rule, reason, removal())
 
 
-def nodes_are_counted_or_listed(c: Written, key: str) -> Iterator[Finding]:
-    """A listed node says itself in which rack it is, which leaf it is attached to, and what feeds it."""
+def listed_nodes_exclude_domain_sizes(c: Written, key: str) -> Iterator[Finding]:
+    """Reject rack, leaf and power domain sizes beside listed nodes: each node gives its own rack, leaf and domain."""
     path = f"cluster.{key}_size"
     size: int | None = c[path]
     if size is None or isinstance(c["cluster.nodes"], int):
@@ -170,12 +173,12 @@ def nodes_are_counted_or_listed(c: Written, key: str) -> Iterator[Finding]:
 
 
 def _known_names(nodes: Nodes) -> list[str]:
-    """Return the names of all nodes; those that are only counted have names too."""
+    """Return the names of all nodes. If nodes are given as a number, they have logical names."""
     return [name for _, name in _names(nodes)] if isinstance(nodes, list) else list(map(logical_node, range(nodes)))
 
 
 def _likely_spare(name: str, nodes: Nodes, spares: list[str]) -> Fix | str:
-    """Ask for the node that `name` is like, of those that are no spares yet."""
+    """Suggest the node with a similar name that is not a spare yet."""
     if isinstance(nodes, int):
         return f"they are {logical_node(0)} to {logical_node(nodes - 1)}: write one of these"
     meant = close_to(name, [each for _, each in _names(nodes) if each not in spares])
@@ -191,16 +194,16 @@ def _names(nodes: Nodes) -> Iterator[tuple[int, str]]:
 
 
 RULES = (
-    Rule("S420", "fields", own_gpus_have_names_of_their_own),
-    Rule("S504", "fields", peers_are_part_of_the_whole),
-    Rule("S560", "fields", links_have_a_bandwidth, tuple(OF_LINKS)),
-    Rule("S418", "fields", domains_and_nodes_fit_together),
-    Rule("S516", "fields", racks_are_known_where_they_count),
-    Rule("S408", "fields", nodes_are_listed_once),
-    Rule("S304", "fields", gpus_of_nodes_are_known),
-    Rule("S516", "fields", phases_have_nodes_with_their_gpus, PHASES),
-    Rule("S304", "fields", spares_are_nodes_of_the_cluster),
-    Rule("S408", "fields", spares_are_listed_once),
-    Rule("S433", "fields", spares_have_the_gpus_of_those_they_stand_in_for),
-    Rule("S560", "fields", nodes_are_counted_or_listed, ("rack", "leaf", "power_domain")),
+    Rule("S420", "fields", custom_gpu_names_are_new),
+    Rule("S504", "fields", peer_bandwidth_is_within_nvlink),
+    Rule("S560", "fields", link_settings_need_bandwidth, tuple(LINK_FIELDS)),
+    Rule("S418", "fields", nvlink_domains_align_with_nodes),
+    Rule("S516", "fields", rack_coverage_needs_racks),
+    Rule("S408", "fields", node_names_are_unique),
+    Rule("S304", "fields", node_gpus_are_known),
+    Rule("S516", "fields", phase_gpus_have_nodes, PHASES),
+    Rule("S304", "fields", spares_are_cluster_nodes),
+    Rule("S408", "fields", spares_are_unique),
+    Rule("S433", "fields", spares_match_used_gpus),
+    Rule("S560", "fields", listed_nodes_exclude_domain_sizes, ("rack", "leaf", "power_domain")),
 )

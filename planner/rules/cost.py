@@ -7,7 +7,7 @@ from planner.facts.gpu_names import instead_of_gpu
 from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, for_example, nearest
-from planner.rules.days import at_different_times
+from planner.rules.days import find_duplicate_times
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 
@@ -19,8 +19,8 @@ HOURS = "cost.prices.hours"
 EACH_HOLDS = "each entry of hours holds until the next one's time"
 
 
-def what_is_sold_is_counted(c: Written) -> Iterator[Finding]:
-    """Income is prices times tokens."""
+def prices_need_traffic(c: Written) -> Iterator[Finding]:
+    """Reject prices without traffic: income is the price times the tokens of a day."""
     c.require("cost.usd_per_gpu_hour")
     if not c.gives("cost.prices") or "traffic" in c.sections:
         return
@@ -29,15 +29,15 @@ def what_is_sold_is_counted(c: Written) -> Iterator[Finding]:
     yield without_effect("without traffic", reason, "cost.prices", fix=fix)
 
 
-def own_nodes_are_counted(c: Written, supply: str) -> Iterator[Finding]:
-    """They are paid all day, so that their number is a part of the bill."""
+def own_supplies_need_nodes(c: Written, supply: str) -> Iterator[Finding]:
+    """Reject own nodes without a number: they are paid all day, used or not."""
     if c[f"{supply}.kind"] == "own" and c[f"{supply}.nodes"] is None:
         reason = "own nodes cost money all day, used or not"
         yield Finding(f"{supply}.nodes", None, "S202 is required for own nodes", reason, for_example("nodes: 128"))
 
 
-def supplies_have_gpus_of_the_phases(c: Written, supply: str) -> Iterator[Finding]:
-    """Others would never be used."""
+def supply_gpus_are_used(c: Written, supply: str) -> Iterator[Finding]:
+    """Reject a supply of GPUs that no phase runs on: it would never be used."""
     gpu: str | None = c[f"{supply}.gpu"]
     places = ("cluster.gpu", "cluster.gpu.name", *(f"{phase}.gpu" for phase in PHASES))
     used: list[str] = list(dict.fromkeys(filter(None, map(c.get, places))))
@@ -47,13 +47,13 @@ def supplies_have_gpus_of_the_phases(c: Written, supply: str) -> Iterator[Findin
         yield Finding(f"{supply}.gpu", gpu, rule, reason, instead_of_gpu(gpu, used))
 
 
-def discounts_begin_at_different_times(c: Written) -> Iterator[Finding]:
-    """Each holds until the next one's time."""
-    yield from at_different_times(HOURS, c[HOURS], "only one of them can apply")
+def price_hours_are_unique(c: Written) -> Iterator[Finding]:
+    """Reject price factors that begin at the same time."""
+    yield from find_duplicate_times(HOURS, c[HOURS], "only one of them can apply")
 
 
-def supplies_are_of_nodes_that_there_are(c: Written, supply: str) -> Iterator[Finding]:
-    """No unit can use more. Own nodes cost money all the same."""
+def supplies_fit_cluster(c: Written, supply: str) -> Iterator[Finding]:
+    """Reject a supply of more nodes than the cluster has, except own nodes, which cost money anyway."""
     nodes: int | Entries = c["cluster.nodes"]
     number: int = c[f"{supply}.nodes"] or 0
     most = nodes if isinstance(nodes, int) else len(nodes)
@@ -63,8 +63,8 @@ def supplies_are_of_nodes_that_there_are(c: Written, supply: str) -> Iterator[Fi
         yield without_effect(f"beyond the cluster's {most} nodes", "no unit can use the others", path, number, fix)
 
 
-def discounts_end(c: Written) -> Iterator[Finding]:
-    """A single one holds all day, whatever its time."""
+def single_price_hour_has_no_time(c: Written) -> Iterator[Finding]:
+    """Reject the time of a single price factor: it applies all day."""
     hours: Entries = c[HOURS]
     if len(hours) == 1 and (at := hours[0].get("at")) is not None:
         fix = "add the time from which another factor holds, such as 1"
@@ -72,10 +72,10 @@ def discounts_end(c: Written) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule("S560", "fields", what_is_sold_is_counted),
-    Rule("S202", "fields", own_nodes_are_counted, ["cost.supplies.*"]),
-    Rule("S304", "fields", supplies_have_gpus_of_the_phases, ["cost.supplies.*"]),
-    Rule("S408", "fields", discounts_begin_at_different_times),
-    Rule("S560", "fields", supplies_are_of_nodes_that_there_are, ["cost.supplies.*"]),
-    Rule("S560", "fields", discounts_end),
+    Rule("S560", "fields", prices_need_traffic),
+    Rule("S202", "fields", own_supplies_need_nodes, ["cost.supplies.*"]),
+    Rule("S304", "fields", supply_gpus_are_used, ["cost.supplies.*"]),
+    Rule("S408", "fields", price_hours_are_unique),
+    Rule("S560", "fields", supplies_fit_cluster, ["cost.supplies.*"]),
+    Rule("S560", "fields", single_price_hour_has_no_time),
 )

@@ -1,4 +1,4 @@
-"""Rules of lists by time: entries that hold from a time of day until the next one's, and entries about named days."""
+"""Find duplicates in lists by time of day and in lists of named days."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from planner.problems.finding import Finding
 from planner.problems.fix import removal
 
-__all__ = ["at_different_times", "days_listed_twice"]
+__all__ = ["find_duplicate_days", "find_duplicate_times"]
 
 
-def at_different_times(place: str, entries: Sequence[Mapping[str, Any]], reason: str) -> Iterator[Finding]:
-    """Yield each of the `entries` at `place` whose `at` an earlier one has."""
+def find_duplicate_times(place: str, entries: Sequence[Mapping[str, Any]], reason: str) -> Iterator[Finding]:
+    """Yield a finding for each of the `entries` at `place` with the same `at` as an earlier one."""
     first: dict[str, int] = {}
     for index, at in ((index, each["at"]) for index, each in enumerate(entries) if "at" in each):
         if at in first:
@@ -19,8 +19,8 @@ def at_different_times(place: str, entries: Sequence[Mapping[str, Any]], reason:
         first.setdefault(at, index)
 
 
-def days_listed_twice(place: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield each name in `entries`, which stand at `place`, that an earlier entry has."""
+def find_duplicate_days(place: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield a finding for each day in the `entries` at `place` that is named before."""
     first: dict[str, str] = {}
     for entry, each in enumerate(entries):
         for index, name in enumerate(each.get("days", ())):

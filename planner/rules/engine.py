@@ -1,6 +1,6 @@
 """The rules of `engine` and `split`.
 
-What an engine cannot do is not asked here: such a spec is right, and cannot be met.
+What an engine cannot run is checked in `engine_limits.py`: such a spec is right but infeasible.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from planner.rules.written import Written
 __all__ = ["RULES"]
 
 
-def versions_are_known(c: Written) -> Iterator[Finding]:
-    """The options of another version may have other names."""
+def engine_version_is_known(c: Written) -> Iterator[Finding]:
+    """Reject unknown versions of an engine: their options may have other names."""
     version: str | None = c["engine.version"]
     name: EngineName = c["engine.name"]
     known = ENGINES[name].versions
@@ -30,8 +30,8 @@ def versions_are_known(c: Written) -> Iterator[Finding]:
     yield Finding("engine.version", version, rule, reason, nearest(*known))
 
 
-def engines_choose_replicas(c: Written) -> Iterator[Finding]:
-    """Maps are made for the replicas that tokens go to, and an engine that is not ours has a rule of its own."""
+def split_matches_engine(c: Written) -> Iterator[Finding]:
+    """Reject a `split` that differs from the engine's own: other engines choose replicas by a fixed rule."""
     split: str = c["split"]
     used = c.engine
     own = ENGINES[used].split if used else None
@@ -42,6 +42,6 @@ def engines_choose_replicas(c: Written) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule("S540 S560", "fields", versions_are_known),
-    Rule("S560", "fields", engines_choose_replicas),
+    Rule("S540 S560", "fields", engine_version_is_known),
+    Rule("S560", "fields", split_matches_engine),
 )

@@ -1,8 +1,8 @@
-"""What other engines cannot do, with the place that says so.
+"""Limits of SGLang and vLLM, each with the source that states it.
 
-Such a spec is right and plans, for a design review or for another engine; `render` and `up` refuse it as infeasible.
-Sizes that do not divide are no limit of an engine: no spec has them (`rules/phases.py`, `rules/attention.py`),
-since the engines' own parsers take them.
+A spec beyond these limits is right and still plans, for a design review or for another engine; `render` and `up` refuse
+it as infeasible. Sizes that do not divide evenly are wrong in any spec (`phases.py`, `attention.py`), although the
+engines' own parsers accept them.
 """
 
 from collections.abc import Iterator
@@ -13,16 +13,23 @@ from planner.layout.memory import memory_of
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest, removal
 from planner.rules.attention import attention_sizes
-from planner.rules.block_limits import keeps_blocks, whole_blocks
-from planner.rules.exchange_limits import exchange_sizes, has_room, has_slots, is_held, room_for_requests, takes_unit
-from planner.rules.model_limits import all_experts_on_fewer_gpus, model_limits
+from planner.rules.block_limits import keeps_blocks, shards_are_whole_blocks
+from planner.rules.exchange_limits import (
+    decode_steps_fit_exchange,
+    exchange_fits_buffer,
+    exchange_supports_unit_sizes,
+    fits_memory,
+    has_replica_slots,
+    supports_unit_size,
+)
+from planner.rules.model_limits import engine_runs_model, units_have_at_most_one_gpu_per_expert
 from planner.rules.rule import Candidate, Rule
 from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["MAX_MAP_BYTES", "SGLANG", "VLLM", "most_redundant_experts", "runs_layout"]
 
 
-# A ConfigMap takes 1,048,576, and SGLang reads one file: launch files of ours are cut in parts instead.
+# A ConfigMap holds 1,048,576, and SGLang reads one file; our own launch files are cut into parts.
 MAX_MAP_BYTES = 1_000_000
 MAP_FRAME_BYTES, ROW_FRAME_BYTES = len('{"physical_to_logical_map": []}\n'), len(", ")
 EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
@@ -33,14 +40,14 @@ EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
 
 
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine of `spec` can run the sizes of `phase`; other phases need not be decided yet."""
-    return all(can(spec, phase) for can in (takes_unit, has_room, keeps_blocks, has_slots))
+    """Return whether the spec's engine can run the sizes of `phase`; other phases may still be undecided."""
+    return all(can(spec, phase) for can in (supports_unit_size, exchange_fits_buffer, keeps_blocks, has_replica_slots))
 
 
 def most_redundant_experts(model: Model) -> int:
-    """Return how many redundant experts an expert location file has room for, whichever they are: 3,044 of V3.
+    """Return how many redundant experts fit into an expert location file at worst: 3,044 for DeepSeek-V3.
 
-    A row of `--init-expert-location` is a list of numbers: each has its digits, a comma and a space.
+    A row of `--init-expert-location` is a list of expert numbers. Each takes its digits, a comma and a space.
     """
     longest = len(str(model.num_routed_experts - 1)) + 2
     each_once = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
@@ -48,7 +55,7 @@ def most_redundant_experts(model: Model) -> int:
     return (row - each_once) // longest
 
 
-def gpus_are_nvidias(c: Candidate) -> Iterator[Finding]:
+def gpus_are_nvidia(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     name, reason = spec.written.engine_name, "it exchanges expert rows with DeepEP, which needs NVIDIA GPUs"
     for path, written, gpu in spec.named_gpus():
@@ -71,9 +78,9 @@ def no_phase_is_in_fp32(c: Candidate) -> Iterator[Finding]:
 
 
 def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
-    """Refuse weights in what the engine cannot make of the checkpoint's: it quantises BF16 to FP8, and undoes nothing.
+    """Reject precisions that the engine cannot make from the checkpoint: it can only quantise BF16 to FP8.
 
-    A model of the catalog is published in several precisions, of which a deployment loads one.
+    A catalog model is published in several precisions. A deployment loads one of them for all phases.
     """
     spec = c.resolved
     own, name = spec.model.quantisation, spec.written.engine_name
@@ -88,7 +95,7 @@ def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
 
 
-def answers_may_differ(c: Candidate) -> Iterator[Finding]:
+def no_determinism_is_promised(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     if spec.written.deterministic:
         name = spec.written.engine_name
@@ -97,7 +104,7 @@ def answers_may_differ(c: Candidate) -> Iterator[Finding]:
         yield Finding("deterministic", True, rule, reason, removal())
 
 
-def no_rack_is_covered(c: Candidate) -> Iterator[Finding]:
+def coverage_is_not_rack(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     if spec.written.coverage == "rack":
         name = spec.written.engine_name
@@ -116,7 +123,7 @@ def checkpoints_are_folders(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.checkpoint", checkpoint, rule, reason, fix)
 
 
-def one_group_overlaps_nothing(c: Candidate) -> Iterator[Finding]:
+def single_group_has_no_overlap(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     for phase in spec.phases:
         section = spec.phase(phase)
@@ -126,8 +133,8 @@ def one_group_overlaps_nothing(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
 
 
-def maps_fit_into_a_file(c: Candidate) -> Iterator[Finding]:
-    """A map that no ConfigMap holds. Ours are cut in parts; SGLang reads one file."""
+def maps_fit_config_map(c: Candidate) -> Iterator[Finding]:
+    """Reject expert maps that do not fit into one ConfigMap: SGLang reads its map from one file."""
     spec = c.resolved
     most = most_redundant_experts(spec.model)
     for phase in spec.phases:
@@ -137,27 +144,27 @@ def maps_fit_into_a_file(c: Candidate) -> Iterator[Finding]:
             reason = (
                 f"it reads the map of all {spec.model.num_layers} layers from one file, and a ConfigMap holds 1 MiB"
             )
-            fix = _fewer(spec, phase, most)
+            fix = _offer_fewer(spec, phase, most)
             yield Finding(f"{phase}.redundant_experts", section.redundant_experts, rule, reason, fix)
 
 
-def experts_are_exchanged_in_a_known_form(c: Candidate) -> Iterator[Finding]:
+def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     for phase in spec.phases:
         section, taken = spec.phase(phase), EXCHANGED_IN[phase]
         if section.precision == "fp8_mxfp4" and not spec.gpu_of(phase).lacks_fp4:
             continue  # DeepGEMM computes them where matmuls take FP4
         lacks_blocks = section.precision == "fp8" and spec.model.quantisation.other_method is not None
-        is_taken = section.precision in (*taken, "fp32") and not lacks_blocks  # another rule has the last
+        is_taken = section.precision in (*taken, "fp32") and not lacks_blocks  # another rule rejects fp32
         if section.ep_size > section.attention_tp and not is_taken:
             rule = f"S741 must be {', '.join(taken[:-1])} or {taken[-1]} to run on {spec.written.engine_name}"
             called = spec.model.quantisation.words if lacks_blocks else section.precision
             reason = f"it has no kernels for {called} experts with DeepEP in {phase}"
-            yield Finding(f"{phase}.precision", section.precision, rule, reason, _one_group(spec, phase))
+            yield Finding(f"{phase}.precision", section.precision, rule, reason, _offer_one_group(spec, phase))
 
 
-def _one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer to let all GPUs share attention, and so exchange nothing, where the model's heads and memory allow it."""
+def _offer_one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
+    """Offer one attention group of all GPUs, which exchanges nothing, if heads and memory allow it."""
     size = spec.phase(phase).ep_size
     if size in _group_sizes(spec, phase):
         return Fix(f"nearest: {phase}.attention_tp {size}", ({f"{phase}.attention_tp": size},))
@@ -165,22 +172,22 @@ def _one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
 
 
 def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return the numbers of GPUs that can share attention in the units of `phase` as they are."""
+    """Return the attention group sizes that run in the units of `phase` with their EP size."""
     sizes = attention_sizes(spec.phase(phase).ep_size, spec.cluster.gpus_per_node, spec.model)
     tried = {size: spec.trying(phase, {"attention_tp": size}) for size in sizes}
-    conditions = (takes_unit, has_room, keeps_blocks)
+    conditions = (supports_unit_size, exchange_fits_buffer, keeps_blocks)
     runs = [size for size, each in tried.items() if all(can(each, phase) for can in conditions)]
-    return [size for size in runs if is_held(memory_of(tried[size], phase))]
+    return [size for size in runs if fits_memory(memory_of(tried[size], phase))]
 
 
-def _fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
-    """The most redundant experts that the unit's GPUs can share, at most `most`; none where it has too many GPUs."""
+def _offer_fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
+    """Offer the highest number of redundant experts, up to `most`, that gives the unit's GPUs equal slots."""
     ep_size, num_experts = spec.phase(phase).ep_size, spec.model.num_routed_experts
     fitting = (num_experts + most) // ep_size * ep_size - num_experts
     return nearest(fitting) if fitting >= 0 else "plan units of fewer GPUs"
 
 
-def attention_is_one_stage(c: Candidate) -> Iterator[Finding]:
+def attention_is_not_split(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     for phase in spec.phases:
         if spec.phase(phase).overlap == "five_stage":
@@ -188,11 +195,11 @@ def attention_is_one_stage(c: Candidate) -> Iterator[Finding]:
             reason = "it overlaps two micro-batches at dispatch and combine, and cannot split attention into two stages"
             overlaps = (
                 phase != "mixed" and spec.phase(phase).ep_size > spec.phase(phase).attention_tp
-            )  # else other rules say so
+            )  # else other rules reject any overlap
             yield Finding(f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch" if overlaps else "none"))
 
 
-def mixed_units_overlap_nothing(c: Candidate) -> Iterator[Finding]:
+def mixed_units_have_no_overlap(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     if "mixed" in spec.phases and spec.phase("mixed").overlap != "none":
         rule = f"S745 must be none to run on {spec.written.engine_name}"
@@ -200,7 +207,7 @@ def mixed_units_overlap_nothing(c: Candidate) -> Iterator[Finding]:
         yield Finding("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
 
 
-def groups_stay_on_a_node(c: Candidate) -> Iterator[Finding]:
+def groups_stay_on_one_node(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     per_node = spec.cluster.gpus_per_node
     for phase in spec.phases:
@@ -222,7 +229,7 @@ def no_phase_is_in_w4a8(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.precision", "w4a8", rule, reason, "choose a checkpoint in one of these")
 
 
-def names_have_no_colon(c: Candidate) -> Iterator[Finding]:
+def model_name_has_no_colon(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     name = spec.written.served_model_name
     if ":" in name:
@@ -230,7 +237,7 @@ def names_have_no_colon(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
 
 
-def routers_read_no_keys(c: Candidate) -> Iterator[Finding]:
+def gateway_has_no_keys(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     secret = spec.written.gateway.keys
     if secret is not None:
@@ -238,7 +245,7 @@ def routers_read_no_keys(c: Candidate) -> Iterator[Finding]:
         yield Finding("gateway.keys", secret, rule, "its router cannot read this file of keys", removal())
 
 
-def routers_count_alone(c: Candidate) -> Iterator[Finding]:
+def gateway_has_one_replica(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     replicas = spec.written.gateway.replicas
     if replicas > 1:
@@ -247,86 +254,86 @@ def routers_count_alone(c: Candidate) -> Iterator[Finding]:
         yield Finding("gateway.replicas", replicas, rule, reason, nearest(1))
 
 
-def servers_use_no_certificates(c: Candidate) -> Iterator[Finding]:
+def tls_is_off(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     if spec.written.kubernetes.tls is not None:
         rule = f"S761 must be absent to run on {spec.written.engine_name}"
         yield Finding("kubernetes.tls", None, rule, "its servers and router cannot use these certificates", removal())
 
 
-# Each with the place that says so, of all versions that `facts/engines.py` knows.
+# Each rule with its source. It holds for all versions in `facts/engines.py`.
 SGLANG = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md; what stands in for it on AMD's GPUs (mori) is not rendered
-    Rule("S740", "rendered", gpus_are_nvidias),
+    Rule("S740", "rendered", gpus_are_nvidia),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, set_deepep_dispatcher_dtype
     Rule("S741", "rendered", no_phase_is_in_fp32),
     # sglang 0.5.23 configs/model_config.py, _verify_quantization
     Rule("S741", "rendered", phases_load_one_checkpoint),
     # sglang 0.5.23 eplb/expert_location_dispatch.py, algorithm dynamic
-    Rule("S742", "rendered", answers_may_differ),
+    Rule("S742", "rendered", no_determinism_is_promised),
     # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
-    Rule("S743", "rendered", no_rack_is_covered),
+    Rule("S743", "rendered", coverage_is_not_rack),
     # runtime/demo
     Rule("S744", "rendered", checkpoints_are_folders),
     # sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap
-    Rule("S745", "rendered", one_group_overlaps_nothing),
+    Rule("S745", "rendered", single_group_has_no_overlap),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, FINISHED_SUM_TAG;
     # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
-    Rule("S746", "rendered", room_for_requests),
+    Rule("S746", "rendered", decode_steps_fit_exchange),
     # planner/facts/exchange.py
-    Rule("S758", "rendered", exchange_sizes),
+    Rule("S758", "rendered", exchange_supports_unit_sizes),
     # sglang 0.5.23 layers/quantization/fp8.py, validate_block_quant_shapes
-    Rule("S772", "rendered", whole_blocks),
+    Rule("S772", "rendered", shards_are_whole_blocks),
     # sglang 0.5.23 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py
-    Rule("S741", "rendered", experts_are_exchanged_in_a_known_form),
+    Rule("S741", "rendered", exchange_supports_precision),
     # sglang 0.5.23 arg_groups/validation_hook.py, served_model_name
-    Rule("S751", "rendered", names_have_no_colon),
+    Rule("S751", "rendered", model_name_has_no_colon),
     # planner/facts/engine_models.py
-    Rule("S754 S709 S745", "rendered", model_limits),
+    Rule("S754 S709 S745", "rendered", engine_runs_model),
     # sglang 0.5.23 models/deepseek_v2.py, DeepseekV2MoE; likewise others
-    Rule("S758", "rendered", all_experts_on_fewer_gpus),
+    Rule("S758", "rendered", units_have_at_most_one_gpu_per_expert),
     # sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap
-    Rule("S754", "rendered", maps_fit_into_a_file),
+    Rule("S754", "rendered", maps_fit_config_map),
     # runtime/gateway/tenants/keys.py: the file's form is ours
-    Rule("S761", "rendered", routers_read_no_keys),
+    Rule("S761", "rendered", gateway_has_no_keys),
     # runtime/gateway/ranks/ledger.py: ranks report to each of our gateways what others gave them
-    Rule("S766", "rendered", routers_count_alone),
+    Rule("S766", "rendered", gateway_has_one_replica),
     # runtime/protocol/tls.py: it is between our gateway and our ranks
-    Rule("S761", "rendered", servers_use_no_certificates),
+    Rule("S761", "rendered", tls_is_off),
 )
 VLLM = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md
-    Rule("S740", "rendered", gpus_are_nvidias),
+    Rule("S740", "rendered", gpus_are_nvidia),
     Rule("S741", "rendered", no_phase_is_in_fp32),
     # vllm 0.33.0 config/model.py, _verify_quantization
     Rule("S741", "rendered", phases_load_one_checkpoint),
     # vllm 0.33.0 distributed/eplb/eplb_state.py, which moves experts
-    Rule("S742", "rendered", answers_may_differ),
+    Rule("S742", "rendered", no_determinism_is_promised),
     # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
-    Rule("S743", "rendered", no_rack_is_covered),
+    Rule("S743", "rendered", coverage_is_not_rack),
     # runtime/demo
     Rule("S744", "rendered", checkpoints_are_folders),
     # vllm 0.33.0 config/vllm.py, backends of use_ubatching
-    Rule("S745", "rendered", one_group_overlaps_nothing),
-    Rule("S745", "rendered", mixed_units_overlap_nothing),
+    Rule("S745", "rendered", single_group_has_no_overlap),
+    Rule("S745", "rendered", mixed_units_have_no_overlap),
     # vllm 0.33.0 v1/worker/ubatching.py
-    Rule("S745", "rendered", attention_is_one_stage),
+    Rule("S745", "rendered", attention_is_not_split),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py: DeepEP's own limit
     # vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py
     # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
-    Rule("S746", "rendered", room_for_requests),
+    Rule("S746", "rendered", decode_steps_fit_exchange),
     # planner/facts/exchange.py
-    Rule("S758", "rendered", exchange_sizes),
+    Rule("S758", "rendered", exchange_supports_unit_sizes),
     # vllm 0.33.0 model_executor/layers/quantization/utils/fp8_utils.py
-    Rule("S772", "rendered", whole_blocks),
+    Rule("S772", "rendered", shards_are_whole_blocks),
     # vllm 0.33.0 config/parallel.py, nnodes_within_dp
-    Rule("S710", "rendered", groups_stay_on_a_node),
+    Rule("S710", "rendered", groups_stay_on_one_node),
     # vllm 0.33.0 model_executor/layers/quantization/__init__.py
     Rule("S741", "rendered", no_phase_is_in_w4a8),
     # planner/facts/engine_models.py
-    Rule("S754 S709 S745", "rendered", model_limits),
+    Rule("S754 S709 S745", "rendered", engine_runs_model),
     # as SGLang's
-    Rule("S761", "rendered", routers_read_no_keys),
-    Rule("S766", "rendered", routers_count_alone),
-    Rule("S761", "rendered", servers_use_no_certificates),
+    Rule("S761", "rendered", gateway_has_no_keys),
+    Rule("S766", "rendered", gateway_has_one_replica),
+    Rule("S761", "rendered", tls_is_off),
 )

@@ -10,16 +10,16 @@ from planner.rules.written import Written
 __all__ = ["RULES"]
 
 
-def loads_have_one_origin(c: Written) -> Iterator[Finding]:
-    """Measured or drawn, not both."""
+def loads_are_measured_or_drawn(c: Written) -> Iterator[Finding]:
+    """Reject parameters for drawn loads beside a file of measured loads."""
     reason = "with measured loads, nothing is drawn at random"
     for path in ("expert_load.alpha", "expert_load.seed"):
         if c["expert_load.file"] is not None and c.gives(path):
             yield without_effect("with expert_load.file", reason, path)
 
 
-def loads_match_the_model(c: Written) -> Iterator[Finding]:
-    """One row an MoE layer, one column a logical expert."""
+def loads_match_model(c: Written) -> Iterator[Finding]:
+    """Reject loads without one row per MoE layer and one column per logical expert."""
     c.require("expert_load.file")
     loads: Loads = c["expert_load.loads"]
     model = c.model
@@ -37,8 +37,8 @@ def loads_match_the_model(c: Written) -> Iterator[Finding]:
     yield Finding("expert_load.file", c["expert_load.file"], rule, reason, "measure the loads on this model")
 
 
-def every_layer_was_recorded(c: Written) -> Iterator[Finding]:
-    """Every token goes to some expert of every MoE layer."""
+def every_layer_has_load(c: Written) -> Iterator[Finding]:
+    """Reject loads with an empty layer: every token goes to some expert of every MoE layer."""
     c.require("expert_load.file")
     loads: Loads = c["expert_load.loads"]
     model = c.model
@@ -50,7 +50,7 @@ def every_layer_was_recorded(c: Written) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule("S560", "fields", loads_have_one_origin),
-    Rule("S602", "resolved", loads_match_the_model),
-    Rule("S606", "resolved", every_layer_was_recorded),
+    Rule("S560", "fields", loads_are_measured_or_drawn),
+    Rule("S602", "resolved", loads_match_model),
+    Rule("S606", "resolved", every_layer_has_load),
 )

@@ -1,8 +1,8 @@
-"""Warn where a spec opens the node to a pod, a pod to the network, or a process to other code.
+"""Warn if a spec exposes a node to a pod, a pod to the network, or a process to other code.
 
-Pods see nothing of their node but what a field of the spec names. `host_network` and an overlay may let them, since
-some site needs it; it should not go unseen in a review of the spec. What else a namespace admits is Pod Security's to
-say: `tidemill doctor` asks the cluster.
+By default pods see only the parts of their node that the spec names. Some sites need `host_network` or an overlay that
+exposes more; the warning makes a reviewer see it. Pod Security decides what else a namespace admits: `tidemill doctor`
+asks the cluster.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,18 +16,18 @@ from planner.spec.pods import OverlaySpec
 __all__ = ["RULES"]
 
 # Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (baseline)
-EXPOSING = {
+EXPOSING_FIELDS = {
     "hostNetwork": "the pod then reaches all that its node reaches; kubernetes.host_network says it for units",
     "hostPID": "the pod could then see and kill the node's processes",
     "hostIPC": "the pod then shares memory with the processes of its node",
     "privileged": "a privileged container has all rights of its node",
     "hostPath": "the pod then has a folder of its node, and may write there unless it is mounted read-only",
 }
-LOADING = ("LD_PRELOAD", "LD_AUDIT")  # Source: ld.so(8), "Environment"
+PRELOAD_VARIABLES = ("LD_PRELOAD", "LD_AUDIT")  # Source: ld.so(8), "Environment"
 
 
-def pods_keep_to_themselves(c: Candidate) -> Iterator[Finding]:
-    """Warn of each such field, by its path in the spec; of the node's network where policies are meant to hold."""
+def pods_stay_isolated(c: Candidate) -> Iterator[Finding]:
+    """Warn of each field that exposes a node, and of host_network beside network policies, which it bypasses."""
     kubernetes = c.resolved.written.kubernetes
     rule = "W108 opens the node to a pod"
     if kubernetes.host_network and kubernetes.network_policies:
@@ -35,46 +35,46 @@ def pods_keep_to_themselves(c: Candidate) -> Iterator[Finding]:
         fix = "protect the nodes with a firewall, or remove it and give pods their NICs with kubernetes.rdma"
         yield Finding("kubernetes.host_network", True, rule, reason, fix)
     if kubernetes.overlay is not None:
-        for path in _exposing(kubernetes.overlay.model_dump(), "kubernetes.overlay"):
-            yield Finding(path, None, rule, EXPOSING[path.rpartition(".")[2]], removal())
-        yield from _opened_by(kubernetes.overlay)
+        for path in _find_exposing_fields(kubernetes.overlay.model_dump(), "kubernetes.overlay"):
+            yield Finding(path, None, rule, EXPOSING_FIELDS[path.rpartition(".")[2]], removal())
+        yield from _find_openings(kubernetes.overlay)
 
 
-def _opened_by(overlay: OverlaySpec) -> Iterator[Finding]:
-    """Warn of other code in containers, and of policies for everybody."""
-    for path, variable in _loading(overlay.model_dump(), "kubernetes.overlay"):
+def _find_openings(overlay: OverlaySpec) -> Iterator[Finding]:
+    """Warn of overlays that preload code into containers or open network policies to everybody."""
+    for path, variable in _find_preload_variables(overlay.model_dump(), "kubernetes.overlay"):
         reason = f"{variable} names code that each process of the container runs"
         yield Finding(path, None, "W108 adds code to a container", reason, removal())
     for index, each in enumerate(overlay.objects):
         patch = each.patch if each.kind == "NetworkPolicy" else {}
-        for path in _opening(patch, f"kubernetes.overlay.objects.{index}.patch"):
+        for path in _find_open_rules(patch, f"kubernetes.overlay.objects.{index}.patch"):
             reason = "the policy then keeps nobody out"
             yield Finding(path, None, "W108 opens pods to everybody", reason, removal())
 
 
-def _exposing(value: Any, path: str) -> Iterator[str]:
-    for key, inner in _below(value):
-        if key in EXPOSING and inner not in (None, False):
+def _find_exposing_fields(value: Any, path: str) -> Iterator[str]:
+    for key, inner in _children(value):
+        if key in EXPOSING_FIELDS and inner not in (None, False):
             yield f"{path}.{key}"
         else:
-            yield from _exposing(inner, f"{path}.{key}")
+            yield from _find_exposing_fields(inner, f"{path}.{key}")
 
 
-def _loading(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield each variable of a container that adds code to its processes, with its name."""
+def _find_preload_variables(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the name of each container variable that preloads code."""
     if (
         isinstance(value, dict)
-        and value.get("name") in LOADING
+        and value.get("name") in PRELOAD_VARIABLES
         and "$patch" not in value
         and path.split(".")[-2] == "env"
     ):
         yield path, value["name"]
-    for key, inner in _below(value):
-        yield from _loading(inner, f"{path}.{key}")
+    for key, inner in _children(value):
+        yield from _find_preload_variables(inner, f"{path}.{key}")
 
 
-def _opening(patch: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield each rule of a NetworkPolicy that is about everybody."""
+def _find_open_rules(patch: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the path of each NetworkPolicy rule that admits everybody."""
     spec = patch.get("spec")
     for field, peers in (("ingress", "from"), ("egress", "to")):
         rules = spec.get(field) if isinstance(spec, dict) else None
@@ -88,8 +88,8 @@ def _is_everybody(peer: Any) -> bool:
     return isinstance(block, dict) and str(block.get("cidr")).endswith("/0")
 
 
-def _below(value: Any) -> Iterable[tuple[Any, Any]]:
+def _children(value: Any) -> Iterable[tuple[Any, Any]]:
     return value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
 
 
-RULES = (Rule("W108", "laid out", pods_keep_to_themselves),)
+RULES = (Rule("W108", "laid out", pods_stay_isolated),)

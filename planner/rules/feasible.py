@@ -1,7 +1,7 @@
-"""What makes a right spec infeasible: memory, slots, nodes, starts. The passes compute, and these rules ask.
+"""The rules that make a right spec infeasible: too little memory, too few slots or nodes, too short a warm-up.
 
-A refusal rests on those before it: whether nodes suffice means nothing for units that no GPU holds. So the first rule
-that finds something ends the check.
+Passes compute the results; these rules judge them. The first rule that finds something ends the check, because later
+ones assume the earlier ones: counting nodes is pointless for units that fit into no GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ __all__ = ["RULES", "LaidOut"]
 
 
 class LaidOut(Candidate, Protocol):
-    """A candidate with the results of its passes, as far as it may be thought through."""
+    """A candidate with the results of its passes, as far as its level allows."""
 
     @property
     def layouts(self) -> tuple[PhaseLayout, ...]:
@@ -37,34 +37,34 @@ class LaidOut(Candidate, Protocol):
 
     @property
     def start_times(self) -> StartTimes | None:
-        """How long units take to start, where that is known."""
+        """How long units take to start; None if unknown."""
 
     @property
     def places(self) -> Mapping[Phase, FailureDomains]:
-        """The failure domains in which ranks stand; Unknown before units are placed."""
+        """The failure domains of the ranks. Raises Unknown before units are placed."""
 
     @property
     def maps(self) -> Mapping[Phase, ExpertMap]:
-        """The expert map of each phase; Unknown before there is one."""
+        """The expert map of each phase. Raises Unknown before maps are computed."""
 
     def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: Domains) -> float | None:
-        """Max/mean of a map of `layout` with other slots and failure domains; None before there are maps."""
+        """Return max/mean of a map of `layout` with other slots and failure domains; None before maps are computed."""
 
 
 def memory_holds_a_request(c: LaidOut) -> Iterator[Finding]:
-    """Each GPU has room for the KV of one request of full length."""
+    """Reject GPUs without memory for the weights and one request of full length."""
     yield from misfits(c.resolved, c.memory)
 
 
 def units_are_ready_in_time(c: LaidOut) -> Iterator[Finding]:
-    """No start takes longer than the warm-up."""
+    """Reject a warm-up that is shorter than some start takes."""
     schedule, times = c.resolved.written.schedule, c.start_times
     if schedule is not None and times is not None:
         yield from unready_start(schedule, times, is_auto="schedule.warm_up" in c.resolved.document.autos)
 
 
-def experts_survive(c: LaidOut) -> Iterator[Finding]:
-    """Slots and places suffice for `coverage`, in the racks where units stand, or wherever they may stand."""
+def experts_survive_failures(c: LaidOut) -> Iterator[Finding]:
+    """Reject units with too few slots or failure domains for `coverage`: in their racks if placed, else in any."""
     spec = c.resolved
     try:
         places = c.places if spec.written.coverage == "rack" else failure_domains(spec, c.layouts)
@@ -73,18 +73,18 @@ def experts_survive(c: LaidOut) -> Iterator[Finding]:
     yield from too_little_coverage(spec, c.layouts, places, c.mean_balance)
 
 
-def points_have_room(c: LaidOut) -> Iterator[Finding]:
-    """KV has room for what each operating point asks for."""
+def operating_points_fit_kv(c: LaidOut) -> Iterator[Finding]:
+    """Reject operating points whose requests need more KV than a GPU has."""
     yield from points_without_room(c.resolved, c.memory)
 
 
 def nodes_suffice(c: LaidOut) -> Iterator[Finding]:
-    """There are as many usable nodes as all units take."""
+    """Reject specs with fewer usable nodes than the units take."""
     yield from missing_nodes(c.resolved, c.layouts)
 
 
-def racks_are_known(c: LaidOut) -> Iterator[Finding]:
-    """Coverage of racks is decided by the racks in which units stand."""
+def rack_coverage_is_decided(c: LaidOut) -> Iterator[Finding]:
+    """Report that `coverage: rack` stays undecided until units are placed."""
     if c.resolved.written.coverage == "rack":
         try:
             _ = c.places
@@ -93,7 +93,7 @@ def racks_are_known(c: LaidOut) -> Iterator[Finding]:
 
 
 def maps_cover(c: LaidOut) -> Iterator[Finding]:
-    """One expert map survives a loss in all the ways in which units stand."""
+    """Reject expert maps that lose an expert with a failure domain of some unit."""
     if c.resolved.written.coverage != "none":
         yield from uncovered_maps(c.maps)
 
@@ -101,9 +101,9 @@ def maps_cover(c: LaidOut) -> Iterator[Finding]:
 RULES = (
     Rule("S707", "laid out", memory_holds_a_request),
     Rule("S763 S764", "laid out", units_are_ready_in_time),
-    Rule("S720 S721", "laid out", experts_survive),
-    Rule("S711", "laid out", points_have_room),
+    Rule("S720 S721", "laid out", experts_survive_failures),
+    Rule("S711", "laid out", operating_points_fit_kv),
     Rule("S701", "placed", nodes_suffice),
-    Rule("S723", "placed", racks_are_known),
+    Rule("S723", "placed", rack_coverage_is_decided),
     Rule("S722", "mapped", maps_cover),
 )

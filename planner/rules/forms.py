@@ -1,7 +1,7 @@
-"""The forms of texts: what Kubernetes, and those who read what is rendered, take for a name, an image or a folder.
+"""The formats of text fields: what Kubernetes and other readers accept as a name, an image or a folder.
 
-A table has each field with its form, and one rule asks them all. A form that takes no code is the schema's own
-(`pattern=`). Keys that the user chooses, such as names of variables, have no field: their rules are in `pods.py`.
+The table FORMS has the form of each field, and one rule checks them all. Forms that one regular expression describes
+are in the schema (`pattern=`). Keys that the user chooses, such as names of variables, are checked in `pods.py`.
 """
 
 import posixpath
@@ -22,11 +22,11 @@ DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_DNS_LABEL = 63
 MAX_DNS_NAME = 253
-# Of a qualified name behind its prefix, and of a label's value.
+# The part of a qualified name after its prefix, and the value of a label.
 # Source: github.com/kubernetes/kubernetes c2c7d507 staging/src/k8s.io/apimachinery/pkg/api/validate/content/kube.go
 NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 PART = "at most 63 letters and digits, with hyphens, dots and _ between them"
-# Source: k8s.io/apimachinery metav1.Condition, the pattern of `type`; a field of heal may say its status too.
+# Source: k8s.io/apimachinery metav1.Condition, the pattern of `type`; heal.conditions may append a status.
 CONDITION = re.compile(
     r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
     r"(=[A-Za-z]+)?"
@@ -41,31 +41,30 @@ EFFECTS = "NoSchedule|NoExecute|PreferNoSchedule"
 
 @dataclass(frozen=True)
 class Form:
-    """What a text must be, why, and what one looks like."""
+    """The format of a text, the reason for it, and an example."""
 
     must_be: str
     reason: str
     example: str
-    takes: Callable[[str], Any]
+    matches: Callable[[str], Any]
 
     def findings(self, path: str, text: str, value: str | None = None) -> Iterator[Finding]:
-        """Yield that `text`, the value or the last key at `path`, is none of these."""
-        if not self.takes(text):
+        """Yield a finding if `text`, the value or the last key at `path`, does not have this form."""
+        if not self.matches(text):
             yield Finding(path, value, f"S209 must be {self.must_be}", self.reason, for_example(self.example))
 
 
-def texts_have_their_form(c: Written, path: str) -> Iterator[Finding]:
-    """Refuse what somebody else would refuse much later, or misread."""
+def texts_match_their_forms(c: Written, path: str) -> Iterator[Finding]:
+    """Reject texts that Kubernetes or another reader would reject later, or misread."""
     value: str | None = c[path]
     if value is not None:
         yield from FORMS[re.sub(r"\.[0-9]+", ".*", path)].findings(path, value, value)
 
 
 def is_folder(path: str) -> bool:
-    """Return whether `path` is absolute, and written in one way only.
+    """Return whether `path` is absolute and normalised: no `..`, no double and no closing slash, no colon.
 
-    Refuse `..`, double and closing slashes. `normpath` leaves two slashes at the start. A colon ends the path where a
-    container runtime takes a mount as one word.
+    `normpath` keeps two slashes at the start, so they are checked apart. Container runtimes split mounts at colons.
     """
     is_plain = path.startswith("/") and not path.startswith("//") and ":" not in path
     return is_plain and path == posixpath.normpath(path) != "/"
@@ -80,12 +79,12 @@ def _is_object_name(name: str) -> bool:
 
 
 def _is_label_name(key: str) -> bool:
-    """NAME, or PREFIX/NAME where a DNS name is before the slash."""
+    """Return whether `key` is NAME or PREFIX/NAME, with a DNS name as the prefix."""
     prefix, slash, name = key.rpartition("/")
     return (not slash or _is_object_name(prefix)) and NAME_PART.fullmatch(name) is not None
 
 
-def _is_network(text: str) -> bool:
+def _is_network_attachment(text: str) -> bool:
     network, at, interface = text.partition("@")
     return all(map(_is_label, [*network.split("/", 1), *([interface] if at else [])]))
 
@@ -127,7 +126,7 @@ LABEL_NAME = Form(f"{PART}, or PREFIX/ and such a name", NO_OTHER.format("name")
 LABEL_VALUE = Form(PART, NO_OTHER.format("value"), "inference", lambda text: text == "" or NAME_PART.fullmatch(text))
 NETWORK = Form(
     "NAME, NAMESPACE/NAME or either with @INTERFACE, of lower-case letters, digits and hyphens",
-    *("Multus accepts no other network name, and each network is an item of its own", "rdma-0", _is_network),
+    *("Multus accepts no other network name, and each network is an item of its own", "rdma-0", _is_network_attachment),
 )
 DEVICE = Form(
     "the name of one device, without commas and spaces",
@@ -196,4 +195,4 @@ FORMS: Mapping[str, Form] = {
     "kubernetes.controller.heal.conditions.*": FAULT,
 }
 
-RULES = (Rule("S209", "fields", texts_have_their_form, tuple(FORMS)),)
+RULES = (Rule("S209", "fields", texts_match_their_forms, tuple(FORMS)),)

@@ -12,7 +12,7 @@ __all__ = ["RULES"]
 
 
 def unit_names_fit(c: Written) -> Iterator[Finding]:
-    """The longest name of a unit is that of the last one of a phase."""
+    """Reject a deployment name that makes a unit's name too long. A phase's last unit has its longest name."""
     name: str = c["name"]
     num_units = c.num_units
     longest = max((names.unit_name(name, phase, number - 1) for phase, number in num_units.items()), key=len)
@@ -24,8 +24,8 @@ def unit_names_fit(c: Written) -> Iterator[Finding]:
     yield Finding("name", name, rule, reason, "shorten it")
 
 
-def ports_differ(c: Written) -> Iterator[Finding]:
-    """The gateway listens for clients, ranks and metrics on one address."""
+def gateway_port_is_free(c: Written) -> Iterator[Finding]:
+    """Reject a client port that the gateway already uses for ranks or metrics."""
     port: int = c["gateway.port"]
     taken = {names.Ports.REGISTRY: "the ranks' registry", names.Ports.METRICS: "metrics"}
     if port not in taken:
@@ -37,5 +37,5 @@ def ports_differ(c: Written) -> Iterator[Finding]:
 
 RULES = (
     Rule("S402", "fields", unit_names_fit),
-    Rule("S405", "fields", ports_differ),
+    Rule("S405", "fields", gateway_port_is_free),
 )

@@ -20,8 +20,8 @@ from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["RULES"]
 
-TIMES_READING = 2  # that are offered: other nodes read too, and pods start first; assumed
-ONLY_OURS = {
+READING_MARGIN = 2  # assumed: offer twice the reading time, since other nodes read too and pods start first
+BUNDLED_ONLY = {
     "kubernetes.gateway.volumes": "its router mounts no volumes",
     "kubernetes.controller.demand": "only Tidemill's own gateway measures the load of each phase",
     "kubernetes.controller.stragglers_last": "only Tidemill's own ranks report how long they take",
@@ -29,16 +29,16 @@ ONLY_OURS = {
 IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
 
 
-def controllers_have_a_day(c: Written) -> Iterator[Finding]:
-    """Every unit runs all day where there is no schedule."""
+def controller_needs_schedule(c: Written) -> Iterator[Finding]:
+    """Reject a controller without a schedule: all units run all day then."""
     c.require("kubernetes.controller.pace")
     if "schedule" not in c.sections:
         reason, path = "there is no day for the units to follow", "kubernetes.controller"
         yield Finding(path, None, "S516 needs a schedule", reason, removal(path))
 
 
-def controllers_scale_whole_units(c: Written) -> Iterator[Finding]:
-    """A StatefulSet's replicas are a unit's nodes, which the plan decides and whoever applies it writes."""
+def controller_needs_leader_worker_sets(c: Written) -> Iterator[Finding]:
+    """Reject a controller with StatefulSets: it turns units off by `replicas`, which are a unit's nodes there."""
     c.require("kubernetes.controller.pace")
     unit_kind: str = c["kubernetes.unit_kind"]
     if unit_kind == "leaderworkerset":
@@ -54,8 +54,8 @@ def controllers_scale_whole_units(c: Written) -> Iterator[Finding]:
     yield Finding("kubernetes.controller", None, rule, reason, fix)
 
 
-def our_programs_have_an_image(c: Written) -> Iterator[Finding]:
-    """The images of other engines hold no Tidemill."""
+def tidemill_image_is_given(c: Written) -> Iterator[Finding]:
+    """Require `tidemill_image` if Tidemill's programs run beside another engine, whose image lacks them."""
     units: str = c["kubernetes.image"]
     image: str | None = c["kubernetes.tidemill_image"]
     used = c.engine
@@ -69,18 +69,18 @@ def our_programs_have_an_image(c: Written) -> Iterator[Finding]:
         yield Finding(path, None, f"S202 is required with engine {used}", reason, fix)
 
 
-def other_engines_lack_it(c: Written, path: str) -> Iterator[Finding]:
-    """Another engine's router mounts nothing and counts otherwise, and its ranks do not tell how long they take."""
+def option_needs_bundled_runtime(c: Written, path: str) -> Iterator[Finding]:
+    """Reject options that only the bundled runtime and its gateway support."""
     used = c.engine
     value: Any = c.get(path)
     is_there = c.get(f"{path}.used") is not None if value is None else value is not False
     if is_there and used not in (None, OURS):
         shown = value if isinstance(value, list) else None
-        yield without_effect(f"with engine {used}", ONLY_OURS[path], path, shown)
+        yield without_effect(f"with engine {used}", BUNDLED_ONLY[path], path, shown)
 
 
-def sound_nodes_are_not_left(c: Written) -> Iterator[Finding]:
-    """A condition of heal is true when something is wrong; one of Kubernetes' own is true when all is well."""
+def heal_conditions_mean_faults(c: Written) -> Iterator[Finding]:
+    """Reject `Ready` among the heal conditions: a condition must be true on a faulty node."""
     conditions: Sequence[str] = c["kubernetes.controller.heal.conditions"]
     for index, kind in enumerate(conditions):
         if kind.partition("=")[0] == "Ready":
@@ -89,8 +89,8 @@ def sound_nodes_are_not_left(c: Written) -> Iterator[Finding]:
             yield Finding(f"kubernetes.controller.heal.conditions.{index}", kind, rule, reason, fix)
 
 
-def quotas_are_of_nodes_that_are_lent(c: Written) -> Iterator[Finding]:
-    """Nodes that are never free have no quota."""
+def kueue_needs_lent_nodes(c: Written) -> Iterator[Finding]:
+    """Reject Kueue's quota unless the controller lends nodes."""
     c.require("kubernetes.controller.kueue.cluster_queue")
     lends: bool = c["kubernetes.controller.lend_nodes"]
     if lends:
@@ -100,8 +100,8 @@ def quotas_are_of_nodes_that_are_lent(c: Written) -> Iterator[Finding]:
     yield without_effect("without lend_nodes: true", "no node is ever free for Kueue's jobs then", path, fix=fix)
 
 
-def images_have_gpu_kernels(c: Candidate) -> Iterator[Finding]:
-    """Yield the default image when units run on GPUs: it has no GPU kernels."""
+def image_has_gpu_kernels(c: Candidate) -> Iterator[Finding]:
+    """Warn of the default image if units run on GPUs: it has no GPU kernels."""
     spec = c.resolved.written
     image = spec.kubernetes.image
     if spec.is_on_gpus and spec.checkpoint and spec.engine_name == OURS and image == DEFAULT_IMAGE:
@@ -109,12 +109,12 @@ def images_have_gpu_kernels(c: Candidate) -> Iterator[Finding]:
         yield Finding("kubernetes.image", image, rule, reason, "build that image and name it in kubernetes.image")
 
 
-def images_are_of_the_engine(c: Candidate) -> Iterator[Finding]:
-    """Yield an image that is called after another engine, or another version, than is to run in it."""
+def image_matches_engine(c: Candidate) -> Iterator[Finding]:
+    """Warn of an image whose name says another engine or version than the spec."""
     spec = c.resolved.written
     image, engine = spec.kubernetes.image, spec.engine_name
     if image == DEFAULT_IMAGE:
-        return  # an engine that is not ours then has its own
+        return  # another engine then gets its own default image
     name = image.rpartition("@")[0] or image
     called = [each for each, word in IMAGE_WORDS.items() if word in name.casefold()]
     if called and engine not in called:
@@ -122,21 +122,21 @@ def images_are_of_the_engine(c: Candidate) -> Iterator[Finding]:
         reason = f"pods start with the command of {engine}"
         fix = f"name an image of {engine}, or write engine: {called[0]}"
         yield Finding("kubernetes.image", image, rule, reason, fix)
-    elif (tagged := _tagged_version(image, ENGINES[engine].image)) not in (None, spec.engine_version):
+    elif (tagged := _read_version_tag(image, ENGINES[engine].image)) not in (None, spec.engine_version):
         rule = f"W107 is tagged as {engine} {tagged}, and the plan is for {spec.engine_version}"
         reason = f"a flag of {spec.engine_version} that it lacks ends its pods as they start, again and again"
         yield Finding("kubernetes.image", image, rule, reason, f"name an image of {engine} {spec.engine_version}")
 
 
 def pods_have_rdma(c: Candidate) -> Iterator[Finding]:
-    """Yield units over several nodes whose pods get no RDMA devices; the overlay may give them in another way."""
+    """Warn if a unit spans nodes and its pods get no RDMA devices, unless an overlay may add them."""
     spec = c.resolved
     kubernetes = spec.written.kubernetes
     is_given = kubernetes.rdma is not None or kubernetes.host_network
     overlay = kubernetes.overlay
     if is_given or (overlay is not None and overlay.unit_pod):
         return
-    phase = next((each for each in spec.phases if _leaves_nvlink(spec, each)), None)
+    phase = next((each for each in spec.phases if _needs_nics(spec, each)), None)
     if phase is not None:
         rule = f"W111 is missing, and a {phase} unit has {spec.phase(phase).ep_size} GPUs on several nodes"
         reason = "pods with their own network see only the RDMA devices that they request"
@@ -144,8 +144,8 @@ def pods_have_rdma(c: Candidate) -> Iterator[Finding]:
         yield Finding("kubernetes.rdma", None, rule, reason, fix)
 
 
-def pods_drain_as_long_as_nodes(c: Candidate) -> Iterator[Finding]:
-    """Yield pods that get less time for their answers than the day pays their nodes for."""
+def pod_drain_covers_schedule_drain(c: Candidate) -> Iterator[Finding]:
+    """Warn if pods get less time to finish their answers than `schedule.drain` pays for."""
     spec = c.resolved.written
     drain, paid = spec.kubernetes.drain, spec.paid_drain_s
     if drain is not None and paid is not None and drain < paid:
@@ -155,8 +155,8 @@ def pods_drain_as_long_as_nodes(c: Candidate) -> Iterator[Finding]:
         yield Finding("kubernetes.drain", drain, rule, reason, fix)
 
 
-def jobs_leave_lent_nodes(c: Candidate) -> Iterator[Finding]:
-    """Yield nodes that are lent to jobs which nothing makes leave."""
+def lent_nodes_need_priority_class(c: Candidate) -> Iterator[Finding]:
+    """Warn if nodes are lent to jobs, but nothing makes the jobs leave."""
     kubernetes = c.resolved.written.kubernetes
     if kubernetes.lends_nodes and kubernetes.priority_class is None:
         rule = "W128 is set without kubernetes.priority_class"
@@ -165,10 +165,10 @@ def jobs_leave_lent_nodes(c: Candidate) -> Iterator[Finding]:
         yield Finding("kubernetes.controller.lend_nodes", True, rule, reason, fix)
 
 
-def units_start_in_time(c: Candidate) -> Iterator[Finding]:
-    """Yield a `ready_timeout` that ends before the slowest unit's pods may have started.
+def ready_timeout_covers_start(c: Candidate) -> Iterator[Finding]:
+    """Warn of a `ready_timeout` that is shorter than the slowest pod may take to start.
 
-    A spec without a checkpoint is only planned.
+    A spec without a checkpoint starts no pods.
     """
     spec = c.resolved
     if not c.memory or not spec.written.checkpoint:
@@ -184,15 +184,15 @@ def units_start_in_time(c: Candidate) -> Iterator[Finding]:
     else:
         rule = f"W151 is less than the {_minutes(start.needed_s):,} min that a pod of {engine} gets to start"
         reason = f"it {reads} and compiles kernels, and a unit that is not ready by then is an error"
-    enough = max(start.needed_s, TIMES_READING * start.reading_s)
+    enough = max(start.needed_s, READING_MARGIN * start.reading_s)
     fix = nearest(f"{_minutes(enough)}min") if enough <= DAY_S else "raise load_rate once storage is that fast"
     default = KubernetesSpec.model_fields["ready_timeout"].default
     written = (spec.document.data.get("kubernetes") or {}).get("ready_timeout", default)
     yield Finding("kubernetes.ready_timeout", written, rule, reason, fix)
 
 
-def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether GPUs of one unit of `phase` reach each other by NICs only."""
+def _needs_nics(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether some GPUs of a unit of `phase` can communicate only over NICs."""
     gpu, section, engine = spec.gpu_of(phase), spec.phase(phase), spec.written.engine_name
     joined = 1 if spec.written.kubernetes.compute_domain is False else gpu.domain_size(spec.cluster.gpus_per_node)
     if engine != OURS and section.ep_size != section.attention_tp:
@@ -200,8 +200,8 @@ def _leaves_nvlink(spec: ResolvedSpec, phase: Phase) -> bool:
     return gpu.device == "cuda" and section.ep_size > max(spec.cluster.gpus_per_node, joined)
 
 
-def _tagged_version(image: str, published: str | None) -> str | None:
-    """Return the version with which a tag begins, as `published` tags them; None for an image of another name."""
+def _read_version_tag(image: str, published: str | None) -> str | None:
+    """Return the engine version in an image's tag; None if the image is not called like the `published` one."""
     own = (published or "").partition(":")[0].rpartition("/")[2]
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     found = re.match(r"v?(\d+\.\d+\.\d+)", tag)
@@ -213,16 +213,16 @@ def _minutes(seconds: float) -> int:
 
 
 RULES = (
-    Rule("S516", "fields", controllers_have_a_day),
-    Rule("S507", "fields", controllers_scale_whole_units),
-    Rule("S202", "fields", our_programs_have_an_image),
-    Rule("S472", "fields", sound_nodes_are_not_left),
-    Rule("S560", "fields", other_engines_lack_it, tuple(ONLY_OURS)),
-    Rule("S560", "fields", quotas_are_of_nodes_that_are_lent),
-    Rule("W107", "started", images_have_gpu_kernels),
-    Rule("W107", "laid out", images_are_of_the_engine),
+    Rule("S516", "fields", controller_needs_schedule),
+    Rule("S507", "fields", controller_needs_leader_worker_sets),
+    Rule("S202", "fields", tidemill_image_is_given),
+    Rule("S472", "fields", heal_conditions_mean_faults),
+    Rule("S560", "fields", option_needs_bundled_runtime, tuple(BUNDLED_ONLY)),
+    Rule("S560", "fields", kueue_needs_lent_nodes),
+    Rule("W107", "started", image_has_gpu_kernels),
+    Rule("W107", "laid out", image_matches_engine),
     Rule("W111", "laid out", pods_have_rdma),
-    Rule("W125", "laid out", pods_drain_as_long_as_nodes),
-    Rule("W128", "laid out", jobs_leave_lent_nodes),
-    Rule("W151", "started", units_start_in_time),
+    Rule("W125", "laid out", pod_drain_covers_schedule_drain),
+    Rule("W128", "laid out", lent_nodes_need_priority_class),
+    Rule("W151", "started", ready_timeout_covers_start),
 )

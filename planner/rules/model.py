@@ -1,4 +1,4 @@
-"""The rules of `model`: where its shapes come from, which digests it has, and where pods find the checkpoint."""
+"""The rules of `model`: the source of its shapes, its digests, its precision, and the checkpoint's volumes."""
 
 from collections.abc import Iterator
 
@@ -14,8 +14,8 @@ from planner.spec.schema import Spec
 __all__ = ["RULES"]
 
 
-def model_has_an_origin(c: Written) -> Iterator[Finding]:
-    """Its shapes are in a file or in the catalog, and not in both."""
+def model_has_one_source(c: Written) -> Iterator[Finding]:
+    """Reject a model with no source for its shapes, or with two: a config file or a catalog entry."""
     if not isinstance(c.data.get("model"), dict):
         return
     has_file, has_entry = (c.gives(path) or path in c.sections for path in ("model.config", "model.catalog"))
@@ -30,8 +30,8 @@ def model_has_an_origin(c: Written) -> Iterator[Finding]:
     yield Finding("model.config", None, rule, reason, fix)
 
 
-def digests_are_of_unseen_files(c: Written) -> Iterator[Finding]:
-    """Refuse digests beside a config.json: both are computed from it, and a second origin could only differ."""
+def digests_exclude_config(c: Written) -> Iterator[Finding]:
+    """Reject digests beside a config.json: the planner computes them from the files."""
     config: str | None = c["model.config"]
     of_config: str | None = c["model.config_digest"]
     of_weights: str | None = c["model.weights_digest"]
@@ -42,8 +42,8 @@ def digests_are_of_unseen_files(c: Written) -> Iterator[Finding]:
             yield without_effect("with config", reason, f"model.{key}", digest)
 
 
-def weights_are_as_the_checkpoint_says(c: Candidate) -> Iterator[Finding]:
-    """Yield precisions that stand for weights in a form that nobody here knows: engines may refuse to load them."""
+def weights_match_checkpoint(c: Candidate) -> Iterator[Finding]:
+    """Warn if the checkpoint's weights are in an unknown format: memory is planned for another precision."""
     spec = c.resolved
     if spec.other_quantization is not None:
         for phase in spec.phases:
@@ -53,8 +53,8 @@ def weights_are_as_the_checkpoint_says(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.precision", spec.phase(phase).precision, rule, reason, fix)
 
 
-def pods_see_the_checkpoint(c: Candidate) -> Iterator[Finding]:
-    """Yield a folder of weights that pods on GPUs do not mount; the image may hold it, but seldom does."""
+def pods_mount_checkpoint(c: Candidate) -> Iterator[Finding]:
+    """Warn of a checkpoint folder that GPU pods do not mount. Images rarely contain weights."""
     spec = c.resolved.written
     path, kubernetes = spec.checkpoint, spec.kubernetes
     is_mounted = path is None or volume_of(path, [volume.model_dump() for volume in kubernetes.volumes]) is not None
@@ -64,10 +64,10 @@ def pods_see_the_checkpoint(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.checkpoint", path, rule, reason, "add the volume that it is on to kubernetes.volumes")
 
 
-def gateways_see_the_tokenizer(c: Candidate) -> Iterator[Finding]:
-    """Yield a checkpoint whose tokenizer is on no volume that the gateway mounts of its own."""
+def gateway_mounts_tokenizer(c: Candidate) -> Iterator[Finding]:
+    """Warn if the gateway has volumes of its own and none has the checkpoint's tokenizer."""
     spec = c.resolved.written
-    read, own = _read_by_gateway(spec), [volume.model_dump() for volume in spec.kubernetes.gateway.volumes or ()]
+    read, own = _gateway_checkpoint(spec), [volume.model_dump() for volume in spec.kubernetes.gateway.volumes or ()]
     if read is not None and own and volume_of(read, own) is None:
         rule = "W106 is in none of kubernetes.gateway.volumes"
         reason = "of the checkpoint the gateway reads config.json and the tokenizer's files"
@@ -75,10 +75,11 @@ def gateways_see_the_tokenizer(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.checkpoint", spec.checkpoint, rule, reason, fix)
 
 
-def checkpoints_are_no_programs(c: Candidate) -> Iterator[Finding]:
-    """Another engine runs the code that `auto_map` names: without it, it takes another tokenizer and says nothing.
+def checkpoint_brings_no_code(c: Candidate) -> Iterator[Finding]:
+    """Warn if another engine runs code that the checkpoint brings (`auto_map`).
 
-    A plan pins config.json and tensors by their digests, and no program beside them.
+    The engine needs `--trust-remote-code`: without it, it silently takes another tokenizer. A plan's digests pin
+    config.json and tensors, but not that code.
     """
     spec = c.resolved
     if spec.written.engine_name != OURS and spec.model.brings_code:
@@ -88,8 +89,8 @@ def checkpoints_are_no_programs(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.checkpoint", spec.written.checkpoint, rule, reason, fix)
 
 
-def kv_is_as_the_checkpoint_says(c: Candidate) -> Iterator[Finding]:
-    """Yield KV in BF16, unwritten, of a checkpoint whose makers say FP8, as the engine would keep it by itself."""
+def kv_matches_checkpoint(c: Candidate) -> Iterator[Finding]:
+    """Warn if KV is BF16 only by default and the checkpoint's config says FP8."""
     spec = c.resolved
     own = spec.model.quantisation
     if spec.written.engine_name == OURS or own.kv != "fp8":
@@ -104,10 +105,10 @@ def kv_is_as_the_checkpoint_says(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.kv_precision", None, rule, reason, fix)
 
 
-def _read_by_gateway(spec: Spec) -> str | None:
-    """Return the folder from which our gateway reads the tokenizer; None where units on GPUs have no such gateway.
+def _gateway_checkpoint(spec: Spec) -> str | None:
+    """Return the folder from which the gateway reads the tokenizer; None without GPUs, a checkpoint or our gateway.
 
-    It reads where the ranks read. Of a staged checkpoint it sees the original, unless it mounts volumes of its own.
+    It is the ranks' folder. Of a staged checkpoint it is the original, unless the gateway mounts volumes of its own.
     """
     if not spec.is_on_gpus or spec.checkpoint is None or spec.engine_name != OURS:
         return None
@@ -116,11 +117,11 @@ def _read_by_gateway(spec: Spec) -> str | None:
 
 
 RULES = (
-    Rule("S202 S507", "fields", model_has_an_origin),
-    Rule("S560", "fields", digests_are_of_unseen_files),
-    Rule("W113", "laid out", weights_are_as_the_checkpoint_says),
-    Rule("W106", "started", pods_see_the_checkpoint),
-    Rule("W106", "started", gateways_see_the_tokenizer),
-    Rule("W160", "started", checkpoints_are_no_programs),
-    Rule("W113", "started", kv_is_as_the_checkpoint_says),
+    Rule("S202 S507", "fields", model_has_one_source),
+    Rule("S560", "fields", digests_exclude_config),
+    Rule("W113", "laid out", weights_match_checkpoint),
+    Rule("W106", "started", pods_mount_checkpoint),
+    Rule("W106", "started", gateway_mounts_tokenizer),
+    Rule("W160", "started", checkpoint_brings_no_code),
+    Rule("W113", "started", kv_matches_checkpoint),
 )

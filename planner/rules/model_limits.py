@@ -1,4 +1,4 @@
-"""What an engine cannot do with the model of a spec, by the table in `planner/facts/engine_models.py`."""
+"""Limits of an engine for the spec's model, from the table in `planner/facts/engine_models.py`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,29 +6,29 @@ from planner.facts.engine_models import ENGINE_MODELS, EngineModel
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, nearest
-from planner.rules.exchange_limits import units_beside, why_no_replicas
+from planner.rules.exchange_limits import explain_missing_replicas, nearest_units
 from planner.rules.rule import Candidate
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["all_experts_on_fewer_gpus", "model_limits"]
+__all__ = ["engine_runs_model", "units_have_at_most_one_gpu_per_expert"]
 
 
-def model_limits(c: Candidate) -> Iterator[Finding]:
-    """Why the spec's engine cannot run its model, or not in the way that is written."""
+def engine_runs_model(c: Candidate) -> Iterator[Finding]:
+    """Reject models that the engine cannot run, and replicas or overlap that it cannot run with the model."""
     spec = c.resolved
-    model = _models(spec).get(spec.model.model_type)
+    model = _known_models(spec).get(spec.model.model_type)
     if model is None:
         yield _unknown_model(spec)
         return
     if model.cannot:
-        yield _not_as_planned(spec, model.cannot)
+        yield _unsupported_model(spec, model.cannot)
         return
-    yield from _without_replicas(spec)
-    yield from _without_overlap(spec, model)
+    yield from _find_replicas(spec)
+    yield from _find_overlaps(spec, model)
 
 
-def all_experts_on_fewer_gpus(c: Candidate) -> Iterator[Finding]:
-    """A unit of more GPUs than the model has experts, which SGLang takes for a mistake."""
+def units_have_at_most_one_gpu_per_expert(c: Candidate) -> Iterator[Finding]:
+    """Reject units with more GPUs than the model has experts: SGLang refuses them, even with replicas."""
     spec = c.resolved
     most = spec.model.num_routed_experts
     for phase in spec.phases:
@@ -38,51 +38,51 @@ def all_experts_on_fewer_gpus(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.ep_size", size, rule, reason, f"plan units of at most {most} GPUs")
 
 
-def _models(spec: ResolvedSpec) -> Mapping[str, EngineModel]:
+def _known_models(spec: ResolvedSpec) -> Mapping[str, EngineModel]:
     version = spec.written.engine_version
     assert version is not None
     return ENGINE_MODELS[spec.written.engine_name][version]
 
 
-def _called(spec: ResolvedSpec) -> str:
+def _engine_in_words(spec: ResolvedSpec) -> str:
     return f"{spec.written.engine_name} {spec.written.engine_version}"
 
 
 def _unknown_model(spec: ResolvedSpec) -> Finding:
-    rule = f"S709 must have model_type {' or '.join(sorted(_models(spec)))} to run on {_called(spec)}"
+    rule = f"S709 must have model_type {' or '.join(sorted(_known_models(spec)))} to run on {_engine_in_words(spec)}"
     reason = f"what it does with {spec.model.model_type} is not known"
     return Finding(*spec.written.named_model, rule, reason, "choose one of these models, or another engine")
 
 
-def _not_as_planned(spec: ResolvedSpec, reason: str) -> Finding:
-    rule = f"S709 must not be {spec.model.model_type} to run on {_called(spec)}"
+def _unsupported_model(spec: ResolvedSpec, reason: str) -> Finding:
+    rule = f"S709 must not be {spec.model.model_type} to run on {_engine_in_words(spec)}"
     return Finding(*spec.written.named_model, rule, reason, "choose another engine")
 
 
-def _without_replicas(spec: ResolvedSpec) -> Iterator[Finding]:
+def _find_replicas(spec: ResolvedSpec) -> Iterator[Finding]:
     for phase in spec.phases:
-        redundant, reason = spec.phase(phase).redundant_experts, why_no_replicas(spec, phase)
+        redundant, reason = spec.phase(phase).redundant_experts, explain_missing_replicas(spec, phase)
         if redundant and reason:
-            rule = f"S754 must be 0 to run {spec.model.model_type} on {_called(spec)}"
-            yield Finding(f"{phase}.redundant_experts", redundant, rule, reason, _none_redundant(spec, phase))
+            rule = f"S754 must be 0 to run {spec.model.model_type} on {_engine_in_words(spec)}"
+            yield Finding(f"{phase}.redundant_experts", redundant, rule, reason, _offer_no_replicas(spec, phase))
 
 
-def _none_redundant(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer 0, with another number of GPUs where these do not share the model's experts evenly."""
+def _offer_no_replicas(spec: ResolvedSpec, phase: Phase) -> Fix | str:
+    """Offer 0 redundant experts, with another EP size if this one does not divide the experts."""
     if spec.model.num_routed_experts % spec.phase(phase).ep_size == 0:
         return nearest(0)
-    sizes = [size for size, _ in units_beside(spec, phase)]
+    sizes = [size for size, _ in nearest_units(spec, phase)]
     if not sizes:
         return "choose another engine"
     words = f"nearest: 0 with ep_size {' or '.join(map(str, sizes))}"
     return Fix(words, tuple({HERE: 0, f"{phase}.ep_size": size} for size in sizes))
 
 
-def _without_overlap(spec: ResolvedSpec, model: EngineModel) -> Iterator[Finding]:
+def _find_overlaps(spec: ResolvedSpec, model: EngineModel) -> Iterator[Finding]:
     for phase in spec.phases:
         overlap = spec.phase(phase).overlap
         if overlap != "none" and phase not in model.overlaps:
-            rule = f"S745 must be none to run {spec.model.model_type} on {_called(spec)}"
+            rule = f"S745 must be none to run {spec.model.model_type} on {_engine_in_words(spec)}"
             reason = f"it does not split the layers of {model.architecture} into stages" + (
                 f" in {phase}" if model.overlaps else ""
             )

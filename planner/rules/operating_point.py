@@ -1,4 +1,4 @@
-"""The rules of operating points: whole, within the limits of their phase, and as the traffic is."""
+"""The rules of operating points: complete, within their phase's limits, and consistent with the traffic."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,8 +14,8 @@ __all__ = ["RULES"]
 LENGTHS = tuple(f"operating_point.{phase}.{key}" for phase in PHASES for key in ("kv_tokens", "prompt_tokens"))
 
 
-def answers_have_a_length(c: Written) -> Iterator[Finding]:
-    """An answer is twice as long as what KV has beside the prompt, where no traffic says it."""
+def answers_have_tokens(c: Written) -> Iterator[Finding]:
+    """Reject a mixed point whose KV has no room for answers. On average KV holds the prompt and half the answer."""
     kv_tokens: int = c["operating_point.mixed.kv_tokens"]
     prompt_tokens: int = c["operating_point.mixed.prompt_tokens"]
     if kv_tokens > prompt_tokens or "traffic" in c.sections:
@@ -26,13 +26,16 @@ def answers_have_a_length(c: Written) -> Iterator[Finding]:
     yield Finding("operating_point.mixed.kv_tokens", kv_tokens, rule, reason, fix)
 
 
-def requests_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
-    """A rank never works on more."""
-    yield from _within(c, phase, "requests", "max_requests", "no rank works on more at a time")
+def point_requests_fit_limit(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject an operating point's requests above `max_requests`."""
+    yield from _check_limit(c, phase, "requests", "max_requests", "no rank works on more at a time")
 
 
-def requests_are_as_long_as_one_may_be(c: Written, path: str) -> Iterator[Finding]:
-    """A limit that is written in any phase holds in all of them (S505). A default is raised to the longest point."""
+def point_tokens_fit_limit(c: Written, path: str) -> Iterator[Finding]:
+    """Reject an operating point's tokens above `max_request_tokens`.
+
+    A limit written in one phase applies to all (S505). If none is written, offer to raise it to the longest point.
+    """
     tokens: int = c[path]
     own = f"{path.split('.')[1]}.max_request_tokens"
     default: int = c[own]
@@ -43,24 +46,24 @@ def requests_are_as_long_as_one_may_be(c: Written, path: str) -> Iterator[Findin
     if tokens <= most:
         return
     if written:
-        yield _beyond(path, tokens, "max_request_tokens", most, "no request is longer")
+        yield _excess_finding(path, tokens, "max_request_tokens", most, "no request is longer")
     elif tokens > positions:
         reason = "the model has no positions beyond these"
-        yield _beyond(path, tokens, "max_position_embeddings", positions, reason)
+        yield _excess_finding(path, tokens, "max_position_embeddings", positions, reason)
     else:
         longest = max(each for each in (tokens, *map(c.get, LENGTHS)) if each and each <= positions)
         raised = {limit: longest for limit in limits if limit.split(".")[0] in c.sections}
-        yield _beyond(path, tokens, "max_request_tokens", most, "no request is longer", raised)
+        yield _excess_finding(path, tokens, "max_request_tokens", most, "no request is longer", raised)
 
 
-def steps_are_within_the_limit(c: Written, phase: Phase) -> Iterator[Finding]:
-    """A rank never computes more in one step."""
+def step_tokens_fit_limit(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject `step_tokens` above `max_batch_tokens`."""
     reason = "no rank computes more prompt tokens in one step"
-    yield from _within(c, phase, "step_tokens", "max_batch_tokens", reason)
+    yield from _check_limit(c, phase, "step_tokens", "max_batch_tokens", reason)
 
 
-def phases_are_there(c: Written) -> Iterator[Finding]:
-    """An operating point or a floor of a phase that the spec does not have."""
+def phase_settings_need_phase(c: Written) -> Iterator[Finding]:
+    """Reject an operating point or a `min_units` for a phase that the spec does not have."""
     reason = "there is no such phase"
     for phase in PHASES:
         if phase not in c.sections:
@@ -70,8 +73,8 @@ def phases_are_there(c: Written) -> Iterator[Finding]:
                 yield without_effect(f"without {phase}", reason, f"schedule.min_units.{phase}", floor)
 
 
-def rates_are_of_drafts(c: Written) -> Iterator[Finding]:
-    """A rate of nothing predicts nothing."""
+def acceptance_rate_needs_drafts(c: Written) -> Iterator[Finding]:
+    """Reject an acceptance rate if no phase drafts tokens."""
     path = "operating_point.acceptance_rate"
     rate: float | None = c[path]
     drafts = [c[f"{phase}.draft_tokens"] for phase in PHASES[1:] if phase in c.sections]
@@ -79,8 +82,8 @@ def rates_are_of_drafts(c: Written) -> Iterator[Finding]:
         yield without_effect("without draft_tokens", "nothing is drafted then", path, rate)
 
 
-def hits_are_the_traffics(c: Written) -> Iterator[Finding]:
-    """A speed and the day that it serves are of one load."""
+def cache_hits_match_traffic(c: Written) -> Iterator[Finding]:
+    """Reject a cache hit rate that differs from the traffic's."""
     hit_rate: float | None = c["operating_point.prefill.cache_hit_rate"]
     of_day: float = c["traffic.cache_hit_rate"]
     if hit_rate is None or hit_rate == of_day:
@@ -89,20 +92,20 @@ def hits_are_the_traffics(c: Written) -> Iterator[Finding]:
     yield without_effect(where, "the operating point has the hits of the traffic", path, hit_rate)
 
 
-def _within(c: Written, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
-    """Yield a finding where a phase's point asks for more than a limit of that phase."""
+def _check_limit(c: Written, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
+    """Yield a finding if a field of the phase's point exceeds the phase's `limit`."""
     path = f"operating_point.{phase}.{field}"
     asked: int = c[path]
     most: int = c[f"{phase}.{limit}"]
     if asked > most:
         raised = None if c.gives(f"{phase}.{limit}") else {f"{phase}.{limit}": asked}
-        yield _beyond(path, asked, limit, most, reason, raised)
+        yield _excess_finding(path, asked, limit, most, reason, raised)
 
 
-def _beyond(
+def _excess_finding(
     path: str, value: int, limit: str, most: int, reason: str, raised: Mapping[str, int] | None = None
 ) -> Finding:
-    """Say that a load is beyond its limit. Where nobody wrote the limit, the load is kept and the limit `raised`."""
+    """Report a value above its limit. The fix lowers the value or, if the limit is a default, raises the limit."""
     if raised is None:
         return Finding(path, value, f"S504 must be at most {limit} ({most})", reason, nearest(most))
     fix = Fix(f"write {' and '.join(f'{each}: {number}' for each, number in raised.items())}", (raised,))
@@ -110,11 +113,11 @@ def _beyond(
 
 
 RULES = (
-    Rule("S504", "fields", answers_have_a_length),
-    Rule("S504", "fields", requests_are_within_the_limit, PHASES),
-    Rule("S504", "resolved", requests_are_as_long_as_one_may_be, LENGTHS),
-    Rule("S504", "fields", steps_are_within_the_limit, PHASES),
-    Rule("S560", "fields", phases_are_there),
-    Rule("S560", "fields", rates_are_of_drafts),
-    Rule("S560", "fields", hits_are_the_traffics),
+    Rule("S504", "fields", answers_have_tokens),
+    Rule("S504", "fields", point_requests_fit_limit, PHASES),
+    Rule("S504", "resolved", point_tokens_fit_limit, LENGTHS),
+    Rule("S504", "fields", step_tokens_fit_limit, PHASES),
+    Rule("S560", "fields", phase_settings_need_phase),
+    Rule("S560", "fields", acceptance_rate_needs_drafts),
+    Rule("S560", "fields", cache_hits_match_traffic),
 )

@@ -1,10 +1,9 @@
-"""The rules of `kubernetes.overlay`: what it must leave as planned, and of which objects it is.
+"""The rules of `kubernetes.overlay`: it must not change what the plan decides, and must patch objects of the plan.
 
-An overlay may say whatever the plan does not decide. Whether Kubernetes
-takes it is the API server's to judge: `tidemill doctor` and previews ask it.
+An overlay may set everything else. The API server judges whether it is valid: `tidemill doctor` and previews ask it.
 
-What the plan decides, or finds its objects by, is drawn below as an object: `PLANNED` stands where nothing may be
-written, and nothing above it may be taken away.
+The constants below picture the planned fields as objects. A patch may neither write where `PLANNED` stands nor remove
+anything above it.
 """
 
 import posixpath
@@ -24,7 +23,7 @@ __all__ = ["RULES"]
 PLANNED = "as planned"
 LAUNCH_FOLDER = names.MOUNTED[0]
 Picture = dict[str, Any]
-# What makes an object another one, or keeps it when it should go: an apply or a delete would wait for ever.
+# These identify an object, or block its deletion: an apply or a delete would wait for ever.
 METADATA: Picture = {
     **dict.fromkeys(("name", "namespace", "generateName", "deletionTimestamp"), PLANNED),
     **dict.fromkeys(("finalizers", "ownerReferences"), PLANNED),
@@ -33,7 +32,7 @@ METADATA: Picture = {
 }
 CONTAINER: Picture = {
     "env": [{"name": each, "value": PLANNED, "valueFrom": PLANNED} for each in names.CONTAINER_VARIABLES],
-    "resources": {"limits": {}, "requests": {}},  # may be added to, and not be taken away
+    "resources": {"limits": {}, "requests": {}},  # a patch may add to them, but not remove them
     "volumeMounts": [
         {"mountPath": LAUNCH_FOLDER, **dict.fromkeys(("name", "subPath", "subPathExpr", "readOnly"), PLANNED)}
     ],
@@ -45,16 +44,16 @@ POD_SPEC: Picture = {
     "volumes": [{"name": "launch", "projected": PLANNED}],
 }
 POD: Picture = {"metadata": METADATA, "spec": POD_SPEC}
-# Units stand on the nodes that were planned, and none of them beside another.
+# Units run on their planned nodes, never two on the same node.
 REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": PLANNED}
 UNIT_POD = POD | {"spec": POD_SPEC | {"affinity": {"nodeAffinity": REQUIRED, "podAntiAffinity": REQUIRED}}}
-OF_WORKLOADS = ("replicas", "selector", "startupPolicy", "podManagementPolicy", "updateStrategy", "serviceName")
-OF_OTHERS = ("minAvailable", "maxUnavailable", "channel", "secretName", "uris")
-OF_SERVICES = ("externalName", "clusterIP", "clusterIPs", "publishNotReadyAddresses")
-OBJECT_SPEC = dict.fromkeys((*OF_WORKLOADS, *OF_OTHERS, *OF_SERVICES), PLANNED)
+WORKLOAD_FIELDS = ("replicas", "selector", "startupPolicy", "podManagementPolicy", "updateStrategy", "serviceName")
+OTHER_FIELDS = ("minAvailable", "maxUnavailable", "channel", "secretName", "uris")
+SERVICE_FIELDS = ("externalName", "clusterIP", "clusterIPs", "publishNotReadyAddresses")
+OBJECT_SPEC = dict.fromkeys((*WORKLOAD_FIELDS, *OTHER_FIELDS, *SERVICE_FIELDS), PLANNED)
 OBJECT: Picture = {**dict.fromkeys(("apiVersion", "kind", "status"), PLANNED), "metadata": METADATA}
 GROUP = {**dict.fromkeys(("size", "leaderTemplate", "restartPolicy"), PLANNED), "workerTemplate": UNIT_POD}
-MORE_OF_KINDS: Mapping[str, Picture] = {
+SPECS_BY_KIND: Mapping[str, Picture] = {
     "LeaderWorkerSet": {"leaderWorkerTemplate": GROUP},
     "StatefulSet": {"template": UNIT_POD},
     "Deployment": {"template": POD},
@@ -63,31 +62,31 @@ MORE_OF_KINDS: Mapping[str, Picture] = {
 PODS = ("kubernetes.overlay.unit_pod", "kubernetes.overlay.gateway_pod")
 DECIDED = "the plan decides it, or finds the object by it"
 REPLACED = "lists of this kind are replaced as a whole, and what the plan wrote would go; unit_pod merges them"
-DICTIONARIES = ("labels", "annotations", "nodeSelector", "matchLabels")  # whose keys are no fields
+DICTIONARIES = ("labels", "annotations", "nodeSelector", "matchLabels")  # dictionaries with keys of the user's choice
 Objects = Sequence[Mapping[str, Any]]
 Place = tuple[str, ...]
 
 
-def pods_stay_planned(c: Written, where: str) -> Iterator[Finding]:
-    """Else the cluster would run something that no plan says, under the plan's names."""
+def pod_patches_keep_plan(c: Written, where: str) -> Iterator[Finding]:
+    """Reject patches that change planned fields of pods: the cluster would run something other than the plan."""
     patch: Mapping[str, Any] = c[where]
-    yield from _of_patch(where, patch, UNIT_POD if where == PODS[0] else POD, keys_of_kind("Pod"))
+    yield from _check_patch(where, patch, UNIT_POD if where == PODS[0] else POD, keys_of_kind("Pod"))
 
 
-def objects_stay_planned(c: Written) -> Iterator[Finding]:
-    """Objects stay what they are, and the plan finds them."""
+def object_patches_keep_plan(c: Written) -> Iterator[Finding]:
+    """Reject patches that change planned fields of objects, names and labels included."""
     objects: Objects = c["kubernetes.overlay.objects"]
     for index, each in enumerate(objects):
         kind, patch = each.get("kind"), each.get("patch")
         if isinstance(kind, str) and isinstance(patch, dict):
-            picture = OBJECT | {"spec": OBJECT_SPEC | MORE_OF_KINDS.get(kind, {})}
-            yield from _of_patch(f"kubernetes.overlay.objects.{index}.patch", patch, picture, keys_of_kind(kind))
+            picture = OBJECT | {"spec": OBJECT_SPEC | SPECS_BY_KIND.get(kind, {})}
+            yield from _check_patch(f"kubernetes.overlay.objects.{index}.patch", patch, picture, keys_of_kind(kind))
 
 
-def objects_are_rendered(c: Written, item: str) -> Iterator[Finding]:
-    """An overlay of an object that is not rendered would be lost without a word."""
+def patched_objects_exist(c: Written, item: str) -> Iterator[Finding]:
+    """Reject patches of objects that this plan does not render: they would be ignored silently."""
     kind, name = c[f"{item}.kind"], c[f"{item}.name"]
-    of_kind = _rendered(c).get(kind, ())
+    of_kind = _rendered_names(c).get(kind, ())
     if of_kind and name in (None, *of_kind):
         return
     rule, reason = "S304 must be of an object that is rendered", f"this plan has no {kind}{f' {name}' if name else ''}"
@@ -97,7 +96,7 @@ def objects_are_rendered(c: Written, item: str) -> Iterator[Finding]:
         yield Finding(f"{item}.kind", kind, rule, reason, removal(item, words="remove the item"))
 
 
-def _rendered(c: Written) -> Mapping[str, Sequence[str]]:
+def _rendered_names(c: Written) -> Mapping[str, Sequence[str]]:
     """Return the names of the objects of each kind that the plan will have."""
     plan, namespace, disruptions = c["name"], c["kubernetes.namespace"], c["kubernetes.disruptions"]
     units = [names.unit_name(plan, phase, index) for phase, count in c.num_units.items() for index in range(count)]
@@ -120,24 +119,26 @@ def _rendered(c: Written) -> Mapping[str, Sequence[str]]:
     }
 
 
-def _of_patch(where: str, patch: Mapping[str, Any], picture: Mapping[str, Any], keys: MergeKeys) -> Iterator[Finding]:
-    """Yield what is wrong in a patch: what it changes of the `picture`, and what nobody can merge."""
-    for place in _touched(picture, patch, keys):
+def _check_patch(
+    where: str, patch: Mapping[str, Any], picture: Mapping[str, Any], keys: MergeKeys
+) -> Iterator[Finding]:
+    """Reject the parts of a patch that change the planned `picture` or that cannot be merged."""
+    for place in _find_planned_changes(picture, patch, keys):
         field = next((each for each in reversed(place) if not each.isdecimal()), where.rpartition(".")[2])
         reason = REPLACED if keys is JSON_MERGE and field in POD_KEYS else DECIDED
         yield Finding(".".join((where, *place)), None, f"S460 must leave {field} alone", reason, removal())
-    for place in _hiding(patch):
+    for place in _find_hiding_mounts(patch):
         rule, fix = f"S460 must leave {LAUNCH_FOLDER} alone", removal(words="remove the mount")
         yield Finding(".".join((where, *place)), None, rule, "the launch file is mounted there", fix)
     if keys is not JSON_MERGE:
-        yield from _unmergeable(where, patch, "", keys)
+        yield from _find_unmergeable(where, patch, "", keys)
 
 
-def _touched(picture: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iterator[Place]:
-    """Yield each place in `patch` that changes, or takes away, what is planned in the `picture`."""
+def _find_planned_changes(picture: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iterator[Place]:
+    """Yield each place in `patch` that changes or removes a planned field of the `picture`."""
     if isinstance(picture, dict) and isinstance(patch, dict) and (DIRECTIVE not in patch or keys is JSON_MERGE):
         for key in (each for each in patch if each in picture):
-            yield from ((key, *below) for below in _touched(picture[key], patch[key], keys, key))
+            yield from ((key, *below) for below in _find_planned_changes(picture[key], patch[key], keys, key))
     elif isinstance(picture, list) and isinstance(patch, list) and keys is not JSON_MERGE:
         key = keys[field]
         for index, item in enumerate(patch):
@@ -146,58 +147,58 @@ def _touched(picture: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iter
             for planned in picture if isinstance(item, dict) else ():
                 if item.get(key) == planned[key]:
                     rest = {each: below for each, below in planned.items() if each != key}
-                    yield from ((str(index), *below) for below in _touched(rest, item, keys))
+                    yield from ((str(index), *below) for below in _find_planned_changes(rest, item, keys))
     else:
         yield ()
 
 
-def _hiding(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Yield each mount of a planned container that may stand in the way of its launch file, spelt otherwise."""
+def _find_hiding_mounts(value: Any, place: Place = ()) -> Iterator[Place]:
+    """Yield each volume mount of a planned container that may hide its launch file."""
     is_planned = isinstance(value, dict) and value.get("name") in names.POD_CONTAINERS
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         if is_planned and key == "volumeMounts" and isinstance(inner, list):
             yield from ((*place, key, str(index)) for index, each in enumerate(inner) if _hides_launch_file(each))
         else:
-            yield from _hiding(inner, (*place, str(key)))
+            yield from _find_hiding_mounts(inner, (*place, str(key)))
 
 
 def _hides_launch_file(mount: Any) -> bool:
     path = mount.get("mountPath") if isinstance(mount, dict) else None
     if not isinstance(path, str) or path == LAUNCH_FOLDER:
         return False
-    if ".." in path.split("/"):  # what that leads to is up to the links of an image
+    if ".." in path.split("/"):  # its target depends on links in the image
         return True
     # The kubelet takes a relative path from the root.
     parts, launch = (PurePosixPath(posixpath.normpath("/" + each.lstrip("/"))).parts for each in (path, LAUNCH_FOLDER))
     return all(one == other for one, other in zip(parts, launch, strict=False))
 
 
-def _unmergeable(where: str, value: Any, field: str, keys: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the directives that are not followed, and the items that no key tells apart; values may be secrets."""
+def _find_unmergeable(where: str, value: Any, field: str, keys: Mapping[str, str]) -> Iterator[Finding]:
+    """Reject unsupported patch directives, and list items without a merge key. Findings quote no values: secrets."""
     if isinstance(value, dict):
         for key, below in value.items() if field not in DICTIONARIES else ():
             if key.startswith("$") and (key != DIRECTIVE or below not in DIRECTIVES):
                 rule = f"S461 must be {DIRECTIVE}: {' or '.join(DIRECTIVES)}"
                 yield Finding(f"{where}.{key}", None, rule, "other directives of patches are not followed", removal())
             else:
-                yield from _unmergeable(f"{where}.{key}", below, key, keys)
+                yield from _find_unmergeable(f"{where}.{key}", below, key, keys)
     for index, item in enumerate(value if isinstance(value, list) else ()):
-        yield from _unmergeable(f"{where}.{index}", item, "", keys)
-        if field in keys and not _is_told_apart(item, keys[field]):
+        yield from _find_unmergeable(f"{where}.{index}", item, "", keys)
+        if field in keys and not _has_merge_key(item, keys[field]):
             path, reason = f"{where}.{index}.{keys[field]}", f"{field} are merged by it"
             fix = f"write it, or {DIRECTIVE}: replace as an item alone"
             yield Finding(path, None, "S202 is required", reason, fix)
 
 
-def _is_told_apart(item: Any, key: str) -> bool:
-    """Return whether an item of a list says which it is; one that says nothing but `replace` is about the list."""
+def _has_merge_key(item: Any, key: str) -> bool:
+    """Return whether a list item has its merge key, or is the `replace` directive for the whole list."""
     if not isinstance(item, dict) or item == {DIRECTIVE: "replace"}:
         return isinstance(item, dict)
     return type(item.get(key)) in (str, int) and item.get(DIRECTIVE) != "replace"
 
 
 RULES = (
-    Rule("S202 S460 S461", "fields", pods_stay_planned, PODS),
-    Rule("S460", "fields", objects_stay_planned),
-    Rule("S304", "resolved", objects_are_rendered, ["kubernetes.overlay.objects.*"]),
+    Rule("S202 S460 S461", "fields", pod_patches_keep_plan, PODS),
+    Rule("S460", "fields", object_patches_keep_plan),
+    Rule("S304", "resolved", patched_objects_exist, ["kubernetes.overlay.objects.*"]),
 )

@@ -1,9 +1,8 @@
-"""Warnings about a day's traffic that asks units for more than they make.
+"""Warn if a day's traffic exceeds what the units serve at their operating point.
 
-A latency is predicted at an operating point. Where a day asks for more than the units that are on make there, they
-work on more requests at a time, and steps take longer; or they compute more of the time, and prompts wait longer. What
-is beyond the most that they make waits or is refused, whatever `slo` promises. The plan is still a plan: a user may
-know that the profile is a wish.
+Latencies are predicted at the operating point. With more traffic, decode units work on more requests at a time, so
+steps take longer, and prefill units are busy more of the time, so prompts wait longer. Traffic beyond the units'
+highest rate waits or is refused, whatever `slo` promises. It stays a warning, since the profile may be a wish.
 """
 
 from collections.abc import Iterator
@@ -20,90 +19,92 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["RULES", "SEE_SIMULATE"]
 
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
-MANY = 10  # times what is made, from which on per cent are hard to read
+MANY = 10  # from this ratio on, say "12 times" instead of "1200%"
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 
 
-def units_make_what_is_asked_for(c: Predicted) -> Iterator[Finding]:
-    """Find each phase that is asked for more than it makes, where that breaks a promise or is refused."""
+def units_meet_demand(c: Predicted) -> Iterator[Finding]:
+    """Warn of each phase whose peak load breaks a promised latency or is partly refused."""
     for load in c.fullest:
         if load.is_over:
             served = c.fuller(load)
-            yield from _refused(c.resolved, load) if served is None else _slower(c.resolved, load, served)
+            yield from (
+                _report_excess(c.resolved, load) if served is None else _report_slow_units(c.resolved, load, served)
+            )
 
 
-def _refused(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
-    """Yield the warning about a load that nobody serves."""
+def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
+    """Yield the warning about a load beyond the units' highest rate."""
     units = f"{load.phase} units"
     if load.most_per_s:
         share = f"{load.share_of_most:.0%} of" if load.share_of_most < MANY else f"{load.share_of_most:,.0f} times"
-        asked = f"asks for {share} the most tokens that the {units} can make at {_time(load)}"
+        asked = f"asks for {share} the most tokens that the {units} can make at {_time_in_words(load)}"
         over = f", and for more than they can make during {load.hours_beyond:.3g} h of that day"
-        reason = f"requests beyond that wait or are refused{_uncounted(spec, load)}"
+        reason = f"requests beyond that wait or are refused{_income_in_words(spec, load)}"
     else:
-        asked = f"asks for tokens at {_time(load)}, when no {load.phase} unit is on"
+        asked = f"asks for tokens at {_time_in_words(load)}, when no {load.phase} unit is on"
         over = (
             f", and for more than the {units} that are on can make during {load.hours_beyond:.3g} h of that day in all"
         )
-        reason = f"requests are refused while no unit is on{_uncounted(spec, load)}"
+        reason = f"requests are refused while no unit is on{_income_in_words(spec, load)}"
     asked += over if load.hours_beyond else ""
     broken = " and ".join(_promises(spec, load.phase))
     reason += f", and {broken} {'are' if ' and ' in broken else 'is'} not kept" if broken else ""
     yield Finding("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
 
 
-def _uncounted(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Return a part of a sentence where the plan counts an income, which is of a day like most."""
+def _income_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Return the end of a sentence: that income leaves refused requests out, if the plan estimates income."""
     cost = spec.written.cost
     return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
 
 
-def _slower(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Finding]:
-    """Yield a warning for each promise that units break which serve all of a load, and are fuller for it."""
+def _report_slow_units(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Finding]:
+    """Yield a warning for each promised latency that the units miss when they serve the whole load."""
     means = {"slo.ttft_ms": served.ttft_seconds, "slo.tpot_ms": served.tpot_seconds}
     over = f", and for more than that during {load.hours_over:.3g} h of that day" if load.hours_over else ""
     for path, promised in _promises(spec, load.phase).items():
         mean = means[path]
         assert mean is not None
         if not served.keeps(mean, promised):
-            where = _where(spec, load) or " at their operating point"
+            where = _within_ttft_in_words(spec, load) or " at their operating point"
             rule = (
                 f"W115 is not kept, because traffic asks for {load.load:.0%} of the tokens that the {load.phase} units "
-                f"serve{where} at {_time(load)}{over}"
+                f"serve{where} at {_time_in_words(load)}{over}"
             )
             name = path.removeprefix("slo.").removesuffix("_ms").upper()
-            reason = f"{_fullness(served)}, with which {name} is predicted at {mean.mid * MS_PER_S:,.1f} ms"
+            reason = f"{_load_in_words(served)}, with which {name} is predicted at {mean.mid * MS_PER_S:,.1f} ms"
             yield Finding(path, promised, rule, reason, _fix(spec, load))
 
 
-def _where(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Return a part of a sentence: that prefill's units serve so many tokens within the TTFT that is promised."""
+def _within_ttft_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Return " in time" for prefill with a promised TTFT, else nothing."""
     return " in time" if load.phase == "prefill" and spec.written.slo.ttft_ms is not None else ""
 
 
-def _fullness(served: Prediction) -> str:
-    """Say how full units are that serve all of a load."""
+def _load_in_words(served: Prediction) -> str:
+    """Describe how busy the units are when they serve the whole load."""
     if served.phase == "prefill":
         return f"these then compute {served.point.utilisation:.1%} of the time"
     return f"each rank or group then works on {served.point.requests:,.0f} requests at a time"
 
 
 def _promises(spec: ResolvedSpec, phase: Phase) -> dict[str, float]:
-    """Return what is promised of a phase: path -> ms."""
+    """Return the promised latencies of a phase: path -> ms."""
     promised = {f"slo.{name}_ms": getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[phase]}
     return {path: each for path, each in promised.items() if each is not None}
 
 
-def _time(load: PhaseLoad) -> str:
+def _time_in_words(load: PhaseLoad) -> str:
     return f"{load.at}{f' on {load.day}' if load.day else ''}"
 
 
 def _fix(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Say how more units come to be on at the fullest time."""
-    return f"{_more_units(spec, load)}{SEE_SIMULATE}"
+    """Tell the user how to have more units on at the peak."""
+    return f"{_offer_units(spec, load)}{SEE_SIMULATE}"
 
 
-def _more_units(spec: ResolvedSpec, load: PhaseLoad) -> str:
+def _offer_units(spec: ResolvedSpec, load: PhaseLoad) -> str:
     units = f"{load.phase}.units"
     if spec.has_windows_of_traffic and units not in spec.document.autos:
         return f"write {units}: auto, for as many as the traffic asks for"
@@ -113,4 +114,4 @@ def _more_units(spec: ResolvedSpec, load: PhaseLoad) -> str:
     return f"{fix}, and plan more for {load.all_on_beyond}, when all are on" if load.all_on_beyond else fix
 
 
-RULES = (Rule("W115 W138", "predicted", units_make_what_is_asked_for),)
+RULES = (Rule("W115 W138", "predicted", units_meet_demand),)

@@ -1,4 +1,4 @@
-"""The rules of `prefill`, `decode` and `mixed`: their sizes, and what they must have in common."""
+"""The rules of `prefill`, `decode` and `mixed`: their sizes, and the values that they must share."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -24,10 +24,10 @@ Exchanged = Callable[[int], bool]  # whether the engine can exchange rows betwee
 
 
 def ep_size_divides_physical_experts(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Every GPU of a unit holds equally many slots: the dispatch kernels count on it.
+    """Reject an EP size that does not divide the physical experts: dispatch kernels need equal slots on all GPUs.
 
-    The fix keeps the GPUs of a `phase` that someone wrote and changes its redundant experts. Where a unit cannot have
-    so many GPUs, or nobody wrote the number, it changes the GPUs.
+    The fix keeps the EP size and changes the redundant experts. If no unit can have that EP size, or the planner chose
+    it, the fix changes the EP size.
     """
     ep_size: int = c[f"{phase}.ep_size"]
     redundant: int = c[f"{phase}.redundant_experts"]
@@ -39,10 +39,10 @@ def ep_size_divides_physical_experts(c: Written, phase: Phase) -> Iterator[Findi
     exchanged = c.exchanges(phase)
     rule = f"S501 must divide num_physical_experts ({num_physical} = {num_logical} + {redundant} redundant)"
     reason = "every GPU of a unit holds the same number of experts"
-    is_kept = c.is_written and _is_whole_nodes(ep_size, gpus_per_node) and (not exchanged or exchanged(ep_size))
-    numbers = _even_redundant(ep_size, redundant, num_logical) if is_kept else []
+    is_kept = c.is_written and _fills_whole_nodes(ep_size, gpus_per_node) and (not exchanged or exchanged(ep_size))
+    numbers = _even_redundant_experts(ep_size, redundant, num_logical) if is_kept else []
     if not numbers:
-        fix = nearest_of(ep_size, _ep_sizes(num_physical, gpus_per_node, c.room(phase), exchanged))
+        fix = nearest_of(ep_size, _allowed_ep_sizes(num_physical, gpus_per_node, c.room(phase), exchanged))
         yield Finding(f"{phase}.ep_size", ep_size, rule, reason, fix)
         return
     path = f"{phase}.redundant_experts"
@@ -51,21 +51,21 @@ def ep_size_divides_physical_experts(c: Written, phase: Phase) -> Iterator[Findi
 
 
 def unit_fills_whole_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Nodes are not shared between units, and ranks are spread evenly over a unit's nodes."""
+    """Reject units larger than a node that do not fill whole nodes: units share no nodes."""
     ep_size: int = c[f"{phase}.ep_size"]
     gpus_per_node: int = c["cluster.gpus_per_node"]
-    if _is_whole_nodes(ep_size, gpus_per_node):
+    if _fills_whole_nodes(ep_size, gpus_per_node):
         return
     redundant: int | None = c.get(f"{phase}.redundant_experts")
     model: Model | None = c.get("model.shapes")
     num_physical = None if redundant is None or model is None else model.num_routed_experts + redundant
     rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
-    sizes = _ep_sizes(num_physical, gpus_per_node, c.room(phase), c.exchanges(phase))
+    sizes = _allowed_ep_sizes(num_physical, gpus_per_node, c.room(phase), c.exchanges(phase))
     yield Finding(f"{phase}.ep_size", ep_size, rule, "units do not share nodes", nearest_of(ep_size, sizes))
 
 
-def replicas_have_gpus_of_their_own(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Allow at most one replica of an expert on each GPU."""
+def replicas_are_on_different_gpus(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject more redundant experts than allow one replica of each expert per GPU."""
     redundant: int = c[f"{phase}.redundant_experts"]
     ep_size: int = c[f"{phase}.ep_size"]
     model = c.model
@@ -77,8 +77,8 @@ def replicas_have_gpus_of_their_own(c: Written, phase: Phase) -> Iterator[Findin
     yield Finding(f"{phase}.redundant_experts", redundant, rule, reason, nearest(most))
 
 
-def requests_fit_the_model(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Refuse requests beyond the model's positions, where it answers nonsense."""
+def requests_fit_model(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject requests beyond the model's positions: it answers nonsense there."""
     max_request_tokens: int = c[f"{phase}.max_request_tokens"]
     model = c.model
     most = model.max_position_embeddings
@@ -90,7 +90,7 @@ def requests_fit_the_model(c: Written, phase: Phase) -> Iterator[Finding]:
 
 
 def kv_holds_a_request(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Else a request could wait for ever."""
+    """Reject `max_kv_tokens` below `max_request_tokens`: a long request would wait for ever."""
     max_kv_tokens: int | None = c[f"{phase}.max_kv_tokens"]
     max_request_tokens: int = c[f"{phase}.max_request_tokens"]
     if max_kv_tokens is None or max_kv_tokens >= max_request_tokens:
@@ -100,8 +100,8 @@ def kv_holds_a_request(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.max_kv_tokens", max_kv_tokens, rule, reason, nearest(max_request_tokens))
 
 
-def phases_are_a_whole(c: Written) -> Iterator[Finding]:
-    """Prompts are computed and tokens produced, somewhere, once."""
+def phases_are_complete(c: Written) -> Iterator[Finding]:
+    """Reject every combination of phases except prefill with decode, and mixed alone."""
     given = [phase for phase in PHASES if phase in c.sections]
     if given in (["prefill", "decode"], ["mixed"]):
         return
@@ -118,9 +118,9 @@ def phases_are_a_whole(c: Written) -> Iterator[Finding]:
 
 
 def phases_take_equal_requests(c: Written) -> Iterator[Finding]:
-    """A request that prefill takes must fit where it goes on. A number that somebody wrote wins over a default.
+    """Reject different `max_request_tokens` in prefill and decode: every request passes through both.
 
-    Of two written numbers the smaller is offered first, since it fits wherever the larger one does.
+    The fix prefers a written number over a default, and the smaller of two written ones, which always fits.
     """
     decode: int = c["decode.max_request_tokens"]
     prefill: int = c["prefill.max_request_tokens"]
@@ -149,8 +149,8 @@ def phases_take_equal_requests(c: Written) -> Iterator[Finding]:
     yield Finding("decode.max_request_tokens", decode, rule, reason, fix)
 
 
-def phases_exchange_kv(c: Written) -> Iterator[Finding]:
-    """KV travels as it lies in memory: no conversion on the way."""
+def phases_share_kv_precision(c: Written) -> Iterator[Finding]:
+    """Reject different KV precisions in prefill and decode: KV is sent without conversion."""
     decode: Precision = c["decode.precision"]
     prefill: Precision = c["prefill.precision"]
     decode_kv: KvPrecision | None = c["decode.kv_precision"]
@@ -170,7 +170,7 @@ def phases_exchange_kv(c: Written) -> Iterator[Finding]:
 
 
 def precision_is_known(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Weights that are quantised otherwise have another size than BF16, which is the default."""
+    """Require a precision if the checkpoint's format is unknown: the default BF16 would have the wrong size."""
     c.require(f"{phase}.precision")
     quantization: str | None = c["model.other_quantization"]
     if not c.is_written or quantization is None or c.gives(f"{phase}.precision"):
@@ -181,8 +181,11 @@ def precision_is_known(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.precision", None, rule, reason, fix)
 
 
-def precision_is_the_checkpoints(c: Written, phase: Phase) -> Iterator[Finding]:
-    """FP8 in blocks and BF16 are made of each other while weights are loaded. Nothing makes others of other forms."""
+def precision_matches_checkpoint(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject precisions that cannot be made from the checkpoint's weights.
+
+    Loading converts only between FP8 in blocks and wider formats.
+    """
     precision: Precision = c[f"{phase}.precision"]
     model = c.model
     config: str | None = c["model.config"]
@@ -196,15 +199,15 @@ def precision_is_the_checkpoints(c: Written, phase: Phase) -> Iterator[Finding]:
 
 
 def prefill_drafts_nothing(c: Written) -> Iterator[Finding]:
-    """A step of prefill computes prompts, whose tokens are known."""
+    """Reject drafts in prefill: the tokens of a prompt are known."""
     draft_tokens: int = c["prefill.draft_tokens"]
     if draft_tokens:
         reason = "only decode drafts tokens, and decode.draft_tokens makes prefill load the MTP module too"
         yield without_effect("in prefill", reason, "prefill.draft_tokens", draft_tokens)
 
 
-def a_module_drafts(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Not all models have an MTP module, and another rule says it of prefill."""
+def drafts_need_mtp_module(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject drafts for a model without an MTP module of known shape. Another rule covers prefill."""
     draft_tokens: int = c[f"{phase}.draft_tokens"]
     model = c.model
     if draft_tokens == 0 or phase == "prefill" or model.draft_layer is not None:
@@ -216,49 +219,50 @@ def a_module_drafts(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.draft_tokens", draft_tokens, f"S555 must be 0 for {model.model_type}", reason, nearest(0))
 
 
-def requests_have_kv(c: Candidate) -> Iterator[Finding]:
-    """Yield limits of requests that no GPU has KV for, however short most requests are.
+def max_requests_fit_kv(c: Candidate) -> Iterator[Finding]:
+    """Warn of a `max_requests` for which KV is too small even if requests have the usual share of full length.
 
     Prefill is left out: it computes one request at a time.
     """
     spec = c.resolved
     for plan in c.memory:
         section = spec.phase(plan.phase)
-        if plan.phase == "prefill" or _is_held(plan, section):
+        if plan.phase == "prefill" or _fits_kv(plan, section):
             continue
         full = counted(plan.full_requests, "request")
         length = f"{plan.max_request_tokens:,} tokens"
         rule = f"W101 is more than memory holds: there is KV for {full} of full length ({length})"
         mean = plan.kv_tokens // section.max_requests
         reason = f"with so many at once, each has KV for {mean:,} tokens on average, and some wait or are preempted"
-        held = _most_held(spec, plan.phase)
+        held = _max_fitting_requests(spec, plan.phase)
         share = f"1/{1 / USUAL_SHARE:.0f} of full length"
         fix = Fix(f"nearest: {held}, so that each has KV for {share}", ({HERE: held},))
         yield Finding(f"{plan.phase}.max_requests", section.max_requests, rule, reason, fix)
 
 
-def _is_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:
-    """Whether a unit fills its nodes, or fits on one; True where nobody knows what a node has."""
+def _fills_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:
+    """Return whether a unit fills whole nodes or fits on one; True if the node's size is unknown."""
     return gpus_per_node is None or ep_size <= gpus_per_node or ep_size % gpus_per_node == 0
 
 
-def _even_redundant(ep_size: int, redundant: int, num_logical: int) -> list[int]:
-    """Return the redundant experts on both sides that fill all GPUs evenly; none that add a replica for every expert.
+def _even_redundant_experts(ep_size: int, redundant: int, num_logical: int) -> list[int]:
+    """Return the nearest lower and higher numbers of redundant experts that give all GPUs equal slots.
 
-    The nearest comes first, but 0 last: who wrote a number wants replicas.
+    A number that adds more than a replica per expert is left out. The nearest comes first, but 0 comes last: a user who
+    wrote a number wants replicas.
     """
     above = redundant + -(num_logical + redundant) % ep_size
     even = [number for number in (above - ep_size, above) if 0 <= number < redundant + num_logical]
     return sorted(even, key=lambda number: (number == 0, abs(number - redundant), -number))
 
 
-def _ep_sizes(
+def _allowed_ep_sizes(
     num_physical: int | None, gpus_per_node: int | None, room: int | None, exchanged: Exchanged | None
 ) -> list[int]:
-    """Sizes that spread experts evenly over whole nodes, within the `room` that there is.
+    """Return the EP sizes that divide the experts and fill whole nodes, up to `room` GPUs.
 
-    Where one of them can be `exchanged` between by the spec's engine, only such sizes. Every size spreads a number of
-    experts that nobody knows.
+    Prefer sizes that the engine's exchange supports (`exchanged`), if there are any. Every size divides an unknown
+    number of experts.
     """
     even = [
         size
@@ -269,19 +273,19 @@ def _ep_sizes(
     return [size for size in taken if room is None or size <= room] or taken
 
 
-def _is_held(plan: MemoryPlan, section: PhaseSpec) -> bool:
-    """Return whether there is KV for all requests at the usual share of full length, or for all that is asked for."""
+def _fits_kv(plan: MemoryPlan, section: PhaseSpec) -> bool:
+    """Return whether KV holds all requests at the usual share of full length, or `max_kv_tokens` if that is less."""
     usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
 
 
-def _most_held(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return the most requests that KV holds, when their own buffers are taken off it."""
+def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
+    """Return the most requests that KV holds at the usual length, beside their buffers."""
 
     def is_too_much(max_requests: int) -> bool:
         tried = spec.trying(phase, {"max_requests": max_requests})
         plan = memory_of(tried, phase)
-        return plan is not None and not _is_held(plan, tried.phase(phase))
+        return plan is not None and not _fits_kv(plan, tried.phase(phase))
 
     return bisect_left(range(1, spec.phase(phase).max_requests), True, key=is_too_much)
 
@@ -289,15 +293,15 @@ def _most_held(spec: ResolvedSpec, phase: Phase) -> int:
 RULES = (
     Rule("S501", "resolved", ep_size_divides_physical_experts, PHASES),
     Rule("S502", "resolved", unit_fills_whole_nodes, PHASES),
-    Rule("S504", "resolved", replicas_have_gpus_of_their_own, PHASES),
-    Rule("S504", "resolved", requests_fit_the_model, PHASES),
+    Rule("S504", "resolved", replicas_are_on_different_gpus, PHASES),
+    Rule("S504", "resolved", requests_fit_model, PHASES),
     Rule("S504", "fields", kv_holds_a_request, PHASES),
-    Rule("S507", "fields", phases_are_a_whole),
+    Rule("S507", "fields", phases_are_complete),
     Rule("S505", "resolved", phases_take_equal_requests),
-    Rule("S506", "fields", phases_exchange_kv),
+    Rule("S506", "fields", phases_share_kv_precision),
     Rule("S312", "resolved", precision_is_known, PHASES),
-    Rule("S315", "resolved", precision_is_the_checkpoints, PHASES),
+    Rule("S315", "resolved", precision_matches_checkpoint, PHASES),
     Rule("S560", "fields", prefill_drafts_nothing),
-    Rule("S555", "resolved", a_module_drafts, PHASES),
-    Rule("W101", "laid out", requests_have_kv),
+    Rule("S555", "resolved", drafts_need_mtp_module, PHASES),
+    Rule("W101", "laid out", max_requests_fit_kv),
 )

@@ -1,4 +1,4 @@
-"""The rules of what `kubernetes` says of a unit's pods."""
+"""The rules of fields under `kubernetes` that describe a unit's pods."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -14,8 +14,8 @@ from planner.rules.written import Written
 __all__ = ["RULES"]
 
 
-def variables_can_be_set(c: Written) -> Iterator[Finding]:
-    """YAML's numbers and truths are not what a program reads. A finding quotes no value: it may be a secret."""
+def env_is_valid(c: Written) -> Iterator[Finding]:
+    """Reject environment variables that are not text or a Secret's key. Findings quote no value: it may be a secret."""
     env: Mapping[str, Any] = c["kubernetes.env"]
     for name, value in env.items():
         path = f"kubernetes.env.{name}"
@@ -33,8 +33,8 @@ def variables_can_be_set(c: Written) -> Iterator[Finding]:
             yield Finding(path, None, "S442 must be text, or {secret: NAME, key: KEY}", reason, fix)
 
 
-def labels_can_be_asked_for(c: Written) -> Iterator[Finding]:
-    """Refuse what the API server would refuse."""
+def node_selector_is_valid(c: Written) -> Iterator[Finding]:
+    """Reject labels that the API server would reject."""
     labels: Mapping[str, Any] = c["kubernetes.node_selector"]
     for name, value in labels.items():
         path = f"kubernetes.node_selector.{name}"
@@ -46,8 +46,8 @@ def labels_can_be_asked_for(c: Written) -> Iterator[Finding]:
             yield Finding(path, value, "S203 must be text", "a label has no other value", fix)
 
 
-def networks_are_of_pods_with_their_own(c: Written) -> Iterator[Finding]:
-    """Multus adds interfaces to a pod's network; the node's is not the pod's."""
+def networks_need_pod_network(c: Written) -> Iterator[Finding]:
+    """Reject extra networks with host_network: Multus adds interfaces only to a pod's own network."""
     networks: Sequence[str] = c["kubernetes.networks"]
     host_network: bool = c["kubernetes.host_network"]
     if networks and host_network:
@@ -56,8 +56,8 @@ def networks_are_of_pods_with_their_own(c: Written) -> Iterator[Finding]:
         yield without_effect("with host_network: true", reason, "kubernetes.networks", networks, fix)
 
 
-def cpus_are_no_devices(c: Written) -> Iterator[Finding]:
-    """No plugin hands out CPUs."""
+def cpus_take_no_gpu_resource(c: Written) -> Iterator[Finding]:
+    """Reject a `gpu_resource` if all ranks run on CPUs: no device plugin hands out CPUs."""
     resource: str | None = c["kubernetes.gpu_resource"]
     gpu: str = c["cluster.gpu"]
     of_phases = {c.get(f"{phase}.gpu") for phase in PHASES}
@@ -66,8 +66,8 @@ def cpus_are_no_devices(c: Written) -> Iterator[Finding]:
         yield without_effect("with cluster.gpu: cpu", reason, "kubernetes.gpu_resource", resource)
 
 
-def domains_are_of_gpus_that_join_nodes(c: Written) -> Iterator[Finding]:
-    """A ComputeDomain shares GPU memory by NVLink, from node to node."""
+def compute_domain_needs_multinode_nvlink(c: Written) -> Iterator[Finding]:
+    """Reject a ComputeDomain on GPUs whose NVLink does not reach beyond a node."""
     wanted: bool | None = c["kubernetes.compute_domain"]
     gpu = c.gpu
     if wanted and not gpu.nvlink_leaves_node:
@@ -75,8 +75,8 @@ def domains_are_of_gpus_that_join_nodes(c: Written) -> Iterator[Finding]:
         yield without_effect("on these GPUs", reason, "kubernetes.compute_domain", wanted)
 
 
-def tolerations_are_kubernetes(c: Written, place: str) -> Iterator[Finding]:
-    """Refuse what the API server would refuse: a value goes with Equal and a key."""
+def tolerations_are_valid(c: Written, place: str) -> Iterator[Finding]:
+    """Reject tolerations that the API server would reject, such as a value without a key."""
     key, value, exists = c[f"{place}.key"], c[f"{place}.value"], c[f"{place}.operator"] == "Exists"
     effect, seconds = c[f"{place}.effect"], c[f"{place}.seconds"]
     if exists and value is not None:
@@ -102,10 +102,10 @@ def _is_reference(value: Any) -> TypeGuard[dict[str, str]]:
 
 
 RULES = (
-    Rule("S209 S442 S443", "fields", variables_can_be_set),
-    Rule("S203 S209", "fields", labels_can_be_asked_for),
-    Rule("S560", "fields", networks_are_of_pods_with_their_own),
-    Rule("S560", "fields", cpus_are_no_devices),
-    Rule("S560", "resolved", domains_are_of_gpus_that_join_nodes),
-    Rule("S452 S560", "fields", tolerations_are_kubernetes, ["kubernetes.tolerations.*"]),
+    Rule("S209 S442 S443", "fields", env_is_valid),
+    Rule("S203 S209", "fields", node_selector_is_valid),
+    Rule("S560", "fields", networks_need_pod_network),
+    Rule("S560", "fields", cpus_take_no_gpu_resource),
+    Rule("S560", "resolved", compute_domain_needs_multinode_nvlink),
+    Rule("S452 S560", "fields", tolerations_are_valid, ["kubernetes.tolerations.*"]),
 )

@@ -1,8 +1,8 @@
-"""What rules of predictions ask for, and the warning about an overlap that is predicted to cost more than it hides.
+"""Warn if overlap is predicted to cost more time than it hides; define the candidate that predicted rules check.
 
-Overlap computes one micro-batch while the other's tokens travel. Each micro-batch reads the weights again, fills tiles
-of matmuls less, and leaves processors to the exchange. Where there is much to compute and little to wait for, or the
-batch is small, that is more than the waiting which it hides.
+Overlap computes one micro-batch while the other's tokens travel. But each micro-batch reads the weights again, fills
+the matmuls' tiles less, and leaves processors to the exchange. If the exchange is short or the batch is small, this
+costs more time than the overlap hides.
 
 SGLang measures the same: two-batch overlap gains nothing on H20 until a batch has 64 or 128 requests.
 Source: github.com/sgl-project/sglang pull 9660.
@@ -22,15 +22,15 @@ from planner.rules.rule import Candidate, Rule
 
 __all__ = ["RULES", "Predicted"]
 
-LEAST_GAIN = 1.05  # assumed: two overlaps of one layout are not predicted more precisely than that
+LEAST_GAIN = 1.05  # assumed: smaller differences between two overlaps are within the prediction's error
 
 
 class Predicted(Candidate, Protocol):
-    """A plan whose speed is known, and how its phases would do otherwise."""
+    """A candidate with predicted speed, which can also predict changes of it."""
 
     @property
     def speed(self) -> Sequence[PhaseOutlook]:
-        """What each phase is expected to do."""
+        """The predicted speed of each phase."""
 
     @property
     def searched(self) -> Collection[Phase]:
@@ -41,14 +41,14 @@ class Predicted(Candidate, Protocol):
         """The fullest load of each phase."""
 
     def predicted_with(self, phase: Phase, change: Change) -> Prediction | None:
-        """What a phase would do, with its own map, if the spec were changed so."""
+        """Predict a phase with its expert map and a change of the spec."""
 
     def fuller(self, load: PhaseLoad) -> Prediction | None:
-        """What units do that serve all of a load; None where they cannot."""
+        """Predict the units of a phase when they serve a whole load; None if they cannot."""
 
 
-def overlaps_gain(c: Predicted) -> Iterator[Finding]:
-    """Find each phase that is predicted to be faster without its overlap."""
+def overlap_pays_off(c: Predicted) -> Iterator[Finding]:
+    """Warn of each phase that is predicted to be faster without its overlap."""
     for outlook in c.speed:
         case = outlook.case
         if case is None or case.overlap == "none":
@@ -64,4 +64,4 @@ def overlaps_gain(c: Predicted) -> Iterator[Finding]:
             yield Finding(f"{outlook.phase}.overlap", case.overlap, rule, reason, fix)
 
 
-RULES = (Rule("W137", "predicted", overlaps_gain),)
+RULES = (Rule("W137", "predicted", overlap_pays_off),)

@@ -1,11 +1,11 @@
-"""Warnings about latencies that a spec promises under `slo` and that its plan is predicted to miss.
+"""Warn of latencies that a spec promises under `slo` and that its plan is predicted to miss.
 
-A plan with such a phase is still a plan: predictions have wide ranges, and a promise may be a wish. Where `auto` chose
-the layout, it kept the promise by what was foreseen of the expert map. The plan predicts with the map itself.
+They stay warnings: predictions have wide ranges, and a promise may be a wish. If `auto` chose the layout, the search
+kept the promise with an estimate of the expert map's balance; the plan predicts with the map itself.
 
-Where the spec writes a load, lighter ones that keep the promise are offered beside a weaker promise: fewer requests,
-shorter steps, units that are less full. Where none keeps it, the one that comes nearest is. Each is predicted, with the
-plan's maps, before it is said, and with the units that it takes for the same tokens.
+Fixes offer a weaker promise and, if the spec writes a load, a lighter load that keeps the promise: fewer requests,
+shorter steps, lower utilisation. If no load keeps it, they offer the one that comes nearest. Each load is predicted
+with the plan's maps before it is offered, together with the units that it takes for the same tokens.
 """
 
 from bisect import bisect_left
@@ -32,29 +32,29 @@ GIVEN = {
     "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",
     "tpot": "steps with fewer requests are shorter",
 }
-GIVEN_TURNS = "with fewer requests turns are shorter, and prompts wait less for theirs"  # of mixed units
+GIVEN_TURNS = "with fewer requests turns are shorter, and prompts wait less for theirs"  # for mixed units
 NOT_ENOUGH = {"ttft": ", but not soon enough to keep it", "tpot": ", but even one request takes longer than that"}
 WAITING = "its units are so full that prompts wait longer for their turn"
-SAME_UNITS = 1.005  # times as many units are not worth a word
+SAME_UNITS = 1.005  # below this ratio, do not mention the number of units
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """A change of the spec, and what it says."""
+    """A change of the spec, and its description."""
 
     change: Change
     words: str
-    keeps: bool = True  # the promise that is written
+    keeps: bool = True  # whether the written promise is kept with it
 
 
-def promises_are_kept(c: Predicted) -> Iterator[Finding]:
-    """Find each promised latency that a phase misses."""
+def slo_is_kept(c: Predicted) -> Iterator[Finding]:
+    """Warn of each promised latency that a phase is predicted to miss."""
     for outlook in c.speed:
         if outlook.prediction is not None:
-            yield from _missed(c, outlook.phase, outlook.prediction)
+            yield from _report_misses(c, outlook.phase, outlook.prediction)
 
 
-def _missed(c: Predicted, phase: Phase, found: Prediction) -> Iterator[Finding]:
+def _report_misses(c: Predicted, phase: Phase, found: Prediction) -> Iterator[Finding]:
     slo = c.resolved.written.slo
     for name, promised, each in (
         ("ttft", slo.ttft_ms, found.ttft_seconds),
@@ -67,8 +67,8 @@ def _missed(c: Predicted, phase: Phase, found: Prediction) -> Iterator[Finding]:
         else:
             reached = each.mid * MS_PER_S
             rule = f"W115 is missed by {phase}, whose {name.upper()} is predicted at {reached:,.1f} ms{_range(each)}"
-            used = _less_full(c.resolved, found, promised) if name == "ttft" else None
-            lighter = None if phase in c.searched else _lighter(c, found, name, promised)
+            used = _offer_lower_utilisation(c.resolved, found, promised) if name == "ttft" else None
+            lighter = None if phase in c.searched else _offer_lighter_load(c, found, name, promised)
             given = GIVEN_TURNS if (phase, name) == ("mixed", "ttft") else GIVEN[name]
             given += NOT_ENOUGH[name] if lighter and not lighter.keeps else ""
             reason = CHOSEN if phase in c.searched else WAITING if used else given
@@ -76,7 +76,7 @@ def _missed(c: Predicted, phase: Phase, found: Prediction) -> Iterator[Finding]:
 
 
 def _range(mean: Estimate) -> str:
-    """Return what the mean is at the fastest and at the slowest speed that the evidence allows."""
+    """Return the range of a mean latency, in ms, as text."""
     return f" ({mean.low * MS_PER_S:,.1f} to {mean.high * MS_PER_S:,.1f})"
 
 
@@ -88,8 +88,8 @@ def _saturated(promised: float) -> Finding:
     return Finding("slo.ttft_ms", promised, rule, reason, fix)
 
 
-def _lighter(c: Predicted, found: Prediction, name: str, promised: float) -> _Offer | None:
-    """Return the lighter load that keeps a promise, or else the one that comes nearest; None where none is lighter."""
+def _offer_lighter_load(c: Predicted, found: Prediction, name: str, promised: float) -> _Offer | None:
+    """Return the heaviest lighter load that keeps the promise, else the one that comes nearest; None if none helps."""
     path, loads = _lighter_loads(c.resolved, found)
 
     @cache
@@ -108,17 +108,19 @@ def _lighter(c: Predicted, found: Prediction, name: str, promised: float) -> _Of
         number = bisect_left(loads, True, key=keeps)
         kept = loads[number] if number < len(loads) else None
     if kept is not None:
-        return _Offer({path: kept}, f"{path} {kept}{_units(found, at(kept))}")
+        return _Offer({path: kept}, f"{path} {kept}{_units_in_words(found, at(kept))}")
     tried = loads if is_prefill else loads[-1:]
     best = min(tried, key=lambda each: _mean(at(each), name).mid, default=None)
     if best is None or _mean(at(best), name).mid >= _mean(found, name).mid:
         return None
     reached = ceil(_mean(at(best), name).mid * MS_PER_S)
-    return _Offer({HERE: reached, path: best}, f"{reached} with {path} {best}{_units(found, at(best))}", keeps=False)
+    return _Offer(
+        {HERE: reached, path: best}, f"{reached} with {path} {best}{_units_in_words(found, at(best))}", keeps=False
+    )
 
 
 def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence[int]]:
-    """Return the field that says how loaded a phase is, and lighter loads than its own, from the heaviest on."""
+    """Return the path of the field that sets a phase's load, and its lighter values, heaviest first."""
     phase = found.phase
     if phase == "prefill":
         return shorter_steps(spec)
@@ -133,31 +135,31 @@ def _mean(found: Prediction, name: str) -> Estimate:
     return mean
 
 
-def _less_full(spec: ResolvedSpec, found: Prediction, promised: float) -> _Offer | None:
-    """Return a utilisation at which prompts wait so little that the TTFT is kept; None where no wait is so short."""
+def _offer_lower_utilisation(spec: ResolvedSpec, found: Prediction, promised: float) -> _Offer | None:
+    """Return the highest utilisation that keeps the promised TTFT; None if it would be too low to offer."""
     if found.phase != "prefill" or found.point.utilisation == 1 or spec.written.operating_point.prefill is None:
         return None
     used = highest_utilisation(found, promised)
     if used < LEAST_OFFERED:
         return None
     path = f"operating_point.{found.phase}.utilisation"
-    return _Offer({path: used}, f"{path} {used:g}{_more_units(found.point.utilisation / used)}")
+    return _Offer({path: used}, f"{path} {used:g}{_more_units_in_words(found.point.utilisation / used)}")
 
 
-def _units(found: Prediction, lighter: Prediction) -> str:
-    return _more_units(found.tokens_per_s_per_gpu.mid / lighter.tokens_per_s_per_gpu.mid)
+def _units_in_words(found: Prediction, lighter: Prediction) -> str:
+    return _more_units_in_words(found.tokens_per_s_per_gpu.mid / lighter.tokens_per_s_per_gpu.mid)
 
 
-def _more_units(times: float) -> str:
-    """Say what a lighter load takes: as a point of prediction it keeps no request away."""
+def _more_units_in_words(times: float) -> str:
+    """Say how many more units the same tokens take at a lighter load."""
     return f" (the same tokens then take {times:.3g} times as many units)" if times > SAME_UNITS else ""
 
 
 def _fix(reached: int, *offers: _Offer | None) -> Fix:
-    """Offer what is reached, and loads at which the promise is kept."""
+    """Offer the reached latency as the promise, and lighter loads."""
     offered = [each for each in offers if each is not None]
     said = "".join(f", or {each.words}" for each in offered)
     return Fix(f"nearest: {reached}{said}", ({HERE: reached}, *(each.change for each in offered)))
 
 
-RULES = (Rule("W115", "predicted", promises_are_kept),)
+RULES = (Rule("W115", "predicted", slo_is_kept),)

@@ -1,17 +1,17 @@
-"""What a rule is: a function that asks a candidate for values and yields what it finds wrong, and the level it needs.
+"""A rule: a function that reads values from a candidate and yields findings, with the level that it needs.
 
     fields       each value is right by itself
-    resolved     what names stand for is known
-    laid out     layouts and memory are known, and not yet where units go
-    placed       it is known where units go
+    resolved     files and catalog entries are read
+    laid out     layouts and memory are known; placement is not
+    placed       placement is known
     mapped       expert maps are known
-    rendered     what the spec's engine cannot run: the spec plans all the same
-    started      what pods would do, where the engine can run the spec
+    rendered     limits of the spec's engine: the spec plans all the same
+    started      behaviour of pods, if the engine can run the spec
     predicted    speed is known
 
-Until all fields are right a rule asks a `Written`, and after that a `Candidate`.
-A question about a value that is wrong or not there raises `Unknown`. It silences that rule alone, so a mistake is told
-once and hides no other one. A rule repairs nothing: its fix is words, and changes that somebody else tries.
+A rule reads a `Written` until all fields are right, and a `Candidate` after that. Reading a wrong or missing value
+raises `Unknown`, which silences only that rule: each mistake is reported once and hides no other. A rule repairs
+nothing: its fix has words, and changes that `check.py` or `repair.py` tries.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,25 +30,25 @@ LEVELS: Sequence[Level] = get_args(Level)
 
 
 class Candidate(Protocol):
-    """A spec without mistakes, as far as rules ask what follows from it."""
+    """A spec without mistakes, and the results that rules need."""
 
     @property
     def resolved(self) -> ResolvedSpec:
-        """The spec, with what its files and names stand for."""
+        """The spec with file and catalog references resolved."""
 
     @property
     def memory(self) -> Sequence[MemoryPlan]:
-        """A GPU of each phase; none where ranks share the host's."""
+        """The memory of one GPU of each phase; empty if ranks share the host's memory."""
 
     def having(self, change: Change) -> "Candidate":
-        """The candidate whose user had also written `change`; its spec is Unknown where that is wrong."""
+        """Return the candidate with `change` written into its spec. Its `resolved` raises Unknown if that is wrong."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A check, the ids of what it may find, and how far a spec must be thought through for it.
+    """A check, the ids of its findings, and the level that it needs.
 
-    Where it is about several phases or paths, it is asked once for each. `*` in a path is each item of a list.
+    A rule about several phases or paths (`each_of`) is called once for each. `*` in a path is each item of a list.
     """
 
     ids: str  # with spaces between them
@@ -57,7 +57,7 @@ class Rule:
     each_of: Sequence[str] = ()
 
     def findings(self, candidate: Any) -> Iterator[Finding]:
-        """Yield what is wrong with `candidate`, as far as the rule knows what it asks for."""
+        """Yield the rule's findings about `candidate`; none where a value that it reads is unknown."""
         for place in self._places(candidate):
             try:
                 for found in self.check(candidate, *place):
@@ -73,14 +73,14 @@ class Rule:
 
 
 def is_within(level: Level, most: Level) -> bool:
-    """Return whether a candidate that may be thought through to `most` is thought through to `level`."""
+    """Return whether `level` is at or below `most`."""
     return LEVELS.index(level) <= LEVELS.index(most)
 
 
 def without_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Finding:
-    """Return the finding that nothing reads what stands at `path`.
+    """Return the finding that the value at `path` has no effect.
 
-    Who writes a field wants something of it. Where nothing reads it, the plan is another than the one that was meant.
-    So it is an error, the same one for all fields, and can always be removed.
+    It is an error, since a user who writes a field expects an effect and would get another plan than intended. The fix
+    is always to remove the field.
     """
     return Finding(path, value, f"S560 has no effect {where}", reason, fix or removal(path, words="remove it"))

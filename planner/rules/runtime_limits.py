@@ -1,7 +1,7 @@
-"""What the bundled runtime cannot run yet. Each refusal goes away with the change that teaches it.
+"""Limits of the bundled runtime. A rule goes away when the runtime learns the feature.
 
-A layout that an engine cannot run still plans, for a design review or for another engine. `render` and `up` refuse it
-as infeasible: the spec is right, the engine is not there yet.
+A spec beyond these limits is right and still plans, for a design review or for another engine. `render` and `up` refuse
+it as infeasible.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from planner.problems.fix import HERE, Fix, nearest, removal
 from planner.rules.rule import Candidate, Rule
 from planner.spec.precision import kv_dtype
 
-__all__ = ["OF_ALL", "TIDEMILL"]
+__all__ = ["ALL_ENGINES", "TIDEMILL"]
 
-RUNNABLE = ("deepseek_v3", "deepseek_v2", "kimi_k2", "kimi_k25")  # as transformers calls the families
+RUNNABLE = ("deepseek_v3", "deepseek_v2", "kimi_k2", "kimi_k25")  # names of families in transformers
 PRECISIONS = ("fp8", "bf16", "fp32")
 
 
-def weights_are_given(c: Candidate) -> Iterator[Finding]:
-    """No engine computes without weights."""
+def checkpoint_is_given(c: Candidate) -> Iterator[Finding]:
+    """Reject specs without a checkpoint: no engine runs without weights."""
     model = c.resolved.written.model
     if isinstance(model, str):
         rule, reason = "S702 must give a checkpoint for the model to run", "the catalog has shapes but no weights"
@@ -31,8 +31,8 @@ def weights_are_given(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.checkpoint", None, "S702 is required to run", reason, fix)
 
 
-def models_are_known(c: Candidate) -> Iterator[Finding]:
-    """The runtime has the layers of a few families."""
+def model_is_supported(c: Candidate) -> Iterator[Finding]:
+    """Reject model families whose layers the runtime does not have."""
     model_type = c.resolved.model.model_type
     if model_type not in RUNNABLE:
         rule = f"S709 must have model_type {' or '.join(RUNNABLE)} to run"
@@ -45,7 +45,7 @@ def models_are_known(c: Candidate) -> Iterator[Finding]:
 
 
 def gpus_are_supported(c: Candidate) -> Iterator[Finding]:
-    """Kernels are for CPUs and for NVIDIA's GPUs."""
+    """Reject AMD GPUs: kernels are for CPUs and NVIDIA GPUs."""
     rule = "S740 must be cpu or an NVIDIA GPU to run"
     reason = "AMD's GPUs use other FP8 formats and another build of PyTorch, which tidemill does not support yet"
     for path, name, gpu in c.resolved.named_gpus():
@@ -53,8 +53,8 @@ def gpus_are_supported(c: Candidate) -> Iterator[Finding]:
             yield Finding(path, name, rule, reason, "plan it for other GPUs, or keep the plan for a review")
 
 
-def answers_differ_on_gpus(c: Candidate) -> Iterator[Finding]:
-    """Sums in another order round otherwise."""
+def deterministic_needs_cpu(c: Candidate) -> Iterator[Finding]:
+    """Reject `deterministic` on GPUs: their kernels may sum in another order in another batch."""
     if c.resolved.written.deterministic and any(gpu.device == "cuda" for _, _, gpu in c.resolved.named_gpus()):
         reason = "it has not been verified yet that GPU kernels give a request the same bits in every batch"
         rule = "S742 must be false to run on GPUs"
@@ -62,7 +62,7 @@ def answers_differ_on_gpus(c: Candidate) -> Iterator[Finding]:
 
 
 def attention_is_data_parallel(c: Candidate) -> Iterator[Finding]:
-    """A rank computes whole heads of its own requests."""
+    """Reject shared attention: a rank computes all heads of its own requests."""
     for phase in c.resolved.phases:
         attention_tp = c.resolved.phase(phase).attention_tp
         if attention_tp != 1:
@@ -70,8 +70,8 @@ def attention_is_data_parallel(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))
 
 
-def kv_is_kept_in_one_type(c: Candidate) -> Iterator[Finding]:
-    """All phases exchange KV, so that all leave it out."""
+def kv_precision_is_default(c: Candidate) -> Iterator[Finding]:
+    """Reject a KV precision other than the default. The fix removes it in all phases, since they exchange KV."""
     for phase in c.resolved.phases:
         section = c.resolved.phase(phase)
         own = kv_dtype(section.precision)
@@ -81,8 +81,8 @@ def kv_is_kept_in_one_type(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.kv_precision", section.kv_precision, f"S730 must be {own} to run", reason, fix)
 
 
-def nothing_is_drafted(c: Candidate) -> Iterator[Finding]:
-    """Steps have one token for each request."""
+def no_tokens_are_drafted(c: Candidate) -> Iterator[Finding]:
+    """Reject drafts: each step gives a request one token."""
     for phase in c.resolved.phases:
         if drafts := c.resolved.phase(phase).draft_tokens:
             reason = "the bundled runtime has no speculative decoding yet: each step gives a request one token"
@@ -91,7 +91,7 @@ def nothing_is_drafted(c: Candidate) -> Iterator[Finding]:
 
 
 def precisions_have_kernels(c: Candidate) -> Iterator[Finding]:
-    """Matmuls are in FP8 in blocks of 128 x 128, and wider."""
+    """Reject precisions without kernels: matmuls are in FP8 in blocks of 128 x 128, or wider."""
     for phase in c.resolved.phases:
         precision, own = c.resolved.phase(phase).precision, c.resolved.model.quantisation
         if precision == "fp8" and own.other_method:
@@ -103,13 +103,13 @@ def precisions_have_kernels(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in one of these")
 
 
-OF_ALL = (Rule("S702", "rendered", weights_are_given),)
+ALL_ENGINES = (Rule("S702", "rendered", checkpoint_is_given),)
 TIDEMILL = (
-    Rule("S709", "rendered", models_are_known),
+    Rule("S709", "rendered", model_is_supported),
     Rule("S740", "rendered", gpus_are_supported),
-    Rule("S742", "rendered", answers_differ_on_gpus),
+    Rule("S742", "rendered", deterministic_needs_cpu),
     Rule("S710", "rendered", attention_is_data_parallel),
-    Rule("S730", "rendered", kv_is_kept_in_one_type),
-    Rule("S734", "rendered", nothing_is_drafted),
+    Rule("S730", "rendered", kv_precision_is_default),
+    Rule("S734", "rendered", no_tokens_are_drafted),
     Rule("S741", "rendered", precisions_have_kernels),
 )

@@ -1,6 +1,6 @@
-"""The rule that units are ready at their windows, and the longest start of a day, in numbers and in words.
+"""The rule that units are ready when their window begins, and the longest start of a day.
 
-A start that is not ready at its window leaves the day short of capacity, so it is refused before anything is placed.
+A unit that is late leaves the day short of capacity, so the spec is refused before placement.
 """
 
 from bisect import bisect_left
@@ -18,55 +18,55 @@ from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, lo
 from planner.spec.hours import weeks_of
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
-__all__ = ["LONGEST_S", "as_text", "least_of_day", "longest_in_words", "unready_start"]
+__all__ = ["LONGEST_S", "explain_longest_start", "required_warm_up", "to_spec_time", "unready_start"]
 
 MAX_GBIT_PER_S = 10**8  # assumed: no storage is so fast
-LONGEST_S = 6 * 3600.0  # as the field takes it
+LONGEST_S = 6 * 3600.0  # the field's own limit
 
-Starts = Sequence[tuple[Sequence[Start], int]]  # of days that come again and again, and how many days these are
+Starts = Sequence[tuple[Sequence[Start], int]]  # the starts of each recurring cycle of days, and its number of days
 
 
 def unready_start(schedule: ScheduleSpec, times: StartTimes, *, is_auto: bool) -> Iterator[Finding]:
-    """Yield the finding that some start is not ready at its window, with what would do.
+    """Yield a finding if some start takes longer than the warm-up, with the time or storage that would suffice.
 
-    A warm-up that `is_auto` is as long as it takes, up to the longest that there may be.
+    A warm-up that `is_auto` is long enough by itself, up to LONGEST_S.
     """
-    starts = _starts(schedule, times)
-    least = _least(starts, times)
+    starts = _all_starts(schedule, times)
+    least = _least_warm_up(starts, times)
     if not any(each for each, _ in starts):
         return
     if least > LONGEST_S:
-        yield _too_slow(starts, times)
+        yield _storage_finding(starts, times)
     elif least > schedule.warm_up and not is_auto:
-        yield _too_short(schedule, starts, times, least)
+        yield _warm_up_finding(schedule, starts, times, least)
 
 
-def least_of_day(schedule: ScheduleSpec, times: StartTimes) -> float:
-    """Return the least warm-up, in whole seconds, with which every start of `schedule` is ready."""
-    return _least(_starts(schedule, times), times)
+def required_warm_up(schedule: ScheduleSpec, times: StartTimes) -> float:
+    """Return the shortest warm-up, in whole seconds, that suffices for every start of `schedule`."""
+    return _least_warm_up(_all_starts(schedule, times), times)
 
 
-def longest_in_words(schedule: ScheduleSpec, times: StartTimes) -> str:
-    """Say which start of `schedule` takes longest, and what it takes."""
-    starts = _starts(schedule, times)
+def explain_longest_start(schedule: ScheduleSpec, times: StartTimes) -> str:
+    """Describe the longest start of `schedule` and its stages."""
+    starts = _all_starts(schedule, times)
     if not any(each for each, _ in starts):
         return "no unit ever starts"
-    worst, loading = _longest(starts)
-    return f"what the start at {_at(worst)} takes: {_stages(worst, loading, times)}"
+    worst, loading = _longest_start(starts)
+    return f"what the start at {_time_in_words(worst)} takes: {_stages_in_words(worst, loading, times)}"
 
 
-def as_text(seconds: float) -> str:
-    """Return a time as a spec writes it, 1 s at least."""
+def to_spec_time(seconds: float) -> str:
+    """Return a time in the form of a spec, rounded up to whole seconds, at least `1s`."""
     return f"{max(ceil(seconds), 1)}s"
 
 
-def _starts(schedule: ScheduleSpec, times: StartTimes) -> Starts:
-    """Return the starts of a day like most, and of the week around each other day."""
+def _all_starts(schedule: ScheduleSpec, times: StartTimes) -> Starts:
+    """Return the starts of a usual day, and of the week around each other day."""
     return [(starts_of(_windows(week, tuple(times.units)), times), len(week)) for week in weeks_of(schedule)]
 
 
 def _windows(week: Sequence[Sequence[WindowSpec]], phases: Sequence[Phase]) -> list[Window]:
-    """Return the windows of days one after the other, in order: each day begins in the state that ends it."""
+    """Return the windows of consecutive days in order. Each day begins with its own last window."""
     found = []
     for number, day in enumerate(week):
         ordered = sorted(day, key=lambda window: window.at)
@@ -76,26 +76,26 @@ def _windows(week: Sequence[Sequence[WindowSpec]], phases: Sequence[Phase]) -> l
     return found
 
 
-def _least(starts: Starts, times: StartTimes) -> float:
+def _least_warm_up(starts: Starts, times: StartTimes) -> float:
     return max(least_warm_up(each, times, num_days) for each, num_days in starts)
 
 
-def _too_short(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Finding:
-    worst, loading = _longest(starts)
-    rule = f"S763 must be at least {as_text(least)}, as long as the start at {_at(worst)} takes"
+def _warm_up_finding(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Finding:
+    worst, loading = _longest_start(starts)
+    rule = f"S763 must be at least {to_spec_time(least)}, as long as the start at {_time_in_words(worst)} takes"
     return Finding(
         "schedule.warm_up",
-        as_text(schedule.warm_up),
+        to_spec_time(schedule.warm_up),
         rule,
-        _stages(worst, loading, times),
-        _longer_or_faster(schedule, starts, times, least),
+        _stages_in_words(worst, loading, times),
+        _offer_time_or_storage(schedule, starts, times, least),
     )
 
 
-def _longer_or_faster(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Fix:
-    """Offer the least warm-up, or the least bandwidth of the storage where that alone would do."""
-    changes: list[dict[str, Any]] = [{"schedule.warm_up": as_text(least)}]
-    words = f"nearest: {as_text(least)}"
+def _offer_time_or_storage(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Fix:
+    """Offer the shortest sufficient warm-up, and the least storage bandwidth that suffices without it."""
+    changes: list[dict[str, Any]] = [{"schedule.warm_up": to_spec_time(least)}]
+    words = f"nearest: {to_spec_time(least)}"
     gb_per_s = _least_storage(starts, times, schedule.warm_up)
     if gb_per_s is not None:
         changes.append({"schedule.start.storage": f"{gb_per_s}GB/s"})
@@ -104,11 +104,11 @@ def _longer_or_faster(schedule: ScheduleSpec, starts: Starts, times: StartTimes,
 
 
 def _least_storage(starts: Starts, times: StartTimes, warm_up: float) -> int | None:
-    """Return the least whole GB/s of storage with which every start is ready; None where no bandwidth is enough."""
+    """Return the least storage bandwidth, in whole GB/s, that makes every start ready in time, or None."""
 
     def suffices(gb_per_s: int) -> bool:
         faster = [([replace(each, bytes_per_s=gb_per_s * 1e9) for each in some], days) for some, days in starts]
-        return _least(faster, times) <= warm_up
+        return _least_warm_up(faster, times) <= warm_up
 
     least, most = ceil(times.spec.storage / 8), MAX_GBIT_PER_S // 8
     if not suffices(most):
@@ -116,35 +116,35 @@ def _least_storage(starts: Starts, times: StartTimes, warm_up: float) -> int | N
     return least + bisect_left(range(least, most), True, key=suffices)
 
 
-def _too_slow(starts: Starts, times: StartTimes) -> Finding:
-    """Say that no warm-up is long enough: the fix is of the storage, where that is what is slow."""
-    worst, loading = _longest(starts)
+def _storage_finding(starts: Starts, times: StartTimes) -> Finding:
+    """Report that no allowed warm-up is long enough. The fix is faster storage if that is the bottleneck."""
+    worst, loading = _longest_start(starts)
     takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
-    rule = f"S764 must let each start end within 6h, but the one at {_at(worst)} takes {takes}"
+    rule = f"S764 must let each start end within 6h, but the one at {_time_in_words(worst)} takes {takes}"
     gb_per_s = _least_storage(starts, times, LONGEST_S)
     fix: Fix | str = "shorten the stages, let fewer units start at once, or read faster"
     if gb_per_s is not None:
         fix = Fix(f"nearest: {gb_per_s}GB/s", ({"schedule.start.storage": f"{gb_per_s}GB/s"},))
     reason = (
-        _stages(worst, loading, times)
+        _stages_in_words(worst, loading, times)
         if loading < inf
-        else f"all starts together read {gb(_total(starts))} of weights a day"
+        else f"all starts together read {gb(_mean_bytes(starts))} of weights a day"
     )
     return Finding("schedule.start.storage", f"{times.spec.storage / 8:g}GB/s", rule, reason, fix)
 
 
-def _total(starts: Starts) -> float:
-    """Return the bytes of the fullest day, on average over its neighbours."""
+def _mean_bytes(starts: Starts) -> float:
+    """Return the bytes read per day, averaged over a cycle of days, for the cycle that reads most."""
     return max(sum(each.num_bytes for each in some) / days for some, days in starts)
 
 
-def _longest(starts: Starts) -> tuple[Start, float]:
+def _longest_start(starts: Starts) -> tuple[Start, float]:
     pairs = (pair for some, days in starts for pair in zip(some, loading_s(some, days), strict=True))
     return max(pairs, key=lambda each: each[1])
 
 
-def _stages(start: Start, loading: float, times: StartTimes) -> str:
-    """Say what a start of several units takes."""
+def _stages_in_words(start: Start, loading: float, times: StartTimes) -> str:
+    """Describe how long a start of several units takes, stage by stage."""
     shared = start.bytes_per_s / 1e9
     who = " and ".join(f"{number} {phase} unit{'' if number == 1 else 's'}" for phase, number in start.units.items())
     return (
@@ -154,5 +154,5 @@ def _stages(start: Start, loading: float, times: StartTimes) -> str:
     )
 
 
-def _at(start: Start) -> str:
+def _time_in_words(start: Start) -> str:
     return hh_mm(start.minute)

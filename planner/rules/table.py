@@ -1,4 +1,4 @@
-"""All rules, in the order in which they are asked. Findings about one value are told in this order."""
+"""The table of all rules, in the order in which they are checked and their findings are reported."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -33,7 +33,7 @@ from planner.rules.feasible import LaidOut
 from planner.rules.rule import Candidate, Level, Rule, is_within
 from planner.rules.written import Written
 
-__all__ = ["broken_rules", "found_in", "refusals_of", "rules_at", "warnings_of"]
+__all__ = ["broken_rules", "findings_at", "refusals_of", "rules_at", "warnings_of"]
 
 SECTIONS = (
     forms,
@@ -42,43 +42,43 @@ SECTIONS = (
 )
 RULES: tuple[Rule, ...] = tuple(chain.from_iterable(each.RULES for each in SECTIONS))
 LIMITS: Mapping[EngineName, tuple[Rule, ...]] = {
-    "tidemill": (*runtime_limits.OF_ALL, *runtime_limits.TIDEMILL),
-    "sglang": (*runtime_limits.OF_ALL, *engine_limits.SGLANG),
-    "vllm": (*runtime_limits.OF_ALL, *engine_limits.VLLM),
+    "tidemill": (*runtime_limits.ALL_ENGINES, *runtime_limits.TIDEMILL),
+    "sglang": (*runtime_limits.ALL_ENGINES, *engine_limits.SGLANG),
+    "vllm": (*runtime_limits.ALL_ENGINES, *engine_limits.VLLM),
 }
 
 
 def broken_rules(written: Written) -> Iterator[Finding]:
-    """Yield what the rules between fields find, as far as the fields that they ask for are right."""
+    """Yield the findings of the rules between fields. A rule is silent if a field that it reads is wrong."""
     for rule in RULES:
         if rule.level in ("fields", "resolved"):
             yield from rule.findings(written)
 
 
 def refusals_of(candidate: LaidOut, level: Level) -> tuple[Finding, ...]:
-    """Return why the candidate cannot be had, by the first rule that says so up to `level`; nothing where it can."""
+    """Return the findings of the first rule, up to `level`, that makes the candidate infeasible; empty if none does."""
     spec = candidate.resolved
     found = (tuple(rule.findings(candidate)) for rule in feasible.RULES if is_within(rule.level, level))
     return tuple(spec.locate(each) for each in next(filter(None, found), ()))
 
 
-def found_in(candidate: Candidate, level: Level) -> tuple[Finding, ...]:
-    """Return what the rules of `level` find in a candidate without mistakes, each with its line."""
+def findings_at(candidate: Candidate, level: Level) -> tuple[Finding, ...]:
+    """Return the findings of the rules of `level` about a candidate without mistakes, each with its line."""
     spec = candidate.resolved
     rules = LIMITS[spec.written.engine_name] if level == "rendered" else rules_at(level)
     return tuple(spec.locate(each) for rule in rules for each in rule.findings(candidate))
 
 
 def warnings_of(candidate: Candidate, *, is_runnable: bool) -> tuple[Finding, ...]:
-    """Return the warnings about what is laid out and, where its engine can run it, about what pods would do."""
-    found = found_in(candidate, "laid out")
+    """Return the warnings about layouts and, if the engine can run the candidate, about its pods."""
+    found = findings_at(candidate, "laid out")
     if is_runnable:
-        found += found_in(candidate, "started")
+        found += findings_at(candidate, "started")
     return tuple(sorted(found, key=lambda finding: (finding.line, finding.column)))
 
 
 def rules_at(level: Level) -> tuple[Rule, ...]:
-    """Return the rules of `level`, of any engine."""
+    """Return the rules of `level` for all engines."""
     if level == "predicted":
         from planner.rules import overload, predictions, promises  # imported late: `validate` predicts nothing
 

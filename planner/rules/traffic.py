@@ -1,8 +1,8 @@
 """The rules of `traffic`.
 
-A forecast takes a gap for a time that it knows from other days only, and of two demands the larger one. Neither is what
-was measured. What cannot be read is wrong already (`planner/facts/history.py`). An hour that clocks skipped is not
-missing, and one that they showed twice may have two demands: both are asked of `schedule.timezone`.
+A history must be complete. A forecast would fill a gap from other days, and would take the larger of two demands for
+one time; neither was measured. Unreadable rows are rejected earlier (`planner/facts/history.py`). `schedule.timezone`
+tells which hours clocks skip (they may be missing) and which they show twice (they may have two demands).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from planner.facts.timezones import is_timezone
 from planner.facts.wall_clock import days_between, instants_of, offset_at
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest
-from planner.rules.days import days_listed_twice
+from planner.rules.days import find_duplicate_days
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 from planner.spec.declared import field_at
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES"]
 
-WINDOWS_ARE_WRITTEN = "the planner leaves windows that are written as they are"
+WINDOWS_ARE_WRITTEN = "the planner does not change written windows"
 
 
 def some_hour_has_demand(c: Written) -> Iterator[Finding]:
-    """A day's tokens come at some hour."""
+    """Reject a profile without demand in any hour."""
     profile: Sequence[float] | None = c["traffic.profile"]
     if profile is None or any(profile):
         return
@@ -42,8 +42,8 @@ def some_hour_has_demand(c: Written) -> Iterator[Finding]:
     yield Finding("traffic.profile", profile, "S610 must be above 0 in some hour", reason, fix)
 
 
-def entries_divide_hours(c: Written) -> Iterator[Finding]:
-    """Each has a whole number of minutes, and no entry is of two hours."""
+def profile_entries_divide_hours(c: Written) -> Iterator[Finding]:
+    """Reject profiles without the same number of entries, of whole minutes, in each hour."""
     profile: Sequence[float] | None = c.get("traffic.profile")
     others: Sequence[Mapping[str, Any]] | None = c.get("traffic.other_days")
     counts = ", ".join(str(HOURS * parts) for parts in range(1, 61) if 60 % parts == 0)
@@ -56,13 +56,13 @@ def entries_divide_hours(c: Written) -> Iterator[Finding]:
 
 
 def other_days_are_named_once(c: Written) -> Iterator[Finding]:
-    """Each is named once."""
+    """Reject a day that is named in two entries."""
     others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
-    yield from days_listed_twice("traffic.other_days", others)
+    yield from find_duplicate_days("traffic.other_days", others)
 
 
-def other_days_are_unlike_a_profile(c: Written) -> Iterator[Finding]:
-    """What they have is relative to it."""
+def other_days_need_profile(c: Written) -> Iterator[Finding]:
+    """Reject other days without a profile: their demand is relative to it."""
     others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
     if not others or c.gives("traffic.profile") or c.gives("traffic.history"):
         return
@@ -71,8 +71,11 @@ def other_days_are_unlike_a_profile(c: Written) -> Iterator[Finding]:
     yield without_effect("without profile or history", reason, "traffic.other_days", others, fix)
 
 
-def requests_are_as_long_as_one_may_be(c: Written) -> Iterator[Finding]:
-    """A mean request has a token of each kind at least, and no more than the longest. A default limit is raised."""
+def mean_request_fits_limit(c: Written) -> Iterator[Finding]:
+    """Reject numbers of requests that make the mean request too short or longer than `max_request_tokens`.
+
+    A request has at least one prompt token and one output token. If no limit is written, offer to raise it.
+    """
     requests: float | None = c["traffic.requests"]
     prompts: float = c["traffic.input_tokens"]
     outputs: float = c["traffic.output_tokens"]
@@ -98,8 +101,8 @@ def requests_are_as_long_as_one_may_be(c: Written) -> Iterator[Finding]:
     yield Finding("traffic.requests", requests, rule, reason, fix)
 
 
-def past_days_stand_for_a_profile(c: Written) -> Iterator[Finding]:
-    """Two profiles could differ."""
+def history_excludes_profile(c: Written) -> Iterator[Finding]:
+    """Reject a history beside a profile: the profile is forecast from the history."""
     history: str | None = c["traffic.history"]
     if history is None or not c.gives("traffic.profile"):
         return
@@ -108,8 +111,8 @@ def past_days_stand_for_a_profile(c: Written) -> Iterator[Finding]:
     yield Finding("traffic.history", history, "S507 must not be combined with profile", reason, either)
 
 
-def capacity_counts_units_of_windows(c: Written) -> Iterator[Finding]:
-    """Units are counted from it for each window that is left to the planner."""
+def capacity_needs_auto_windows(c: Written) -> Iterator[Finding]:
+    """Reject traffic.capacity without auto windows: only they read it."""
     capacity: float | None = c["traffic.capacity"]
     windows = c.get("schedule.windows")
     is_written = "schedule" not in c.sections or (
@@ -120,8 +123,8 @@ def capacity_counts_units_of_windows(c: Written) -> Iterator[Finding]:
     yield without_effect("without schedule.windows: auto", WINDOWS_ARE_WRITTEN, "traffic.capacity", capacity)
 
 
-def quantiles_are_of_past_days(c: Written) -> Iterator[Finding]:
-    """Nobody can tell from one day how days differ."""
+def quantile_needs_several_days(c: Written) -> Iterator[Finding]:
+    """Reject a quantile without at least two past days."""
     quantile: float = c["traffic.quantile"]
     forecast: Forecast | None = c.get("traffic.forecast")
     is_one_of_many = c.gives("traffic.history") and (forecast is None or forecast.num_days > 1)
@@ -131,8 +134,8 @@ def quantiles_are_of_past_days(c: Written) -> Iterator[Finding]:
     yield without_effect(where, "it is a quantile of how past days differ", "traffic.quantile", quantile)
 
 
-def past_days_are_whole(c: Written) -> Iterator[Finding]:
-    """Days without gaps, and none between them."""
+def history_is_complete(c: Written) -> Iterator[Finding]:
+    """Reject a history with contradictions, with gaps in a day, or with missing days."""
     c.require("traffic.history")
     forecast: Forecast | None = c["traffic.forecast"]
     zone: str | None = c.get("schedule.timezone")
@@ -145,7 +148,7 @@ def past_days_are_whole(c: Written) -> Iterator[Finding]:
 
 
 def _contradictions(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
-    """Yield times that clocks show once, and that have two demands."""
+    """Yield (problem, reason, fix) for times with several demands that clocks show only once."""
     found = [each for each in past.contradicted if len(instants_of(each[:10], minute_of(each[11:]), zone)) < 2]
     if found:
         has = f"it has several for {counted(len(found), 'time')}, such as {found[0]}"
@@ -153,7 +156,7 @@ def _contradictions(past: "History", zone: str) -> Iterator[tuple[str, str, str]
 
 
 def _gaps(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
-    """Yield times that single days lack, a last day that is not over, and days that are not there at all."""
+    """Yield (problem, reason, fix) for gaps within days, an incomplete last day, and missing days."""
     *before, last = past.days
     lacking = [f"{day.date}T{hh_mm(minute)}" for day in before for minute in _missing(day, zone)]
     if lacking:
@@ -172,23 +175,23 @@ def _gaps(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _missing(day: "PastDay", zone: str) -> list[int]:
-    """Return the minutes at which a day's demand is missing, though clocks showed them."""
+    """Return the minutes of a day without a demand, except those that clocks skipped."""
     step = DAY_MINUTES // len(day.demand)
     minutes = [index * step for index, demand in enumerate(day.demand) if demand is None]
     (midnight,) = instants_of(day.date, 0, "UTC")
     if offset_at(midnight - DAY_S, zone) == offset_at(midnight + 2 * DAY_S, zone):
-        return minutes  # clocks skip nothing around that day, and years of minutes are not asked one by one
+        return minutes  # no clock change near that day; asking for each minute of years would be slow
     return [minute for minute in minutes if instants_of(day.date, minute, zone)]
 
 
 RULES = (
     Rule("S610", "fields", some_hour_has_demand),
-    Rule("S616", "fields", entries_divide_hours),
+    Rule("S616", "fields", profile_entries_divide_hours),
     Rule("S408", "fields", other_days_are_named_once),
-    Rule("S560", "fields", other_days_are_unlike_a_profile),
-    Rule("S504", "resolved", requests_are_as_long_as_one_may_be),
-    Rule("S507", "fields", past_days_stand_for_a_profile),
-    Rule("S560", "fields", capacity_counts_units_of_windows),
-    Rule("S560", "resolved", quantiles_are_of_past_days),
-    Rule("S624", "resolved", past_days_are_whole),
+    Rule("S560", "fields", other_days_need_profile),
+    Rule("S504", "resolved", mean_request_fits_limit),
+    Rule("S507", "fields", history_excludes_profile),
+    Rule("S560", "fields", capacity_needs_auto_windows),
+    Rule("S560", "resolved", quantile_needs_several_days),
+    Rule("S624", "resolved", history_is_complete),
 )

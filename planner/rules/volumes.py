@@ -1,4 +1,4 @@
-"""The rules of volumes: what pods mount, or the gateway alone, and where."""
+"""The rules of volumes of pods or of the gateway alone, and of staged checkpoints."""
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ __all__ = ["RULES"]
 
 EACH_VOLUME = tuple(f"{volumes}.*" for volumes in VOLUMES)
 NOT_FREE = f"S413 must not be {' or '.join(names.MOUNTED)}, nor in or above one of them"
-OF_PODS = "the pod keeps its own files there"
+RESERVED = "the pod keeps its own files there"
 EXAMPLE_DISKS = ("/mnt/nvme", "/local")  # one path is never in both
-Volumes = Sequence[Mapping[str, Any]]  # as written
+Volumes = Sequence[Mapping[str, Any]]  # in the form of the spec
 
 
 def volumes_have_one_source(c: Written, volume: str) -> Iterator[Finding]:
-    """A folder of the nodes or a claim."""
+    """Reject volumes without exactly one source: a folder of the nodes or a claim."""
     given = [key for key in ("host_path", "claim") if c[f"{volume}.{key}"] is not None]
     if len(given) == 1:
         return
@@ -34,14 +34,14 @@ def volumes_have_one_source(c: Written, volume: str) -> Iterator[Finding]:
 
 
 def mount_paths_are_free(c: Written, place: str) -> Iterator[Finding]:
-    """Not over what the pods have already."""
+    """Reject mount paths in or above the folders that pods already use."""
     path: str = c[place]
-    if is_folder(path) and _is_taken_by_pods(path):
-        yield Finding(place, path, NOT_FREE, OF_PODS, for_example("mount_path: /models"))
+    if is_folder(path) and _is_reserved(path):
+        yield Finding(place, path, NOT_FREE, RESERVED, for_example("mount_path: /models"))
 
 
 def mount_paths_differ(c: Written, where: str) -> Iterator[Finding]:
-    """One path shows one volume."""
+    """Reject two volumes at the same path."""
     volumes: Volumes | None = c[where]
     paths = [volume.get("mount_path") for volume in volumes or ()]
     for index, path in enumerate(paths):
@@ -51,15 +51,15 @@ def mount_paths_differ(c: Written, where: str) -> Iterator[Finding]:
             yield Finding(f"{where}.{index}.mount_path", path, rule, "one path can hold only one volume", fix)
 
 
-def staged_checkpoints_are_in_a_volume(c: Written) -> Iterator[Finding]:
-    """The copy is made from what a pod can see."""
+def stage_source_is_mounted(c: Written) -> Iterator[Finding]:
+    """Reject a staging source that no volume mounts: pods cannot read it."""
     source: str = c["kubernetes.stage.source"]
     volumes: Volumes = c["kubernetes.volumes"]
-    paths = [path for volume in volumes if _is_free(path := volume.get("mount_path"))]
+    paths = [path for volume in volumes if _is_mountable(path := volume.get("mount_path"))]
     if not is_folder(source) or volume_of(source, volumes) is not None or len(paths) < len(volumes):
-        return  # where a volume will be that has a wrong path, nobody knows yet
+        return  # a volume with a wrong path may turn out to hold the source
     rule = "S457 must be in one of kubernetes.volumes"
-    if shown := _shown_at(source, volumes):
+    if shown := _pod_path(source, volumes):
         reason = "pods see this folder of the node under another path"
         yield Finding("kubernetes.stage.source", source, rule, reason, nearest(shown))
         return
@@ -68,12 +68,12 @@ def staged_checkpoints_are_in_a_volume(c: Written) -> Iterator[Finding]:
     yield Finding("kubernetes.stage.source", source, rule, reason, fix)
 
 
-def copies_are_not_made_over_their_source(c: Written) -> Iterator[Finding]:
-    """A volume and the copy may be the same folder of a node under two names."""
+def stage_target_is_outside_source(c: Written) -> Iterator[Finding]:
+    """Reject a staging target in or above its source: on a node both may be the same folder."""
     host_path: str = c["kubernetes.stage.host_path"]
     source: str = c["kubernetes.stage.source"]
     volumes: Volumes = c["kubernetes.volumes"]
-    original = _on_nodes(source, volumes)
+    original = _node_path(source, volumes)
     if original is None or not (is_in(host_path, original) or is_in(original, host_path)):
         return
     rule = f"S463 must be outside {original}, and not above it"
@@ -83,25 +83,25 @@ def copies_are_not_made_over_their_source(c: Written) -> Iterator[Finding]:
     yield Finding("kubernetes.stage.host_path", host_path, rule, reason, for_example(f"host_path: {free}"))
 
 
-def staged_checkpoints_have_a_place(c: Written) -> Iterator[Finding]:
-    """Ranks read the copy where the spec has the checkpoint, and a volume would be there already."""
+def staged_checkpoint_path_is_free(c: Written) -> Iterator[Finding]:
+    """Reject a staged checkpoint's path that is in a volume or reserved: the copy is mounted there."""
     checkpoint: str | None = c["model.checkpoint"]
     c.require("kubernetes.stage.source")
     volumes: Volumes = c["kubernetes.volumes"]
     if checkpoint is None:
         return
     if is_folder(checkpoint) and volume_of(checkpoint, volumes) is None:
-        if not _is_taken_by_pods(checkpoint):
+        if not _is_reserved(checkpoint):
             return
-        yield Finding("model.checkpoint", checkpoint, NOT_FREE, OF_PODS, for_example("checkpoint: /checkpoint"))
+        yield Finding("model.checkpoint", checkpoint, NOT_FREE, RESERVED, for_example("checkpoint: /checkpoint"))
         return
     rule = "S458 must be an absolute path outside kubernetes.volumes when kubernetes.stage is set"
     reason = "pods find the staged copy at this path, and volumes hold the original"
     yield Finding("model.checkpoint", checkpoint, rule, reason, for_example("checkpoint: /checkpoint"))
 
 
-def _shown_at(path: str, volumes: Volumes) -> str | None:
-    """Return where pods see a folder of the nodes; None where no volume has it."""
+def _pod_path(path: str, volumes: Volumes) -> str | None:
+    """Return the path at which pods see a node's folder; None if no volume has it."""
     above = [each for each in volumes if is_in(path, each.get("host_path"))]
     if not above:
         return None
@@ -109,13 +109,13 @@ def _shown_at(path: str, volumes: Volumes) -> str | None:
     return posixpath.normpath(posixpath.join(volume["mount_path"], posixpath.relpath(path, volume["host_path"])))
 
 
-def _is_free(path: str | None) -> TypeGuard[str]:
-    """Whether something can be mounted there."""
-    return path is not None and is_folder(path) and not _is_taken_by_pods(path)
+def _is_mountable(path: str | None) -> TypeGuard[str]:
+    """Return whether a volume can be mounted at `path`."""
+    return path is not None and is_folder(path) and not _is_reserved(path)
 
 
-def _on_nodes(path: str, volumes: Volumes) -> str | None:
-    """Return the nodes' folder that pods see at `path`; None for a claim, and where there is none below `/`."""
+def _node_path(path: str, volumes: Volumes) -> str | None:
+    """Return the node's folder that pods see at `path`; None for a claim or a wrong path."""
     index = volume_of(path, volumes)
     host_path = None if index is None else volumes[index].get("host_path")
     if index is None or host_path is None or not (is_folder(path) and is_folder(host_path)):
@@ -123,8 +123,11 @@ def _on_nodes(path: str, volumes: Volumes) -> str | None:
     return posixpath.normpath(posixpath.join(host_path, posixpath.relpath(path, volumes[index]["mount_path"])))
 
 
-def _is_taken_by_pods(path: str) -> bool:
-    """Whether pods have files of their own there; above such a place nothing could be mounted in what is read-only."""
+def _is_reserved(path: str) -> bool:
+    """Return whether `path` is in or above a folder of the pod's own files.
+
+    A read-only volume above such a folder would leave nowhere to mount it.
+    """
     return any(is_in(path, mounted) or is_in(mounted, path) for mounted in names.MOUNTED)
 
 
@@ -132,7 +135,7 @@ RULES = (
     Rule("S411", "fields", volumes_have_one_source, EACH_VOLUME),
     Rule("S413", "fields", mount_paths_are_free, [f"{volume}.mount_path" for volume in EACH_VOLUME]),
     Rule("S408", "fields", mount_paths_differ, VOLUMES),
-    Rule("S457", "fields", staged_checkpoints_are_in_a_volume),
-    Rule("S463", "fields", copies_are_not_made_over_their_source),
-    Rule("S413 S458", "fields", staged_checkpoints_have_a_place),
+    Rule("S457", "fields", stage_source_is_mounted),
+    Rule("S463", "fields", stage_target_is_outside_source),
+    Rule("S413 S458", "fields", staged_checkpoint_path_is_free),
 )

@@ -1,6 +1,6 @@
-"""A spec as the rules between its fields ask for it, before anything is planned.
+"""The view of a spec that rules between fields read, before anything is planned.
 
-A value is there when its field is right by itself. What a name stands for is there when it was found.
+A value is present if its field is right by itself. A file or catalog entry is present if it was found.
 """
 
 import re
@@ -26,27 +26,27 @@ ITEM = re.compile(r"\.[0-9]+")
 
 @dataclass(frozen=True)
 class Written:
-    """What a spec says."""
+    """The values of a spec, as far as they are right."""
 
-    data: Mapping[str, Any]  # as the file has it
-    values: Mapping[str, Any]  # dotted path -> value, defaults included, and what names stand for
-    renamed: frozenset[str]  # paths of fields that stand there under a misspelt key, and their sections
-    auto_paths: frozenset[str] | None = None  # where the file says `auto`; None where no user wrote the data
+    data: Mapping[str, Any]  # raw data of the file
+    values: Mapping[str, Any]  # dotted path -> right value; with defaults, files and catalog entries
+    renamed: frozenset[str]  # paths of fields with a misspelt key, and their sections
+    auto_paths: frozenset[str] | None = None  # paths with `auto` in the file; None if the planner made the data
 
     def __getitem__(self, path: str) -> Any:
-        """Return the value at `path`, in an item of a list too. Raises Unknown where it is wrong or not there.
+        """Return the value at `path`, which may lead into a list item. Raises Unknown if it is wrong or missing.
 
-        What an item does not have is None.
+        A key that a right list item lacks is None.
         """
         value = self.values.get(path, NOT_THERE)
         return self._in_an_item(path) if value is NOT_THERE else value
 
     def get(self, path: str) -> Any:
-        """Return the value at `path`; None where it is wrong or not there: the rule can do without it."""
+        """Return the value at `path`, or None if it is wrong or missing."""
         return self.values.get(path)
 
     def matching(self, pattern: str) -> Iterator[str]:
-        """Yield the paths that `pattern` stands for: `*` is each item of a list."""
+        """Yield the paths that match `pattern`, where `*` is each item of a list."""
         before, star, after = pattern.partition(".*")
         if not star:
             yield pattern
@@ -55,28 +55,28 @@ class Written:
             yield from self.matching(f"{before}.{index}{after}")
 
     def require(self, path: str) -> None:
-        """Raise Unknown where no right value is at `path`."""
+        """Raise Unknown if the value at `path` is wrong or missing."""
         self[path]
 
     def gives(self, path: str) -> bool:
-        """Return whether the file has a value at `path`, of a field of a section, right or wrong."""
+        """Return whether the file has a value, right or wrong, at `path`: SECTION.FIELD."""
         section, _, key = path.partition(".")
         fields = self.data.get(section)
         return isinstance(fields, dict) and fields.get(key) is not None
 
     @cached_property
     def sections(self) -> frozenset[str]:
-        """Return the names of the sections that the file has, and the paths of misspelt keys."""
+        """Return the names of the file's sections, and the paths of misspelt keys."""
         return self.renamed | {name for name, section in self.data.items() if section is not None}
 
     @property
     def is_written(self) -> bool:
-        """True where a user wrote the data, and not the planner."""
+        """Return whether a user wrote the data, and not the planner."""
         return self.auto_paths is not None
 
     @property
     def autos(self) -> frozenset[str]:
-        """Return the paths at which the file says `auto`, whatever the planner has decided since."""
+        """Return the paths with `auto` in the file, decided ones included."""
         if self.auto_paths is None:
             raise Unknown("auto")
         return self.auto_paths
@@ -95,7 +95,7 @@ class Written:
 
     @property
     def engine(self) -> EngineName | None:
-        """Return the engine's name; None where it is wrong."""
+        """Return the engine's name; None if it is wrong or not written."""
         name: EngineName | None = self.get("engine.name") or self.get("engine")
         return name
 
@@ -111,7 +111,7 @@ class Written:
         return counts
 
     def room(self, phase: Phase) -> int | None:
-        """Return the GPUs of the nodes that other phases leave to each unit of `phase`; None where that is no node."""
+        """Return the GPUs per unit of `phase` on the nodes that other phases leave free; None if that is no node."""
         nodes, per_node = self.get("cluster.nodes"), self.get("cluster.gpus_per_node")
         if nodes is None or per_node is None or f"{phase}.units" not in self.values:
             return None
@@ -122,7 +122,7 @@ class Written:
         return left // counts[phase] * per_node if left >= counts[phase] > 0 else None
 
     def exchanges(self, phase: Phase) -> Callable[[int], bool] | None:
-        """Return whether the engine exchanges rows between so many GPUs; None where all numbers will do."""
+        """Return the engine's test for supported EP sizes of `phase`; None if it supports all or is unknown."""
         name, per_node = self.engine or OURS, self.get("cluster.gpus_per_node")
         if name == OURS or name not in ENGINES or per_node is None or "cluster.device" not in self.values:
             return None
@@ -136,7 +136,7 @@ class Written:
 
     @property
     def largest_group(self) -> int | None:
-        """Return how many GPUs may share attention, where the engine keeps a group on one node."""
+        """Return the largest attention group if the engine keeps a group on one node; else None."""
         name = self.engine
         if name is None or name not in ENGINES or ENGINES[name].groups_span_nodes:
             return None
@@ -144,7 +144,7 @@ class Written:
         return per_node
 
     def _indices(self, path: str) -> Iterable[int]:
-        """Return the numbers of the items at `path`: all of them, or those that are right where others are not."""
+        """Return the indices of the right items in the list at `path`."""
         try:
             items = self[path]
         except Unknown:
@@ -153,7 +153,7 @@ class Written:
 
     @cached_property
     def _right_items(self) -> Mapping[str, Sequence[int]]:
-        """Return which items are right of each list that has wrong ones."""
+        """Return the indices of right items, for each list that also has wrong ones."""
         found: dict[str, list[int]] = {}
         for section, _, index in (path.rpartition(".") for path in self.values):
             if index.isdecimal():
@@ -161,7 +161,7 @@ class Written:
         return found
 
     def _in_an_item(self, path: str) -> Any:
-        """Return what an item of a list has at `path`: nothing may be said of a key that a wrong item lacks."""
+        """Return a list item's value at `path`. Raises Unknown for a key that a partly wrong item lacks."""
         if (found := ITEM.search(path)) is None:
             raise Unknown(path)
         value = self.values.get(path[: found.start()])

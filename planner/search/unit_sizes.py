@@ -13,7 +13,7 @@ from planner.estimate.coverage import fewest_slots
 from planner.facts.terms import Phase
 from planner.layout.nodes import nodes_for
 from planner.problems.fix import Change
-from planner.rules.exchange_limits import takes_unit
+from planner.rules.exchange_limits import supports_unit_size
 from planner.spec.resolved import ResolvedSpec
 
 __all__ = [
@@ -136,7 +136,7 @@ def _covering_ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
 
 
 def _exchange_supports(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
-    return takes_unit(spec.trying(phase, {"ep_size": ep_size}), phase)
+    return supports_unit_size(spec.trying(phase, {"ep_size": ep_size}), phase)
 
 
 def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:

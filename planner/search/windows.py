@@ -18,7 +18,7 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import memory_of
 from planner.rules.check import with_values
-from planner.rules.starts import LONGEST_S, as_text, least_of_day, longest_in_words
+from planner.rules.starts import LONGEST_S, explain_longest_start, required_warm_up, to_spec_time
 from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
 from planner.schedule.derived import Asked, DerivedDay, derived_days
 from planner.schedule.starts import StartTimes, start_times
@@ -47,8 +47,8 @@ def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Re
     spec, decisions = _decide_schedule(spec, schedule, layouts, rates, times)
     decided = spec.written.schedule
     if is_undecided(schedule.warm_up) and decided and times:
-        why = longest_in_words(decided, times)
-        decisions.append(Decision("schedule.warm_up", as_text(decided.warm_up), why))
+        why = explain_longest_start(decided, times)
+        decisions.append(Decision("schedule.warm_up", to_spec_time(decided.warm_up), why))
     return spec, decisions
 
 
@@ -80,7 +80,7 @@ def _decide_schedule(
         warm_up = _find_warm_up(
             lambda time: _replace_windows(schedule, spec, days_with(time)) if days_with else schedule, times
         )
-        values["schedule.warm_up"] = as_text(warm_up)
+        values["schedule.warm_up"] = to_spec_time(warm_up)
     else:
         warm_up = schedule.warm_up
     if days_with is None:
@@ -95,7 +95,7 @@ def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTi
     """Return the shortest warm-up, in whole seconds, that suffices for its own windows; else the longest."""
     warm_up = 0.0
     for _ in range(MAX_ROUNDS):
-        least = min(least_of_day(schedule_with(warm_up), times), LONGEST_S)
+        least = min(required_warm_up(schedule_with(warm_up), times), LONGEST_S)
         if least <= warm_up:
             break
         warm_up = least

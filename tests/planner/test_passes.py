@@ -24,7 +24,7 @@ NO_PASSES = {
     "split_of": "looks up the engine's rule",
     "applied": "writes values into a document",
     "with_values": "writes values into a spec",
-    "without_spent": "removes what has been decided from a document",
+    "reset_spent_options": "removes what has been decided from a document",
     "without_map": "writes a launch document shorter",
     "demand_of": "divides demand by speed",
     "fullest_demand": "likewise, for each kind of day",
@@ -44,7 +44,7 @@ NO_PASSES = {
     "full_rates": "predicts the same layouts again, with full units",
     "is_within": "compares two levels",
     "missing_nodes": "says whether a placement can be asked for",
-    "found_in": "asks the rules of a level",
+    "findings_at": "asks the rules of a level",
     "warnings_of": "asks the rules of two levels",
 }
 

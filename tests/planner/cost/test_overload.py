@@ -9,7 +9,7 @@ from planner.cost.demand import PhaseLoad
 from planner.facts.day import periods
 from planner.report.text import plan_text
 from planner.rules.check import check_spec, with_values
-from planner.rules.overload import units_make_what_is_asked_for
+from planner.rules.overload import units_meet_demand
 from stacks.simulator.flows.day import simulate_day
 from stacks.simulator.flows.latency import prompt_waits
 from tests.planner.conftest import SPEC
@@ -22,7 +22,7 @@ NO_HITS = {"operating_point.prefill.cache_hit_rate": None}
 def overloads(spec, fullest):
     """What is found of loads where units take no more requests than their operating point says."""
     asked = SimpleNamespace(resolved=spec, fullest=fullest, fuller=lambda _: None)
-    return list(units_make_what_is_asked_for(asked))
+    return list(units_meet_demand(asked))
 
 
 @pytest.fixture

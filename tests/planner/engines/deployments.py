@@ -7,7 +7,7 @@ import yaml
 
 from planner.candidate.candidate import Candidate
 from planner.rules.check import check_document
-from planner.rules.table import found_in
+from planner.rules.table import findings_at
 from planner.spec.yaml import parse_document
 
 __all__ = ["DEPLOYMENTS", "engine_refusals", "refusals_of", "spec_of"]
@@ -29,5 +29,5 @@ def refusals_of(deployment):
 
 def engine_refusals(spec):
     """Why its engine cannot run `spec`, apart from weights that are missing."""
-    found = found_in(Candidate.of(spec), "rendered")
+    found = findings_at(Candidate.of(spec), "rendered")
     return [each for each in found if each.id != "S702"]
