@@ -141,10 +141,12 @@ class LatentCache:
             due = iter(self._owners.take_due, None)
             self.host.save(((name, self._pages[:, page]) for page, name in due), max_blocks)
 
-    def end_saves(self) -> None:
-        """Let whoever gets the pages from now on write to them after their blocks are copied."""
-        if self.host is not None:
-            self.host.end_saves()
+    def end_saves(self) -> list[bytes]:
+        """Let whoever gets the pages from now on write to them after their blocks are copied.
+
+        Return the names of the blocks whose copies have ended since the last call.
+        """
+        return [] if self.host is None else self.host.end_saves()
 
     def swap_out(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor | None:
         """Copy a request's latents from `start` up to `num_tokens` to host memory, `[num_layers, T, C]`.

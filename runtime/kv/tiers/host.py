@@ -3,6 +3,7 @@
 A slot is room for one block, `[num_layers, PAGE_TOKENS, latent_dim]`. Slots have holders and names as pages do.
 
     save    copies blocks to slots, beside the step that computes. They are found after `end_saves`, before the next.
+            Their slots are held until the copies have ended: before that, only the device may read them.
     load    copies blocks to the cache's pages, beside the steps that compute. Their slots are held until it ends.
     lend    gives a slot's memory to a slower tier, which reads a block to it or writes its block: held meanwhile
 
@@ -52,8 +53,9 @@ class HostTier:
         self._slots_in_chunk, num_chunks = _chunks(self.block_bytes, max_bytes, link.pins)
         self._chunks: list[Tensor | None] = [None] * num_chunks
         self._slots = Pages(num_chunks * self._slots_in_chunk)
-        self._saved: list[tuple[int, bytes]] = []
+        self._saved: dict[int, bytes] = {}  # slot -> name
         self._saves: Arrival | None = None
+        self._copies: deque[tuple[Arrival | None, dict[int, bytes]]] = deque()  # saves that may still go on
         self._loads: deque[tuple[Arrival, list[int]]] = deque()
         self._blank: dict[int, int] = {}  # address -> slot that somebody fills
         self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # slot, address
@@ -80,27 +82,29 @@ class HostTier:
                     self._slots.hold(found[0])
                     self._slots.release(found)
                 elif (slot := self._take_slot()) is not None:
-                    self._saved.append((slot, name))
+                    self._saved[slot] = name
                     pages.append(page)
                 if len(pages) >= max_copies:
                     break
-            slots = [self._latents(slot) for slot, _ in self._saved]
+            slots = [self._latents(slot) for slot in self._saved]
         if slots:
             self._saves = self._link.begin_from_device(lambda: _copy(pages, slots))
 
-    def end_saves(self) -> None:
+    def end_saves(self) -> list[bytes]:
         """Let all that is computed from now on come after the saves. Their blocks are found from now on.
 
-        Slots whose loads have ended, or whose memory nobody has any more, are not held.
+        Return the names of the blocks whose copies have ended since the last call: they can be lent. Slots whose copies
+        have ended, or whose memory nobody has any more, are not held.
         """
         self._take_back()
         if self._saves is not None:
             self._saves.join()
         with self._memory.lock:
-            for slot, name in self._saved:
+            for slot, name in self._saved.items():
                 self._slots.name(slot, name)
-            self._slots.release([slot for slot, _ in self._saved])
-        self._saved, self._saves = [], None
+        self._copies.append((self._saves, self._saved))
+        self._saved, self._saves = {}, None
+        return self._end_copies()
 
     def load(self, names: Sequence[bytes], pages: Iterable[Tensor]) -> tuple[int, Arrival | None]:
         """Begin to copy blocks to `pages`, up to the first that is not here. Return how many, and their arrival.
@@ -139,13 +143,21 @@ class HostTier:
             self._slots.name(self._blank.pop(latents.data_ptr()), name)
 
     def lend(self, name: bytes) -> Tensor | None:
-        """Return a block that a slower tier may write while it refers to it, or None if it is not here."""
+        """Return a block that a slower tier may write while it refers to it, or None if it is not here yet."""
         with self._memory.lock:
             found = self._slots.find([name])
-            if not found:
+            if not found or any(found[0] in saved for _, saved in self._copies):
                 return None
             self._slots.hold(found[0])
             return self._lend(found[0])
+
+    def _end_copies(self) -> list[bytes]:
+        ended: list[bytes] = []
+        while self._copies and (self._copies[0][0] is None or self._copies[0][0].has_arrived()):
+            saved = self._copies.popleft()[1]
+            self._release(list(saved))
+            ended += saved.values()
+        return ended
 
     def _lend(self, slot: int) -> Tensor:
         latents = self._latents(slot)

@@ -182,6 +182,21 @@ def test_lent_memory_is_nobody_elses_until_it_is_dropped():
     assert memory.held()["blocks"] == BLOCK_BYTES
 
 
+def test_a_block_that_is_being_copied_is_nobody_elses():
+    """Ordering the device's later work after the copy does not make the host wait for it."""
+    link = Copies()
+    tier = HostTier(BLOCK_SHAPE, torch.float32, BLOCK_BYTES, link, HostMemory())
+    finish, link.from_device.join = link.from_device.join, lambda mark: None
+    tier.save([(NAMES[1], block(NAMES[1]))])
+    during = tier.end_saves(), tier.lend(NAMES[1]), tier.lend_blank()
+    finish(1)
+    after = tier.end_saves()
+
+    assert during == ([], None, None)
+    assert after == [NAMES[1]]
+    assert torch.equal(tier.lend(NAMES[1]), block(NAMES[1]))
+
+
 def test_the_least_recently_used_block_goes_first():
     """A block that is loaded, or offered again, is used."""
     tier = HostTier(BLOCK_SHAPE, torch.float32, 3 * BLOCK_BYTES, HostLink(), HostMemory())

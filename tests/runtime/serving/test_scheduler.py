@@ -78,7 +78,9 @@ class LateLink(HostLink):
         return Arrival(self, len(self.begun), copy)
 
     def begin_from_device(self, copy):
-        return Arrival(SimpleNamespace(join=lambda mark: copy()), None, copy)
+        joined = []
+        queue = SimpleNamespace(join=lambda mark: joined.append(copy()), has_passed=lambda mark: bool(joined))
+        return Arrival(queue, None, copy)
 
     def has_passed(self, mark):
         return self.num_done >= mark
