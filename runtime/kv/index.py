@@ -1,4 +1,6 @@
-"""The names of a cache's pages, and the page of a name: a hash table in arrays, for a host may hold millions.
+"""The names of a cache's pages, and names that were used lately: tables in arrays, for a host may hold millions.
+
+`NameIndex` finds the page of a name:
 
     names     [num_pages x NAME_BYTES], the name of each page
     heads     [num_buckets], the first page of a bucket's chain, or NO_PAGE
@@ -6,15 +8,22 @@
 
 A dict of bytes objects takes 178 bytes a page, this 40 to 44. Buckets go by Python's hash of bytes, which has a secret
 of the process in it, so no prompt can be made whose blocks all share a bucket.
+
+`SeenNames` tells whether a block was used before, also when no page has it any more. It keeps 8 bytes of a name, in the
+one place that they choose, and a later name replaces it there. So it forgets some names early. That matters little: a
+name stands for all blocks before it as well, so the last one that it knows tells of the whole beginning.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["NAME_BYTES", "NameIndex"]
+import numpy as np
+
+__all__ = ["NAME_BYTES", "NameIndex", "SeenNames"]
 
 NAME_BYTES = 32  # of a sha256
 NO_PAGE, NO_NAME = -1, -2
+SEEN_BYTES = 8  # of a name; two names that begin alike cost a write too many
 
 
 class NameIndex:
@@ -69,3 +78,18 @@ class NameIndex:
                 before = self._links[before]
             self._links[before] = after
         self._links[page] = NO_NAME
+
+
+class SeenNames:
+    """At most `num_names` names of blocks that were used, the last ones for the most part."""
+
+    def __init__(self, num_names: int) -> None:
+        self._places = np.zeros(max(num_names, 1), np.uint64)  # the system gives memory as places are written
+
+    def see(self, chain: Sequence[bytes]) -> int:
+        """Remember a chain of names from its first. Return how many of them, from the first on, were used before."""
+        names = np.frombuffer(b"".join(name[:SEEN_BYTES] for name in chain), np.uint64)
+        places = names % len(self._places)
+        known = np.flatnonzero(self._places[places] == names)
+        self._places[places] = names
+        return int(known[-1]) + 1 if len(known) else 0

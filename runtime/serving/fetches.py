@@ -5,23 +5,33 @@ have passed. Whoever came later may overtake it, for that long.
 
 A step never waits for a slow tier: the ranks of a unit step together, so one that waits holds up all.
 
-A block is offered to the slow tier when a prompt finds it, which is its second use: most blocks are never used again,
-and a disk wears out by writing.
+A block is offered to the slow tier when a request has used it for the second time, whether it computed or found it.
+Most blocks are never used again, and a disk wears out by writing.
+
+    seen    the names of blocks that requests used: NAMES_PER_BLOCK for each block that the slow tier holds
+    due     blocks that were used again and not offered yet: they are still to be copied to host memory
+
+Worked example: a first turn of 150 tokens leaves two names. Memory has lost their blocks when the second turn comes, so
+it computes them again, and they are due. Its request ends, their pages are copied to host memory, and they are offered.
 
 It does not read or write (`kv/tiers/`): it needs the few calls below of whoever does.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from runtime.kv.tiers.host import HostTier
+from runtime.kv.cache import LatentCache
+from runtime.kv.index import SeenNames
 from runtime.serving.request import Request
 
 __all__ = ["Fetches", "Loading", "SlowTier"]
 
+NAMES_PER_BLOCK = 2  # on Mooncake's hour, 4 hit less than 0.1 points more, or fewer (docs/design/kv.md)
+MAX_NAMES = 2**24  # assumed: 134 MB of a rank's memory, for 38 TB of DeepSeek-V3's blocks
 FETCH_S = 1.0  # assumed: of a prompt's TTFT; 3 GB/s bring 40,000 tokens of DeepSeek-V3 in it, computing them takes 4 s
 
 
@@ -41,6 +51,10 @@ class Loading(Protocol):
 class SlowTier(Protocol):
     """Keeps blocks elsewhere. No call waits for it. `tenant` says whose room they take."""
 
+    @property
+    def max_blocks(self) -> int:
+        """The number of blocks that it has room for."""
+
     def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
         """Begin to bring these blocks, up to the first that is not there."""
 
@@ -59,11 +73,16 @@ class _Fetch:
 
 
 class Fetches:
-    """The prompts of one rank that wait for a slow tier."""
+    """The prompts of one rank that wait for a slow tier, and its blocks that the tier should keep."""
 
-    def __init__(self, host: HostTier, slow: SlowTier) -> None:
-        self._host, self._slow = host, slow
+    def __init__(self, cache: LatentCache, slow: SlowTier) -> None:
+        """Begin with no prompts. The cache must have a host tier."""
+        assert cache.host is not None
+        self._host, self._slow = cache.host, slow
         self._fetches: list[_Fetch] = []
+        self._seen = SeenNames(min(NAMES_PER_BLOCK * slow.max_blocks, MAX_NAMES))
+        self._due: OrderedDict[bytes, bytes] = OrderedDict()  # name -> tenant
+        self._max_due = cache.num_pages  # a page may be needed before it is copied, and then nobody offers its block
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the prompts that wait."""
@@ -105,8 +124,24 @@ class Fetches:
         self._fetches = [fetch for fetch in self._fetches if fetch.requests]
         return aborted
 
-    def offer(self, request: Request, blocks: range) -> None:
-        """Offer blocks that a prompt found, and that host memory has, unless they came from there."""
-        for number, name in zip(blocks, request.block_names(blocks.start, blocks.stop), strict=True):
-            if number not in request.fetched and (latents := self._host.lend(name)) is not None:
-                self._slow.offer(name, latents, request.tenant)
+    def note_use(self, request: Request) -> None:
+        """Note that a request, which ends, has used its blocks. Those that were used before are offered, or due."""
+        names = request.block_names(0, request.num_shareable_blocks)
+        for number, name in enumerate(names[: self._seen.see(names)]):
+            if number not in request.fetched:
+                self._due[name] = request.tenant
+                self._offer(name)
+        while len(self._due) > self._max_due:
+            self._due.popitem(last=False)
+
+    def offer_saved(self, names: Sequence[bytes]) -> None:
+        """Offer the due ones of these blocks, which have come to host memory."""
+        for name in names:
+            if name in self._due:
+                self._offer(name)
+
+    def _offer(self, name: bytes) -> None:
+        """Offer a due block if host memory has it."""
+        latents = self._host.lend(name)
+        if latents is not None:
+            self._slow.offer(name, latents, self._due.pop(name))

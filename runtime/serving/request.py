@@ -113,6 +113,12 @@ class Request:
         return self.num_cached == self.num_tokens
 
     @property
+    def num_shareable_blocks(self) -> int:
+        """The number of whole blocks that are computed, from the first on, and that other requests may find."""
+        num_tokens = self.num_cached if self.shares_answer else min(self.num_cached, self.num_to_prefill)
+        return num_tokens // PAGE_TOKENS
+
+    @property
     def next_block_names(self) -> list[bytes]:
         """The names of the blocks after the cached tokens. Those that the cache has need not be computed.
 

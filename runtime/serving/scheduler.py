@@ -73,8 +73,7 @@ class Scheduler:
 
     def use(self, slow: SlowTier) -> None:
         """Look for blocks in a slow tier too, behind the host tier, which the cache must have."""
-        assert self.cache.host is not None
-        self._fetches = Fetches(self.cache.host, slow)
+        self._fetches = Fetches(self.cache, slow)
         self.queried_tokens["disk"] = 0
 
     @property
@@ -109,7 +108,7 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Return the next step's work, which may be empty."""
-        self.cache.end_saves()
+        self._end_saves()
         if self._fetches is not None:
             finished = self._fetches.take_finished()
             for request in finished:
@@ -127,8 +126,13 @@ class Scheduler:
 
     def rest(self) -> None:
         """Copy blocks to host memory in a turn of the loop that has nothing to compute."""
-        self.cache.end_saves()
+        self._end_saves()
         self.cache.save(_num_blocks(self._limits.max_batch_tokens))
+
+    def _end_saves(self) -> None:
+        saved = self.cache.end_saves()
+        if self._fetches is not None:
+            self._fetches.offer_saved(saved)
 
     def _look_up(self, request: Request) -> None:
         request.num_found = self.cache.num_found(request.next_block_names) * PAGE_TOKENS
@@ -153,6 +157,8 @@ class Scheduler:
         """Remove a running request that has finished, or that nobody waits for any more."""
         self.running.remove(request)
         self._order_after_copy(request)
+        if self._fetches is not None:
+            self._fetches.note_use(request)
         self.cache.free(request.table)
 
     def abort(self, request_id: str) -> list[Request]:
@@ -280,12 +286,9 @@ class Scheduler:
         if request.transfer is not None:
             for layer in range(len(self.cache.layers)):
                 request.transfer.put(layer, start, self.cache.read(layer, request.table, start, end))
-        blocks = range(start // PAGE_TOKENS, end // PAGE_TOKENS)
         if not request.starts_over:
             request.num_hits += end - start
-            self._count_hits(request, blocks)
-        if self._fetches is not None:
-            self._fetches.offer(request, blocks)
+            self._count_hits(request, range(start // PAGE_TOKENS, end // PAGE_TOKENS))
 
     def _count_hits(self, request: Request, blocks: range) -> None:
         loaded = _intersect(blocks, request.loading)

@@ -8,8 +8,9 @@ blocks have 512 tokens; here each is a page.
     host      a cache a quarter as large, and host memory behind it
     disk      both of these for a few prompts, and a folder behind them. Blocks are written on their second use
 
-The reference is offline: it keeps the blocks that were used last, and forgets a prompt's from its end. Exits with 1
-where the device or host memory differs from it by more than a point. Ten minutes, of which the disk takes nine.
+The references are offline. An LRU keeps the blocks that were used last, and forgets a prompt's from its end. The disk's
+reference is an LRU of the blocks that were used twice, behind an LRU of the memory's size. Exits with 1 where a tier
+differs from its reference by more than a point. Ten minutes, of which the disk takes nine.
 """
 
 import json
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -31,6 +33,7 @@ from runtime.kv.tiers.disk import DiskSettings, DiskTier
 from runtime.launch import Limits
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
+from runtime.serving.fetches import NAMES_PER_BLOCK
 from runtime.serving.request import Request
 from runtime.serving.scheduler import Scheduler
 
@@ -68,6 +71,32 @@ def lru_hits(chains, num_blocks):
     return hits
 
 
+def second_use_hits(chains, num_memory, num_disk):
+    """How many blocks two LRUs hit, the second of blocks that were used twice, and how many come to the second.
+
+    A use is remembered in one of so many places, until another block's use is: each block has its place.
+    """
+    num_places = NAMES_PER_BLOCK * num_disk
+    memory, disk, places = OrderedDict(), OrderedDict(), {}
+    hits = num_written = 0
+    for chain in chains:
+        place_of = {block: random.Random(block).randrange(num_places) for block in chain}
+        used = [number for number, block in enumerate(chain, 1) if places.get(place_of[block]) == block]
+        there = (number for number, block in enumerate(chain) if block not in memory and block not in disk)
+        hits += next(there, len(chain))
+        for number, block in reversed(list(enumerate(chain))):
+            places[place_of[block]] = block
+            num_written += number < max(used, default=0) and block not in disk
+            for kept, is_kept in ((memory, True), (disk, number < max(used, default=0))):
+                if is_kept:
+                    kept[block] = None
+                    kept.move_to_end(block)
+        for kept, size in ((memory, num_memory), (disk, num_disk)):
+            while len(kept) > size:
+                kept.popitem(last=False)
+    return hits, num_written
+
+
 class Cache:
     """A rank's scheduler and tiers, with room for so many blocks on the device and in host memory."""
 
@@ -98,10 +127,10 @@ class Cache:
                 self.scheduler.end(request)
 
 
-def disk_hits(path, longest, num_blocks, times, chains):
-    """The hits with a folder for so many blocks. The time of a file's use is the trace's."""
+def disk_hits(path, num_host, num_blocks, times, chains):
+    """How many blocks are hit with a folder for so many, and how many are written. A file's time is the trace's."""
     began = time.time() - max(times)
-    cache = Cache(longest, 0, AT_ONCE * longest)
+    cache = Cache(max(map(len, chains)), 0, num_host)
     form = BlockForm(bytes(32), cache.cache.host.shape, torch.float32)
     settings = DiskSettings(path, num_blocks * form.file_bytes, num_blocks, 2**30, None)
     disk = DiskTier(settings, form, print, cache.cache.host.lend_blank)
@@ -121,10 +150,11 @@ def disk_hits(path, longest, num_blocks, times, chains):
             now_ns[0] = int((began + at) * 1e9)
             yield chain
 
-    folder._note_use, folder.write_parts = note_use, write
-    hits = cache.hits(in_time())
+    with patch.object(folder, "_note_use", note_use), patch.object(folder, "write_parts", write):
+        hits = cache.hits(in_time())
+        disk.flush(FLUSH_S)
     disk.close()
-    return hits
+    return hits, disk.counters.written
 
 
 def main(trace):
@@ -139,10 +169,13 @@ def main(trace):
         lru = 100 * lru_hits(chains, size) / total
         device = 100 * Cache(longest, size).hits(chains) / total
         host = 100 * Cache(longest, size // 4, size).hits(chains) / total
-        num_far += (abs(device - lru) > MOST_APART) + (abs(host - lru) > MOST_APART)
         print(f"{size} blocks: LRU {lru:.2f} %, device {device:.2f} %, host {host:.2f} %", end="", flush=True)
-        with tempfile.TemporaryDirectory() as path:
-            print(f", disk {100 * disk_hits(Path(path), longest, size, times, chains) / total:.2f} %", flush=True)
+        expected = second_use_hits(chains, AT_ONCE * longest, size)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
+            found = disk_hits(Path(path), AT_ONCE * longest, size, times, chains)
+        (twice, _), (disk, written) = ([100 * number / total for number in pair] for pair in (expected, found))
+        print(f"; used twice {twice:.2f} %, disk {disk:.2f} % with {written:.2f} % written", flush=True)
+        num_far += sum(abs(one - other) > MOST_APART for one, other in ((device, lru), (host, lru), (disk, twice)))
     return int(num_far > 0)
 
 

@@ -88,6 +88,11 @@ class DiskTier:
         self._cleans = False
         self._clean()
 
+    @property
+    def max_blocks(self) -> int:
+        """The number of blocks that the folder may hold."""
+        return self._bound.max_bytes // self._charge
+
     def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
         """Begin to read these blocks, up to the first that is missing, for `deadline_s` at most."""
         loading = Loading(len(names), time.monotonic() + deadline_s, self.counters)

@@ -1,5 +1,7 @@
 """Prompts that wait for blocks of a slow tier: nobody else waits, and what comes is what was written."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,9 @@ from hypothesis import strategies as st
 
 from runtime.kernels.device import HostLink
 from runtime.protocol.counting import PAGE_TOKENS
+from runtime.protocol.messages import Sampling
+from runtime.serving.fetches import Fetches
+from runtime.serving.request import Request
 from tests.runtime.serving.test_scheduler import (
     LateLink,
     check_limits,
@@ -19,10 +24,13 @@ from tests.runtime.serving.test_scheduler import (
 )
 
 SIZES = (PAGE_TOKENS + 9, 9, False)
+GREEDY = Sampling(1, 0.0, 1.0, 0, [])
 
 
 class SlowDisk:
     """Writes and reads whatever is due when `go_on` is called."""
+
+    max_blocks = 1000
 
     def __init__(self, host):
         self.host, self.blocks, self.due, self.loadings = host, {}, [], []
@@ -111,6 +119,39 @@ def test_a_block_is_written_when_it_is_used_again_and_read_when_memory_has_lost_
     assert sum(rank.scheduler.hit_tokens[tier] for tier in ("device", "host")) == before + PAGE_TOKENS
     assert rank.scheduler.queried_tokens["disk"] > 0
     assert rank.ended == {each.id: expected(each) for each in requests}
+
+
+def test_a_block_is_written_when_it_is_computed_again(small_config):
+    """Memory had lost it. It is written as soon as host memory has it, and the next prompt finds it on the disk."""
+    rank, disk = rank_with_disk(small_config, 4)
+    requests = [shared_request(number, SIZES, 0, 1, False, small_config) for number in range(3)]
+    num_written = []
+    for each in requests:
+        serve(rank, disk, each)
+        disk.go_on()
+        num_written.append(len(disk.blocks))
+        forget_all(rank.cache)
+        forget_host(rank)
+
+    assert num_written == [0, 1, 1]
+    assert rank.scheduler.hit_tokens == {"device": 0, "host": 0, "disk": PAGE_TOKENS}
+    assert rank.ended == {each.id: expected(each) for each in requests}
+
+
+def test_blocks_whose_pages_were_needed_for_others_are_forgotten():
+    """Of blocks that were used again and never came to host memory, no more are remembered than there are pages."""
+    offered, in_host = [], {}
+    cache = SimpleNamespace(num_pages=2, host=SimpleNamespace(lend=in_host.get))
+    slow = SimpleNamespace(max_blocks=1000, offer=lambda name, latents, tenant: offered.append(name))
+    fetches = Fetches(cache, slow)
+    prompt = Request("0", list(range(3 * PAGE_TOKENS)), GREEDY, num_cached=3 * PAGE_TOKENS, block_root=b"root")
+    for _ in range(2):
+        fetches.note_use(prompt)
+    names = prompt.block_names(0, 3)
+    in_host.update(dict.fromkeys(names, "latents"))
+    fetches.offer_saved(names)
+
+    assert offered == names[1:]
 
 
 def test_others_overtake_a_prompt_that_waits_for_a_disk(small_config):

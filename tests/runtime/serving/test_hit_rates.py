@@ -1,8 +1,8 @@
-"""The tiers in memory hit what an LRU of their size hits."""
+"""The tiers in memory hit what an LRU hits, and the disk what an LRU of blocks that were used twice hits."""
 
 import pytest
 
-from tests.runtime.hit_rates import MOST_APART, Cache, conversations, lru_hits
+from tests.runtime.hit_rates import MOST_APART, Cache, conversations, disk_hits, lru_hits, second_use_hits
 
 CHAINS = list(conversations(600))
 NUM_BLOCKS, LONGEST = sum(map(len, CHAINS)), max(map(len, CHAINS))
@@ -16,3 +16,16 @@ def test_pages_and_host_memory_hit_what_an_lru_hits(size):
 
     for hits in found:
         assert 100 * abs(hits - expected) / NUM_BLOCKS <= MOST_APART
+
+
+def test_a_disk_hits_what_an_lru_of_blocks_that_were_used_twice_hits(tmp_path):
+    """Host memory, for four prompts, has lost most of them by their second use. No more blocks are written."""
+    chains, num_host, num_disk = CHAINS[:400], 4 * LONGEST, 400
+    expected = second_use_hits(chains, num_host, num_disk)
+    found = disk_hits(tmp_path, num_host, num_disk, range(len(chains)), chains)
+    more_hits, more_written = (
+        100 * (one - other) / sum(map(len, chains)) for one, other in zip(found, expected, strict=True)
+    )
+
+    assert abs(more_hits) <= MOST_APART
+    assert more_written <= MOST_APART

@@ -66,6 +66,13 @@ def fail(code):
     return fail_so
 
 
+@pytest.mark.parametrize(("max_blocks", "max_files", "expected"), [(10, 1000, 10), (10, 4, 4), (0, 1000, 0)])
+def test_it_says_how_many_blocks_it_has_room_for(tmp_path, max_blocks, max_files, expected):
+    """The bound of bytes and the bound of files both hold."""
+    with tier_on(tmp_path, max_bytes=max_blocks * FORM.file_bytes + 999, max_files=max_files) as tier:
+        assert tier.max_blocks == expected
+
+
 def test_blocks_come_back_in_another_process(tmp_path, tier):
     """Another tier of the same folder finds the blocks: the files are all that it has."""
     write(tier, NAMES)
