@@ -1,11 +1,13 @@
 """Write a change as markdown, for the comment of a pull request: a table of what everybody asks, details folded.
 
 Names, images and messages come from a spec that anybody may have written. So whatever markdown or HTML would read in
-them is written as an entity, and a mention or a reference to an issue is broken up. GitHub and GitLab show what stands
-in the spec, and nobody is notified. A dollar sign would begin a formula on GitHub.
+them is written as an entity, and a mention, a reference or an address is broken up. GitHub and GitLab show what stands
+in the spec, link nothing and notify nobody. A dollar sign would begin a formula on GitHub. What would make the comment
+longer than a forge takes is left out.
 """
 
 import re
+from itertools import accumulate
 
 from planner.diff.change import Change
 from planner.diff.told import Topic, headline, topics
@@ -14,8 +16,12 @@ from planner.problems.printable import printable, without_passwords
 __all__ = ["diff_markdown", "escaped"]
 
 READ_BY_MARKDOWN = re.compile(r"[&<>\\`*_\[\]|~$]")
-READ_BY_FORGES = re.compile("([@#!])")  # people, issues, merge requests
+# People, issues, merge requests, milestones; GitHub's GH-1, and addresses.
+READ_BY_FORGES = re.compile(r"([@#!]|%(?=[\w\"])|\bGH-(?=\d)|:(?=//)|www(?=\.))", re.IGNORECASE)
+LINE_END = "<br>"
 BREAK = "<!-- -->"  # between the sign and the name: text on both sides is shown as if nothing were there
+MAX_TOPIC = 3000  # characters; GitHub takes 65,536 in a comment, and there are at most 17 topics
+CUT = "... (--format json has what is cut)"
 
 
 def diff_markdown(change: Change) -> str:
@@ -30,7 +36,11 @@ def diff_markdown(change: Change) -> str:
 
 
 def _joined(topic: Topic) -> str:
-    return "<br>".join(map(escaped, topic.lines))
+    """Return the lines that there is room for: of short ones many, and none of a single one that is too long."""
+    lines = list(map(escaped, topic.lines))
+    ends = accumulate(len(line) + len(LINE_END) for line in lines)
+    shown = [line for line, end in zip(lines, ends, strict=True) if end <= MAX_TOPIC]
+    return LINE_END.join(shown if len(shown) == len(lines) else [*shown, CUT])
 
 
 def escaped(text: str) -> str:

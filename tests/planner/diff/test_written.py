@@ -1,9 +1,10 @@
 """A change as it is read: on one screen, in a comment that runs nothing, and as JSON of a known shape."""
 
 import json
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -11,6 +12,7 @@ from planner.diff.change import UnitChange
 from planner.diff.diff import diff_of
 from planner.diff.markdown import diff_markdown
 from planner.diff.text import MAX_LINES, diff_text
+from planner.problems.finding import Finding
 from tests.docs.plan_schema import schema_of_changes
 from tests.planner.diff.pairs import base, changed
 
@@ -70,7 +72,10 @@ def test_it_fits_a_screen_whatever_changes(units, nodes, change):
     assert "..." not in text or "--format json has what is cut" in text
 
 
-HOSTILE = "`a` @someone #1 !2 <img src=x onerror=alert(1)> | $x$ [b](https://evil.example) **c** \x1b[2J"
+HOSTILE = (
+    "`a` @someone #1 !2 %3 gh-4 HTTPS://evil.example www.evil.example <img src=x onerror=alert(1)> | $x$ "
+    "[b](https://evil.example) **c** \x1b[2J"
+)
 
 
 def test_a_comment_shows_what_a_spec_says_and_runs_none_of_it(change):
@@ -84,6 +89,19 @@ def test_a_comment_shows_what_a_spec_says_and_runs_none_of_it(change):
     assert "<img" not in row
     assert "@someone" not in row
     assert "#1 " not in row
+    assert not re.search(r"%3|gh-4|://|www\.", row, re.IGNORECASE)
+
+
+@given(message=st.text(alphabet="$@<a ", max_size=4000), number=st.sampled_from([1, 2, 40, 4000]))
+@settings(max_examples=15)
+def test_a_comment_is_no_longer_than_a_forge_takes(message, number, change):
+    """Whatever a plan warns of or assumes: lines are left out, and the last one says where they are."""
+    warnings = (Finding("prefill", None, "W100 must be short", message, "say less"),) * number
+    moves = change.warnings.model_copy(update={"new": warnings, "gone": warnings})
+    text = diff_markdown(change.model_copy(update={"warnings": moves, "assumed": (message,) * number}))
+
+    assert len(text) < 65_536
+    assert number < 4000 or "--format json has what is cut" in text
 
 
 def test_details_are_folded(change):
