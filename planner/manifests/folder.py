@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from planner.facts.digest import digest_of_text, pretty_json
+from planner.facts.files import read_file
 from planner.manifests.render import KUSTOMIZATION, MARK, render_files
 from planner.plan.given import is_plan
 from planner.plan.loaded import PLAN_FILE, read_plan
@@ -140,7 +141,7 @@ def _text_in(path: Path) -> str | None:
 def _list_of_last_run(folder: Path) -> str:
     """The text of the folder's kustomization.yaml, if we wrote that; empty for a folder that is empty."""
     kustomization = folder / KUSTOMIZATION
-    text = kustomization.read_text(encoding="utf-8", errors="replace") if kustomization.is_file() else ""
+    text = _text_of(kustomization) if kustomization.is_file() else ""
     if text.startswith(MARK):
         return text
     if any(folder.iterdir()):
@@ -161,7 +162,7 @@ def _files_in(text: str) -> set[str]:
 def _plan_in(folder: Path) -> set[str]:
     """The name of the folder's plan; of a file of that name that is none, nothing."""
     path = folder / PLAN_FILE
-    return {PLAN_FILE} if path.is_file() and is_plan(path.read_bytes()) else set()
+    return {PLAN_FILE} if path.is_file() and is_plan(_content_of(path)) else set()
 
 
 def _is_plain(name: object) -> bool:
@@ -183,7 +184,7 @@ def _refuse_changed_files(folder: Path, files: Mapping[str, str], text: str) -> 
     for name, digest in OF_FILE.findall(text):
         path = folder / name
         if _is_plain(name) and path.is_file():
-            found = path.read_text(encoding="utf-8", errors="replace")
+            found = _text_of(path)
             if found != files.get(name) and digest_of_text(found) != digest:
                 changed.append(name)
     if changed:
@@ -193,6 +194,19 @@ def _refuse_changed_files(folder: Path, files: Mapping[str, str], text: str) -> 
         )
         fix = "change the spec, or give --overwrite"
         raise CallError([Finding("", None, rule, reason, fix).at(str(folder / name)) for name in changed])
+
+
+def _text_of(path: Path) -> str:
+    """Return what a file says, whichever line ends Git or an editor gave it."""
+    return _content_of(path).decode(errors="replace").replace("\r\n", "\n")
+
+
+def _content_of(path: Path) -> bytes:
+    """Return what is in a file. Raises CallError for one that is longer than any of ours."""
+    try:
+        return read_file(path)
+    except OSError as error:
+        raise _refused(path, NOT_OURS, error.strerror or str(error)) from None
 
 
 def _strip_digests(text: str) -> str:

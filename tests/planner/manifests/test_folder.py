@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planner.cli import main
 from planner.compiler import compile_plan
+from planner.facts.files import MAX_FILE_BYTES
 from planner.manifests import folder as writer
 from planner.manifests.folder import files_of, kept_plan, stale_files, write_folder
 from planner.manifests.render import render_files
@@ -70,6 +71,18 @@ def test_overwrite_replaces_what_somebody_changed(folder, spec_file):
 
     assert (main(words), main([*words, "--overwrite"]), main(words)) == (2, 0, 0)
     assert "by hand" not in (folder / UNIT).read_text()
+
+
+@pytest.mark.parametrize("name", [UNIT, "kustomization.yaml", "plan.json"])
+def test_a_file_that_is_longer_than_any_of_ours_is_not_read(folder, files, name):
+    """S902 names it: one of zeros takes no room in a repository, and would fill the memory of who renders."""
+    with (folder / name).open("a") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(CallError) as error:
+        write_folder(folder, files)
+
+    (problem,) = error.value.findings
+    assert (problem.id, problem.file, problem.reason) == ("S902", str(folder / name), "it has more than 64 MiB")
 
 
 def test_other_line_ends_are_no_change(folder, files):
