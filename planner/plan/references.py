@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from planner.facts import names
+from planner.facts.engine_models import ENGINE_MODELS
+from planner.facts.engines import OURS
 from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import layout_of
@@ -28,8 +30,8 @@ _Reference = tuple[str, object, str, bool]  # path, what stands there, what it m
 
 def disagreeing(plan: Plan, spec: Spec) -> Iterator[Finding]:
     """Yield the parts that refer to what is not there, or is another's."""
-    parts = _of_plan(plan, spec), _of_phases(plan, spec), _of_units(plan, spec), _of_day(plan, spec)
-    for path, value, source, agrees in chain(*parts):
+    parts = (_of_plan, _of_phases, _of_engine, _of_units, _of_day)
+    for path, value, source, agrees in chain.from_iterable(part(plan, spec) for part in parts):
         if not agrees:
             reason = "the parts of this plan contradict each other"
             yield Finding(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
@@ -59,6 +61,7 @@ def _of_phases(plan: Plan, spec: Spec) -> Iterator[_Reference]:
     """A phase has the units and the shape that its section gives it."""
     counts = Counter(unit.phase for unit in plan.units)
     yield "phases", sorted(plan.phases), "spec", plan.phases.keys() == set(spec.phases)
+    yield "memory", sorted(plan.memory), "phases", plan.memory.keys() <= plan.phases.keys()
     for phase, shape in plan.phases.items():
         layout = layout_of(spec, phase, shape.num_logical_experts, shape.shared_per_gpu)
         source = f"spec, which has {counted(layout.num_units, f'{phase} unit')}"
@@ -66,6 +69,16 @@ def _of_phases(plan: Plan, spec: Spec) -> Iterator[_Reference]:
         for key, value in shape:
             expected = getattr(layout, key)
             yield f"phases.{phase}.{key}", value, f"spec.{phase} ({expected})", value == expected
+
+
+def _of_engine(plan: Plan, spec: Spec) -> Iterator[_Reference]:
+    """What the containers of another engine are made from is there."""
+    if spec.engine_name == OURS or not plan.runnable:
+        return
+    model_type, known = plan.model.model_type, ENGINE_MODELS[spec.engine_name].get(spec.engine_version or "", {})
+    yield "memory", sorted(plan.memory), "phases", plan.memory.keys() == plan.phases.keys()
+    yield "model.model_type", model_type, f"the models that {spec.engine_name} runs", model_type in known
+    yield "spec.model.checkpoint", None, "runnable", spec.checkpoint is not None
 
 
 def _of_units(plan: Plan, spec: Spec) -> Iterator[_Reference]:

@@ -36,7 +36,7 @@ def told_otherwise(plan: Plan) -> Iterator[Finding]:
         memory=plan.memory,
         expert_maps=_maps(plan),
         first_moe_layer=(first.get("expert_map") or {}).get("first_layer", 0),
-        model_type=first.get("model_type", ""),
+        model_type=plan.model.model_type,
         brings_code=first.get("brings_code", False),
         other_method=first.get("quant_method"),
         is_runnable=plan.runnable,

@@ -23,6 +23,7 @@ from planner.problems.errors import CallError, SpecError
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 from tests.docs.plan_schema import schema_of_plans
+from tests.planner.test_shipped_specs import SPECS
 
 SCHEDULE = """\
 schedule:
@@ -276,6 +277,10 @@ def nodes_with(**odd):
     return [{"name": f"node-{number}"} | (odd if number == 2 else {}) for number in range(5)]
 
 
+WEIGHTS = dict.fromkeys(["attention", "dense", "shared", "gates", "embedding", "routed"], 1)
+BYTES = ("activation_bytes", "buffer_bytes", "reserve_bytes", "cuda_graph_bytes", "full_requests")
+COUNTS = ("weights_bytes", "kv_bytes_per_token", "kv_tokens", "gpu_bytes")
+MEMORY = {"weights": WEIGHTS} | dict.fromkeys([*BYTES, *COUNTS], 1)
 FEWER_EXPERTS = {"num_logical_experts": 28, "num_physical_experts": 32, "slots_per_gpu": 8, "routed_per_gpu": 8}
 OF_SPEC = ("ep_size", "attention_tp", "dp_size", "nodes_per_unit", "slots_per_gpu", "routed_per_gpu")
 REFERENCES = [
@@ -315,6 +320,7 @@ REFERENCES = [
     *((("phases", "decode", key), lambda each: each + 1, f"phases.decode.{key}") for key in OF_SPEC),
     (("phases", "decode", "gpu"), lambda _: "h800", "phases.decode.gpu"),
     (("phases",), lambda phases: {"prefill": phases["prefill"]}, "phases"),
+    (("memory",), lambda _: {"mixed": MEMORY}, "memory"),
     (("units",), lambda units: units[:1], "launch_documents"),
     (("spec", "decode", "ep_size"), lambda _: "auto", "spec.decode.ep_size"),
     (("spec", "decode", "redundant_experts"), lambda _: "auto", "spec.decode.redundant_experts"),
@@ -512,6 +518,28 @@ def test_inputs_are_the_files_that_the_spec_names(plan_of, spec_text, spec_folde
 
     assert plan_of(text).as_json()["inputs"] == digests
     assert plan_of(spec_text).as_json()["inputs"] == {"config.json": digests["config.json"]}
+
+
+@pytest.fixture(scope="module")
+def vllm(plan_of):
+    """The JSON of a plan that vLLM runs."""
+    text = (SPECS / "h200-single-node.yaml").read_text()
+    return json.loads(pretty_json(plan_of(text.replace("\nname: ", "\nengine: vllm\nname: ")).as_json()))
+
+
+FOR_VLLM = [
+    (("memory",), lambda _: {}, "memory"),
+    (("model", "model_type"), lambda _: "kimi_k9", "model.model_type"),
+    (("spec", "model", "checkpoint"), lambda _: None, "spec.model.checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("keys", "change", "where"), FOR_VLLM, ids=[where for *_, where in FOR_VLLM])
+def test_what_containers_of_another_engine_are_made_from_is_there(vllm, keys, change, where, tmp_path):
+    """S908: the plan says that vLLM runs it, and its containers cannot be made again without these."""
+    problem = refusal(resealed(edited(vllm, keys, change)), tmp_path / "plan.json")
+
+    assert (problem.rule[:4], problem.path) == ("S908", where)
 
 
 NO_JSON = [
