@@ -1,7 +1,7 @@
-"""Spec in, plan out: decide what the spec leaves open, ask one candidate, write down what it says.
+"""Compile a spec into a plan: decide what the spec leaves open, then read the plan from one candidate.
 
-What is only expected of a plan is asked last, since it may take longer than all the rest: for SGLang's units of the
-published system, the maps with one more slot take three times as long. `render` and `up` do without.
+Predictions come last, since they may take longest: for SGLang's units of the published system, the maps with one more
+slot take three times as long as the rest. `render` and `up` do not need them.
 
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
@@ -31,19 +31,19 @@ __all__ = ["Compiled", "compile_plan", "plan_from", "run_passes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled(Candidate):
-    """A candidate with a number for every `auto`, and how these were chosen."""
+    """A candidate with a number for every `auto`, and the decisions behind them."""
 
     choice: Choice
 
     @property
     def searched(self) -> Collection[Phase]:
-        """Return the phases whose layouts were chosen by their speed."""
+        """Return the phases whose layouts the search chose by speed."""
         return self.choice.search.chosen if self.choice.search else ()
 
     @cached_property
     def plan(self) -> Plan:
-        """Return the plan with what is expected of it, and with its report."""
-        from planner.plan.estimated import expected_sections  # imported late: `render` and `up` need none of it
+        """Return the plan with predictions and report."""
+        from planner.plan.estimated import expected_sections  # slow to import; `render` and `up` do not need it
         from planner.report.rows import rows_of
 
         sections = decided_sections(self, self.choice) | expected_sections(self)
@@ -52,22 +52,21 @@ class Compiled(Candidate):
 
     @property
     def deployed(self) -> Plan:
-        """Return the part of the plan that is carried out."""
+        """Return the plan without predictions and report: the part that is deployed."""
         return sealed(decided_sections(self, self.choice))
 
 
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
-    """Return the plan for `spec`, near the `previous` one: units stay where they were, and few slots of maps change.
+    """Return the plan for `spec`.
 
-    Predictions are corrected by `calibration`, a user's own measurements.
-
-    Raises InfeasibleError, with changes that would do, when it cannot be had.
+    Near a `previous` plan, units stay on their nodes and few slots of the maps change. `calibration`, a user's own
+    measurements, corrects predictions. Raises InfeasibleError, with changes that help, if no plan is possible.
     """
     return run_passes(spec, previous, calibration).plan
 
 
 def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Compiled:
-    """Return what `compile_plan` makes its plan of, for whoever asks further, as `tidemill simulate` does."""
+    """Return the compiled candidate, for callers that need more than its plan, such as `tidemill simulate`."""
     choice = decide(spec)
     resolved = choice.spec
     candidate = Compiled(resolved.document, previous, calibration, known=resolved, choice=choice)
@@ -78,10 +77,10 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
 def plan_from(
     path: Path, previous: Path | None = None, kept: Plan | None = None, overlays: Sequence[Path] = ()
 ) -> Plan:
-    """Return the plan in the file at `path`, or what the spec there becomes near the `previous` plan, else the `kept`.
+    """Return the plan in the file at `path`, or plan the spec there, without predictions.
 
-    The spec is read under its `overlays`. What is only expected of its plan is left out. Raises SpecError, CallError or
-    InfeasibleError when there is none.
+    A spec is read with its `overlays`, and planned near the plan at `previous`, else near the `kept` plan. Raises
+    SpecError, CallError or InfeasibleError if there is no plan.
     """
     given = read_given(path, overlays)
     if isinstance(given, ResolvedSpec):

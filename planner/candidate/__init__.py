@@ -1,1 +1,1 @@
-"""A spec as far as it has been thought through."""
+"""A spec and its results, computed on first use."""

@@ -1,13 +1,13 @@
-"""A candidate: one spec, and what follows from it, each part computed when somebody asks for it.
+"""A candidate: one spec and the results that follow from it, each computed on first use.
 
     document -> resolved -> layouts -> memory -> placement -> schedule, maps -> speed -> cost
 
-It is frozen. Whoever wants to know what a change would do asks the candidate `having` it, which is another one, so that
-nothing is computed twice and nothing goes stale. `compiler.py` asks one candidate for all that a plan says, `search/`
-tries many. A candidate judges nothing: memory may be short, and rules say so.
+A candidate is frozen: `with_change` returns another one, so no result is computed twice or goes stale. `compiler.py`
+reads a whole plan from one candidate; `search/` tries many. A candidate does not judge: if memory is short, a rule says
+so.
 
-What rests on a spec that breaks rules, or on a placement where nodes are too few, raises `Unknown`. So does a question
-beyond the candidate's `level`: `validate` waits for no placement, and a search for no maps.
+A result raises `Unknown` if the spec breaks rules, or if it needs a placement and nodes are too few. A result beyond
+the candidate's `level` raises it too: `validate` must not wait for a placement, nor a search for expert maps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,44 +54,44 @@ __all__ = ["Candidate", "Previous"]
 
 
 class Previous(Protocol):
-    """A plan of before, near which units and maps stay."""
+    """A previous plan: units keep its nodes, and maps stay near its maps."""
 
     @property
     def nodes_by_unit(self) -> Mapping[str, Sequence[str]]:
-        """The nodes of its units, by name."""
+        """The names of each unit's nodes, by the unit's name."""
 
     def rows_for(self, layout: PhaseLayout, num_layers: int) -> Sequence[Sequence[int]] | None:
-        """The phase's map, where it has the sizes of `layout`."""
+        """Return the phase's expert map if it has the sizes of `layout`, else None."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A spec as far as it has been thought through."""
+    """A spec and its results, computed on first use."""
 
     document: Document
     previous: Previous | None = None
-    calibration: "Calibration | None" = None  # a user's own measurements, by which `speed` is corrected
-    level: Level = "predicted"  # how far it may be thought through
-    known: ResolvedSpec | None = field(default=None, repr=False)  # the document, where it has been resolved before
+    calibration: "Calibration | None" = None  # a user's own measurements, which correct `speed`
+    level: Level = "predicted"  # results beyond it raise Unknown
+    known: ResolvedSpec | None = field(default=None, repr=False)  # the resolved document, if the caller has it
 
     @classmethod
     def of(
         cls, spec: ResolvedSpec, previous: Previous | None = None, calibration: "Calibration | None" = None
     ) -> "Candidate":
-        """Return the candidate of a spec without mistakes."""
+        """Return the candidate for a resolved spec."""
         return cls(spec.document, previous, calibration, known=spec)
 
     def at(self, level: Level) -> "Candidate":
-        """Return the same spec, to be thought through up to `level`."""
+        """Return the candidate with results up to `level` only."""
         return replace(self, level=level)
 
-    def having(self, change: Change) -> "Candidate":
-        """Return the candidate whose user had also written `change` (dotted path -> value)."""
+    def with_change(self, change: Change) -> "Candidate":
+        """Return the candidate with `change` (dotted path -> value) written into its document."""
         return replace(self, document=document_with(self.document, change), known=None)
 
     @cached_property
     def resolved(self) -> ResolvedSpec:
-        """The spec with what its files and names stand for. Raises Unknown where it breaks rules."""
+        """The spec with file and catalog references resolved. Raises Unknown if it breaks rules."""
         try:
             return self.known or resolve(self.document)
         except SpecError as error:
@@ -99,7 +99,7 @@ class Candidate:
 
     @property
     def spec(self) -> Spec:
-        """Its fields alone."""
+        """The spec's own fields, without its resolved files."""
         return self.resolved.written
 
     @cached_property
@@ -109,35 +109,35 @@ class Candidate:
 
     @cached_property
     def memory(self) -> tuple[MemoryPlan, ...]:
-        """A GPU of each phase, whether or not all fits; none on `cpu`."""
+        """The memory of one GPU of each phase, even if not everything fits; empty on `cpu`."""
         spec = self.resolved
         return tuple(each for phase in spec.phases if (each := memory_of(spec, phase)) is not None)
 
     @property
     def phase_gpus(self) -> dict[Phase, Gpu]:
-        """The GPUs of phases that run on another than the cluster's."""
+        """The GPU type of each phase that does not run on the cluster's own type."""
         spec = self.resolved
         return {each.phase: spec.gpu_of(each.phase) for each in self.layouts if each.gpu != spec.cluster.gpu_name}
 
     @cached_property
     def refusals(self) -> tuple[Finding, ...]:
-        """Why its engine cannot run it: it plans all the same."""
+        """The limits of the engine that the spec breaks. It plans all the same."""
         return findings_at(self, "rendered")
 
     @cached_property
     def warnings(self) -> tuple[Finding, ...]:
-        """What is lost, though it plans, as far as layouts say."""
+        """The warnings about its layouts and pods."""
         return warnings_of(self, is_runnable=not self.refusals)
 
     @cached_property
     def start_times(self) -> StartTimes | None:
-        """How long units take to start, where that is known."""
+        """How long units take to start; None if unknown."""
         return start_times(self.resolved, self.layouts, self.memory)
 
     @cached_property
     def placement(self) -> "Placement":
-        """Units on nodes. Raises Unknown where there are too few."""
-        from planner.placement.place import place_units  # imported late, like maps: `validate` waits for neither
+        """The placement of units on nodes. Raises Unknown if there are too few nodes."""
+        from planner.placement.place import place_units  # slow to import, like maps; `validate` needs neither
 
         self._require("placed")
         if missing_nodes(self.resolved, self.layouts):
@@ -151,30 +151,30 @@ class Candidate:
 
     @cached_property
     def places(self) -> dict[Phase, FailureDomains]:
-        """The failure domains in which the ranks of each phase's units stand."""
+        """The failure domains of the ranks of each phase's units."""
         return failure_domains(self.resolved, self.layouts, self.placement.units)
 
     @cached_property
     def schedule(self) -> "DaySchedule | None":
-        """The day of the units; None where all are always on."""
+        """The day's schedule of units; None if all are always on."""
         from planner.schedule.schedule import plan_schedule
 
         return plan_schedule(self.resolved.written, self.placement.units, self.start_times)
 
     @cached_property
     def loads(self) -> Loads:
-        """How often each expert is chosen, layer by layer."""
+        """How often each expert is chosen: [num_moe_layers][num_routed_experts]."""
         return expert_loads(self.resolved)
 
     @cached_property
     def maps(self) -> "dict[Phase, ExpertMap]":
-        """The expert map of each phase, near the previous one where there is one."""
+        """The expert map of each phase, near the previous plan's map if there is one."""
         self._require("mapped")
         return {each.phase: self._map_for(each, self._previous_map(each)) for each in self.layouts}
 
     @cached_property
     def maps_with_one_more_slot(self) -> "dict[Phase, ExpertMap]":
-        """What maps would be with one more slot on each GPU, of the phases whose slots bind."""
+        """The expert maps with one more slot per GPU, for the phases whose balance is limited by slots."""
         from planner.expert_map import slots_bind
 
         return {
@@ -185,28 +185,28 @@ class Candidate:
 
     @cached_property
     def speed(self) -> "tuple[PhaseOutlook, ...]":
-        """What each phase is expected to do."""
+        """The predicted speed of each phase."""
         from planner.estimate.performance import predict_phases
 
         return predict_phases(self.resolved, self.layouts, self.memory, self.maps, self.loads, self.calibration)
 
     @cached_property
     def traffic(self) -> "dict[Phase, Traffic]":
-        """What phases put on their fullest links, where these are known."""
+        """The traffic of each phase on its fullest links, as far as these are known."""
         from planner.estimate.links import expected_traffic
 
         return expected_traffic(self.resolved, self.layouts, self.units, self.maps, self.loads)
 
     @cached_property
     def failures(self) -> "dict[Phase, dict[str, Loss]]":
-        """What the worst loss of each kind of domain stops."""
+        """The worst loss of each kind of failure domain, by phase."""
         from planner.estimate.failures import report_failures
 
         return report_failures(self.resolved, self.layouts, self.units, self.maps)
 
     @cached_property
     def uptime(self) -> "Uptime | None":
-        """What failures do to an average day; None where the spec does not ask."""
+        """The effect of failures on an average day; None if the spec does not ask for it."""
         from planner.estimate.uptime import estimate_uptime
 
         return estimate_uptime(self.resolved, self.layouts)
@@ -220,16 +220,16 @@ class Candidate:
 
     @cached_property
     def cost(self) -> "Cost | None":
-        """What a day costs and earns; None where the spec gives no prices."""
+        """The cost and income of a day; None if the spec gives no prices."""
         from planner.cost.cost import plan_cost
 
         most = {each.phase: self.full_rates[each.phase] * each.case.gpus_per_node for each in self.speed if each.case}
         return plan_cost(self.spec, self.schedule, self.units, most)
 
     def demand_on(self, day: str | None) -> "tuple[PhaseLoad, ...]":
-        """Return how full traffic makes each phase whose speed is known, on a date or a weekday.
+        """Return each phase's load by the traffic of a date or a weekday; None means a usual day.
 
-        Without one, it is a day like most.
+        Phases of unknown speed are left out.
         """
         from planner.cost.demand import demand_of
 
@@ -254,7 +254,7 @@ class Candidate:
         return as_full_as_asked(outlook, most_requests(self.spec, self.memory, outlook), times)
 
     def predicted_with(self, phase: Phase, change: Change) -> "Prediction | None":
-        """Return what a phase would do, with its own map, if the spec were changed so."""
+        """Predict a phase with its expert map and a change of the spec."""
         from planner.estimate.performance import predict_phases
 
         tried, layouts = with_values(self.resolved, change), [each for each in self.layouts if each.phase == phase]
@@ -262,14 +262,14 @@ class Candidate:
         return predict_phases(tried, layouts, memory, self.maps, self.loads, self.calibration)[0].prediction
 
     def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: "Domains") -> float | None:
-        """Return max/mean of a map of `layout` with other slots and failure domains; None below the level of maps."""
+        """Return max/mean of a map of `layout` with other slots and failure domains; None below level "mapped"."""
         if not is_within("mapped", self.level):
             return None
         more_slots = (slots_per_gpu - layout.slots_per_gpu) * layout.ep_size
         return fmean(self._map_for(layout, more_slots=more_slots, domains=domains).max_over_mean)
 
     def _require(self, level: Level) -> None:
-        """Raise Unknown where the candidate may not be thought through to `level`."""
+        """Raise Unknown if `level` is beyond the candidate's own."""
         if not is_within(level, self.level):
             raise Unknown
 
@@ -284,7 +284,7 @@ class Candidate:
         more_slots: int = 0,
         domains: "Domains | None" = None,
     ) -> "ExpertMap":
-        """Balance the experts of a phase, near the `previous` map where there is one, and in no other `domains`."""
+        """Balance the experts of a phase, near the `previous` map if given, under `domains` (default: `coverage`'s)."""
         from planner.expert_map import balance
 
         spec = self.resolved

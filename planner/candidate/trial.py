@@ -1,7 +1,7 @@
-"""One phase of a candidate, before it is placed and balanced: its shape, its memory, and how fast it would be.
+"""Predict one phase with trial sizes, before placement and expert maps: its shape, memory and speed.
 
-A search asks it of a thousand layouts. The point is that of `estimate/case.py`, the time that of `estimate/throughput`;
-balance is foreseen by its `replicas.py`. The latencies are the means that a plan predicts too.
+A search does this for thousands of layouts. It uses the model of `estimate/case.py` and `estimate/throughput`, with the
+balance that `estimate/throughput/replicas.py` expects. Latencies are the same means that a plan predicts.
 """
 
 from collections.abc import Mapping
@@ -31,17 +31,17 @@ Numbers = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Speed:
-    """One layout at one load; rates of prefill count computed tokens."""
+    """The predicted speed of one layout at one load. Prefill's tokens/s count computed prompt tokens."""
 
     tokens_per_s_per_gpu: float
-    tpot_ms: float | None  # none in prefill
-    ttft_ms: float | None  # none in decode
+    tpot_ms: float | None  # None in prefill
+    ttft_ms: float | None  # None in decode
     max_over_mean: float
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One phase of a candidate, with numbers for every field of it."""
+    """One phase of a spec, with a number for every `auto` of that phase."""
 
     spec: ResolvedSpec
     phase: Phase
@@ -53,12 +53,12 @@ class Trial:
 
     @cached_property
     def memory(self) -> MemoryPlan:
-        """Return a GPU of the phase, whose memory is known."""
+        """Return the memory of one GPU of the phase. Its GPU type must have known memory."""
         return split_memory(self.spec, self.layout)
 
     @cached_property
     def case(self) -> Case:
-        """Return what is asked of `estimate/throughput`. Without a map, GPUs are equally full and copies expected."""
+        """Return the input of `estimate/throughput`: with balanced GPUs and the expected number of token copies."""
         spec, layout = self.spec, self.layout
         unit = unit_shape(spec, layout)
         on_nodes = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout) > 1
@@ -71,34 +71,34 @@ class Trial:
 
 
 def trial_of(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> Trial:
-    """Return the layout with `numbers` and so many requests; units do not matter to one of them."""
+    """Return the trial of `phase` with `numbers` and `requests`. The number of units does not matter to it."""
     units = {"units": 1} if is_undecided(spec.phase(phase).units) else {}
     return Trial(spec.trying(phase, {**numbers, **units, "max_requests": requests}), phase)
 
 
 def speed_of(trial: Trial, balance: Balance) -> Speed:
-    """Return how fast a layout is whose GPUs are as full as `balance` foresees."""
+    """Predict the speed of a trial with the balance that `balance` expects."""
     case, unit = trial.case, trial.case.unit
     slots = trial.layout.num_physical_experts
     case = replace(case, imbalance=balance.of(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
     fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as a plan tells it
     if case.phase == "mixed":
-        return _speed_of_turns(case, turns_at(case), fullest)
+        return _mixed_speed(case, turns_at(case), fullest)
     rate = saturated_rate(case)
     case = as_full_as_promised(trial.spec, case, rate)
     tpot = None if case.phase == "prefill" else case.point.requests / unit.attention_tp / rate * MS_PER_S
     return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), fullest)
 
 
-def _speed_of_turns(case: Case, turns: SteadyTurns, fullest: float) -> Speed:
-    """Return the speed of a mixed unit, as `predict.py` has it."""
+def _mixed_speed(case: Case, turns: SteadyTurns, fullest: float) -> Speed:
+    """Return the speed of a mixed unit, by the formulas of `predict.py`."""
     tpot = turns.seconds_per_step / case.point.accepted_tokens
     ttft = case.point.prompt_steps * turns.seconds + turns.wait + prompt_reading(case)
     return Speed(rate_of_turns(case, turns), tpot * MS_PER_S, ttft * MS_PER_S, fullest)
 
 
 def _ttft_ms(case: Case, rate: float) -> float | None:
-    """Return the mean time of a prompt's steps and of the queue before them, as `predict.py` has it."""
+    """Return the mean TTFT in ms, by the formulas of `predict.py`: a prompt's queue, steps and reading of cached KV."""
     if case.phase == "decode":
         return None
     point = case.point

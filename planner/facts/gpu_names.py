@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from planner.facts.catalog import GPUS
-from planner.problems.fix import Fix, close_to, did_you_mean
+from planner.problems.fix import Fix, closest_choice, did_you_mean
 
 __all__ = ["instead_of_gpu", "same_gpu", "unplanned_gpu"]
 
@@ -40,7 +40,7 @@ def same_gpu(written: str) -> str | None:
 def instead_of_gpu(written: str, known: Sequence[str]) -> Fix:
     """Offer the one of `known` that says the same GPU; another GPU is nobody's mistake."""
     own = [each for each in known if each not in GPUS]
-    meant = same_gpu(written) or close_to(written, own)
+    meant = same_gpu(written) or closest_choice(written, own)
     return did_you_mean(meant, [meant]) if meant in known else Fix(f"write {' or '.join(known)}", ())
 
 

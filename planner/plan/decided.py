@@ -8,7 +8,7 @@ from planner.facts import names
 from planner.facts.catalog import ASSUMED
 from planner.plan.launch import launch_documents, without_map
 from planner.plan.sections import Map, Memory, PlannedUnit
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.rules.schedule import reset_spent_options
 from planner.search.auto import Choice
 from planner.search.decision import DEFAULT, Decision
@@ -68,4 +68,4 @@ def _sources(candidate: Candidate) -> dict[str, str]:
 def _with_defaults(spec: ResolvedSpec, decisions: Iterable[Decision]) -> dict[str, Any]:
     """The spec's data with the defaults that were taken, as one would write it who decides all by himself."""
     defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
-    return reset_spent_options(applied(spec.document.data, defaults), spec.document.autos)
+    return reset_spent_options(apply_change(spec.document.data, defaults), spec.document.autos)

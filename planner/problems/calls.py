@@ -1,6 +1,6 @@
-"""A wrong command line: what argparse finds, reported like any other mistake.
+"""An argument parser that reports a wrong command line like any other mistake.
 
-It knows no command: `cli.py` and `stacks/cli.py` build theirs from this parser.
+It defines no command: `cli.py` and `stacks/cli.py` build theirs from it.
 """
 
 import argparse
@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.problems.fix import close_to
+from planner.problems.fix import closest_choice
 
 __all__ = ["Parser"]
 
-# Commands as other tools call them -> as we do.
-OTHER_COMMANDS = {
+# Commands of other tools -> ours.
+FOREIGN_COMMANDS = {
     **dict.fromkeys(("check", "lint"), "validate"),
     **dict.fromkeys(("template", "manifests", "build"), "render"),
     **dict.fromkeys(("run", "start", "serve", "deploy", "apply"), "up"),
@@ -24,61 +24,69 @@ OTHER_COMMANDS = {
     **dict.fromkeys(("ps", "list", "get"), "status"),
 }
 
-OPTIONS = {"help": "--help", "version": "--version"}  # that other tools have as commands
-OUTPUTS = ("--out", "--output", "--out-dir", "--output-dir", "--outdir", "--out-file", "--output-file")  # as others say
+OPTIONS_AS_COMMANDS = {"help": "--help", "version": "--version"}  # options that other tools have as commands
+FOREIGN_OUTPUTS = (
+    "--out",
+    "--output",
+    "--out-dir",
+    "--output-dir",
+    "--outdir",
+    "--out-file",
+    "--output-file",
+)  # as others say
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises CallError, so that a wrong call is reported like any other mistake.
 
-    Options have one name each: a prefix that argparse would take for one today may be two options' tomorrow.
+    Abbreviated options are refused: a prefix that is unique today may be ambiguous tomorrow.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing and leaving."""
+        """Raise CallError; argparse would print and exit."""
         self._refuse(message, f"see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse unknown words where they were written: the command knows its options, the top parser only commands.
+        """Parse the words; raise CallError for unknown ones in the parser of the command, which knows its options.
 
-        A wrong name of an option is refused first, since the right one may be missing because of it.
+        A misspelt option is refused first, since it may be the reason why a required option is missing.
         """
         wrong = self._unknown_option(sys.argv[1:] if args is None else args)
         found, unknown = (namespace, [wrong]) if wrong else super().parse_known_args(args, namespace)
         if unknown:
-            meant = self._nearest(unknown[0].partition("=")[0])
+            meant = self._similar_options(unknown[0].partition("=")[0])
             fix = f"did you mean {' or '.join(meant)}?" if meant else f"see {self.prog} --help"
             self._refuse(f"{' '.join(unknown)} is not known", fix)
         return found, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a choice that there is not, with the one that it is like."""
+        """Refuse an unknown choice, and suggest a similar one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
             choices = [str(each) for each in action.choices or ()]
-            other = OTHER_COMMANDS.get(value)
-            meant = other if other in choices else OPTIONS.get(value) or close_to(value, choices)
+            other = FOREIGN_COMMANDS.get(value)
+            meant = other if other in choices else OPTIONS_AS_COMMANDS.get(value) or closest_choice(value, choices)
             self._refuse(str(error), f"did you mean {meant}?" if meant else f"see {self.prog} --help")
 
     def _unknown_option(self, words: Sequence[str]) -> str | None:
-        """Return the first of `words` that looks like an option but is none of this parser's.
+        """Return the first of `words` that looks like an option but is unknown to this parser, or None.
 
-        Words after a command are the command's.
+        Words after a command belong to the command's parser.
         """
         ours = takewhile(lambda word: self._subparsers is None or word.startswith("-"), words)
         options = (word for word in takewhile(lambda word: word != "--", ours) if word.startswith("--"))
         return next((word for word in options if word.partition("=")[0] not in self._option_string_actions), None)
 
-    def _nearest(self, word: str) -> list[str]:
-        """Return the options that begin with `word`, else the one that it is like."""
-        if word in OUTPUTS and "-o" in self._option_string_actions:
+    def _similar_options(self, word: str) -> list[str]:
+        """Return the options that begin with `word`, else the one with a similar name."""
+        if word in FOREIGN_OUTPUTS and "-o" in self._option_string_actions:
             return ["-o"]
         begun = [option for option in self._option_string_actions if option.startswith(word)]
-        close = close_to(word, list(self._option_string_actions))
+        close = closest_choice(word, list(self._option_string_actions))
         return begun or ([close] if close else [])
 
     def _refuse(self, reason: str, fix: str) -> NoReturn:

@@ -8,7 +8,7 @@
 
 Each carries `Finding`s. Our own mistakes are not here: those are `assert`s.
 
-All mistakes are listed at once, up to `MAX_TOLD` of a rule in a file. S109 stands for the rest of that rule's.
+All mistakes are listed at once, but at most `MAX_LISTED` of a rule in a file: one S109 stands for the rest.
 """
 
 from collections import Counter
@@ -17,20 +17,20 @@ from typing import ClassVar
 
 from planner.problems.finding import Finding
 
-__all__ = ["MAX_TOLD", "CallError", "InfeasibleError", "OutputError", "SpecError", "TidemillError"]
+__all__ = ["MAX_LISTED", "CallError", "InfeasibleError", "OutputError", "SpecError", "TidemillError"]
 
-MAX_TOLD = 500  # assumed: nobody reads more of one kind
+MAX_LISTED = 500  # assumed: nobody reads more findings of one rule
 
 
 class TidemillError(Exception):
-    """Something a user can cause and repair."""
+    """An error that a user can cause and repair."""
 
     exit_status: ClassVar[int]
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         super().__init__(findings)
         in_order = sorted(findings, key=lambda finding: (finding.file, finding.line, finding.column))
-        self.findings = tuple(_told(in_order))
+        self.findings = tuple(_limit_findings(in_order))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.findings))
@@ -43,7 +43,7 @@ class SpecError(TidemillError):
 
 
 class InfeasibleError(TidemillError):
-    """The spec is right, and cannot be met."""
+    """The spec is right, but what it asks for is impossible."""
 
     exit_status = 3
 
@@ -55,19 +55,19 @@ class CallError(TidemillError):
 
 
 class OutputError(TidemillError):
-    """The answer is there but could not be written."""
+    """The answer could not be written."""
 
     exit_status = 1
 
 
-def _told(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield `findings`, and at the first that a file has too many of the remark that there are more."""
+def _limit_findings(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield at most MAX_LISTED findings of each rule and file, then one S109 that says that there are more."""
     number: Counter[tuple[str, str]] = Counter()
     for each in findings:
         number[each.file, each.id] += 1
-        if number[each.file, each.id] <= MAX_TOLD:
+        if number[each.file, each.id] <= MAX_LISTED:
             yield each
-        elif number[each.file, each.id] == MAX_TOLD + 1:
-            rule = f"S109 breaks {each.id} more often than the {MAX_TOLD} times that are listed"
+        elif number[each.file, each.id] == MAX_LISTED + 1:
+            rule = f"S109 breaks {each.id} more often than the {MAX_LISTED} times that are listed"
             reason = f"{each.id} is broken here again, and perhaps further on"
             yield Finding("", None, rule, reason, "correct the listed ones first").at(each.file, each.line, each.column)

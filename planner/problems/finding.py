@@ -1,10 +1,10 @@
-"""One thing that is wrong, or that is a warning: all that a user is told about a spec, a call or a file has this shape.
+"""A finding: one mistake or one warning about a spec, a call or a file.
 
-A finding says the same to people (`message`, one line) and to programs (`as_json`). Its message has four parts, joined
-by `; `: field and value with the rule and its numbers, the reason, the nearest fix.
+A finding tells people (`message`, one line) and programs (`as_json`) the same. Its message has four parts, joined by
+`; `: field and value with the rule and its numbers, the reason, the nearest fix.
     decode.ep_size (100) must divide num_physical_experts (288 = 256 + 32 redundant); all GPUs ...; nearest: 96 or 144
 
-A rule finds something at a path. The line is looked up later, by whoever has the file.
+A rule gives the path. The caller that has the file adds the line.
 """
 
 import json
@@ -21,9 +21,9 @@ __all__ = ["Finding", "Severity", "Unknown", "may_be_secret", "warnings_json"]
 Severity = Literal["error", "infeasible", "warning"]
 
 MAX_WORD = 200  # characters without a space; our own longest are paths of a patch's fields
-MAX_PART = 2000  # assumed: more than any rule of ours with all that it lists
+MAX_PART = 2000  # assumed: longer than the longest rule of ours with its lists
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
-UNCOUNTED = "S728"  # of the ids from S700 on, the one that the spec must say more for
+INCOMPLETE_ID = "S728"  # the only id from S700 on that is a mistake: the spec says too little
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Finding:
     """
 
     path: str  # dotted: `decode.ep_size`; empty for the file as a whole
-    value: Any  # as written; None where nothing is, and where it may be a secret
+    value: Any  # raw value; None if missing, or if it may be a secret
     rule: str
     reason: str
-    fix: Fix | str  # a sentence where it takes what only the user knows
-    file: str = ""  # none before the place is looked up
+    fix: Fix | str  # text alone if the fix needs something that only the user knows
+    file: str = ""  # empty until the place is looked up
     line: int = 0
     column: int = 0
     change_files: Mapping[str, str] = field(default_factory=dict)  # path -> the file of several to change it in
@@ -54,31 +54,31 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """Return what the id says: W is a warning, and S7 says that a right spec cannot be met."""
+        """Return the severity by the id: W is a warning, S7 an infeasible spec, anything else an error."""
         if self.id.startswith("W"):
             return "warning"
-        return "infeasible" if self.id.startswith("S7") and self.id != UNCOUNTED else "error"
+        return "infeasible" if self.id.startswith("S7") and self.id != INCOMPLETE_ID else "error"
 
     @property
     def message(self) -> str:
-        """The four parts as one line. What the user wrote is cut wherever it is quoted; `changes` have all of it."""
+        """The four parts as one line. Long quotes of the user's text are shortened; `changes` have the full text."""
         _, _, rule_text = self.rule.partition(" ")
-        value = "" if self.value is None else f" ({_shown(self.value)})"
-        path, rule, reason, fix = map(_cut, (self.path, rule_text, self.reason, str(self.fix)))
+        value = "" if self.value is None else f" ({_value_in_words(self.value)})"
+        path, rule, reason, fix = map(_shorten, (self.path, rule_text, self.reason, str(self.fix)))
         return f"{path}{value} {rule}; {reason}; {fix}".lstrip()
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """The fix as changes of the spec, or of the call's options. Each of them alone mends the mistake."""
+        """The fix as alternative changes of the spec, or of the call's options. Each of them corrects the mistake."""
         found = self.fix.changes if isinstance(self.fix, Fix) else ()
         return tuple({self.path if path == HERE else path: value for path, value in each.items()} for each in found)
 
     def at(self, file: str, line: int = 0, column: int = 0) -> "Finding":
-        """Return the same with its place; without a line when it is about no line of any file."""
+        """Return the finding with its place. A line of 0 means that it is about no single line."""
         return replace(self, file=file, line=line, column=column)
 
     def as_json(self) -> dict[str, Any]:
-        """Return one entry of `errors`, as the contract has it."""
+        """Return the finding as an entry of the JSON list `errors`."""
         entry = {
             "file": self.file,
             "path": self.path,
@@ -105,34 +105,31 @@ class Finding:
 
 
 class Unknown(Exception):
-    """A rule asks for what is wrong or not there. Only that rule is silent; the mistake is told elsewhere."""
+    """A rule reads a wrong or missing value. Only that rule is silent; another rule reports the mistake."""
 
 
 MAY_BE_SECRET = tuple(f"kubernetes.{field}." for field in ("env", "overlay", "patches"))
 
 
 def may_be_secret(path: str) -> bool:
-    """Return whether what stands at `path`, in a spec or in a plan's copy of it, may be a secret: never print it."""
+    """Return whether the value at `path` of a spec, or of a plan's copy of it, may be a secret. Never print it then."""
     place = f"{path.removeprefix('spec.')}."
     return place.startswith(MAY_BE_SECRET) or place == "kubernetes."
 
 
 def warnings_json(warnings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the key of `--format json` that holds `warnings`; none where there are none, as in `validate`."""
+    """Return the `warnings` entry of `--format json`; empty if there are no warnings."""
     return {"warnings": [finding.as_json() for finding in warnings]} if warnings else {}
 
 
-def _cut(part: str) -> str:
-    """Return a part of a message without the most of a text that goes on for too long: it can only be the user's."""
+def _shorten(part: str) -> str:
+    """Shorten long words and texts in a part of a message. Only the user's own text can be so long."""
     short = LONG_WORD.sub(lambda word: f"{word[0][: MAX_WORD - 3]}...", part)
     return short if len(short) <= MAX_PART else f"{short[: MAX_PART - 3]}..."
 
 
-def _shown(value: Any) -> str:
-    """Return a value for a message: text as it is, the rest as JSON, on one line.
-
-    It is cut where it would hide the rule.
-    """
+def _value_in_words(value: Any) -> str:
+    """Return a value as one line of at most 60 characters: plain text unquoted, everything else as JSON."""
     plain = isinstance(value, str) and value.isprintable() and value and not value.isdecimal()
     text = value if plain else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

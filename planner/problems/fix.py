@@ -1,12 +1,12 @@
-"""Fixes for mistakes: in words for people, and as changes that programs can make.
+"""Fixes for mistakes: words for people, and changes for programs.
 
-Every fix that needs nothing but the spec is made here, words and changes from the same values, so that what a message
-offers can be applied: `rules/check.py` applies each one, and keeps it where the mistake is gone and no other is there.
-Where it takes what only the user knows (which file, how much memory), a fix has words alone: a program that applied an
-example would plan something else.
+The functions here make words and changes from the same values, so a program can apply what a message offers.
+`rules/check.py` tries each change, and keeps it only if the mistake is gone and no other appears. A fix that needs
+something that only the user knows (which file, how much memory) has words alone: applying an example would plan
+something else.
 
-A change maps dotted paths to what should stand there; null takes the key, or the item of a list, away, as in JSON Merge
-Patch (RFC 7396). Several changes are alternatives: each would do.
+A change maps dotted paths to new values. Null removes the key or the list item, as in JSON Merge Patch (RFC 7396).
+Several changes are alternatives.
 """
 
 import re
@@ -20,27 +20,27 @@ __all__ = [
     "HERE",
     "Change",
     "Fix",
-    "applied",
-    "close_to",
+    "apply_change",
+    "closest_choice",
     "did_you_mean",
+    "fold_spelling",
     "for_example",
     "is_misspelling",
     "nearest",
     "nearest_of",
-    "plain",
     "removal",
 ]
 
 Change = Mapping[str, Any]
 
-HERE = "."  # in a change: the path of the value that is wrong
-ALIKE = 0.8  # assumed: the least ratio of two words of which one is the other's misspelling
-LEAST_NEAR = 0.7  # assumed: the same of names, of which two letters may have changed places
+HERE = "."  # in a change: the path of the wrong value
+MISSPELT_RATIO = 0.8  # assumed: least similarity of a word and its misspelling
+SIMILAR_RATIO = 0.7  # assumed: least similarity of a name and its misspelling; two letters may be swapped
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A fix in words, and the changes that it names."""
+    """A fix in words, and as alternative changes."""
 
     words: str
     changes: tuple[Change, ...]
@@ -50,73 +50,75 @@ class Fix:
 
 
 def nearest(*values: Any) -> Fix:
-    """Offer values in place of what is there: `nearest: 96 or 144`."""
+    """Offer values to replace the wrong one: `nearest: 96 or 144`."""
     return Fix(f"nearest: {' or '.join(map(str, values))}", tuple({HERE: value} for value in values))
 
 
 def nearest_of(value: int, allowed: Sequence[int]) -> Fix:
-    """Offer the allowed numbers on both sides of `value`; `allowed` is sorted and holds one at least."""
+    """Offer the nearest allowed numbers below and above `value`; `allowed` is sorted and not empty."""
     below = [number for number in allowed if number < value][-1:]
     above = [number for number in allowed if number > value][:1]
     return nearest(*below, *above)
 
 
 def did_you_mean(word: Any, choices: Sequence[Any]) -> Fix:
-    """Ask for the choice that `word` is like, else list the choices: the user knows which.
+    """Suggest the choice that is similar to `word`, else list all choices.
 
-    It is a change where `word` only misspells the choice, and where there is no other choice.
+    The fix has a change only if `word` certainly means the choice: as its misspelling, or as the only choice.
     """
-    meant = close_to(word, list(map(str, choices)))
-    likely = [choice for choice in choices if str(choice) == meant]
-    words = f"did you mean {meant}?" if likely else f"write {' or '.join(map(str, choices))}"
+    closest = closest_choice(word, list(map(str, choices)))
+    likely = [choice for choice in choices if str(choice) == closest]
+    words = f"did you mean {closest}?" if likely else f"write {' or '.join(map(str, choices))}"
     certain = [choice for choice in likely or choices if len(choices) == 1 or is_misspelling(word, str(choice))]
     return Fix(words, tuple({HERE: choice} for choice in certain))
 
 
 def for_example(written: str) -> Fix:
-    """Show what a right value looks like. An example is no change, since nobody meant its value."""
+    """Show an example of a right value. It has no change, since nobody meant that value."""
     return Fix(f"for example {written}", ())
 
 
-def close_to(word: Any, choices: Sequence[str]) -> str | None:
-    """Return the choice that `word` misspells, or that has a word more or less; None where no choice is that near.
+def closest_choice(word: Any, choices: Sequence[str]) -> str | None:
+    """Return the choice that `word` misspells or extends or shortens by a word, or None.
 
-    One with other digits is another name, as `fp4` is not `fp8`, and so is `min_units` beside `max_units`.
+    Names with different digits never match (`fp4`, `fp8`), nor do names with a different word (`min_units`,
+    `max_units`).
     """
-    written = plain(str(word))
-    known = {plain(each): each for each in reversed(choices) if _digits(each) == _digits(written)}
-    near = [known[each] for each in get_close_matches(written, known, n=3, cutoff=LEAST_NEAR)]
-    return next((each for each in near if is_misspelling(word, each) or _is_longer(str(word), each)), None)
+    written = fold_spelling(str(word))
+    known = {fold_spelling(each): each for each in reversed(choices) if _digits(each) == _digits(written)}
+    near = [known[each] for each in get_close_matches(written, known, n=3, cutoff=SIMILAR_RATIO)]
+    return next((each for each in near if is_misspelling(word, each) or _differs_in_words(str(word), each)), None)
 
 
 def is_misspelling(word: Any, choice: str) -> bool:
-    """Return whether `word` can only be `choice`: the same digits, and each of its words hardly misspelt.
+    """Return whether `word` is certainly a misspelling of `choice`: same digits, and each word nearly the same.
 
-    A word more or another word makes another name: `min_units` is no misspelt `units`, nor `min_nodes` of `max_nodes`.
+    A name with another number of words, or a different word, is another name: `min_units` is not `units`, and
+    `min_nodes` is not `max_nodes`.
     """
-    if plain(str(word)) == plain(choice):
+    if fold_spelling(str(word)) == fold_spelling(choice):
         return True
     words, others = _words(str(word)), _words(choice)
     if len(words) != len(others) or _digits(str(word)) != _digits(choice):
         return False
     pairs = zip(words, others, strict=True)
-    return all(sorted(a) == sorted(b) or SequenceMatcher(None, a, b).ratio() >= ALIKE for a, b in pairs)
+    return all(sorted(a) == sorted(b) or SequenceMatcher(None, a, b).ratio() >= MISSPELT_RATIO for a, b in pairs)
 
 
-def plain(text: str) -> str:
-    """Return `text` without what differs between spellings of a name: `--max-num-seqs`, `maxNumSeqs`."""
+def fold_spelling(text: str) -> str:
+    """Return `text` in lower case without hyphens, underscores and spaces: `--max-num-seqs` equals `maxNumSeqs`."""
     return re.sub("[-_ ]", "", text.casefold())
 
 
 def removal(*paths: str, words: str | None = None) -> Fix:
-    """Offer to take `paths` away, or what is wrong itself."""
+    """Offer to remove `paths`, or the wrong value itself if none are given."""
     return Fix(words or f"remove {' and '.join(paths) or 'it'}", (dict.fromkeys(paths or (HERE,)),))
 
 
-def applied(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """Return a copy of `data` with `change` made; sections that it needs are created."""
+def apply_change(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    """Return a copy of `data` with `change` applied. Missing sections are created."""
     result: dict[str, Any] = deepcopy(dict(data))
-    for path, value in sorted(change.items(), key=lambda item: item[1] is None):  # what goes away goes last
+    for path, value in sorted(change.items(), key=lambda item: item[1] is None):  # removals shift indices
         section, key = _holder(result, path)
         if value is not None:
             section[key] = value
@@ -126,7 +128,7 @@ def applied(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
 
 
 def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
-    """Return the section or list that holds what stands at `path`, and its key or index there. Keys may have dots."""
+    """Return the section or list that contains `path`, and the key or index in it. Keys may contain dots."""
     section: Any = data
     parts = path.split(".")
     while True:
@@ -143,10 +145,10 @@ def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
         section = section[key]
 
 
-def _is_longer(word: str, choice: str) -> bool:
-    """Return whether one of the two names has more words than the other, and they are alike all the same."""
-    ratio = SequenceMatcher(None, plain(word), plain(choice)).ratio()
-    return len(_words(word)) != len(_words(choice)) and ratio >= ALIKE
+def _differs_in_words(word: str, choice: str) -> bool:
+    """Return whether two similar names differ in their number of words."""
+    ratio = SequenceMatcher(None, fold_spelling(word), fold_spelling(choice)).ratio()
+    return len(_words(word)) != len(_words(choice)) and ratio >= MISSPELT_RATIO
 
 
 def _words(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The files that a user asks a command to write: refused in words where they cannot be."""
+"""Write the files that a user asks a command for, and report those that cannot be written."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ __all__ = ["require_writable", "write_result"]
 
 
 def require_writable(path: Path) -> None:
-    """Raise OutputError where `path` surely cannot be written, before anybody waits for what would stand in it."""
+    """Raise OutputError if `path` certainly cannot be written. Call it before computing the content."""
     if path.is_dir():
         raise _unwritable(path, os.strerror(errno.EISDIR))
     if not path.parent.is_dir():
@@ -21,7 +21,7 @@ def require_writable(path: Path) -> None:
 
 
 def write_result(path: Path, text: str) -> None:
-    """Write `text` to the file at `path`. Raises OutputError where that fails."""
+    """Write `text` to the file at `path`. Raises OutputError if that fails."""
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:

@@ -1,20 +1,20 @@
-"""Text of files and pods, fit for a terminal: what would move the cursor or hide words is written out.
+"""Make text safe to print: escape control characters for a terminal, and remove secrets from addresses.
 
-And addresses, fit for a log: without what nobody else is to read. Every message of ours goes through this.
+Every message goes through this, since it may quote a file or a pod.
 """
 
 import re
 
 __all__ = ["printable", "without_passwords", "without_secrets"]
 
-AT = "@(?!sha256:)|%40|\N{FULLWIDTH COMMERCIAL AT}|\N{SMALL COMMERCIAL AT}"  # also as it is misspelt; none of a digest
-# A word with an address, up to the end of its user and password. A path has lost one of the slashes.
+AT = "@(?!sha256:)|%40|\N{FULLWIDTH COMMERCIAL AT}|\N{SMALL COMMERCIAL AT}"  # also misspelt; no digest
+# An address up to the end of its user and password. An address that was parsed as a path has only one slash.
 ADDRESS = re.compile(rf"\b([a-z][a-z0-9+.-]*:/+)\S*(?:{AT})", re.IGNORECASE)
 QUERY = re.compile(r"\b(https?:/+[^\s?#]*)[?#][^\s),]+", re.IGNORECASE)
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with every character escaped that nobody sees, line ends included: ESC becomes `\x1b`."""
+    r"""Return `text` with unprintable characters escaped, line ends included: ESC becomes `\x1b`."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
-from planner.problems.fix import Change, Fix, applied
+from planner.problems.fix import Change, Fix, apply_change
 from planner.rules.table import broken_rules
 from planner.rules.written import Written
 from planner.spec.declared import place_of
@@ -84,7 +84,7 @@ def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
 
 def document_with(document: Document, values: Change) -> Document:
     """Return a copy of `document` with `values` (dotted path -> value) written into it."""
-    data = applied(in_full(document.data, values), values)
+    data = apply_change(in_full(document.data, values), values)
     return replace(document, data=data, autos=document.autos | set(_auto_paths(values)))
 
 

@@ -9,7 +9,7 @@ from planner.facts.names import logical_node
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
-from planner.problems.fix import Fix, close_to, did_you_mean, for_example, nearest, nearest_of, removal
+from planner.problems.fix import Fix, closest_choice, did_you_mean, for_example, nearest, nearest_of, removal
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 
@@ -181,7 +181,7 @@ def _likely_spare(name: str, nodes: Nodes, spares: list[str]) -> Fix | str:
     """Suggest the node with a similar name that is not a spare yet."""
     if isinstance(nodes, int):
         return f"they are {logical_node(0)} to {logical_node(nodes - 1)}: write one of these"
-    meant = close_to(name, [each for _, each in _names(nodes) if each not in spares])
+    meant = closest_choice(name, [each for _, each in _names(nodes) if each not in spares])
     return did_you_mean(name, [meant]) if meant else "write the name of one of them, or remove it"
 
 

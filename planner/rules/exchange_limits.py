@@ -198,7 +198,7 @@ def _offer_eight_gpu_nodes(c: Candidate, phase: Phase) -> str:
     units = sorted(nearest_units(on_eights, phase), key=lambda unit: abs(unit[0] - section.ep_size))
     for size, redundant in [(section.ep_size, section.redundant_experts), *units]:
         change = {**per_node, f"{phase}.ep_size": size, f"{phase}.redundant_experts": redundant}
-        if has_eights and _is_runnable(c.having(change), phase):
+        if has_eights and _is_runnable(c.with_change(change), phase):
             sizes = "" if size == section.ep_size else f", with ep_size {size} and redundant_experts {redundant}"
             return f"write cluster.gpus_per_node: {NVLINK_PEERS} where each node has {NVLINK_PEERS} GPUs{sizes}"
     return f"plan units on nodes of {NVLINK_PEERS} GPUs"

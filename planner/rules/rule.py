@@ -40,7 +40,7 @@ class Candidate(Protocol):
     def memory(self) -> Sequence[MemoryPlan]:
         """The memory of one GPU of each phase; empty if ranks share the host's memory."""
 
-    def having(self, change: Change) -> "Candidate":
+    def with_change(self, change: Change) -> "Candidate":
         """Return the candidate with `change` written into its spec. Its `resolved` raises Unknown if that is wrong."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from planner.facts.terms import PHASES, Phase
 from planner.facts.timezones import is_timezone, nearest_timezone
 from planner.problems.finding import Finding
-from planner.problems.fix import Fix, applied, did_you_mean, for_example, nearest, removal
+from planner.problems.fix import Fix, apply_change, did_you_mean, for_example, nearest, removal
 from planner.rules.days import find_duplicate_days, find_duplicate_times
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
@@ -31,7 +31,7 @@ def reset_spent_options(data: Mapping[str, Any], autos: frozenset[str]) -> dict[
     """Reset the options that only decided `autos` read to their defaults; return the spec's data."""
     spent = [field for decided, fields in AUTO_OPTIONS.items() if autos & {"schedule", decided} for field in fields]
     there = [field for field in spent if (data.get(field.split(".")[0]) or {}).get(field.split(".")[1]) is not None]
-    return applied(data, {field: field_at(field).default for field in there})
+    return apply_change(data, {field: field_at(field).default for field in there})
 
 
 def timezone_is_known(c: Written) -> Iterator[Finding]:

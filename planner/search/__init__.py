@@ -1,1 +1,1 @@
-"""Layouts tried and kept: what `auto` becomes, and what would make an infeasible spec feasible."""
+"""Search for values of `auto`, and for changes that make infeasible specs feasible."""

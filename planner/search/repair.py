@@ -33,7 +33,7 @@ from planner.layout.memory import USUAL_SHARE, memory_of
 from planner.layout.nodes import nodes_for
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding, Unknown
-from planner.problems.fix import Change, applied
+from planner.problems.fix import Change, apply_change
 from planner.rules.check import with_values
 from planner.rules.engine_limits import runs_layout
 from planner.rules.rule import Level
@@ -93,7 +93,7 @@ def _start_search(refusals: Sequence[Finding], candidate: Candidate, original: R
         return _Search(candidate, (), {}, original)
     start = _reduce_auto_units(candidate)
     extra_nodes = {} if needs_nodes else node_increase(start.resolved)
-    start = start.having(extra_nodes) if extra_nodes else start
+    start = start.with_change(extra_nodes) if extra_nodes else start
     return _Search(start, tuple(each.phase for each in start.memory if each.short > 0), extra_nodes, original)
 
 
@@ -167,7 +167,7 @@ class _Search:
         """Yield the first change of each series that reaches the goal, without values that the spec has already."""
         data, seen = self.spec.document.data, []
         for change in self._first_successes(row, _Goal(self.short, share)):
-            new = {path: value for path, value in change.items() if applied(data, {path: value}) != data}
+            new = {path: value for path, value in change.items() if apply_change(data, {path: value}) != data}
             if new not in seen:
                 seen.append(new)
                 yield {**new, **self.extra_nodes, **new}
@@ -235,7 +235,7 @@ class _Search:
 
     def _apply(self, change: Change) -> Candidate | None:
         """Return the candidate with `change`; None if the planner finds no numbers for its `auto` fields."""
-        return self._decide_again(change) if self.is_peak_short else self.start.having(change)
+        return self._decide_again(change) if self.is_peak_short else self.start.with_change(change)
 
     def _complete_change(self, change: Change) -> Change:
         """Return `change`, completed so that it still works when the planner decides the original spec again.
@@ -310,14 +310,14 @@ def _reopen_points(candidate: Candidate) -> Candidate:
         f"operating_point.{phase}.{asked}" for phase in candidate.resolved.phases for asked in POINT_FIELDS.values()
     }
     decided = paths & candidate.document.autos
-    return candidate.having(dict.fromkeys(decided, AUTO)) if decided else candidate
+    return candidate.with_change(dict.fromkeys(decided, AUTO)) if decided else candidate
 
 
 def _reduce_auto_units(candidate: Candidate) -> Candidate:
     """Set decided numbers of units to 1: with larger units the planner would decide fewer."""
     spec = candidate.resolved
     if spec.has_windows_of_traffic:
-        return candidate.having({"schedule": None} | {f"{phase}.units": 1 for phase in spec.phases})
+        return candidate.with_change({"schedule": None} | {f"{phase}.units": 1 for phase in spec.phases})
     autos = spec.document.autos
     values = {path: 1 for phase in spec.phases if (path := f"{phase}.units") in autos and spec.phase(phase).units > 1}
-    return candidate.having(values) if values else candidate
+    return candidate.with_change(values) if values else candidate

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.spec.declared import section_of
 from planner.spec.named import FILES
 from planner.spec.places import SHORT_FORMS, in_full
@@ -100,7 +100,7 @@ def _with_names_from(base: Document, overlay: Document) -> Document:
         return overlay
     folder = Path(os.path.relpath(ours.resolve(), theirs.resolve()))
     names = {path: name for path in FILES if isinstance(name := _value_at(path, overlay.data), str) and name}
-    data = applied(overlay.data, {path: str(folder / name) for path, name in names.items()})
+    data = apply_change(overlay.data, {path: str(folder / name) for path, name in names.items()})
     return replace(overlay, data=data, file_names=names)
 
 

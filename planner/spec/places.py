@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from planner.problems.fix import close_to
+from planner.problems.fix import closest_choice
 from planner.spec.declared import section_of, types_in
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
@@ -90,7 +90,7 @@ def _in_plain(value: Any, path: str, parts: Sequence[str]) -> NoPlace | None:
 def _meant(section: type[BaseModel], there: Any, above: str, parts: Sequence[str]) -> str | None:
     """Return the path with the name that was meant, in the same section or in the only one that has it."""
     name, rest = parts[0], parts[1:]
-    known = close_to(name, list(section.model_fields))
+    known = closest_choice(name, list(section.model_fields))
     if known is not None:
         found = None if _in_section(section, there, above, [known, *rest]) else [above, known, *rest]
         return ".".join(found).lstrip(".") if found else None

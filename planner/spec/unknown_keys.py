@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from planner.facts.terms import PHASES
 from planner.problems.finding import Finding, may_be_secret
-from planner.problems.fix import HERE, Fix, close_to, is_misspelling, plain, removal
+from planner.problems.fix import HERE, Fix, closest_choice, fold_spelling, is_misspelling, removal
 from planner.spec.declared import holds_list, path_of, place_of, section_at, section_of
 from planner.spec.schema import Spec
 
@@ -56,7 +56,7 @@ def read_table() -> Sequence[Row]:
 def find_row(place: str, name: str) -> Row | None:
     """Return what the table says of a key in the section `place`, or of a value of the field `place`."""
     rows = _rows_by_name()
-    return rows.get((place, plain(name))) or rows.get((None, plain(name)))
+    return rows.get((place, fold_spelling(name))) or rows.get((None, fold_spelling(name)))
 
 
 def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Finding:
@@ -80,7 +80,7 @@ def _answer(
         return row.reason if row else f"it is a key of {' and '.join(sections)}", _move(parent, meant, value, spec)
     if row:
         return row.reason, f"write {row.write}"
-    near = close_to(name, fields)
+    near = closest_choice(name, fields)
     if near is None:
         return f"known keys: {', '.join(fields)}", "write one of these, or remove it"
     fix = _move(parent, [_join(parent, near)], value, spec)
@@ -132,7 +132,7 @@ def _fields_of(section: type[BaseModel], parent: str) -> Iterator[str]:
 
 @cache
 def _rows_by_name() -> Mapping[tuple[str | None, str], Row]:
-    return {(place, plain(name)): row for row in read_table() for name in row.names for place in row.places}
+    return {(place, fold_spelling(name)): row for row in read_table() for name in row.names for place in row.places}
 
 
 def _join(parent: str, name: str) -> str:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, counted
-from planner.problems.errors import MAX_TOLD
+from planner.problems.errors import MAX_LISTED
 from planner.problems.finding import Finding, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean
 from planner.spec.declared import (
@@ -51,7 +51,7 @@ def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
 
     A misspelt key is one mistake: the field that was meant is not missing too.
     """
-    told = details[:MAX_TOLD]
+    told = details[:MAX_LISTED]
     unknown = [explain_unknown_key(each, data) for each in told if each["type"] == "extra_forbidden"]
     renamed = frozenset(path for each in unknown for change in each.changes for path in change if path != each.path)
     others = (each for each in told if each["type"] != "extra_forbidden")
@@ -68,7 +68,7 @@ def _is_renamed(detail: ErrorDetails, renamed: frozenset[str]) -> bool:
 def _not_told(number: int) -> list[Finding]:
     if number == 0:
         return []
-    rule = f"S109 has more wrong fields than the {MAX_TOLD} that are listed"
+    rule = f"S109 has more wrong fields than the {MAX_LISTED} that are listed"
     return [Finding("", None, rule, f"it has {number:,} more", "correct the listed ones first")]
 
 

@@ -17,7 +17,7 @@ HEAD = """# The rules
 A message has up to four parts, with semicolons between them: field and value with the rule, the reason, the nearest
 fix. Programs find the id in `rule` ([errors as JSON](errors.md)). Each id is shown with one of its messages.
 
-A level says how far a spec must be thought through for the rule. An error at a level ends the check before the next.
+A level says which results the rule needs. An error at a level ends the check before the next.
 
 | level | asks |
 |---|---|

@@ -22,7 +22,7 @@ schedule:
 # What `run_passes` and its helpers call besides passes.
 NO_PASSES = {
     "split_of": "looks up the engine's rule",
-    "applied": "writes values into a document",
+    "apply_change": "writes values into a document",
     "with_values": "writes values into a spec",
     "reset_spent_options": "removes what has been decided from a document",
     "without_map": "writes a launch document shorter",

@@ -17,7 +17,7 @@ from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.problems.fix import Fix, close_to, for_example, nearest
+from planner.problems.fix import Fix, closest_choice, for_example, nearest
 from stacks.simulator.flows.fleet import Outage
 
 __all__ = ["Failure", "find_outages", "read_failures"]
@@ -91,7 +91,7 @@ def _require_nodes(failures: Sequence[Failure], nodes: Sequence[str]) -> None:
 
 def _suggest_node(failure: Failure, nodes: Sequence[str]) -> Fix:
     """Return a fix that suggests the node whose name is most like the given one, or else any node."""
-    alike = close_to(failure.node, nodes)
+    alike = closest_choice(failure.node, nodes)
     return (
         for_example(str(replace(failure, node=nodes[0])))
         if alike is None

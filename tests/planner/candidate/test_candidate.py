@@ -25,11 +25,11 @@ def test_having_a_change_is_having_written_it(slots, requests, length):
     }
     before = Candidate.of(PUBLISHED)
     memory = before.memory
-    after = before.having(change)
+    after = before.with_change(change)
 
     assert after.memory == Candidate.of(with_values(PUBLISHED, change)).memory
     assert before.memory is memory
-    assert before.having({}).memory == memory
+    assert before.with_change({}).memory == memory
 
 
 def test_each_pass_runs_once(monkeypatch):
@@ -50,7 +50,7 @@ def test_each_pass_runs_once(monkeypatch):
 
 def test_what_rests_on_a_mistake_is_unknown():
     """The spec breaks a rule: nobody can say what its memory is, and whoever asks learns why."""
-    candidate = Candidate.of(PUBLISHED).having({"decode.ep_size": 100})
+    candidate = Candidate.of(PUBLISHED).with_change({"decode.ep_size": 100})
     with pytest.raises(Unknown) as unknown:
         _ = candidate.memory
 
@@ -59,7 +59,7 @@ def test_what_rests_on_a_mistake_is_unknown():
 
 def test_a_candidate_judges_nothing():
     """Memory that is short is an answer; only units that stand nowhere are none."""
-    candidate = Candidate.of(PUBLISHED).having({"decode.redundant_experts": 32 + 144 * 40, "cluster.nodes": 4})
+    candidate = Candidate.of(PUBLISHED).with_change({"decode.redundant_experts": 32 + 144 * 40, "cluster.nodes": 4})
 
     assert candidate.memory[1].short > 0
     with pytest.raises(Unknown):
@@ -73,6 +73,6 @@ def test_a_candidate_answers_up_to_its_level():
     assert laid_out.memory
     with pytest.raises(Unknown):
         _ = laid_out.placement
-    assert placed.having({"decode.max_requests": 100}).placement.units
+    assert placed.with_change({"decode.max_requests": 100}).placement.units
     with pytest.raises(Unknown):
         _ = placed.maps

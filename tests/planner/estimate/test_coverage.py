@@ -11,7 +11,7 @@ from planner.candidate.candidate import Candidate
 from planner.compiler import run_passes
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.report.text import plan_text
 from planner.rules.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
@@ -108,7 +108,7 @@ def test_the_balance_that_slots_would_have_is_the_plans_own(found_of):
     (problem,) = error.value.findings
     now, then = (
         f"{fmean(found_of(each).maps['mixed'].max_over_mean):.3f}"
-        for each in (json.dumps(spec), json.dumps(applied(spec | {"coverage": "node"}, problem.changes[0])))
+        for each in (json.dumps(spec), json.dumps(apply_change(spec | {"coverage": "node"}, problem.changes[0])))
     )
     assert problem.reason.endswith(f"max/mean load becomes {then} instead of {now}")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from planner.compiler import compile_plan
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.rules.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
@@ -33,7 +33,7 @@ def test_a_small_batch_is_faster_whole(warned):
     (warning,) = warned(decoding(16))
 
     assert (warning.path, warning.value) == ("decode.overlap", "five_stage")
-    assert warned(applied(decoding(16), warning.changes[0])) == []
+    assert warned(apply_change(decoding(16), warning.changes[0])) == []
 
 
 def test_a_batch_that_hides_its_exchanges_is_left_alone(warned):

@@ -19,7 +19,7 @@ from planner.layout.dispatch import message_bytes
 from planner.layout.nodes import Node
 from planner.layout.nvlink_domains import nvlink_domains
 from planner.layout.unit import Unit
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from tests.planner.conftest import CONFIG
 from tests.planner.layout.test_memory import PAIR
 
@@ -114,7 +114,7 @@ def test_an_own_gpu_can_be_all_that_one_of_the_catalog_is(plan_of):
     }
     spec = PAIR | {"decode": PAIR["decode"] | {"attention_tp": 2}}
     resource = {"kubernetes.gpu_resource": "amd.com/gpu"}
-    specs = (applied(spec, {"cluster.gpu": gpu} | resource) for gpu in ("mi300x", own))
+    specs = (apply_change(spec, {"cluster.gpu": gpu} | resource) for gpu in ("mi300x", own))
     known, described = (plan_of(json.dumps(each)) for each in specs)
 
     assert (described.memory, described.traffic) == (known.memory, known.traffic)

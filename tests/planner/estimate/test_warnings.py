@@ -7,7 +7,7 @@ import pytest
 
 import stacks
 from planner.plan.fit import check_fit
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.rules.check import check_spec
 from tests.planner.layout.test_memory import PAIR
 
@@ -19,7 +19,7 @@ def rules_of(spec_file):
     """Function from changes of the pair to the rules that it is warned by."""
 
     def rules(change):
-        path = spec_file(json.dumps(applied(PAIR, change)), "warned.yaml")
+        path = spec_file(json.dumps(apply_change(PAIR, change)), "warned.yaml")
         return {warning.rule[:4] for warning in check_fit(check_spec(path)).warnings}
 
     return rules

@@ -17,7 +17,7 @@ from planner.layout.memory import KV_PAGE_TOKENS, split_memory
 from planner.layout.weights import weights_of
 from planner.layout.working_memory import activation_bytes, buffer_bytes
 from planner.problems.errors import InfeasibleError
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.report.text import plan_text
 from planner.spec.schema import Spec
 
@@ -107,7 +107,7 @@ def test_grouped_attention_keeps_whole_keys_and_values():
 
 def test_kv_in_fp8_is_half_of_bf16(compiled):
     """576 values of 61 layers, a byte each: twice as many tokens fit, and launch files say so."""
-    fp8 = compiled(applied(PAIR, {"prefill.kv_precision": "fp8", "decode.kv_precision": "fp8"}))
+    fp8 = compiled(apply_change(PAIR, {"prefill.kv_precision": "fp8", "decode.kv_precision": "fp8"}))
     wide, narrow = compiled(PAIR).memory[1], fp8.memory[1]
 
     assert (wide.kv_bytes_per_token, narrow.kv_bytes_per_token) == (70_272, 35_136)
@@ -144,7 +144,7 @@ def test_shared_attention_keeps_latent_kv_whole_and_splits_kv_heads():
 
 def test_a_plan_says_how_attention_is_shared(compiled):
     """dp_size is GPUs over attention_tp; the other parts of the weights stay as they are."""
-    alone, shared = (compiled(applied(PAIR, {"decode.attention_tp": gpus})).plan.as_json() for gpus in (1, 8))
+    alone, shared = (compiled(apply_change(PAIR, {"decode.attention_tp": gpus})).plan.as_json() for gpus in (1, 8))
     weights = [plan["memory"]["decode"]["weights"] for plan in (alone, shared)]
 
     assert [plan["phases"]["decode"]["dp_size"] for plan in (alone, shared)] == [144, 18]
@@ -156,7 +156,7 @@ def test_a_plan_says_how_attention_is_shared(compiled):
 def test_a_group_that_shares_attention_dispatches_its_tokens_once(compiled):
     """128 requests of each eight GPUs are 16 of each GPU: as many pairs in a step, and as much luck."""
     alone, shared = (
-        compiled(applied(PAIR, {"decode.attention_tp": gpus, "decode.max_requests": requests}))
+        compiled(apply_change(PAIR, {"decode.attention_tp": gpus, "decode.max_requests": requests}))
         .plan.balance["decode"]
         .max_over_mean_sampled
         for gpus, requests in ((1, 16), (8, 128))
@@ -294,7 +294,7 @@ def test_every_printed_change_would_do(wrong, path, compiled):
     assert problem.path == path
     assert 1 <= len(problem.changes) <= 3
     for change in problem.changes:
-        compiled(applied(spec, change))
+        compiled(apply_change(spec, change))
 
 
 def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
@@ -311,15 +311,15 @@ def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
     change, *_ = error.value.findings[0].changes
 
     assert change == {"engine": "sglang", "mixed.attention_tp": 8}
-    assert compiled(applied(spec, change)).memory[0].full_requests >= limits["max_requests"]
-    assert 1 <= compiled(applied(spec, {"mixed.attention_tp": 4})).memory[0].full_requests < limits["max_requests"]
+    assert compiled(apply_change(spec, change)).memory[0].full_requests >= limits["max_requests"]
+    assert 1 <= compiled(apply_change(spec, {"mixed.attention_tp": 4})).memory[0].full_requests < limits["max_requests"]
     with pytest.raises(InfeasibleError):
-        compiled(applied(spec, {"mixed.attention_tp": 2}))
+        compiled(apply_change(spec, {"mixed.attention_tp": 2}))
 
 
 def test_a_change_is_the_smallest_of_its_field(compiled):
     """One token more in a batch, and it does not fit any more."""
-    spec = applied(PAIR, {"prefill.max_batch_tokens": 200_000})
+    spec = apply_change(PAIR, {"prefill.max_batch_tokens": 200_000})
     with pytest.raises(InfeasibleError) as error:
         compiled(spec)
 
@@ -329,7 +329,7 @@ def test_a_change_is_the_smallest_of_its_field(compiled):
         if "prefill.max_batch_tokens" in change
     )
     with pytest.raises(InfeasibleError):
-        compiled(applied(spec, {"prefill.max_batch_tokens": most + 1}))
+        compiled(apply_change(spec, {"prefill.max_batch_tokens": most + 1}))
 
 
 @st.composite

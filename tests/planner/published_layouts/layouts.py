@@ -10,7 +10,7 @@ from planner.candidate.candidate import Candidate
 from planner.compiler import compile_plan
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.rules.check import check_document
 from planner.search.auto import decide
 from planner.spec.yaml import parse_document
@@ -59,7 +59,7 @@ def compiled(data):
 
 def fixed(data, verdict):
     """The spec after each change that the first problem offers."""
-    return [applied(data, change) for change in verdict.findings[0].changes]
+    return [apply_change(data, change) for change in verdict.findings[0].changes]
 
 
 def changes_hardware_or_weights(before, after):

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.problems.errors import InfeasibleError, SpecError
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from tests.planner.layout.test_memory import PAIR
 
 pytestmark = pytest.mark.slow
 
-SMALL = applied(PAIR, {"prefill.redundant_experts": 0, "decode.max_requests": 1}) | {"model": "deepseek-v2-lite"}
+SMALL = apply_change(PAIR, {"prefill.redundant_experts": 0, "decode.max_requests": 1}) | {"model": "deepseek-v2-lite"}
 
 
 @pytest.fixture
@@ -29,18 +29,20 @@ def decided(plan):
 @pytest.mark.parametrize(("phase", "ep_size"), [("prefill", 32), ("decode", 144)])
 def test_redundant_experts_are_as_many_as_the_published_system_has(phase, ep_size, compiled):
     """32 at EP32, where all slots but one a GPU are taken, and at EP144, where 256 do not divide."""
-    plan = compiled(applied(PAIR, {f"{phase}.redundant_experts": "auto", f"{phase}.ep_size": ep_size}))
+    plan = compiled(apply_change(PAIR, {f"{phase}.redundant_experts": "auto", f"{phase}.ep_size": ep_size}))
 
     assert decided(plan) == {f"{phase}.redundant_experts": 32}
 
 
 def test_a_unit_is_the_smallest_that_holds_what_is_wanted(compiled):
     """Decode: all requests at full length at once. In half as large a unit they do not fit."""
-    plan = compiled(applied(PAIR, {"decode.ep_size": "auto", "decode.redundant_experts": 0, "decode.max_requests": 20}))
+    plan = compiled(
+        apply_change(PAIR, {"decode.ep_size": "auto", "decode.redundant_experts": 0, "decode.max_requests": 20})
+    )
     (size,) = decided(plan).values()
 
     smaller = compiled(
-        applied(PAIR, {"decode.ep_size": size // 2, "decode.redundant_experts": 0, "decode.max_requests": 20})
+        apply_change(PAIR, {"decode.ep_size": size // 2, "decode.redundant_experts": 0, "decode.max_requests": 20})
     )
 
     assert smaller.memory[1].full_requests < 20 <= plan.memory[1].full_requests
@@ -48,7 +50,7 @@ def test_a_unit_is_the_smallest_that_holds_what_is_wanted(compiled):
 
 def test_the_reason_says_what_a_fallback_holds(compiled):
     """128 requests of 32,768 tokens fit on no GPU; the reason says how many do in the unit that is taken instead."""
-    plan = compiled(applied(PAIR, {"decode.ep_size": "auto"}))
+    plan = compiled(apply_change(PAIR, {"decode.ep_size": "auto"}))
     held = plan.memory[1].full_requests
     (why,) = (each.why for each in plan.choice.decisions if each.path == "decode.ep_size")
 
@@ -65,19 +67,19 @@ OF_POINT = PAIR | {"operating_point": {"decode": {"requests": 88, "kv_tokens": 4
 def test_a_unit_holds_the_operating_point_that_is_written(compiled):
     """The smallest that does: the next smaller one is refused as written."""
     no_more = {"decode.redundant_experts": 0}
-    plan = compiled(applied(OF_POINT, no_more | {"decode.ep_size": "auto"}))
+    plan = compiled(apply_change(OF_POINT, no_more | {"decode.ep_size": "auto"}))
     size = decided(plan)["decode.ep_size"]
 
     assert plan.memory[1].kv_tokens >= 88 * 4989
     assert "and for operating_point" in plan.choice.decisions[0].why
     with pytest.raises(InfeasibleError) as caught:
-        compiled(applied(OF_POINT, no_more | {"decode.ep_size": size // 2}))
+        compiled(apply_change(OF_POINT, no_more | {"decode.ep_size": size // 2}))
     assert caught.value.findings[0].rule.startswith("S711")
 
 
 def test_requests_are_no_fewer_than_the_operating_point_has(compiled):
     """KV has room for fewer of full length, but those of the point are shorter."""
-    plan = compiled(applied(OF_POINT, {"decode.max_requests": "auto"}))
+    plan = compiled(apply_change(OF_POINT, {"decode.max_requests": "auto"}))
 
     assert decided(plan) == {"decode.max_requests": 88}
     assert plan.memory[1].full_requests < 88
@@ -87,7 +89,7 @@ def test_a_point_that_no_layout_holds_is_refused_with_what_auto_tried(compiled):
     """The user sees that it is not one unlucky choice."""
     long = PAIR | {"operating_point": {"decode": {"requests": 128, "kv_tokens": 32000}}}
     with pytest.raises(InfeasibleError) as caught:
-        compiled(applied(long, {"decode.ep_size": "auto"}))
+        compiled(apply_change(long, {"decode.ep_size": "auto"}))
     (problem,) = caught.value.findings
 
     assert problem.rule.startswith("S711")
@@ -97,7 +99,7 @@ def test_a_point_that_no_layout_holds_is_refused_with_what_auto_tried(compiled):
 def test_too_few_nodes_for_a_size_that_auto_took_says_so(compiled):
     """The user wrote no size, so the message names it."""
     with pytest.raises(InfeasibleError) as caught:
-        compiled(applied(OF_POINT, {"decode.ep_size": "auto", "cluster.nodes": 5}))
+        compiled(apply_change(OF_POINT, {"decode.ep_size": "auto", "cluster.nodes": 5}))
     (problem,) = caught.value.findings
 
     assert problem.rule.startswith("S701")
@@ -107,14 +109,14 @@ def test_too_few_nodes_for_a_size_that_auto_took_says_so(compiled):
 def test_a_unit_takes_the_whole_of_its_node(compiled):
     """A model that one GPU holds is spread over all eight: no other unit could use the others."""
     change = {"decode.ep_size": "auto", "decode.redundant_experts": "auto", "decode.max_requests": 1}
-    plan = compiled(applied(SMALL, change))
+    plan = compiled(apply_change(SMALL, change))
 
     assert decided(plan) == {"decode.ep_size": 8, "decode.redundant_experts": 8}
 
 
 def test_a_single_gpu_gets_no_replicas(compiled):
     """They would share no load, and the reason says so."""
-    plan = compiled(applied(SMALL, {"decode.ep_size": 1, "decode.redundant_experts": "auto"}))
+    plan = compiled(apply_change(SMALL, {"decode.ep_size": 1, "decode.redundant_experts": "auto"}))
 
     assert decided(plan) == {"decode.redundant_experts": 0}
     assert plan.choice.decisions[0].why == "a replica on the only GPU would share no load"
@@ -122,9 +124,9 @@ def test_a_single_gpu_gets_no_replicas(compiled):
 
 def test_requests_are_as_many_as_fit(compiled):
     """One more, and its buffers and KV do not fit together."""
-    plan = compiled(applied(PAIR, {"decode.max_requests": "auto"}))
+    plan = compiled(apply_change(PAIR, {"decode.max_requests": "auto"}))
     (most,) = decided(plan).values()
-    more = compiled(applied(PAIR, {"decode.max_requests": most + 1}))
+    more = compiled(apply_change(PAIR, {"decode.max_requests": most + 1}))
 
     assert plan.memory[1].full_requests >= most
     assert more.memory[1].full_requests < most + 1
@@ -162,7 +164,7 @@ def test_with_a_schedule_its_windows_decide_how_many_units_there_are(compiled):
 
 def test_auto_and_the_number_it_becomes_plan_alike(compiled):
     """Only what is told differs, and the digest is of what is planned."""
-    auto = compiled(applied(PAIR, {"prefill.redundant_experts": "auto"})).plan.as_json()
+    auto = compiled(apply_change(PAIR, {"prefill.redundant_experts": "auto"})).plan.as_json()
     written = compiled(PAIR).plan.as_json()
 
     assert {key for key in auto if auto[key] != written[key]} == {"decisions", "report", "document_digest"}
@@ -172,7 +174,7 @@ def test_no_even_unit_of_whole_groups_is_a_broken_rule(compiled):
     """285 slots: of units that fill nodes, only one GPU holds them evenly, which leaves no two to share attention."""
     changes = {"decode.ep_size": "auto", "decode.redundant_experts": 29, "decode.attention_tp": 2}
     with pytest.raises(SpecError) as error:
-        compiled(applied(PAIR, changes))
+        compiled(apply_change(PAIR, changes))
 
     assert [problem.message.partition(";")[0] for problem in error.value.findings] == [
         "decode.redundant_experts (29) must be at most 0 (256 experts x 0 further GPUs)",
@@ -201,7 +203,7 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
         "prefill": small,
         "decode": dict(small),
     }
-    spec = applied(spec, dict.fromkeys(fields, "auto"))
+    spec = apply_change(spec, dict.fromkeys(fields, "auto"))
     try:
         plan = found_of(json.dumps(spec, indent=1))
     except InfeasibleError:

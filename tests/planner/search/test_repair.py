@@ -9,7 +9,7 @@ import pytest
 from planner.candidate import candidate
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.rules.check import check_spec, with_values
 from planner.search import relaxations
 from planner.search.unit_sizes import _splits, merged_units
@@ -47,7 +47,7 @@ def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(found_of):
         found_of(json.dumps(spec, indent=1))
 
     for change in error.value.findings[0].changes:
-        (memory,) = found_of(json.dumps(applied(spec, change), indent=1)).memory
+        (memory,) = found_of(json.dumps(apply_change(spec, change), indent=1)).memory
         assert memory.full_requests >= 32
 
 
@@ -58,13 +58,13 @@ def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(foun
         {"at": "20:00", "prefill_units": 1, "decode_units": 1},
     ]
     day = {"prefill.units": None, "decode.units": None, "schedule": {"windows": windows, "warm_up": "10min"}}
-    spec = applied(PAIR, day | {"cluster.nodes": 300, "prefill.redundant_experts": 7936})
+    spec = apply_change(PAIR, day | {"cluster.nodes": 300, "prefill.redundant_experts": 7936})
     with pytest.raises(InfeasibleError) as error:
         found_of(json.dumps(spec, indent=1))
 
     (problem,) = error.value.findings
     assert problem.rule.startswith("S707")
-    assert found_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
+    assert found_of(json.dumps(apply_change(spec, problem.changes[0]), indent=1)).layouts
 
 
 def test_what_memory_is_made_for_runs(found_of):
@@ -95,7 +95,7 @@ def test_gpus_of_listed_nodes_are_no_wish(found_of):
 
 def test_two_phases_that_are_short_get_a_change_each(found_of):
     """No single change mends both: each phase's own limit is lowered, and both together plan."""
-    spec = applied(PAIR, {"prefill.max_batch_tokens": 100_000, "decode.max_requests": 4096})
+    spec = apply_change(PAIR, {"prefill.max_batch_tokens": 100_000, "decode.max_requests": 4096})
     with pytest.raises(InfeasibleError) as error:
         found_of(json.dumps(spec, indent=1))
 
@@ -103,7 +103,7 @@ def test_two_phases_that_are_short_get_a_change_each(found_of):
     for problem in error.value.findings:
         (change,) = problem.changes
         assert change.keys() == {"prefill.max_batch_tokens", "decode.max_requests"}
-    assert found_of(json.dumps(applied(spec, change), indent=1)).layouts
+    assert found_of(json.dumps(apply_change(spec, change), indent=1)).layouts
 
 
 def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(found_of):
@@ -117,7 +117,7 @@ def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(fou
     changes = error.value.findings[0].changes
     assert {"mixed.precision", "mixed.max_batch_tokens"} in [set(change) for change in changes]
     for change in changes:
-        assert found_of(json.dumps(applied(spec, change), indent=1)).layouts
+        assert found_of(json.dumps(apply_change(spec, change), indent=1)).layouts
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_redundant_experts_stay_where_memory_has_room(found_of, memory, fix):
 def test_units_that_traffic_counts_ask_for_nodes_only(found_of, units):
     """Other units would be counted anew: the printed nodes hold those of the busiest hour, and it plans with them."""
     traffic = {"input_tokens": 608e9, "output_tokens": 168e9, "profile": [0.2] * 12 + [1.0] * 12}
-    spec = applied(
+    spec = apply_change(
         PAIR,
         {
             "prefill.units": units if units == "auto" else 32,
@@ -153,28 +153,28 @@ def test_units_that_traffic_counts_ask_for_nodes_only(found_of, units):
             "traffic": traffic,
         },
     )
-    spec = applied(spec, {"cluster.nodes": 200})
+    spec = apply_change(spec, {"cluster.nodes": 200})
     with pytest.raises(InfeasibleError) as error:
         found_of(json.dumps(spec, indent=1))
 
     (problem,) = error.value.findings
     assert ("busiest hour" in problem.reason) is (units == "auto")
     assert [set(change) for change in problem.changes] == [{"cluster.nodes"}]
-    assert found_of(json.dumps(applied(spec, problem.changes[0]), indent=1)).layouts
+    assert found_of(json.dumps(apply_change(spec, problem.changes[0]), indent=1)).layouts
 
 
 def test_a_mended_unit_comes_with_the_nodes_of_the_busiest_hour(plan_of):
     """Decode is short of memory and nodes are too few for nine units: one change mends both, and it plans."""
     traffic = {"input_tokens": 60e9, "output_tokens": 16e9, "profile": [1.0] * 12 + [3.0] * 12}
     schedule = {"windows": "auto", "min_units": {"decode": 9}}
-    spec = applied(PAIR, {"decode.ep_size": 8, "schedule": schedule, "traffic": traffic, "cluster.nodes": 20})
+    spec = apply_change(PAIR, {"decode.ep_size": 8, "schedule": schedule, "traffic": traffic, "cluster.nodes": 20})
     with pytest.raises(InfeasibleError) as error:
         plan_of(json.dumps(spec, indent=1))
 
     (problem,) = error.value.findings
     assert (problem.id, "cluster.nodes" in problem.changes[0]) == ("S707", True)
     for change in problem.changes:
-        plan_of(json.dumps(applied(spec, change), indent=1))
+        plan_of(json.dumps(apply_change(spec, change), indent=1))
 
 
 def test_a_change_beside_auto_names_the_sizes_that_it_holds_with(tmp_path):
@@ -235,7 +235,7 @@ def test_a_document_is_checked_for_few_changes(tmp_path, monkeypatch):
     checked, resolved = [], candidate.resolve
     monkeypatch.setattr(candidate, "resolve", lambda document: checked.append(document) or resolved(document))
     unit = {"ep_size": 32, "redundant_experts": 640, "precision": "fp8"}
-    spec = applied(PAIR, {"prefill": PAIR["prefill"] | unit, "decode.max_requests": 4096})
+    spec = apply_change(PAIR, {"prefill": PAIR["prefill"] | unit, "decode.max_requests": 4096})
     (tmp_path / "spec.yaml").write_text(json.dumps(spec))
     with pytest.raises(InfeasibleError):
         check_fit(check_spec(tmp_path / "spec.yaml"))
@@ -290,7 +290,7 @@ def test_a_relaxation_takes_a_generator_and_its_place(plan_of, monkeypatch):
 
     monkeypatch.setitem(relaxations.ORDERS, "S707", ((few_requests,), *relaxations.ORDERS["S707"]))
     with pytest.raises(InfeasibleError) as error:
-        plan_of(json.dumps(applied(PAIR, {"decode.max_requests": 4096}), indent=1))
+        plan_of(json.dumps(apply_change(PAIR, {"decode.max_requests": 4096}), indent=1))
 
     assert error.value.findings[0].changes == ({"decode.max_requests": 64},)
 

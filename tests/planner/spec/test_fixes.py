@@ -12,7 +12,7 @@ from planner.cli import main
 from planner.compiler import compile_plan
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.rules.check import check_spec
 from planner.spec.fields import check_fields
 from planner.spec.unknown_keys import read_table
@@ -46,7 +46,7 @@ def test_the_fix_of_a_huge_number_mends_it(path, number, problems_of):
     """Whatever field it stands in, and whichever rules are about it."""
     own_gpu = BASE | {"cluster": BASE["cluster"] | {"gpu": OWN_GPU}}
 
-    assert_mended(json.dumps(applied(own_gpu, {path: number})), problems_of)
+    assert_mended(json.dumps(apply_change(own_gpu, {path: number})), problems_of)
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_every_change_of_what_cannot_be_had_makes_it_plan(case, plan_of):
     changes = error.value.findings[0].changes
     assert 1 <= len(changes) <= 3
     for change in changes:
-        plan_of(json.dumps(applied(data_of(changed(case)), change), indent=1))
+        plan_of(json.dumps(apply_change(data_of(changed(case)), change), indent=1))
 
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["rule"])
@@ -73,7 +73,7 @@ def test_every_fix_of_what_the_runtime_cannot_run_mends_it(case, spec_file):
     before = refusals(changed(case))
     problem = next(each for each in before.values() if each.rule.startswith(case["rule"]))
     for change in problem.changes:
-        after = refusals(json.dumps(applied(data_of(changed(case)), change), indent=1))
+        after = refusals(json.dumps(apply_change(data_of(changed(case)), change), indent=1))
         assert after.keys() <= before.keys() - {(problem.path, problem.rule[:4])}
 
 
@@ -88,7 +88,7 @@ def test_every_fix_of_a_warning_ends_it(case, spec_file):
     before = warnings(changed(case))
     (warning,) = (each for each in before.values() if each.rule.startswith(case["rule"]))
     for change in warning.changes:
-        after = warnings(json.dumps(applied(data_of(changed(case)), change), indent=1))
+        after = warnings(json.dumps(apply_change(data_of(changed(case)), change), indent=1))
         assert after.keys() == before.keys() - {(warning.path, case["rule"])}
 
 
@@ -163,7 +163,7 @@ def test_no_change_is_an_example(written):
 def test_a_wrong_value_is_one_finding(written):
     """Also of a field that takes this or that: Pydantic would say of each what the value is not."""
     for path in FIELDS:
-        found = [each for each in check_fields(applied(BASE, {path: written})).findings if each.path == path]
+        found = [each for each in check_fields(apply_change(BASE, {path: written})).findings if each.path == path]
 
         assert len(found) <= 1, path
 
@@ -192,7 +192,7 @@ def test_no_change_brings_another_mistake(mistakes, problems_of):
 def test_a_change_is_made_in_a_copy():
     """Sections are created, list items found by index, null removes, keys may have dots."""
     data = {"a": {"b.c": 1, "d": 2}, "e": [{"f": 1}, {"f": 2}]}
-    changed_data = applied(data, {"a.b.c": None, "a.d": 3, "e.1.f": 4, "e.0": None, "g.h": 5})
+    changed_data = apply_change(data, {"a.b.c": None, "a.d": 3, "e.1.f": 4, "e.0": None, "g.h": 5})
 
     assert changed_data == {"a": {"d": 3}, "e": [{"f": 4}], "g": {"h": 5}}
     assert data == {"a": {"b.c": 1, "d": 2}, "e": [{"f": 1}, {"f": 2}]}
@@ -204,7 +204,7 @@ class WorkBegins(Exception):
 
 def examples_offered(path, written):
     """The declared examples of the field at `path` that a change puts there, in place of `written`."""
-    findings = check_fields(applied(BASE, {path: written})).findings
+    findings = check_fields(apply_change(BASE, {path: written})).findings
     offered = [change[path] for each in findings for change in each.changes if path in change]
     only = [option["const"] for option in options(FIELDS[path]) if "const" in option]
     return [value for value in offered if value in FIELDS[path]["examples"] and value not in only]
@@ -215,7 +215,7 @@ def assert_mended(text, problems_of):
     problems = problems_of(text)
     for problem in problems:
         for change in problem.changes:
-            after = problems_of(json.dumps(applied(data_of(text), change), indent=1))
+            after = problems_of(json.dumps(apply_change(data_of(text), change), indent=1))
 
             assert counted(after) <= counted(problems) - counted([problem]), change
 

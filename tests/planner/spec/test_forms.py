@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.rules.forms import FORMS
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
@@ -44,14 +44,14 @@ def breaches(pattern, text, problems_of):
     """What is said of the form of `text` at the first place that `pattern` stands for."""
     path = pattern.replace("*", "0")
     base = FULL | data_at(path)
-    found = problems_of(json.dumps(applied(base, {path: text})))
+    found = problems_of(json.dumps(apply_change(base, {path: text})))
     return [each.path for each in found if each.id == "S209"], path
 
 
 def data_at(path):
     """The section of nodes that are listed, or of a GPU of one's own, where `path` is in one."""
     change = LISTED if path.startswith("cluster.nodes") else OWN if path.startswith("cluster.gpu") else {}
-    return {"cluster": applied(FULL, change)["cluster"]}
+    return {"cluster": apply_change(FULL, change)["cluster"]}
 
 
 @pytest.mark.parametrize("pattern", FORMS)

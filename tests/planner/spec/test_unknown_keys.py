@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from planner.facts.terms import Overlap
-from planner.problems.fix import applied, is_misspelling
+from planner.problems.fix import apply_change, is_misspelling
 from planner.spec.declared import section_of
 from planner.spec.fields import check_fields
 from planner.spec.schema import Spec
@@ -91,7 +91,7 @@ def test_every_row_of_the_table_is_of_the_spec_as_it_is(row, place):
 )
 def test_only_what_is_certain_is_a_change(change, path, words, is_change, problems_of):
     """Several fields, a field that is given and a value that does not fit get words and no change."""
-    problem = next(each for each in problems_of(json.dumps(applied(PAIR, change))) if each.path == path)
+    problem = next(each for each in problems_of(json.dumps(apply_change(PAIR, change))) if each.path == path)
 
     assert words in str(problem.fix)
     assert bool(problem.changes) == is_change
@@ -100,7 +100,7 @@ def test_only_what_is_certain_is_a_change(change, path, words, is_change, proble
 def test_one_mistake_never_hides_another(problems_of):
     """What may have been meant by the first says nothing about the others."""
     change = {"model": "deepseek-r2", "kubernetes.volumes": [{"path": "/mnt"}], "decode.max_num_seqs": "8"}
-    problems = problems_of(json.dumps(applied(PAIR, change)))
+    problems = problems_of(json.dumps(apply_change(PAIR, change)))
 
     assert {(each.path, each.rule[:4]) for each in problems} == {
         ("model", "S304"),

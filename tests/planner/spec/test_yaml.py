@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.problems.errors import MAX_TOLD, SpecError
+from planner.problems.errors import MAX_LISTED, SpecError
 from planner.problems.finding import Finding
 from planner.spec import yaml
 from planner.spec.yaml import decode_document, parse_document, read_document
@@ -66,7 +66,7 @@ def test_a_flood_of_one_mistake_is_told_in_part():
 
     *told, more = error.value.findings
     assert {each.rule[:4] for each in told} == {"S106"}
-    assert (len(told), more.rule[:4], more.line, more.reason[:4]) == (MAX_TOLD, "S109", MAX_TOLD + 2, "S106")
+    assert (len(told), more.rule[:4], more.line, more.reason[:4]) == (MAX_LISTED, "S109", MAX_LISTED + 2, "S106")
 
 
 def test_a_key_given_twice_hides_no_other_mistake():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.spec.yaml import parse_document
 from tests.planner.conftest import SPEC
 from tests.planner.layout.test_memory import PAIR
@@ -23,7 +23,7 @@ def data_of(text):
 def changed(case):
     """The text of the base of `case` with its values in place."""
     base = PAIR if case.get("base") == "pair" else data_of(SPEC)
-    return json.dumps(applied(base, case["change"]), indent=1)
+    return json.dumps(apply_change(base, case["change"]), indent=1)
 
 
 def with_load_file(name):

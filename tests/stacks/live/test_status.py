@@ -7,7 +7,7 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.problems.fix import applied
+from planner.problems.fix import apply_change
 from planner.rules.check import check_spec
 from stacks import cli
 from stacks.live import status, status_cli
@@ -71,7 +71,7 @@ def test_a_unit_scaled_to_nothing_is_off(server, plan):
 
 def test_units_may_be_stateful_sets(plan):
     """Ready when all their pods are."""
-    of_sets = plan.changed(written=applied(plan.written, {"kubernetes.unit_kind": "statefulset"}))
+    of_sets = plan.changed(written=apply_change(plan.written, {"kubernetes.unit_kind": "statefulset"}))
     with running_fake_api() as (fake, api):
         for text in render_files(of_sets).values():
             document = yaml.safe_load(text)
