@@ -81,7 +81,7 @@ class NameIndex:
 
 
 class SeenNames:
-    """At most `num_names` names of blocks that were used, the last ones for the most part."""
+    """Names of the blocks that were used last, at most `num_names` of them for the most part."""
 
     def __init__(self, num_names: int) -> None:
         self._places = np.zeros(max(num_names, 1), np.uint64)  # the system gives memory as places are written
