@@ -19,13 +19,11 @@ def test_pages_and_host_memory_hit_what_an_lru_hits(size):
 
 
 def test_a_disk_hits_what_an_lru_of_blocks_that_were_used_twice_hits(tmp_path):
-    """Host memory, for four prompts, has lost most of them by their second use. No more blocks are written."""
-    chains, num_host, num_disk = CHAINS[:400], 4 * LONGEST, 400
-    expected = second_use_hits(chains, num_host, num_disk)
-    found = disk_hits(tmp_path, num_host, num_disk, range(len(chains)), chains)
-    more_hits, more_written = (
-        100 * (one - other) / sum(map(len, chains)) for one, other in zip(found, expected, strict=True)
-    )
+    """Host memory has room for six prompts, so it has lost many blocks by their second use. No more are written."""
+    num_host, num_disk = 6 * LONGEST, 800
+    expected = second_use_hits(CHAINS, num_host, num_disk)
+    found = disk_hits(tmp_path, num_host, num_disk, range(len(CHAINS)), CHAINS)
+    more_hits, more_written = (100 * (one - other) / NUM_BLOCKS for one, other in zip(found, expected, strict=True))
 
     assert abs(more_hits) <= MOST_APART
     assert more_written <= MOST_APART
