@@ -28,7 +28,10 @@ INCOMPLETE_ID = "S728"  # the only id from S700 on that is a mistake: the spec s
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken rule, or a warning. Lines and columns count from 1; 0 means a call, or a file that is no spec.
+    """A broken rule, or a warning.
+
+    Lines and columns count from 1. A line of 0 means that the finding is about a call, or about a file other than a
+    spec.
 
     `rule` starts with its id, which is never given to another rule: `S301 must divide ...`.
     """
@@ -41,7 +44,7 @@ class Finding:
     file: str = ""  # empty until the place is looked up
     line: int = 0
     column: int = 0
-    change_files: Mapping[str, str] = field(default_factory=dict)  # path -> the file of several to change it in
+    change_files: Mapping[str, str] = field(default_factory=dict)  # path -> file that has it, if a spec has several
 
     def __post_init__(self) -> None:
         if may_be_secret(self.path):

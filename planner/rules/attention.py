@@ -32,8 +32,8 @@ def attention_groups_align_with_nodes(c: Written, phase: Phase) -> Iterator[Find
     rule = f"S508 must divide ep_size ({ep_size}), and divide gpus_per_node ({gpus_per_node}) or be a multiple of it"
     reason = "GPUs that share attention fill an equal part of a node, or whole nodes"
     sizes = attention_sizes(ep_size, gpus_per_node, c.get("model.shapes"), c.largest_group)
-    exchanged = c.exchanges(phase)
-    if exchanged and not exchanged(ep_size):  # only one group of all GPUs can run: it exchanges nothing
+    supports = c.exchange_test(phase)
+    if supports and not supports(ep_size):  # only one group of all GPUs can run: it exchanges nothing
         sizes = [size for size in sizes if size == ep_size]
     another = f"write another ep_size first: the engine exchanges no rows between {ep_size} GPUs"
     fix = nearest_of(attention_tp, sizes) if sizes else another
@@ -71,7 +71,7 @@ def kv_precision_suits_kernels(c: Written, phase: Phase) -> Iterator[Finding]:
 def attention_sizes(
     ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
 ) -> list[int]:
-    """Return the attention group sizes that suit all known arguments, up to the engine's `largest`; 1 always does."""
+    """Return the possible sizes of attention groups, up to the engine's `largest`; arguments may be unknown (None)."""
     return [
         size
         for size in range(1, min(MAX_ATTENTION_TP, largest or MAX_ATTENTION_TP) + 1)

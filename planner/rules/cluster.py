@@ -68,7 +68,7 @@ def rack_coverage_needs_racks(c: Written) -> Iterator[Finding]:
     if c["coverage"] != "rack" or c["cluster.rack_size"] is not None:
         return
     is_counted = isinstance(c["cluster.nodes"], int)
-    if is_counted or not all(c[f"{node}.rack"] for node in c.matching("cluster.nodes.*")):
+    if is_counted or not all(c[f"{node}.rack"] for node in c.expand_paths("cluster.nodes.*")):
         rule = "S516 needs the rack of every node"
         reason = "replicas are spread over racks, so each node's rack must be known"
         fix = for_example("cluster.rack_size: 4") if is_counted else "write rack for each node"
@@ -90,7 +90,7 @@ def node_names_are_unique(c: Written) -> Iterator[Finding]:
 def node_gpus_are_known(c: Written) -> Iterator[Finding]:
     """Reject unknown GPUs of nodes: a misspelt GPU would leave its node unused.
 
-    GPU models that are known but not planned for are accepted: the planner leaves their nodes out.
+    Some GPU models on sale are known by name but not supported. They are accepted, and their nodes stay unused.
     """
     nodes: Nodes = c["cluster.nodes"]
     name: str | None = c.get("cluster.gpu")
@@ -113,7 +113,7 @@ def phase_gpus_have_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
     is_counted = isinstance(c["cluster.nodes"], int)
     if gpu is None or gpu == c.get("cluster.gpu"):
         return
-    if any(c[f"{node}.gpu"] == gpu for node in c.matching("cluster.nodes.*")):
+    if any(c[f"{node}.gpu"] == gpu for node in c.expand_paths("cluster.nodes.*")):
         return
     rule = "S516 needs a list of nodes, some of which have this GPU"
     reason = "nodes given as a number all have cluster.gpu" if is_counted else "none of the listed nodes has it"

@@ -95,7 +95,7 @@ def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
 
 
-def no_determinism_is_promised(c: Candidate) -> Iterator[Finding]:
+def deterministic_is_off(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     if spec.written.deterministic:
         name = spec.written.engine_name
@@ -237,7 +237,7 @@ def model_name_has_no_colon(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
 
 
-def gateway_has_no_keys(c: Candidate) -> Iterator[Finding]:
+def gateway_keys_are_absent(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     secret = spec.written.gateway.keys
     if secret is not None:
@@ -254,7 +254,7 @@ def gateway_has_one_replica(c: Candidate) -> Iterator[Finding]:
         yield Finding("gateway.replicas", replicas, rule, reason, nearest(1))
 
 
-def tls_is_off(c: Candidate) -> Iterator[Finding]:
+def tls_is_absent(c: Candidate) -> Iterator[Finding]:
     spec = c.resolved
     if spec.written.kubernetes.tls is not None:
         rule = f"S761 must be absent to run on {spec.written.engine_name}"
@@ -263,14 +263,14 @@ def tls_is_off(c: Candidate) -> Iterator[Finding]:
 
 # Each rule with its source. It holds for all versions in `facts/engines.py`.
 SGLANG = (
-    # github.com/deepseek-ai/DeepEP dd758caf README.md; what stands in for it on AMD's GPUs (mori) is not rendered
+    # github.com/deepseek-ai/DeepEP dd758caf README.md; AMD's replacement (mori) is not rendered
     Rule("S740", "rendered", gpus_are_nvidia),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, set_deepep_dispatcher_dtype
     Rule("S741", "rendered", no_phase_is_in_fp32),
     # sglang 0.5.23 configs/model_config.py, _verify_quantization
     Rule("S741", "rendered", phases_load_one_checkpoint),
     # sglang 0.5.23 eplb/expert_location_dispatch.py, algorithm dynamic
-    Rule("S742", "rendered", no_determinism_is_promised),
+    Rule("S742", "rendered", deterministic_is_off),
     # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
     Rule("S743", "rendered", coverage_is_not_rack),
     # runtime/demo
@@ -295,11 +295,11 @@ SGLANG = (
     # sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap
     Rule("S754", "rendered", maps_fit_config_map),
     # runtime/gateway/tenants/keys.py: the file's form is ours
-    Rule("S761", "rendered", gateway_has_no_keys),
-    # runtime/gateway/ranks/ledger.py: ranks report to each of our gateways what others gave them
+    Rule("S761", "rendered", gateway_keys_are_absent),
+    # runtime/gateway/ranks/ledger.py: our ranks report to each gateway the work from other gateways
     Rule("S766", "rendered", gateway_has_one_replica),
     # runtime/protocol/tls.py: it is between our gateway and our ranks
-    Rule("S761", "rendered", tls_is_off),
+    Rule("S761", "rendered", tls_is_absent),
 )
 VLLM = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md
@@ -308,7 +308,7 @@ VLLM = (
     # vllm 0.33.0 config/model.py, _verify_quantization
     Rule("S741", "rendered", phases_load_one_checkpoint),
     # vllm 0.33.0 distributed/eplb/eplb_state.py, which moves experts
-    Rule("S742", "rendered", no_determinism_is_promised),
+    Rule("S742", "rendered", deterministic_is_off),
     # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
     Rule("S743", "rendered", coverage_is_not_rack),
     # runtime/demo
@@ -333,7 +333,7 @@ VLLM = (
     # planner/facts/engine_models.py
     Rule("S754 S709 S745", "rendered", engine_runs_model),
     # as SGLang's
-    Rule("S761", "rendered", gateway_has_no_keys),
+    Rule("S761", "rendered", gateway_keys_are_absent),
     Rule("S766", "rendered", gateway_has_one_replica),
-    Rule("S761", "rendered", tls_is_off),
+    Rule("S761", "rendered", tls_is_absent),
 )

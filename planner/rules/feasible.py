@@ -22,7 +22,7 @@ from planner.layout.memory import misfits
 from planner.placement.enough import missing_nodes
 from planner.problems.finding import Finding, Unknown
 from planner.rules.rule import Candidate, Rule
-from planner.rules.starts import unready_start
+from planner.rules.starts import find_late_starts
 from planner.schedule.starts import StartTimes
 
 __all__ = ["RULES", "LaidOut"]
@@ -60,7 +60,7 @@ def units_are_ready_in_time(c: LaidOut) -> Iterator[Finding]:
     """Reject a warm-up that is shorter than some start takes."""
     schedule, times = c.resolved.written.schedule, c.start_times
     if schedule is not None and times is not None:
-        yield from unready_start(schedule, times, is_auto="schedule.warm_up" in c.resolved.document.autos)
+        yield from find_late_starts(schedule, times, is_auto="schedule.warm_up" in c.resolved.document.autos)
 
 
 def experts_survive_failures(c: LaidOut) -> Iterator[Finding]:

@@ -108,7 +108,8 @@ def kv_matches_checkpoint(c: Candidate) -> Iterator[Finding]:
 def _gateway_checkpoint(spec: Spec) -> str | None:
     """Return the folder from which the gateway reads the tokenizer; None without GPUs, a checkpoint or our gateway.
 
-    It is the ranks' folder. Of a staged checkpoint it is the original, unless the gateway mounts volumes of its own.
+    It is the folder that the ranks read. If the checkpoint is staged, the gateway reads the original instead, unless it
+    mounts volumes of its own.
     """
     if not spec.is_on_gpus or spec.checkpoint is None or spec.engine_name != OURS:
         return None

@@ -14,8 +14,8 @@ __all__ = ["RULES"]
 LENGTHS = tuple(f"operating_point.{phase}.{key}" for phase in PHASES for key in ("kv_tokens", "prompt_tokens"))
 
 
-def answers_have_tokens(c: Written) -> Iterator[Finding]:
-    """Reject a mixed point whose KV has no room for answers. On average KV holds the prompt and half the answer."""
+def mixed_point_has_answers(c: Written) -> Iterator[Finding]:
+    """Reject a mixed point whose `kv_tokens` cover only the prompt: on average KV also holds half the answer."""
     kv_tokens: int = c["operating_point.mixed.kv_tokens"]
     prompt_tokens: int = c["operating_point.mixed.prompt_tokens"]
     if kv_tokens > prompt_tokens or "traffic" in c.sections:
@@ -113,7 +113,7 @@ def _excess_finding(
 
 
 RULES = (
-    Rule("S504", "fields", answers_have_tokens),
+    Rule("S504", "fields", mixed_point_has_answers),
     Rule("S504", "fields", point_requests_fit_limit, PHASES),
     Rule("S504", "resolved", point_tokens_fit_limit, LENGTHS),
     Rule("S504", "fields", step_tokens_fit_limit, PHASES),

@@ -20,7 +20,7 @@ from planner.spec.undecided import AUTO
 
 __all__ = ["RULES"]
 
-Exchanged = Callable[[int], bool]  # whether the engine can exchange rows between so many GPUs
+SizeTest = Callable[[int], bool]  # whether the engine's exchange supports this number of GPUs
 
 
 def ep_size_divides_physical_experts(c: Written, phase: Phase) -> Iterator[Finding]:
@@ -36,13 +36,13 @@ def ep_size_divides_physical_experts(c: Written, phase: Phase) -> Iterator[Findi
     if num_physical % ep_size == 0:
         return
     gpus_per_node: int | None = c.get("cluster.gpus_per_node")
-    exchanged = c.exchanges(phase)
+    supports = c.exchange_test(phase)
     rule = f"S501 must divide num_physical_experts ({num_physical} = {num_logical} + {redundant} redundant)"
     reason = "every GPU of a unit holds the same number of experts"
-    is_kept = c.is_written and _fills_whole_nodes(ep_size, gpus_per_node) and (not exchanged or exchanged(ep_size))
+    is_kept = c.is_written and _fills_whole_nodes(ep_size, gpus_per_node) and (not supports or supports(ep_size))
     numbers = _even_redundant_experts(ep_size, redundant, num_logical) if is_kept else []
     if not numbers:
-        fix = nearest_of(ep_size, _allowed_ep_sizes(num_physical, gpus_per_node, c.room(phase), exchanged))
+        fix = nearest_of(ep_size, _allowed_ep_sizes(num_physical, gpus_per_node, c.gpus_per_unit(phase), supports))
         yield Finding(f"{phase}.ep_size", ep_size, rule, reason, fix)
         return
     path = f"{phase}.redundant_experts"
@@ -60,7 +60,7 @@ def unit_fills_whole_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
     model: Model | None = c.get("model.shapes")
     num_physical = None if redundant is None or model is None else model.num_routed_experts + redundant
     rule = f"S502 must be a multiple of gpus_per_node ({gpus_per_node}) or fit on one node"
-    sizes = _allowed_ep_sizes(num_physical, gpus_per_node, c.room(phase), c.exchanges(phase))
+    sizes = _allowed_ep_sizes(num_physical, gpus_per_node, c.gpus_per_unit(phase), c.exchange_test(phase))
     yield Finding(f"{phase}.ep_size", ep_size, rule, "units do not share nodes", nearest_of(ep_size, sizes))
 
 
@@ -257,19 +257,19 @@ def _even_redundant_experts(ep_size: int, redundant: int, num_logical: int) -> l
 
 
 def _allowed_ep_sizes(
-    num_physical: int | None, gpus_per_node: int | None, room: int | None, exchanged: Exchanged | None
+    num_physical: int | None, gpus_per_node: int | None, room: int | None, supports: SizeTest | None
 ) -> list[int]:
     """Return the EP sizes that divide the experts and fill whole nodes, up to `room` GPUs.
 
-    Prefer sizes that the engine's exchange supports (`exchanged`), if there are any. Every size divides an unknown
-    number of experts.
+    Prefer the sizes that the engine's exchange `supports`, if there are any. If the number of experts is unknown, any
+    size is assumed to divide it.
     """
     even = [
         size
         for size in range(1, min(num_physical or MAX_EP_SIZE, MAX_EP_SIZE) + 1)
         if (num_physical or 0) % size == 0 and (not gpus_per_node or size <= gpus_per_node or size % gpus_per_node == 0)
     ]
-    taken = [size for size in even if exchanged is None or exchanged(size)] or even
+    taken = [size for size in even if supports is None or supports(size)] or even
     return [size for size in taken if room is None or size <= room] or taken
 
 

@@ -57,7 +57,7 @@ class Rule:
     each_of: Sequence[str] = ()
 
     def findings(self, candidate: Any) -> Iterator[Finding]:
-        """Yield the rule's findings about `candidate`; none where a value that it reads is unknown."""
+        """Yield the rule's findings about `candidate`. A place with an unknown value yields none."""
         for place in self._places(candidate):
             try:
                 for found in self.check(candidate, *place):
@@ -69,7 +69,7 @@ class Rule:
     def _places(self, candidate: Any) -> Iterable[tuple[str, ...]]:
         if not self.each_of:
             return [()]
-        return [(path,) for each in self.each_of for path in (candidate.matching(each) if "*" in each else [each])]
+        return [(path,) for each in self.each_of for path in (candidate.expand_paths(each) if "*" in each else [each])]
 
 
 def is_within(level: Level, most: Level) -> bool:

@@ -74,7 +74,7 @@ def some_window_has_units(c: Written) -> Iterator[Finding]:
     """Reject a schedule without units in any window: nothing would ever run."""
     c.require("schedule.windows")
     c.require("schedule.other_days")
-    windows = [each for pattern in EACH_WINDOW for each in c.matching(pattern)]
+    windows = [each for pattern in EACH_WINDOW for each in c.expand_paths(pattern)]
     found = [{key: c[f"{window}.{key}"] for key in UNITS} for window in windows]
     counts = [key for key, number in found[0].items() if number is not None] if found else []
     if counts and not any(number for window in found for number in window.values()):

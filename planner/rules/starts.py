@@ -18,7 +18,7 @@ from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, lo
 from planner.spec.hours import weeks_of
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
-__all__ = ["LONGEST_S", "explain_longest_start", "required_warm_up", "to_spec_time", "unready_start"]
+__all__ = ["LONGEST_S", "explain_longest_start", "find_late_starts", "required_warm_up", "to_spec_time"]
 
 MAX_GBIT_PER_S = 10**8  # assumed: no storage is so fast
 LONGEST_S = 6 * 3600.0  # the field's own limit
@@ -26,10 +26,10 @@ LONGEST_S = 6 * 3600.0  # the field's own limit
 Starts = Sequence[tuple[Sequence[Start], int]]  # the starts of each recurring cycle of days, and its number of days
 
 
-def unready_start(schedule: ScheduleSpec, times: StartTimes, *, is_auto: bool) -> Iterator[Finding]:
+def find_late_starts(schedule: ScheduleSpec, times: StartTimes, *, is_auto: bool) -> Iterator[Finding]:
     """Yield a finding if some start takes longer than the warm-up, with the time or storage that would suffice.
 
-    A warm-up that `is_auto` is long enough by itself, up to LONGEST_S.
+    An auto warm-up is always long enough, so only starts longer than LONGEST_S are reported for it.
     """
     starts = _all_starts(schedule, times)
     least = _least_warm_up(starts, times)

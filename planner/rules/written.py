@@ -39,20 +39,20 @@ class Written:
         A key that a right list item lacks is None.
         """
         value = self.values.get(path, NOT_THERE)
-        return self._in_an_item(path) if value is NOT_THERE else value
+        return self._item_value(path) if value is NOT_THERE else value
 
     def get(self, path: str) -> Any:
         """Return the value at `path`, or None if it is wrong or missing."""
         return self.values.get(path)
 
-    def matching(self, pattern: str) -> Iterator[str]:
+    def expand_paths(self, pattern: str) -> Iterator[str]:
         """Yield the paths that match `pattern`, where `*` is each item of a list."""
         before, star, after = pattern.partition(".*")
         if not star:
             yield pattern
             return
         for index in self._indices(before):
-            yield from self.matching(f"{before}.{index}{after}")
+            yield from self.expand_paths(f"{before}.{index}{after}")
 
     def require(self, path: str) -> None:
         """Raise Unknown if the value at `path` is wrong or missing."""
@@ -110,7 +110,7 @@ class Written:
             raise Unknown("units")
         return counts
 
-    def room(self, phase: Phase) -> int | None:
+    def gpus_per_unit(self, phase: Phase) -> int | None:
         """Return the GPUs per unit of `phase` on the nodes that other phases leave free; None if that is no node."""
         nodes, per_node = self.get("cluster.nodes"), self.get("cluster.gpus_per_node")
         if nodes is None or per_node is None or f"{phase}.units" not in self.values:
@@ -121,7 +121,7 @@ class Written:
         left = num_nodes - (sum(taken.values()) - taken[phase])
         return left // counts[phase] * per_node if left >= counts[phase] > 0 else None
 
-    def exchanges(self, phase: Phase) -> Callable[[int], bool] | None:
+    def exchange_test(self, phase: Phase) -> Callable[[int], bool] | None:
         """Return the engine's test for supported EP sizes of `phase`; None if it supports all or is unknown."""
         name, per_node = self.engine or OURS, self.get("cluster.gpus_per_node")
         if name == OURS or name not in ENGINES or per_node is None or "cluster.device" not in self.values:
@@ -160,7 +160,7 @@ class Written:
                 found.setdefault(section, []).append(int(index))
         return found
 
-    def _in_an_item(self, path: str) -> Any:
+    def _item_value(self, path: str) -> Any:
         """Return a list item's value at `path`. Raises Unknown for a key that a partly wrong item lacks."""
         if (found := ITEM.search(path)) is None:
             raise Unknown(path)

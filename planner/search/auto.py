@@ -245,7 +245,7 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
 
 
 def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
-    """Yield candidate sizes for the phase's `auto` fields, smallest EP size first, with the least max_requests."""
+    """Yield candidate values for the phase's `auto` fields, by EP size, each with the least `max_requests`."""
     section, num_logical = spec.phase(phase), spec.model.num_routed_experts
     least = 1 if spec.gpu_of(phase).usable_bytes else _default_requests()
     requests = {"max_requests": max(least, _written_point(spec, phase).requests)}
@@ -369,4 +369,4 @@ def _default_decisions(section: BaseModel, written: Any, prefix: str) -> Iterato
             inner = written.get(name, {}) if isinstance(written, dict) else {}
             yield from _default_decisions(value, inner, f"{prefix}{name}.")
         elif name not in written and not field.is_required() and value is not None:
-            yield Decision(f"{prefix}{name}", field.default, DEFAULT)  # in the form in which a spec writes it
+            yield Decision(f"{prefix}{name}", field.default, DEFAULT)  # in the spec's own form

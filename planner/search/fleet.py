@@ -9,8 +9,8 @@ goes to the fleet on fewer nodes. Nodes that only one phase can use are filled w
 
 With a demand (the traffic decides the units), each phase takes the fewest nodes that serve it; on fewer nodes nothing
 does. If the cluster has more nodes, more and smaller units may use them: a unit that loses a node stops completely, so
-smaller units lose less. Written units are taken to serve the demand, since the user says so. A layout with which they
-are predicted to serve it is preferred if it fits; the smallest layout tells how many nodes a cluster needs at least.
+smaller units lose less. Written units are assumed to serve the demand, since the user says so. Layouts that are
+predicted to serve it come first if they fit; the smallest layout tells how many nodes a cluster needs at least.
 
 `cluster.nodes: auto` becomes the nodes that serve the traffic's peak hour, or that the written units take.
 """
@@ -184,8 +184,8 @@ def units_by_offer(
 ) -> dict[Phase, dict[Offer, int]]:
     """Return how many units of each offer serve the demand, without the offers that need too many.
 
-    Written units are taken to serve the busiest hour, whatever their predicted speed. Only if the demand decides the
-    nodes must the prediction agree.
+    Assume that written units serve the busiest hour, whatever their predicted speed. But if the demand decides the
+    nodes, the prediction must agree.
     """
     found: dict[Phase, dict[Offer, int]] = {}
     for phase, all_ in offers.items():

@@ -87,7 +87,7 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSe
 
 
 def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
-    """Return as many units as the nodes hold, equally many of each phase: for units of unknown speed.
+    """Return as many units as the nodes hold, equally many of each phase, when their speed is unknown.
 
     If the nodes do not even hold the fewest allowed units, return those.
     """
@@ -136,7 +136,7 @@ def _search_fleet(
         for p in spec.phases:
             found[p] += try_layouts(spec, p, range(most[p] + 1, MAX_NODES), balance)
         most = dict.fromkeys(spec.phases, MAX_NODES)
-        fleet = _best_fleet(spec, found, tokens, demand or _one_unit_each(spec), None)
+        fleet = _best_fleet(spec, found, tokens, demand or _minimal_demand(spec), None)
     _require_slo(spec, found, most, balance)
     return found, fleet
 
@@ -150,7 +150,7 @@ def _require_slo(
     require_slo(spec, found, search_with)
 
 
-def _one_unit_each(spec: ResolvedSpec) -> Demand:
+def _minimal_demand(spec: ResolvedSpec) -> Demand:
     """Return a demand that one unit of each phase meets, whatever its layout."""
     nothing, one = dict.fromkeys(spec.phases, 0.0), dict.fromkeys(spec.phases, 1)
     return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), counts_nodes=False)

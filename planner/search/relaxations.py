@@ -121,7 +121,7 @@ def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
         yield [{"cluster.gpu": name} for _, name in larger]
 
 
-def fewer_always_on(spec: ResolvedSpec) -> Iterator[Series]:
+def lower_unit_floor(spec: ResolvedSpec) -> Iterator[Series]:
     """Yield a smaller `schedule.min_units` that the nodes hold beside the other phases' units."""
     assert spec.written.schedule is not None
     floors, layouts = spec.written.schedule.min_units, [lay_out(spec, phase) for phase in spec.phases]
@@ -198,7 +198,7 @@ NODE_ORDER: Order = (
     ),
     (larger_gpus,),
 )
-PEAK_ORDER: Order = ((fewer_always_on, whole_node_units, uncordoned_nodes, fewer_spares),)
+PEAK_ORDER: Order = ((lower_unit_floor, whole_node_units, uncordoned_nodes, fewer_spares),)
 
 # By the rule that refuses the spec. Every other rule offers its own fix.
 ORDERS: Mapping[str, Order] = {"S701": NODE_ORDER, "S707": MEMORY_ORDER, "S720": MEMORY_ORDER, "S721": MEMORY_ORDER}

@@ -4,10 +4,10 @@ A rule that refuses a spec cannot tell whether a fix leads to another refusal: m
 than the cluster has. So `relaxations.py` proposes changes, cheapest first, and this module offers a change only if the
 same rules accept the spec with it. It offers at most three, of different fields.
 
-If memory is short, a change must also leave KV for the spec's requests: first for all of them at full length, then at
-the usual share of it (only the latter if `max_requests` itself is refused). A change that leaves KV for a single
-request is offered only if there is no other. If several phases are short and no single change helps all of them, the
-first change for each phase is joined. If nodes are missing too, every change adds them.
+If memory is short, a change must also leave KV for the spec's requests. The search first looks for KV for all requests
+at full length, then at the usual share of it. (If `max_requests` itself is refused, it looks only for the latter.) KV
+for a single request is accepted only if there is no other change. If several phases are short and no single change
+helps all of them, the first change for each phase is joined. If nodes are missing too, every change adds them.
 
 With a change, the planner may decide its `auto` fields differently. So it decides the original spec again with each
 offered change, and with each tried change if nodes are too few for windows that follow the traffic.
@@ -160,7 +160,7 @@ class _Search:
     def _shares(self, refusals: Sequence[Finding]) -> list[float]:
         """Return the shares of the requests' KV to aim for, in order."""
         if any(finding.path.endswith(".max_requests") for finding in refusals):
-            return [USUAL_SHARE]  # as W101 does: so many requests are hardly meant to have full length
+            return [USUAL_SHARE]  # W101 aims for it too: so many requests rarely have full length
         return [FULL_SHARE, USUAL_SHARE] if self.short else [ONE_REQUEST]
 
     def _offers(self, row: Sequence[Relaxation], share: float) -> Iterator[Change]:
@@ -200,7 +200,7 @@ class _Search:
                 return True  # only the rules can tell
         needs_slots = goal.are_all and change.get("coverage", self.spec.written.coverage) != "none"
         return all(self._has_kv(phase, each, goal) for phase, each in numbers.items()) and (
-            not needs_slots or all(self._covers(phase, each) for phase, each in numbers.items())
+            not needs_slots or all(self._has_slots(phase, each) for phase, each in numbers.items())
         )
 
     def _has_kv(self, phase: Phase, numbers: Mapping[str, Any], goal: _Goal) -> bool:
@@ -212,7 +212,7 @@ class _Search:
             self.kv_shares[key] = _kv_share(self.spec.trying(phase, numbers), phase)
         return self.kv_shares[key] >= (goal.share if phase in goal.phases else ONE_REQUEST)
 
-    def _covers(self, phase: Phase, numbers: Mapping[str, Any]) -> bool:
+    def _has_slots(self, phase: Phase, numbers: Mapping[str, Any]) -> bool:
         """Return whether slots suffice for experts to survive the loss of a node. Racks need at least as many."""
         section = self.spec.phase(phase).model_copy(update=numbers)
         fewest = fewest_slots(self.spec, section.ep_size)

@@ -155,7 +155,7 @@ def _try_slots(
     if refusal := _engine_refusal(first):  # more slots or requests only take more room
         yield RejectedLayout({**size.start, "redundant_experts": all_redundant[0]}, "engine", refusal, {})
         return
-    most, nodes = _most_that_fit(size, all_redundant, fewest_requests), first.layout.nodes_per_unit
+    most, nodes = _max_redundant_in_memory(size, all_redundant, fewest_requests), first.layout.nodes_per_unit
     ideal = BestBalance(balance, num_logical + most)
     for redundant in all_redundant:
         if failure := _coverage_failure(spec, ep_size, (num_logical + redundant) // ep_size):
@@ -171,7 +171,7 @@ def _try_slots(
             return
 
 
-def _most_that_fit(size: _SizeTrials, all_redundant: Sequence[int], requests: int) -> int:
+def _max_redundant_in_memory(size: _SizeTrials, all_redundant: Sequence[int], requests: int) -> int:
     """Return the most redundant experts that leave memory for one request, else the fewest of all."""
     fewest = size.trial(all_redundant[0], requests).memory
     more_slots = max(-fewest.short, 0) // fewest.weights.slot  # an upper bound: buffers grow with slots too

@@ -84,7 +84,7 @@ def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator
 
 
 def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield units of a whole node in place of several small ones: on at least as many GPUs, then on fewer."""
+    """Yield units of a whole node to replace several small units: first on at least as many GPUs, then on fewer."""
     per_node = spec.cluster.gpus_per_node
     whole: dict[str, Any] = {}
     fewer: dict[str, Any] = {}

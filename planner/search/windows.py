@@ -88,7 +88,7 @@ def _decide_schedule(
     days, section = days_with(warm_up), spec.document.data["schedule"]
     written = ({} if section == AUTO else section) | _windows_data(spec, days)
     values = {"schedule": written} | {f"{p}.units": None for p in spec.phases} | values
-    return with_values(spec, values), _decisions(spec, days)
+    return with_values(spec, values), _window_decisions(spec, days)
 
 
 def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTimes) -> float:
@@ -118,10 +118,10 @@ def _replace_windows(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[
     return ScheduleSpec.model_validate(_windows_data(spec, days)).model_copy(update={"start": schedule.start})
 
 
-def _decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[Decision]:
+def _window_decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[Decision]:
     traffic = spec.written.traffic
     assert traffic is not None
-    found = [Decision("schedule.windows", counted(len(days[0].windows), "window"), _why(days[0]))]
+    found = [Decision("schedule.windows", counted(len(days[0].windows), "window"), _explain_windows(days[0]))]
     for index, (each, day) in enumerate(zip(traffic.other_days, days[1:], strict=True)):
         why = f"on {', '.join(each.days)}: {day.mean_nodes:.2f} nodes are taken on average, {day.bound:.2f} at least"
         found.append(Decision(f"schedule.other_days.{index}.windows", counted(len(day.windows), "window"), why))
@@ -165,7 +165,7 @@ def _required_units(
     return asked
 
 
-def _why(day: DerivedDay) -> str:
+def _explain_windows(day: DerivedDay) -> str:
     binding = day.bounds[day.binding]
     return (
         f"the fewest node-hours that follow traffic.profile: {day.mean_nodes:.2f} nodes are taken on average, with"
