@@ -7,7 +7,8 @@ import re
 
 __all__ = ["printable", "without_passwords", "without_secrets"]
 
-AT = "@(?!sha256:)|%40|\N{FULLWIDTH COMMERCIAL AT}|\N{SMALL COMMERCIAL AT}"  # also misspelt; no digest
+# An @, in other spellings too, but not the one before an image digest.
+AT = "@(?!sha256:)|%40|\N{FULLWIDTH COMMERCIAL AT}|\N{SMALL COMMERCIAL AT}"
 # An address up to the end of its user and password. An address that was parsed as a path has only one slash.
 ADDRESS = re.compile(rf"\b([a-z][a-z0-9+.-]*:/+)\S*(?:{AT})", re.IGNORECASE)
 QUERY = re.compile(r"\b(https?:/+[^\s?#]*)[?#][^\s),]+", re.IGNORECASE)

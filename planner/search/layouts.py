@@ -167,9 +167,10 @@ def _best_fleet(
     demand: Demand | None,
     room: Mapping[frozenset[Phase], int] | None,
 ) -> Fleet | None:
-    """Return the fleet that fills `room`, or that serves `demand` in it; without a room, the smallest that serves it.
+    """Return the fleet that fills `room`, or that serves a `demand` in it; None if no fleet fits.
 
-    Return None if no fleet fits. Raises InfeasibleError if even the largest cluster could not serve the demand.
+    Without a `room`, return the smallest fleet that serves the demand. Raises InfeasibleError if even the largest
+    cluster could not serve it.
     """
     kept = {phase: _accepted(each) for phase, each in found.items()}
     if not all(kept.values()):

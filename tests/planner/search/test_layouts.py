@@ -489,7 +489,7 @@ def test_each_size_is_told_once_with_why_another_was_taken():
 def test_coverage_leaves_out_units_that_one_node_holds():
     """Every expert on two nodes takes two nodes, and slots for it: the others are out by their failure domain."""
     search = found_for(spec_of(coverage="node"))
-    out = [each.refused_on_loss["failure domain"].layouts for each in search.phases.values()]
+    out = [each.lost["failure domain"].layouts for each in search.phases.values()]
 
     assert min(out) >= 3
     assert all(each.nodes >= 2 for each in search.chosen.values())
