@@ -18,7 +18,7 @@ from planner.command.printed import print_json, warn
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
 from planner.plan.fit import Fit, check_fit
-from planner.plan.given import read_spec
+from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError, TidemillError
 from planner.problems.output import require_writable, write_result
 from planner.spec.schema import Spec
@@ -195,9 +195,9 @@ def _plan(arguments: argparse.Namespace) -> None:
     from planner.diff.text import diff_text
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import missing_output
-    from planner.plan.loaded import read_plan
+    from planner.plan.load import read_plan
     from planner.report.text import plan_text
-    from planner.report.timeline import explained
+    from planner.report.timeline import explain_layers
 
     if arguments.export and not arguments.output:
         raise CallError([missing_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
@@ -222,13 +222,13 @@ def _plan(arguments: argparse.Namespace) -> None:
         if change is not None:
             print(f"\n{diff_text(change)}", end="")
         if arguments.explain:
-            print(f"\n{explained(found.speed)}")
+            print(f"\n{explain_layers(found.speed)}")
 
 
 def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:
-    from planner.report.text import unit_named, unit_text
+    from planner.report.text import find_unit, unit_text
 
-    unit = unit_named(plan, arguments.unit)
+    unit = find_unit(plan, arguments.unit)
     if arguments.format == "json":
         print_json(next(each for each in plan.as_json()["units"] if each["name"] == unit.name))
     else:
@@ -291,7 +291,7 @@ def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "Exp
 def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import plan_from
     from planner.diff.diff import diff_of
-    from planner.diff.told import verdicts
+    from planner.diff.wording import verdicts
     from planner.manifests.folder import files_of, kept_plan, write_folder
     from planner.problems.finding import warnings_json
     from planner.problems.printable import without_passwords

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from planner.candidate.candidate import Candidate
 from planner.facts.terms import Phase
 from planner.plan.decided import decided_sections
-from planner.plan.given import read_given, refuse_option
-from planner.plan.loaded import read_plan
-from planner.plan.plan import Plan, sealed
+from planner.plan.load import read_plan
+from planner.plan.plan import Plan, seal_plan
+from planner.plan.user_input import read_input, refuse_option
 from planner.rules.table import findings_at
 from planner.search.auto import Choice, decide
 from planner.search.repair import require_feasible
@@ -48,12 +48,12 @@ class Compiled(Candidate):
 
         sections = decided_sections(self, self.choice) | expected_sections(self)
         sections["warnings"] += findings_at(self, "predicted")
-        return sealed(sections, rows_of)
+        return seal_plan(sections, rows_of)
 
     @property
     def deployed(self) -> Plan:
         """Return the plan without predictions and report: the part that is deployed."""
-        return sealed(decided_sections(self, self.choice))
+        return seal_plan(decided_sections(self, self.choice))
 
 
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
@@ -82,7 +82,7 @@ def plan_from(
     A spec is read with its `overlays`, and planned near the plan at `previous`, else near the `kept` plan. Raises
     SpecError, CallError or InfeasibleError if there is no plan.
     """
-    given = read_given(path, overlays)
+    given = read_input(path, overlays)
     if isinstance(given, ResolvedSpec):
         return run_passes(given, read_plan(previous) if previous else kept).deployed
     if previous is not None:

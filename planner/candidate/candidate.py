@@ -214,7 +214,7 @@ class Candidate:
     @cached_property
     def full_rates(self) -> dict[Phase, float]:
         """The most tokens/s of one GPU of each phase whose speed is known."""
-        from planner.estimate.fuller import full_rates
+        from planner.estimate.overload import full_rates
 
         return full_rates(self.spec, self.memory, self.speed)
 
@@ -244,14 +244,14 @@ class Candidate:
 
     def fuller(self, load: "PhaseLoad") -> "Prediction | None":
         """Return what units do that serve all of a `load` of `fullest`; None where they cannot."""
-        from planner.estimate.fuller import as_full_as_asked, most_requests
-        from planner.estimate.utilisation import share_of_highest
+        from planner.estimate.overload import most_requests, predict_at_load
+        from planner.estimate.utilisation import relative_utilisation
 
         outlook = next(each for each in self.speed if each.phase == load.phase)
         if outlook.prediction is None or not load.served_per_s:
             return None
-        times = load.load / share_of_highest(outlook.prediction, self.spec.slo.ttft_ms)
-        return as_full_as_asked(outlook, most_requests(self.spec, self.memory, outlook), times)
+        times = load.load / relative_utilisation(outlook.prediction, self.spec.slo.ttft_ms)
+        return predict_at_load(outlook, most_requests(self.spec, self.memory, outlook), times)
 
     def predicted_with(self, phase: Phase, change: Change) -> "Prediction | None":
         """Predict a phase with its expert map and a change of the spec."""

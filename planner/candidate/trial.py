@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.estimate.case import case_of, unit_shape
+from planner.estimate.case import build_case, unit_shape
 from planner.estimate.points import operating_point
 from planner.estimate.throughput.copies import expected_copies
-from planner.estimate.throughput.predict import Case, prompt_reading, rate_of_turns, saturated_rate, turns_at
+from planner.estimate.throughput.predict import Case, mixed_turns, prompt_read_time, saturated_rate, turns_rate
 from planner.estimate.throughput.replicas import Balance
 from planner.estimate.throughput.turns import SteadyTurns
-from planner.estimate.utilisation import as_full_as_promised
+from planner.estimate.utilisation import with_promised_utilisation
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
 from planner.layout.dispatch import groups_on_nodes
@@ -62,7 +62,7 @@ class Trial:
         spec, layout = self.spec, self.layout
         unit = unit_shape(spec, layout)
         on_nodes = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout) > 1
-        return case_of(
+        return build_case(
             spec,
             layout,
             operating_point(spec, layout.phase, self.memory.kv_tokens),
@@ -83,9 +83,9 @@ def speed_of(trial: Trial, balance: Balance) -> Speed:
     case = replace(case, imbalance=balance.of(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
     fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as a plan tells it
     if case.phase == "mixed":
-        return _mixed_speed(case, turns_at(case), fullest)
+        return _mixed_speed(case, mixed_turns(case), fullest)
     rate = saturated_rate(case)
-    case = as_full_as_promised(trial.spec, case, rate)
+    case = with_promised_utilisation(trial.spec, case, rate)
     tpot = None if case.phase == "prefill" else case.point.requests / unit.attention_tp / rate * MS_PER_S
     return Speed(rate * case.point.utilisation, tpot, _ttft_ms(case, rate), fullest)
 
@@ -93,8 +93,8 @@ def speed_of(trial: Trial, balance: Balance) -> Speed:
 def _mixed_speed(case: Case, turns: SteadyTurns, fullest: float) -> Speed:
     """Return the speed of a mixed unit, by the formulas of `predict.py`."""
     tpot = turns.seconds_per_step / case.point.accepted_tokens
-    ttft = case.point.prompt_steps * turns.seconds + turns.wait + prompt_reading(case)
-    return Speed(rate_of_turns(case, turns), tpot * MS_PER_S, ttft * MS_PER_S, fullest)
+    ttft = case.point.prompt_steps * turns.seconds + turns.wait + prompt_read_time(case)
+    return Speed(turns_rate(case, turns), tpot * MS_PER_S, ttft * MS_PER_S, fullest)
 
 
 def _ttft_ms(case: Case, rate: float) -> float | None:
@@ -103,4 +103,4 @@ def _ttft_ms(case: Case, rate: float) -> float | None:
         return None
     point = case.point
     step = point.step_tokens / case.unit.attention_tp / rate
-    return ((point.prompt_steps + point.queued_steps) * step + prompt_reading(case)) * MS_PER_S
+    return ((point.prompt_steps + point.queued_steps) * step + prompt_read_time(case)) * MS_PER_S

@@ -1,1 +1,1 @@
-"""What a day costs and earns."""
+"""The cost and income of a day, and each phase's load."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.estimate.performance import PhaseOutlook
-from planner.estimate.utilisation import share_of_highest
+from planner.estimate.utilisation import relative_utilisation
 from planner.facts.day import MINUTE_S, hh_mm, periods
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -100,7 +100,7 @@ def demand_of(
         return ()
     sizes = {each.phase: each.ep_size for each in layouts}
     rates = {
-        phase: each.tokens_per_s_per_gpu.mid * sizes[phase] * (1 / share_of_highest(each, ttft_ms))
+        phase: each.tokens_per_s_per_gpu.mid * sizes[phase] * (1 / relative_utilisation(each, ttft_ms))
         for phase, each in known.items()
     }
     most = {phase: rate * sizes[phase] for phase, rate in full_rates.items()}

@@ -1,1 +1,1 @@
-"""What the change from one plan to another does."""
+"""The effects of changing from one plan to another."""

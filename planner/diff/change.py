@@ -12,7 +12,7 @@ from planner.estimate.failures import Loss
 from planner.facts.part import Maybe, Part
 from planner.facts.terms import Phase
 from planner.plan.row import Row
-from planner.plan.sections import Digest, Warned
+from planner.plan.sections import Digest, JsonFinding
 
 __all__ = [
     "ENDS",
@@ -140,8 +140,8 @@ class LossSides(Part):
 class WarningMoves(Part):
     """Warnings that one of the plans has alone."""
 
-    new: tuple[Warned, ...]
-    gone: tuple[Warned, ...]
+    new: tuple[JsonFinding, ...]
+    gone: tuple[JsonFinding, ...]
 
 
 class Change(Part):

@@ -10,7 +10,7 @@ import re
 from itertools import accumulate
 
 from planner.diff.change import Change
-from planner.diff.told import Topic, headline, topics
+from planner.diff.wording import Topic, headline, topics
 from planner.problems.printable import printable, without_passwords
 
 __all__ = ["diff_markdown", "escaped"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.compiler import run_passes
-from planner.plan.given import read_given, refuse_option
 from planner.plan.plan import Plan
+from planner.plan.user_input import read_input, refuse_option
 from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["read_pair"]
@@ -24,7 +24,7 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan
     Raises SpecError, CallError or InfeasibleError.
     """
     notes = []
-    before, after = read_given(old, overlays), read_given(new, overlays)
+    before, after = read_input(old, overlays), read_input(new, overlays)
     if overlays and isinstance(before, Plan) and isinstance(after, Plan):
         raise refuse_option("-f", overlays[0], new)
     if isinstance(before, ResolvedSpec):

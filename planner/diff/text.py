@@ -3,7 +3,7 @@
 import textwrap
 
 from planner.diff.change import Change
-from planner.diff.told import Topic, headline, topics
+from planner.diff.wording import Topic, headline, topics
 from planner.problems.printable import printable, without_passwords
 from planner.report.columns import WIDTH
 

@@ -1,1 +1,1 @@
-"""What a plan will do: bytes on links, what a failure stops, which experts survive it."""
+"""Estimates of speed, link traffic, failures and coverage."""

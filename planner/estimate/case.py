@@ -1,12 +1,12 @@
-"""What is asked of `estimate/throughput`: a phase of a spec in one layout, at one operating point.
+"""Build the question for `estimate/throughput`: one phase of a spec in one layout, at one operating point.
 
-The point is the spec's. A phase without one is asked at what its limits allow: `max_requests` of half the longest
-request, or of what KV has room for; steps of `max_batch_tokens`, of prompts half as long as the longest request. Plans
-say when a point is derived so.
+The spec gives the point. Without one, the phase's limits do: `max_requests` requests of half the longest length, fewer
+if KV has no room, and steps of `max_batch_tokens` with prompts of half the longest length. Plans mark such a point as
+derived.
 """
 
 from planner.estimate.throughput.engines import engine_model
-from planner.estimate.throughput.machine import machine_of
+from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
@@ -16,20 +16,20 @@ from planner.layout.layout import PhaseLayout
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["case_of", "is_predictable", "unit_shape"]
+__all__ = ["build_case", "is_predictable", "unit_shape"]
 
 
 def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether rates and links of the phase's GPU and the model's kernels are known."""
+    """Return whether the GPU's rates and links and the model's kernels are known for the phase."""
     gpu = spec.gpu_of(phase)
-    known = machine_of(gpu, spec.written.gpu_name(phase)) is not None and bool(gpu.nvlink_gb_per_s)
+    known = build_machine(gpu, spec.written.gpu_name(phase)) is not None and bool(gpu.nvlink_gb_per_s)
     return known and bool(gpu.nic_gbps) and why_unknown(spec.model) is None
 
 
-def case_of(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, exchange: Exchange) -> Case:
-    """Return the case of a phase whose GPU and kernels are known, with GPUs that are equally full."""
+def build_case(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, exchange: Exchange) -> Case:
+    """Return the case of a predictable phase, with balanced GPUs."""
     phase, model = layout.phase, spec.model
-    machine = machine_of(spec.gpu_of(phase), layout.gpu)
+    machine = build_machine(spec.gpu_of(phase), layout.gpu)
     kv = kv_dtype(layout.precision, spec.phase(phase).kv_precision)
     work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp)
     assert machine is not None
@@ -51,7 +51,7 @@ def case_of(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, exch
 
 
 def unit_shape(spec: ResolvedSpec, layout: PhaseLayout) -> UnitShape:
-    """Return what of a layout decides a layer's time; nodes are those that NICs are between."""
+    """Return the parts of a layout that determine a layer's time. A "node" here is an NVLink domain."""
     domain = spec.gpu_of(layout.phase).domain_size(spec.cluster.gpus_per_node)
     return UnitShape(
         num_gpus=layout.ep_size,

@@ -1,12 +1,12 @@
-"""The spec's `coverage`: no expert of a unit goes dark when one node, or one rack, dies; or why that cannot be.
+"""Check the spec's `coverage`: every expert of a unit survives the loss of one node, or of one rack.
 
-The planner has the slots and the places, `expert_map/domains.py` the arithmetic: two replicas for every expert, in two
-domains. For 256 experts that is 512 slots; DeepSeek's decode unit of 144 GPUs then has 4 a GPU instead of 2, for 5.1 GB
-more on each.
+The planner knows the slots and the places. `expert_map/domains.py` has the arithmetic: each expert needs two replicas,
+in two domains. For 256 experts that is 512 slots. DeepSeek's decode unit of 144 GPUs then needs 4 slots per GPU instead
+of 2, which takes 5.1 GB more on each.
 
-Units of a phase share one map. Where they stand in racks differently the map is right for all of them.
+Units of a phase share one map. If they are spread over racks differently, the map must be right for all of them.
 
-It pays only with a runtime that goes on without a dead rank: as it is, a unit with one stops as a whole.
+Coverage pays only with a runtime that continues without a dead rank. Ours does not yet: it stops the whole unit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,48 +31,50 @@ from planner.spec.resolved import ResolvedSpec
 
 __all__ = [
     "FailureDomains",
-    "MeanOf",
+    "PredictBalance",
+    "check_coverage",
+    "check_map_coverage",
     "failure_domains",
     "fewest_slots",
-    "racks_are_open",
-    "too_little_coverage",
     "uncovered_experts",
-    "uncovered_maps",
+    "undecided_racks",
 ]
 
-MeanOf = Callable[[PhaseLayout, int, Domains], float | None]  # max over mean of a layout's map with so many slots
+PredictBalance = Callable[
+    [PhaseLayout, int, Domains], float | None
+]  # (layout, slots per GPU, domains) -> max/mean load, if known
 
 
 @dataclass(frozen=True)
 class FailureDomains:
-    """The domain of each GPU of a phase's units, for each kind of domain; `rack` is empty when the spec names none."""
+    """The failure domain of each GPU of a unit, by kind of domain. `rack` is empty if the spec names no racks."""
 
     gpu: Domains
     node: Domains
     rack: Domains
 
     def of(self, coverage: Coverage) -> Domains:
-        """Return the domains that experts are spread over; empty for `none`."""
+        """Return the domains over which `coverage` spreads experts; empty for `none`."""
         return {"none": (), "node": self.node, "rack": self.rack}[coverage]
 
 
 def failure_domains(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit] = ()
 ) -> dict[Phase, FailureDomains]:
-    """Return for each phase the domains of its units' GPUs; without units, as far as the layout says."""
+    """Return the failure domains of each phase. Without `units`, racks stay empty."""
     racks = named_places(nodes_of(spec.cluster), "rack") if units else {}
     return {
         layout.phase: FailureDomains(
             gpu=consecutive_domains(layout.ep_size, 1),
             node=consecutive_domains(layout.ep_size, layout.ranks_per_node),
-            rack=_racks([unit for unit in units if unit.phase == layout.phase], layout, racks),
+            rack=_rack_partitions([unit for unit in units if unit.phase == layout.phase], layout, racks),
         )
         for layout in layouts
     }
 
 
-def _racks(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[str, str]) -> Domains:
-    """Return one partition for each way in which units stand in racks, numbered in the order of their ranks."""
+def _rack_partitions(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[str, str]) -> Domains:
+    """Return each distinct way in which units are spread over racks, racks numbered in rank order."""
     partitions: dict[tuple[int, ...], None] = {}
     for unit in units:
         names = [racks[node] for node in unit.nodes]
@@ -84,21 +86,24 @@ def _racks(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[str, str])
 
 
 def fewest_slots(spec: ResolvedSpec, ep_size: int, coverage: Coverage = "node") -> int | None:
-    """Return the slots a GPU for which a unit that fills nodes, and racks, one after the other survives such a loss.
+    """Return the fewest slots per GPU that survive the loss of one domain, or None if one domain holds the unit.
 
-    None where all of the unit is in one node or rack.
+    The unit is taken to fill one node, and one rack, after the other.
     """
     nodes = spec.cluster.rack_size or 1 if coverage == "rack" else 1
     domains = consecutive_domains(ep_size, min(nodes * spec.cluster.gpus_per_node, ep_size))
     return fewest_slots_per_gpu(spec.model.num_routed_experts, domains)
 
 
-def too_little_coverage(
-    spec: ResolvedSpec, layouts: Sequence[PhaseLayout], places: Mapping[Phase, FailureDomains], mean_of: MeanOf
+def check_coverage(
+    spec: ResolvedSpec,
+    layouts: Sequence[PhaseLayout],
+    places: Mapping[Phase, FailureDomains],
+    predict_balance: PredictBalance,
 ) -> Iterator[Finding]:
-    """Yield what is found of each phase whose slots or places do not suffice for the spec's `coverage`.
+    """Yield a finding for each phase with too few slots or domains for the spec's `coverage`.
 
-    It says what balance would become, where `mean_of` knows.
+    It also states the new balance if `predict_balance` knows it.
     """
     coverage = spec.written.coverage
     for layout in layouts if coverage != "none" else ():
@@ -107,11 +112,11 @@ def too_little_coverage(
         if fewest is None:
             yield _one_domain(coverage, layout)
         elif fewest > layout.slots_per_gpu:
-            yield _too_few_slots(spec, layout, fewest, domains, mean_of)
+            yield _too_few_slots(spec, layout, fewest, domains, predict_balance)
 
 
-def uncovered_maps(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
-    """Yield the finding about phases for which no map survives in all the ways in which their units stand in racks."""
+def check_map_coverage(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
+    """Yield a finding about phases whose shared map does not survive a rack loss in every unit."""
     open_phases = [phase for phase, each in maps.items() if not each.is_covered]
     if open_phases:
         rule = f"S722 must hold in all units of {' and '.join(open_phases)}, which share one expert map"
@@ -121,16 +126,16 @@ def uncovered_maps(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
         yield Finding("coverage", "rack", rule, reason, nearest("node"))
 
 
-def racks_are_open() -> Finding:
-    """Return what is left to a placement: which racks hold units depends on where there is room."""
+def undecided_racks() -> Finding:
+    """Return the finding that only a placement can decide rack coverage."""
     rule = "S723 depends on the racks in which units are placed"
     return Finding("coverage", "rack", rule, "validate places no units", "run tidemill plan")
 
 
 def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:
-    """Return how many experts of the worst layer have all replicas on one GPU, node and rack, by the kind of domain.
+    """Return the number of experts with all replicas in one domain, in the worst layer, by kind of domain.
 
-    Racks are left out where none are known.
+    Racks are omitted if unknown.
     """
     domains = {"gpu": places.gpu, "node": places.node} | ({"rack": places.rack} if places.rack else {})
     return {kind: count_uncovered(expert_map.physical_to_logical, each) for kind, each in domains.items()}
@@ -142,8 +147,10 @@ def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Finding:
     return Finding("coverage", coverage, rule, reason, nearest("none"))
 
 
-def _too_few_slots(spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, mean_of: MeanOf) -> Finding:
-    """Return the slots that are lacking, and what they would cost: bytes, and what becomes of the balance."""
+def _too_few_slots(
+    spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, predict_balance: PredictBalance
+) -> Finding:
+    """Return a finding with the missing slots, their bytes, and the resulting balance."""
     coverage, redundant = spec.written.coverage, fewest * layout.ep_size - layout.num_logical_experts
     more_bytes = (fewest - layout.slots_per_gpu) * weights_of(spec.model, layout.precision).slot
     rule = (
@@ -151,7 +158,7 @@ def _too_few_slots(spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains
         f"({fewest} slots per GPU, so that each of {layout.num_logical_experts} experts is in two {coverage}s)"
     )
     reason = f"{fewest} slots per GPU instead of {layout.slots_per_gpu} take {gb(more_bytes)} more of each GPU"
-    now, then = mean_of(layout, layout.slots_per_gpu, ()), mean_of(layout, fewest, domains)
+    now, then = predict_balance(layout, layout.slots_per_gpu, ()), predict_balance(layout, fewest, domains)
     if now is not None and then is not None:
         is_alike = f"{then:.3f}" == f"{now:.3f}"
         reason += ", and max/mean load "

@@ -1,4 +1,4 @@
-"""What each expert is asked for: as measured, or drawn where nobody has measured it."""
+"""The load of each expert: measured, or else drawn from a distribution."""
 
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
@@ -8,7 +8,7 @@ __all__ = ["expert_loads"]
 
 
 def expert_loads(spec: ResolvedSpec) -> Loads:
-    """Return the loads of `expert_load.file`, or else those that its alpha and seed draw."""
+    """Return the loads in `expert_load.file`, or loads drawn with its alpha and seed."""
     if spec.measured_loads is not None:
         return spec.measured_loads
     drawn, model = spec.written.expert_load, spec.model

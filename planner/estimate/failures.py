@@ -1,13 +1,12 @@
-"""The worst that happens when one GPU, node, rack or power domain dies.
+"""Find the worst loss of one GPU, node, rack or power domain.
 
-A unit with a dead rank stops: its ranks step together, and the bundled runtime, like most, does not go on without one.
-So whole units are lost at once, and that is the capacity which the report counts.
+A unit with a dead rank stops: its ranks step together, and the bundled runtime, like most, cannot continue without one.
+So the report counts whole units as lost.
 
-Which experts go dark says what a runtime that masks dead ranks could save: one that has replicas elsewhere in the unit
-could go on, with the others' tokens on fewer GPUs. Coverage counts them: an expert is covered against the loss of a
-node when its replicas are on two nodes at least, in every layer.
+An expert goes dark when all its replicas are lost. A runtime that masks dead ranks could serve as long as no expert is
+dark. An expert is covered against the loss of a node if it has replicas on two nodes or more, in every layer.
 
-It estimates no probabilities.
+Probabilities are not estimated here.
 """
 
 from collections import Counter
@@ -24,31 +23,34 @@ from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["Loss", "report_failures"]
 
-Shared = Literal["rack", "power"]  # by units
+SharedDomain = Literal["rack", "power"]  # domains that units can share
 
-SHARED: tuple[Shared, ...] = ("rack", "power")
+SHARED_DOMAINS: tuple[SharedDomain, ...] = ("rack", "power")
 
 
 class Loss(Part):
-    """The worst that the loss of one failure domain does to a phase."""
+    """The worst effect on a phase of losing one failure domain."""
 
     units: int  # that stop
     of_units: int  # of the phase
-    dark_experts: int  # of a layer of a unit: logical experts without a replica elsewhere
+    dark_experts: int  # in the worst layer: logical experts without a replica elsewhere
     at: str  # where it happens
 
 
 def report_failures(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit], maps: Mapping[Phase, ExpertMap]
 ) -> dict[Phase, dict[str, Loss]]:
-    """Return for each phase the worst loss of every kind of domain whose places the spec names, smallest first."""
+    """Return each phase's worst loss by kind of domain, smallest domain first.
+
+    Racks and power domains are included if the spec names them.
+    """
     nodes = nodes_of(spec.cluster)
-    places = {kind: named_places(nodes, kind) for kind in SHARED}
+    places = {kind: named_places(nodes, kind) for kind in SHARED_DOMAINS}
     return {layout.phase: dict(_losses(layout, units, maps[layout.phase], places)) for layout in layouts}
 
 
 def _losses(
-    layout: PhaseLayout, units: Sequence[Unit], expert_map: ExpertMap, places: Mapping[Shared, Mapping[str, str]]
+    layout: PhaseLayout, units: Sequence[Unit], expert_map: ExpertMap, places: Mapping[SharedDomain, Mapping[str, str]]
 ) -> Iterator[tuple[str, Loss]]:
     own = [unit for unit in units if unit.phase == layout.phase]
     dark_of_ranks = _dark_experts(expert_map, layout, layout.ep_size)
@@ -57,20 +59,20 @@ def _losses(
     at = f"{own[0].name} rank {rank}"
     yield "gpu", Loss(units=1, of_units=len(own), dark_experts=dark_of_ranks[rank], at=at)
     yield "node", Loss(units=1, of_units=len(own), dark_experts=dark_of_nodes[node], at=own[0].nodes[node])
-    for domain in SHARED:
-        if loss := _shared(own, expert_map, layout, places[domain]):
+    for domain in SHARED_DOMAINS:
+        if loss := _worst_shared_loss(own, expert_map, layout, places[domain]):
             yield domain, loss
 
 
-def _shared(
+def _worst_shared_loss(
     units: Sequence[Unit],
     expert_map: ExpertMap,
     layout: PhaseLayout,
     place_of: Mapping[str, str],
 ) -> Loss | None:
-    """Return the domain that stops most units; among equals, the one that darkens most experts of one of them.
+    """Return the loss of the domain that stops most units, or None if the spec names no such domains.
 
-    None when the spec names no such place.
+    Among equals, the one with most dark experts in one unit counts.
     """
     stopped: dict[str, dict[str, list[int]]] = {}  # place -> unit -> indices of its nodes there
     for unit in units:
@@ -79,22 +81,22 @@ def _shared(
     if "" in stopped:
         return None
     most = max(map(len, stopped.values()))
-    dark: dict[tuple[int, ...], int] = {}  # units stand alike in many places
+    dark: dict[tuple[int, ...], int] = {}  # cached, because many units lose the same nodes
     worst, where = -1, ""
     for place, in_units in stopped.items():
         if len(in_units) == most:
             for lost in map(tuple, in_units.values()):
                 if lost not in dark:
-                    dark[lost] = _dark_with(expert_map, layout, lost)
+                    dark[lost] = _count_dark(expert_map, layout, lost)
                 if dark[lost] > worst:
                     worst, where = dark[lost], place
     return Loss(units=most, of_units=len(units), dark_experts=worst, at=where)
 
 
 def _dark_experts(expert_map: ExpertMap, layout: PhaseLayout, num_parts: int) -> list[int]:
-    """Return how many experts have all replicas in each of `num_parts` equal parts of a unit, in its worst layer.
+    """Return for each of `num_parts` equal parts of a unit how many experts exist only there, in the worst layer.
 
-    Slots are numbered part by part: an expert is in one part alone if its first replica and its last are in that one.
+    Slots are numbered part by part, so an expert is only in one part if its first and last replica are.
     """
     parts = [slot * num_parts // layout.num_physical_experts for slot in range(layout.num_physical_experts)]
     worst = [0] * num_parts
@@ -106,8 +108,8 @@ def _dark_experts(expert_map: ExpertMap, layout: PhaseLayout, num_parts: int) ->
     return worst
 
 
-def _dark_with(expert_map: ExpertMap, layout: PhaseLayout, lost_nodes: Sequence[int]) -> int:
-    """Return how many experts of the worst layer have no replica outside of `lost_nodes`."""
+def _count_dark(expert_map: ExpertMap, layout: PhaseLayout, lost_nodes: Sequence[int]) -> int:
+    """Return how many experts of the worst layer have all their replicas on `lost_nodes`."""
     per_node = layout.num_physical_experts // layout.nodes_per_unit
     worst = 0
     for slots in expert_map.physical_to_logical:

@@ -1,19 +1,19 @@
-"""The cache of prompts' KV on disks, sized: what it reads and writes, how large it is, and what a size is worth.
+"""Size the prefix cache of KV on disks: its reads, writes and capacity, and the nodes it saves.
 
-    reads     = tokens of hits a second x KV of a token
-    writes    = tokens a second that are computed, of prompts and of answers, x KV of a token, written once
-    capacity  = prompt tokens a second x the mean time that a token's KV stays x KV of a token
-    saved     = nodes that would compute all prompts x hit rate
+    reads     = hit tokens per second x KV bytes per token
+    writes    = computed tokens per second, of prompts and answers, x KV bytes per token
+    capacity  = prompt tokens per second x mean time that KV stays x KV bytes per token
+    saved     = nodes needed without a cache x hit rate
 
-A block stays for `keep` after its last use. How many hits that gives, and how long a block then stays on average, is
-read off a trace: the ages at which blocks were used again. Ages do not depend on how much traffic there is, as long as
-each user comes back after the same time; so the curve is of the trace, and the capacity is of the spec's traffic. A
-cache that drops what was not used for longest behaves like that (Che's approximation).
+A block stays for `keep` after its last use. A trace shows the ages at which blocks are used again, and so the hit rate
+and the mean stay for each `keep`. Ages do not depend on the amount of traffic, as long as each user returns after the
+same time. So the curve comes from the trace, and the capacity from the spec's traffic. An LRU cache behaves like that
+(Che's approximation).
 
 Worked example, DeepSeek's day: 342e9 tokens of hits x 70,272 B / 86,400 s = 278 GB/s of reads on average.
 
-Whether the spec's own hit rate is reached it cannot tell: the trace has one hour, and hits of the next morning are not
-in it. Answers' KV is written too, and the trace's hits on it count where the next prompt brings it.
+It cannot tell whether the spec's hit rate is reached: the trace covers one hour, without hits on the next morning.
+Answers' KV is written too, and counts as a hit if the next prompt repeats the answer.
 
 Sources: H. Che, Y. Tung, Z. Wang, Hierarchical web caching systems, IEEE JSAC 20(7), 2002; the trace is Mooncake's
 conversation trace, kvcache-ai/Mooncake FAST25-release/traces @3b5a594, Apache-2.0: 12,031 requests in 59 minutes,
@@ -32,11 +32,11 @@ __all__ = ["CONVERSATION", "CacheSize", "KvCache", "Reuse", "kv_cache"]
 
 @dataclass(frozen=True)
 class Reuse:
-    """What keeping blocks for `keep_s` after their last use gives, in a trace."""
+    """The effect, in a trace, of keeping blocks for `keep_s` after their last use."""
 
     keep_s: float
     hit_rate: float  # share of all blocks that were there
-    kept_s: float  # that a block stays until its next use or its end, on average over all uses
+    kept_s: float  # mean time that a block stays until its next use or its eviction
 
 
 CONVERSATION = (
@@ -48,7 +48,7 @@ CONVERSATION = (
 
 
 class CacheSize(Part):
-    """A cache that keeps blocks for so long, in the busiest hours."""
+    """The size and value of a cache that keeps blocks for `keep_s`, in the busiest hour."""
 
     keep_s: float
     hit_rate: float
@@ -58,7 +58,7 @@ class CacheSize(Part):
 
 
 class KvCache(Part):
-    """What a day of the spec's traffic asks of the cache. Rates are of all nodes together, in the busiest entry."""
+    """The prefix cache that a day of the spec's traffic needs. Rates are sums over nodes in the busiest hour."""
 
     hit_rate: float  # the spec's
     mean_read_bytes_per_s: Rounded6  # over the day
@@ -66,16 +66,16 @@ class KvCache(Part):
     read_bytes_per_s_per_node: Rounded6
     write_bytes_per_s: Rounded6
     write_bytes_per_s_per_node: Rounded6
-    day_bytes: Rounded6  # of all that a day computes: the size at which nothing of it is dropped
+    day_bytes: Rounded6  # all KV that a day computes; a cache of this size drops nothing
     saved_nodes: Rounded6  # at the spec's hit rate
-    nodes: int  # that read, in the busiest entry
+    nodes: int  # reading in the busiest hour
     sizes: tuple[CacheSize, ...]
 
 
 def kv_cache(
     traffic: TrafficSpec, kv_bytes_per_token: float, mean_nodes: float, most_nodes: int, curve: Sequence[Reuse]
 ) -> KvCache:
-    """Return what the cache does and takes; nodes are those that compute prompts."""
+    """Return the traffic, size and value of the prefix cache. Nodes are those that compute prompts."""
     bytes_per_token_a_day = kv_bytes_per_token / DAY_S
     busiest = traffic.peak_per_s("decode") / (traffic.output_tokens / DAY_S)
     hits, computed = traffic.input_tokens * traffic.cache_hit_rate, traffic.tokens_of("prefill")

@@ -1,23 +1,22 @@
-"""The bytes that dispatch and combine put on a unit's links, in one MoE layer of its largest step, as expected.
+"""Estimate the bytes that dispatch and combine put on a unit's links, in one MoE layer of its largest step.
 
-Each rank sends the tokens of its step to the experts that the loads say, equally to an expert's replicas. The layer
-shown is the one with the fullest GPU, because a step waits for it. Two ways of sending, as DeepEP does it:
+Each rank sends its tokens to experts in proportion to their loads, equally to an expert's replicas. The layer shown is
+the one with the fullest GPU, because a step waits for it. DeepEP has two ways of sending:
     normal (prefill)         a token goes once to each NVLink domain that has one of its experts, on the sender's rail,
                              and from there over NVLink to the GPUs
     low latency (decode)     a token goes once for each of its experts, to the GPU that has it
 
-Where several GPUs share attention, a group's tokens are summed over its GPUs in the two halves of an all-reduce: after
-attention each GPU is sent the sums of the tokens that it will dispatch, and after combine all GPUs of the group are
-sent the tokens of the others. For S bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it
-(over several nodes: `topology.py`). A unit that is one group has all tokens on each GPU: it dispatches none, and sums
-the results of attention and those of experts.
+GPUs that share attention sum their results in the two halves of an all-reduce. After attention, a reduce-scatter gives
+each GPU the sums of the tokens that it dispatches. After combine, an all-gather gives each GPU the other tokens. For S
+bytes of tokens that is 2 (n - 1) / n S into each of n GPUs, and as much out of it (over several nodes: `topology.py`).
+If a unit is one group, every GPU has all tokens: it dispatches none, and all-reduces the results of both attention and
+experts.
 
-Combine takes the same ways back. Where a gate lets a token into few groups of experts, the groups decide how many
-domains a token goes to (`facts/gate.py`). Without groups its experts are taken as drawn independently. Mixed
-units dispatch prompts the normal way, which is most of their tokens. What one GPU of a domain receives comes from all
-others alike, so that in a mesh it has the links to all of them, as behind switches. Replicas are taken to be chosen
-equally; with `split: local_first` less leaves a node. It estimates bytes, not time: seconds are bytes over bandwidth,
-to compare links with, no more.
+Combine takes the same paths back. If the gate limits a token to few groups of experts, the groups determine how many
+domains it goes to (`facts/gate.py`). Without groups, its experts are assumed independent. Mixed units dispatch prompts,
+which are most of their tokens, the normal way. A GPU receives equally from all others of its domain, so a mesh offers
+it all its links, like a switch. Replicas are assumed to be chosen equally; with `split: local_first` less leaves a
+node. Seconds here are bytes over bandwidth, and only serve to compare links.
 
 Source: github.com/deepseek-ai/DeepEP dd758caf README; github.com/NVIDIA/nccl-tests 03a204a1 doc/PERFORMANCE.md
 (all-reduce), whose place is that of RowParallelLinear in github.com/deepseek-ai/DeepSeek-V3 9b4e9788
@@ -53,7 +52,7 @@ _Links = tuple[str, Sequence[str], Sequence[float], Sequence[float]]  # a kind: 
 
 
 class Link(Part):
-    """The fullest link of a kind: bytes that come in for dispatch, and go out for combine."""
+    """The fullest link of a kind: bytes in for dispatch, bytes out for combine."""
 
     kind: str  # gpu (NVLink), nic, node (its NICs), leaf (from other leaves)
     place: str
@@ -61,17 +60,17 @@ class Link(Part):
     combine_bytes: int
     gb_per_s: float
     attention_bytes: int  # each way, where GPUs share attention
-    attention_gb_per_s: float | None  # to the others of the group, which in a mesh is a part of the whole
-    microseconds: float  # of dispatch, combine and attention, one after the other, at the link's full bandwidth
+    attention_gb_per_s: float | None  # to the rest of the group; in a mesh, only the links to these
+    microseconds: float  # of dispatch, combine and attention in sequence, at full bandwidth
 
 
 class Traffic(Part):
-    """The traffic of a phase's units on their fullest links, kind by kind, in one MoE layer of the largest step."""
+    """A phase's traffic on the fullest link of each kind, in one MoE layer of the largest step."""
 
     moe_layer: int  # with the fullest GPU
     tokens_per_rank: int
     links: tuple[Link, ...]  # the fullest of each kind
-    busiest: Link  # that takes longest
+    busiest: Link  # the slowest
 
 
 def expected_traffic(
@@ -81,7 +80,7 @@ def expected_traffic(
     maps: Mapping[Phase, ExpertMap],
     loads: Loads,
 ) -> dict[Phase, Traffic]:
-    """Return the traffic of each phase whose units have more than one rank, where the GPU's links are known."""
+    """Return the traffic of each phase with several ranks per unit and known links."""
     nodes = {node.name: node for node in nodes_of(spec.cluster)}
     traffic: dict[Phase, Traffic] = {}
     for layout in layouts:
@@ -108,9 +107,9 @@ def expected_traffic(
 
 
 def _gpu_shares(loads: Loads, expert_map: ExpertMap, num_gpus: int, num_groups: int) -> tuple["Floats", int]:
-    """Return each GPU's share of the tokens of each group, `[groups, GPUs]`, in the layer with the fullest GPU.
+    """Return each GPU's share of the tokens by expert group, `[groups, GPUs]`, and the index of the layer.
 
-    The second value is that layer.
+    The layer is the one with the fullest GPU.
     """
     import numpy as np  # `validate` must not wait for it
 
@@ -133,9 +132,9 @@ def _links(
     model: Model,
     layout: PhaseLayout,
 ) -> list[Link]:
-    """Return the fullest link of each kind: the messages that arrive there, times the bytes of one.
+    """Return the fullest link of each kind, for one unit.
 
-    Where GPUs share attention, what they exchange is added.
+    Bytes are the arriving messages times the message size, plus the all-reduce where GPUs share attention.
     """
     if layout.dp_size == 1:  # each GPU has all tokens: none is dispatched, and experts' results are summed as well
         tokens, result_bytes = 0, 2 * result_bytes
@@ -146,10 +145,12 @@ def _links(
     sizes = message_bytes(model.hidden_size, layout.precision)
     shared = shared_bytes(topology, layout.attention_tp, result_bytes)
     by_nvlink = topology.group_gb_per_s(gpus_in_one_domain(topology, layout.attention_tp)) if shared["gpu"] else None
-    return [_slowest(unit, *each, sizes, shared[each[0]], by_nvlink if each[0] == "gpu" else None) for each in kinds]
+    return [
+        _fullest_place(unit, *each, sizes, shared[each[0]], by_nvlink if each[0] == "gpu" else None) for each in kinds
+    ]
 
 
-def _slowest(
+def _fullest_place(
     unit: str,
     kind: str,
     places: Sequence[str],
@@ -159,9 +160,10 @@ def _slowest(
     shared: int,
     shared_gb_per_s: float | None,
 ) -> Link:
-    """Return the link of a kind that takes longest; `sizes` are the bytes of a dispatched and of a combined message.
+    """Return the place of a kind whose link takes longest.
 
-    `shared` bytes go to other GPUs of an attention group, at `shared_gb_per_s` or else at the link's own bandwidth.
+    `sizes` are the bytes of a dispatched and of a combined message. `shared` bytes go to other GPUs of an attention
+    group at `shared_gb_per_s`, or else at the link's own bandwidth.
     """
     most = max(range(len(messages)), key=lambda index: messages[index] / gb_per_s[index])
     dispatched, combined = (round(messages[most] * each) for each in sizes)
@@ -179,7 +181,7 @@ def _slowest(
 
 
 def _between_nodes(topology: Topology, arriving: "_Arriving") -> Iterator[_Links]:
-    """Yield the links of NICs, of nodes and, where there are several, of leaves."""
+    """Yield the links of NICs, of nodes and, if there are several, of leaf switches."""
     node_gb_per_s = topology.nic_gb_per_s * topology.ranks_per_node
     rails = sorted({(topology.node(rank), topology.rail(rank)) for rank in range(topology.num_ranks)})
     per_nic = [arriving.over_nic(node, rail) for node, rail in rails]
@@ -196,7 +198,7 @@ def _between_nodes(topology: Topology, arriving: "_Arriving") -> Iterator[_Links
 
 
 class _Arriving:
-    """Expected messages of one layer that arrive somewhere, from all ranks of the unit."""
+    """The expected messages of one layer that arrive at a place, from all ranks of the unit."""
 
     def __init__(self, topology: Topology, shares: "Floats", tokens: int, gate: Gate, *, normal: bool) -> None:
         import numpy as np  # as above
@@ -207,7 +209,7 @@ class _Arriving:
         self.size_under = Counter(
             (domain, topology.leaves[topology.node(rank)]) for rank, domain in enumerate(self.domain_of)
         )
-        # copies of one token: one for each expert, or one where any is
+        # copies of a token: one per expert, or one per GPU that has any of its experts
         to_ranks = reached(shares[None], gate)[0] if normal else gate.experts_per_token * shares.sum(axis=0)
         self.to_rank: list[float] = to_ranks.tolist()
         domains, place = np.unique(self.domain_of, return_inverse=True)
@@ -218,9 +220,9 @@ class _Arriving:
         )
 
     def over_nvlink(self) -> tuple[list[float], list[float]]:
-        """Return the messages into each GPU, and the bandwidths.
+        """Return the messages into each GPU, and the bandwidths in GB/s.
 
-        A message that a NIC brings for another GPU of the domain is forwarded over NVLink.
+        A message that a NIC receives for another GPU of its domain is forwarded over NVLink.
         """
         topology, num_ranks = self.topology, self.topology.num_ranks
         others = [num_ranks - 1 if self.normal else self.size[domain] - 1 for domain in self.domain_of]
@@ -234,7 +236,7 @@ class _Arriving:
         return sum(self._over_nic_to(rank) for rank in ranks)
 
     def into_leaf(self, leaf: str) -> float:
-        """Return the messages into the nodes of a leaf, from nodes under other leaves."""
+        """Return the messages into the nodes under a leaf switch, from nodes under other leaves."""
         topology = self.topology
         inside = [rank for rank in range(topology.num_ranks) if topology.leaves[topology.node(rank)] == leaf]
         outside = topology.num_ranks - len(inside)
@@ -247,7 +249,7 @@ class _Arriving:
         return total
 
     def _over_nic_to(self, rank: int) -> float:
-        """Return the messages by the NIC of `rank`: on its rail for all of the domain, or for itself."""
+        """Return the messages into the NIC of `rank`: on its rail for its whole domain, or only for itself."""
         domain = self.domain_of[rank]
         senders = self.topology.num_ranks - self.size[domain]
         copies = self.to_domain[domain] / self.size[domain] if self.normal else self.to_rank[rank]
@@ -255,7 +257,7 @@ class _Arriving:
 
 
 def _fullest(links: Sequence[Link]) -> tuple[Link, ...]:
-    """Return for each kind of link the one that takes longest, over all units."""
+    """Return the slowest link of each kind, over all units."""
     kinds = dict.fromkeys(link.kind for link in links)
     return tuple(
         max((link for link in links if link.kind == kind), key=lambda link: link.microseconds) for kind in kinds

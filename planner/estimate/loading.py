@@ -1,12 +1,12 @@
-"""The time that a unit's pods get to start, and a warning about units that are given up before it has passed.
+"""Compute how long pods may take to start, and how long the slowest unit needs.
 
     time to read = weights of the unit on a node / kubernetes.load_rate
     ours         = time to read, and as long again, 10 min at least
     another      = time to read, and as long again, 20 min at least; no less than 30 min or `kubernetes.ready_timeout`
 
-Our pods have started once they hold their weights, and compile kernels in their first steps. Other engines compile
-before they answer. A pod that has not started in its time is started again, with its whole unit. A unit that is not
-ready by `kubernetes.ready_timeout` is undone by whoever made it.
+Our pods count as started once they hold their weights, and compile kernels in their first steps. Other engines compile
+before they answer. Kubernetes restarts a pod that misses its start budget, with its whole unit. Whoever created a unit
+removes it if it is not ready by `kubernetes.ready_timeout`.
 
 Source of the 20 min: sglang 0.5.23 srt/layers/deep_gemm_wrapper/compile_utils.py, which compiles DeepGEMM's kernels in
 "typically 10-20 mins". The 30 min are assumed: graphs are captured after that. Published probes wait longer: 45 min in
@@ -32,15 +32,15 @@ COMPILING_S, LEAST_COMPILING_START_S = 1200, 1800
 
 @dataclass(frozen=True)
 class SlowestStart:
-    """How long a unit takes before it may answer."""
+    """The start of the slowest unit."""
 
-    node_bytes: float  # of weights that a node reads
+    node_bytes: float  # weights that one node reads
     reading_s: float
-    needed_s: float  # before that the unit may well not be ready
+    needed_s: float  # the unit may well be unready before that
 
 
 def start_budget_s(kubernetes: KubernetesSpec, engine: EngineName, node_bytes: float) -> int:
-    """Return the seconds that a pod gets to start whose node reads `node_bytes` of weights."""
+    """Return the seconds that a pod may take to start if its node reads `node_bytes` of weights."""
     reading_s = _reading_s(kubernetes, node_bytes)
     if engine == OURS:
         return ceil(_with_margin(reading_s, START_MARGIN_S))
@@ -48,7 +48,7 @@ def start_budget_s(kubernetes: KubernetesSpec, engine: EngineName, node_bytes: f
 
 
 def slowest_start(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> SlowestStart:
-    """Return the start of the unit that takes longest, for phases with `memory`."""
+    """Return the start of the slowest unit among phases with a memory plan."""
     most_bytes = max(_node_bytes(spec, plan) for plan in memory)
     reading_s = _reading_s(spec.written.kubernetes, most_bytes)
     return SlowestStart(most_bytes, reading_s, _needed_s(spec.written.engine_name, reading_s))
@@ -59,7 +59,7 @@ def _reading_s(kubernetes: KubernetesSpec, node_bytes: float) -> float:
 
 
 def _needed_s(engine: EngineName, reading_s: float) -> float:
-    """Return the time before which a unit may well not be ready."""
+    """Return the seconds that a unit should be given before it is expected to be ready."""
     return reading_s if engine == OURS else max(_with_margin(reading_s, COMPILING_S), LEAST_COMPILING_START_S)
 
 
@@ -68,7 +68,7 @@ def _with_margin(reading_s: float, margin_s: float) -> float:
 
 
 def _node_bytes(spec: ResolvedSpec, plan: MemoryPlan) -> float:
-    """Return what a node reads: of other engines each rank reads for itself, which is what their pods get time for."""
+    """Return the bytes a node reads. Each rank of another engine is assumed to read its own weights."""
     section = spec.phase(plan.phase)
     if spec.written.engine_name != OURS:
         return plan.weight_bytes * min(section.ep_size, spec.cluster.gpus_per_node)

@@ -1,20 +1,20 @@
-"""What each phase of a plan does at its operating point, or why nobody can say."""
+"""Predict each phase of a plan at its operating point, or explain why nobody can."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.estimate.case import case_of, unit_shape
+from planner.estimate.case import build_case, unit_shape
 from planner.estimate.points import operating_point
-from planner.estimate.throughput.calibration import Calibration, Correction, calibrated, require_rows
-from planner.estimate.throughput.copies import away_share, expected_copies
-from planner.estimate.throughput.imbalance import LASTING, MOST_LASTING, imbalance_of
+from planner.estimate.throughput.calibration import Calibration, Correction, calibrate, require_rows
+from planner.estimate.throughput.copies import expected_copies, remote_share
+from planner.estimate.throughput.imbalance import DRIFT_SHARE, MAX_DRIFT_SHARE, imbalance_of
 from planner.estimate.throughput.intervals import evidence_for
-from planner.estimate.throughput.machine import machine_of
+from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case, Prediction, predict, saturated_rate
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import why_unknown
-from planner.estimate.utilisation import as_full_as_promised
+from planner.estimate.utilisation import with_promised_utilisation
 from planner.expert_map import ExpertMap
 from planner.facts.attention.latent import LatentAttention
 from planner.facts.loads import Loads
@@ -30,13 +30,13 @@ __all__ = ["PhaseOutlook", "predict_phases"]
 
 @dataclass(frozen=True)
 class PhaseOutlook:
-    """A phase's prediction and what it is made of, or why there is none."""
+    """A phase's prediction and its inputs, or the reason why there is none."""
 
     phase: Phase
     prediction: Prediction | None
     why_not: str | None
-    correction: Correction | None = None  # by a user's own measurements
-    case: Case | None = None  # what was asked, for whoever asks about other points
+    correction: Correction | None = None  # from a user's own measurements
+    case: Case | None = None  # for predictions at other operating points
 
 
 def predict_phases(
@@ -47,9 +47,9 @@ def predict_phases(
     loads: Loads,
     calibration: Calibration | None = None,
 ) -> tuple[PhaseOutlook, ...]:
-    """Return the outlook of each phase, corrected by a user's own measurements where there are some.
+    """Return the outlook of each phase, corrected by a user's own measurements if given.
 
-    Raises CallError where these are of no phase of the plan, or cannot be.
+    Raises CallError if the measurements are of no phase of the plan, or implausible.
     """
     if calibration is not None:
         require_rows(calibration, spec.phases)
@@ -66,28 +66,28 @@ def _outlook(
     loads: Loads,
     calibration: Calibration | None,
 ) -> PhaseOutlook:
-    why_not = _why_not(spec, layout)
+    why_not = _explain_unpredictable(spec, layout)
     if why_not is not None:
         return PhaseOutlook(layout.phase, None, why_not)
     expert_map = maps[layout.phase]
-    unit = _near_first(unit_shape(spec, layout), expert_map, loads)
-    exchange = _copies(spec.model, layout, unit, expert_map)
-    case = replace(case_of(spec, layout, point, exchange), unit=unit)
+    unit = _add_remote_share(unit_shape(spec, layout), expert_map, loads)
+    exchange = _token_copies(spec.model, layout, unit, expert_map)
+    case = replace(build_case(spec, layout, point, exchange), unit=unit)
     case = replace(case, imbalance=_imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu))
-    worst = _imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu, MOST_LASTING)
-    evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured(spec.model, layout, point))
+    worst = _imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu, MAX_DRIFT_SHARE)
+    evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured_kernels(spec.model, layout, point))
     correction = None
     if calibration is not None:
-        case, evidence, correction = calibrated(case, evidence, calibration)
-    case = as_full_as_promised(spec, case, saturated_rate(case))
+        case, evidence, correction = calibrate(case, evidence, calibration)
+    case = with_promised_utilisation(spec, case, saturated_rate(case))
     prediction = predict(case, evidence, worst, with_spans=True)
     return PhaseOutlook(layout.phase, prediction, None, correction, case)
 
 
-def _unmeasured(model: Model, layout: PhaseLayout, point: OperatingPoint) -> str | None:
-    """Return what the tables of operators lack: they are of latent attention over all tokens, and of matmuls in FP8.
+def _unmeasured_kernels(model: Model, layout: PhaseLayout, point: OperatingPoint) -> str | None:
+    """Name the kernels without operator tables, or return None.
 
-    Their decode has one query a request.
+    The tables cover latent attention over all tokens, FP8 matmuls, and decode with one query per request.
     """
     if not all(isinstance(each, LatentAttention) and not each.is_sparse for each in model.attentions):
         return "this attention"
@@ -96,9 +96,9 @@ def _unmeasured(model: Model, layout: PhaseLayout, point: OperatingPoint) -> str
     return None if layout.precision == "fp8" else f"matmuls in {layout.precision}"
 
 
-def _why_not(spec: ResolvedSpec, layout: PhaseLayout) -> str | None:
+def _explain_unpredictable(spec: ResolvedSpec, layout: PhaseLayout) -> str | None:
     gpu, name = spec.gpu_of(layout.phase), layout.gpu
-    if machine_of(gpu, name) is None:
+    if build_machine(gpu, name) is None:
         return f"the rates of {name} are not known"
     if layout.ep_size > 1 and not gpu.nvlink_gb_per_s:
         return f"the links of {name} are not known"
@@ -108,11 +108,13 @@ def _why_not(spec: ResolvedSpec, layout: PhaseLayout) -> str | None:
     return why_unknown(spec.model)
 
 
-def _near_first(unit: UnitShape, expert_map: ExpertMap, loads: Loads) -> UnitShape:
-    """Return the unit with the share of pairs that leave their node, where tokens take near replicas first."""
+def _add_remote_share(unit: UnitShape, expert_map: ExpertMap, loads: Loads) -> UnitShape:
+    """Add the share of token-expert pairs that leave their node, if tokens prefer near replicas."""
     if expert_map.split != "local_first" or unit.num_gpus % unit.num_nodes:
         return unit
-    return replace(unit, away=away_share(expert_map, loads, unit.num_gpus if unit.num_nodes == 1 else unit.num_nodes))
+    return replace(
+        unit, remote_share=remote_share(expert_map, loads, unit.num_gpus if unit.num_nodes == 1 else unit.num_nodes)
+    )
 
 
 def _imbalance(
@@ -121,27 +123,28 @@ def _imbalance(
     unit: UnitShape,
     layout: PhaseLayout,
     pairs: float,
-    lasting: float = LASTING,
+    drift_share: float = DRIFT_SHARE,
 ) -> Imbalance:
-    """Return that of the plan's map; a single GPU has all of it."""
+    """Return the imbalance of the plan's map; none for a single GPU."""
     if unit.num_gpus == 1:
         return Imbalance()
     domains = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
     return imbalance_of(
-        expert_map, loads, unit.num_gpus, domains, pairs, num_nodes=layout.nodes_per_unit, lasting=lasting
+        expert_map, loads, unit.num_gpus, domains, pairs, num_nodes=layout.nodes_per_unit, drift_share=drift_share
     )
 
 
-def _copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:
-    """Return a token's copies: to other nodes as the map has it, where it says so.
+def _token_copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:
+    """Return a token's copies in a normal dispatch, to other GPUs and nodes.
 
-    Where near replicas are taken first, as many fewer go to other nodes as fewer pairs do.
+    If tokens prefer near replicas, copies to other nodes shrink like the pairs that leave a node. Else the map's own
+    dispatch bytes count, if known.
     """
     expected = expected_copies(
         model, unit.num_gpus, unit.num_nodes, groups_on_nodes=expert_map.policy == "hierarchical"
     )
-    if unit.away is not None and unit.num_nodes > 1:
-        return replace(expected, nodes=expected.nodes * unit.reached / (1 - 1 / unit.num_nodes))
+    if unit.remote_share is not None and unit.num_nodes > 1:
+        return replace(expected, nodes=expected.nodes * unit.sent_share / (1 - 1 / unit.num_nodes))
     if expert_map.dispatch is None or unit.num_nodes == 1:
         return expected
     sent = expert_map.dispatch.bytes_per_token + expert_map.dispatch.extra_bytes_per_token

@@ -1,4 +1,4 @@
-"""The operating point of each phase: as the spec writes it, or as its limits allow; and whether memory holds it."""
+"""Determine the operating point of each phase, from the spec or from its limits, and check that memory holds it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,16 +16,16 @@ from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["operating_point", "points_without_room"]
+__all__ = ["check_points_fit", "operating_point"]
 
 
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
-    """Return the spec's point of a phase, or one that its limits allow; `kv_room` is what memory has room for."""
+    """Return a phase's operating point, from the spec or else from its limits. `kv_room` is in tokens."""
     written = getattr(spec.written.operating_point, phase)
-    section, elsewhere = spec.phase(phase), _said_elsewhere(spec, phase)
+    section, inherited = spec.phase(phase), _inherited_fields(spec, phase)
     if written is not None:
-        numbers = elsewhere | {key: value for key, value in written if value is not None}
-        return _written_point(section, numbers | _answers(spec, phase, numbers), kv_room)
+        numbers = inherited | {key: value for key, value in written if value is not None}
+        return _written_point(section, numbers | _output_tokens(spec, phase, numbers), kv_room)
     lengths = request_lengths(spec.written, phase)
     requests, kv_tokens = section.max_requests, lengths.kv
     if kv_room is not None and lengths.are_assumed:
@@ -44,21 +44,21 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
             is_derived=True,
         ),
     }
-    return replace(points[phase], **elsewhere)
+    return replace(points[phase], **inherited)
 
 
-def points_without_room(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
-    """Return what is found of each phase whose GPUs have no room for the KV of its operating point."""
+def check_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
+    """Return a finding for each phase whose GPUs have no room for the KV of its operating point."""
     return [
-        _too_much_kv(each, point, _tried_by_auto(spec, each.phase))
+        _too_much_kv(each, point, _describe_tried(spec, each.phase))
         for each in memory
         if (point := operating_point(spec, each.phase, each.kv_tokens)).requests * point.kv_tokens > each.kv_tokens
         and not point.is_derived
     ]
 
 
-def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
-    """Return what holds where no point says otherwise: drafts, the traffic's hits, how fast these are read."""
+def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
+    """Return the fields that the phase's point inherits: drafts, cache hit rate and read rate."""
     drafts, traffic = spec.written.draft_tokens, spec.written.traffic
     accepted = spec.written.operating_point.acceptance_rate
     if accepted is None:
@@ -70,8 +70,8 @@ def _said_elsewhere(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
     return found | {"cache_hit_rate": hits, "cache_read_gbps": read_link(CACHE_READ_RATE)}
 
 
-def _answers(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Return how long answers of mixed units are: as the traffic has it, or twice what comes on top of the prompt."""
+def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:
+    """Return the answer length of mixed units: from the traffic, or twice the mean KV beyond the prompt."""
     traffic, prompt = spec.written.traffic, numbers.get("prompt_tokens")
     if phase != "mixed" or prompt is None:
         return {}
@@ -81,7 +81,7 @@ def _answers(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> di
 
 
 def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:
-    """Return the point that is written; what it leaves to the planner is what limits and memory allow."""
+    """Return the spec's point, with each `auto` set to what limits and memory allow."""
     if numbers.get("step_tokens", AUTO) == AUTO:
         numbers["step_tokens"] = section.max_batch_tokens
     if "cache_read_rate" in numbers:
@@ -92,18 +92,18 @@ def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | N
     return OperatingPoint(**numbers)
 
 
-def _tried_by_auto(spec: ResolvedSpec, phase: Phase) -> str:
-    """Return a part of a sentence: that no layout would do of those that the planner chose from."""
+def _describe_tried(spec: ResolvedSpec, phase: Phase) -> str:
+    """Return a clause that names the fields auto tried without success."""
     paths = (f"{phase}.{field}" for field in ("ep_size", "redundant_experts"))
     autos = [path for path in paths if path in spec.document.autos]
     return f", and no {' and '.join(autos)} that auto tried holds them" if autos else ""
 
 
-def _too_much_kv(memory: MemoryPlan, point: OperatingPoint, of_auto: str) -> Finding:
+def _too_much_kv(memory: MemoryPlan, point: OperatingPoint, tried: str) -> Finding:
     fitting = memory.kv_tokens // round(point.kv_tokens)
     rule = f"S711 must fit into the memory for KV, which holds {memory.kv_tokens:,} tokens"
     reason = (
-        f"{point.requests:,} requests of {point.kv_tokens:,} tokens need {point.requests * point.kv_tokens:,}{of_auto}"
+        f"{point.requests:,} requests of {point.kv_tokens:,} tokens need {point.requests * point.kv_tokens:,}{tried}"
     )
     fix = nearest(fitting) if fitting else "write fewer kv_tokens"
     return Finding(f"operating_point.{memory.phase}.requests", point.requests, rule, reason, fix)

@@ -1,15 +1,15 @@
-"""The load of the fullest GPU in a single step: what the map leads one to expect, and the luck of a step on top.
+"""Estimate the fullest GPU's load in a single step: the map's imbalance plus sampling noise.
 
-`max_over_mean` is what GPUs carry on average over many steps. In one step of n token-expert pairs a GPU with share p of
-the load gets about n p of them, and a step waits for whichever GPU got most. Expected, over the mean n / G:
+`max_over_mean` is an average over many steps. In one step of n token-expert pairs, a GPU with share p of the load gets
+about n p of them, and the step waits for the GPU with most. The expected maximum, over the mean n / G:
 
     E[max] = sum over k >= 0 of 1 - product over GPUs of P(X <= k),      X Poisson with mean n p
 
-with Wilson and Hilferty's cube root for P, and some k at a time where n p is large. Pairs are taken as drawn
-independently, and GPUs as independent of each other. Within 2 % of counted multinomial draws where a GPU gets 20 pairs
-or more in a step, and 4 % where it gets 3 (tests).
+P is approximated by Wilson and Hilferty's cube root, and k is summed in blocks if n p is large. Pairs and GPUs are
+assumed independent. The result is within 2 % of multinomial draws if a GPU gets 20 pairs or more in a step, and within
+4 % if it gets 3 (tests).
 
-A formula, not draws: it needs no seed, and gives the same for the same map.
+A formula needs no seed, and is the same for the same map.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["max_over_mean_sampled"]
 
 POINTS = 128
-DEVIATIONS = 8.0  # beyond which nothing is left of a distribution
-TABLE_STEPS = 4000  # of the normal distribution: what is read between two of them errs by less than 1e-6
+DEVIATIONS = 8.0  # standard deviations; probabilities beyond are negligible
+TABLE_STEPS = 4000  # of the normal table; interpolation errs by less than 1e-6
 
 
 def max_over_mean_sampled(
     expert_map: ExpertMap, loads: Sequence[Sequence[float]], sizes: Sizes, num_pairs: int
 ) -> tuple[float, ...]:
-    """Return the expected max over mean of each MoE layer, within a single step of `num_pairs` token-expert pairs."""
+    """Return the expected max/mean of each MoE layer within one step of `num_pairs` token-expert pairs."""
     import numpy as np  # `validate` must not wait for it
 
     from planner.expert_map.native import carried
@@ -47,9 +47,9 @@ def max_over_mean_sampled(
 
 
 def _expected_fullest(means_LG: "Floats") -> "Floats":
-    """Return the expected pairs of the fullest GPU, `[L]`, from the expected pairs of each.
+    """Return the expected pairs of the fullest GPU, `[L]`, from the expected pairs of each GPU.
 
-    The sum runs from where some GPU surely has more pairs to where surely none has.
+    The sum starts where some GPU surely has more pairs, and ends where surely none has.
     """
     import numpy as np  # as above
 
@@ -59,7 +59,7 @@ def _expected_fullest(means_LG: "Floats") -> "Floats":
     table, below = _normal_table()
     fullest_L: Floats = low_L.copy()
     for point in range(POINTS):
-        count_L1 = (low_L + point * width_L + (width_L + 1) / 2)[:, None]  # k + 1, in the middle of so many
+        count_L1 = (low_L + point * width_L + (width_L + 1) / 2)[:, None]  # k + 1, at the middle of a block
         root_LG = 1 - 1 / (9 * count_L1) - np.cbrt(means_LG / count_L1)
         fullest_L += (1 - np.interp(3 * np.sqrt(count_L1) * root_LG, table, below).prod(axis=1)) * width_L
     return fullest_L
@@ -67,7 +67,7 @@ def _expected_fullest(means_LG: "Floats") -> "Floats":
 
 @cache
 def _normal_table() -> "tuple[Floats, Floats]":
-    """Return values of a normal variable, and the probability of less than each."""
+    """Return points and the normal distribution function at each."""
     import numpy as np  # as above
 
     table = np.linspace(-DEVIATIONS, DEVIATIONS, TABLE_STEPS + 1)

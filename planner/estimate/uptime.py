@@ -1,17 +1,17 @@
-"""How often units fail, what that costs, and how many spares it takes.
+"""Estimate how often units fail, what that costs, and how many spares are needed.
 
-    failures of a node      1 / node + GPUs / gpu + NICs x (1 / nic + 1 / network), an hour; each is a mean time. Or
-                            1 / mtbf, where the spec says it
+    failures of a node      per hour: 1 / node + GPUs / gpu + NICs x (1 / nic + 1 / network), with mean times between
+                            failures, or 1 / mtbf if the spec gives it
     failures of a unit      those of its nodes while it is on: a unit with a dead rank stops
-    lost                    failures x nodes of the unit x recovery: all its nodes wait while it warms up again
+    lost                    failures x nodes of the unit x recovery, because all its nodes wait for the recovery
     nodes being repaired    Poisson around failures x repair (a queue with servers for all: M/G/infinity)
-    spares                  the fewest that are enough in the share of the time that is asked for
+    spares                  the fewest that suffice for the required share of the time
 
-The number of failures follows from the nodes, however they are divided; what one costs follows from the unit. So units
-of half the size lose half as much, and half as much of the capacity at once.
+The number of failures depends on the nodes, the cost of one on the unit's size. So units of half the size lose half as
+much, and half as much capacity at once.
 
-Failures are taken to be independent. A switch that takes several units with it is worse than this at the instant and no
-different on average; `failures.py` has the worst of each place.
+Failures are assumed independent. A switch that stops several units is worse at that moment, but the same on average;
+`failures.py` has the worst case of each place.
 
 The mean times are Meta's counts of 54 days on 16,384 H100 GPUs in 2,048 nodes, 419 unexpected interruptions in all
 (Llama 3, arXiv 2407.21783, table 5, as glennklockwood.com/garden/component-reliability has it). Those are 21.2 million
@@ -22,7 +22,7 @@ GPU-hours and 2.65 million node-hours:
     nic      7 NICs, one a GPU
     network  35 switches and cables, by the GPU whose NIC they join
 
-The other 63 are software's: bugs, dependencies, time-outs. They say nothing of an engine that serves, and are left out.
+The other 63 are software failures of training: bugs, dependencies, time-outs. They say nothing about serving.
 """
 
 from collections.abc import Sequence
@@ -41,40 +41,45 @@ from planner.spec.schema import Spec
 from planner.spec.undecided import is_undecided
 from planner.spec.uptime import UptimeSpec
 
-__all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares", "outage_of_an_hour", "recovery_s"]
+__all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares", "outage_share", "recovery_s"]
 
 HOUR_S = 3600
 HOURS = 24
 MAX_SPARES = 10_000
-NODE_H, GPU_H, NIC_H, NETWORK_H = 57_700, 79_200, 3_030_000, 607_000  # between failures: the counts above
+NODE_H, GPU_H, NIC_H, NETWORK_H = (
+    57_700,
+    79_200,
+    3_030_000,
+    607_000,
+)  # mean hours between failures, from the counts above
 
 
 class PhaseUptime(Part):
-    """What failures do to a phase on an average day."""
+    """The effect of failures on a phase on an average day."""
 
     failures_per_day: float
     node_hours_lost_per_day: float
-    capacity_at_once: float  # share of the phase's units, when all are on, that one failure stops
+    capacity_at_once: float  # share of the phase's units that one failure stops
     availability: float  # share of its unit-hours in which a unit serves
 
 
 class Uptime(Part):
-    """What failures do to a deployment on an average day."""
+    """The effect of failures on a deployment on an average day."""
 
     phases: dict[Phase, PhaseUptime]
     failures_per_day: float
     nodes_in_repair: float
-    availability: float  # that was asked for
+    availability: float  # required by the spec
     spares_needed: int
-    spares: int  # that the spec has
+    spares: int  # in the spec
 
 
 def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptime | None:
-    """Return what is expected; None where the spec does not ask."""
+    """Return the expected uptime, or None if the spec has no `uptime`."""
     asked = spec.written.uptime
     if asked is None:
         return None
-    phases = {layout.phase: _of_phase(spec, asked, layout) for layout in layouts}
+    phases = {layout.phase: _phase_uptime(spec, asked, layout) for layout in layouts}
     failures_per_day = sum(each.failures_per_day for each in phases.values())
     in_repair = failures_per_day / HOURS * asked.repair / HOUR_S
     return Uptime(
@@ -88,34 +93,34 @@ def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptim
 
 
 def recovery_s(spec: Spec) -> float:
-    """Return the seconds from a node's loss until its unit serves on a spare: as written, else those of a warm-up."""
+    """Return the seconds from a node's loss until its unit serves on a spare: from the spec, or a warm-up."""
     if spec.uptime is not None:
         return spec.uptime.recovery
     usual = read_seconds(ScheduleSpec.model_fields["warm_up"].default) or 0.0
     return usual if spec.schedule is None or is_undecided(spec.schedule.warm_up) else spec.schedule.warm_up
 
 
-def outage_of_an_hour(spec: Spec, phase: Phase) -> float:
-    """Return the share of an hour for which a unit of `phase` is out that loses a node: all of it without a spare."""
+def outage_share(spec: Spec, phase: Phase) -> float:
+    """Return the share of an hour for which a unit of `phase` that loses a node is out; 1 without a spare."""
     has_spare = spares_with(spec.cluster, spec.gpu_name(phase), spec.kubernetes.tolerations)
     return min(recovery_s(spec) / HOUR_S, 1.0) if has_spare else 1.0
 
 
 def fewest_spares(nodes_in_repair: float, availability: float) -> int:
-    """Return the fewest spares with which no more nodes are being repaired in that share of the time."""
-    enough, spares = _share_of_time(nodes_in_repair, 0), 0
+    """Return the fewest spares that cover the nodes in repair for `availability` of the time."""
+    enough, spares = _poisson(nodes_in_repair, 0), 0
     while enough < availability and spares < MAX_SPARES:
         spares += 1
-        enough += _share_of_time(nodes_in_repair, spares)
+        enough += _poisson(nodes_in_repair, spares)
     return spares
 
 
-def _share_of_time(mean: float, number: int) -> float:
-    """Return the share of the time in which so many nodes are being repaired: S. D. Poisson's distribution."""
+def _poisson(mean: float, number: int) -> float:
+    """Return the Poisson probability of `number` for this mean."""
     return exp(number * log(mean) - mean - lgamma(number + 1)) if mean else float(number == 0)
 
 
-def _of_phase(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> PhaseUptime:
+def _phase_uptime(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> PhaseUptime:
     on = [active_minutes(spec.written.schedule, layout.phase, index) for index in range(layout.num_units)]
     unit_hours = sum(on) / (DAY_MINUTES / HOURS)
     rate = layout.nodes_per_unit * _node_failures_per_hour(spec, asked, layout)
@@ -129,7 +134,7 @@ def _of_phase(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> Pha
 
 
 def _node_failures_per_hour(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> float:
-    """Return how often what a unit uses of a node fails: the GPUs of a unit within a node are fewer than it has."""
+    """Return the failure rate of the parts of a node that a unit uses. It may use some of the GPUs only."""
     if asked.mtbf is not None:
         return HOUR_S / asked.mtbf
     gpus = min(layout.ep_size, spec.cluster.gpus_per_node)

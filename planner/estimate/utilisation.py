@@ -1,11 +1,11 @@
-"""How full prefill is kept where `slo` promises a TTFT and the spec writes no `utilisation`.
+"""Choose prefill's utilisation if `slo` has a TTFT and the spec no `utilisation`.
 
-A prompt's mean TTFT is its own steps, the steps that it waits for its turn, and the read of what a cache has:
+A prompt's mean TTFT is its own steps, the steps it waits in the queue, and the read of its cached KV:
 
-    TTFT = (prompt_steps + queued_steps) x step + read      as `throughput/predict.py` has it
+    TTFT = (prompt_steps + queued_steps) x step + read      see `throughput/predict.py`
 
-The highest utilisation that keeps the promise follows, in closed form. What prefill is worth at it is what a layout
-is chosen by and what a day is planned with: the rate of a saturated phase would keep the promise for nobody who waits.
+The highest utilisation that meets the SLO follows in closed form. Layouts are chosen, and days planned, by prefill's
+rate at this utilisation. At the saturated rate, no prompt that waits would meet the SLO.
 """
 
 from collections.abc import Sequence
@@ -13,65 +13,65 @@ from dataclasses import replace
 from itertools import count, takewhile
 from math import floor
 
-from planner.estimate.throughput.predict import Case, Prediction, prompt_reading
-from planner.estimate.throughput.queue import utilisation_of
+from planner.estimate.throughput.predict import Case, Prediction, prompt_read_time
+from planner.estimate.throughput.queue import utilisation_at_wait
 from planner.facts.terms import Phase
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 from planner.spec.undecided import is_undecided
 
 __all__ = [
-    "KEPT",
-    "LEAST",
-    "LEAST_OFFERED",
-    "as_full_as_promised",
-    "follows_from_promise",
+    "MIN_OFFERED_UTILISATION",
+    "MIN_UTILISATION",
+    "SLO_MARGIN",
     "highest_utilisation",
-    "share_of_highest",
+    "is_set_by_ttft",
+    "relative_utilisation",
     "shorter_steps",
+    "with_promised_utilisation",
 ]
 
-KEPT = 0.99  # of the SLO, since a layout's balance is known only when its map is found: within 0.9 % of TPOT
-LEAST = 0.5  # assumed: whoever has to wait for less is better served by shorter steps than by units that idle
-LEAST_OFFERED = 0.05  # to whoever promises less: assumed, nobody pays for units that do nothing
+SLO_MARGIN = 0.99  # of the SLO: before a layout's map is found, its balance is uncertain by 0.9 % of TPOT
+MIN_UTILISATION = 0.5  # assumed: below that, shorter steps serve better than idle units
+MIN_OFFERED_UTILISATION = 0.05  # assumed: nobody pays for units that idle more
 STEP_TOKENS = "operating_point.prefill.step_tokens"
-SHORTEST_STEP = 512  # tokens: as few as a search tries
-STEPS = 1000  # of a utilisation, which is rounded down
+SHORTEST_STEP = 512  # tokens; the search tries no shorter steps
+ROUNDING_STEPS = 1000  # utilisations are rounded down to thousandths
 
 
-def as_full_as_promised(spec: ResolvedSpec, case: Case, rate: float) -> Case:
-    """Return the case at the highest utilisation at which its mean TTFT is within what `slo` promises.
+def with_promised_utilisation(spec: ResolvedSpec, case: Case, rate: float) -> Case:
+    """Return the case at the highest utilisation whose mean TTFT meets the SLO, at least one half.
 
-    `rate` is the case's saturated rate, in computed tokens/s of one GPU. The case is unchanged where its utilisation
-    does not follow from the promise. Below half, it is half: the promise is broken then.
+    `rate` is the case's saturated rate, in computed tokens/s of one GPU. The case is unchanged if the SLO does not set
+    its utilisation. If one half is too much, the SLO is missed.
     """
     promised, point = spec.written.slo.ttft_ms, case.point
-    if promised is None or not follows_from_promise(spec.written, case.phase):
+    if promised is None or not is_set_by_ttft(spec.written, case.phase):
         return case
     step = point.step_tokens / case.unit.attention_tp / rate
-    used = _within(KEPT * promised / 1e3 - prompt_reading(case), step, point.prompt_steps)
-    return replace(case, point=replace(point, utilisation=max(used, LEAST)))
+    used = _max_utilisation(SLO_MARGIN * promised / 1e3 - prompt_read_time(case), step, point.prompt_steps)
+    return replace(case, point=replace(point, utilisation=max(used, MIN_UTILISATION)))
 
 
 def highest_utilisation(found: Prediction, promised_ms: float) -> float:
-    """Return the highest utilisation at which prefill keeps a TTFT; 0 where a prompt that never waits breaks it."""
+    """Return the highest utilisation at which prefill meets a TTFT; 0 if even a prompt without waiting misses it."""
     assert found.ttft_seconds is not None
     steps, reading = found.point.prompt_steps, found.cache_read_seconds
     step = (found.ttft_seconds.mid - reading) / (steps + found.point.queued_steps)
-    return _within(promised_ms / 1e3 - reading, step, steps)
+    return _max_utilisation(promised_ms / 1e3 - reading, step, steps)
 
 
-def share_of_highest(found: Prediction, promised_ms: float | None) -> float:
-    """Return the share that a phase uses of what it may without breaking its TTFT; 1 where it breaks it or has none."""
+def relative_utilisation(found: Prediction, promised_ms: float | None) -> float:
+    """Return the utilisation over the highest one that meets the TTFT SLO; 1 if missed or without an SLO."""
     if promised_ms is None or found.phase != "prefill":
         return 1.0
     return found.point.utilisation / max(highest_utilisation(found, promised_ms), found.point.utilisation)
 
 
 def shorter_steps(spec: ResolvedSpec) -> tuple[str, Sequence[int]]:
-    """Return the field that says how long prefill's steps are, and shorter ones, for which a prompt waits less.
+    """Return the field that sets prefill's step length, and shorter values, so that a prompt waits less.
 
-    They are powers of two, from the largest on; none where auto decides the field.
+    They are powers of two, largest first; none if auto decides the field.
     """
     point, autos = spec.written.operating_point.prefill, spec.document.autos
     path, step_tokens = "prefill.max_batch_tokens", spec.phase("prefill").max_batch_tokens
@@ -83,17 +83,17 @@ def shorter_steps(spec: ResolvedSpec) -> tuple[str, Sequence[int]]:
     return path, tuple(steps)[::-1]
 
 
-def follows_from_promise(spec: Spec, phase: Phase) -> bool:
-    """Whether a phase's utilisation follows from the TTFT that `slo` promises."""
+def is_set_by_ttft(spec: Spec, phase: Phase) -> bool:
+    """Return whether the TTFT SLO sets the phase's utilisation."""
     point = spec.operating_point.prefill
     is_written = point is not None and point.utilisation is not None
     return phase == "prefill" and spec.slo.ttft_ms is not None and not is_written
 
 
-def _within(seconds: float, step: float, prompt_steps: int) -> float:
-    """Return the highest utilisation at which a prompt's mean wait and its own steps take no more than `seconds`.
+def _max_utilisation(seconds: float, step: float, prompt_steps: int) -> float:
+    """Return the highest utilisation at which a prompt's mean wait and its own steps fit into `seconds`.
 
-    It is rounded down, and 0 where the prompt's own steps take longer. `step` is a step's seconds.
+    It is rounded down, and 0 if the prompt's own steps take longer. `step` is a step's seconds.
     """
     wait = max(seconds / step - prompt_steps, 0.0)
-    return floor(STEPS * utilisation_of(wait)) / STEPS
+    return floor(ROUNDING_STEPS * utilisation_at_wait(wait)) / ROUNDING_STEPS

@@ -16,7 +16,7 @@ from planner.experts.stages import LinkTotal, Transfer, link_totals, stage_moves
 from planner.facts.digest import digest_of
 from planner.facts.terms import Coverage
 from planner.plan.estimated import one_more_slot
-from planner.plan.expected import OneMoreSlot, Weighed
+from planner.plan.expected import OneMoreSlot, PolicyChoice
 from planner.plan.sections import Maybe, Part, Slots
 
 __all__ = ["Answer", "answer_of", "answer_text"]
@@ -38,7 +38,7 @@ class Link(Part):
     experts: int
 
 
-class Answer(Slots, Weighed):
+class Answer(Slots, PolicyChoice):
     """The contract's keys, without `seconds`: the same call gives the same bytes."""
 
     first_layer: int  # the model's number of the first row
@@ -61,7 +61,7 @@ def answer_of(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
     slots = expert_map.logical_to_physical
     return Answer.model_validate(
         vars(Slots.model_validate(expert_map))
-        | vars(Weighed.model_validate(expert_map))
+        | vars(PolicyChoice.model_validate(expert_map))
         | {
             "first_layer": job.first_layer,
             "logical_to_physical": slots,

@@ -23,9 +23,9 @@ from pathlib import Path
 from planner.facts.digest import digest_of_text, pretty_json
 from planner.facts.files import read_file
 from planner.manifests.render import KUSTOMIZATION, MARK, render_files
-from planner.plan.given import is_plan
-from planner.plan.loaded import PLAN_FILE, read_plan
+from planner.plan.load import PLAN_FILE, read_plan
 from planner.plan.plan import Plan
+from planner.plan.user_input import is_plan
 from planner.problems.errors import CallError, OutputError, SpecError
 from planner.problems.finding import Finding
 from planner.spec.yaml import parse_document

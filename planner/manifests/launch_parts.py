@@ -26,7 +26,7 @@ from planner.facts.engines import OURS
 from planner.facts.map_files import export_map
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
-from planner.plan.launch import LaunchDocument, without_map
+from planner.plan.launch import LaunchDocument, strip_map
 from planner.plan.plan import Plan
 
 __all__ = ["MAX_PART_BYTES", "LaunchPart", "file_parts", "gateway_parts", "map_parts", "sources", "unit_parts"]
@@ -71,7 +71,7 @@ def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[La
     document, file = plan.unit_document(unit), names.launch_file(unit.name)
     digest = document["launch_digest"]
     if plan.engine != OURS:
-        return file_parts(unit.name, file, digest, pretty_json(without_map(document)))
+        return file_parts(unit.name, file, digest, pretty_json(strip_map(document)))
     if not shared:
         return file_parts(unit.name, file, digest, pretty_json(document))
     own = pretty_json({key: value for key, value in document.items() if key != "expert_map"})

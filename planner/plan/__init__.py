@@ -1,1 +1,1 @@
-"""The frozen result: as JSON with a digest, as launch files."""
+"""The finished plan: its JSON with a digest, and its launch files."""

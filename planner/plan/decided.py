@@ -1,4 +1,4 @@
-"""The sections of a plan that say what was decided: all that `render` and `up` carry out."""
+"""Build the plan sections that record decisions. `render` and `up` carry out these sections and nothing else."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from planner.candidate.candidate import Candidate
 from planner.facts import names
 from planner.facts.catalog import ASSUMED
-from planner.plan.launch import launch_documents, without_map
+from planner.plan.launch import launch_documents, strip_map
 from planner.plan.sections import Map, Memory, PlannedUnit
 from planner.problems.fix import apply_change
 from planner.rules.schedule import reset_spent_options
@@ -18,14 +18,14 @@ __all__ = ["decided_sections"]
 
 
 def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
-    """Return the sections of a plan that follow from `choice`, but its digests; `candidate` is of the chosen spec."""
+    """Return every decided section of the plan except its digests. `candidate` must hold the chosen spec."""
     spec, maps, refusals = candidate.resolved, candidate.maps, candidate.refusals
     sources, phase_gpus = _sources(candidate), candidate.phase_gpus
     memory = {each.phase: Memory.model_validate(each) for each in candidate.memory}
     documents = launch_documents(spec, candidate.placement, maps, memory, is_runnable=not refusals)
     return {
         "name": spec.written.name,
-        "spec": _with_defaults(spec, choice.decisions),
+        "spec": _fill_defaults(spec, choice.decisions),
         "inputs": dict(spec.inputs),
         "runnable": not refusals,
         "why_not": tuple(problem.message for problem in refusals),
@@ -48,7 +48,7 @@ def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
             )
             for unit in candidate.units
         ),
-        "launch_documents": {file: without_map(each) for file, each in documents.items()},
+        "launch_documents": {file: strip_map(each) for file, each in documents.items()},
         "expert_maps": {each.sha256: Map.model_validate(each) for each in maps.values()},
         "schedule": candidate.schedule,
         "search": choice.search,
@@ -56,7 +56,7 @@ def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
 
 
 def _sources(candidate: Candidate) -> dict[str, str]:
-    """Return the source of each number that no spec gives."""
+    """Return the source of each number that the spec does not give."""
     spec = candidate.resolved
     figures = {f"cluster.gpu.{figure}": source for figure, source in spec.gpu.sources.items()}
     for phase, gpu in candidate.phase_gpus.items():
@@ -65,7 +65,7 @@ def _sources(candidate: Candidate) -> dict[str, str]:
     return {"model": spec.model.source} | figures | parts
 
 
-def _with_defaults(spec: ResolvedSpec, decisions: Iterable[Decision]) -> dict[str, Any]:
-    """The spec's data with the defaults that were taken, as one would write it who decides all by himself."""
+def _fill_defaults(spec: ResolvedSpec, decisions: Iterable[Decision]) -> dict[str, Any]:
+    """Return the spec's data with every default and `auto` written out."""
     defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
     return reset_spent_options(apply_change(spec.document.data, defaults), spec.document.autos)

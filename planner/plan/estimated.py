@@ -1,6 +1,6 @@
-"""The sections of a plan that say what is expected of it: its speed, cost, traffic and failures.
+"""Build the plan sections that hold estimates: speed, cost, traffic and failures.
 
-No estimate changes what is carried out, and none refuses it.
+Estimates never change what is deployed, and never refuse a plan.
 """
 
 from statistics import fmean
@@ -17,7 +17,7 @@ from planner.facts.day import DAY_MINUTES
 from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.layout.layout import PhaseLayout
 from planner.layout.working_memory import largest_step_tokens
-from planner.plan.expected import OneMoreSlot, Weighed
+from planner.plan.expected import OneMoreSlot, PolicyChoice
 from planner.plan.sections import Map
 from planner.spec.operating_point import SloSpec
 
@@ -31,7 +31,7 @@ POINTS = {
 
 
 def expected_sections(candidate: Candidate) -> dict[str, Any]:
-    """Return the sections of a plan that no unit reads, and those that are decided with what is expected of them."""
+    """Return the estimate sections, and the expert maps with their coverage counts."""
     return {
         "expert_maps": {each.sha256: _map(candidate, each) for each in candidate.maps.values()},
         "balance": {layout.phase: _balance(candidate, layout) for layout in candidate.layouts},
@@ -46,9 +46,9 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
 
 
 def one_more_slot(with_one_more: ExpertMap | None, slots_per_gpu: int, bytes_per_gpu: int | None) -> OneMoreSlot | None:
-    """Return what the map has that has a slot more than `slots_per_gpu` on each GPU; None where there is none.
+    """Return the balance with one more slot per GPU, or None without such a map.
 
-    `bytes_per_gpu`: what that slot takes over all layers, None where nobody knows.
+    `slots_per_gpu` is the present number. `bytes_per_gpu` is the size of one slot over all layers, None if unknown.
     """
     if with_one_more is None:
         return None
@@ -61,7 +61,7 @@ def one_more_slot(with_one_more: ExpertMap | None, slots_per_gpu: int, bytes_per
 
 
 def _map(candidate: Candidate, expert_map: ExpertMap) -> Map:
-    """Return a map with the worst coverage among the phases that have it."""
+    """Return the map with its worst coverage over all phases that use it."""
     counts = [
         uncovered_experts(each, candidate.places[phase])
         for phase, each in candidate.maps.items()
@@ -74,19 +74,22 @@ def _map(candidate: Candidate, expert_map: ExpertMap) -> Map:
 
 
 def _balance(candidate: Candidate, layout: PhaseLayout) -> dict[str, Any]:
-    """Return what a phase makes of its map, which another phase may have too."""
+    """Return a phase's balance figures. Phases may share a map, but not these figures."""
     own, more = candidate.maps[layout.phase], candidate.maps_with_one_more_slot.get(layout.phase)
     slot_bytes = next((each.weights.slot for each in candidate.memory if each.phase == layout.phase), None)
-    return vars(Weighed.model_validate(own)) | {
+    return vars(PolicyChoice.model_validate(own)) | {
         "expert_map": own.sha256,
-        "max_over_mean_sampled": _sampled(candidate, layout),
+        "max_over_mean_sampled": _max_over_mean_in_a_step(candidate, layout),
         "one_more_slot": one_more_slot(more, layout.slots_per_gpu, slot_bytes),
         "moves": _moves(own, slot_bytes),
     }
 
 
-def _sampled(candidate: Candidate, layout: PhaseLayout) -> tuple[float, ...]:
-    """Return max/mean in the largest step that limits allow, of all groups of a unit that share attention."""
+def _max_over_mean_in_a_step(candidate: Candidate, layout: PhaseLayout) -> tuple[float, ...]:
+    """Return max/mean per MoE layer, sampling noise included, for the largest step that the limits allow.
+
+    The step covers all attention groups of one unit.
+    """
     spec, sizes = candidate.resolved, Sizes(layout.num_physical_experts, layout.ep_size, layout.nodes_per_unit)
     tokens = largest_step_tokens(layout.phase, spec.phase(layout.phase)) * layout.dp_size
     pairs = tokens * spec.model.num_experts_per_token
@@ -94,7 +97,7 @@ def _sampled(candidate: Candidate, layout: PhaseLayout) -> tuple[float, ...]:
 
 
 def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | None:
-    """Return what differs from the previous plan's map; `slot_bytes` are those of a slot over all its layers."""
+    """Return how many slots differ from the previous plan's map. `slot_bytes` is one slot's size over all layers."""
     moved = expert_map.moved_slots
     if moved is None:
         return None
@@ -102,7 +105,7 @@ def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | No
 
 
 def _kv_cache(candidate: Candidate) -> KvCache | None:
-    """Return the cache of prompts' KV; None where no prompt hits one, or the KV of a token is not known."""
+    """Return the estimated prefix cache, or None without cache hits or without a known KV size."""
     layout, traffic = candidate.layouts[0], candidate.spec.traffic
     memory = next((each for each in candidate.memory if each.phase == layout.phase), None)
     if memory is None or traffic is None or not traffic.cache_hit_rate:
@@ -116,7 +119,7 @@ def _kv_cache(candidate: Candidate) -> KvCache | None:
 
 
 def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
-    """Return a phase's `performance`: its figures, or why there are none."""
+    """Return a phase's `performance` section: its figures, or the reason why there are none."""
     found, case = outlook.prediction, outlook.case
     if found is None or case is None:
         return {"not_predicted": outlook.why_not}
@@ -146,7 +149,10 @@ def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
 
 
 def _latencies(found: Prediction) -> dict[str, Any]:
-    """Return TPOT of phases that produce tokens, TTFT of those that compute prompts; `latency_ms` is the first."""
+    """Return TPOT where the phase generates tokens and TTFT where it computes prompts.
+
+    `latency_ms` repeats the first of them.
+    """
     named = {
         "tpot_ms": found.tpot_seconds,
         "tpot_p99_ms": found.tpot_99_seconds,
@@ -158,7 +164,7 @@ def _latencies(found: Prediction) -> dict[str, Any]:
         "latency_ms": next(iter(known.values())),
         "tokens_per_s_per_user": found.tpot_seconds and found.tpot_seconds.inverse(1.0),
         "kv_transfer_ms": None if found.kv_transfer_seconds is None else found.kv_transfer_seconds * MS_PER_S,
-        "queued_steps": None if found.waits_without_end or found.ttft_seconds is None else found.point.queued_steps,
+        "queued_steps": None if found.is_saturated or found.ttft_seconds is None else found.point.queued_steps,
     }
 
 
@@ -172,7 +178,7 @@ def _cache_reads(found: Prediction) -> dict[str, Any] | None:
 
 
 def _drafts(found: Prediction) -> dict[str, Any] | None:
-    """Return what an MTP module takes of a step and, where it drafts, what it brings."""
+    """Return an MTP module's share of a step and, where it drafts, its acceptance figures."""
     point = found.point
     if not point.draft_tokens:
         return None
@@ -182,15 +188,15 @@ def _drafts(found: Prediction) -> dict[str, Any] | None:
 
 
 def _promises(found: Prediction, slo: SloSpec) -> dict[str, Any]:
-    """Return each promise that the phase has a part in, and at which speeds its mean is kept."""
+    """Return each SLO that the phase contributes to, with the speeds at which its mean meets the SLO."""
     parts = {"ttft_ms": found.ttft_seconds, "tpot_ms": found.tpot_seconds}
     return {
         name: {
             "promised": promised,
             "predicted": each.mid * MS_PER_S,
-            "met": found.keeps(each, promised),
-            "met_at_slowest": found.keeps_at(each, each.high, promised),
-            "met_at_fastest": found.keeps_at(each, each.low, promised),
+            "met": found.meets(each, promised),
+            "met_at_slowest": found.meets_at(each, each.high, promised),
+            "met_at_fastest": found.meets_at(each, each.low, promised),
         }
         for name, each in parts.items()
         if (promised := getattr(slo, name)) is not None and each is not None

@@ -1,6 +1,6 @@
-"""The sections of a plan that are only expected of it, or were weighed for it: nothing that runs follows from them.
+"""The plan sections for estimates and for alternatives that were considered. Nothing that runs depends on them.
 
-What is said of keys and attributes in `sections.py` holds here too.
+Keys and attributes follow the conventions of `sections.py`.
 """
 
 from typing import Annotated, Literal
@@ -19,8 +19,8 @@ __all__ = [
     "Demand",
     "OneMoreSlot",
     "Performance",
+    "PolicyChoice",
     "Search",
-    "Weighed",
 ]
 
 
@@ -28,23 +28,23 @@ Rounded6Places = Annotated[float, AfterValidator(lambda value: round(value, 6))]
 
 
 class OneMoreSlot(Part):
-    """What a map would have that has a slot more on each GPU."""
+    """The balance of a map with one more slot on each GPU."""
 
     slots_per_gpu: int
-    bytes_per_gpu: int | None  # none where nobody knows
+    bytes_per_gpu: int | None  # None if unknown
     mean_max_over_mean: Rounded6Places
     mean_bound: Rounded6Places
 
 
 class Moves(Part):
-    """What differs from the previous plan's map."""
+    """The difference from the previous plan's map."""
 
     moved_slots: int
     bytes: int | None
 
 
-class Weighed(Part):
-    """What a map minds, why, and what the others that were weighed would give."""
+class PolicyChoice(Part):
+    """The placement policy of a map, the reason for it, and the alternatives that were considered."""
 
     policy: Policy
     policy_reason: str
@@ -52,8 +52,8 @@ class Weighed(Part):
     dispatch: FrontPoint | None
 
 
-class Balance(Weighed):
-    """What a phase makes of its map, which another phase may have too."""
+class Balance(PolicyChoice):
+    """How evenly a phase uses its expert map. Phases may share one map."""
 
     expert_map: Digest
     max_over_mean_sampled: Ratios
@@ -62,7 +62,7 @@ class Balance(Weighed):
 
 
 class Range(Part):
-    """A figure with the range that its evidence gives it."""
+    """A predicted figure with the low and high ends of its range."""
 
     low: Rounded
     mid: Rounded
@@ -70,9 +70,9 @@ class Range(Part):
 
 
 class Point(Part):
-    """What a phase is predicted for: what steps and requests are like."""
+    """The operating point of a prediction: the size of steps and requests."""
 
-    derived: bool  # from limits, where the spec has none
+    derived: bool  # computed from limits, because the spec gives no point
     requests: Maybe[float] = None
     kv_tokens: Maybe[float] = None
     step_tokens: Maybe[float] = None
@@ -84,7 +84,7 @@ class Point(Part):
 
 
 class Drafts(Part):
-    """What an MTP module takes of a step and, where it drafts, what it brings."""
+    """An MTP module's share of a step and, where it drafts, its acceptance figures."""
 
     draft_tokens: int
     ms: Rounded
@@ -93,23 +93,23 @@ class Drafts(Part):
 
 
 class CacheReads(Part):
-    """Reads of prompts' KV."""
+    """Reads of cached prompt KV."""
 
     bytes_per_s_per_node: Rounded
     ms_per_prompt: Rounded
 
 
-class Grounds(Part):
-    """What a prediction rests on, in words."""
+class EvidenceSummary(Part):
+    """The evidence behind a prediction, in words."""
 
     family: str
     why: str
-    scaled: tuple[str, ...]  # constants of the GPU that are scaled from another's
-    chance: str  # of a speed within the range
+    scaled: tuple[str, ...]  # GPU constants scaled from another GPU's
+    chance: str  # how likely the real speed is within the range
 
 
 class Promise(Part):
-    """A promise of the spec, and at which speeds it is kept."""
+    """An SLO of the spec, and the speeds at which it is met."""
 
     promised: float
     predicted: Rounded
@@ -119,7 +119,7 @@ class Promise(Part):
 
 
 class Performance(Part):
-    """What a phase does at its operating point, or why nobody knows."""
+    """A phase's speed at its operating point, or the reason why it is unknown."""
 
     not_predicted: Maybe[str] = None
     engine: Maybe[str] = None
@@ -134,7 +134,7 @@ class Performance(Part):
     tpot_p99_ms: Maybe[Range] = None
     ttft_ms: Maybe[Range] = None
     ttft_p99_ms: Maybe[Range] = None
-    queued_steps: Maybe[Rounded] = None  # that a prompt waits on average; none at utilisation 1
+    queued_steps: Maybe[Rounded] = None  # mean wait of a prompt; None at utilisation 1
     kv_transfer_ms: Maybe[Rounded] = None
     step_ms: Maybe[Rounded] = None
     kv_tokens_in_use: Maybe[int] = None
@@ -143,7 +143,7 @@ class Performance(Part):
     with_10_percent_more: Maybe[Rounded] = None
     stages_us: Maybe[dict[str, Rounded]] = None
     exposed_us: Maybe[Rounded] = None
-    evidence: Maybe[Grounds] = None
+    evidence: Maybe[EvidenceSummary] = None
     cache_reads: Maybe[CacheReads] = None
     drafts: Maybe[Drafts] = None
     calibration: Maybe[Correction] = None
@@ -151,20 +151,20 @@ class Performance(Part):
 
 
 class Demand(Part):
-    """What the traffic asks of a phase in its fullest hour, and how full it is then and in its emptiest."""
+    """The load that traffic puts on a phase in its busiest hour, and its lowest load."""
 
     at: str
     asked_tokens_per_s: Rounded = Field(validation_alias="asked_per_s")
     served_tokens_per_s: Rounded = Field(validation_alias="served_per_s")
     most_tokens_per_s: Rounded = Field(validation_alias="most_per_s")
-    highest_load: Rounded | None = Field(validation_alias="known_load")  # none while no unit is on
+    highest_load: Rounded | None = Field(validation_alias="known_load")  # None while no unit is on
     lowest_load: Rounded = Field(validation_alias="lowest")
-    hours_beyond: Rounded  # in which more is asked for than units make at most
-    times_beyond: Maybe[str] = None  # when that is
+    hours_beyond: Rounded  # hours in which demand exceeds the units' maximum
+    times_beyond: Maybe[str] = None  # the times of those hours
 
 
 class Search(Part):
-    """The layouts that were chosen where speed decided, and what they serve."""
+    """The layouts that a search by speed chose, and the throughput they serve."""
 
     units: dict[Phase, int] = Field(validation_alias=AliasPath("fleet", "units"))
     nodes: int = Field(validation_alias=AliasPath("fleet", "nodes"))

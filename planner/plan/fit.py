@@ -1,6 +1,6 @@
-"""What `validate` says of a spec: whether it fits, wherever its units go.
+"""Check whether a spec fits into memory, before any placement. `validate` runs this check.
 
-It asks a candidate for nothing that takes a placement or maps, so that who only validates waits for neither.
+It must not wait for a placement or an expert map, so it asks the candidate for neither.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ __all__ = ["Fit", "check_fit"]
 
 @dataclass(frozen=True)
 class Fit:
-    """What is known of a spec that fits into memory, before its units are placed."""
+    """The findings about a spec that fits into memory, before its units are placed."""
 
-    left_to_plan: tuple[Finding, ...]  # what a placement refuses, or may refuse
-    left_to_render: tuple[Finding, ...]  # what its engine cannot run: it plans, and `render` and `up` refuse it
+    left_to_plan: tuple[Finding, ...]  # a placement refuses these, or may
+    left_to_render: tuple[Finding, ...]  # the engine cannot run these: `render` and `up` will refuse the plan
     warnings: tuple[Finding, ...]
 
 
 def check_fit(spec: ResolvedSpec) -> Fit:
-    """Say what a placement of `spec` refuses, or may refuse, and what is to be warned of; it plans nothing.
+    """Return what a placement of `spec` refuses or may refuse, what its engine refuses, and its warnings.
 
-    Raises InfeasibleError when the memory of its GPUs does not hold it, wherever units go.
+    Raises InfeasibleError if the GPUs' memory cannot hold the spec in any placement.
     """
     candidate = Candidate.of(decide(spec).spec).at("laid out")
     require_feasible(candidate, "laid out", spec)

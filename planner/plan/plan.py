@@ -1,17 +1,16 @@
-"""The plan: all decisions, frozen, as one document with a digest.
+"""The plan: all decisions, frozen in one document with a digest.
 
-It is what a review reads, what `render`, `up`, `status` and the Pulumi program carry out, and what a later plan is
-compared with. Its fields are the keys of PLAN.json. It is complete: it holds the spec, the launch documents and the
-digest of every file that was read. So it can be carried out without planning again, and nobody downstream can tell
-whether it was compiled (`compiler.py`) or loaded (`loaded.py`). Nothing in it depends on the machine, the hour or the
-folder in which it was made.
+Reviewers read it. `render`, `up`, `status` and the Pulumi program carry it out. Later plans are compared with it. Its
+fields are the keys of PLAN.json. It is complete: it holds the spec, the launch documents and the digest of every input
+file. So nobody has to plan again, and a compiled plan (`compiler.py`) is the same as a loaded one (`load.py`). Nothing
+in it depends on the machine, the time or the folder in which it was made.
 
-Estimates are there in a whole plan. A plan that is only carried out does without: they may take longer than all the
-rest, and change nothing that runs.
+A full plan has estimates. A plan that is only carried out omits them, because they change nothing that runs and may
+take longer than the rest of planning.
 
-`digest` covers what runs: units, nodes, maps, launch documents, the schedule, what pods need, and the spec's sections
-that manifests are made from, as far as they differ from their defaults. A field that a later version adds leaves the
-digests of earlier plans as they are, and a better estimate is not another plan.
+`digest` covers what runs: units, nodes, maps, launch documents, the schedule, the pods' needs, and the non-default
+values of the spec sections behind the manifests. So a new spec field does not change old digests, and a better estimate
+does not make another plan.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,12 +33,13 @@ from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
 from planner.plan.expected import Balance, Demand, Performance, Search
-from planner.plan.launch import LaunchDocument, with_map
+from planner.plan.launch import LaunchDocument, restore_map
 from planner.plan.pods import PhasePods, pods_of
 from planner.plan.row import Row
 from planner.plan.sections import (
     Digest,
     Figures,
+    JsonFinding,
     LaunchDocuments,
     Map,
     Memory,
@@ -48,7 +48,6 @@ from planner.plan.sections import (
     PlacementQuality,
     PlannedUnit,
     Schedule,
-    Warned,
 )
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
@@ -58,11 +57,11 @@ from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
 from planner.spec.section import Section
 
-__all__ = ["PLAN_VERSION", "Plan", "document_digest", "plan_digest", "sealed"]
+__all__ = ["PLAN_VERSION", "Plan", "document_digest", "plan_digest", "seal_plan"]
 
 PLAN_VERSION = 3
 UNSEALED = f"sha256:{'0' * 64}"
-ESTIMATES = (  # sections from which nothing that runs follows
+ESTIMATES = (  # nothing that runs depends on these sections
     "balance",
     "failures",
     "traffic",
@@ -74,69 +73,76 @@ ESTIMATES = (  # sections from which nothing that runs follows
     "report",
     "diff",
 )
-DEPLOYED_OF_UNIT = ("name", "phase", "nodes", "ranks", "unit_digest", "expert_map")  # not why it has these nodes
+DEPLOYED_OF_UNIT = (
+    "name",
+    "phase",
+    "nodes",
+    "ranks",
+    "unit_digest",
+    "expert_map",
+)  # without `why`
 
 
 class Plan(Part):
-    """What was decided for a spec, why, and what is expected of it."""
+    """The decisions for a spec, the reasons for them, and the expected results."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
-    # The first of these that is wrong is the one that a reader is told of.
+    # Validation reports the first wrong field, so the most telling ones come first.
     version: Literal[3]
     units: tuple[PlannedUnit, ...] = Field(min_length=1)
     expert_maps: dict[str, Map]  # by their digests
     launch_documents: LaunchDocuments  # by file name; maps are named in them
     name: str
-    written: dict[str, Any] = Field(alias="spec")  # as its user would write it, with defaults and numbers for `auto`
+    written: dict[str, Any] = Field(alias="spec")  # the user's spec, with defaults and with numbers for `auto`
     digest: Digest
     document_digest: Digest
     spec_digest: Digest
-    inputs: dict[str, Digest]  # of every file that the spec names, by the name that it has there
+    inputs: dict[str, Digest]  # digest of each file that the spec names, by that name
     phases: dict[Phase, PhaseShape]
-    memory: dict[Phase, Memory]  # none where ranks share the host's
+    memory: dict[Phase, Memory]  # empty if ranks share host memory
     runnable: bool
     why_not: tuple[str, ...]
-    refusals: tuple[Warned, ...]  # why its engine cannot run it
-    warnings: tuple[Warned, ...]  # what is lost, though it plans
+    refusals: tuple[JsonFinding, ...]  # reasons why the engine cannot run it
+    warnings: tuple[JsonFinding, ...]  # drawbacks of a plan that does work
     model: ModelShape
     gpu: Figures
-    phase_gpus: Maybe[dict[Phase, Figures]] = None  # of phases that run on another
-    sources: dict[str, str]  # of each number that no spec gives
-    assumed: dict[str, str]  # those that nobody read anywhere
-    decisions: tuple[Decision, ...]  # what the spec leaves open
+    phase_gpus: Maybe[dict[Phase, Figures]] = None  # of phases on another GPU
+    sources: dict[str, str]  # of each number that the spec does not give
+    assumed: dict[str, str]  # numbers without a published source
+    decisions: tuple[Decision, ...]  # values that the spec left open
     placement: PlacementQuality
-    schedule: Maybe[Schedule] = None  # none where all units are always on
-    search: Maybe[Search] = None  # none where no speed decided
+    schedule: Maybe[Schedule] = None  # None if all units are always on
+    search: Maybe[Search] = None  # None if speed decided nothing
 
     balance: Maybe[dict[Phase, Balance]] = None
     failures: Maybe[dict[Phase, dict[str, Loss]]] = None
-    traffic: Maybe[dict[Phase, Traffic]] = None  # none where links are not known
+    traffic: Maybe[dict[Phase, Traffic]] = None  # None if the links are unknown
     performance: Maybe[dict[Phase, Performance]] = None
     demand: Maybe[dict[Phase, Demand]] = None
     kv_cache: Maybe[KvCache] = None
     uptime: Maybe[Uptime] = None
     cost: Maybe[Cost] = None
     report: Maybe[tuple[Row, ...]] = None
-    diff: Maybe[dict[str, Any]] = None  # what the change from another plan does: only of a plan that is shown beside it
+    diff: Maybe[dict[str, Any]] = None  # only of a plan shown beside another: the change from that one
 
     def as_json(self) -> dict[str, Any]:
         """Return PLAN.json's content."""
         return self.model_dump(mode="json")
 
     def changed(self, **sections: Any) -> "Plan":
-        """Return a copy with other sections, which are taken as they are. Its digests are still of the old ones."""
+        """Return a copy with other sections, not validated. The digests stay those of the old sections."""
         known = {name: getattr(self, name) for name in type(self).model_fields} | sections
         return type(self).model_construct(**known | {"spec": known["written"]})
 
     def without_estimates(self) -> "Plan":
-        """Return what a rendered folder keeps: the same, however the plan was made, and no warning about figures."""
+        """Return the plan as rendered folders keep it: no estimates, and no warnings about them."""
         maps = {sha256: each.model_copy(update={"coverage": None}) for sha256, each in self.expert_maps.items()}
         kept = self.changed(**dict.fromkeys(ESTIMATES), expert_maps=maps, warnings=())
         return kept.changed(document_digest=document_digest(kept.as_json()))
 
     def beside(self, diff: dict[str, Any]) -> "Plan":
-        """Return the plan as it is shown beside another, with what the change from that one does."""
+        """Return the plan with the diff from another plan, for display beside it."""
         shown = self.changed(diff=diff)
         return shown.changed(document_digest=document_digest(shown.as_json()))
 
@@ -147,32 +153,32 @@ class Plan(Part):
 
     @property
     def engine(self) -> EngineName:
-        """Return what serves."""
+        """Return the serving engine's name."""
         return self.spec.engine_name
 
     @property
     def kubernetes(self) -> KubernetesSpec:
-        """Return what manifests are made from."""
+        """Return the spec's `kubernetes` section, from which manifests are made."""
         return self.spec.kubernetes
 
     @property
     def gateway(self) -> GatewaySpec:
-        """Return what the gateway is told."""
+        """Return the spec's `gateway` section."""
         return self.spec.gateway
 
     @property
     def drain_s(self) -> float:
-        """Return the time that running answers have when their process is told to end."""
+        """Return the seconds that running requests get after their process is told to stop."""
         return self.spec.drain_s
 
     @cached_property
     def pods(self) -> Mapping[Phase, PhasePods]:
-        """Return what the pods of each phase need that no launch file tells."""
+        """Return each phase's pod needs that no launch file states."""
         return pods_of(self.spec, {phase: each.weights_bytes for phase, each in self.memory.items()})
 
     @cached_property
     def timetable(self) -> Timetable | None:
-        """Return which units are on when; None where all are always on."""
+        """Return when each unit is on, or None if all units are always on."""
         return timetable_of(self.spec, self.units)
 
     @property
@@ -182,31 +188,31 @@ class Plan(Part):
 
     @property
     def switches_units(self) -> bool:
-        """True if its schedule turns some units off at some time."""
+        """Return whether the schedule turns some units off at some time."""
         return self.timetable is not None and self.timetable.switches
 
     @cached_property
     def documents(self) -> dict[str, LaunchDocument]:
-        """Return the launch documents by file name, with their maps written out."""
+        """Return the launch documents by file name, with their maps restored."""
         maps = {sha256: each.physical_to_logical for sha256, each in self.expert_maps.items()}
-        return {file: with_map(each, maps) for file, each in self.launch_documents.items()}
+        return {file: restore_map(each, maps) for file, each in self.launch_documents.items()}
 
     def unit_document(self, unit: Unit) -> LaunchDocument:
         """Return the launch document of `unit`."""
         return self.documents[names.launch_file(unit.name)]
 
     def launch_files(self) -> dict[str, str]:
-        """Return file name -> text, for the runtime. Raises InfeasibleError when it cannot run the plan."""
+        """Return file name -> text for the runtime. Raises InfeasibleError if it cannot run the plan."""
         self.require_runnable()
         return {name: pretty_json(document) for name, document in self.documents.items()}
 
     def require_runnable(self) -> None:
-        """Raise InfeasibleError, with every reason, when the plan's engine cannot run it."""
+        """Raise InfeasibleError with every reason if the plan's engine cannot run it."""
         if self.refusals:
             raise InfeasibleError(self.refusals)
 
     def require_local(self) -> None:
-        """Raise InfeasibleError when this machine cannot run the plan: other engines run in images, on GPUs."""
+        """Raise InfeasibleError if this machine cannot run the plan. Other engines need images and GPUs."""
         self.require_runnable()
         if self.engine != OURS:
             reason, fix = (
@@ -227,11 +233,14 @@ class Plan(Part):
 
     @property
     def nodes_by_unit(self) -> dict[str, tuple[str, ...]]:
-        """Return the nodes of its units, by name."""
+        """Return unit name -> names of its nodes."""
         return {unit.name: tuple(unit.nodes) for unit in self.units}
 
     def rows_for(self, layout: PhaseLayout, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
-        """Return the phase's map where it has these layers, slots and experts; any other is no start for new maps."""
+        """Return the phase's map if its layers, slots and experts match `layout`, else None.
+
+        A search for new maps starts from it.
+        """
         sha256 = self.map_of.get(layout.phase)
         rows = self.expert_maps[sha256].physical_to_logical if sha256 else ()
         experts = set(range(layout.num_logical_experts))
@@ -241,8 +250,8 @@ class Plan(Part):
         return rows if fits else None
 
 
-def sealed(sections: Mapping[str, Any], make_rows: "Callable[[Plan], tuple[Row, ...]] | None" = None) -> Plan:
-    """Return the plan of these sections, with the digests of what they say; and with a report, if rows are made."""
+def seal_plan(sections: Mapping[str, Any], make_rows: "Callable[[Plan], tuple[Row, ...]] | None" = None) -> Plan:
+    """Build the plan from its sections: compute the digests and, with `make_rows`, the report."""
     unsealed = dict.fromkeys(("digest", "document_digest", "spec_digest"), UNSEALED)
     plan = Plan.model_validate({"version": PLAN_VERSION, **unsealed, **sections})
     if make_rows is not None:
@@ -255,12 +264,12 @@ def sealed(sections: Mapping[str, Any], make_rows: "Callable[[Plan], tuple[Row, 
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
-    """Digest all of the plan JSON `document` but this digest itself, so that no reviewer reads what nobody planned."""
+    """Digest the plan JSON except this digest, so that an edit of any review text is noticed."""
     return digest_of({key: value for key, value in document.items() if key != "document_digest"})
 
 
 def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
-    """Digest what the plan JSON `document` deploys; `spec` is the one that it holds."""
+    """Digest the deployed part of the plan JSON `document`, which holds `spec`."""
     weights = {phase: each["weights_bytes"] for phase, each in document["memory"].items()}
     return digest_of(
         {
@@ -272,12 +281,12 @@ def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
             "launch_documents": document["launch_documents"],
             "schedule": document.get("schedule"),
             "pods": {phase: asdict(each) for phase, each in pods_of(spec, weights).items()},
-            "kubernetes": _as_deployed(spec.kubernetes),
-            "gateway": _as_deployed(spec.gateway),
+            "kubernetes": _non_default_fields(spec.kubernetes),
+            "gateway": _non_default_fields(spec.gateway),
         }
     )
 
 
-def _as_deployed(section: Section) -> dict[str, Any]:
-    """The section as parsed, so that 1GiB and 1024MiB deploy the same, without what is as by default."""
+def _non_default_fields(section: Section) -> dict[str, Any]:
+    """Return the section's non-default values as parsed, so that 1GiB and 1024MiB deploy the same."""
     return section.model_dump(mode="json", exclude_defaults=True)

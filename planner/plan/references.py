@@ -1,6 +1,6 @@
-"""Whether the parts of a plan that refer to each other agree: units, maps, nodes, launch documents, the day, the spec.
+"""Check the cross-references of a loaded plan: units, maps, nodes, launch documents, schedule and spec.
 
-Each is looked at only when those before it agree, so that a part which is looked up is there.
+Each check runs only after the checks before it passed, so lookups cannot fail.
 """
 
 from collections import Counter
@@ -21,23 +21,23 @@ from planner.spec.declared import undecided_in
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 
-__all__ = ["WRITE_ONE", "disagreeing"]
+__all__ = ["WRITE_ONE", "find_contradictions"]
 
 WRITE_ONE = "write one with tidemill plan -o"
 
-_Reference = tuple[str, object, str, bool]  # path, what stands there, what it must agree with, whether it does
+_Reference = tuple[str, object, str, bool]  # path, value, source to agree with, whether it agrees
 
 
-def disagreeing(plan: Plan, spec: Spec) -> Iterator[Finding]:
-    """Yield the parts that refer to what is not there, or is another's."""
-    parts = (_of_plan, _of_phases, _of_engine, _of_units, _of_day)
+def find_contradictions(plan: Plan, spec: Spec) -> Iterator[Finding]:
+    """Yield a finding for each reference to a missing or mismatched part."""
+    parts = (_check_plan_references, _check_phases, _check_engine_inputs, _check_unit_references, _check_schedule)
     for path, value, source, agrees in chain.from_iterable(part(plan, spec) for part in parts):
         if not agrees:
             reason = "the parts of this plan contradict each other"
             yield Finding(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
 
 
-def _of_plan(plan: Plan, spec: Spec) -> Iterator[_Reference]:
+def _check_plan_references(plan: Plan, spec: Spec) -> Iterator[_Reference]:
     unit_names = [unit.name for unit in plan.units]
     files = {*map(names.launch_file, unit_names), names.GATEWAY_LAUNCH_FILE}
     gateway = plan.launch_documents.get(names.GATEWAY_LAUNCH_FILE, {})
@@ -57,8 +57,8 @@ def _of_plan(plan: Plan, spec: Spec) -> Iterator[_Reference]:
         yield f"{place}.units", step.units, "units", set(step.units) <= set(unit_names)
 
 
-def _of_phases(plan: Plan, spec: Spec) -> Iterator[_Reference]:
-    """A phase has the units and the shape that its section gives it."""
+def _check_phases(plan: Plan, spec: Spec) -> Iterator[_Reference]:
+    """Compare each phase's units and shape with its section of the spec."""
     counts = Counter(unit.phase for unit in plan.units)
     yield "phases", sorted(plan.phases), "spec", plan.phases.keys() == set(spec.phases)
     yield "memory", sorted(plan.memory), "phases", plan.memory.keys() <= plan.phases.keys()
@@ -71,8 +71,8 @@ def _of_phases(plan: Plan, spec: Spec) -> Iterator[_Reference]:
             yield f"phases.{phase}.{key}", value, f"spec.{phase} ({expected})", value == expected
 
 
-def _of_engine(plan: Plan, spec: Spec) -> Iterator[_Reference]:
-    """What the containers of another engine are made from is there."""
+def _check_engine_inputs(plan: Plan, spec: Spec) -> Iterator[_Reference]:
+    """Check that the inputs of another engine's containers are present."""
     if spec.engine_name == OURS or not plan.runnable:
         return
     model_type, known = plan.model.model_type, ENGINE_MODELS[spec.engine_name].get(spec.engine_version or "", {})
@@ -81,11 +81,11 @@ def _of_engine(plan: Plan, spec: Spec) -> Iterator[_Reference]:
     yield "spec.model.checkpoint", None, "runnable", spec.checkpoint is not None
 
 
-def _of_units(plan: Plan, spec: Spec) -> Iterator[_Reference]:
+def _check_unit_references(plan: Plan, spec: Spec) -> Iterator[_Reference]:
     nodes = nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations)
     free = {node.name: node.gpu for node in nodes if node.unusable is None}
     counts: Counter[Phase] = Counter()
-    fitting = {each for each in {(unit.phase, unit.expert_map) for unit in plan.units} if _holds(plan, *each)}
+    fitting = {each for each in {(unit.phase, unit.expert_map) for unit in plan.units} if _map_fits_phase(plan, *each)}
     for number, unit in enumerate(plan.units):
         path, index = f"units.{number}", counts[unit.phase]
         counts[unit.phase] += 1
@@ -101,15 +101,15 @@ def _of_units(plan: Plan, spec: Spec) -> Iterator[_Reference]:
         yield f"{path}.ranks", unit.ranks, f"spec.{unit.phase}.ep_size", unit.ranks == shape.ep_size
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
         yield f"{path}.expert_map", unit.expert_map, f"phases.{unit.phase}", (unit.phase, unit.expert_map) in fitting
-        yield from _of_document(plan, unit, path)
+        yield from _check_launch_document(plan, unit, path)
 
 
-def _of_day(plan: Plan, spec: Spec) -> Iterator[_Reference]:
-    """What units do over the day is what the spec's schedule says."""
+def _check_schedule(plan: Plan, spec: Spec) -> Iterator[_Reference]:
+    """Compare the plan's schedule with the timetable that the spec's schedule gives."""
     timetable = plan.timetable
-    told = [(step.at, step.units) for step in plan.schedule.steps] if plan.schedule else []
+    stored = [(step.at, step.units) for step in plan.schedule.steps] if plan.schedule else []
     planned = [(step.at, step.units) for step in timetable.steps] if timetable else []
-    yield "schedule.steps", None, "spec.schedule", told == planned
+    yield "schedule.steps", None, "spec.schedule", stored == planned
     others = [(each.days, [(step.at, step.units) for step in each.steps]) for each in _other_days(plan.schedule)]
     of_spec = [
         (each.days, [(step.at, step.units) for step in each.steps])
@@ -123,7 +123,7 @@ def _other_days(schedule: Schedule | None) -> Sequence[OtherDays]:
 
 
 def _steps(schedule: Schedule | None) -> Iterator[tuple[str, Step]]:
-    """Yield every state of every day, and where it stands."""
+    """Yield every state of every day with its path."""
     for index, step in enumerate(schedule.steps if schedule else ()):
         yield f"schedule.steps.{index}", step
     for number, other in enumerate(_other_days(schedule)):
@@ -131,20 +131,20 @@ def _steps(schedule: Schedule | None) -> Iterator[tuple[str, Step]]:
             yield f"schedule.other_days.{number}.steps.{index}", step
 
 
-def _of_document(plan: Plan, unit: PlannedUnit, path: str) -> Iterator[_Reference]:
-    """A unit and its launch document; what else that tells, `told.py` compares."""
+def _check_launch_document(plan: Plan, unit: PlannedUnit, path: str) -> Iterator[_Reference]:
+    """Compare a unit with its launch document. `verify_launch.py` compares the document's other fields."""
     source = f"launch_documents.{names.launch_file(unit.name)}"
     document = plan.launch_documents[names.launch_file(unit.name)]
     yield f"{path}.name", unit.name, source, document["kind"] != "gateway"
-    told = (document.get("expert_map") or {}).get("sha256", unit.expert_map)  # some engines read no map
+    stored = (document.get("expert_map") or {}).get("sha256", unit.expert_map)  # some engines read no map
     yield f"{path}.unit_digest", unit.unit_digest, source, unit.unit_digest == document["unit_digest"]
-    yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == told
+    yield f"{path}.expert_map", unit.expert_map, f"{source}.expert_map", unit.expert_map == stored
 
 
-def _holds(plan: Plan, of_phase: Phase, sha256: str) -> bool:
-    """Whether each layer of a map has the phase's slots, and each of its experts in one at least."""
+def _map_fits_phase(plan: Plan, name: Phase, sha256: str) -> bool:
+    """Return whether every layer of a map has the phase's slots and contains all its experts."""
     rows = plan.expert_maps[sha256].physical_to_logical if sha256 in plan.expert_maps else ()
-    phase = plan.phases.get(of_phase)
+    phase = plan.phases.get(name)
     if phase is None or not rows or len(rows[0]) < phase.num_logical_experts:
         return False
     experts = set(range(phase.num_logical_experts))

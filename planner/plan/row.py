@@ -1,31 +1,31 @@
-"""One figure of a plan's report: what it is, how wide its range is, and where it comes from.
+"""One figure of a plan's report: its value, range and source.
 
-Text, JSON, pages and comparisons of plans are made of rows and compute nothing. So every reader sees the same figure,
-and two plans are compared row by row: `section` and `name` are the same in both, and unique in each.
+Text, JSON, pages and plan comparisons only show rows, and compute nothing. So every reader sees the same figure. A
+row's `section` and `name` are unique in its plan, and match its row in another plan.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Provenance", "Row", "known"]
+__all__ = ["Provenance", "Row", "make_rows"]
 
 Provenance = Literal[
-    "spec",  # its user wrote it
-    "default",  # the spec leaves it out
-    "derived",  # follows from the spec and the model's shapes
-    "predicted",  # follows from a model of speed: `low` and `high` are the ends of its range
-    "published",  # a source gives it, which the note names
-    "assumed",  # nobody has read it anywhere, or measured it
+    "spec",  # the user wrote it
+    "default",  # the spec omits it
+    "derived",  # computed from the spec and the model's shapes
+    "predicted",  # from the speed model, with a range `low` to `high`
+    "published",  # from the source that the note names
+    "assumed",  # neither published nor measured
 ]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `low` and `high` are there where it has a range."""
+    """One figure. `low` and `high` are set if it has a range."""
 
-    section: str  # a topic, then what of it: `performance.decode`, `schedule.12:00`
-    name: str  # with its unit, `tpot_ms`
+    section: str  # a topic and its part: `performance.decode`, `schedule.12:00`
+    name: str  # includes the unit: `tpot_ms`
     value: float | int | str
     unit: str = ""  # for people: `tokens/s per GPU`; `share` is written in per cent
     low: float | None = None
@@ -34,10 +34,10 @@ class Row:
     note: str = ""
 
 
-def known(section: str, *figures: tuple[Any, ...]) -> Iterator[Row]:
-    """Yield a row for each name, value, unit, provenance and note, of which the last three may be left out.
+def make_rows(section: str, *figures: tuple[Any, ...]) -> Iterator[Row]:
+    """Yield a row for each (name, value, unit, provenance, note) tuple. The last three are optional.
 
-    A value that is None is not known, and has no row.
+    A None value is unknown and gets no row.
     """
     for figure in figures:
         _, value, *_ = figure

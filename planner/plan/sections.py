@@ -1,8 +1,8 @@
-"""The sections of a plan, as PLAN.json has them; docs/plan-json.md says what each key means.
+"""The sections of a plan as PLAN.json has them. docs/plan-json.md documents each key.
 
-Each is read from what a pass found, attribute by attribute, or from JSON. So the names here are the file's keys, and a
-value has one form whether the plan was compiled or loaded. Where a pass's own dataclass has the right names, it stands
-here itself. Keys that are `Maybe` are left out of the file where there is nothing to say.
+Each model is read from a pass's result, attribute by attribute, or from JSON. So attribute names are the file's keys,
+and a value has one form in compiled and loaded plans. A pass's own dataclass is used directly if its names fit. The
+file omits `Maybe` keys without a value.
 """
 
 import operator
@@ -32,6 +32,7 @@ from planner.schedule.transitions import Number, Transition
 __all__ = [
     "Digest",
     "Figures",
+    "JsonFinding",
     "LaunchDocuments",
     "Map",
     "Maybe",
@@ -44,17 +45,16 @@ __all__ = [
     "Ratios",
     "Schedule",
     "Slots",
-    "Warned",
 ]
 
 
 Count = Annotated[int, Field(ge=1)]
 Nonzero = Annotated[int, Field(exclude_if=operator.not_)]
-Ratios = tuple[float, ...]  # by MoE layer
+Ratios = tuple[float, ...]  # one per MoE layer
 
 
-class _Remark(Part):
-    """A warning without its place: a plan depends on what a spec says, and not on where it says it."""
+class _StoredFinding(Part):
+    """A finding without its file and line. The plan depends on the spec's content, not on its location."""
 
     path: str
     value: Any
@@ -65,45 +65,45 @@ class _Remark(Part):
     changes: Maybe[list[dict[str, Any]]] = None
 
 
-class _WithoutPlace:
-    """Writes a problem as a remark. One that is read back stands in the plan's file."""
+class _FindingAsJson:
+    """Serialise a finding without its location. A finding read back is located in the plan's file."""
 
     def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_wrap_validator_function(
-            _problem,
-            handler.generate_schema(_Remark),
-            serialization=core_schema.plain_serializer_function_ser_schema(_remark),
+            _finding_from_json,
+            handler.generate_schema(_StoredFinding),
+            serialization=core_schema.plain_serializer_function_ser_schema(_finding_to_json),
         )
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return handler(schema["schema"])
 
 
-Warned = Annotated[Finding, _WithoutPlace()]
+JsonFinding = Annotated[Finding, _FindingAsJson()]
 
 
-def _problem(value: Any, validated: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Finding:
+def _finding_from_json(value: Any, validated: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Finding:
     if isinstance(value, Finding):
         return value
-    told: _Remark = validated(value)
-    fix = Fix(told.fix, tuple(told.changes or ()))
-    return Finding(told.path, told.value, told.rule, told.reason, fix).at((info.context or {}).get("file", ""))
+    stored: _StoredFinding = validated(value)
+    fix = Fix(stored.fix, tuple(stored.changes or ()))
+    return Finding(stored.path, stored.value, stored.rule, stored.reason, fix).at((info.context or {}).get("file", ""))
 
 
-def _remark(problem: Finding) -> dict[str, Any]:
-    return {key: value for key, value in problem.as_json().items() if key in _Remark.model_fields}
+def _finding_to_json(problem: Finding) -> dict[str, Any]:
+    return {key: value for key, value in problem.as_json().items() if key in _StoredFinding.model_fields}
 
 
-class _NamedMap(Part):
-    """The map of a unit's launch document; its rows stand once, in the plan's `expert_maps`."""
+class _MapReference(Part):
+    """The digest of a unit's expert map. The plan's `expert_maps` hold its rows once."""
 
     model_config = ConfigDict(extra="ignore")
 
     sha256: str
-    first_layer: Annotated[int, Field(ge=0)] = 0  # of other engines
+    first_layer: Annotated[int, Field(ge=0)] = 0  # only other engines
 
 
-class _TokenKv(Part):
+class _KvCacheFields(Part):
     model_config = ConfigDict(extra="ignore")
 
     bytes_per_token: Count
@@ -116,21 +116,21 @@ class _Checkpoint(Part):
 
 
 class _UnitDocument(Part):
-    """What the ranks of a unit read when they start, as far as a plan is checked by it."""
+    """The fields of a unit's launch document that a loaded plan is checked by."""
 
     model_config = ConfigDict(extra="ignore")
 
     kind: Literal["unit", "sglang", "vllm"]
-    expert_map: _NamedMap | None = None  # of an engine that reads none
-    model_type: str | None = None  # of other engines
-    quant_method: str | None = None  # likewise, where it is not the usual one of the precision
-    kv_cache: _TokenKv
+    expert_map: _MapReference | None = None  # None if the engine reads no map
+    model_type: str | None = None  # only other engines
+    quant_method: str | None = None  # only other engines, if unusual for the precision
+    kv_cache: _KvCacheFields
     unit_digest: Digest
     launch_digest: Digest
 
 
 class _GatewayDocument(Part):
-    """What the gateway reads when it starts, likewise."""
+    """The fields of the gateway's launch document that a loaded plan is checked by."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -139,39 +139,42 @@ class _GatewayDocument(Part):
     launch_digest: Digest
 
 
-class _LookedAt:
-    """Lets a launch document pass as it is, if it has the keys that are looked at: `told.py` compares all of it."""
+class _CheckedLaunchDocument:
+    """Validate a launch document's required keys but keep the document unchanged.
+
+    `verify_launch.py` compares all of it.
+    """
 
     def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         either = handler.generate_schema(Annotated[_UnitDocument | _GatewayDocument, Field(discriminator="kind")])
         return core_schema.no_info_wrap_validator_function(
-            _as_it_is, either, serialization=core_schema.plain_serializer_function_ser_schema(dict)
+            _check_document, either, serialization=core_schema.plain_serializer_function_ser_schema(dict)
         )
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return handler(schema["schema"])
 
 
-def _as_it_is(document: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _check_document(document: Any, check: ValidatorFunctionWrapHandler) -> Any:
     check(document)
     return document
 
 
-LaunchDocuments = dict[str, Annotated[dict[str, Any], _LookedAt()]]
+LaunchDocuments = dict[str, Annotated[dict[str, Any], _CheckedLaunchDocument()]]
 
 
 class ModelShape(Part):
-    """What a reader has to know of the model; the planner has its shapes from the spec."""
+    """The model facts that readers of a plan need. The planner takes shapes from the spec."""
 
-    model_type: str  # as transformers calls the family
+    model_type: str  # transformers' name of the family
     num_layers: Count
-    num_dense_layers: Annotated[int, Field(ge=0)]  # the number of the first MoE layer
+    num_dense_layers: Annotated[int, Field(ge=0)]  # also the index of the first MoE layer
     num_routed_experts: Count
     num_experts_per_token: Count
 
 
 class Figures(Part):
-    """What the plan counts with of a GPU. A GPU that the spec brings along may lack any of them."""
+    """The GPU figures that the plan uses. A GPU defined in the spec may lack any of them."""
 
     nominal_gb: Maybe[float] = None
     usable_bytes: Maybe[int] = None
@@ -205,7 +208,7 @@ class PhaseShape(Part):
 
 
 class WeightBytes(Part):
-    """One GPU's weights by part."""
+    """The weight bytes of one GPU by part."""
 
     attention: int
     dense: int
@@ -217,7 +220,7 @@ class WeightBytes(Part):
 
 
 class Memory(Part):
-    """One GPU's bytes."""
+    """The memory of one GPU in bytes."""
 
     weights_bytes: Count = Field(validation_alias="weight_bytes")
     weights: WeightBytes = Field(validation_alias="parts")
@@ -234,7 +237,7 @@ class Memory(Part):
 
 
 class Goal(Part):
-    """A count of the placement beside its bound."""
+    """A placement objective: its value and its bound."""
 
     name: str
     value: int
@@ -244,7 +247,7 @@ class Goal(Part):
 
 
 class PlacementQuality(Part):
-    """How good the placement is, and which nodes it leaves out."""
+    """The quality of the placement, and the nodes it leaves out."""
 
     method: Literal["exact", "greedy", "previous"]
     why: str
@@ -255,21 +258,21 @@ class PlacementQuality(Part):
 
 @dataclass(frozen=True)
 class PlannedUnit(Unit):
-    """A unit on its nodes, with the digests of what its ranks are told."""
+    """A placed unit, with the digests of its launch document and expert map."""
 
     unit_digest: str
     expert_map: str
 
 
 class Uncovered(Part):
-    """Count the experts that have all their replicas in one failure domain."""
+    """The number of experts with all replicas in one failure domain."""
 
     rule: Coverage
     uncovered_experts: dict[str, int]
 
 
 class Slots(Part):
-    """An expert map, and layer by layer how good it is and what keeps it there."""
+    """An expert map with the balance of each layer and what limits it."""
 
     physical_to_logical: tuple[tuple[int, ...], ...]
     max_over_mean: Ratios
@@ -279,26 +282,26 @@ class Slots(Part):
 
 
 class Map(Slots):
-    """The map of a plan, with the experts that would go dark."""
+    """An expert map of the plan with its coverage."""
 
     coverage: Maybe[Uncovered] = None
 
 
-def _units_of(phase: Phase) -> Any:
-    """Return the field of a state's units of `phase`; a spec without the phase has none."""
+def _unit_count_field(phase: Phase) -> Any:
+    """Return the field for the number of `phase` units in a state. It is None if the spec lacks the phase."""
     return Field(default=None, validation_alias=AliasPath("num_units", phase))
 
 
 class Step(Part):
-    """A state of the deployment, from `at` on."""
+    """A state of the deployment that starts at `at`."""
 
     at: str
     minutes: int
     nodes: int = Field(validation_alias="num_nodes")
     units: tuple[str, ...]
-    prefill_units: Maybe[int] = _units_of("prefill")
-    decode_units: Maybe[int] = _units_of("decode")
-    mixed_units: Maybe[int] = _units_of("mixed")
+    prefill_units: Maybe[int] = _unit_count_field("prefill")
+    decode_units: Maybe[int] = _unit_count_field("decode")
+    mixed_units: Maybe[int] = _unit_count_field("mixed")
     free_racks: Maybe[int] = None
 
 
@@ -310,13 +313,13 @@ class _Day(Part):
 
 
 class OtherDays(_Day):
-    """Days that are not like most."""
+    """The schedule of exceptional days."""
 
     days: tuple[str, ...]
 
 
 class Schedule(_Day):
-    """The day, and the days that are not like it."""
+    """The schedule of ordinary days, and of exceptional ones."""
 
     timezone: str
     peak_nodes: int

@@ -1,1 +1,1 @@
-"""A plan's figures as one table of rows, and that table as text."""
+"""The report of a plan: its figures as one table of rows, and as text."""

@@ -1,4 +1,4 @@
-"""Rows that follow from several figures of a plan, or say where they are from: what a plan's text begins with."""
+"""Build report rows that combine several figures of a plan, or name their origin. The plan's text begins with them."""
 
 import json
 from collections import Counter
@@ -17,25 +17,25 @@ from planner.layout.memory import node_bytes
 from planner.layout.nodes import spares_with
 from planner.plan.expected import Performance, Promise
 from planner.plan.plan import Plan
-from planner.plan.row import Provenance, Row, known
+from planner.plan.row import Provenance, Row, make_rows
 from planner.plan.sections import Step
-from planner.report.relied_on import relied_on
-from planner.report.spares import offered_spare
+from planner.report.prerequisites import prerequisites
+from planner.report.spares import suggest_spare
 from planner.search.decision import DEFAULT
 from planner.spec.request_lengths import assuming_lengths
 
 __all__ = ["derived_rows", "field_origin"]
 
 GUESSES = ("operating_point.", "schedule.start.", "uptime.")  # sections whose defaults are guesses about a cluster
-MAX_NUMBERS = 4  # of a list; of more, how many they are and between which
-REPLICAS = {  # to which of an expert's replicas tokens go, where not to all alike
+MAX_NUMBERS = 4  # of a list; longer lists show length and range
+REPLICAS = {  # split rules that do not share tokens equally among replicas
     "local_first": "tokens go to a replica on their own GPU or node first",
     "first_on_node": "tokens go to a replica on their own GPU, else to the first on their node",
 }
 
 
 def derived_rows(plan: Plan) -> Iterator[Row]:
-    """Yield these rows."""
+    """Yield the derived rows, topic by topic."""
     topics = (
         _cluster,
         _phases,
@@ -47,26 +47,26 @@ def derived_rows(plan: Plan) -> Iterator[Row]:
         _memory,
         _problems,
         _assumed,
-        _others,
+        _decisions,
     )
     return chain.from_iterable(topic(plan) for topic in topics)
 
 
 def field_origin(plan: Plan, path: str) -> Provenance:
-    """Return whether the spec says the field at `path`, or it is its default, or the planner has decided it."""
+    """Return whether the field at `path` is from the spec, a default, or decided by the planner."""
     why = next((each.why for each in plan.decisions if each.path == path), None)
     return "spec" if why is None else "default" if why == DEFAULT else "derived"
 
 
 def _cluster(plan: Plan) -> Iterator[Row]:
     model, cluster = plan.spec.model, plan.spec.cluster
-    yield from known(
+    yield from make_rows(
         "plan",
         ("model", model if isinstance(model, str) else model.name or model.catalog or model.config, "", "spec"),
         ("engine", plan.spec.engine_name, "", "spec"),
         ("engine_version", plan.spec.engine_version, "", "spec"),
     )
-    yield from known(
+    yield from make_rows(
         "cluster",
         ("gpu", cluster.gpu_name, "", "spec"),
         ("gpus_per_node", cluster.gpus_per_node, "", "spec"),
@@ -87,7 +87,7 @@ def _phases(plan: Plan) -> Iterator[Row]:
         def written(name: str, value: Any, phase: Phase = phase) -> tuple[Any, ...]:
             return name, value, "", field_origin(plan, f"{phase}.{name}")
 
-        yield from known(
+        yield from make_rows(
             f"phases.{phase}",
             written("units", num_units),
             ("nodes", num_units * each.nodes_per_unit),
@@ -101,53 +101,53 @@ def _phases(plan: Plan) -> Iterator[Row]:
 
 
 def _day(plan: Plan) -> Iterator[Row]:
-    """Yield the fullest and the emptiest state, what switches units, and what each switch takes."""
+    """Yield the fullest and the emptiest state, the controller, and the cost of each switch of units."""
     day = plan.schedule
     if day is None:
         return
     for which, choose in (("most", max), ("fewest", min)):
         state = choose(day.steps, key=lambda each: each.nodes)
         alike = [(minute_of(each.at), each.minutes) for each in day.steps if each.units == state.units]
-        yield from known(
+        yield from make_rows(
             "schedule",
             (f"{which}_nodes", state.nodes),
             (f"{which}_nodes_at", state.at),
             (f"{which}_nodes_times", periods(alike)),
         )
     if plan.switches_units:
-        yield from known("schedule", ("controller", "set" if plan.kubernetes.controller else "not set", "", "spec"))
+        yield from make_rows("schedule", ("controller", "set" if plan.kubernetes.controller else "not set", "", "spec"))
     for step in day.steps:
-        yield from known(f"schedule.steps.{step.at}", ("hours", step.minutes / HOUR_MINUTES, "hours"))
+        yield from make_rows(f"schedule.steps.{step.at}", ("hours", step.minutes / HOUR_MINUTES, "hours"))
     for other in day.other_days:
-        yield from known(f"schedule.other_days.{other.days[0]}", ("days", ", ".join(other.days), "", "spec"))
+        yield from make_rows(f"schedule.other_days.{other.days[0]}", ("days", ", ".join(other.days), "", "spec"))
     for each in day.transitions:
         seconds = sum(stage.seconds for stage in each.stages)
         stages = ", ".join(f"{stage.name} {stage.seconds:g} s" for stage in each.stages)
-        yield from known(
+        yield from make_rows(
             f"transitions.{each.at[:5]}",
-            ("starts", _counted(plan, each.starts)),
+            ("starts", _count_by_phase(plan, each.starts)),
             ("taken_at", each.warm_up_from and each.warm_up_from.removesuffix(":00")),
             ("start_s", seconds or None, "s", "assumed", stages),
-            ("stops", _counted(plan, each.stops)),
+            ("stops", _count_by_phase(plan, each.stops)),
             ("free_at", each.drained_by and each.drained_by.removesuffix(":00")),
             ("node_hours", each.freed_node_hours if each.stops else None, "hours"),
         )
 
 
-def _counted(plan: Plan, units: Sequence[str]) -> str | None:
-    """`6 prefill, 2 decode`."""
+def _count_by_phase(plan: Plan, units: Sequence[str]) -> str | None:
+    """Count the units by phase: `6 prefill, 2 decode`."""
     switched = set(units)
     counts = Counter(unit.phase for unit in plan.units if unit.name in switched)
     return ", ".join(f"{number} {phase}" for phase, number in counts.items()) or None
 
 
 def _cost(plan: Plan) -> Iterator[Row]:
-    """Yield what the bill of a day covers, and how full the busiest hour makes each phase."""
+    """Yield the peak load of each phase, and the day's bill with its conditions."""
     for phase, load in (plan.demand or {}).items():
         of_most = load.asked_tokens_per_s / load.most_tokens_per_s if load.most_tokens_per_s else None
         speed = (plan.performance or {})[phase].tokens_per_s_per_gpu
         at_slowest = of_most * speed.mid / speed.low if of_most and speed and speed.low else None
-        yield from known(
+        yield from make_rows(
             f"demand.{phase}",
             ("highest_load_of_most", of_most, "share", "predicted"),
             ("highest_load_of_most_at_slowest", at_slowest, "share", "predicted"),
@@ -162,7 +162,7 @@ def _cost(plan: Plan) -> Iterator[Row]:
     is_flat = not rates.supplies
     is_known = is_flat and _nodes_used(plan) in {each.nodes for each in steps}
     counted = f"all tokens that come while a unit is on: the speed of {unknown} is not known" if unknown else None
-    yield from known(
+    yield from make_rows(
         "cost",
         ("mean_nodes", sum(each.mean_nodes for each in cost.phases.values()) + len(plan.spec.cluster.spares)),
         ("billed", "a day like most: other_days are not billed" if differ else None),
@@ -173,7 +173,7 @@ def _cost(plan: Plan) -> Iterator[Row]:
 
 
 def _performance(plan: Plan) -> Iterator[Row]:
-    """Yield at which speeds of its range each promise is kept, and how full the operating point makes a phase."""
+    """Yield each phase's SLO verdicts, and how full its operating point makes it."""
     for phase, each in (plan.performance or {}).items():
         section, point, memory = f"performance.{phase}", each.operating_point, plan.memory.get(phase)
         if point is None or each.tokens_per_s_per_gpu is None:
@@ -181,7 +181,7 @@ def _performance(plan: Plan) -> Iterator[Row]:
         rate, used, in_use = each.tokens_per_s_per_gpu.mid, point.utilisation or 1.0, each.kv_tokens_in_use
         more = each.with_10_percent_more
         unending = "without waiting: at 100% utilisation the queue grows without end"
-        yield from known(
+        yield from make_rows(
             section,
             ("ttft_leaves_out", unending if phase == "prefill" and point.utilisation == 1 else None),
             *_promises(each),
@@ -199,7 +199,7 @@ def _promises(each: Performance) -> Iterator[tuple[Any, ...]]:
 
 
 def _verdict(promise: Promise) -> str:
-    """Say at which speeds of the range a promise is kept."""
+    """Say at which speeds of the range an SLO is met."""
     if promise.met_at_slowest:
         return "kept, even at the slowest speed"
     if promise.met:
@@ -210,23 +210,28 @@ def _verdict(promise: Promise) -> str:
 
 
 def _failure(plan: Plan) -> Iterator[Row]:
-    """Yield the worst that one failure stops while all units are on and while fewest are; and how long that lasts."""
+    """Yield the worst loss from one failure, with all units on and with the fewest on, and how long repair takes."""
     if (coverage := plan.spec.coverage) != "none":
-        yield from known("failures", ("coverage", f"no expert goes dark when one {coverage} dies"))
+        yield from make_rows("failures", ("coverage", f"no expert goes dark when one {coverage} dies"))
     for phase, losses in (plan.failures or {}).items():
         for domain, loss in losses.items():
-            yield from known(f"failures.{phase}.{domain}", ("share", loss.units / loss.of_units, "share"))
+            yield from make_rows(f"failures.{phase}.{domain}", ("share", loss.units / loss.of_units, "share"))
     if not plan.failures:
         return
     yield from _worst_loss(plan, "most", {phase: (len(plan.units_of(phase)), None) for phase in plan.failures})
-    fewest = {phase: _fewest_on(plan, phase) for phase in plan.failures}
+    fewest = {phase: _fewest_units_on(plan, phase) for phase in plan.failures}
     yield from _worst_loss(plan, "fewest", fewest)
     repair = plan.spec.uptime and plan.spec.uptime.repair / HOUR_S
-    yield from known("failure", ("repair", repair, "hours", "spec"), ("gateways", plan.gateway.replicas, "", "spec"))
+    yield from make_rows(
+        "failure", ("repair", repair, "hours", "spec"), ("gateways", plan.gateway.replicas, "", "spec")
+    )
 
 
 def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None]]) -> Iterator[Row]:
-    """Yield the failure that stops the largest share of a phase's units that are `on`; of equals, the smallest."""
+    """Yield the failure that stops the largest share of a phase's running units; of equals, the smallest domain.
+
+    `on` has the number of running units and the state of the day, per phase.
+    """
     found = [
         (min(loss.units, on[phase][0]) / on[phase][0], -size, phase, domain)
         for phase, losses in (plan.failures or {}).items()
@@ -236,7 +241,7 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
     (units_on, step), loss = on[phase], (plan.failures or {})[phase][domain]
     if when == "fewest" and step is None:
         return  # all units of that phase are always on
-    yield from known(
+    yield from make_rows(
         f"failure.{when}",
         ("phase", phase),
         ("domain", domain),
@@ -246,12 +251,12 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
         ("share", share, "share"),
         ("at", step and step.at),
         ("nodes_off", step and _nodes_used(plan) - step.nodes),
-        *_remedy(plan, phase),
+        *_recovery(plan, phase),
     )
 
 
-def _fewest_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
-    """Return the fewest units of `phase` that are on at a time, and that state; none where all are always on."""
+def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
+    """Return the fewest running units of `phase` and the state with them; no state if all are always on."""
     days = [plan.schedule, *plan.schedule.other_days] if plan.schedule else []
     num_units = len(plan.units_of(phase))
     on = [(getattr(step, f"{phase}_units"), step) for day in days for step in day.steps]
@@ -259,19 +264,19 @@ def _fewest_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
     return min(some, key=lambda each: (each[0], each[1].at), default=(num_units, None))
 
 
-def _remedy(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
-    """Yield how long a unit is out that loses a node and has a spare, or which node could be one."""
+def _recovery(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
+    """Yield the recovery time with a spare, and an idle node that could become one."""
     if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
         yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
-    yield "offered_spare", offered_spare(plan.spec, plan.units, phase) or None
+    yield "offered_spare", suggest_spare(plan.spec, plan.units, phase) or None
 
 
 def _maps(plan: Plan) -> Iterator[Row]:
-    """Yield how even each phase's map is, and what a change of it moves and reads."""
+    """Yield the balance of each phase's map, and what a changed map moves and reads."""
     loads: Provenance = "spec" if plan.spec.expert_load.file else "assumed"
     for phase, balance in (plan.balance or {}).items():
         section, each, moves = f"balance.{phase}", plan.expert_maps[balance.expert_map], balance.moves
-        yield from known(
+        yield from make_rows(
             section,
             ("max_over_mean", fmean(each.max_over_mean), "ratio", loads),
             ("bound", fmean(each.bound), "ratio", loads, "no map with these slots is below it"),
@@ -280,62 +285,64 @@ def _maps(plan: Plan) -> Iterator[Row]:
             ("replicas", REPLICAS.get(each.split)),
         )
         if moves is not None:
-            yield from known(f"{section}.moves", ("slots", sum(map(len, each.physical_to_logical))))
+            yield from make_rows(f"{section}.moves", ("slots", sum(map(len, each.physical_to_logical))))
         if moves is not None and moves.bytes and (memory := plan.memory.get(phase)):
             sizes = plan.phases[phase].ep_size, plan.phases[phase].attention_tp, plan.spec.cluster.gpus_per_node
             read = node_bytes(memory.weights_bytes, memory.weights.routed, *sizes)
             seconds = read / (plan.kubernetes.load_rate * BYTES_PER_GBIT)
-            yield from known(f"{section}.moves", ("bytes_read_per_node", read, "bytes"), ("read_s", seconds, "s"))
+            yield from make_rows(f"{section}.moves", ("bytes_read_per_node", read, "bytes"), ("read_s", seconds, "s"))
 
 
 def _memory(plan: Plan) -> Iterator[Row]:
     for phase, each in plan.memory.items():
         parts = each.weights_bytes + each.activation_bytes + each.buffer_bytes + each.reserve_bytes
-        yield from known(f"memory.{phase}", ("kv_bytes", each.gpu_bytes - parts, "bytes"))
+        yield from make_rows(f"memory.{phase}", ("kv_bytes", each.gpu_bytes - parts, "bytes"))
 
 
 def _problems(plan: Plan) -> Iterator[Row]:
-    """Yield why the engine cannot run the plan, what a deployment loses though it plans, and what nobody has tried."""
+    """Yield the engine's refusals, the warnings, and what has never been tested."""
     for topic, findings in (("refusals", plan.refusals), ("warnings", plan.warnings)):
         counts: Counter[str] = Counter()
         for each in findings:
             name = f"{each.id} {each.path}"
             counts[name] += 1
-            yield from known(topic, (f"{name} {counts[name]}", f"{each.message} [{each.id}]"))
+            yield from make_rows(topic, (f"{name} {counts[name]}", f"{each.message} [{each.id}]"))
     if plan.runnable and any(plan.spec.device(phase) == "cuda" for phase in plan.spec.phases):
         ours, theirs = "tidemill has not yet run across GPUs", "we have not yet run this engine on a GPU"
-        yield from known("plan", ("untried", ours if plan.engine == OURS else theirs))
+        yield from make_rows("plan", ("untried", ours if plan.engine == OURS else theirs))
 
 
 def _assumed(plan: Plan) -> Iterator[Row]:
-    """Yield every figure that nobody read anywhere, with what it is instead."""
+    """Yield each figure that is neither published nor measured, with the assumed value."""
     loads = plan.spec.expert_load
     if loads.file is None:
         drawn = f"power law, alpha {loads.alpha:g}, seed {loads.seed}"
-        yield from known("assumed", ("expert_load", drawn, "", "assumed", "expert_load.file gives measured ones"))
+        yield from make_rows("assumed", ("expert_load", drawn, "", "assumed", "expert_load.file gives measured ones"))
     if any(each.not_predicted is None for each in (plan.performance or {}).values()):
         lengths, _, why = assuming_lengths(plan.spec).removeprefix("assumes ").rstrip(")").partition(" (")
-        yield from known("assumed", ("request_lengths", lengths or None, "", "assumed", why))
+        yield from make_rows("assumed", ("request_lengths", lengths or None, "", "assumed", why))
     for name, source in plan.assumed.items():
-        yield from known("assumed", (name, source.removeprefix("assumed: "), "", "assumed"))
+        yield from make_rows("assumed", (name, source.removeprefix("assumed: "), "", "assumed"))
     for each in plan.decisions:
         if each.why == DEFAULT and each.path.startswith(GUESSES):
-            yield from known("assumed", (each.path, _written(each.value), "", "default"))
+            yield from make_rows("assumed", (each.path, _format_setting(each.value), "", "default"))
 
 
-def _others(plan: Plan) -> Iterator[Row]:
-    """Yield what the plan relies on, what was decided and why, the other defaults, and what the overlay changes."""
-    yield from known("relies_on", *((what, value, "", "assumed", means) for what, value, means in relied_on(plan)))
+def _decisions(plan: Plan) -> Iterator[Row]:
+    """Yield prerequisites, decisions with their reasons, other defaults, and overlaid fields."""
+    yield from make_rows(
+        "relies_on", *((what, value, "", "assumed", means) for what, value, means in prerequisites(plan))
+    )
     for each in plan.decisions:
         if each.why != DEFAULT:
-            yield from known("decided", (each.path, _written(each.value), "", "derived", each.why))
+            yield from make_rows("decided", (each.path, _format_setting(each.value), "", "derived", each.why))
         elif not each.path.startswith(GUESSES):
-            yield from known("defaults", (each.path, _written(each.value), "", "default"))
-    yield from known("overlay", *((field, whom, "", "spec") for whom, field in _changed_by_overlay(plan)))
+            yield from make_rows("defaults", (each.path, _format_setting(each.value), "", "default"))
+    yield from make_rows("overlay", *((field, whom, "", "spec") for whom, field in _overlaid_fields(plan)))
 
 
-def _written(value: Any) -> str:
-    """Return the value as YAML writes it; of many numbers, how many they are and between which."""
+def _format_setting(value: Any) -> str:
+    """Return the value as YAML; summarise a long list of numbers by its length and range."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) > MAX_NUMBERS and all(isinstance(each, int | float) for each in value):
@@ -343,8 +350,8 @@ def _written(value: Any) -> str:
     return json.dumps(value)
 
 
-def _changed_by_overlay(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield whose manifests the spec's overlay changes, and each field, without its value: that may be a secret."""
+def _overlaid_fields(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield each overlaid object and field, omitting possibly secret values."""
     overlay = plan.kubernetes.overlay
     if overlay is None:
         return
@@ -352,14 +359,14 @@ def _changed_by_overlay(plan: Plan) -> Iterator[tuple[str, str]]:
     whose += [
         (f"{each.kind} {each.name}" if each.name else f"every {each.kind}", each.patch) for each in overlay.objects
     ]
-    yield from dict.fromkeys((whom, f"{whom}: {field}") for whom, patch in whose for field in _leaves(patch))
+    yield from dict.fromkeys((whom, f"{whom}: {field}") for whom, patch in whose for field in _leaf_paths(patch))
 
 
-def _leaves(patch: Mapping[str, Any], parents: str = "") -> Iterator[str]:
-    """Yield each field that `patch` writes, by its path."""
+def _leaf_paths(patch: Mapping[str, Any], parents: str = "") -> Iterator[str]:
+    """Yield the path of each field that `patch` sets."""
     for key, value in patch.items():
         path = f"{parents}.{key}".lstrip(".")
         if isinstance(value, dict) and value:
-            yield from _leaves(value, path)
+            yield from _leaf_paths(value, path)
         else:
             yield path

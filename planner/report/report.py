@@ -1,21 +1,21 @@
-"""The rows of a report, found by section and name, and written as people read them. Nothing is computed here."""
+"""Look up report rows by section and name, and format them for people. Nothing is computed here."""
 
 from collections.abc import Iterable
 
 from planner.plan.row import Row
 
-__all__ = ["Report", "written", "written_range"]
+__all__ = ["Report", "format_range", "format_value"]
 
-# A unit -> from which number on it is written without decimals, and the decimals below that.
+# Unit -> (smallest number without decimals, decimals below it).
 DECIMALS = {"tokens/s": (100, 1), "ms": (1000, 1), "us": (0, 0), "hours": (1000, 2), "": (1000, 2)}
 FORMS = {"share": ".1%", "ratio": ".3f", "USD per million tokens": ",.4f"}
 PREFIXES = {1e12: "TB", 1e9: "GB", 1e6: "MB"}
 ALMOST_ALL = 0.999
-MANY = 10_000_000  # which is written in millions
+MANY = 10_000_000  # numbers from here on are shown in millions
 
 
 class Report:
-    """Rows in their order, by section and name."""
+    """The rows in order, with lookup by section and name."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = tuple(rows)
@@ -23,23 +23,23 @@ class Report:
         self._sections = [section.split(".") for section in dict.fromkeys(row.section for row in self.rows)]
 
     def find(self, section: str, name: str) -> Row | None:
-        """Return the row, or None where the plan has none; a part of the section may stand before the name."""
+        """Return the row, or None if the plan has none. `name` may begin with the section's last parts."""
         below, _, last = name.rpartition(".")
         return self._found.get((f"{section}.{below}" if below else section, last))
 
     def text(self, section: str, name: str) -> str:
-        """Return the row's value as people read it; empty where the plan has none."""
+        """Return the row's formatted value, or an empty string without such a row."""
         row = self.find(section, name)
-        return "" if row is None else written(row)
+        return "" if row is None else format_value(row)
 
-    def ranged(self, section: str, name: str) -> tuple[str, str]:
-        """Return the row's value, and its range in brackets; both empty where the plan has none."""
+    def value_and_range(self, section: str, name: str) -> tuple[str, str]:
+        """Return the formatted value and its range in parentheses; both empty without such a row."""
         row = self.find(section, name)
-        low, high = ("", "") if row is None else written_range(row)
+        low, high = ("", "") if row is None else format_range(row)
         return self.text(section, name), f"({low} to {high})" if low else ""
 
     def keys(self, pattern: str) -> list[tuple[str, ...]]:
-        """Return what stands for the stars in sections like `pattern`: `prefill` and `decode` for `performance.*`."""
+        """Return the parts that match the stars of `pattern`: `prefill` and `decode` for `performance.*`."""
         parts, found = pattern.split("."), []
         for section in self._sections:
             pairs = list(zip(parts, section, strict=False))
@@ -47,28 +47,28 @@ class Report:
                 found.append(tuple(of_section for part, of_section in pairs if part == "*"))
         return found
 
-    def of(self, section: str) -> list[Row]:
+    def section_rows(self, section: str) -> list[Row]:
         """Return the rows of one section."""
         return [row for row in self.rows if row.section == section]
 
 
-def written(row: Row) -> str:
-    """Return the row's value as people read it."""
-    return _number(row.value, row.unit)
+def format_value(row: Row) -> str:
+    """Return the row's value, formatted."""
+    return _format_number(row.value, row.unit)
 
 
-def written_range(row: Row) -> tuple[str, str]:
-    """Return the ends of the row's range as people read them; empty where it has none."""
-    low, high = ("" if each is None else _number(each, row.unit) for each in (row.low, row.high))
+def format_range(row: Row) -> tuple[str, str]:
+    """Return the row's low and high ends, formatted; empty without a range."""
+    low, high = ("" if each is None else _format_number(each, row.unit) for each in (row.low, row.high))
     return low, high
 
 
-def _number(value: float | str, unit: str) -> str:
-    """Write a number with the digits that its unit is read with; less than all is never 100 %."""
+def _format_number(value: float | str, unit: str) -> str:
+    """Format a number as its unit needs it. A share below 1 is never shown as 100 %."""
     if isinstance(value, str):
         return value
     if unit in ("bytes", "bytes/s"):
-        return _bytes(value) + unit.removeprefix("bytes")
+        return _format_bytes(value) + unit.removeprefix("bytes")
     if unit == "share" and ALMOST_ALL < value < 1:
         return f">{ALMOST_ALL:.1%}"
     if isinstance(value, int) or value >= MANY:
@@ -81,7 +81,7 @@ def _number(value: float | str, unit: str) -> str:
     return f"{sign}{value:,.{digits}f}"
 
 
-def _bytes(value: float) -> str:
-    """Write few bytes whole, and many in the largest unit of which there is one."""
+def _format_bytes(value: float) -> str:
+    """Format bytes in the largest unit not above them."""
     size, unit = next(((value / size, unit) for size, unit in PREFIXES.items() if value >= size), (value, "B"))
     return f"{size:,.1f} {unit}" if unit != "B" else f"{size:,.0f} B"

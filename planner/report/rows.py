@@ -1,8 +1,8 @@
-"""All rows of a plan, made once. Whoever shows a plan shows these, and computes nothing of his own.
+"""Build all report rows of a plan. Every view of a plan shows these rows and computes nothing.
 
-A figure of PLAN.json has the section and name of its keys: `performance.decode` and `tpot_ms`. A part of a list is
-called by its time, its name or its number: `schedule.steps.12:00`. Rows that follow from several figures are made in
-`derived.py`. No two rows have the same section and name, so that rows of two plans are matched by these.
+A figure of PLAN.json keeps its keys as section and name: `performance.decode` and `tpot_ms`. A list entry is named by
+its time, name or number: `schedule.steps.12:00`. `derived.py` builds the rows that combine several figures. Section
+and name are unique, so that they match rows of two plans.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from planner.estimate.utilisation import follows_from_promise
+from planner.estimate.utilisation import is_set_by_ttft
 from planner.facts.catalog import ASSUMED
 from planner.plan.expected import Range
 from planner.plan.plan import Plan
@@ -28,7 +28,7 @@ TOPICS = (
 )
 NO_FIGURES = {"kubernetes_resource", "expert_map", "digest", "unusable_nodes", "transitions", "busiest", "for_example"}
 
-# Words of a name -> its unit; the first that are in the name hold.
+# Words in a name -> its unit. The first match counts.
 UNITS = {
     "usd_per_million": "USD per million tokens",
     "usd": "USD",
@@ -47,18 +47,18 @@ UNITS = {
     "weights": "bytes",
 }
 PREDICTED = ("performance", "demand", "uptime", "search")
-OF_SPEED = ("revenue", "answered", "margin", "markup", "per_million")  # of names of costs that speed decides
-WRITTEN = {"promised", "asked_tokens_per_s", "input_tokens", "output_tokens", "timezone"}  # in the spec
+SPEED_COSTS = ("revenue", "answered", "margin", "markup", "per_million")  # words in names of costs that depend on speed
+SPEC_FIGURES = {"promised", "asked_tokens_per_s", "input_tokens", "output_tokens", "timezone"}  # copied from the spec
 
 
 def rows_of(plan: Plan) -> tuple[Row, ...]:
-    """Return the rows of a plan that was compiled, or read from its JSON."""
+    """Return all rows of a plan, compiled or loaded."""
     figures = (row for topic in TOPICS for row in _rows(plan, topic, getattr(plan, topic)))
     return (*derived_rows(plan), *figures)
 
 
 def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
-    """Yield a row for each figure in `part` of the plan, and in the parts of that."""
+    """Yield a row for each figure in `part` of the plan, recursively."""
     for name, value in _fields(part):
         if name in NO_FIGURES or value is None:
             continue
@@ -73,18 +73,18 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
 
 
 def _fields(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what `part` has by name, and the parts of a list by what each is called; a list of numbers has none."""
+    """Yield the name and value of each field of `part`. List entries are named by `_label`; numbers are skipped."""
     if isinstance(part, tuple):
         parts = [each for each in part if not isinstance(each, int | float | str | tuple)]
-        yield from ((_called(each, number), each) for number, each in enumerate(parts))
+        yield from ((_label(each, number), each) for number, each in enumerate(parts))
     elif isinstance(part, Mapping):
         yield from part.items()
     elif part is not None:
         yield from part if isinstance(part, BaseModel) else vars(part).items()
 
 
-def _called(part: Any, number: int) -> str:
-    """Return what a part of a list is called: its time, name or kind, else its number."""
+def _label(part: Any, number: int) -> str:
+    """Return a list entry's time, name or kind, or else its number."""
     if days := getattr(part, "days", ()):
         return str(days[0])
     label = next((value for name in ("at", "name", "kind", "keep_s") if (value := getattr(part, name, None))), number)
@@ -96,7 +96,7 @@ def _unit(name: str) -> str:
 
 
 def _origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
-    """Return where a figure comes from, and its source where it has one."""
+    """Return where a figure comes from, and its source if it has one."""
     topic, _, phase = section.partition(".")
     if topic in ("gpu", "phase_gpus"):
         source = plan.sources.get(f"{phase or 'cluster'}.gpu.{name}", "")
@@ -105,19 +105,19 @@ def _origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
         return field_origin(plan, f"{phase}.{name}"), ""
     if section.endswith(".operating_point"):
         return _point_origin(plan, section, name)
-    if name in WRITTEN:
+    if name in SPEC_FIGURES:
         return "spec", ""
-    if topic in PREDICTED or (topic == "cost" and any(part in name for part in OF_SPEED)):
+    if topic in PREDICTED or (topic == "cost" and any(part in name for part in SPEED_COSTS)):
         return "predicted", ""
     is_drawn = topic == "balance" and plan.spec.expert_load.file is None
     return ("assumed" if is_drawn else "derived"), ""
 
 
 def _point_origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
-    """Return where the load comes from at which a phase is predicted."""
+    """Return where a figure of an operating point comes from."""
     (phase,) = (each for each in plan.spec.phases if section == f"performance.{each}.operating_point")
     found = (plan.performance or {})[phase]
-    if name == "utilisation" and follows_from_promise(plan.spec, phase):
+    if name == "utilisation" and is_set_by_ttft(plan.spec, phase):
         is_kept = found.slo is not None and found.slo["ttft_ms"].met
         return (
             "derived",

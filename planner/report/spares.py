@@ -1,4 +1,4 @@
-"""Offer an idle node as a spare: with one, a unit that loses a node serves again long before that node is mended."""
+"""Suggest an idle node as a spare. With a spare, a unit that lost a node serves again long before the repair."""
 
 from collections.abc import Iterable
 from math import ceil
@@ -10,11 +10,14 @@ from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
 from planner.spec.schema import Spec
 
-__all__ = ["offered_spare"]
+__all__ = ["suggest_spare"]
 
 
-def offered_spare(spec: Spec, units: Iterable[Unit], phase: Phase) -> str:
-    """Return which idle node could be a spare for units of `phase`; empty where none is idle, or spares are named."""
+def suggest_spare(spec: Spec, units: Iterable[Unit], phase: Phase) -> str:
+    """Return a suggestion of an idle node as spare for units of `phase`.
+
+    It is empty if no node is idle, or if the spec has spares.
+    """
     if spec.cluster.spares:
         return ""
     taken = {node for unit in units for node in unit.nodes}

@@ -1,22 +1,22 @@
-"""The first lines of a plan's text: what its readers came for, a sentence a topic. Every figure is a row's."""
+"""The summary at the top of a plan's text: one sentence per topic. Every figure comes from a row."""
 
 import textwrap
 from collections.abc import Sequence
 
 from planner.plan.row import Row
-from planner.report.report import Report, written
+from planner.report.report import Report, format_value
 
 __all__ = ["summary"]
 
 DOMAINS = {"gpu": "GPU", "node": "node", "rack": "rack", "power": "power feed"}
 NAMES = {"expert_load": "expert loads", "request_lengths": "request lengths"}
-MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # parts that are assumed -> their rows
-MAX_TIMES = 130  # characters of the hours that a phase is short; without --full the first are enough
-FEW = 2  # defaults of a section, which are shown with their values
+MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed parts of memory -> their rows
+MAX_TIMES = 130  # characters of the list of hours with too little capacity
+FEW = 2  # at most so many defaults of a section are shown with their values
 
 
 def summary(report: Report) -> dict[str, str]:
-    """Return a sentence for each topic that the plan has something to say about."""
+    """Return topic -> sentence, for topics that the plan has something to say about."""
     lines = {
         "units": _units(report),
         "day": _day(report),
@@ -32,92 +32,94 @@ def summary(report: Report) -> dict[str, str]:
     return {topic: sentence for topic, sentence in lines.items() if sentence}
 
 
-def _keys(report: Report, pattern: str) -> list[str]:
-    """Return what stands for the star of `pattern`: mostly phases."""
+def _star_parts(report: Report, pattern: str) -> list[str]:
+    """Return the values of the one star in `pattern`, mostly phases."""
     return [key for (key,) in report.keys(pattern)]
 
 
 def _units(report: Report) -> str:
     units = [
-        f"{_counted(report, f'phases.{phase}', 'units', f'{phase} unit')} of "
-        f"{_counted(report, f'phases.{phase}', 'nodes_per_unit', 'node')}{_own_gpu(report, phase)}"
-        for phase in _keys(report, "phases.*")
+        f"{_format_count(report, f'phases.{phase}', 'units', f'{phase} unit')} of "
+        f"{_format_count(report, f'phases.{phase}', 'nodes_per_unit', 'node')}{_gpu_suffix(report, phase)}"
+        for phase in _star_parts(report, "phases.*")
     ]
     used, gpu = report.text("cluster", "nodes_used"), report.text("cluster", "gpu")
-    nodes = _counted(report, "cluster", "nodes", "node")
-    each = _counted(report, "cluster", "gpus_per_node", "CPU rank" if gpu == "cpu" else f"{gpu} GPU")
+    nodes = _format_count(report, "cluster", "nodes", "node")
+    each = _format_count(report, "cluster", "gpus_per_node", "CPU rank" if gpu == "cpu" else f"{gpu} GPU")
     return f"{', '.join(units)}: {used} of {nodes} ({each} each)"
 
 
-def _counted(report: Report, section: str, name: str, thing: str) -> str:
-    """Return a count and what it counts, with an s except for one."""
+def _format_count(report: Report, section: str, name: str, thing: str) -> str:
+    """Return a count with its noun, in the plural unless it is 1."""
     number = report.text(section, name)
     return f"{number} {thing}" if number == "1" else f"{number} {thing}s"
 
 
-def _own_gpu(report: Report, phase: str) -> str:
-    """Name the GPU of a phase that has another than the cluster's."""
+def _gpu_suffix(report: Report, phase: str) -> str:
+    """Name the phase's GPU if it differs from the cluster's."""
     gpu = report.text(f"phases.{phase}", "gpu")
     return "" if gpu == report.text("cluster", "gpu") else f" with {gpu}"
 
 
 def _day(report: Report) -> str:
-    """Return whether anything switches units, and when most and fewest are on."""
+    """Say whether units are switched over the day, and when most and fewest are on."""
     if report.find("schedule", "most_nodes") is None:
         return "all units are on all day"
     line = _state(report, "most")
     if report.text("schedule", "most_nodes") != report.text("schedule", "fewest_nodes"):
         mean = report.text("schedule", "mean_nodes")
         line = f"most {line}, fewest {_state(report, 'fewest')}, {mean} on average"
-    others = [report.text(f"schedule.other_days.{each}", "days") for each in _keys(report, "schedule.other_days.*")]
+    others = [
+        report.text(f"schedule.other_days.{each}", "days") for each in _star_parts(report, "schedule.other_days.*")
+    ]
     line = "; ".join([line, *(f"other days: {each}" for each in others)])
-    if _stays_on(report):
-        nodes = _counted(report, "cluster", "nodes_used", "node")
+    if _lacks_controller(report):
+        nodes = _format_count(report, "cluster", "nodes_used", "node")
         return f"all units stay on ({nodes}), as kubernetes.controller is not set; with it {line}"
     return f"{line}; kubernetes.controller switches units" if report.text("schedule", "controller") else line
 
 
-def _stays_on(report: Report) -> bool:
-    """Return whether units stay on that the day would switch off: nothing in the cluster follows it."""
+def _lacks_controller(report: Report) -> bool:
+    """Return whether units stay on despite the schedule, because no controller is set."""
     return report.text("schedule", "controller") == "not set"
 
 
 def _state(report: Report, which: str) -> str:
-    """Return the nodes and units of a state, with the hours in which it holds."""
+    """Return a state's nodes and units, and the hours in which it holds."""
     section = f"schedule.steps.{report.text('schedule', f'{which}_nodes_at')}"
-    units = ", ".join(f"{report.text(section, f'{each}_units')} {each}" for each in _keys(report, "phases.*"))
-    nodes = _counted(report, "schedule", f"{which}_nodes", "node")
+    units = ", ".join(f"{report.text(section, f'{each}_units')} {each}" for each in _star_parts(report, "phases.*"))
+    nodes = _format_count(report, "schedule", f"{which}_nodes", "node")
     return f"{nodes} {report.text('schedule', f'{which}_nodes_times')} ({units})"
 
 
 def _cost(report: Report) -> str:
-    """Return the day's bill, over its tokens as services compare themselves, and what it leaves of the income."""
+    """Return the day's bill, the cost per million tokens, and the margin."""
     if report.find("cost", "usd_per_day") is None:
         return "unknown: the spec has no cost section"
     rates = {kind: report.text("cost", f"usd_per_million_{kind}_tokens") for kind in ("output", "input")}
     over = " or ".join(f"{rate} per million {kind}" for kind, rate in rates.items() if rate)
     income, margin = report.text("cost", "revenue_usd_per_day"), report.text("cost", "margin")
     earned = f"income {income} at the expected speed, margin {margin}"
-    line = f"{report.text('cost', 'usd_per_day')} a day{_billed(report)}"
+    line = f"{report.text('cost', 'usd_per_day')} a day{_bill_details(report)}"
     parts = [line, f"{over} tokens, if these bear all of it" if over else "", earned if income else ""]
     return "; ".join(filter(None, parts))
 
 
-def _billed(report: Report) -> str:
-    """Return the price of a GPU, what nodes that are off cost, and the bill without a controller."""
+def _bill_details(report: Report) -> str:
+    """Return the GPU price, the bill without a controller, and the cost of own nodes that are off."""
     price, idle = report.text("cost", "usd_per_gpu_hour"), report.find("cost", "idle_usd_per_day")
     whole = report.text("cost", "usd_per_day_if_all_are_on")
     line = f" at {price} per GPU-hour" if price else ""
-    if _stays_on(report):
+    if _lacks_controller(report):
         line += f" as scheduled, {whole or 'more'} if all units stay on"
     if idle is not None and idle.value:
-        return f"{line}, {written(idle)} of it for own nodes that are off"
+        return f"{line}, {format_value(idle)} of it for own nodes that are off"
     return line
 
 
 def _load(report: Report) -> str:
-    """Return whether the units can serve the traffic, how full it makes them at worst, and what is refused."""
-    phases, answered = _keys(report, "demand.*"), report.text("cost", "answered_share")
+    """Say whether the units can serve the traffic, their peak load, and how much is answered."""
+    phases, answered = _star_parts(report, "demand.*"), report.text("cost", "answered_share")
     if not phases:
         return "not known: no speed is predicted" if answered else "unknown: the spec has no traffic"
     short, peaks, slowest = [], [], []
@@ -131,7 +133,7 @@ def _load(report: Report) -> str:
         slowest += [f"{phase} {low}"] if low else []
     fits = ", ".join(short) or "it fits in every hour at the expected speed"
     parts = [
-        f"as scheduled, {fits}" if _stays_on(report) else fits,
+        f"as scheduled, {fits}" if _lacks_controller(report) else fits,
         f"peak load over capacity: {', '.join(peaks)}",
     ]
     parts += [f"at the slowest speed: {', '.join(slowest)}"] if slowest else []
@@ -140,13 +142,13 @@ def _load(report: Report) -> str:
 
 
 def _speed(report: Report) -> str:
-    """Return the rate of each phase with its range, or why it is not known, and what would make it faster."""
+    """Return each phase's rate with its range, or why it is unknown, and the gain from one more slot."""
     rates, faster = [], []
-    for phase in _keys(report, "performance.*"):
+    for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
         if why := report.text(section, "not_predicted"):
             return f"not predicted: {why}"
-        rates.append(f"{phase} {' '.join(report.ranged(section, 'tokens_per_s_per_gpu'))}")
+        rates.append(f"{phase} {' '.join(report.value_and_range(section, 'tokens_per_s_per_gpu'))}")
         names = ("max_over_mean", "one_more_slot.mean_max_over_mean", "one_more_slot.bytes_per_gpu")
         now, then, takes = (report.text(f"balance.{phase}", name) for name in names)
         if takes and now != then:
@@ -155,34 +157,33 @@ def _speed(report: Report) -> str:
 
 
 def _latency(report: Report, name: str) -> str:
-    """Return a mean latency with its range beside what the spec promises, and what is known of the chance."""
-    for phase in _keys(report, "performance.*"):
+    """Return a mean latency with its range, and whether it meets the SLO."""
+    for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
         if report.find(section, f"{name}_ms") is None:
             continue
-        (mean, ends), (p99, p99_ends) = (report.ranged(section, f"{name}_{each}") for each in ("ms", "p99_ms"))
-        line = f"mean {mean} ms {ends}, p99 {p99} ms {p99_ends}{_conditions(report, phase, name)}"
+        (mean, ends), (p99, p99_ends) = (report.value_and_range(section, f"{name}_{each}") for each in ("ms", "p99_ms"))
+        line = f"mean {mean} ms {ends}, p99 {p99} ms {p99_ends}{_latency_caveats(report, phase, name)}"
         if (verdict := report.find(section, f"{name}_promise")) is None:
             return f"{line}; no slo.{name}_ms"
         chance = f"; {verdict.note}" if verdict.note else ""
-        return (
-            f"{line}; slo.{name}_ms of {report.text(section, f'slo.{name}_ms.promised')} is {written(verdict)}{chance}"
-        )
+        promised = report.text(section, f"slo.{name}_ms.promised")
+        return f"{line}; slo.{name}_ms of {promised} is {format_value(verdict)}{chance}"
     return "not predicted"
 
 
-def _conditions(report: Report, phase: str, name: str) -> str:
-    """Return what a mean latency leaves out, and when the phase is fuller than where it is predicted."""
+def _latency_caveats(report: Report, phase: str, name: str) -> str:
+    """Return what a mean latency leaves out, and when the real load exceeds the predicted one."""
     leaves_out = report.text(f"performance.{phase}", "ttft_leaves_out") if name == "ttft" else ""
     load, at = report.find(f"demand.{phase}", "highest_load"), report.text(f"demand.{phase}", "at")
     is_fuller = load is not None and isinstance(load.value, float) and load.value > 1
-    fuller = f"; longer at {at}, with {written(load)} of this load" if load and is_fuller else ""
+    fuller = f"; longer at {at}, with {format_value(load)} of this load" if load and is_fuller else ""
     return f"{fuller}{f', {leaves_out}' if leaves_out else ''}"
 
 
 def _failure(report: Report) -> str:
-    """Return the worst that one failure stops, with fewest units on and with all, and for how long."""
-    order = ("most", "fewest") if _stays_on(report) else ("fewest", "most")
+    """Return the worst loss from one failure, with the fewest and with all units on, and how long it lasts."""
+    order = ("most", "fewest") if _lacks_controller(report) else ("fewest", "most")
     whens = [when for when in order if report.find(f"failure.{when}", "domain")]
     if not whens:
         return ""
@@ -190,12 +191,12 @@ def _failure(report: Report) -> str:
     line = f"worst: {losses[0][0]} stops {losses[0][1]}"
     for lost, stops in losses[1:]:
         line += f"; {f'{lost} stops ' if lost != losses[0][0] else ''}{stops}"
-    line += f"; out {_until(report, f'failure.{whens[0]}')}"
+    line += f"; out {_outage_duration(report, f'failure.{whens[0]}')}"
     return line + ("; losing the only gateway stops all" if report.text("failure", "gateways") == "1" else "")
 
 
 def _loss(report: Report, when: str) -> tuple[str, str]:
-    """Return the failure that stops most, and what it stops."""
+    """Return the failed domain, and what its failure stops."""
     names = ("domain", "phase", "place", "at", "units", "units_on", "share")
     domain, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
     stops = f"the only {phase} unit, and so the service" if on == "1" else f"{stopped} of {on} {phase} units ({share})"
@@ -204,8 +205,8 @@ def _loss(report: Report, when: str) -> tuple[str, str]:
     return f"losing one {kind} ({place})", f"{stops}{time}"
 
 
-def _until(report: Report, section: str) -> str:
-    """Return how long a unit is out, and why no node takes over."""
+def _outage_duration(report: Report, section: str) -> str:
+    """Return how long a unit is out, and why no spare takes over."""
     if minutes := report.text(section, "recovery_minutes"):
         return f"for {minutes} min, until it serves on a spare"
     hours, off = report.text("failure", "repair"), report.text(section, "nodes_off")
@@ -215,36 +216,36 @@ def _until(report: Report, section: str) -> str:
 
 
 def _assumed(report: Report) -> str:
-    """Name what nobody has read anywhere or measured, with short values; many defaults by their section."""
+    """Name the unpublished and unmeasured figures. Many defaults of one section are named by the section."""
     named, sections = [], dict[str, list[str]]()
-    for row in report.of("assumed"):
+    for row in report.section_rows("assumed"):
         section, _, name = row.name.rpartition(".")
         if row.provenance == "default":
-            sections.setdefault(section, []).append(f"{name} {written(row)}")
+            sections.setdefault(section, []).append(f"{name} {format_value(row)}")
         elif size := report.text(f"memory.{section}", MEMORY.get(name, "")):
             named.append(f"{name.replace('_', ' ')} of {section} ({size})")
         else:
-            named.append(f"{NAMES[name]} ({written(row)})" if name in NAMES else row.name)
+            named.append(f"{NAMES[name]} ({format_value(row)})" if name in NAMES else row.name)
     named += [f"{each} ({', '.join(those) if len(those) <= FEW else 'defaults'})" for each, those in sections.items()]
-    families = [report.text(f"performance.{each}", "evidence.family") for each in _keys(report, "performance.*")]
+    families = [report.text(f"performance.{each}", "evidence.family") for each in _star_parts(report, "performance.*")]
     if "none" in families:
         named.append(f"speed of {report.text('plan', 'engine')} (never measured)")
     return "; ".join(named) or "nothing"
 
 
 def _blockers(report: Report) -> str:
-    """Name what keeps the plan from running, and what to look at before it does."""
-    refused, warnings = report.of("refusals"), report.of("warnings")
-    untried, needs = report.text("plan", "untried"), report.of("relies_on")
+    """Name what keeps the plan from running, and what to check first."""
+    refused, warnings = report.section_rows("refusals"), report.section_rows("warnings")
+    untried, needs = report.text("plan", "untried"), report.section_rows("relies_on")
     sentences = [
         f"{report.text('plan', 'engine')} cannot run it: {_ids(refused)}" if refused else "none known",
         f"untested: {untried}, so try one unit first" if untried else "",
-        f"check {', '.join(f'{row.name} ({written(row)})' for row in needs)}" if needs else "",
+        f"check {', '.join(f'{row.name} ({format_value(row)})' for row in needs)}" if needs else "",
         f"warnings: {_ids(warnings)}" if warnings else "",
     ]
     return "; ".join(filter(None, sentences))
 
 
 def _ids(problems: Sequence[Row]) -> str:
-    """Return the ids of the rules that were broken."""
+    """Return the ids of the violated rules."""
     return " ".join(dict.fromkeys(f"[{row.name.split()[0]}]" for row in problems))

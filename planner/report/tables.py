@@ -1,4 +1,4 @@
-"""The tables of a plan's text, as `tables.yaml` declares them: whose figures stand in them, under which titles."""
+"""Load the tables of a plan's text from `tables.yaml`: which figures they show, and their titles."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ __all__ = ["Table", "Tables", "read_tables"]
 
 @dataclass(frozen=True)
 class Table:
-    """Figures of the sections that are like a pattern; the file's head says what each field means."""
+    """A table of figures from sections that match a pattern. The head of the file explains each field."""
 
     title: str
     rows: str
-    names: str = ""  # words
+    names: str = ""  # names of figures, separated by spaces
     note: str = ""
     across: bool = False
     has_ranges: bool = False
@@ -25,7 +25,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """Those that are always shown, those that `--full` adds, and what they call figures in lines and in columns."""
+    """The tables that are always shown, those that `--full` adds, and the figures' titles and column heads."""
 
     usual: Sequence[Table]
     more: Sequence[Table]
@@ -35,7 +35,7 @@ class Tables:
 
 @cache
 def read_tables() -> Tables:
-    """Return what the file declares."""
+    """Return the tables of `tables.yaml`."""
     text = Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8")
     found = yaml.load(text, Loader=yaml.CSafeLoader)
     usual, more = ([Table(**each) for each in found[key]] for key in ("tables", "full_tables"))

@@ -1,4 +1,4 @@
-"""A plan as text, for a terminal of 80 columns and for design reviews: first what everybody asks, then tables."""
+"""Write a plan as text, for a terminal of 80 columns and for design reviews: a summary, then tables."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,22 +9,22 @@ from planner.plan.row import Row
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
-from planner.report.columns import WIDTH, filled, runs_of, wrapped
-from planner.report.report import Report, written, written_range
+from planner.report.columns import WIDTH, group_numbered, wrap_note, wrap_table
+from planner.report.report import Report, format_range, format_value
 from planner.report.summary import summary
 from planner.report.tables import Table, read_tables
 
-__all__ = ["plan_text", "unit_named", "unit_text"]
+__all__ = ["find_unit", "plan_text", "unit_text"]
 
 Keys = Sequence[tuple[str, ...]]
 Rows = Mapping[tuple[tuple[str, ...], str], Row | None]
 
 CAPITALS = "GPU GPUs KV USD GB GB/s Gbps NVLink NIC FP4 FP8 BF16 TFLOPS EP TTFT TPOT".split()  # noqa: SIM905
-INDENT = 12  # of a summary's sentences
+INDENT = 12  # of the summary's sentences
 MORE = (
     "--full shows the rest: failures, links, memory by part, defaults, every unit. --unit NAME shows one unit's nodes."
 )
-LISTS = {  # of rows whose names stand first
+LISTS = {  # topics shown as lists -> their titles
     "decided": "decided",
     "assumed": "assumed",
     "defaults": "left at its default",
@@ -34,7 +34,7 @@ LISTS = {  # of rows whose names stand first
 
 
 def plan_text(plan: Plan, *, full: bool = False) -> str:
-    """Return the plan's text, which ends with a line end; `full` with defaults, parts and lists."""
+    """Return the plan's text, ending with a newline. `full` adds defaults, memory by part, and lists."""
     report, tables = Report(plan.report or ()), read_tables()
     parts = [_head(plan, report), *_problems(report), *(_list(report, topic) for topic in ("decided", "relies_on"))]
     parts += [_table(report, each) for each in (*tables.usual, *(tables.more if full else ()))]
@@ -42,12 +42,12 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
         parts += [_list(report, topic) for topic in ("assumed", "defaults", "overlay")]
         parts += [_nodes(plan), _units(plan.units)]
     else:
-        parts.append("\n".join(filled(MORE)))
-    return _printed(filter(None, parts))
+        parts.append("\n".join(wrap_note(MORE)))
+    return _join_paragraphs(filter(None, parts))
 
 
-def unit_named(plan: Plan, name: str) -> Unit:
-    """Return the unit of that name; what all names begin with may be left out. Raises CallError where there is none."""
+def find_unit(plan: Plan, name: str) -> Unit:
+    """Return the unit called `name`, with or without the plan's prefix. Raises CallError if there is none."""
     for unit in plan.units:
         if name in (unit.name, unit.name.removeprefix(f"{plan.name}-")):
             return unit
@@ -57,21 +57,21 @@ def unit_named(plan: Plan, name: str) -> Unit:
 
 
 def unit_text(unit: Unit) -> str:
-    """Return a unit with each of its nodes and the ranks there: what is looked for at night."""
+    """Return a unit's nodes and the ranks on each, for use during an incident."""
     lines = [("node", "ranks")]
     for node in unit.nodes:
         ranks = [rank.rank for rank in unit.rank_places if rank.node == node]
         lines.append((node, f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])))
-    return _printed([f"Unit {unit.name}, {unit.phase}, {unit.why}", wrapped(lines)])
+    return _join_paragraphs([f"Unit {unit.name}, {unit.phase}, {unit.why}", wrap_table(lines)])
 
 
-def _printed(parts: Iterator[str] | Sequence[str]) -> str:
-    """Join paragraphs; what a spec's names and paths hold that nobody sees is written out."""
+def _join_paragraphs(parts: Iterator[str] | Sequence[str]) -> str:
+    """Join paragraphs, and escape invisible characters in the spec's names and paths."""
     return "".join(f"{printable(line)}\n" for line in "\n\n".join(parts).split("\n"))
 
 
 def _head(plan: Plan, report: Report) -> str:
-    """Return the plan's name and digest, and the lines that its readers came for."""
+    """Return the plan's name, digest and summary."""
     told = [
         textwrap.fill(
             f"  {topic:{INDENT - 2}}{sentence}", WIDTH, subsequent_indent=" " * INDENT, break_on_hyphens=False
@@ -83,30 +83,32 @@ def _head(plan: Plan, report: Report) -> str:
 
 
 def _problems(report: Report) -> Iterator[str]:
-    """Yield why the engine cannot run the plan, and its warnings, each behind a dash."""
+    """Yield the engine's refusals and the plan's warnings as bulleted lists."""
     for topic, title in (("refusals", "It cannot run:"), ("warnings", "Warnings:")):
         messages = [
-            textwrap.fill(written(row), WIDTH, initial_indent="  - ", subsequent_indent="    ")
-            for row in report.of(topic)
+            textwrap.fill(format_value(row), WIDTH, initial_indent="  - ", subsequent_indent="    ")
+            for row in report.section_rows(topic)
         ]
         if messages:
             yield "\n".join([title, *messages])
 
 
 def _list(report: Report, topic: str) -> str:
-    """Return rows by name, each with its value and why it is that; a reason is told once."""
-    rows, lines = report.of(topic), [(LISTS[topic], "")]
+    """Return the topic's rows with values and reasons. A repeated reason is written once."""
+    rows, lines = report.section_rows(topic), [(LISTS[topic], "")]
     for before, row in zip([None, *rows], rows, strict=False):
         why = "" if not row.note else "; for the same reason" if before and before.note == row.note else f"; {row.note}"
-        lines.append((row.name, f"{written(row)}{why}"))
-    return wrapped(lines) if rows else ""
+        lines.append((row.name, f"{format_value(row)}{why}"))
+    return wrap_table(lines) if rows else ""
 
 
 def _table(report: Report, shown: Table) -> str:
-    """Return the table with its note; empty where the plan has none of its figures."""
+    """Return a table with its note, or an empty string if the plan has none of its figures."""
     keys = report.keys(shown.rows)
-    sections = {key: [_named(pattern, key) for pattern in (shown.rows, shown.beside) if pattern] for key in keys}
-    every = shown.names.split() or list(dict.fromkeys(row.name for key in keys for row in report.of(sections[key][0])))
+    sections = {key: [_fill_stars(pattern, key) for pattern in (shown.rows, shown.beside) if pattern] for key in keys}
+    every = shown.names.split() or list(
+        dict.fromkeys(row.name for key in keys for row in report.section_rows(sections[key][0]))
+    )
     rows = {
         (key, name): next((row for section in found if (row := report.find(section, name))), None)
         for key, found in sections.items()
@@ -116,41 +118,41 @@ def _table(report: Report, shown: Table) -> str:
     keys = [key for key in keys if any(rows[key, name] for name in names)]
     if not names:
         return ""
-    lines = (_across if shown.across or keys == [()] else _down)(shown, keys, names, rows)
-    return "\n".join([wrapped(lines), *filled(shown.note)])
+    lines = (_figure_lines if shown.across or keys == [()] else _section_lines)(shown, keys, names, rows)
+    return "\n".join([wrap_table(lines), *wrap_note(shown.note)])
 
 
-def _named(pattern: str, key: Sequence[str]) -> str:
-    """Return the section that `key` makes of a pattern."""
+def _fill_stars(pattern: str, key: Sequence[str]) -> str:
+    """Return `pattern` with the parts of `key` in place of its stars."""
     parts = iter(key)
     return ".".join(next(parts) if part == "*" else part for part in pattern.split("."))
 
 
-def _down(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
-    """Return a line for each section."""
-    labels = [tuple(part for part in key if not part.isdigit()) for key in keys]  # numbers of a list say nothing
-    heads = (_called(name, {**read_tables().titles, **read_tables().heads}) for name in names)
+def _section_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
+    """Return one line per section."""
+    labels = [tuple(part for part in key if not part.isdigit()) for key in keys]  # list indices mean nothing to readers
+    heads = (_title(name, {**read_tables().titles, **read_tables().heads}) for name in names)
     lines = [(*label, *(_cell(rows[key, name]) for name in names)) for label, key in zip(labels, keys, strict=True)]
     return [(shown.title, *[""] * (len(labels[0]) - 1), *heads), *lines]
 
 
-def _across(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
-    """Return a line for each figure, with the ends of its range where the table has some."""
+def _figure_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
+    """Return one line per figure, plus low and high if the table shows ranges."""
     ends = ("low", "high") if shown.has_ranges else ()
     lines = [(shown.title, *(head for key in keys for head in ("".join(key), *ends)))]
     for name in names:
         found = [rows[key, name] for key in keys]
-        cells = ((_cell(row), *(written_range(row) if row else ("", ""))[: len(ends)]) for row in found)
-        lines.append((_called(name, read_tables().titles), *(cell for each in cells for cell in each)))
+        cells = ((_cell(row), *(format_range(row) if row else ("", ""))[: len(ends)]) for row in found)
+        lines.append((_title(name, read_tables().titles), *(cell for each in cells for cell in each)))
     return lines
 
 
 def _cell(row: Row | None) -> str:
-    return "-" if row is None else written(row)
+    return "-" if row is None else format_value(row)
 
 
-def _called(name: str, titles: Mapping[str, str]) -> str:
-    """Return what a table calls a figure: its name in words, if `titles` have no other."""
+def _title(name: str, titles: Mapping[str, str]) -> str:
+    """Return a figure's title, or else its name in words."""
     last = name.rpartition(".")[2]
     words = last.removesuffix("_bytes").replace("_per_s", "/s").replace("_", " ").split(" ")
     written_so = {word.lower(): word for word in CAPITALS}
@@ -158,26 +160,28 @@ def _called(name: str, titles: Mapping[str, str]) -> str:
 
 
 def _nodes(plan: Plan) -> str:
-    """Name the spares, and the nodes that are left out with the reason."""
+    """Return the spares, and the unused nodes with reasons."""
     lines, by_reason = [], dict[str, list[str]]()
     if plan.placement.spares:
-        lines += filled(f"Spares for units that lose a node: {_runs(plan.placement.spares)}.")
+        lines += wrap_note(f"Spares for units that lose a node: {_format_runs(plan.placement.spares)}.")
     for node, why in plan.placement.unusable_nodes.items():
         by_reason.setdefault(why, []).append(node)
     if by_reason:
-        named = "; ".join(f"{_runs(nodes)} ({why})" for why, nodes in by_reason.items())
-        lines += filled(f"Not used: {named}.")
+        named = "; ".join(f"{_format_runs(nodes)} ({why})" for why, nodes in by_reason.items())
+        lines += wrap_note(f"Not used: {named}.")
     return "\n".join(lines)
 
 
 def _units(units: Sequence[Unit]) -> str:
-    """Return every unit with all its nodes."""
-    return wrapped([("unit", "placed", "nodes by rank"), *((unit.name, unit.why, _runs(unit.nodes)) for unit in units)])
+    """Return all units with their nodes."""
+    return wrap_table(
+        [("unit", "placed", "nodes by rank"), *((unit.name, unit.why, _format_runs(unit.nodes)) for unit in units)]
+    )
 
 
-def _runs(names: Sequence[str]) -> str:
-    """`node-0 to node-15, node-18`: nodes whose numbers follow one another are named by the first and the last."""
-    runs = runs_of(names)
+def _format_runs(names: Sequence[str]) -> str:
+    """Shorten consecutively numbered names to first and last: `node-0 to node-15, node-18`."""
+    runs = group_numbered(names)
     return ", ".join(
         run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs
     )

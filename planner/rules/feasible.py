@@ -9,12 +9,12 @@ from typing import Protocol
 
 from planner.estimate.coverage import (
     FailureDomains,
+    check_coverage,
+    check_map_coverage,
     failure_domains,
-    racks_are_open,
-    too_little_coverage,
-    uncovered_maps,
+    undecided_racks,
 )
-from planner.estimate.points import points_without_room
+from planner.estimate.points import check_points_fit
 from planner.expert_map import Domains, ExpertMap
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -70,12 +70,12 @@ def experts_survive_failures(c: LaidOut) -> Iterator[Finding]:
         places = c.places if spec.written.coverage == "rack" else failure_domains(spec, c.layouts)
     except Unknown:
         places = failure_domains(spec, c.layouts)
-    yield from too_little_coverage(spec, c.layouts, places, c.mean_balance)
+    yield from check_coverage(spec, c.layouts, places, c.mean_balance)
 
 
 def operating_points_fit_kv(c: LaidOut) -> Iterator[Finding]:
     """Reject operating points whose requests need more KV than a GPU has."""
-    yield from points_without_room(c.resolved, c.memory)
+    yield from check_points_fit(c.resolved, c.memory)
 
 
 def nodes_suffice(c: LaidOut) -> Iterator[Finding]:
@@ -89,13 +89,13 @@ def rack_coverage_is_decided(c: LaidOut) -> Iterator[Finding]:
         try:
             _ = c.places
         except Unknown:
-            yield racks_are_open()
+            yield undecided_racks()
 
 
 def maps_cover(c: LaidOut) -> Iterator[Finding]:
     """Reject expert maps that lose an expert with a failure domain of some unit."""
     if c.resolved.written.coverage != "none":
-        yield from uncovered_maps(c.maps)
+        yield from check_map_coverage(c.maps)
 
 
 RULES = (

@@ -66,7 +66,7 @@ def _report_slow_units(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) 
     for path, promised in _promises(spec, load.phase).items():
         mean = means[path]
         assert mean is not None
-        if not served.keeps(mean, promised):
+        if not served.meets(mean, promised):
             where = _within_ttft_in_words(spec, load) or " at their operating point"
             rule = (
                 f"W115 is not kept, because traffic asks for {load.load:.0%} of the tokens that the {load.phase} units "

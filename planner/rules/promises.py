@@ -16,7 +16,7 @@ from math import ceil
 
 from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction
-from planner.estimate.utilisation import LEAST_OFFERED, highest_utilisation, shorter_steps
+from planner.estimate.utilisation import MIN_OFFERED_UTILISATION, highest_utilisation, shorter_steps
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
@@ -60,9 +60,9 @@ def _report_misses(c: Predicted, phase: Phase, found: Prediction) -> Iterator[Fi
         ("ttft", slo.ttft_ms, found.ttft_seconds),
         ("tpot", slo.tpot_ms, found.tpot_seconds),
     ):
-        if promised is None or each is None or found.keeps(each, promised):
+        if promised is None or each is None or found.meets(each, promised):
             continue
-        if name == "ttft" and found.waits_without_end:
+        if name == "ttft" and found.is_saturated:
             yield _saturated(promised)
         else:
             reached = each.mid * MS_PER_S
@@ -99,7 +99,7 @@ def _offer_lighter_load(c: Predicted, found: Prediction, name: str, promised: fl
         return tried
 
     def keeps(load: int) -> bool:
-        return at(load).keeps(_mean(at(load), name), promised)
+        return at(load).meets(_mean(at(load), name), promised)
 
     is_prefill = found.phase == "prefill"
     if is_prefill:  # the shortest steps may take longer: a prompt takes more of them
@@ -140,7 +140,7 @@ def _offer_lower_utilisation(spec: ResolvedSpec, found: Prediction, promised: fl
     if found.phase != "prefill" or found.point.utilisation == 1 or spec.written.operating_point.prefill is None:
         return None
     used = highest_utilisation(found, promised)
-    if used < LEAST_OFFERED:
+    if used < MIN_OFFERED_UTILISATION:
         return None
     path = f"operating_point.{found.phase}.utilisation"
     return _Offer({path: used}, f"{path} {used:g}{_more_units_in_words(found.point.utilisation / used)}")

@@ -9,7 +9,13 @@ from functools import cache
 from math import ceil
 from operator import itemgetter
 
-from planner.estimate.utilisation import KEPT, LEAST, LEAST_OFFERED, follows_from_promise, shorter_steps
+from planner.estimate.utilisation import (
+    MIN_OFFERED_UTILISATION,
+    MIN_UTILISATION,
+    SLO_MARGIN,
+    is_set_by_ttft,
+    shorter_steps,
+)
 from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError
@@ -70,8 +76,8 @@ def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> Iterator[Series]:
         yield NumberSeries((path,), range((now or 1) - 1, 0, -1))
         return
     point = spec.written.operating_point.prefill
-    used = (point.utilisation or LEAST) if point is not None else 0.0
-    shares = range(ceil(100 * used) - 1, round(100 * LEAST_OFFERED) - 1, -1)
+    used = (point.utilisation or MIN_UTILISATION) if point is not None else 0.0
+    shares = range(ceil(100 * used) - 1, round(100 * MIN_OFFERED_UTILISATION) - 1, -1)
     yield NumberSeries((UTILISATION,), [share / 100 for share in shares])
     path, steps = shorter_steps(spec)
     yield [{path: each} for each in steps]
@@ -105,14 +111,16 @@ def _best(broken: Sequence[RejectedLayout], field: str) -> RejectedLayout:
 
 def _least_promise(broken: Sequence[RejectedLayout], field: str) -> int:
     """Return the shortest latency, in ms, that one of the layouts can promise."""
-    return max(ceil(_best(broken, field).reached[field] / KEPT), 1)
+    return max(ceil(_best(broken, field).reached[field] / SLO_MARGIN), 1)
 
 
 def _missed_promises(spec: ResolvedSpec, broken: Sequence[RejectedLayout]) -> list[str]:
     """Return the promises that no layout keeps; all promises if each is kept by some layout, but never together."""
     promised = [field for field in ("ttft_ms", "tpot_ms") if getattr(spec.written.slo, field) is not None]
     known = [field for field in promised if field in broken[0].reached]
-    missed = [field for field in known if _best(broken, field).reached[field] > KEPT * getattr(spec.written.slo, field)]
+    missed = [
+        field for field in known if _best(broken, field).reached[field] > SLO_MARGIN * getattr(spec.written.slo, field)
+    ]
     return missed or known
 
 
@@ -137,7 +145,7 @@ def _finding(
         fastest, any_layout = f"the fastest layout, {fastest},", f"any layout of {phase}"
     rule = f"S727 must be at least {least} for {any_layout} to keep it{beside}"
     takes = f"{best.reached[field]:,.1f} ms{_load_in_words(spec, phase, field, best)}"
-    reason = f"{fastest} takes {takes}, and {1 - KEPT:.0%} is kept in reserve"
+    reason = f"{fastest} takes {takes}, and {1 - SLO_MARGIN:.0%} is kept in reserve"
     reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
     fix = make_fix((lighter, {promised: least}), spec) if lighter else nearest(least)
     return Finding(promised, getattr(spec.written.slo, field), rule, reason, fix)
@@ -147,8 +155,8 @@ def _load_in_words(spec: ResolvedSpec, phase: Phase, field: str, best: RejectedL
     """Return the end of a sentence that says at which load a layout was tried."""
     if phase == "prefill":
         point = spec.written.operating_point.prefill
-        if field == "ttft_ms" and follows_from_promise(spec.written, phase):
-            return f" at {LEAST:.0%} utilisation, unless {UTILISATION} is lower"
+        if field == "ttft_ms" and is_set_by_ttft(spec.written, phase):
+            return f" at {MIN_UTILISATION:.0%} utilisation, unless {UTILISATION} is lower"
         return "" if point is None or point.utilisation is None else f" at utilisation {point.utilisation:g}"
     path, number = _predicted_requests(spec, phase)
     is_said = path.startswith("operating_point.")

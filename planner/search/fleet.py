@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from planner.estimate.uptime import outage_of_an_hour
+from planner.estimate.uptime import outage_share
 from planner.facts.terms import Phase
 from planner.layout.layout import lay_out
 from planner.problems.errors import SpecError
@@ -122,7 +122,7 @@ def traffic_demand(spec: ResolvedSpec) -> Demand | None:
         tokens_per_s={phase: traffic.peak_per_s(phase) for phase in spec.phases},
         capacity=1 + (follows.headroom if follows else 0),
         floor={phase: follows.min_units.of(phase) if follows else 1 for phase in spec.phases},
-        outage={phase: 1.0 if is_counted else outage_of_an_hour(spec.written, phase) for phase in spec.phases},
+        outage={phase: 1.0 if is_counted else outage_share(spec.written, phase) for phase in spec.phases},
         counts_nodes=is_counted,
     )
 

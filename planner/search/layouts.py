@@ -16,7 +16,7 @@ from math import ceil
 from planner.estimate.case import is_predictable
 from planner.estimate.expert_loads import expert_loads
 from planner.estimate.throughput.replicas import ReplicaBalance
-from planner.estimate.utilisation import KEPT
+from planner.estimate.utilisation import SLO_MARGIN
 from planner.facts.terms import Phase
 from planner.layout.nodes import nodes_for
 from planner.problems.errors import InfeasibleError
@@ -225,7 +225,7 @@ def _unmet_demand(
     field = "input_tokens" if phase == "prefill" else "output_tokens"
     day = getattr(spec.written.traffic, field)
     served = max(min(MAX_UNITS, nodes // each.nodes) * each.tokens_per_s for each in offers)
-    most = float(f"{day * served / asked * KEPT:.3g}")
+    most = float(f"{day * served / asked * SLO_MARGIN:.3g}")
     rule = f"S729 must be at most {most:g} for {MAX_UNITS:,} units and {MAX_NODES:,} nodes to serve it"
     return Finding(f"traffic.{field}", day, rule, reason, nearest(most))
 

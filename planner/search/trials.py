@@ -28,7 +28,7 @@ from typing import Any, Literal
 from planner.candidate.trial import Numbers, Speed, Trial, speed_of, trial_of
 from planner.estimate.coverage import fewest_slots
 from planner.estimate.throughput.replicas import Balance, BestBalance, ReplicaBalance
-from planner.estimate.utilisation import KEPT
+from planner.estimate.utilisation import SLO_MARGIN
 from planner.facts.terms import Phase
 from planner.rules.attention import attention_sizes
 from planner.rules.engine_limits import runs_layout
@@ -264,9 +264,9 @@ def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -
     reached = {"tpot_ms": speed.tpot_ms, "ttft_ms": speed.ttft_ms}
     known = {field: value for field, value in reached.items() if value is not None}
     broken = [
-        f"{field[:4].upper()} is {value:,.4g} ms, over {KEPT:.0%} of {most:g}"
+        f"{field[:4].upper()} is {value:,.4g} ms, over {SLO_MARGIN:.0%} of {most:g}"
         for field, value in known.items()
-        if (most := getattr(slo, field)) is not None and value > KEPT * most
+        if (most := getattr(slo, field)) is not None and value > SLO_MARGIN * most
     ]
     if broken:
         return RejectedLayout(numbers, "slo", " and ".join(broken), known)

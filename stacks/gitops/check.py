@@ -14,9 +14,9 @@ from pathlib import Path
 from planner.compiler import run_passes
 from planner.diff.diff import diff_of
 from planner.manifests.folder import files_of, kept_plan, stale_files
-from planner.plan.given import read_spec
-from planner.plan.loaded import read_plan
+from planner.plan.load import read_plan
 from planner.plan.plan import Plan
+from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from stacks.gitops.gate import CHECK, Condition, Evidence, find_objections, promises_of

@@ -89,7 +89,7 @@ def _add_comment(commands: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> None:
-    from planner.plan.given import read_spec
+    from planner.plan.user_input import read_spec
     from stacks.gitops.init import require_plain, workflow_files, write_workflows
 
     require_plain("SPEC", arguments.spec)

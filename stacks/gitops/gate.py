@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from planner.diff.change import Change, Verdict
 from planner.diff.rollout import SEVERITY
-from planner.diff.told import verdicts
+from planner.diff.wording import verdicts
 from planner.facts.part import Part
 from planner.facts.quantities import counted
 from planner.plan.expected import Promise
 from planner.plan.plan import Plan
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.report.report import written
+from planner.report.report import format_value
 
 __all__ = ["CHECK", "Condition", "Evidence", "Objection", "find_objections", "promises_of", "read_conditions"]
 
@@ -127,7 +127,7 @@ def _costs_more(change: Change | None, percent: float) -> str:
     if new.value <= old.value * (1 + percent / 100):
         return ""
     more = f", {new.value / old.value - 1:.1%} more" if old.value else ""
-    return f"a day costs {written(new)} instead of {written(old)}{more}"
+    return f"a day costs {format_value(new)} instead of {format_value(old)}{more}"
 
 
 JUDGES: dict[str, Callable[[Evidence], str]] = {

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.plan.given import read_given, refuse_option
+from planner.plan.user_input import read_input, refuse_option
 from planner.problems.errors import CallError, SpecError
 from planner.problems.finding import Finding
 from planner.spec.resolved import ResolvedSpec
@@ -164,7 +164,7 @@ def _deployment_name(given: Path, overlays: Sequence[Path]) -> str:
     if not overlays and _recorded_deployments(str(given)):
         return str(given)
     if os.path.exists(given) and not os.path.isdir(given):
-        found = read_given(given, overlays)
+        found = read_input(given, overlays)
         if isinstance(found, ResolvedSpec):
             return found.written.name
         if overlays:

@@ -9,7 +9,7 @@ Paths are absolute, or from the program's folder.
 from pathlib import Path
 
 from planner.compiler import plan_from
-from planner.plan.loaded import read_plan
+from planner.plan.load import read_plan
 from planner.plan.plan import Plan
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding

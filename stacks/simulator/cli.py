@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.command.options import add_command, add_format, add_overlays
 from planner.command.printed import errors_json, print_json, warn
-from planner.plan.given import read_spec
+from planner.plan.user_input import read_spec
 from planner.problems.errors import InfeasibleError
 from planner.problems.printable import without_passwords
 

@@ -25,7 +25,7 @@ from planner.estimate.throughput import operations as ops
 from planner.estimate.throughput.dimensions import Bytes
 from planner.estimate.throughput.intervals import SCALED_WIDTH
 from planner.estimate.throughput.kernels import Kernels
-from planner.estimate.throughput.machine import Machine, machine_with
+from planner.estimate.throughput.machine import Machine, machine_with_kernels
 from planner.estimate.throughput.work import work_of
 from planner.facts.catalog import GPUS
 from planner.families import MODELS
@@ -117,7 +117,7 @@ def _experts(tables: Tables) -> list[Point]:
     for row in _uniform(rows):
         slots, pairs = 256 / row["moe_ep_size"], row["num_tokens"] * EXPERTS_PER_TOKEN / row["moe_ep_size"]
         busy = min(slots, pairs)
-        points.append((lambda m, s=busy, p=pairs: ops.routed_experts(m, MOE.expert, s, p), row["latency"] / 1e3))
+        points.append((lambda m, s=busy, p=pairs: ops.routed_experts_time(m, MOE.expert, s, p), row["latency"] / 1e3))
     return points
 
 
@@ -131,8 +131,8 @@ def _prompt_experts(tables: Tables) -> list[Point]:
             continue
 
         def predicted(m: Machine, s: float = slots, p: float = pairs, t: float = tokens) -> float:
-            copied = ops.expert_copies(COMBINE, DISPATCH, 2048, t, p)  # all the group's tokens are scanned here
-            return ops.prompt_experts(m, MOE.expert, s, p) + ops.copies(m, copied)
+            copied = ops.expert_copy_bytes(COMBINE, DISPATCH, 2048, t, p)  # all the group's tokens are scanned here
+            return ops.prompt_experts_time(m, MOE.expert, s, p) + ops.copy_time(m, copied)
 
         points.append((predicted, row["latency"] / 1e3))
     return points
@@ -141,14 +141,16 @@ def _prompt_experts(tables: Tables) -> list[Point]:
 def _shared(tables: Tables) -> list[Point]:
     rows = tables.rows("mlp/sglang/0.5.6.post2/wideep_generation_mlp_perf.parquet")
     rows += tables.rows("mlp/sglang/0.5.6.post2/wideep_context_mlp_perf.parquet")
-    return [(lambda m, t=row["num_token"]: ops.dense_ffn(m, MOE.shared, t), row["avg_ms"] / 1e3) for row in rows]
+    return [(lambda m, t=row["num_token"]: ops.dense_ffn_time(m, MOE.shared, t), row["avg_ms"] / 1e3) for row in rows]
 
 
 def _attention(tables: Tables) -> list[Point]:
     rows = tables.rows("mla/sglang/0.5.10/wideep_generation_mla_perf.parquet")
 
     def predicted(m: Machine, batch: int, kv: int) -> float:
-        return ops.attention_into(m, MOE.attention, batch) + ops.attention_out(m, MOE.attention, batch, kv)
+        return ops.attention_input_time(m, MOE.attention, batch) + ops.attention_output_time(
+            m, MOE.attention, batch, kv
+        )
 
     return [
         (lambda m, b=row["batch_size"], kv=row["isl"]: predicted(m, b, kv), row["latency"] / 1e3)
@@ -162,9 +164,9 @@ def _prompt_attention(tables: Tables) -> list[Point]:
 
     def predicted(m: Machine, batch: int, length: int) -> float:
         tokens = batch * length
-        work = ops.prompt_attention_into(m, MOE.attention, tokens)
-        work += ops.prompt_attention_out(m, MOE.attention, tokens, length / 2, batch)
-        return ops.at_least(m.fixed(m.kernels.prompt_floor_us), work)
+        work = ops.prompt_attention_input_time(m, MOE.attention, tokens)
+        work += ops.prompt_attention_output_time(m, MOE.attention, tokens, length / 2, batch)
+        return ops.apply_launch_floor(m.fixed(m.kernels.prompt_floor_us), work)
 
     return [
         (lambda m, b=row["batch_size"], s=row["isl"]: predicted(m, b, s), row["latency"] / 1e3)
@@ -208,7 +210,9 @@ def _normal(tables: Tables, version: str, nodes: int) -> list[Point]:
         others = (nodes - 1) * (1 - (1 - 1 / nodes) ** EXPERTS_PER_TOKEN)
         for size, name in ((DISPATCH, "dispatch"), (COMBINE, "combine")):
             inside, between = (Bytes(row["num_token"] * each * size) for each in (gpus, others))
-            points.append((lambda m, i=inside, b=between: ops.transfer(m, i, b), row[f"{name}_transmit_us"] / 1e6))
+            points.append(
+                (lambda m, i=inside, b=between: ops.normal_exchange_time(m, i, b), row[f"{name}_transmit_us"] / 1e6)
+            )
     return points
 
 
@@ -232,11 +236,11 @@ def h800_families() -> dict[str, tuple[list[str], list[Point]]]:
         low += _both(128, nodes, dispatch, combine)
     one_node, several = low[:2], low[2:]
     nvlink = [
-        (lambda m, s=size: ops.transfer(m, Bytes(s * 7 / 8), Bytes(0)), size / (gb_per_s * 1e9))
+        (lambda m, s=size: ops.normal_exchange_time(m, Bytes(s * 7 / 8), Bytes(0)), size / (gb_per_s * 1e9))
         for size, gb_per_s in zip((1e6, 1e6), H800_NORMAL_NVLINK, strict=True)
     ]
     nic = [
-        (lambda m, s=remote: ops.transfer(m, Bytes(0), Bytes(s)), 1e6 / (gb_per_s * 1e9))
+        (lambda m, s=remote: ops.normal_exchange_time(m, Bytes(0), Bytes(s)), 1e6 / (gb_per_s * 1e9))
         for ep_size, both in H800_NORMAL_NIC.items()
         for gb_per_s in both
         for remote in [1e6 * (1 - 8 / ep_size)]
@@ -279,7 +283,7 @@ def fit(machine: Machine, names: Sequence[str], points: Sequence[Point]) -> tupl
 
 def fitted(gpu: str, groups: dict[str, tuple[list[str], list[Point]]], base: Kernels) -> Row:
     """Return the constants and residuals of one kind of GPU."""
-    machine = machine_with(GPUS[gpu], gpu, base, {})
+    machine = machine_with_kernels(GPUS[gpu], gpu, base, {})
     constants, residuals = {}, {}
     for name, (names, points) in groups.items():
         found, errors = fit(machine, names, points)
@@ -303,7 +307,7 @@ def left_out(wheel: zipfile.ZipFile, gpus: dict[str, Row]) -> Row:
     num_points = num_covered = 0
     for gpu in SYSTEMS:
         other = Kernels(**(gpus["h100"]["constants"] | (gpus["h200"]["constants"] if gpu == "h100" else {})))
-        machine = machine_with(GPUS[gpu], gpu, other, {})
+        machine = machine_with_kernels(GPUS[gpu], gpu, other, {})
         for _, points in families(Tables(wheel, gpu)).values():
             for predict, measured in points:
                 num_points += 1

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-from planner.estimate.throughput.copies import away_share
+from planner.estimate.throughput.copies import remote_share
 from planner.estimate.throughput.imbalance import imbalance_of
 from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.stages import Imbalance
@@ -65,8 +65,8 @@ def near_first(row, num_gpus, slots, pairs):
     nodes, rates = num_gpus // 8, {}
     for split in ("equal", "local_first"):
         made = balance(LOADS, num_gpus * slots, num_gpus, num_nodes=nodes, split=split)
-        away = away_share(made, LOADS, nodes)
-        there = replace(row, unit=replace(unit(num_gpus, slots), away=away))
+        away = remote_share(made, LOADS, nodes)
+        there = replace(row, unit=replace(unit(num_gpus, slots), remote_share=away))
         rates[split] = rate(there, imbalance_of(made, LOADS, num_gpus, nodes, pairs, num_nodes=nodes))
     return rates["local_first"] / rates["equal"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.engines import EngineModel, engine_model
-from planner.estimate.throughput.imbalance import luck
-from planner.estimate.throughput.machine import machine_of
+from planner.estimate.throughput.imbalance import sampling_imbalance
+from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case, saturated_rate
 from planner.estimate.throughput.stages import Imbalance, UnitShape
@@ -40,7 +40,7 @@ class Row:
         """Return the case, of its own engine or of another."""
         return Case(
             phase=self.phase,
-            machine=machine_of(GPUS[self.gpu], self.gpu),
+            machine=build_machine(GPUS[self.gpu], self.gpu),
             model=work_of(V3, "fp8", "bf16"),
             unit=self.unit,
             overlap=self.overlap,
@@ -97,7 +97,7 @@ SGLANG_REAL_4K = sglang_real(4096, 50_302)  # SGLANG_BALANCED's point: only rout
 MOREH = Row(
     *("Moreh's vLLM, decode", "vllm", "decode", "mi300x", unit(8, 32), "none"),
     *(OperatingPoint(requests=450, kv_tokens=512 + 512 / 2), 2_696),
-    Imbalance(luck(8, 450 * 8)),
+    Imbalance(sampling_imbalance(8, 450 * 8)),
 )
 ROWS = (PROFILE_PREFILL, PROFILE_DECODE, SGLANG_BALANCED, SGLANG_REAL_4K, SGLANG_REAL, MOREH)
 

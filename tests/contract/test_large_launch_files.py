@@ -10,7 +10,7 @@ import yaml
 from planner.compiler import compile_plan
 from planner.facts.digest import digest_of
 from planner.manifests.render import render_files
-from planner.plan.launch import launch_digest, unit_digest, without_map
+from planner.plan.launch import launch_digest, strip_map, unit_digest
 from planner.rules.check import check_spec
 from runtime import launch as reader
 from runtime.errors import LaunchError
@@ -43,7 +43,7 @@ def with_slots(plan, num_slots, num_layers=LAYERS):
     for unit in (UNIT, SECOND):
         document = plan.launch_documents[FILE] | {"expert_map": named, "unit": unit}
         document |= {"unit_digest": unit_digest(document)}
-        told[f"{unit}.launch.json"] = without_map(document | {"launch_digest": launch_digest(document)})
+        told[f"{unit}.launch.json"] = strip_map(document | {"launch_digest": launch_digest(document)})
     units = [each for each in plan.units if each.name == UNIT]
     units.append(replace(units[0], name=SECOND, index=1))
     large = plan.expert_maps[units[0].expert_map].model_copy(update={"physical_to_logical": rows})

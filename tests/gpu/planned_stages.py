@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.estimate.case import case_of
+from planner.estimate.case import build_case
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.stages import (
     Exchange,
@@ -20,7 +20,7 @@ LINK = ("dispatch", "combine")
 
 def planned_stages(deployment, prefilling, decoding):
     """Return the seconds of each stage in a whole step, of all layers, of prompts or of requests that decode."""
-    case = case_of(deployment.spec, deployment.layout, OperatingPoint(), Exchange(0, 0))
+    case = build_case(deployment.spec, deployment.layout, OperatingPoint(), Exchange(0, 0))
     moe_layer = next(layer for layer in case.model.layers if layer.expert is not None)
     dense_layer = next(layer for layer in case.model.layers if layer.dense is not None)
     alone = replace(case.setup, overlap="none")

@@ -8,8 +8,8 @@ import pytest
 from planner.cli import main
 from planner.facts.digest import pretty_json
 from planner.facts.loads import read_loads
-from planner.plan.given import read_given
 from planner.plan.plan import document_digest
+from planner.plan.user_input import read_input
 from planner.spec.resolved import ResolvedSpec
 
 
@@ -179,7 +179,7 @@ def test_a_spec_in_json_with_a_key_too_many_is_a_spec(plan_of, spec_folder, erro
     (spec_folder / "stray.json").write_text(json.dumps(spec | {"units": 2}))
     error = error_of("validate", spec_folder / "stray.json")
 
-    assert isinstance(read_given(spec_folder / "right.json"), ResolvedSpec)
+    assert isinstance(read_input(spec_folder / "right.json"), ResolvedSpec)
     assert (error["rule"][:4], error["path"]) == ("S201", "units")
 
 

@@ -10,7 +10,7 @@ from planner.candidate.candidate import Candidate
 from planner.compiler import compile_plan, plan_from, run_passes
 from planner.facts.digest import pretty_json
 from planner.plan import estimated
-from planner.plan.loaded import load_plan
+from planner.plan.load import load_plan
 from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
 from planner.rules.check import check_spec

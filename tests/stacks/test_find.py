@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from planner.facts.digest import pretty_json
-from planner.plan.loaded import read_plan
+from planner.plan.load import read_plan
 from stacks import cli
 from stacks.local import find, up_cli
 from stacks.local.processes import start_ticks

@@ -1,14 +1,14 @@
-"""A user's own measurements, and what they change: one factor a phase, with the error before and after.
+"""Correct predictions by a user's own measurements: one factor per phase, with the error before and after.
 
 The file is JSON, one of
     rows                    [{"phase": "decode", "requests": 88, "kv_tokens": 4989, "tpot_ms": 47.6}, ...]
     SGLang's bench_serving  one result, or a line for each: `mean_tpot_ms`, `mean_ttft_ms`, `random_input_len`, ...
     aiperf's export         `inter_token_latency`, `time_to_first_token`, each with `avg` in ms
 
-A row has its phase and `tokens_per_s_per_gpu`, or `tpot_ms` of decode and mixed units. Fields of an operating point say
-where it was measured; what it leaves out is the plan's point. The factor is the geometric mean of measured over
-predicted. It replaces what is known of the engine, and a plan says that it did. A row
-that no kernel could keep up with is refused: most likely its time is in another unit.
+A row has its phase and `tokens_per_s_per_gpu`, or `tpot_ms` for decode and mixed units. It may also have fields of the
+operating point at which it was measured; the others are taken from the plan. The factor is the geometric mean of
+measured over predicted. It replaces the engine's known factor, and the plan says so. A row faster than any kernel is
+refused: most likely its time is in another unit.
 
 Sources: github.com/sgl-project/sglang 0.5.23 python/sglang/bench_serving.py (what it writes);
 docs.nvidia.com/aiperf/reference/json-export-schema (each metric has its `unit`).
@@ -23,7 +23,7 @@ from typing import Any
 
 from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.point import OperatingPoint
-from planner.estimate.throughput.predict import Case, saturated_rate, unhindered_rate
+from planner.estimate.throughput.predict import Case, overhead_free_rate, saturated_rate
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.part import Digest, Part
@@ -33,24 +33,22 @@ from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 
-__all__ = ["Calibration", "Correction", "calibrated", "read_calibration", "require_rows"]
+__all__ = ["Calibration", "Correction", "calibrate", "read_calibration", "require_rows"]
 
 MAX_BYTES = 10_000_000
 MAX_ROWS = 1000  # assumed: more than anybody sweeps; a prediction of each takes 0.3 ms
-MEASURED = (1e-6, 1e9)  # of any measurement: a unit's tokens/s, ms and tokens are well inside, and figures stay finite
+MEASURED = (1e-6, 1e9)  # range of any measurement: real ones are well inside, and figures stay finite
 FIX = "see docs/calibration.md"
 NO_ROWS = "S915 must hold measurements of the plan's phases"
-SHARE = (0.0, 0.999)  # of tokens that a cache had: the spec's own range
-OF_THE_PLAN = {"is_derived", "utilisation", "draft_tokens", "cache_read_gbps"}  # whatever was measured
-POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - OF_THE_PLAN
-MOST_AHEAD = (
-    10.0  # assumed: times as fast as measured kernels with nothing between them; seconds for ms are 1,000 times
-)
+SHARE = (0.0, 0.999)  # range of rates, as in the spec
+PLAN_FIELDS = {"is_derived", "utilisation", "draft_tokens", "cache_read_gbps"}  # always taken from the plan
+POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - PLAN_FIELDS
+MAX_SPEEDUP = 10.0  # assumed: over measured kernels without overheads; seconds written as ms would be 1,000
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row. `phase` is None where the file does not say it: a benchmark of a whole service has decode's TPOT."""
+    """One measured row. `phase` is None if the file does not say it: service benchmarks measure decode's TPOT."""
 
     phase: Phase | None
     point: Mapping[str, Any]  # fields of an operating point
@@ -60,15 +58,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A file of measurements."""
+    """The measurements of one file."""
 
-    name: str  # as the user calls it
+    name: str  # the path that the user gave
     digest: str
     rows: tuple[Measurement, ...]
 
 
 class Correction(Part):
-    """What a file changed of a phase: errors are means of |predicted / measured - 1|."""
+    """The effect of a file on one phase. Errors are means of |predicted / measured - 1|."""
 
     file: str
     digest: Digest
@@ -79,32 +77,34 @@ class Correction(Part):
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the measurements in the file at `path`. Raises CallError where there are none."""
+    """Return the measurements in the file at `path`. Raises CallError if there are none."""
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:
-        raise _wrong(path, "S914 must be a readable file", error.strerror or str(error), "choose another") from None
+        raise _calibration_error(
+            path, "S914 must be a readable file", error.strerror or str(error), "choose another"
+        ) from None
     try:
-        documents = _documents(content.decode())
+        documents = _parse_documents(content.decode())
         if len(documents) > MAX_ROWS:
             raise ValueError(f"it has {len(documents):,} rows, and at most {MAX_ROWS:,} are read")
         rows = tuple(_measurements(documents))
     except UnicodeDecodeError:
-        raise _wrong(path, "S915 must hold measurements, as JSON", "it is no text in UTF-8", FIX) from None
+        raise _calibration_error(path, "S915 must hold measurements, as JSON", "it is no text in UTF-8", FIX) from None
     except (ValueError, RecursionError) as error:
         rule = "S915 must hold measurements, as JSON"
-        raise _wrong(path, rule, str(error) or "it has another form", FIX) from None
+        raise _calibration_error(path, rule, str(error) or "it has another form", FIX) from None
     if not rows:
-        raise _wrong(path, "S915 must hold measurements, as JSON", "it has none", FIX)
+        raise _calibration_error(path, "S915 must hold measurements, as JSON", "it has none", FIX)
     return Calibration(str(path), digest_of_bytes(content), rows)
 
 
-def calibrated(case: Case, evidence: Evidence, calibration: Calibration) -> tuple[Case, Evidence, Correction | None]:
-    """Return the case with the file's factor, what it now rests on, and the change.
+def calibrate(case: Case, evidence: Evidence, calibration: Calibration) -> tuple[Case, Evidence, Correction | None]:
+    """Return the case with the file's factor, the new evidence, and the correction.
 
-    A file without rows of the phase changes nothing. Raises CallError for a row that cannot be of it.
+    A file without rows of the phase changes nothing. Raises CallError for an implausible row.
     """
-    rows = [row for row in calibration.rows if _is_of(row, case.phase)]
+    rows = [row for row in calibration.rows if _covers_phase(row, case.phase)]
     if not rows:
         return case, evidence, None
     ratios = [_ratio(row, case, calibration) for row in rows]
@@ -126,32 +126,32 @@ def calibrated(case: Case, evidence: Evidence, calibration: Calibration) -> tupl
 
 
 def require_rows(calibration: Calibration, phases: Sequence[Phase]) -> None:
-    """Raise CallError where no row is of any of `phases`, so that the file would change nothing."""
-    if any(_is_of(row, phase) for row in calibration.rows for phase in phases):
+    """Raise CallError if no row is of any of `phases`, because the file would change nothing."""
+    if any(_covers_phase(row, phase) for row in calibration.rows for phase in phases):
         return
     of = " and ".join(dict.fromkeys(row.phase or "decode or mixed units" for row in calibration.rows))
     reason = f"its rows are of {of}, and the plan has {' and '.join(phases)}"
-    raise _wrong(calibration.name, NO_ROWS, reason, "measure these phases, or leave the file out")
+    raise _calibration_error(calibration.name, NO_ROWS, reason, "measure these phases, or leave the file out")
 
 
-def _is_of(row: Measurement, phase: Phase) -> bool:
-    """Whether a row is of a phase: one that does not say it has the TPOT of whichever produces tokens."""
+def _covers_phase(row: Measurement, phase: Phase) -> bool:
+    """Return whether a row is of the phase. A row without a phase counts for all that generate tokens."""
     return row.phase == phase or (row.phase is None and phase != "prefill")
 
 
 def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
-    """Return measured over predicted. Raises CallError for what kernels cannot come near."""
-    there = _at(row, case)
-    measured, most = _measured(row, case), MOST_AHEAD * unhindered_rate(there)
+    """Return measured over predicted. Raises CallError if the row is faster than any kernel could be."""
+    there = _case_of_row(row, case)
+    measured, most = _measured_rate(row, case), MAX_SPEEDUP * overhead_free_rate(there)
     if measured > most:
         said = f"tpot_ms {row.tpot_ms:g}" if row.tpot_ms is not None else f"tokens_per_s_per_gpu {measured:g}"
-        reason = f"{said} of {case.phase} is over {MOST_AHEAD:g} times as fast as kernels with nothing between them"
-        raise _wrong(calibration.name, NO_ROWS, reason, "write times in ms, and rates of one GPU")
+        reason = f"{said} of {case.phase} is over {MAX_SPEEDUP:g} times as fast as kernels with nothing between them"
+        raise _calibration_error(calibration.name, NO_ROWS, reason, "write times in ms, and rates of one GPU")
     return measured / saturated_rate(there)
 
 
-def _documents(text: str) -> list[Any]:
-    """Return the file's JSON: a list, one document, or one a line."""
+def _parse_documents(text: str) -> list[Any]:
+    """Return the file's JSON documents: a list, a single document, or one per line."""
     try:
         found = json.loads(text, object_pairs_hook=each_once)
     except json.JSONDecodeError:
@@ -162,79 +162,82 @@ def _documents(text: str) -> list[Any]:
 def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
     for each in documents:
         if not isinstance(each, Mapping):
-            raise ValueError(f"{_shown(each)} is no measurement")
+            raise ValueError(f"{_quote(each)} is no measurement")
         if "mean_tpot_ms" in each:
-            yield Measurement(None, _point_of_sglang(each), None, _figure(each["mean_tpot_ms"], "mean_tpot_ms"))
+            yield Measurement(None, _point_of_sglang(each), None, _parse_number(each["mean_tpot_ms"], "mean_tpot_ms"))
         elif "inter_token_latency" in each:
             yield Measurement(None, {}, None, _latency_of_aiperf(each["inter_token_latency"]))
         else:
-            yield _own(each)
+            yield _parse_own_row(each)
 
 
 def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
-    """Return the mean KV of its requests, where it says their lengths; whose concurrency is the whole service's."""
+    """Return the mean KV tokens of its requests, if it states their lengths.
+
+    Its concurrency is left out, because it counts the whole service.
+    """
     names = ("random_input_len", "random_output_len")
     if any(each.get(name) is None for name in names):
         return {}
-    inputs, outputs = (_figure(each[name], name) for name in names)
+    inputs, outputs = (_parse_number(each[name], name) for name in names)
     return {"kv_tokens": inputs + outputs / 2}
 
 
 def _latency_of_aiperf(metric: Any) -> float:
     found = metric if isinstance(metric, Mapping) else {}
     if found.get("unit", "ms") != "ms":
-        raise ValueError(f"inter_token_latency.unit is {_shown(found['unit'])}, and must be ms")
-    return _figure(found.get("avg"), "inter_token_latency.avg")
+        raise ValueError(f"inter_token_latency.unit is {_quote(found['unit'])}, and must be ms")
+    return _parse_number(found.get("avg"), "inter_token_latency.avg")
 
 
-def _own(row: Mapping[str, Any]) -> Measurement:
+def _parse_own_row(row: Mapping[str, Any]) -> Measurement:
     phase = row.get("phase")
     if phase not in PHASES:
-        raise ValueError(f"phase is {_shown(phase)}, and must be {', '.join(PHASES)}")
+        raise ValueError(f"phase is {_quote(phase)}, and must be {', '.join(PHASES)}")
     unknown = row.keys() - POINT_FIELDS - {"phase", "tokens_per_s_per_gpu", "tpot_ms"}
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: not known")
     rate, tpot = row.get("tokens_per_s_per_gpu"), row.get("tpot_ms")
     if (rate is None) == (tpot is None) or (tpot is not None and phase == "prefill"):
         raise ValueError("a row has tokens_per_s_per_gpu or, of decode and mixed units, tpot_ms")
-    point = {name: _figure(row[name], name) for name in POINT_FIELDS & row.keys()}
+    point = {name: _parse_number(row[name], name) for name in POINT_FIELDS & row.keys()}
     return Measurement(
         phase,
         point,
-        None if rate is None else _figure(rate, "tokens_per_s_per_gpu"),
-        None if tpot is None else _figure(tpot, "tpot_ms"),
+        None if rate is None else _parse_number(rate, "tokens_per_s_per_gpu"),
+        None if tpot is None else _parse_number(tpot, "tpot_ms"),
     )
 
 
-def _figure(value: Any, name: str) -> float:
-    """Return a figure of the file's. Raises ValueError for what is none: beyond the range, a factor is no number."""
+def _parse_number(value: Any, name: str) -> float:
+    """Return the number at `name`. Raises ValueError if it is none, or outside its range."""
     least, most = SHARE if name in ("cache_hit_rate", "acceptance_rate") else MEASURED
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{name} is {_shown(value)}, and must be a number from {least:g} to {most:g}")
+        raise ValueError(f"{name} is {_quote(value)}, and must be a number from {least:g} to {most:g}")
     return float(value)
 
 
-def _shown(value: Any) -> str:
-    """Return a value of the file as the file has it, cut where it is long."""
+def _quote(value: Any) -> str:
+    """Return a value as JSON, cut at 40 characters."""
     return f"{json.dumps(value):.40}"
 
 
-def _at(row: Measurement, case: Case) -> Case:
-    """Return the case where the row was measured."""
+def _case_of_row(row: Measurement, case: Case) -> Case:
+    """Return the case at the row's operating point."""
     return replace(case, point=replace(case.point, **row.point))
 
 
-def _measured(row: Measurement, case: Case) -> float:
-    """Return the tokens/s of one GPU that the row says."""
+def _measured_rate(row: Measurement, case: Case) -> float:
+    """Return the row's tokens/s of one GPU."""
     if row.tokens_per_s_per_gpu is not None:
         return row.tokens_per_s_per_gpu
     assert row.tpot_ms is not None
-    return _at(row, case).point.requests / case.unit.attention_tp / (row.tpot_ms / MS_PER_S)
+    return _case_of_row(row, case).point.requests / case.unit.attention_tp / (row.tpot_ms / MS_PER_S)
 
 
 def _mean_error(ratios: Sequence[float], factor: float) -> float:
     return fsum(abs(factor / each - 1) for each in ratios) / len(ratios)
 
 
-def _wrong(path: Path | str, rule: str, reason: str, fix: str) -> CallError:
+def _calibration_error(path: Path | str, rule: str, reason: str, fix: str) -> CallError:
     return CallError([Finding("--calibration", str(path), rule, reason, fix).at("tidemill plan")])

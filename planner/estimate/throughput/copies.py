@@ -1,7 +1,7 @@
-"""How many copies of a token a normal dispatch makes, before any map is made.
+"""Count the copies of a token in a normal dispatch, before any map exists.
 
-Experts of a token are taken as drawn alike. A gate that lets a token into K of its G groups keeps it on fewer nodes,
-where groups stay on nodes:
+All experts are assumed equally likely. A gate that limits a token to K of G groups keeps it on fewer nodes, if groups
+stay on nodes:
 
     nodes with g whole groups each    P(a token goes there) = 1 - C(G - g, K) / C(G, K)
     several nodes to a group          P = K / G x (1 - (1 - G / N)^(E / K))
@@ -23,11 +23,11 @@ from planner.layout.dispatch import limiting_groups
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
-__all__ = ["away_share", "expected_copies"]
+__all__ = ["expected_copies", "remote_share"]
 
 
 def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_nodes: bool) -> Exchange:
-    """Return the copies of one token to GPUs and to nodes, its own left out."""
+    """Return the copies of one token to other GPUs and to other nodes."""
     experts = model.num_experts_per_token
     to_gpu = 1 - (1 - 1 / num_gpus) ** experts
     to_node = 1 - (1 - 1 / num_nodes) ** experts
@@ -39,10 +39,11 @@ def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_no
     return Exchange(gpus=(num_gpus - 1) * to_gpu, nodes=(num_nodes - 1) * to_node)
 
 
-def away_share(expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_places: int) -> float:
-    """Return the share of pairs that leave their node, or their GPU, of a unit of `num_places` such.
+def remote_share(expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_places: int) -> float:
+    """Return the share of pairs that leave their place: a node, or a GPU. A unit has `num_places`.
 
-    Replicas chosen alike leave 1 - 1 / places; where near ones are taken first, those that the own place has stay.
+    If replicas are chosen equally, it is 1 - 1 / places. If near replicas come first, pairs whose expert is in the own
+    place stay there.
     """
     if expert_map.split != "local_first":
         return 1 - 1 / num_places

@@ -1,12 +1,21 @@
-"""Bytes, operations and seconds as types of their own, so that no rate is taken for another.
+"""Distinct types for bytes, operations, seconds and rates, so that a type checker catches mixed-up units.
 
-A bandwidth of 3.35 TB/s moves 3,350 bytes in a nanosecond, and 1,979 TFLOPS do 1,979,000 operations in it. The types
-cost nothing at run time. A type checker refuses `moving(flops, bandwidth)`.
+3.35 TB/s move 3,350 bytes in a nanosecond, and 1,979 TFLOPS do 1,979,000 operations in it. The types
+cost nothing at run time. A type checker refuses `transfer_time(flops, bandwidth)`.
 """
 
 from typing import NewType
 
-__all__ = ["Bytes", "BytesPerSecond", "Flops", "FlopsPerSecond", "Seconds", "computing", "moving", "soft_maximum"]
+__all__ = [
+    "Bytes",
+    "BytesPerSecond",
+    "Flops",
+    "FlopsPerSecond",
+    "Seconds",
+    "compute_time",
+    "soft_maximum",
+    "transfer_time",
+]
 
 Seconds = NewType("Seconds", float)
 Bytes = NewType("Bytes", float)
@@ -14,23 +23,23 @@ Flops = NewType("Flops", float)
 BytesPerSecond = NewType("BytesPerSecond", float)
 FlopsPerSecond = NewType("FlopsPerSecond", float)
 
-SHARPNESS = 2.5  # of the soft maximum: assumed; with 2 to 3, constants fit the tables of kernels.json equally well
+SHARPNESS = 2.5  # exponent of the soft maximum. Assumed: values from 2 to 3 fit the tables of kernels.json equally well
 
 
-def moving(num_bytes: Bytes, bandwidth: BytesPerSecond) -> Seconds:
+def transfer_time(num_bytes: Bytes, bandwidth: BytesPerSecond) -> Seconds:
     """Return the time to move `num_bytes`."""
     return Seconds(num_bytes / bandwidth)
 
 
-def computing(flops: Flops, rate: FlopsPerSecond) -> Seconds:
+def compute_time(flops: Flops, rate: FlopsPerSecond) -> Seconds:
     """Return the time to compute `flops`."""
     return Seconds(flops / rate)
 
 
 def soft_maximum(one: Seconds, other: Seconds) -> Seconds:
-    """Return the time of a kernel that reads its weights while it computes.
+    """Return the time of a kernel that reads its weights while it computes: (a^p + b^p)^(1/p).
 
-    It is a little more than the longer of the two, most where they are equal: (a^p + b^p)^(1/p).
+    It is slightly more than the longer of the two times, most so if they are equal.
     """
     longer, shorter = (one, other) if one > other else (other, one)
     if shorter <= 0:

@@ -1,17 +1,16 @@
-"""What an engine adds to its kernels, fitted to its own published results (`engines.json`).
+"""The constants of an engine: the overheads it adds to its kernels, fitted to published results (`engines.json`).
 
-Mechanisms are shared by all engines. An engine has
-    between_us     a layer and micro-batch of decode: launches, norms, the gate
-    beside         how much slower prefill's kernels run while exchanges run beside them
-    host_ms        a step, on the host
-    imbalance      how much fuller its fullest GPU is than the plan's map says
-    core_share     where its core attention is another kernel than the GPU's constants are of
-    alone          how many times as long as predicted one GPU computed, which is told and changes no prediction
-    factor         throughput that it reaches of what mechanisms say, where nothing more is published: on that GPU only
+All engines share the mechanisms. An engine has these constants:
+    between_us     overhead of a layer and micro-batch of decode: launches, norms, the gate
+    beside         slowdown of prefill's kernels while exchanges run beside them
+    host_ms        host overhead of a step
+    imbalance      load of its fullest GPU over the map's prediction
+    core_share     efficiency of its core attention, if it has a kernel of its own
+    alone          measured over predicted time of one GPU without exchanges; shown to users only
+    factor         measured over predicted throughput on one GPU type, if nothing more detailed is published
 
-`tests/benchmarks/throughput.py` fits them, prints what each row would be predicted without itself, and is where the
-rows stand. An engine without rows of its own is taken to add what DeepSeek's does, whose kernels it runs, and its
-predictions say so.
+`tests/benchmarks/throughput.py` holds the measured rows, fits the constants, and predicts each row from the others. An
+engine without rows is given the constants of DeepSeek's engine, whose kernels it runs, and its predictions say so.
 """
 
 import json
@@ -29,7 +28,7 @@ __all__ = ["EngineModel", "engine_model", "engines_json"]
 
 @dataclass(frozen=True)
 class EngineModel:
-    """An engine's constants, and the rows that they rest on: phase -> GPUs that it was measured on."""
+    """An engine's constants, and the GPUs on which each phase was measured."""
 
     name: str
     overheads: Overheads
@@ -37,14 +36,14 @@ class EngineModel:
     core_share: float | None
     factor: Mapping[Phase, float]
     measured_on: Mapping[Phase, tuple[str, ...]]
-    as_engine: str | None  # whose constants it borrows
-    alone: Mapping[Phase, float] = field(default_factory=dict)  # times as predicted that one GPU computed, no exchanges
+    as_engine: str | None  # the engine whose constants it borrows
+    alone: Mapping[Phase, float] = field(default_factory=dict)  # measured over predicted time of one GPU, no exchanges
     alone_on: str = ""  # the GPU
 
 
 @cache
 def engine_model(name: str, gpu: str) -> EngineModel:
-    """Return the constants of the engine called `name` on a GPU: one of a spec, or a system that was published."""
+    """Return the constants of engine `name` on a GPU. `name` is a spec's engine or a published system."""
     document = engines_json()
     own = document["engines"].get(name, {})
     if gpu not in own.get("only_on", [gpu]):
@@ -66,5 +65,5 @@ def engine_model(name: str, gpu: str) -> EngineModel:
 
 @cache
 def engines_json() -> Any:
-    """Return the document of constants, with the rows that they were fitted to."""
+    """Return the document of constants, with the measured rows."""
     return json.loads(files("planner.estimate.throughput").joinpath("engines.json").read_text())

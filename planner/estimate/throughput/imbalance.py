@@ -1,27 +1,27 @@
-"""How much fuller the fullest GPU of a unit is than the mean, in one step of a plan's own expert map.
+"""Predict the fullest GPU's load over the mean, in one step of a plan's own expert map.
 
-    expected    what the map leaves, for the loads and the split rule that it was made for (`max_over_mean`)
-    drift       popularity has changed since the loads were counted
-    luck        a step's pairs are a sample
+    expected    the map's own imbalance, for its loads and split rule (`max_over_mean`)
+    drift       experts' popularity changed since the loads were measured
+    sampling    one step's pairs are a small sample
 
-A GPU's pairs in one step are taken as normal around what is expected, with the variance of both. The mean of their
-maximum over all GPUs is
+A GPU's pairs in one step are assumed normal around the expected number, with the variance of drift and sampling. The
+expected maximum over all GPUs is
 
     E[max] = integral of 1 - product over GPUs of P(pairs <= x) dx
 
-Drift is that of `facts/drawn.py`, where the most popular experts drift least, since popularity is bounded. Replicas of
-an expert drift together, but they are on different GPUs. drawn.py's drift is calibrated to 0.109, the fullest of 32
-ranks in an iteration over the mean, and takes all of that for drift. The same table has the mean and the standard
-deviation of ranks, 1,024 and 52.0 pairs. Independent pairs alone have 32.0, so of drawn.py's drift at most
+`facts/drawn.py` models the drift: the most popular experts drift least, since popularity is bounded. Replicas of an
+expert drift together, but they are on different GPUs. drawn.py's drift is calibrated to 0.109, the excess of the
+fullest of 32 ranks in an iteration, as if all of it were drift. The same table gives the mean of ranks, 1,024 pairs,
+and their standard deviation, 52.0. Sampling alone would give 32.0, so at most this share of drawn.py's drift is real:
 
-    sqrt(1 - (32.0 / 52.0)^2) = 0.788 lasts
+    sqrt(1 - (32.0 / 52.0)^2) = 0.788
 
-The map there was made from the same iterations that it was measured in, so how much of it lasts is not known: none, if
-a step's tokens choose alike, or all. 0.471 of drawn.py's drift is assumed, about a third of the variance that may last.
-It was chosen after DeepSeek's decode had been seen, so that this row is weak evidence for it
-(docs/design/predictions.md). A range's low end has 0.788.
+That map was made from the same iterations in which it was measured, so the real share is unknown: anything from none
+(if tokens of a step choose alike) to all of it. 0.471 is assumed, about a third of the possible variance. It was chosen
+after looking at DeepSeek's decode, so that row is weak evidence for it (docs/design/predictions.md). The low end of a
+range takes 0.788.
 
-Nodes are fuller than their mean by what their GPUs add up to; that matters to NICs where tokens go once to each node.
+A node's load is the sum of its GPUs' loads. It matters for NICs if tokens go once to each node.
 
 Source: NVIDIA/TensorRT-LLM 1d263f15 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md,
 table 1; examples/wide_ep/ep_load_balancer/README.md 2a595f81 (which iterations).
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats, Ints
 
 __all__ = [
-    "LASTING",
-    "MOST_LASTING",
+    "DRIFT_SHARE",
+    "MAX_DRIFT_SHARE",
     "drift",
-    "fullest_of",
+    "expected_maximum",
     "imbalance_of",
-    "luck",
     "replicas_on_nodes",
+    "sampling_imbalance",
 ]
 
 POINTS = 64
 DEVIATIONS = 5.0
-WINDOW_DRIFT = sqrt(2 * (1 - WINDOW_CORRELATION))  # standard deviation of what drawn.py's normal variables change by
-MEAN_PAIRS, DEVIATION_PAIRS = 1024, 52.0  # of ranks in an iteration
-MOST_LASTING = sqrt(1 - MEAN_PAIRS / DEVIATION_PAIRS**2)
-LASTING = sqrt(1 / 2) * 2 / 3  # assumed: see above
+WINDOW_DRIFT = sqrt(2 * (1 - WINDOW_CORRELATION))  # standard deviation of the change of drawn.py's normal variables
+MEAN_PAIRS, DEVIATION_PAIRS = 1024, 52.0  # pairs of a rank in an iteration
+MAX_DRIFT_SHARE = sqrt(1 - MEAN_PAIRS / DEVIATION_PAIRS**2)
+DRIFT_SHARE = sqrt(1 / 2) * 2 / 3  # assumed: see the module's docstring
 
 
 def imbalance_of(
@@ -66,17 +66,17 @@ def imbalance_of(
     pairs_per_gpu: float,
     *,
     num_nodes: int,
-    lasting: float = LASTING,
+    drift_share: float = DRIFT_SHARE,
 ) -> Imbalance:
-    """Return the mean over MoE layers, in a step in which each GPU receives `pairs_per_gpu` on average.
+    """Return the imbalance of a map, averaged over MoE layers, if a GPU receives `pairs_per_gpu` in a step.
 
-    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule says what a replica carries.
-    NICs are between `num_domains` domains. `lasting` is the share of drawn.py's drift that there is.
+    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule determines what each replica
+    carries. NICs connect `num_domains` domains. `drift_share` is the share of drawn.py's drift that is taken as real.
     """
     import numpy as np  # `validate` must not wait for it
 
     loads_LE = np.array(loads, dtype=np.float64)
-    shares_LG, variance_LG = _carried(expert_map, loads_LE, num_gpus, num_nodes, lasting)
+    shares_LG, variance_LG = _gpu_loads(expert_map, loads_LE, num_gpus, num_nodes, drift_share)
     means_L1 = np.maximum(shares_LG.mean(axis=1, keepdims=True), 1e-12)
     shares_LG = shares_LG / means_L1
     deviation_LG = np.sqrt(variance_LG / means_L1**2 + shares_LG / max(pairs_per_gpu, 1.0))
@@ -84,34 +84,34 @@ def imbalance_of(
     return Imbalance(float(_expected_maximum(shares_LG, deviation_LG).mean()), float(shares_LN.max(axis=1).mean()))
 
 
-def _carried(
-    expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int, lasting: float
+def _gpu_loads(
+    expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int, drift_share: float
 ) -> "tuple[Floats, Floats]":
     """Return each GPU's load and the variance of its drift, both `[L, G]`."""
     import numpy as np  # as above
 
-    from planner.estimate.throughput.shares import shares_under  # numpy, too
+    from planner.estimate.throughput.shares import replica_shares  # numpy, too
 
     slots_LGS = np.array(expert_map.physical_to_logical).reshape(len(loads_LE), num_gpus, -1)
     carried, variances = [], []
-    for loads_E, drift_E, slots_GS in zip(loads_LE, drift(loads_LE, lasting), slots_LGS, strict=True):
-        parts_GE = shares_under(expert_map.split, len(loads_E), slots_GS, num_nodes) * loads_E
+    for loads_E, drift_E, slots_GS in zip(loads_LE, drift(loads_LE, drift_share), slots_LGS, strict=True):
+        parts_GE = replica_shares(expert_map.split, len(loads_E), slots_GS, num_nodes) * loads_E
         carried.append(parts_GE.sum(axis=1))
         variances.append(((parts_GE * drift_E) ** 2).sum(axis=1))
     return np.array(carried), np.array(variances)
 
 
 def replicas_on_nodes(slots_LS: "Ints", num_nodes: int) -> "Floats":
-    """Return how many replicas of each expert each node has, `[num_moe_layers, num_experts, num_nodes]`."""
+    """Return each node's number of replicas of each expert, `[num_moe_layers, num_experts, num_nodes]`."""
     import numpy as np  # as above
 
     found: Floats = np.zeros((len(slots_LS), int(slots_LS.max()) + 1, num_nodes))
-    np.add.at(found, (np.arange(len(slots_LS))[:, None], slots_LS, _nodes(slots_LS, num_nodes)), 1)
+    np.add.at(found, (np.arange(len(slots_LS))[:, None], slots_LS, _node_of_slot(slots_LS, num_nodes)), 1)
     return found
 
 
-def drift(loads_LE: "Floats", lasting: float = LASTING) -> "Floats":
-    """Return each expert's relative standard deviation from one window to the next.
+def drift(loads_LE: "Floats", drift_share: float = DRIFT_SHARE) -> "Floats":
+    """Return each expert's relative standard deviation from one window to the next, `[L, E]`.
 
     With popularity 256^u and u = P(z), d ln(popularity) / dz is ln 256 x the normal density at z.
     """
@@ -119,7 +119,7 @@ def drift(loads_LE: "Floats", lasting: float = LASTING) -> "Floats":
 
     most = np.maximum(loads_LE.max(axis=1, keepdims=True), 1e-12)
     u = 1 + np.log(np.maximum(loads_LE / most, 1 / MAX_POPULARITY)) / log(MAX_POPULARITY)
-    found: Floats = log(MAX_POPULARITY) * np.interp(u, *_densities()) * WINDOW_DRIFT * lasting
+    found: Floats = log(MAX_POPULARITY) * np.interp(u, *_densities()) * WINDOW_DRIFT * drift_share
     return found
 
 
@@ -132,18 +132,18 @@ def _densities() -> "tuple[Floats, Floats]":
     return table, np.array([NormalDist().pdf(NormalDist().inv_cdf(each)) for each in table.tolist()])
 
 
-def luck(num_gpus: int, pairs_per_gpu: float) -> float:
-    """Return the fullest over the mean where only a step's luck makes GPUs differ."""
-    return float(1 + fullest_of(num_gpus) / sqrt(max(pairs_per_gpu, 1.0))) if num_gpus > 1 else 1.0
+def sampling_imbalance(num_gpus: int, pairs_per_gpu: float) -> float:
+    """Return the fullest GPU over the mean if GPUs differ only by sampling."""
+    return float(1 + expected_maximum(num_gpus) / sqrt(max(pairs_per_gpu, 1.0))) if num_gpus > 1 else 1.0
 
 
 @cache
-def fullest_of(num_gpus: int) -> float:
-    """Return how many standard deviations the fullest of so many GPUs is above their mean: Blom's formula."""
+def expected_maximum(num_gpus: int) -> float:
+    """Return the expected maximum of `num_gpus` standard normal variables, by Blom's formula."""
     return NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
 
 
-def _nodes(slots_LS: "Ints", num_nodes: int) -> "Ints":
+def _node_of_slot(slots_LS: "Ints", num_nodes: int) -> "Ints":
     """Return the node of each slot, `[num_slots]`."""
     import numpy as np  # as above
 
@@ -152,7 +152,7 @@ def _nodes(slots_LS: "Ints", num_nodes: int) -> "Ints":
 
 
 def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":
-    """Return the mean of the largest of independent normal variables, layer by layer."""
+    """Return the expected maximum of independent normal variables, `[L]`."""
     import numpy as np  # as above
 
     low = means_LG.max(axis=1)
@@ -163,12 +163,12 @@ def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":
     for point in range(POINTS):
         x = low + (point + 0.5) * width
         z = (x[:, None] - means_LG) / np.maximum(deviations_LG, 1e-9)
-        total += (1 - _normal(z).prod(axis=1)) * width
+        total += (1 - _normal_cdf(z).prod(axis=1)) * width
     return total
 
 
-def _normal(z: "Floats") -> "Floats":
-    """Return the normal distribution, within 0.0003: Page's approximation."""
+def _normal_cdf(z: "Floats") -> "Floats":
+    """Return the normal distribution function within 0.0003, by Page's approximation."""
     import numpy as np  # as above
 
     found: Floats = 1 / (1 + np.exp(-np.clip(sqrt(8 / pi) * z * (1 + 0.044715 * z**2), -40, 40)))

@@ -1,23 +1,22 @@
-"""How wide a prediction is, and why: the family of evidence that it rests on.
+"""Determine the range of a prediction from its family of evidence.
 
     family                                           half width     on top
-    this engine was measured on this GPU             10 %           or what its factor leaves unexplained
+    this engine was measured on this GPU             10 %           or the unexplained part of its factor
     the same, in another phase                       20 %           its imbalance and overheads carry over
     this engine was measured on another GPU          20 %           where this GPU's kernels were measured
                                                      35 %           where some are scaled from another's
-    no measurement of this engine                    a factor of 2  nobody has looked
+    no measurement of this engine                    a factor of 2
     an attention or precision that nobody measured   a factor of 2
 
-Engines' rows miss by 5.7 % at most when each is left out in turn (`tests/benchmarks/throughput.py`): the first width is
-nearly twice that. Where a row gave its engine a factor that nothing explains, what is unexplained is the width if that
-is more: at another point it may be a time and no share. The second is assumed to be twice the first: the only row of
-that kind is SGLang's decode, which is met within 1 %. The third is assumed to be the same, as no engine's rows are of
-two GPUs. The fourth covers at least 85 % of all measured operators when the tables of their GPU are left out
-(`left_out` in `kernels.json`). A factor of two has an upper end: what the same kernels give with nothing between them,
-nothing exposed and all GPUs equally full. How much popularity drifts is known within bounds (`imbalance.py`): the low
-end of the first three has the most of it, and the family's width below that.
+The first width is nearly twice the largest error, 5.7 %, when each row is predicted from the others
+(`tests/benchmarks/throughput.py`). An unexplained factor widens it, because the loss may be another share at another
+point. The second width is assumed to be twice the first: its only row, SGLang's decode, is met within 1 %. The third is
+assumed equal, because no engine was measured on two GPUs. The fourth covers at least 85 % of all measured operators
+when their GPU's tables are left out (`left_out` in `kernels.json`). A factor of two is capped by the rate of the same
+kernels without overheads, exposed exchanges or imbalance. Drift of popularity is known within bounds (`imbalance.py`):
+the low end of the first three families takes the most drift, and then the family's width below that.
 
-A user's own measurements are the first family, and their range holds each of them.
+A user's own measurements count as the first family, and their range includes each of them.
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from planner.estimate.throughput.engines import EngineModel
 from planner.estimate.throughput.machine import Machine
 from planner.facts.terms import Phase
 
-__all__ = ["SCALED_WIDTH", "Estimate", "Evidence", "evidence_for", "spread"]
+__all__ = ["SCALED_WIDTH", "Estimate", "Evidence", "add_range", "evidence_for"]
 
 Family = Literal["same engine and GPU", "same engine and GPU, other phase", "same engine, other GPU", "none"]
 WIDTHS: dict[Family, float] = {
@@ -47,45 +46,45 @@ FACTOR = 2.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with the range that its evidence gives it."""
+    """A predicted figure with its range."""
 
     low: float
     mid: float
     high: float
 
     def times(self, factor: float) -> "Estimate":
-        """Return the estimate in another unit."""
+        """Return the estimate multiplied by `factor`."""
         return Estimate(self.low * factor, self.mid * factor, self.high * factor)
 
     def plus(self, seconds: float) -> "Estimate":
-        """Return the estimate with what is certain added."""
+        """Return the estimate with `seconds` added to it and to both ends."""
         return Estimate(self.low + seconds, self.mid + seconds, self.high + seconds)
 
     def inverse(self, numerator: float) -> "Estimate":
-        """Return `numerator` over the estimate: a time, from a rate."""
+        """Return `numerator` over the estimate, as a time from a rate."""
         return Estimate(numerator / self.high, numerator / self.mid, numerator / self.low)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a prediction rests on, in words for people."""
+    """The evidence behind a prediction, in words for people."""
 
     family: Family
     why: str
     scaled: tuple[str, ...]  # constants of the GPU that are scaled from another
-    unexplained: float = 0.0  # share of the rate that a factor of the engine takes away
-    measured: tuple[float, float] = (1.0, 1.0)  # a user's own over what is predicted of them: the least, the most
+    unexplained: float = 0.0  # share of the rate that the engine's factor removes
+    measured: tuple[float, float] = (1.0, 1.0)  # a user's measurements over predictions: least, most
 
     @property
     def chance(self) -> str:
-        """Return what is known of how likely a speed within the range is, for people: no range is a distribution."""
+        """Say how likely a speed within the range is. No range is a probability distribution."""
         if self.family == "same engine, other GPU" and self.scaled:
             return SCALED_CHANCE
         return CHANCES.get(self.family, UNKNOWN_CHANCE)
 
 
 def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured: str | None = None) -> Evidence:
-    """Return the family of a phase of an engine on a GPU; `unmeasured` says which kernels nobody measured, if any."""
+    """Return the evidence for a phase of an engine on a GPU. `unmeasured` names kernels without measurements."""
     scaled = tuple(name for name, origin in machine.origins.items() if origin == "scaled")
     gpus = engine.measured_on.get(phase, ())
     if unmeasured is not None:
@@ -102,14 +101,16 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
         return Evidence("same engine and GPU, other phase", why, scaled)
     if gpus:
         return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
-    return Evidence("none", f"nobody has measured {phase} units on {engine.name}{_instead(engine, phase)}", scaled)
+    return Evidence(
+        "none", f"nobody has measured {phase} units on {engine.name}{_describe_substitute(engine, phase)}", scaled
+    )
 
 
-def spread(mid: float, bound: float, evidence: Evidence, drifted: float | None = None) -> Estimate:
+def add_range(mid: float, bound: float, evidence: Evidence, drifted: float | None = None) -> Estimate:
     """Return a rate with its range.
 
-    `bound` is what no overhead would leave, and `drifted` what is left of it when popularity drifts most. A factor of
-    two has room for that.
+    `bound` is the rate without overheads, and `drifted` the rate with the most drift. A factor of two already covers
+    drift.
     """
     width = WIDTHS.get(evidence.family)
     if width is None:
@@ -121,8 +122,8 @@ def spread(mid: float, bound: float, evidence: Evidence, drifted: float | None =
     return Estimate(min(slowest * (1 - width), mid * least), mid, mid * max(1 + width, most))
 
 
-def _instead(engine: EngineModel, phase: Phase) -> str:
-    """Return what an unmeasured engine is predicted by, and what is known of it."""
+def _describe_substitute(engine: EngineModel, phase: Phase) -> str:
+    """Say which engine's constants an unmeasured engine borrows, and what is known of it."""
     if engine.as_engine is None:
         return ""
     text = f", so its overheads are taken from {engine.as_engine}'s"

@@ -1,9 +1,9 @@
-"""What kernels reach on a kind of GPU: shares of its nominal rates, and times that no size makes shorter.
+"""The efficiency of kernels on a GPU: shares of its nominal rates, and fixed times.
 
-The constants are fitted, kind by kind, to measured tables of operators (`kernels.json`, which
-`tests/benchmarks/fit_kernels.py` writes: it has residuals and provenance beside each). A GPU without tables has those
-of the reference kind, as shares of its own rates: its times are scaled, not measured. Where its large matmuls are known
-to reach less of the nominal rate than the reference's, all of its matmuls are taken to (`matmuls`).
+The constants are fitted to measured tables of operators, GPU by GPU. `tests/benchmarks/fit_kernels.py` writes them to
+`kernels.json`, with residuals and provenance. A GPU without tables gets the reference GPU's shares of its own rates:
+its times are scaled, not measured. If its large matmuls are known to be less efficient than the reference's, all its
+matmuls are assumed to be (`matmuls`).
 """
 
 import json
@@ -20,13 +20,13 @@ Origin = Literal["measured", "scaled"]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Shares are of the GPU's nominal rates; times are in microseconds."""
+    """Constants of kernels: shares of the GPU's nominal rates, and times in microseconds."""
 
     # Routed experts of decode: one matmul of few rows for each expert.
     expert_fixed_us: float
     expert_weight_share: float  # of the memory's bandwidth
     expert_matmul_share: float
-    # Routed experts of prefill: long runs of rows, and what copies them.
+    # Routed experts of prefill: long runs of rows, and the kernels that copy them.
     prompt_expert_fixed_us: float
     prompt_matmul_share: float
     copy_share: float  # of the memory's bandwidth
@@ -41,7 +41,7 @@ class Kernels:
     core_share: float  # of the BF16 rate
     core_memory_share: float  # of the memory's bandwidth
     # Attention of prefill.
-    prompt_floor_us: float  # what the host needs to launch it
+    prompt_floor_us: float  # the host's launch time
     prompt_request_us: float
     prompt_projection_share: float
     prompt_core_share: float
@@ -50,7 +50,7 @@ class Kernels:
     dispatch_nvlink_share: float
     combine_nvlink_fixed_us: float
     combine_nvlink_share: float
-    dispatch_rows_share: float  # of the memory's bandwidth, at which processors put rows out and take them in
+    dispatch_rows_share: float  # of the memory's bandwidth, while processors send and receive rows
     combine_rows_share: float
     dispatch_fixed_us: float
     dispatch_doubling_us: float  # for each doubling of the nodes
@@ -63,13 +63,13 @@ class Kernels:
     normal_nic_share: float
 
 
-# Shares of the rate of matmuls.
+# Constants that are shares of the matmul rate.
 MATMULS = ("expert_matmul", "prompt_matmul", "ffn_matmul", "projection", "core", "prompt_projection", "prompt_core")
 
 
 @cache
 def kernels_for(name: str) -> tuple[Kernels, Mapping[str, Origin]]:
-    """Return the constants of the GPU called `name`, and which of them were measured on it or on an equal chip."""
+    """Return the constants of GPU `name`, and which were measured on it or on the same silicon."""
     document = kernels_json()
     reference = document["gpus"][document["reference"]]["constants"]
     kind = document["gpus"].get(name, {"constants": {}})

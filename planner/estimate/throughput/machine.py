@@ -1,4 +1,4 @@
-"""One GPU as operations see it: nominal rates, and what kernels reach of them."""
+"""One GPU for the speed model: nominal rates, and the efficiency of its kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from planner.facts.catalog import Gpu
 from planner.facts.quantisation import Format
 from planner.facts.quantities import BITS_PER_BYTE
 
-__all__ = ["MICRO", "RESOURCES", "Machine", "machine_of", "machine_with"]
+__all__ = ["MICRO", "RESOURCES", "Machine", "build_machine", "machine_with_kernels"]
 
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
-# What may be changed one at a time, to ask what binds: field of `Machine` -> what people call it.
+# Candidates for the bottleneck: field of `Machine` -> its name for people.
 RESOURCES = {
     "fp8": "FP8 matmuls",
     "bf16": "BF16 matmuls and core attention",
@@ -26,7 +26,7 @@ RESOURCES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates are one GPU's; a NIC that several share counts in parts."""
+    """The rates of one GPU. A shared NIC counts in parts."""
 
     name: str
     fp8: FlopsPerSecond
@@ -39,9 +39,10 @@ class Machine:
     origins: Mapping[str, Origin]
 
     def matmuls(self, kept_in: Format) -> FlopsPerSecond:
-        """Return the rate of matmuls whose weights are kept in a format.
+        """Return the rate of matmuls whose weights are stored in a format.
 
-        INT4 by 32 and MXFP4 beside BF16 are widened to BF16; INT4 by 128 to FP8, whose activations it meets.
+        Weights of INT4 by 32, and of MXFP4 beside BF16, are widened to BF16. INT4 by 128 is widened to FP8, like its
+        activations.
         """
         if kept_in in ("fp8", "fp8_plain", "mxfp8", "int4"):
             return self.fp8
@@ -50,7 +51,7 @@ class Machine:
         return FlopsPerSecond(self.bf16 / 2) if kept_in == "fp32" else self.bf16
 
     def fixed(self, microseconds: float) -> Seconds:
-        """Return a fixed time of the kernels' constants."""
+        """Convert a fixed time of the kernels' constants to seconds."""
         return Seconds(microseconds * MICRO)
 
     def with_more(self, resource: str, factor: float) -> "Machine":
@@ -58,13 +59,13 @@ class Machine:
         return replace(self, **{resource: getattr(self, resource) * factor})
 
 
-def machine_of(gpu: Gpu, name: str) -> Machine | None:
-    """Return the GPU called `name` as a machine; None where its rates are not known, as on `cpu`."""
-    return machine_with(gpu, name, *kernels_for(name))
+def build_machine(gpu: Gpu, name: str) -> Machine | None:
+    """Return GPU `name` as a machine, or None if its rates are unknown, as on `cpu`."""
+    return machine_with_kernels(gpu, name, *kernels_for(name))
 
 
-def machine_with(gpu: Gpu, name: str, kernels: Kernels, origins: Mapping[str, Origin]) -> Machine | None:
-    """Return a machine with other constants than those that are known of the GPU called `name`."""
+def machine_with_kernels(gpu: Gpu, name: str, kernels: Kernels, origins: Mapping[str, Origin]) -> Machine | None:
+    """Return GPU `name` as a machine with the given constants."""
     if gpu.bf16_tflops is None or gpu.memory_gb_per_s is None:
         return None
     fp8 = gpu.fp8_tflops or gpu.bf16_tflops

@@ -13,211 +13,216 @@ from dataclasses import dataclass
 from math import log2
 from typing import Literal
 
-from planner.estimate.throughput.dimensions import Bytes, Flops, Seconds, computing, moving, soft_maximum
+from planner.estimate.throughput.dimensions import Bytes, Flops, Seconds, compute_time, soft_maximum, transfer_time
 from planner.estimate.throughput.machine import Machine
 from planner.estimate.throughput.work import AttentionWork, FfnWork
 
 __all__ = [
     "LowLatency",
-    "at_least",
-    "attention_into",
-    "attention_out",
-    "copies",
-    "dense_ffn",
-    "expert_copies",
-    "head",
-    "indexer",
+    "apply_launch_floor",
+    "attention_input_time",
+    "attention_output_time",
+    "copy_time",
+    "dense_ffn_time",
+    "expert_copy_bytes",
+    "head_time",
+    "indexer_time",
     "low_latency_combine",
     "low_latency_dispatch",
     "low_latency_seconds",
-    "prompt_attention_into",
-    "prompt_attention_out",
-    "prompt_experts",
-    "routed_experts",
-    "transfer",
+    "normal_exchange_time",
+    "prompt_attention_input_time",
+    "prompt_attention_output_time",
+    "prompt_experts_time",
+    "routed_experts_time",
 ]
 
-INTO_SHARE = 2 / 3  # assumed: nine of decode attention's fourteen kernels come before core attention
-FLOOR_SHARPNESS = 2  # of the host's launches against the GPU's work: of 2, 4 and 8 it fits the tables best
+INTO_SHARE = 2 / 3  # assumed: nine of decode attention's fourteen kernels run before core attention
+FLOOR_SHARPNESS = 2  # for launches against the GPU's work: 2 fits the tables better than 4 and 8
 
 
-def attention_into(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
-    """Return the time of decode attention up to its queries: a share of the fixed time + (m ^ c)."""
+def attention_input_time(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
+    """Query-side projection time plus fixed overhead: a share of the fixed time + (m ^ c)."""
     kernels = machine.kernels
     fixed = machine.fixed(kernels.attention_fixed_us * INTO_SHARE)
-    return Seconds(fixed + _projections(machine, work, work.into_weights, work.into_flops, tokens))
+    return Seconds(fixed + _projection_time(machine, work, work.into_weights, work.into_flops, tokens))
 
 
-def attention_out(
+def attention_output_time(
     machine: Machine, work: AttentionWork, requests: float, kv_tokens: float, queries: int = 1
 ) -> Seconds:
-    """Return the time of core attention of `queries` tokens a request over its `kv_tokens`, and of what follows it.
+    """Return the time of core attention over `kv_tokens` per request, and of the projections after it.
 
-    Core attention takes the longer of its matmuls and of reading its KV: FlashMLA overlaps the two. A request's queries
-    read its KV once, unless an indexer picks other tokens for each.
+    Core attention takes the longer of its matmuls and its KV reads: FlashMLA overlaps them. The `queries` of one
+    request share one read of its KV, unless an indexer picks different tokens for each.
     """
     kernels, tokens = machine.kernels, requests * queries
     seen = kv_tokens if work.window is None else min(kv_tokens, work.window)
     readers = tokens if work.index_flops else requests
-    matmuls = computing(Flops(tokens * seen * work.core_flops / kernels.core_share), machine.bf16)
-    reading = moving(Bytes(readers * seen * work.core_bytes / kernels.core_memory_share), machine.memory)
+    matmuls = compute_time(Flops(tokens * seen * work.core_flops / kernels.core_share), machine.bf16)
+    reading = transfer_time(Bytes(readers * seen * work.core_bytes / kernels.core_memory_share), machine.memory)
     fixed = machine.fixed(kernels.attention_fixed_us * (1 - INTO_SHARE))
-    core = max(matmuls, reading) + indexer(
+    core = max(matmuls, reading) + indexer_time(
         machine, work, tokens, kv_tokens, Bytes(requests * kv_tokens * work.index_bytes)
     )
-    return Seconds(fixed + core + _projections(machine, work, work.out_weights, work.out_flops, tokens))
+    return Seconds(fixed + core + _projection_time(machine, work, work.out_weights, work.out_flops, tokens))
 
 
-def indexer(machine: Machine, work: AttentionWork, tokens: float, context: float, read: Bytes) -> Seconds:
-    """Return the time in which an indexer scores all tokens of the context: the longer of matmuls and reading keys.
+def indexer_time(machine: Machine, work: AttentionWork, tokens: float, context: float, read: Bytes) -> Seconds:
+    """Return the time in which an indexer scores all tokens of the context: the longer of matmuls and key reads.
 
-    Nobody measured it: it is taken to reach core attention's share of the GPU's rate.
+    Nobody measured it. It is assumed to reach core attention's share of the GPU's rate.
     """
     kernels = machine.kernels
     rate = machine.matmuls(work.index_in)
-    matmuls = computing(Flops(tokens * context * work.index_flops / kernels.core_share), rate)
-    return max(matmuls, moving(Bytes(read / kernels.core_memory_share), machine.memory))
+    matmuls = compute_time(Flops(tokens * context * work.index_flops / kernels.core_share), rate)
+    return max(matmuls, transfer_time(Bytes(read / kernels.core_memory_share), machine.memory))
 
 
-def prompt_attention_into(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
+def prompt_attention_input_time(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
     """Return the time of prefill's projections to queries, keys and values: c."""
     rate = machine.matmuls(work.kept_in)
-    return computing(Flops(tokens * work.into_flops / machine.kernels.prompt_projection_share), rate)
+    return compute_time(Flops(tokens * work.into_flops / machine.kernels.prompt_projection_share), rate)
 
 
-def prompt_attention_out(
+def prompt_attention_output_time(
     machine: Machine, work: AttentionWork, tokens: float, context: float, requests: float
 ) -> Seconds:
-    """Return the time of prefill's core attention, and of the projection after it.
+    """Return the time of prefill's core attention and of the projection after it.
 
     A token reads `context` tokens on average: half of a prompt that is computed whole.
     """
     kernels = machine.kernels
     seen = context if work.window is None else min(context, work.window)
-    core = computing(Flops(tokens * seen * work.prompt_core_flops / kernels.prompt_core_share), machine.bf16)
+    core = compute_time(Flops(tokens * seen * work.prompt_core_flops / kernels.prompt_core_share), machine.bf16)
     rate = machine.matmuls(work.kept_in)
-    out = computing(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
-    scores = indexer(machine, work, tokens, context, Bytes(context * requests * work.index_bytes))
+    out = compute_time(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
+    scores = indexer_time(machine, work, tokens, context, Bytes(context * requests * work.index_bytes))
     return Seconds(core + scores + out + machine.fixed(kernels.prompt_request_us * requests))
 
 
-def at_least(floor: Seconds, time: Seconds) -> Seconds:
-    """Return the time of work that the host launches no faster than in `floor`."""
+def apply_launch_floor(floor: Seconds, time: Seconds) -> Seconds:
+    """Return the time of work that the host cannot launch faster than `floor`."""
     longer, shorter = max(floor, time), min(floor, time)
     return Seconds(longer * (1 + (shorter / longer) ** FLOOR_SHARPNESS) ** (1 / FLOOR_SHARPNESS)) if longer else longer
 
 
-def routed_experts(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
+def routed_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
     """Return the time of decode's routed experts on a GPU that received `pairs` rows: fixed + (m ^ c).
 
-    An expert without rows is not read: `slots` counts those that have some.
+    `slots` counts the experts with rows; the weights of others are not read.
     """
     kernels = machine.kernels
-    reading = moving(Bytes(slots * work.weights / kernels.expert_weight_share), machine.memory)
-    matmuls = computing(Flops(pairs * work.flops / kernels.expert_matmul_share), machine.matmuls(work.kept_in))
+    reading = transfer_time(Bytes(slots * work.weights / kernels.expert_weight_share), machine.memory)
+    matmuls = compute_time(Flops(pairs * work.flops / kernels.expert_matmul_share), machine.matmuls(work.kept_in))
     return Seconds(machine.fixed(kernels.expert_fixed_us) + soft_maximum(reading, matmuls))
 
 
-def prompt_experts(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
-    """Return the time of prefill's routed experts, without the copies of rows: fixed + the longer of m and c."""
+def prompt_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
+    """Return the time of prefill's routed experts without row copies: fixed + the longer of m and c."""
     kernels = machine.kernels
-    reading = moving(Bytes(slots * work.weights / kernels.copy_share), machine.memory)
-    matmuls = computing(Flops(pairs * work.flops / kernels.prompt_matmul_share), machine.matmuls(work.kept_in))
+    reading = transfer_time(Bytes(slots * work.weights / kernels.copy_share), machine.memory)
+    matmuls = compute_time(Flops(pairs * work.flops / kernels.prompt_matmul_share), machine.matmuls(work.kept_in))
     return Seconds(machine.fixed(kernels.prompt_expert_fixed_us) + max(reading, matmuls))
 
 
-def expert_copies(hidden_bytes: int, dispatch_bytes: int, intermediate_size: int, tokens: float, pairs: float) -> Bytes:
-    """Return the bytes that prefill copies around the experts of a GPU: `tokens` came, and make `pairs` rows.
+def expert_copy_bytes(
+    hidden_bytes: int, dispatch_bytes: int, intermediate_size: int, tokens: float, pairs: float
+) -> Bytes:
+    """Return the bytes prefill copies around a GPU's experts, for `tokens` received and `pairs` rows.
 
-    A row is read as it came and written in its expert's place; gate and up are read, and their product written; a
-    result is written, read again, and added to its token's sum.
+    Each received row is read and written to its expert's place. Gate and up are read, and their product is written.
+    Each result is written, read again, and added to its token's sum.
     """
     row = 2 * dispatch_bytes + 5 * intermediate_size + hidden_bytes  # gate and up in BF16, their product in FP8
     return Bytes(pairs * row + tokens * (dispatch_bytes + hidden_bytes))
 
 
-def copies(machine: Machine, num_bytes: Bytes) -> Seconds:
+def copy_time(machine: Machine, num_bytes: Bytes) -> Seconds:
     """Return the time of kernels that only move memory."""
-    return moving(Bytes(num_bytes / machine.kernels.copy_share), machine.memory)
+    return transfer_time(Bytes(num_bytes / machine.kernels.copy_share), machine.memory)
 
 
-def dense_ffn(machine: Machine, work: FfnWork, tokens: float) -> Seconds:
+def dense_ffn_time(machine: Machine, work: FfnWork, tokens: float) -> Seconds:
     """Return the time of a shared expert or of a dense layer's FFN: fixed + (m ^ c)."""
     kernels = machine.kernels
-    reading = moving(Bytes(work.weights / kernels.ffn_weight_share), machine.memory)
-    matmuls = computing(Flops(tokens * work.flops / kernels.ffn_matmul_share), machine.matmuls(work.kept_in))
+    reading = transfer_time(Bytes(work.weights / kernels.ffn_weight_share), machine.memory)
+    matmuls = compute_time(Flops(tokens * work.flops / kernels.ffn_matmul_share), machine.matmuls(work.kept_in))
     return Seconds(machine.fixed(kernels.ffn_fixed_us) + soft_maximum(reading, matmuls))
 
 
-def head(machine: Machine, weights: Bytes, flops: Flops, tokens: float) -> Seconds:
-    """Return the time from the last layer to logits of the tokens that answer: m ^ c, in BF16."""
+def head_time(machine: Machine, weights: Bytes, flops: Flops, tokens: float) -> Seconds:
+    """Return the time from the last layer to the logits of the answering tokens: m ^ c, in BF16."""
     kernels = machine.kernels
-    reading = moving(Bytes(weights / kernels.ffn_weight_share), machine.memory)
-    return soft_maximum(reading, computing(Flops(tokens * flops / kernels.ffn_matmul_share), machine.bf16))
+    reading = transfer_time(Bytes(weights / kernels.ffn_weight_share), machine.memory)
+    return soft_maximum(reading, compute_time(Flops(tokens * flops / kernels.ffn_matmul_share), machine.bf16))
 
 
 @dataclass(frozen=True)
 class LowLatency:
-    """A low-latency exchange: what its kernels take of the processors, and what its bytes take beyond that."""
+    """The times of a low-latency exchange: busy processors when sending and receiving, and the flight between."""
 
     issue: Seconds
-    flight: Seconds  # nobody's processors are busy with it
+    flight: Seconds  # no processor is busy with it
     receive: Seconds
 
 
 def low_latency_dispatch(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
-    """Return a dispatch in which a GPU sends and receives so many bytes beyond its own node, or GPU."""
+    """Return a dispatch. `sent` and `received` count bytes that leave the node, or the GPU in one node."""
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "dispatch", received, nodes)
     fixed = machine.fixed(kernels.dispatch_nvlink_fixed_us)
-    return _low_latency(machine, fixed, kernels.dispatch_rows_share, sent, received, whole)
+    return _split_exchange(machine, fixed, kernels.dispatch_rows_share, sent, received, whole)
 
 
 def low_latency_combine(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
-    """Return a combine, which goes the opposite way: the fullest GPU sends most."""
+    """Return a combine. It goes the opposite way, so the fullest GPU sends most."""
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "combine", sent, nodes)
     fixed = machine.fixed(kernels.combine_nvlink_fixed_us)
-    return _low_latency(machine, fixed, kernels.combine_rows_share, sent, received, whole)
+    return _split_exchange(machine, fixed, kernels.combine_rows_share, sent, received, whole)
 
 
 def low_latency_seconds(
     machine: Machine, kind: Literal["dispatch", "combine"], num_bytes: Bytes, nodes: int
 ) -> Seconds:
-    """Return the time of a whole exchange of `num_bytes` by the fullest GPU: fixed + a log2 n + bytes."""
+    """Return the time of a whole exchange of `num_bytes` at the fullest GPU: fixed + a log2 n + bytes."""
     kernels, of_dispatch = machine.kernels, kind == "dispatch"
     if nodes == 1:
         share = kernels.dispatch_nvlink_share if of_dispatch else kernels.combine_nvlink_share
         fixed = kernels.dispatch_nvlink_fixed_us if of_dispatch else kernels.combine_nvlink_fixed_us
-        return Seconds(machine.fixed(fixed) + moving(Bytes(num_bytes / share), machine.nvlink))
+        return Seconds(machine.fixed(fixed) + transfer_time(Bytes(num_bytes / share), machine.nvlink))
     share = kernels.dispatch_nic_share if of_dispatch else kernels.combine_nic_share
     fixed = kernels.dispatch_fixed_us if of_dispatch else kernels.combine_fixed_us
     doubling = kernels.dispatch_doubling_us if of_dispatch else kernels.combine_doubling_us
-    return Seconds(machine.fixed(fixed + doubling * log2(nodes)) + moving(Bytes(num_bytes / share), machine.nic))
+    return Seconds(machine.fixed(fixed + doubling * log2(nodes)) + transfer_time(Bytes(num_bytes / share), machine.nic))
 
 
-def _low_latency(
+def _split_exchange(
     machine: Machine, fixed: Seconds, share: float, sent: Bytes, received: Bytes, whole: Seconds
 ) -> LowLatency:
-    """Half of an exchange's kernels put rows out, half take them in.
+    """Split an exchange into sending, flight and receiving.
 
-    They are taken to need what they need within one node, where they wait for nothing else.
+    Half of its kernels send rows, half receive them. Their time is assumed to be that within one node, where they wait
+    for nothing else.
     """
-    issue = Seconds((fixed + moving(Bytes(sent / share), machine.memory)) / 2)
-    receive = Seconds((fixed + moving(Bytes(received / share), machine.memory)) / 2)
+    issue = Seconds((fixed + transfer_time(Bytes(sent / share), machine.memory)) / 2)
+    receive = Seconds((fixed + transfer_time(Bytes(received / share), machine.memory)) / 2)
     return LowLatency(issue, Seconds(max(whole - issue - receive, 0.0)), receive)
 
 
-def transfer(machine: Machine, nvlink_bytes: Bytes, nic_bytes: Bytes) -> Seconds:
-    """Return the time of a normal dispatch or combine, whose two kinds of links work at the same time."""
+def normal_exchange_time(machine: Machine, nvlink_bytes: Bytes, nic_bytes: Bytes) -> Seconds:
+    """Return the time of a normal dispatch or combine. NVLink and NICs work at the same time."""
     kernels = machine.kernels
-    inside = moving(Bytes(nvlink_bytes / kernels.normal_nvlink_share), machine.nvlink) if nvlink_bytes else Seconds(0)
-    between = moving(Bytes(nic_bytes / kernels.normal_nic_share), machine.nic) if nic_bytes else Seconds(0)
+    inside = (
+        transfer_time(Bytes(nvlink_bytes / kernels.normal_nvlink_share), machine.nvlink) if nvlink_bytes else Seconds(0)
+    )
+    between = transfer_time(Bytes(nic_bytes / kernels.normal_nic_share), machine.nic) if nic_bytes else Seconds(0)
     return max(inside, between)
 
 
-def _projections(machine: Machine, work: AttentionWork, weights: Bytes, flops: Flops, tokens: float) -> Seconds:
+def _projection_time(machine: Machine, work: AttentionWork, weights: Bytes, flops: Flops, tokens: float) -> Seconds:
     kernels = machine.kernels
-    reading = moving(Bytes(weights / kernels.attention_weight_share), machine.memory)
-    matmuls = computing(Flops(tokens * flops / kernels.projection_share), machine.matmuls(work.kept_in))
+    reading = transfer_time(Bytes(weights / kernels.attention_weight_share), machine.memory)
+    matmuls = compute_time(Flops(tokens * flops / kernels.projection_share), machine.matmuls(work.kept_in))
     return soft_maximum(reading, matmuls)

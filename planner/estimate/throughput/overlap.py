@@ -1,14 +1,14 @@
-"""How the stages of two micro-batches fit together: a small event model of one rank.
+"""Model how two micro-batches overlap in a layer: a small event model of one rank.
 
-    span      what the runtime's trace calls a call: attention 1, attention 2, gate, dispatch issue, shared expert,
+    span      one call in the runtime's trace: attention 1, attention 2, gate, dispatch issue, shared expert,
               dispatch wait, experts, combine issue, combine wait, sum; dense layers have mlp instead of the last eight
     track     compute, where spans follow each other; link, where an exchange lasts from its issue to its last byte
     stage     the spans of a micro-batch between two pauses; micro-batches take turns stage by stage
 
-Pauses, turns and lead are those of `runtime/expert_parallel/overlap.py`, so that a trace and a prediction lay over each
-other. The link takes exchanges one after the other. A wait ends when its exchange does. What a rank waits is exposed.
+Pauses, turns and lead are those of `runtime/expert_parallel/overlap.py`, so that a trace can be compared with a
+prediction. The link runs exchanges in sequence. A wait ends when its exchange does. Waiting time is called exposed.
 
-The model runs a few equal layers and takes what one more layer adds: `LayerTimeline.seconds`.
+The model runs a few equal layers. `LayerTimeline.seconds` is the time that one more layer adds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = ["LINKS", "SPANS", "LayerTimeline", "Span", "SpanName", "one_layer"]
 
 SpanName = str
 
-# In the order of a layer, as the runtime's trace writes them; a wait lasts as long as its exchange still needs.
+# In the order of a layer, as in the runtime's trace. A wait lasts until its exchange is over.
 SPANS = (
     *("attention 1", "attention 2", "gate", "dispatch issue", "shared expert", "dispatch wait", "experts"),
     *("combine issue", "combine wait", "sum"),
@@ -30,7 +30,7 @@ SPANS = (
 LINKS = {"dispatch issue": "dispatch", "combine issue": "combine"}  # span that begins an exchange -> its name
 WAITS = {"dispatch wait": "dispatch", "combine wait": "combine"}
 
-# overlap -> the stages of a layer, and by how many of them the first micro-batch is ahead
+# Overlap -> the stages of a layer, and how many of them the first micro-batch is ahead.
 STAGES: Mapping[Overlap, tuple[tuple[tuple[SpanName, ...], ...], int]] = {
     "none": ((SPANS,), 0),
     "dual_batch": (((*SPANS[8:], *SPANS[:5]), SPANS[5:8]), 0),  # the sum goes on into the next layer
@@ -41,7 +41,7 @@ WARM, MEASURED = 3, 3  # layers: the first ones fill the pipeline, and then all 
 
 @dataclass(frozen=True)
 class Span:
-    """One span of one micro-batch, from the beginning of the layer that is shown."""
+    """One span of one micro-batch. Times count from the start of the layer shown."""
 
     name: SpanName
     track: str  # compute or link
@@ -52,10 +52,10 @@ class Span:
 
 @dataclass(frozen=True)
 class LayerTimeline:
-    """What one layer takes, of all its micro-batches, and when."""
+    """The time of one layer with all its micro-batches, and its spans."""
 
     seconds: Seconds
-    exposed: Seconds  # of it waiting for exchanges
+    exposed: Seconds  # part of it, waiting for exchanges
     spans: tuple[Span, ...]
 
 
@@ -64,8 +64,8 @@ def one_layer(
 ) -> LayerTimeline:
     """Return the timeline of one layer in the middle of a step.
 
-    `micro_batches` has for each the seconds of its compute spans, and of `dispatch` and `combine` on the link. Without
-    overlap there is one.
+    `micro_batches` has, for each, the seconds of its compute spans, and of `dispatch` and `combine` on the link.
+    Without overlap there is one.
     """
     run = _Run(micro_batches, with_spans=with_spans)
     first = STAGES[overlap][0][0]
@@ -85,7 +85,7 @@ def one_layer(
 
 @cache
 def _order(overlap: Overlap, num_micro_batches: int) -> tuple[tuple[int, int, tuple[SpanName, ...]], ...]:
-    """Return (micro-batch, layer, spans) as they follow each other: turn by turn, the first ahead by some stages."""
+    """Return (micro-batch, layer, spans) in execution order: turn by turn, the first micro-batch some stages ahead."""
     stages, lead = STAGES[overlap]
     lead = lead if num_micro_batches > 1 else 0
     flows = [
@@ -100,7 +100,7 @@ def _order(overlap: Overlap, num_micro_batches: int) -> tuple[tuple[int, int, tu
 
 
 class _Run:
-    """The clock of a rank, and when its link is free and its exchanges are over."""
+    """The state of a simulated rank: its clock, its link and its exchanges."""
 
     def __init__(self, micro_batches: Sequence[Mapping[SpanName, Seconds]], *, with_spans: bool) -> None:
         self.now = self.waited = 0.0
@@ -111,7 +111,11 @@ class _Run:
 
     def do(self, micro_batch: int, layer: int, spans: Sequence[SpanName]) -> None:
         """Run one stage, and begin the exchanges that its spans issue."""
-        times, over, now = self._times[micro_batch], self._over, self.now  # a search runs millions of spans
+        times, over, now = (
+            self._times[micro_batch],
+            self._over,
+            self.now,
+        )  # locals, because a search runs millions of spans
         for name in spans:
             began = now
             if name in WAITS and (ended := over.get((micro_batch, WAITS[name]), 0.0)) > now:

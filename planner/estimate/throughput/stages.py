@@ -1,11 +1,11 @@
 """The seconds of each span of a layer, for one micro-batch of a phase.
 
-The spans are those of the runtime's trace (`overlap.py`). Operations (`operations.py`) say what kernels take;
-`Overheads` say what lies between them and beside them, which no table of operators has:
-    between      launches, norms, the choice of slots: a fixed time a layer and micro-batch, spread over its stages
-    beside       kernels run slower while an exchange uses processors and memory next to them (prefill)
+The spans are those of the runtime's trace (`overlap.py`). `operations.py` has the times of kernels. `Overheads` have
+what no table of operators has:
+    between      launches, norms, the choice of slots: a fixed time per layer and micro-batch, spread over its stages
+    beside       prefill's kernels run slower while an exchange uses processors and memory
 
-The fullest GPU sets the pace of experts and of both exchanges: `Imbalance` says how much fuller it is than the mean.
+The fullest GPU sets the pace of experts and of both exchanges. `Imbalance` has its load over the mean.
 
 Sources: open-infra-index, day 6 (stages); github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (normal exchanges take
 24 of an H800's 132 processors, low-latency ones none while bytes travel).
@@ -26,37 +26,37 @@ __all__ = [
     *("decode_spans", "dense_decode_spans", "dense_prompt_spans", "prompt_spans"),
 ]
 
-EXCHANGE_PROCESSORS = 24 / 132  # that a normal exchange takes while it overlaps
+EXCHANGE_PROCESSORS = 24 / 132  # share of processors that an overlapped normal exchange takes
 NUM_PAUSES = 5
-NORM_ROWS = 4  # of the stream that a norm, or a sum, reads and writes: stream and result in, both out
+NORM_ROWS = 4  # rows that a norm or a sum reads and writes: stream and result in, both out
 
 
 @dataclass(frozen=True)
 class UnitShape:
-    """What of a layout decides how long a layer takes."""
+    """The parts of a layout that determine a layer's time."""
 
     num_gpus: int
-    num_nodes: int  # that NICs are between: NVLink domains
+    num_nodes: int  # NVLink domains, connected by NICs
     attention_tp: int
     slots_per_gpu: int
     num_experts: int
-    away: float | None = None  # share of pairs that leave their node, or in one node their GPU; None: chosen alike
+    remote_share: float | None = None  # of pairs that leave their node, or in one node their GPU; None: uniform
 
     @property
-    def reached(self) -> float:
-        """Return the share of pairs that are sent over the links which an exchange waits for."""
+    def sent_share(self) -> float:
+        """Return the share of pairs sent over the links that an exchange waits for."""
         places = self.num_gpus if self.num_nodes == 1 else self.num_nodes
-        return (places - 1) / places if self.away is None else self.away
+        return (places - 1) / places if self.remote_share is None else self.remote_share
 
     @property
     def shares_all(self) -> bool:
-        """Whether the unit is one attention group: every GPU has all tokens, and none is dispatched."""
+        """Return whether the unit is one attention group. Every GPU then has all tokens, and dispatches none."""
         return self.attention_tp == self.num_gpus
 
 
 @dataclass(frozen=True)
 class Imbalance:
-    """The fullest over the mean: of GPUs, and of nodes."""
+    """The fullest over the mean load, of GPUs and of nodes."""
 
     gpus: float = 1.0
     nodes: float = 1.0
@@ -64,25 +64,25 @@ class Imbalance:
 
 @dataclass(frozen=True)
 class Overheads:
-    """What an engine adds to its kernels."""
+    """The overheads that an engine adds to its kernels."""
 
-    between_us: float  # a layer and micro-batch of decode
+    between_us: float  # per layer and micro-batch of decode
     prompt_between_us: float
-    beside: float  # factor of prefill's kernels while exchanges run beside them
-    host_ms: float  # a step
+    beside: float  # slowdown of prefill's kernels while exchanges run
+    host_ms: float  # per step
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Copies of one token on links, on average."""
+    """The mean number of copies of one token in a normal dispatch."""
 
-    gpus: float  # that have one of its experts, those of its own GPU left out
-    nodes: float  # likewise
+    gpus: float  # to other GPUs
+    nodes: float  # to other nodes
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What computes a step: a GPU, the model that it has a part of, its unit, and what the engine adds."""
+    """The parts that determine a step's time: GPU, its part of the model, unit, overheads and exchange."""
 
     machine: Machine
     model: ModelWork
@@ -97,26 +97,26 @@ Spans = dict[SpanName, Seconds]
 
 
 def decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int = 1) -> Spans:
-    """Return the spans of a micro-batch of `requests` of an attention group, each with `kv_tokens` of KV.
+    """Return the spans of a decode micro-batch of `requests` in an attention group, with `kv_tokens` each.
 
-    A request has several `queries` where it verifies drafts: each is a row of its own everywhere.
+    A request that verifies drafts has several `queries`, each one row everywhere.
     """
     assert layer.expert is not None
     machine, model, unit = setup.machine, setup.model, setup.unit
     spans = _decode_attention(setup, layer, requests, kv_tokens, queries)
     rows = requests * queries
-    tokens = rows / unit.attention_tp  # that this GPU dispatches
-    computed = rows if unit.shares_all else tokens  # that its share of dense parts sees
+    tokens = rows / unit.attention_tp  # dispatched by this GPU
+    computed = rows if unit.shares_all else tokens  # rows of dense parts on this GPU
     pairs = tokens * layer.experts_per_token
     fullest = pairs * setup.imbalance.gpus
     busy = _busy_slots(unit, pairs * unit.num_gpus)
     if layer.shared:
-        spans["shared expert"] = operations.dense_ffn(machine, layer.shared, computed)
-    spans["experts"] = operations.routed_experts(machine, layer.expert, busy, fullest)
+        spans["shared expert"] = operations.dense_ffn_time(machine, layer.shared, computed)
+    spans["experts"] = operations.routed_experts_time(machine, layer.expert, busy, fullest)
     if unit.shares_all:
         spans["combine issue"] = _all_reduce(setup, rows)
         return spans
-    mean, most = pairs * unit.reached, fullest * unit.reached
+    mean, most = pairs * unit.sent_share, fullest * unit.sent_share
     dispatch = operations.low_latency_dispatch(
         machine, Bytes(mean * model.dispatch_bytes), Bytes(most * model.dispatch_bytes), unit.num_nodes
     )
@@ -129,7 +129,7 @@ def decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: flo
 
 
 def prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float) -> Spans:
-    """Return the spans of a micro-batch of `tokens` of prompts of an attention group.
+    """Return the spans of a prefill micro-batch of `tokens` prompt tokens in an attention group.
 
     A token reads `context` tokens of its prompt on average.
     """
@@ -143,17 +143,19 @@ def prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, 
     arrived = own * exchange.gpus * unit.num_gpus / max(unit.num_gpus - 1, 1) * imbalance.gpus
     if layer.shared:
         seen = tokens if unit.shares_all else own
-        spans["shared expert"] = Seconds(operations.dense_ffn(machine, layer.shared, seen) * compute)
-    copied = operations.expert_copies(model.hidden_bytes, model.dispatch_bytes, model.intermediate_size, arrived, pairs)
+        spans["shared expert"] = Seconds(operations.dense_ffn_time(machine, layer.shared, seen) * compute)
+    copied = operations.expert_copy_bytes(
+        model.hidden_bytes, model.dispatch_bytes, model.intermediate_size, arrived, pairs
+    )
     spans["experts"] = Seconds(
-        operations.prompt_experts(machine, layer.expert, unit.slots_per_gpu, pairs) * compute
-        + operations.copies(machine, copied) * slower
+        operations.prompt_experts_time(machine, layer.expert, unit.slots_per_gpu, pairs) * compute
+        + operations.copy_time(machine, copied) * slower
     )
     if unit.shares_all:
         spans["combine issue"] = _all_reduce(setup, tokens)
         return spans
     for name, num_bytes in (("dispatch", model.dispatch_bytes), ("combine", model.combine_bytes)):
-        spans[name] = operations.transfer(
+        spans[name] = operations.normal_exchange_time(
             machine,
             Bytes(own * exchange.gpus * num_bytes * imbalance.gpus),
             Bytes(own * exchange.nodes * num_bytes * imbalance.nodes),
@@ -162,13 +164,13 @@ def prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, 
 
 
 def dense_decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int = 1) -> Spans:
-    """Return the same of a dense layer, which exchanges nothing but where GPUs share attention."""
+    """Return a dense layer's spans in decode. Only GPUs that share attention exchange anything."""
     spans = _decode_attention(setup, layer, requests, kv_tokens, queries)
     return spans | {"mlp": _mlp(setup, layer, requests * queries)}
 
 
 def dense_prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float) -> Spans:
-    """Return the same of a dense layer, which overlaps nothing."""
+    """Return a dense layer's spans in prefill. It overlaps nothing."""
     spans = _prompt_attention(setup, layer, tokens, context, prompt_tokens, 1.0, 1.0)
     return spans | {"mlp": _mlp(setup, layer, tokens)}
 
@@ -176,16 +178,18 @@ def dense_prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: f
 def _mlp(setup: Setup, layer: LayerWork, rows: float) -> Seconds:
     assert layer.dense is not None
     seen = rows if setup.unit.shares_all else rows / setup.unit.attention_tp
-    return operations.dense_ffn(setup.machine, layer.dense, seen)
+    return operations.dense_ffn_time(setup.machine, layer.dense, seen)
 
 
 def _decode_attention(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int) -> Spans:
     machine, between = setup.machine, setup.overheads.between_us * MICRO / NUM_PAUSES
     shared = _all_reduce(setup, requests * queries)
     return {
-        "attention 1": Seconds(operations.attention_into(machine, layer.attention, requests * queries) + 2 * between),
+        "attention 1": Seconds(
+            operations.attention_input_time(machine, layer.attention, requests * queries) + 2 * between
+        ),
         "attention 2": Seconds(
-            operations.attention_out(machine, layer.attention, requests, kv_tokens, queries) + shared + between
+            operations.attention_output_time(machine, layer.attention, requests, kv_tokens, queries) + shared + between
         ),
         "gate": Seconds(between),
         "sum": Seconds(between),
@@ -195,19 +199,20 @@ def _decode_attention(setup: Setup, layer: LayerWork, requests: float, kv_tokens
 def _prompt_attention(
     setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float, compute: float, slower: float
 ) -> Spans:
-    """The host's launches are a floor: what they add is spread over both parts."""
+    """Return prefill's attention spans. The host's launch time is a floor for both parts together."""
     machine = setup.machine
-    into = operations.prompt_attention_into(machine, layer.attention, tokens) * compute
+    into = operations.prompt_attention_input_time(machine, layer.attention, tokens) * compute
     out = (
-        operations.prompt_attention_out(machine, layer.attention, tokens, context, tokens / prompt_tokens) * compute
+        operations.prompt_attention_output_time(machine, layer.attention, tokens, context, tokens / prompt_tokens)
+        * compute
         + _all_reduce(setup, tokens) * slower
     )
     floor = machine.fixed(machine.kernels.prompt_floor_us)
-    both = operations.at_least(floor, Seconds(into + out))
+    both = operations.apply_launch_floor(floor, Seconds(into + out))
     share = both / (into + out)
     between = setup.overheads.prompt_between_us * MICRO / NUM_PAUSES
     normed = Bytes(tokens / setup.unit.attention_tp * NORM_ROWS * setup.model.hidden_bytes)
-    norms = operations.copies(machine, normed) * slower
+    norms = operations.copy_time(machine, normed) * slower
     return {
         "attention 1": Seconds(into * share + norms + 2 * between),
         "attention 2": Seconds(out * share + between),
@@ -226,6 +231,6 @@ def _all_reduce(setup: Setup, tokens: float) -> Seconds:
 
 
 def _busy_slots(unit: UnitShape, pairs: float) -> float:
-    """Return the slots of a GPU that some row comes to, where `pairs` of the unit choose among experts alike."""
+    """Return the slots of a GPU that receive any row, if the unit's `pairs` choose experts uniformly."""
     idle = math.pow(1 - 1 / (unit.slots_per_gpu * unit.num_gpus), pairs)
     return unit.slots_per_gpu * (1 - idle)

@@ -1,4 +1,4 @@
-"""The time of one step of a phase: layers, head, host; and how it divides.
+"""The time of one step of a phase and its parts: layers, head, drafts and host.
 
 step = MoE layers x one layer's timeline + dense layers + head + drafts + host
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.estimate.throughput import operations
 from planner.estimate.throughput.dimensions import Seconds
-from planner.estimate.throughput.drafts import drafting, prompt_drafting
+from planner.estimate.throughput.drafts import draft_time, prompt_draft_time
 from planner.estimate.throughput.overlap import LayerTimeline, one_layer
 from planner.estimate.throughput.stages import (
     Overheads,
@@ -28,7 +28,7 @@ __all__ = ["MoeLayers", "StepTime", "decode_step", "prompt_step"]
 
 @dataclass(frozen=True)
 class MoeLayers:
-    """The MoE layers of one kind."""
+    """The MoE layers of one kind, with the timeline of one."""
 
     count: int
     timeline: LayerTimeline
@@ -37,7 +37,7 @@ class MoeLayers:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, part by part."""
+    """The seconds of one step, part by part."""
 
     moe_layers: Seconds
     dense_layers: Seconds
@@ -49,24 +49,24 @@ class StepTime:
 
     @property
     def usual(self) -> MoeLayers | None:
-        """Return the most frequent kind of MoE layer, the first of equals; None where there is none."""
+        """Return the most frequent kind of MoE layer, the first of equals; None without MoE layers."""
         return max(self.moe_kinds, key=lambda each: each.count, default=None)
 
     @property
     def seconds(self) -> Seconds:
-        """Return the whole step."""
+        """Return the seconds of the whole step."""
         return Seconds(self.moe_layers + self.dense_layers + self.head + self.drafts + self.host)
 
 
 def decode_step(
     setup: Setup, requests: float, kv_tokens: float, drafts: int = 0, *, with_spans: bool = False
 ) -> StepTime:
-    """Return the time of a step in which an attention group gives each of its `requests` a token.
+    """Return the time of a step that gives each of an attention group's `requests` a token.
 
-    With `drafts` it verifies as many of each request besides, and drafts the next ones.
+    With `drafts`, the step also verifies that many drafts per request, and drafts the next ones.
     """
     queries, unit, model = 1 + drafts, setup.unit, setup.model
-    load = (_part(requests, setup.overlap), kv_tokens, queries)
+    load = (_micro_batch_rows(requests, setup.overlap), kv_tokens, queries)
     layers = _layers(
         setup,
         lambda layer: decode_spans(setup, layer, *load),
@@ -75,8 +75,8 @@ def decode_step(
     )
     rows = requests * queries
     answering = rows / unit.attention_tp if not unit.shares_all else rows
-    head = operations.head(setup.machine, model.head_weights, model.head_flops, answering)
-    return _step(layers, head, drafting(setup, requests, kv_tokens, drafts), setup.overheads)
+    head = operations.head_time(setup.machine, model.head_weights, model.head_flops, answering)
+    return _step(layers, head, draft_time(setup, requests, kv_tokens, drafts), setup.overheads)
 
 
 def prompt_step(
@@ -88,28 +88,28 @@ def prompt_step(
     with_drafts: bool = False,
     with_spans: bool = False,
 ) -> StepTime:
-    """Return the time of a step in which an attention group computes `tokens` of prompts.
+    """Return the time of a step that computes `tokens` prompt tokens in an attention group.
 
-    With drafts, an MTP module computes its KV of them too.
+    With drafts, an MTP module also computes its KV for them.
     """
-    load = (_part(tokens, setup.overlap), context, prompt_tokens)
+    load = (_micro_batch_rows(tokens, setup.overlap), context, prompt_tokens)
     layers = _layers(
         setup,
         lambda layer: prompt_spans(setup, layer, *load),
         lambda layer: dense_prompt_spans(setup, layer, *load),
         with_spans=with_spans,
     )
-    head = operations.head(setup.machine, setup.model.head_weights, setup.model.head_flops, tokens / prompt_tokens)
-    drafted = prompt_drafting(setup, tokens, context, prompt_tokens) if with_drafts else Seconds(0)
+    head = operations.head_time(setup.machine, setup.model.head_weights, setup.model.head_flops, tokens / prompt_tokens)
+    drafted = prompt_draft_time(setup, tokens, context, prompt_tokens) if with_drafts else Seconds(0)
     return _step(layers, head, drafted, setup.overheads)
 
 
-def _part(rows: float, overlap: Overlap) -> float:
-    """Return the rows of a micro-batch: half of them, unless nothing overlaps."""
-    return rows / _num_parts(overlap)
+def _micro_batch_rows(rows: float, overlap: Overlap) -> float:
+    """Return the rows of a micro-batch: half of all, or all without overlap."""
+    return rows / _num_micro_batches(overlap)
 
 
-def _num_parts(overlap: Overlap) -> int:
+def _num_micro_batches(overlap: Overlap) -> int:
     return 1 if overlap == "none" else 2
 
 
@@ -122,9 +122,9 @@ def _layers(
 ) -> tuple[Seconds, tuple[MoeLayers, ...]]:
     """Return the time of all dense layers, and the MoE layers of each kind.
 
-    Micro-batches are alike, and dense layers overlap nothing.
+    Micro-batches are equal, and dense layers overlap nothing.
     """
-    num_parts, dense = _num_parts(setup.overlap), 0.0
+    num_parts, dense = _num_micro_batches(setup.overlap), 0.0
     kinds: list[MoeLayers] = []
     for layer, count in setup.model.layers.items():
         if layer.expert is None:

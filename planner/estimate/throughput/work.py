@@ -1,4 +1,4 @@
-"""What one token asks of a layer, before any GPU: operations, and bytes of weights and of KV.
+"""The operations and bytes that one token needs in a layer, independent of any GPU.
 
 Worked example, DeepSeek-V3 in FP8, one layer:
     projections in     queries, latents, and queries into the latent space       61.2 M weights
@@ -7,10 +7,10 @@ Worked example, DeepSeek-V3 in FP8, one layer:
     projections out    out of the latent space, then to the hidden size          125.8 M weights
     expert             gate, up, down                                            44.04 M weights, 88.08 MFLOP
 
-Where GPUs share attention by heads, a `LayerWork` is one GPU's part. DeepSeek's sparse attention scores all tokens with
-its indexer, a small attention in FP8, and reads the tokens that it picks, with latents absorbed in prefill too.
-MiniMax-M3's indexer is in the KV's type, and picks blocks for each KV head. Other attention that reads a part of its
-context is not known here: `work_of` returns None for such a model.
+If GPUs share attention by heads, a `LayerWork` is one GPU's part. DeepSeek's sparse attention scores all tokens with
+its indexer, a small attention in FP8, and reads only the tokens it picks, with absorbed latents in prefill too.
+MiniMax-M3's indexer has the KV's type, and picks blocks for each KV head. Other attention that skips context is not
+modelled: `work_of` returns None for such a model.
 
 Sources: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py (shapes, absorption); a matmul of n weights
 takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer;
@@ -41,18 +41,18 @@ FLOPS_PER_WEIGHT = 2
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """The attention of one layer: `into` comes before core attention, `out` after it."""
+    """The attention of one layer. `into` is the work before core attention, `out` the work after it."""
 
     into_weights: Bytes
-    into_flops: Flops  # a token
+    into_flops: Flops  # per token
     out_weights: Bytes
     out_flops: Flops
-    core_flops: Flops  # of decode, for a token and each token of its KV
+    core_flops: Flops  # in decode, per token and token of its KV
     core_bytes: Bytes
-    prompt_core_flops: Flops  # of prefill, for a token and each token before it
-    window: int | None  # the most tokens that core attention reads
+    prompt_core_flops: Flops  # in prefill, per token and token before it
+    window: int | None  # most tokens that core attention reads
     kept_in: Format  # the projections
-    index_flops: Flops  # of the indexer, for a token and each token before it
+    index_flops: Flops  # of the indexer, per token and token before it
     index_bytes: Bytes
     index_in: Format = "fp8"
 
@@ -62,13 +62,13 @@ class FfnWork:
     """A dense layer's FFN, the shared experts of a layer, or one routed expert."""
 
     weights: Bytes
-    flops: Flops  # a token
+    flops: Flops  # per token
     kept_in: Format
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """One kind of layer; it has either `dense` or `expert`."""
+    """One kind of layer. It has either `dense` or `expert`."""
 
     attention: AttentionWork
     dense: FfnWork | None
@@ -79,22 +79,22 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """A model as one GPU computes it."""
+    """A model's work on one GPU."""
 
-    layers: Mapping[LayerWork, int]  # of the main model, and how many there are of each kind
+    layers: Mapping[LayerWork, int]  # kind of layer -> number in the main model
     hidden_size: int
     hidden_bytes: int  # of a token's residual stream
     intermediate_size: int  # of a routed expert
     head_weights: Bytes
-    head_flops: Flops  # a token that answers
-    dispatch_bytes: int  # a token
+    head_flops: Flops  # per answering token
+    dispatch_bytes: int  # per token
     combine_bytes: int
     draft: LayerWork | None = None  # the layer of an MTP module
     draft_input: FfnWork | None = None  # its projection of a state and an embedding
 
 
 def why_unknown(model: Model) -> str | None:
-    """Return why a model's speed is not known, in words for people; None where it is."""
+    """Return the reason why a model's speed is unknown, or None if it is known."""
     for attention in model.attentions:
         if not isinstance(attention, LatentAttention | GroupedAttention):
             return "its attention reads a part of the context (compression or a state), which is not modelled"
@@ -105,7 +105,7 @@ def why_unknown(model: Model) -> str | None:
 def work_of(
     model: Model, precision: Precision, kv: KvDtype, attention_tp: int = 1, dense_tp: int = 1
 ) -> ModelWork | None:
-    """Return what one GPU of `attention_tp` that share heads computes; None where `why_unknown` says why."""
+    """Return the work of one of `attention_tp` GPUs that share heads, or None if `why_unknown` gives a reason."""
     if why_unknown(model):
         return None
     dispatch, combine = message_bytes(model.hidden_size, precision)
@@ -138,28 +138,31 @@ def _layer_work(layer: Layer, hidden: int, formats: Formats, wide: int, kv_bytes
     attention = _attention_work(layer.attention, hidden, formats, wide, kv_bytes)
     if isinstance(layer.ffn, Dense):
         weights = 3 * hidden * layer.ffn.intermediate_size / dense_tp
-        return LayerWork(attention, _ffn(weights, formats.ffn), None, None, 0)
+        return LayerWork(attention, _ffn_work(weights, formats.ffn), None, None, 0)
     experts: Experts = layer.ffn
     shared = 3 * hidden * experts.num_shared * experts.shared_intermediate_size / dense_tp
     routed = 3 * hidden * experts.intermediate_size
     return LayerWork(
         attention=attention,
         dense=None,
-        shared=_ffn(shared, formats.ffn) if shared else None,
-        expert=_ffn(routed, formats.expert),
+        shared=_ffn_work(shared, formats.ffn) if shared else None,
+        expert=_ffn_work(routed, formats.expert),
         experts_per_token=experts.num_per_token,
     )
 
 
 def _attention_work(attention: Attention, hidden: int, formats: Formats, wide: int, kv_bytes: int) -> AttentionWork:
     if isinstance(attention, LatentAttention):
-        return _latent(attention, hidden, formats, wide, kv_bytes)
+        return _latent_work(attention, hidden, formats, wide, kv_bytes)
     assert isinstance(attention, GroupedAttention)
-    return _grouped(attention, hidden, formats, kv_bytes)
+    return _grouped_work(attention, hidden, formats, kv_bytes)
 
 
-def _latent(each: LatentAttention, hidden: int, formats: Formats, wide: int, kv_bytes: int) -> AttentionWork:
-    """Queries are absorbed into the latent space in decode; in prefill the same weights expand latents to keys."""
+def _latent_work(each: LatentAttention, hidden: int, formats: Formats, wide: int, kv_bytes: int) -> AttentionWork:
+    """Return the work of latent attention.
+
+    Decode absorbs queries into the latent space; prefill uses the same weights to expand latents to keys.
+    """
     heads, latent = each.num_heads, each.kv_lora_rank
     query = heads * (each.qk_nope_head_dim + each.qk_rope_head_dim)
     rank = each.q_lora_rank
@@ -188,7 +191,7 @@ def _latent(each: LatentAttention, hidden: int, formats: Formats, wide: int, kv_
     )
 
 
-def _grouped(each: GroupedAttention, hidden: int, formats: Formats, kv_bytes: int) -> AttentionWork:
+def _grouped_work(each: GroupedAttention, hidden: int, formats: Formats, kv_bytes: int) -> AttentionWork:
     size = each.head_dim
     into = (each.num_heads * (2 if each.has_gate else 1) + 2 * each.num_kv_heads) * size * hidden
     out = each.num_heads * size * hidden
@@ -212,15 +215,15 @@ def _grouped(each: GroupedAttention, hidden: int, formats: Formats, kv_bytes: in
 
 
 def _draft_input(hidden: int, precision: Precision) -> FfnWork:
-    """Return the projection of a state and an embedding to one state, which stays wide."""
-    return _ffn(2 * hidden * hidden, "fp32" if precision == "fp32" else "bf16")
+    """Return the projection of a state and an embedding to one state. It keeps a wide format."""
+    return _ffn_work(2 * hidden * hidden, "fp32" if precision == "fp32" else "bf16")
 
 
-def _ffn(weights: float, kept_in: Format) -> FfnWork:
+def _ffn_work(weights: float, kept_in: Format) -> FfnWork:
     return FfnWork(Bytes(_bytes(weights, kept_in)), Flops(FLOPS_PER_WEIGHT * weights), kept_in)
 
 
 def _bytes(weights: float, kept_in: Format) -> float:
-    """Return the bytes of so many weights, their scales included."""
+    """Return the bytes of `weights` numbers with their scales."""
     bits, block, scale = SIZES[kept_in]
     return weights * bits / BITS_PER_BYTE + (scale * weights / block if block else 0)

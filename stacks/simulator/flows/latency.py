@@ -9,7 +9,8 @@ where E is the wait of the plan's steady queue (`planner/estimate/throughput/que
 of time that groups work, the share that arrivals ask for, and `MAX_RANDOM`: a longer queue is part of D. A mixed unit
 computes all waiting prompts at once, so E is the rest of the turn under way, uniformly distributed:
 
-    P(E > t) = busy (1 - t / turn)         as `SteadyTurns.wait_of` in `planner/estimate/throughput/turns.py` has it
+    P(E > t) = busy (1 - t / turn)         as `SteadyTurns.wait_exceeded_by` in `planner/estimate/throughput/turns.py`
+    has it
 
 An answer's time per token is that of its minute: over hundreds of steps, random differences even out.
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.estimate.throughput.queue import wait_at
+from planner.estimate.throughput.queue import wait_distribution
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.curves import Curve, Curves
 from stacks.simulator.flows.service import Service
@@ -81,7 +82,7 @@ def prompt_waits(service: Service, curves: Curves) -> Waits:
         waits = Waits(computing, curves.prompt_busy, np.zeros_like(seconds), seconds / 2, is_even=True)
     else:
         rho = np.minimum(np.minimum(curves.prompt_busy, curves.prompt_load), MAX_RANDOM)
-        found = [wait_at(each) for each in rho.tolist()]
+        found = [wait_distribution(each) for each in rho.tolist()]
         shortest, longer = np.array([each.shortest for each in found]), np.array([each.longer for each in found])
         waits = Waits(computing, rho, shortest * seconds, longer * seconds)
     return replace(waits, least=np.maximum(curves.prompt_wait - waits.random_wait, 0.0) + computing)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from planner.cost.demand import PhaseLoad
 from planner.facts.calendar import entry_of
 from planner.facts.day import hh_mm
-from planner.report.columns import filled, table
-from planner.report.spares import offered_spare
+from planner.report.columns import format_table, wrap_note
+from planner.report.spares import suggest_spare
 from stacks.simulator.flows.day import DayColumn
 from stacks.simulator.report.figures import FIGURES, format_figure, shorten_titles, table_rows
 
@@ -24,12 +24,12 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
     clock = plan.schedule.timezone if plan.schedule else "UTC"
     heads, long = shorten_titles([each.variant.title for each in columns])
     rows = _ranges(columns[0]) if len(columns) == 1 else _compare_columns(columns, heads)
-    lines = [line for note in [*long, *_notes(columns, heads)] for line in filled(note)]
+    lines = [line for note in [*long, *_notes(columns, heads)] for line in wrap_note(note)]
     return "\n".join(
         [
             f"{plan.spec.name}: {_describe_day(columns[0])}, minute by minute; times are in {clock}",
             "",
-            table(list(rows)),
+            format_table(list(rows)),
             "",
             *lines,
         ]
@@ -97,7 +97,7 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
         yield f"requests are refused {times}, since {_explain_refusals(demand)}."
     for outage in column.day.outages:
         back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
-        offer = f": {words}" if (words := offered_spare(plan.spec, plan.units, phases[outage.unit])) else ""
+        offer = f": {words}" if (words := suggest_spare(plan.spec, plan.units, phases[outage.unit])) else ""
         yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails{offer}."
     for failure in column.day.idle_failures:
         yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."

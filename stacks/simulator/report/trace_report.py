@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.report.columns import filled, table
+from planner.report.columns import format_table, wrap_note
 from stacks.simulator.flows.latency import QUANTILES
 from stacks.simulator.report.day_json import round_figure
 from stacks.simulator.report.figures import Figure, shorten_titles, table_rows
@@ -24,8 +24,8 @@ def replay_text(columns: Sequence[ReplayColumn]) -> str:
     heads, notes = shorten_titles([each.title for each in columns])
     rows = table_rows(REPLAY_FIGURES, heads, columns)
     head = f"{first.plan.spec.name}: a trace of {came:,} requests, one by one"
-    lines = [line for note in [*notes, NOTE] for line in filled(note)]
-    return "\n".join([head, "", table(list(rows)), "", *lines])
+    lines = [line for note in [*notes, NOTE] for line in wrap_note(note)]
+    return "\n".join([head, "", format_table(list(rows)), "", *lines])
 
 
 def replay_json(columns: Sequence[ReplayColumn]) -> dict[str, Any]:

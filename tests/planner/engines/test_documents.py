@@ -10,8 +10,8 @@ from planner.compiler import compile_plan
 from planner.engines.adapters import gateway_container
 from planner.facts.digest import pretty_json
 from planner.manifests.render import render_files
-from planner.plan.launch import launch_digest, unit_digest, with_map, without_map
-from planner.plan.loaded import load_plan
+from planner.plan.launch import launch_digest, restore_map, strip_map, unit_digest
+from planner.plan.load import load_plan
 from planner.plan.plan import document_digest, plan_digest
 from planner.problems.errors import CallError, InfeasibleError
 from planner.rules.check import check_spec
@@ -106,8 +106,8 @@ def test_a_command_that_was_edited_is_refused(plans, engine, tmp_path):
     maps = {sha256: each["physical_to_logical"] for sha256, each in data["expert_maps"].items()}
     told = data["launch_documents"]["pair-decode-0.launch.json"]
     told["container"]["args"].append("--trust-remote-code")
-    told["unit_digest"] = unit_digest(with_map(told, maps))
-    told["launch_digest"] = launch_digest(with_map(told, maps))
+    told["unit_digest"] = unit_digest(restore_map(told, maps))
+    told["launch_digest"] = launch_digest(restore_map(told, maps))
     next(unit for unit in data["units"] if unit["name"] == "pair-decode-0")["unit_digest"] = told["unit_digest"]
     data["digest"] = plan_digest(data, Spec.model_validate(data["spec"]))
     data["document_digest"] = document_digest(data)
@@ -162,7 +162,7 @@ def test_pods_mount_their_launch_file_without_a_map_that_nobody_reads(plans, obj
         template, _ = pod_of(objects[engine], unit)
         told = json.loads(mounted(objects[engine], template)[f"{unit}.launch.json"])
 
-        assert told == without_map(plans[engine].launch_documents[f"{unit}.launch.json"])
+        assert told == strip_map(plans[engine].launch_documents[f"{unit}.launch.json"])
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.estimate.failures import _dark_experts, _dark_with
+from planner.estimate.failures import _count_dark, _dark_experts
 from tests.planner.layout.test_memory import PAIR
 
 
@@ -39,14 +39,14 @@ def test_dark_experts_are_those_that_are_left_nowhere(case):
         ]
 
         assert _dark_experts(expert_map, layout, layout.nodes_per_unit)[node] == max(missing)
-        assert _dark_with(expert_map, layout, (node,)) == max(missing)
+        assert _count_dark(expert_map, layout, (node,)) == max(missing)
 
 
 @given(case=maps())
 def test_a_larger_loss_darkens_no_fewer(case):
     """All nodes together are all experts, and one more is never less."""
     expert_map, layout = case
-    lost = [_dark_with(expert_map, layout, tuple(range(n))) for n in range(layout.nodes_per_unit + 1)]
+    lost = [_count_dark(expert_map, layout, tuple(range(n))) for n in range(layout.nodes_per_unit + 1)]
 
     assert lost == sorted(lost)
     assert (lost[0], lost[-1]) == (0, layout.num_logical_experts)

@@ -9,7 +9,7 @@ import stacks
 from planner.cli import main
 from planner.compiler import run_passes
 from planner.report.text import plan_text
-from planner.report.timeline import explained
+from planner.report.timeline import explain_layers
 from planner.rules.check import check_spec, with_values
 from tests.planner.layout.test_memory import PAIR
 
@@ -149,7 +149,7 @@ def test_stages_are_those_of_the_layer_that_is_told():
     changes = {"model": "gpt-oss-120b", "engine": "sglang", "mixed.ep_size": 8, "mixed.redundant_experts": 0}
     plan = run_passes(with_values(spec, changes))
     performance, step = plan.plan.as_json()["performance"]["mixed"], plan.speed[0].prediction.step
-    text = " ".join(explained(plan.speed).split())
+    text = " ".join(explain_layers(plan.speed).split())
 
     assert len(step.moe_kinds) == 2
     assert sum(performance["stages_us"].values()) == pytest.approx(step.usual.timeline.seconds * 1e6, rel=0.01)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.compiler import run_passes
-from planner.estimate.throughput.calibration import calibrated, read_calibration
+from planner.estimate.throughput.calibration import calibrate, read_calibration
 from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.predict import predict, saturated_rate
-from planner.estimate.utilisation import KEPT, LEAST, as_full_as_promised
+from planner.estimate.utilisation import MIN_UTILISATION, SLO_MARGIN, with_promised_utilisation
 from planner.report.report import Report
 from planner.rules.check import check_spec, with_values
 from stacks.simulator.flows.day import simulate_day
@@ -32,7 +32,7 @@ def spec():
 def promised(spec, seconds, **values):
     """The case as full as a promise of so many seconds allows, and its mean TTFT in seconds."""
     asked = with_values(spec, {"slo.ttft_ms": seconds * 1e3, **values})
-    case = as_full_as_promised(asked, CASE, saturated_rate(CASE))
+    case = with_promised_utilisation(asked, CASE, saturated_rate(CASE))
     return case, predict(case, NONE).ttft_seconds.mid
 
 
@@ -43,9 +43,9 @@ def test_prefill_is_as_full_as_the_promise_allows(spec, times):
     case, ttft = promised(spec, times * AT_ONCE)
     fuller = replace(case, point=replace(case.point, utilisation=case.point.utilisation + 1e-3))
 
-    assert LEAST < case.point.utilisation < 1
-    assert ttft <= KEPT * times * AT_ONCE * (1 + 1e-9)
-    assert predict(fuller, NONE).ttft_seconds.mid > KEPT * times * AT_ONCE
+    assert MIN_UTILISATION < case.point.utilisation < 1
+    assert ttft <= SLO_MARGIN * times * AT_ONCE * (1 + 1e-9)
+    assert predict(fuller, NONE).ttft_seconds.mid > SLO_MARGIN * times * AT_ONCE
 
 
 @settings(max_examples=40)
@@ -54,7 +54,7 @@ def test_a_promise_without_time_to_wait_leaves_prefill_half_full(spec, times):
     """It is broken then, which the predicted TTFT shows."""
     case, ttft = promised(spec, times * AT_ONCE)
 
-    assert case.point.utilisation == LEAST
+    assert case.point.utilisation == MIN_UTILISATION
     assert ttft > times * AT_ONCE
 
 
@@ -63,13 +63,13 @@ def test_a_written_utilisation_stays(spec):
     written, _ = promised(spec, 2 * AT_ONCE, **{"operating_point.prefill.utilisation": 1.0})
 
     assert written.point.utilisation == 1
-    assert as_full_as_promised(spec, CASE, saturated_rate(CASE)) == CASE
+    assert with_promised_utilisation(spec, CASE, saturated_rate(CASE)) == CASE
 
 
 def test_a_slower_engine_takes_longer_for_its_prompts(tmp_path):
     """What a calibration takes from the rate, it adds to TTFT."""
     (tmp_path / "measured.json").write_text('[{"phase": "prefill", "tokens_per_s_per_gpu": 2000}]')
-    case, _, correction = calibrated(CASE, NONE, read_calibration(tmp_path / "measured.json"))
+    case, _, correction = calibrate(CASE, NONE, read_calibration(tmp_path / "measured.json"))
 
     assert correction.factor < 1
     assert predict(case, NONE).ttft_seconds.mid == pytest.approx(AT_ONCE / correction.factor, rel=1e-6)

@@ -13,7 +13,7 @@ from planner.compiler import run_passes
 from planner.facts.digest import pretty_json
 from planner.facts.forecast import forecast
 from planner.facts.history import History, PastDay, read_history
-from planner.plan.loaded import load_plan
+from planner.plan.load import load_plan
 from planner.problems.finding import Finding
 from planner.report.text import plan_text
 from planner.rules.check import check_spec

@@ -7,7 +7,7 @@ import pytest
 from planner.compiler import compile_plan
 from planner.facts.digest import digest_of_bytes, pretty_json
 from planner.families import MODELS
-from planner.plan.loaded import load_plan
+from planner.plan.load import load_plan
 from planner.rules.check import check_spec
 from tests.planner.conftest import CONFIG
 from tests.templates.gpu_plans import SPEC

@@ -10,7 +10,7 @@ from planner.families import MODELS
 from planner.families.published import FOLDER
 from planner.layout.weights import weights_of
 from planner.plan.fit import check_fit
-from planner.plan.loaded import load_plan
+from planner.plan.load import load_plan
 from planner.report.text import plan_text
 from planner.rules.check import check_spec
 from planner.spec.precision import KV_BYTES

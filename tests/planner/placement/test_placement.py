@@ -16,7 +16,7 @@ from planner.layout.nodes import nodes_of
 from planner.placement.enough import missing_nodes
 from planner.placement.place import place_units
 from planner.problems.errors import InfeasibleError
-from planner.report.relied_on import relied_on
+from planner.report.prerequisites import prerequisites
 from planner.rules.check import check_spec
 from planner.spec.cluster import ClusterSpec
 from planner.spec.kubernetes import KubernetesSpec
@@ -275,10 +275,10 @@ def test_a_rack_under_two_leaf_switches_is_told(with_line, found_of):
     torn = found_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 2"))
     whole = found_of(with_line(8, "  nodes: 6\n  rack_size: 3\n  leaf_size: 3"))
 
-    assert list(relied_on(torn.plan)) == [
+    assert list(prerequisites(torn.plan)) == [
         ("racks under several leaves", "rack-0 (leaf-0 and leaf-1) and 1 more of 2", "units there use the spine")
     ]
-    assert list(relied_on(whole.plan)) == []
+    assert list(prerequisites(whole.plan)) == []
 
 
 def test_a_node_that_is_not_used_splits_no_rack(with_line, found_of):
@@ -287,7 +287,7 @@ def test_a_node_that_is_not_used_splits_no_rack(with_line, found_of):
     away = [{"name": "x", "cordoned": True}, {"name": "y", "rack": "r", "leaf": "m", "cordoned": True}]
     plan = found_of(with_line(8, f"  nodes: {json.dumps([*away, *nodes])}"))
 
-    assert list(relied_on(plan.plan)) == []
+    assert list(prerequisites(plan.plan)) == []
 
 
 def test_too_few_usable_nodes_says_why(with_line, problems_of, found_of):

@@ -9,7 +9,7 @@ import pytest
 from planner.facts.catalog import GPUS
 from planner.facts.digest import pretty_json
 from planner.placement.place import place_units
-from planner.plan.loaded import load_plan
+from planner.plan.load import load_plan
 from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
 from planner.spec.cluster import ClusterSpec

@@ -7,13 +7,13 @@ import pytest
 
 from planner.cli import main
 from planner.compiler import compile_plan, plan_from
-from planner.plan.loaded import read_plan
+from planner.plan.load import read_plan
 from planner.problems.errors import CallError
-from planner.report.relied_on import relied_on
-from planner.report.report import Report, written, written_range
+from planner.report.prerequisites import prerequisites
+from planner.report.report import Report, format_range, format_value
 from planner.report.rows import rows_of
 from planner.report.summary import summary
-from planner.report.text import plan_text, unit_named, unit_text
+from planner.report.text import find_unit, plan_text, unit_text
 from planner.rules.check import check_spec, with_values
 from planner.search.decision import DEFAULT
 from tests.planner.layout.test_memory import PAIR
@@ -159,7 +159,8 @@ def test_every_number_of_the_text_is_a_rows(name, shipped):
     """Also with everything shown: writers compute nothing. Names and digests are no numbers."""
     plan = shipped(name)
     known = " ".join(
-        " ".join((row.section, row.name, row.unit, row.note, written(row), *written_range(row))) for row in plan.report
+        " ".join((row.section, row.name, row.unit, row.note, format_value(row), *format_range(row)))
+        for row in plan.report
     )
     names = " ".join(
         [plan.digest, plan.name, *(f"{unit.name} {unit.why} {' '.join(unit.nodes)}" for unit in plan.units)]
@@ -267,7 +268,7 @@ def test_whoever_is_called_at_night_finds_each_unit(shipped, capsys):
     assert [line.split(maxsplit=1) for line in unit_text(unit).splitlines()[3:]] == [
         [node, rank] for node, rank in zip(unit.nodes, ranks, strict=True)
     ]
-    assert unit_named(plan, unit.name) is unit_named(plan, "decode-8") is unit
+    assert find_unit(plan, unit.name) is find_unit(plan, "decode-8") is unit
     assert main(["plan", str(SPECS / FLAGSHIP), "--unit", "decode-8", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == plan.as_json()["units"][-1]
     assert main(["plan", str(SPECS / FLAGSHIP), "--unit", "decode-9"]) == 2
@@ -358,7 +359,10 @@ def test_what_a_plan_relies_on_is_told(spec_file):
     model = {"catalog": "deepseek-r1", "checkpoint": "/models/r1"}
     kubernetes = {"image": "mine:1", "volumes": [{"host_path": "/mnt/models", "mount_path": "/models"}]}
     ours, theirs, alone = (
-        {what: value for what, value, _ in relied_on(plan_from(spec_file(json.dumps(PAIR | changes), "relied.yaml")))}
+        {
+            what: value
+            for what, value, _ in prerequisites(plan_from(spec_file(json.dumps(PAIR | changes), "relied.yaml")))
+        }
         for changes in ({"model": model, "kubernetes": kubernetes}, {"model": model, "engine": "sglang"}, {})
     )
 

@@ -13,7 +13,7 @@ from planner.candidate.trial import speed_of, trial_of
 from planner.compiler import run_passes
 from planner.estimate.throughput.imbalance import imbalance_of
 from planner.estimate.throughput.replicas import ReplicaBalance
-from planner.estimate.utilisation import KEPT
+from planner.estimate.utilisation import SLO_MARGIN
 from planner.expert_map import balance
 from planner.facts.drawn import draw_loads
 from planner.plan.fit import check_fit
@@ -69,7 +69,9 @@ def every_layout(spec, phase, requests, balance):
             if phase == "decode" and requests * 4989 > tried.memory.kv_tokens:
                 break
             speed = speed_of(tried, balance)
-            if (speed.tpot_ms or 0) <= KEPT * SLO["tpot_ms"] and (speed.ttft_ms or 0) <= KEPT * SLO["ttft_ms"]:
+            if (speed.tpot_ms or 0) <= SLO_MARGIN * SLO["tpot_ms"] and (speed.ttft_ms or 0) <= SLO_MARGIN * SLO[
+                "ttft_ms"
+            ]:
                 yield max(1, ep_size // 8), speed.tokens_per_s_per_gpu * ep_size
 
 
@@ -101,7 +103,7 @@ def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redunda
     for requests in range(1, 256):
         tried = trial_of(spec, "decode", {}, requests)
         speed = speed_of(tried, balance)
-        if requests * 4096 <= tried.memory.kv_tokens and speed.tpot_ms <= KEPT * tpot:
+        if requests * 4096 <= tried.memory.kv_tokens and speed.tpot_ms <= SLO_MARGIN * tpot:
             rates[requests] = speed.tokens_per_s_per_gpu
     chosen = found_for(spec).chosen["decode"]
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from planner.cli import main
 from planner.compiler import compile_plan
-from planner.estimate.coverage import uncovered_maps
+from planner.estimate.coverage import check_map_coverage
 from planner.facts.digest import pretty_json
 from planner.plan.fit import check_fit
 from planner.plan.plan import document_digest, plan_digest
@@ -118,7 +118,7 @@ def _of_an_unknown_model(folder):
 
 
 def _of_units_in_racks(_):
-    return uncovered_maps({"decode": SimpleNamespace(is_covered=False)})
+    return check_map_coverage({"decode": SimpleNamespace(is_covered=False)})
 
 
 RACKS = PAIR | {

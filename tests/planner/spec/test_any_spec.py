@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from planner.compiler import run_passes
 from planner.facts.digest import pretty_json
 from planner.plan.fit import check_fit
-from planner.plan.given import is_plan
-from planner.plan.loaded import load_plan, read_plan
+from planner.plan.load import load_plan, read_plan
+from planner.plan.user_input import is_plan
 from planner.problems.errors import InfeasibleError, SpecError, TidemillError
 from planner.rules.check import check_spec
 from tests.planner.spec.any_spec import EVERYTHING, specs

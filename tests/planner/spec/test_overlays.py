@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.cli import main
 from planner.compiler import run_passes
-from planner.plan.given import read_given
+from planner.plan.user_input import read_input
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.spec.overlays import overlaid
 from planner.spec.yaml import parse_document
@@ -85,8 +85,8 @@ def test_an_environment_plans_as_the_same_spec_in_one_file(spec_file, spec_folde
     overlay = spec_file(PROD.replace("{seed", "{file: loads.json, alpha: null, seed"), "prod/overlay.yaml")
     overlay.with_name("loads.json").write_bytes((spec_folder / "loads.json").read_bytes())
     whole = spec_file(AS_ONE.replace("alpha: 1.01", "file: prod/loads.json"), "one.yaml")
-    plan = run_passes(read_given(spec_file(SPEC, "base.yaml"), [overlay])).deployed
-    one = run_passes(read_given(whole)).deployed
+    plan = run_passes(read_input(spec_file(SPEC, "base.yaml"), [overlay])).deployed
+    one = run_passes(read_input(whole)).deployed
 
     assert plan.launch_documents == one.launch_documents
     assert plan.as_json() == one.as_json()
@@ -136,7 +136,7 @@ def test_a_mistake_is_told_where_it_is_written(text, told, spec_folder, spec_fil
     """A rule between two values names the place of the first, in whichever file it is."""
     base, overlay = spec_file(SPEC, "0.yaml"), spec_file(text, "above/1.yaml")
     with pytest.raises(SpecError) as error:
-        read_given(base, [overlay])
+        read_input(base, [overlay])
     (found,) = error.value.findings
 
     assert f"{found.id} {found.file.rpartition('/')[2]} {found.line}:{found.column}" == told
@@ -145,7 +145,7 @@ def test_a_mistake_is_told_where_it_is_written(text, told, spec_folder, spec_fil
 def test_files_are_quoted_as_their_overlay_names_them(spec_file):
     """The value in a message is the one that stands in the line it points to."""
     with pytest.raises(SpecError) as error:
-        read_given(spec_file(SPEC, "0.yaml"), [spec_file("model: {config: no.json}", "above/1.yaml")])
+        read_input(spec_file(SPEC, "0.yaml"), [spec_file("model: {config: no.json}", "above/1.yaml")])
 
     assert error.value.findings[0].message.startswith("model.config (no.json) must be a readable file")
 
@@ -153,7 +153,7 @@ def test_files_are_quoted_as_their_overlay_names_them(spec_file):
 def test_all_files_that_cannot_be_read_are_told(spec_file):
     """S103 and S101: a base that is no YAML hides no overlay that is missing."""
     with pytest.raises(SpecError) as error:
-        read_given(spec_file("a: [", "0.yaml"), [spec_file("", "1.yaml").with_name("none.yaml")])
+        read_input(spec_file("a: [", "0.yaml"), [spec_file("", "1.yaml").with_name("none.yaml")])
 
     assert [each.id for each in error.value.findings] == ["S103", "S101"]
 
@@ -171,7 +171,7 @@ def test_a_change_names_the_file_to_write_it_in(overlay, files, spec_file):
     """A wrong spec's changes and an infeasible one's go where the value is that holds today."""
     base, above = spec_file(SPEC, "0.yaml"), spec_file(overlay, "1.yaml")
     with pytest.raises((SpecError, InfeasibleError)) as error:
-        run_passes(read_given(base, [above]))
+        run_passes(read_input(base, [above]))
     found = error.value.findings[0].as_json()["change_files"]
 
     assert {path: file.rpartition("/")[2] for path, file in found.items()}.items() >= files.items()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.compiler import run_passes
-from planner.estimate.throughput.queue import wait_at
+from planner.estimate.throughput.queue import wait_distribution
 from planner.rules.check import check_spec
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.day import simulate_day
@@ -46,7 +46,7 @@ def test_a_steady_minute_has_the_plans_99th_percentile(published_day):
     """A prompt in a hundred of a steady minute waits as long as the plan says for that utilisation."""
     service, curves = published_day.services["mid"], published_day.curves["mid"]
     minute = 5 * 60 + 30
-    steps = service.prompts.steps_per_prompt + wait_at(curves.prompt_busy[minute]).of_share(0.01)
+    steps = service.prompts.steps_per_prompt + wait_distribution(curves.prompt_busy[minute]).wait_exceeded_by(0.01)
 
     within = prompt_waits(service, curves).share_within(steps * service.prompts.step_seconds)[minute]
 

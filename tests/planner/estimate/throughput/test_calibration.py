@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stacks
 from planner.cli import main
-from planner.estimate.throughput.calibration import calibrated, read_calibration
+from planner.estimate.throughput.calibration import calibrate, read_calibration
 from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.predict import predict, saturated_rate
 from planner.estimate.throughput.stages import Imbalance
@@ -33,13 +33,13 @@ def written(tmp_path, document):
 def test_one_row_is_met_and_others_move_with_it(tmp_path):
     """The factor is the row's ratio; the evidence is now of this engine on this GPU."""
     file = written(tmp_path, [{"phase": "decode", "requests": 88, "kv_tokens": 4989, "tpot_ms": 40}])
-    case, evidence, correction = calibrated(DECODE, NONE, file)
+    case, evidence, correction = calibrate(DECODE, NONE, file)
 
     assert 88 / saturated_rate(case) == pytest.approx(0.040)
     assert evidence.family == "same engine and GPU"
     assert (correction.num_rows, correction.error_after) == (1, pytest.approx(0, abs=1e-9))
     assert correction.error_before == pytest.approx(1 - 1 / correction.factor)
-    assert calibrated(PREFILL, NONE, file)[2] is None
+    assert calibrate(PREFILL, NONE, file)[2] is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_one_row_is_met_and_others_move_with_it(tmp_path):
 )
 def test_what_benchmarks_write_is_read(document, tmp_path):
     """SGLang's, alone and by lines, and aiperf's: TPOT of decode."""
-    _, _, correction = calibrated(DECODE, NONE, written(tmp_path, document))
+    _, _, correction = calibrate(DECODE, NONE, written(tmp_path, document))
 
     assert correction.factor < 1
     assert correction.error_after < 0.1
@@ -61,7 +61,7 @@ def test_what_benchmarks_write_is_read(document, tmp_path):
 def test_figures_stay_numbers_over_the_whole_range(tmp_path):
     """At its slow end a rate and its error are finite and above 0."""
     row = {"phase": "decode", "kv_tokens": 1e9, "tpot_ms": 1e9, "requests": 1e-6}
-    case, _, correction = calibrated(DECODE, NONE, written(tmp_path, [row]))
+    case, _, correction = calibrate(DECODE, NONE, written(tmp_path, [row]))
 
     assert 0 < saturated_rate(case) < math.inf
     assert math.isfinite(correction.error_before)
@@ -73,7 +73,7 @@ def test_figures_stay_numbers_over_the_whole_range(tmp_path):
 def test_what_no_kernel_could_keep_up_with_is_refused(row, tmp_path):
     """Seconds where ms are meant, and figures of a whole cluster."""
     with pytest.raises(CallError, match="is over 10 times as fast as kernels with nothing between them"):
-        calibrated(DECODE, NONE, written(tmp_path, [{"phase": "decode"} | row]))
+        calibrate(DECODE, NONE, written(tmp_path, [{"phase": "decode"} | row]))
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -81,7 +81,7 @@ def test_what_no_kernel_could_keep_up_with_is_refused(row, tmp_path):
 def test_a_range_holds_every_measurement(tmp_path, times_ms):
     """However far they are apart; it is 10 % each way at least."""
     rows = [{"phase": "decode", "requests": 88, "kv_tokens": 4989, "tpot_ms": each} for each in times_ms]
-    case, evidence, _ = calibrated(DECODE, NONE, written(tmp_path, rows))
+    case, evidence, _ = calibrate(DECODE, NONE, written(tmp_path, rows))
     rates = predict(case, evidence).tokens_per_s_per_gpu
 
     assert all(rates.low * ALMOST <= 88e3 / each <= rates.high / ALMOST for each in times_ms)
@@ -93,7 +93,7 @@ def test_a_measurement_may_be_of_prompts_that_no_cache_had(tmp_path):
     """A share of 0 is one."""
     row = {"phase": "prefill", "cache_hit_rate": 0, "tokens_per_s_per_gpu": 7100}
 
-    assert calibrated(PREFILL, NONE, written(tmp_path, [row]))[2].num_rows == 1
+    assert calibrate(PREFILL, NONE, written(tmp_path, [row]))[2].num_rows == 1
 
 
 @pytest.mark.parametrize(

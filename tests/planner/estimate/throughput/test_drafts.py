@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import stacks
 from planner.compiler import run_passes
-from planner.estimate.throughput.operations import attention_out
+from planner.estimate.throughput.operations import attention_output_time
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.stages import Imbalance, decode_spans
@@ -92,7 +92,9 @@ def test_a_draft_is_a_row_of_its_own_and_reads_its_requests_kv_with_it():
     grouped = replace(layer.attention, core_flops=0.0)  # only reading its KV takes time
 
     assert {name for name in alone if drafting[name] != alone[name]} <= {"attention 2"}
-    assert attention_out(case.machine, grouped, 64, 4096, 2) < attention_out(case.machine, grouped, 128, 4096)
+    assert attention_output_time(case.machine, grouped, 64, 4096, 2) < attention_output_time(
+        case.machine, grouped, 128, 4096
+    )
 
 
 def test_a_step_has_the_modules_passes():

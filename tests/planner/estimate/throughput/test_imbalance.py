@@ -2,9 +2,9 @@
 
 import pytest
 
-from planner.estimate.throughput.copies import away_share
+from planner.estimate.throughput.copies import remote_share
 from planner.estimate.throughput.engines import engine_model
-from planner.estimate.throughput.imbalance import LASTING, MOST_LASTING, imbalance_of
+from planner.estimate.throughput.imbalance import DRIFT_SHARE, MAX_DRIFT_SHARE, imbalance_of
 from planner.estimate.throughput.intervals import evidence_for
 from planner.estimate.throughput.predict import predict
 from planner.estimate.throughput.stages import Imbalance
@@ -22,10 +22,11 @@ def test_a_step_of_the_published_size_is_as_uneven_as_published():
     """TensorRT-LLM, 9 slots on each of 32 ranks, 1,024 pairs each: 0.109 over the mean, if all of it lasts."""
     made = balance(LOADS, 288, 32, num_nodes=4)
     most, assumed = (
-        imbalance_of(made, LOADS, 32, 4, 1024, num_nodes=4, lasting=each).gpus - 1 for each in (MOST_LASTING, LASTING)
+        imbalance_of(made, LOADS, 32, 4, 1024, num_nodes=4, drift_share=each).gpus - 1
+        for each in (MAX_DRIFT_SHARE, DRIFT_SHARE)
     )
 
-    assert pytest.approx(0.788, abs=0.001) == MOST_LASTING
+    assert pytest.approx(0.788, abs=0.001) == MAX_DRIFT_SHARE
     assert most == pytest.approx(0.109, abs=0.01)
     assert 0.06 < assumed < most
 
@@ -34,8 +35,8 @@ def test_fewer_pairs_leave_their_node_where_near_replicas_are_first():
     """All of an expert that each node has stay; of the others what the map's rule sends away."""
     equal, near = balance(LOADS, 64 * 6, 64, num_nodes=8), balance(LOADS, 64 * 6, 64, num_nodes=8, split="local_first")
 
-    assert away_share(equal, LOADS, 8) == 1 - 1 / 8
-    assert 0.5 < away_share(near, LOADS, 8) < 0.85
+    assert remote_share(equal, LOADS, 8) == 1 - 1 / 8
+    assert 0.5 < remote_share(near, LOADS, 8) < 0.85
 
 
 def test_a_range_has_room_for_the_most_drift():

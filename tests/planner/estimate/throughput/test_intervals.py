@@ -5,9 +5,9 @@ from dataclasses import asdict
 import pytest
 
 from planner.estimate.throughput.engines import engine_model, engines_json
-from planner.estimate.throughput.intervals import Evidence, evidence_for, spread
+from planner.estimate.throughput.intervals import Evidence, add_range, evidence_for
 from planner.estimate.throughput.kernels import MATMULS
-from planner.estimate.throughput.machine import machine_of
+from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.predict import predict
 from planner.facts.catalog import GPUS
 from tests.benchmarks.throughput import without
@@ -27,7 +27,7 @@ from tests.benchmarks.throughput_rows import MOREH
 )
 def test_a_range_rests_on_what_was_measured(engine, phase, gpu, family):
     """The engine's own rows decide, phase by phase and GPU by GPU."""
-    evidence = evidence_for(engine_model(engine, gpu), phase, machine_of(GPUS[gpu], gpu))
+    evidence = evidence_for(engine_model(engine, gpu), phase, build_machine(GPUS[gpu], gpu))
 
     assert evidence.family == family
 
@@ -35,7 +35,7 @@ def test_a_range_rests_on_what_was_measured(engine, phase, gpu, family):
 @pytest.mark.parametrize(("phase", "told"), [("prefill", "h100 took 1.94 times"), ("decode", "h100 took 1.44 times")])
 def test_our_engine_says_how_long_one_gpu_took(phase, told):
     """Its evidence names what was measured of its compute alone."""
-    evidence = evidence_for(engine_model("tidemill", "h800"), phase, machine_of(GPUS["h800"], "h800"))
+    evidence = evidence_for(engine_model("tidemill", "h800"), phase, build_machine(GPUS["h800"], "h800"))
     assert told in evidence.why
 
 
@@ -61,7 +61,7 @@ def test_a_range_without_evidence_holds_what_was_published():
 
 def test_matmuls_that_reach_less_do_so_in_every_operation():
     """An MI300X's shares of matmuls are an H100's by what large ones reach; those of memory and links are equal."""
-    ours, reference = machine_of(GPUS["mi300x"], "mi300x").kernels, machine_of(GPUS["h100"], "h100").kernels
+    ours, reference = build_machine(GPUS["mi300x"], "mi300x").kernels, build_machine(GPUS["h100"], "h100").kernels
     ratios = {name: getattr(ours, name) / value for name, value in asdict(reference).items()}
     scaled = {f"{each}_share" for each in MATMULS} - {"core_share"}
 
@@ -71,7 +71,7 @@ def test_matmuls_that_reach_less_do_so_in_every_operation():
 
 def test_what_nobody_measured_has_no_family():
     """However well the engine is known on that GPU."""
-    sglang, h100 = engine_model("sglang", "h100"), machine_of(GPUS["h100"], "h100")
+    sglang, h100 = engine_model("sglang", "h100"), build_machine(GPUS["h100"], "h100")
     evidence = evidence_for(sglang, "prefill", h100, "matmuls in w4a16")
 
     assert (evidence.family, evidence.why) == ("none", "no kernel of matmuls in w4a16 was measured")
@@ -89,7 +89,7 @@ def test_what_nobody_measured_has_no_family():
 )
 def test_less_evidence_is_a_wider_range(family, scaled, low, high):
     """An unmeasured family has a factor of two, up to what its kernels give."""
-    found = spread(100, 150, Evidence(family, "", scaled))
+    found = add_range(100, 150, Evidence(family, "", scaled))
 
     assert (found.low, found.mid, found.high) == (pytest.approx(low), 100, pytest.approx(high))
 
@@ -97,7 +97,7 @@ def test_less_evidence_is_a_wider_range(family, scaled, low, high):
 @pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
 def test_constants_say_whether_they_were_measured(name):
     """Each GPU of the catalog has some that are measured; H20 and MI300X only their core attention."""
-    origins = machine_of(GPUS[name], name).origins
+    origins = build_machine(GPUS[name], name).origins
     measured = {constant for constant, origin in origins.items() if origin == "measured"}
 
     assert set(origins.values()) <= {"measured", "scaled"}

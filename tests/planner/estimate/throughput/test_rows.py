@@ -9,10 +9,10 @@ from planner.estimate.throughput import operations
 from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.dimensions import Bytes
 from planner.estimate.throughput.engines import engines_json
-from planner.estimate.throughput.imbalance import luck
+from planner.estimate.throughput.imbalance import sampling_imbalance
 from planner.estimate.throughput.intervals import SCALED_WIDTH
 from planner.estimate.throughput.kernels import kernels_json
-from planner.estimate.throughput.machine import machine_of
+from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.work import why_unknown, work_of
@@ -21,7 +21,7 @@ from planner.families import MODELS
 from tests.benchmarks.throughput import fitted, without
 from tests.benchmarks.throughput_rows import ASIDE, MOREH, PROFILE_DECODE, PROFILE_PREFILL, ROWS, V3, prompts
 
-H100, H800 = (machine_of(GPUS[name], name) for name in ("h100", "h800"))
+H100, H800 = (build_machine(GPUS[name], name) for name in ("h100", "h800"))
 MOE = next(layer for layer in work_of(V3, "fp8", "bf16").layers if layer.expert)
 
 
@@ -66,14 +66,14 @@ def test_work_of_a_layer_is_the_published_one():
 )
 def test_routed_experts_take_what_the_table_says(slots, pairs, measured_us):
     """H100, uniform: 256 experts over 128, 128, 32 and 4 GPUs; that table has 16 rows of 16 for 64 experts of 8."""
-    time = operations.routed_experts(H100, MOE.expert, slots, pairs)
+    time = operations.routed_experts_time(H100, MOE.expert, slots, pairs)
 
     assert time * 1e6 == pytest.approx(measured_us, rel=0.17)
 
 
 def test_low_latency_exchanges_take_what_was_published():
     """128 tokens at EP128 on H800: 192 and 369 us."""
-    sent = 128 * 8 * luck(128, 1024) * 15 / 16
+    sent = 128 * 8 * sampling_imbalance(128, 1024) * 15 / 16
     dispatch = operations.low_latency_seconds(H800, "dispatch", Bytes(sent * 7392), 16)
     combine = operations.low_latency_seconds(H800, "combine", Bytes(sent * 14336), 16)
 

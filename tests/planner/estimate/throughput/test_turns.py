@@ -76,5 +76,5 @@ def test_an_idle_unit_waits_for_nobody():
 
     assert turns.seconds_per_step == pytest.approx(TOKENS_S, rel=1e-4)
     assert turns.wait == pytest.approx(0.0, abs=1e-5)
-    assert turns.wait_of(0.01) == 0
-    assert not turns.has_prompts_in(0.01)
+    assert turns.wait_exceeded_by(0.01) == 0
+    assert not turns.delays_more_than(0.01)

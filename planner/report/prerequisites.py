@@ -1,7 +1,7 @@
-"""What a plan relies on that only the cluster can show: names of nodes, folders on them, images, weights.
+"""List what a plan needs from the cluster that planning cannot check: node names, folders, images, weights.
 
-None of it is a mistake. A reader compares these rows with the cluster before the plan is carried out; `tidemill doctor`
-asks the cluster for what it can see.
+None of it is a mistake. A reader compares these rows with the cluster before deploying the plan; `tidemill doctor`
+checks what the cluster can show.
 """
 
 from collections import Counter
@@ -19,11 +19,14 @@ from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.pods import volume_of
 from planner.spec.schema import Spec
 
-__all__ = ["relied_on"]
+__all__ = ["prerequisites"]
 
 
-def relied_on(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield what a plan relies on, which, and why; nothing of pods where it has no checkpoint or runs on CPUs."""
+def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield (what, value, reason) for each prerequisite.
+
+    Without a checkpoint, or on CPUs only, there are none about pods.
+    """
     spec = plan.spec
     yield from chain(_split_racks(spec), _widened_weights(spec), _engine_maps(plan))
     if spec.checkpoint is None or all(spec.device(phase) != "cuda" for phase in spec.phases):
@@ -36,7 +39,7 @@ def relied_on(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield racks with nodes under two leaf switches: their units reach each other over the spine."""
+    """Yield racks whose nodes are under several leaf switches. Units there communicate over the spine."""
     leaves_of: dict[str, Counter[str]] = {}
     for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):
         if node.rack and node.leaf and (node.unusable is None or node.is_spare):
@@ -49,7 +52,7 @@ def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield FP4 weights on GPUs whose matmuls take nothing smaller than 8 bits."""
+    """Yield FP4 weights on GPUs without FP4 matmuls."""
     for phase in spec.phases:
         gpu, precision = GPUS.get(spec.gpu_name(phase)), spec.phase(phase).precision
         if gpu is not None and "fp4" in precision and gpu.lacks_fp4:
@@ -58,7 +61,7 @@ def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield an engine that reads no expert map: what the plan says of maps is the best that its own could reach."""
+    """Yield an engine that reads no expert map. The plan's balance is then only the best it could reach."""
     name, version = plan.spec.engine_name, plan.spec.engine_version or ""
     if ENGINES[name].reads_map:
         return
@@ -70,7 +73,7 @@ def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield the names that the planner gave to nodes which the spec counts."""
+    """Yield the node names that the planner made up, if the spec only counts nodes."""
     nodes = spec.cluster.nodes
     if isinstance(nodes, int):
         last = f" to {names.logical_node(nodes - 1)}" if nodes > 1 else ""
@@ -79,14 +82,14 @@ def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield a checkpoint whose weights the plan does not name; a bundled one has its manifest beside them."""
+    """Yield a checkpoint without a weights digest. A bundled checkpoint has its manifest beside it."""
     if spec.engine_name == OURS and checkpoint["weights_digest"] is None:
         told = "no digest is known, so ranks only compare what they read; tidemill checkpoint digest computes one"
         yield "weights", str(spec.checkpoint), told
 
 
 def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a folder that the gateway needs on whatever node it runs, where nothing says which nodes have it."""
+    """Yield a host folder that the gateway needs, if nothing says which nodes have it."""
     kubernetes, stage = spec.kubernetes, spec.kubernetes.stage
     is_told = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
     if is_told or spec.engine_name != OURS or spec.checkpoint is None:
@@ -98,7 +101,7 @@ def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _guessed_images(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield images of other engines that nobody named: their names follow those of earlier versions."""
+    """Yield other engines' default images. Their names are guessed from earlier versions."""
     kubernetes, engine = spec.kubernetes, ENGINES[spec.engine_name]
     images = {"kubernetes.image": engine.image} if kubernetes.image == DEFAULT_IMAGE else {}
     if kubernetes.gateway.image is None:

@@ -1,9 +1,8 @@
-"""Whether a plan's launch documents tell what the plan does: each is made again from the plan, and compared.
+"""Verify that a plan's launch documents match the rest of the plan, by building them again.
 
-A plan whose digests were all computed again after an edit agrees with itself as far as digests go. What ranks are told
-must still be what a reviewer reads: the spec's limits, ports and names, the units' places and the phases' maps. So the
-documents are made again by the writer of launch files. Only what the writer has from files is taken from the documents
-themselves: the checkpoint, and the bytes of a token's KV.
+An edited plan with recomputed digests still agrees with itself. But ranks must be told what a reviewer reads: the
+spec's limits, ports and names, the units' places and the phases' maps. So the writer of launch files builds the
+documents again from the plan. It takes only two things from the documents: the checkpoint, and the KV bytes per token.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,24 +12,27 @@ from typing import Any
 from planner.facts import names
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.terms import Phase
-from planner.plan.launch import Known, LaunchDocument, documents_for
+from planner.plan.launch import LaunchDocument, LaunchInputs, build_launch_documents
 from planner.plan.plan import Plan
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
-__all__ = ["differences", "told_otherwise"]
+__all__ = ["differences", "verify_launch_documents"]
 
-REASON = "what ranks are told is made of the plan"
+REASON = "launch documents are built from the plan"
 FIX = "change the spec and plan it again"
 
 
-def told_otherwise(plan: Plan) -> Iterator[Finding]:
-    """Yield what launch documents tell otherwise than the rest of the plan; its units and documents name each other."""
+def verify_launch_documents(plan: Plan) -> Iterator[Finding]:
+    """Yield each field of a launch document that differs from the rest of the plan.
+
+    The plan's references must have been checked before.
+    """
     spec, written = plan.spec, plan.documents
     checkpoint = written[names.GATEWAY_LAUNCH_FILE]["checkpoint"]
-    yield from _of_checkpoint(plan, checkpoint)
+    yield from _verify_checkpoint(plan, checkpoint)
     first = plan.unit_document(plan.units[0])
-    known = Known(
+    known = LaunchInputs(
         checkpoint=checkpoint,
         kv_bytes_per_token=first["kv_cache"]["bytes_per_token"],
         memory=plan.memory,
@@ -41,23 +43,23 @@ def told_otherwise(plan: Plan) -> Iterator[Finding]:
         other_method=first.get("quant_method"),
         is_runnable=plan.runnable,
     )
-    for file, document in documents_for(spec, plan.units, known).items():
+    for file, document in build_launch_documents(spec, plan.units, known).items():
         for path, value in differences(written[file], document):
             rule = "S908 must agree with the rest of the plan"
             yield Finding(f"launch_documents.{file}.{path}", value, rule, REASON, FIX)
 
 
-def _of_checkpoint(plan: Plan, checkpoint: LaunchDocument | None) -> Iterator[Finding]:
-    """The weights are those that the spec names, beside the config that was read."""
-    for key, (value, source) in _expected(plan.spec, plan.inputs).items():
-        told = checkpoint[key] if checkpoint else None
-        if told != value and (checkpoint or key == "uri"):
+def _verify_checkpoint(plan: Plan, checkpoint: LaunchDocument | None) -> Iterator[Finding]:
+    """Yield each checkpoint field that differs from the spec or from the recorded inputs."""
+    for key, (value, source) in _expected_checkpoint(plan.spec, plan.inputs).items():
+        stored = checkpoint[key] if checkpoint else None
+        if stored != value and (checkpoint or key == "uri"):
             where = f"launch_documents.{names.GATEWAY_LAUNCH_FILE}.checkpoint.{key}"
-            yield Finding(where, told, f"S908 must agree with {source}", REASON, FIX)
+            yield Finding(where, stored, f"S908 must agree with {source}", REASON, FIX)
 
 
-def _expected(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
-    """Each key of a checkpoint: its value, and where the plan says that."""
+def _expected_checkpoint(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
+    """Return each checkpoint key with its expected value and the field that states it."""
     uri, model = (spec.checkpoint, "spec.model.checkpoint"), spec.model
     if isinstance(model, str) or model.config is None:
         keys = ("config_digest", "weights_digest")
@@ -68,7 +70,7 @@ def _expected(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | No
 
 
 def _maps(plan: Plan) -> dict[Phase, LaunchDocument]:
-    """Each phase's map, as its documents have it."""
+    """Return each phase's map in the form of launch documents."""
     return {
         phase: {
             "sha256": sha256,
@@ -80,7 +82,7 @@ def _maps(plan: Plan) -> dict[Phase, LaunchDocument]:
 
 
 def differences(written: Any, expected: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The path and value of what is written otherwise than expected, or is not expected; digests of it come last."""
+    """Yield the path and written value of each difference. A container's digests come last."""
     if isinstance(written, dict) and isinstance(expected, dict):
         for key in sorted(written.keys() | expected.keys(), key=lambda key: (key.endswith("_digest"), key)):
             yield from differences(written.get(key), expected.get(key), f"{path}.{key}".lstrip("."))

@@ -1,8 +1,8 @@
-"""Units that are fuller than their operating point says, as a day asks for more than it makes.
+"""Predict units under more load than their operating point.
 
-A plan predicts at its operating point, which limits nothing. A unit takes `max_requests` for each rank or attention
-group, as far as KV has room. Until then nobody is refused: steps take longer, and make more. A prefill unit computes
-more of the time, and prompts wait longer. What units make when they are full is the most that a day is answered with.
+The operating point is not a limit. A unit accepts `max_requests` per rank or attention group, as far as KV has room.
+Until then no request is refused: steps take longer, and produce more tokens. A prefill unit computes more of the time,
+and prompts wait longer. The rate of full units limits how much of a day's traffic is answered.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
 from planner.spec.schema import Spec
 
-__all__ = ["as_full_as_asked", "full_rates", "most_requests"]
+__all__ = ["full_rates", "most_requests", "predict_at_load"]
 
-HALVINGS = 20  # of the requests between the point's and the most
+HALVINGS = 20  # bisection steps between the point's requests and the most
 
 
 def full_rates(spec: Spec, memory: Sequence[MemoryPlan], outlooks: Sequence[PhaseOutlook]) -> dict[Phase, float]:
-    """Return the most tokens/s that one GPU of each phase makes, where its speed is known.
+    """Return the maximum tokens/s of one GPU of each phase with a known speed.
 
-    Prefill then computes all the time; in other units each rank or attention group has `most_requests`.
+    Prefill then computes all the time. Other units have `most_requests` in each rank or attention group.
     """
     rates = {}
     for each in outlooks:
@@ -35,17 +35,17 @@ def full_rates(spec: Spec, memory: Sequence[MemoryPlan], outlooks: Sequence[Phas
 
 
 def most_requests(spec: Spec, memory: Sequence[MemoryPlan], outlook: PhaseOutlook) -> float:
-    """Return how many requests a rank or attention group takes: `max_requests`, or fewer where KV has less room."""
+    """Return how many requests a rank or attention group accepts: `max_requests`, or as many as KV has room for."""
     kv_tokens = outlook.case.point.kv_tokens if outlook.case else 0
     rooms = [each.kv_tokens / kv_tokens for each in memory if each.phase == outlook.phase and kv_tokens]
     return min([spec.phase(outlook.phase).max_requests, *rooms])
 
 
-def as_full_as_asked(outlook: PhaseOutlook, most_requests: float, load: float) -> Prediction | None:
-    """Return what a phase does whose units make `load` times the tokens of their operating point.
+def predict_at_load(outlook: PhaseOutlook, most_requests: float, load: float) -> Prediction | None:
+    """Predict a phase at `load` times the tokens/s of its operating point.
 
-    None where the speed is not known, where `most_requests` of a group do not make as many, and where prefill would
-    have to compute all the time: prompts then wait longer and longer.
+    Returns None if the speed is unknown, if `most_requests` per group are not enough, or if prefill would be saturated,
+    so that its queue grows without end.
     """
     case, found = outlook.case, outlook.prediction
     if case is None or found is None:

@@ -11,8 +11,8 @@ from itertools import groupby
 from planner.diff.change import ENDS, Change, Fate, PhaseMoves, Sides, State, Tool, UnitChange, Way
 from planner.facts.quantities import counted
 from planner.plan.row import Row
-from planner.report.columns import runs_of
-from planner.report.report import written, written_range
+from planner.report.columns import group_numbered
+from planner.report.report import format_range, format_value
 
 __all__ = ["Topic", "headline", "topics", "verdicts"]
 
@@ -116,7 +116,7 @@ def _units(change: Change, fate: Fate) -> Iterator[str]:
 
 def _names(plan: str, units: Sequence[UnitChange]) -> str:
     """Return units in words, those whose numbers follow each other as one: `prefill-0 to 4, gateway`."""
-    runs = runs_of([each.name.removeprefix(f"{plan}-") for each in units])
+    runs = group_numbered([each.name.removeprefix(f"{plan}-") for each in units])
     return _listed([f"{run[0]} to {run[-1].rpartition('-')[2]}" if len(run) > 1 else run[0] for run in runs], MAX_RUNS)
 
 
@@ -146,7 +146,7 @@ def _moved(moves: PhaseMoves) -> str:
 def _nodes(change: Change) -> Iterator[str]:
     for word, nodes in (("taken", change.nodes.taken), ("freed", change.nodes.freed)):
         if nodes:
-            runs = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in runs_of(nodes)]
+            runs = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in group_numbered(nodes)]
             yield f"{counted(len(nodes), 'node')} {word}: {_listed(runs, MAX_RUNS)}"
 
 
@@ -179,8 +179,8 @@ def _figures(sides: Sides, names: dict[str, str]) -> Iterator[str]:
 def _side(row: Row | None) -> str:
     if row is None:
         return ""
-    low, high = written_range(row)
-    return f"{written(row)} ({low} to {high})" if low else written(row)
+    low, high = format_range(row)
+    return f"{format_value(row)} ({low} to {high})" if low else format_value(row)
 
 
 def _failures(change: Change) -> Iterator[str]:
@@ -194,4 +194,4 @@ def _failures(change: Change) -> Iterator[str]:
 
 
 def _bytes(size: int) -> str:
-    return written(Row("", "", size, "bytes"))
+    return format_value(Row("", "", size, "bytes"))

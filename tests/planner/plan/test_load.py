@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from planner.cli import main
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.digest import digest_of, pretty_json
-from planner.plan.given import read_given
-from planner.plan.launch import launch_digest, unit_digest, with_map
-from planner.plan.loaded import load_plan, read_plan
+from planner.plan.launch import launch_digest, restore_map, unit_digest
+from planner.plan.load import load_plan, read_plan
 from planner.plan.plan import Plan, document_digest, plan_digest
+from planner.plan.user_input import read_input
 from planner.problems.errors import CallError, SpecError
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
@@ -107,8 +107,8 @@ def resealed(document):
     for each in sealed["launch_documents"].values():
         with contextlib.suppress(KeyError):  # a map that is not there
             if each["kind"] == "unit":
-                each["unit_digest"] = unit_digest(with_map(each, maps))
-            each["launch_digest"] = launch_digest(with_map(each, maps))
+                each["unit_digest"] = unit_digest(restore_map(each, maps))
+            each["launch_digest"] = launch_digest(restore_map(each, maps))
     for unit in sealed["units"]:
         launch = sealed["launch_documents"].get(f"{unit['name']}.launch.json", {})
         unit["unit_digest"] = launch.get("unit_digest", unit["unit_digest"])
@@ -232,7 +232,7 @@ def test_a_unit_digest_is_computed_again(document, tmp_path):
         "unit_digest": after["units"][1]["unit_digest"]
     }
     maps = {sha256: each["physical_to_logical"] for sha256, each in after["expert_maps"].items()}
-    launch["launch_digest"] = launch_digest(with_map(launch, maps))
+    launch["launch_digest"] = launch_digest(restore_map(launch, maps))
     after["digest"] = plan_digest(after, Spec.model_validate(after["spec"]))
     problem = refusal(after | {"document_digest": document_digest(after)}, tmp_path / "plan.json")
 
@@ -486,8 +486,8 @@ def test_a_spec_written_in_json_is_a_spec(spec_folder, document):
     path.write_text(json.dumps(document["spec"]))
     (spec_folder / "plan_in.yaml").write_text(pretty_json(document))
 
-    assert isinstance(read_given(path), ResolvedSpec)
-    assert isinstance(read_given(spec_folder / "plan_in.yaml"), Plan)
+    assert isinstance(read_input(path), ResolvedSpec)
+    assert isinstance(read_input(spec_folder / "plan_in.yaml"), Plan)
 
 
 def test_the_spec_in_a_plan_plans_to_the_same_plan(spec_folder, document, capsys):
@@ -618,7 +618,7 @@ def test_no_torn_plan_is_a_traceback(document, data, tmp_path):
         content[start:end] = data.draw(st.binary(max_size=6) | st.sampled_from([b"[", b"{", b'"', b"9" * 30, b"NaN"]))
     (tmp_path / "torn.json").write_bytes(bytes(content))
     with contextlib.suppress(CallError, SpecError):
-        assert read_given(tmp_path / "torn.json").digest == document["digest"]
+        assert read_input(tmp_path / "torn.json").digest == document["digest"]
 
 
 def test_a_plan_that_is_not_there_is_refused(tmp_path):
@@ -626,7 +626,7 @@ def test_a_plan_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(CallError) as error:
         read_plan(tmp_path / "none.json")
     with pytest.raises(SpecError) as other_error:
-        read_given(tmp_path / "none.json")
+        read_input(tmp_path / "none.json")
 
     assert error.value.findings[0].rule.startswith("S905")
     assert other_error.value.findings[0].rule.startswith("S101")

@@ -1,4 +1,4 @@
-"""What a user gives to a command that takes SPEC or PLAN.json: recognised by its content, not by its name.
+"""Read a command's SPEC or PLAN.json argument. The content tells a spec from a plan; the file's name does not matter.
 
 JSON is also YAML, so a spec may be written in it. A plan is a JSON object with keys that only plans have.
 """
@@ -19,44 +19,44 @@ from planner.spec.yaml import Document, decode_document, read_content
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
 
-__all__ = ["is_plan", "read_given", "read_spec", "refuse_option"]
+__all__ = ["is_plan", "read_input", "read_spec", "refuse_option"]
 
-ONLY_IN_PLANS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # the first comes first
+PLAN_ONLY_KEYS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # `assumed` comes first
 
 
-def read_given(path: Path, overlays: Sequence[Path] = ()) -> "ResolvedSpec | Plan":
-    """Return the spec or plan in the file at `path`, read once, or the plan of a rendered folder.
+def read_input(path: Path, overlays: Sequence[Path] = ()) -> "ResolvedSpec | Plan":
+    """Return the spec or plan in the file at `path`, or the plan of a rendered folder. Read the file once.
 
-    A plan stays as it is: what called for the `overlays` refuses it. Raises SpecError or CallError when it is neither.
+    `overlays` apply to a spec. For a plan, the caller refuses them. Raises SpecError or CallError if it is neither.
     """
     if not path.is_dir():
         content = read_content(path)
         if not is_plan(content):
             return check_document(_read_documents(content, path, overlays))
-    from planner.plan.loaded import load_plan, read_plan  # imported late: a spec needs none of it
+    from planner.plan.load import load_plan, read_plan  # imported late, because specs don't need it
 
     return read_plan(path) if path.is_dir() else load_plan(content, path)
 
 
 def read_spec(path: Path, overlays: Sequence[Path] = ()) -> ResolvedSpec:
-    """Return the spec at `path` under its `overlays`.
+    """Return the spec at `path` with its `overlays` applied. Raises CallError for a plan.
 
-    Raises CallError for a plan, of which every key would be a mistake in a spec.
+    Checked as a spec, a plan would fail at every key, so it is refused as a whole.
     """
-    given = read_given(path, overlays)
-    if isinstance(given, ResolvedSpec):
-        return given
+    found = read_input(path, overlays)
+    if isinstance(found, ResolvedSpec):
+        return found
     raise _no_spec(path)
 
 
 def refuse_option(option: str, value: Path, path: Path) -> CallError:
-    """Return why an option for specs cannot be given beside the plan at `path`."""
+    """Return the error for a spec's option beside the plan at `path`."""
     rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
     return CallError([Finding(option, str(value), rule, reason, "leave it out, or give the spec").at("tidemill")])
 
 
 def _read_documents(content: bytes, path: Path, overlays: Sequence[Path]) -> Document:
-    """Return the spec in `content` under its `overlays`. Raises SpecError for all files that cannot be read."""
+    """Return the spec in `content` with its `overlays` applied. Raises SpecError with the mistakes of all files."""
     documents, wrong = list[Document](), list[Finding]()
     for each in (path, *overlays):
         try:
@@ -81,9 +81,9 @@ def _no_spec(path: Path) -> CallError:
 
 
 def is_plan(content: bytes) -> bool:
-    """Whether `content` is a plan, right, wrong or torn, and no spec: a JSON object with keys that only plans have."""
+    """Return whether `content` is a JSON object with a key that only plans have. It may be damaged."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
-        return content.lstrip().startswith(b"{") and any(f'"{key}":'.encode() in content for key in ONLY_IN_PLANS)
-    return isinstance(data, dict) and not data.keys().isdisjoint(ONLY_IN_PLANS)
+        return content.lstrip().startswith(b"{") and any(f'"{key}":'.encode() in content for key in PLAN_ONLY_KEYS)
+    return isinstance(data, dict) and not data.keys().isdisjoint(PLAN_ONLY_KEYS)
