@@ -191,7 +191,7 @@ def _schema(_: argparse.Namespace) -> None:
 
 def _plan(arguments: argparse.Namespace) -> None:
     from planner.compiler import run_passes
-    from planner.diff.diff import diff_of
+    from planner.diff.diff import compare_plans
     from planner.diff.text import diff_text
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import missing_output
@@ -208,7 +208,7 @@ def _plan(arguments: argparse.Namespace) -> None:
         require_writable(arguments.output)
     found = run_passes(spec, previous, calibration)
     plan = found.plan
-    change = diff_of(previous, plan) if previous and previous.runnable and plan.runnable else None
+    change = compare_plans(previous, plan) if previous and previous.runnable and plan.runnable else None
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -236,12 +236,12 @@ def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:
 
 
 def _diff(arguments: argparse.Namespace) -> None:
-    from planner.diff.diff import diff_of
+    from planner.diff.diff import compare_plans
     from planner.diff.markdown import diff_markdown
     from planner.diff.read import read_pair
     from planner.diff.text import diff_text
 
-    change = diff_of(*read_pair(arguments.old, arguments.new, arguments.overlays))
+    change = compare_plans(*read_pair(arguments.old, arguments.new, arguments.overlays))
     if arguments.format == "json":
         print_json(change.as_json())
     else:
@@ -290,7 +290,7 @@ def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "Exp
 
 def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import plan_from
-    from planner.diff.diff import diff_of
+    from planner.diff.diff import compare_plans
     from planner.diff.wording import verdicts
     from planner.manifests.folder import files_of, kept_plan, write_folder
     from planner.problems.finding import warnings_json
@@ -299,7 +299,7 @@ def _render(arguments: argparse.Namespace) -> None:
     kept = None if arguments.anew else kept_plan(arguments.output)
     plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
     files = files_of(plan, kept)
-    change = diff_of(kept, plan) if kept and kept.runnable else None
+    change = compare_plans(kept, plan) if kept and kept.runnable else None
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
     warn(plan.warnings)
     if arguments.format == "json":

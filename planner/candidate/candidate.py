@@ -221,26 +221,26 @@ class Candidate:
     @cached_property
     def cost(self) -> "Cost | None":
         """The cost and income of a day; None if the spec gives no prices."""
-        from planner.cost.cost import plan_cost
+        from planner.cost.cost import estimate_cost
 
         most = {each.phase: self.full_rates[each.phase] * each.case.gpus_per_node for each in self.speed if each.case}
-        return plan_cost(self.spec, self.schedule, self.units, most)
+        return estimate_cost(self.spec, self.schedule, self.units, most)
 
     def demand_on(self, day: str | None) -> "tuple[PhaseLoad, ...]":
         """Return each phase's load by the traffic of a date or a weekday; None means a usual day.
 
         Phases of unknown speed are left out.
         """
-        from planner.cost.demand import demand_of
+        from planner.cost.demand import predict_loads
 
-        return demand_of(self.spec, self.schedule, self.layouts, self.speed, self.full_rates, day)
+        return predict_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates, day)
 
     @cached_property
     def fullest(self) -> "tuple[PhaseLoad, ...]":
         """The fullest load of each phase on any kind of day; prefill is as full as its prompts may wait."""
-        from planner.cost.demand import fullest_demand
+        from planner.cost.demand import peak_loads
 
-        return fullest_demand(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
+        return peak_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
 
     def fuller(self, load: "PhaseLoad") -> "Prediction | None":
         """Return what units do that serve all of a `load` of `fullest`; None where they cannot."""

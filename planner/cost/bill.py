@@ -1,4 +1,4 @@
-"""What nodes cost while they are on: from own ones first, as the spec lists its supplies, then at the common rate."""
+"""Bill the nodes that are on: from the spec's supplies in their order, then at the common rate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from planner.schedule.stretches import Stretch
 from planner.spec.cost import CostSpec, SupplyKind
 
-__all__ = ["Bill", "Supply", "bill", "supplies_of"]
+__all__ = ["Bill", "Supply", "bill", "list_supplies"]
 
 
 @dataclass(frozen=True)
@@ -15,32 +15,32 @@ class Supply:
 
     kind: SupplyKind
     gpu: str
-    nodes: int | None  # without limit where None
+    nodes: int | None  # None: unlimited
     usd_per_gpu_hour: float
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What one stretch of the day costs, in US dollars."""
+    """The cost of one stretch of the day, in US dollars."""
 
-    by_gpu: Mapping[str, float]  # GPU type -> what its nodes that are on cost
+    by_gpu: Mapping[str, float]  # GPU type -> cost of its nodes that are on
     idle: float  # own nodes that are off
     spot_nodes: int
 
     @property
     def usd(self) -> float:
-        """Return the whole."""
+        """Return the total."""
         return sum(self.by_gpu.values()) + self.idle
 
 
-def supplies_of(cost: CostSpec, gpus: Sequence[str], cluster_gpu: str) -> tuple[Supply, ...]:
-    """Return the spec's supplies in their order, then one without limit for each type of `gpus`."""
+def list_supplies(cost: CostSpec, gpus: Sequence[str], cluster_gpu: str) -> tuple[Supply, ...]:
+    """Return the spec's supplies in order, then an unlimited one for each type of `gpus`."""
     listed = [Supply(each.kind, each.gpu or cluster_gpu, each.nodes, each.usd_per_gpu_hour) for each in cost.supplies]
     return (*listed, *(Supply("rented", gpu, None, cost.usd_per_gpu_hour) for gpu in gpus))
 
 
 def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply], gpus_per_node: int) -> Bill:
-    """Return what `nodes`, the number that is on of each GPU type, cost in `stretch`."""
+    """Return the bill for `stretch`. `nodes` has the number of nodes that are on, by GPU type."""
     left, by_gpu = dict(nodes), dict.fromkeys(nodes, 0.0)
     idle, spot_nodes = 0.0, 0
     for supply in supplies:

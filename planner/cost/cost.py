@@ -1,22 +1,21 @@
-"""What a day of the plan costs and earns.
+"""Compute the cost and income of a day of the plan.
 
     cost    = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
-    answered = the share of a stretch's tokens that no phase refuses: min(1, the most that its nodes make / what is
-            asked of it), the least of all phases; 0 while a phase has no unit on
-    income  = sum over stretches: discount x answered x tokens x price
-    margin  = (income - cost) / income
-    markup  = (income - cost) / cost
-    hits    a prefill unit computes the misses alone: without hits it would compute 1 / (1 - hit rate) times as many
-            tokens, so that hits save hit rate / (1 - hit rate) times what prefill costs. What keeps KV on disks costs
-            is not counted.
-    freed   nodes of the peak that are off are worth what their hours cost
+    answered = share of a stretch's tokens that no phase refuses: the least over phases of min(1, its nodes' maximum
+    rate /
+            its demand); 0 while a phase has no unit on
+    income  = sum over stretches: discount x answered x tokens x price margin  = (income - cost) / income markup  =
+    (income - cost) / cost hits    prefill computes only the misses. Without hits it would compute 1 / (1 - hit rate)
+    times as many tokens, so hits
+            save hit rate / (1 - hit rate) times prefill's cost. The cost of storing KV is not counted.
+    freed   nodes of the peak that are off are valued at the rate of their hours
 
 Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens, 56.3 % of
 them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a margin of
 84.5 %, and a markup of 545 %, which is published as "cost profit margin".
 
-It decides nothing. Night discounts are counted where the spec says them.
-No request waits for a quieter hour: what is beyond the most that units make is refused.
+Nothing is decided by it. Night discounts count if the spec has them. No request waits for a quieter hour: demand beyond
+the units' maximum rate is refused.
 
 Source: open-infra-index, open source week, day 6 (cost, income and markup, with what it says of their limits).
 """
@@ -25,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import NamedTuple
 
-from planner.cost.bill import Bill, bill, supplies_of
-from planner.cost.income import MILLION, sales_of
+from planner.cost.bill import Bill, bill, list_supplies
+from planner.cost.income import MILLION, make_sales
 from planner.facts.day import HOUR_MINUTES, MINUTE_S
 from planner.facts.part import Part
 from planner.facts.terms import Phase
@@ -44,50 +43,50 @@ from planner.spec.cost import CostSpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
-__all__ = ["Cost", "margin_of", "plan_cost"]
+__all__ = ["Cost", "estimate_cost", "profit_margin"]
 
 
 class StateCost(Part):
-    """One state of the schedule, or the whole day without one."""
+    """The cost of one state of the schedule, or of the whole day without a schedule."""
 
     at: str
     minutes: int
     nodes: int
-    spot_nodes: int  # at most, of those that are on
+    spot_nodes: int  # most that are on at a time
     usd: float
     usd_per_hour: float
-    input_tokens: float | None  # none where the spec says no traffic
+    input_tokens: float | None  # None without traffic
     output_tokens: float | None
-    answered_share: float  # of these tokens; 1 where there are none
-    revenue_usd: float | None  # none where it says no prices
+    answered_share: float  # of these tokens; 1 without tokens
+    revenue_usd: float | None  # None without prices
     margin: float | None
 
 
 class PhaseCost(Part):
-    """One phase's nodes while they are on."""
+    """The cost of one phase's nodes while they are on."""
 
     usd_per_day: float
     mean_nodes: float
-    usd_per_million_tokens: float | None  # of prompts with hits, or of output; none for mixed, which has both
+    usd_per_million_tokens: float | None  # prompt tokens with hits, or output tokens; None for mixed units
 
 
 class CacheHits(Part):
-    """What a day's cache hits save, and what they leave to customers."""
+    """The savings from a day's cache hits, and the income they give up."""
 
     saved_nodes: float
     saved_usd_per_day: float
-    given_up_usd_per_day: float | None  # at the price of computed tokens less that of hits; none without prices
+    given_up_usd_per_day: float | None  # price of computed tokens minus that of hits; None without prices
 
 
 class Freed(Part):
-    """Nodes that are off in some state, and what they are worth to other work."""
+    """Nodes that are off in some state, and their value to other work."""
 
     node_hours_per_day: float
     usd_per_day: float
 
 
 class Cost(Part):
-    """US dollars of a day; null where the spec leaves out the traffic or prices that it takes."""
+    """The cost and income of a day in US dollars. A figure is null if the spec lacks its traffic or prices."""
 
     usd_per_day: float
     idle_usd_per_day: float  # own nodes that are off
@@ -95,7 +94,7 @@ class Cost(Part):
     usd_per_million_input_tokens: float | None  # the whole bill over input tokens alone
     usd_per_million_output_tokens: float | None
     answered_share: float | None  # of the day's tokens
-    speed_unknown: tuple[Phase, ...]  # phases that answer everything while a unit is on, since nobody knows their speed
+    speed_unknown: tuple[Phase, ...]  # phases with unknown speed; taken to answer everything while on
     revenue_usd_per_day: float | None
     revenue_if_all_answered_usd_per_day: float | None
     margin: float | None
@@ -107,7 +106,7 @@ class Cost(Part):
 
 
 class _Tokens(NamedTuple):
-    """A day's tokens, or a part of them."""
+    """The tokens of a day, or of a part of it."""
 
     hits: float
     computed: float
@@ -118,36 +117,36 @@ class _Tokens(NamedTuple):
         return self.hits + self.computed
 
 
-class _Priced(NamedTuple):
-    """One stretch of the day with all that was counted in it."""
+class _PricedStretch(NamedTuple):
+    """One stretch of the day with its nodes, bill and income."""
 
     stretch: Stretch
     nodes: Mapping[Phase, int]
     bill: Bill
     spares_usd: float
     phases_usd: Mapping[Phase, float]
-    demand: float  # share of the day's tokens
+    demand: float  # as a share of the day's tokens
     answered: float  # the part of `demand` that is answered
     revenue_usd: float
     asked_usd: float  # if all were answered
     given_up_usd: float
 
 
-def plan_cost(
+def estimate_cost(
     spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit], most_per_node: Mapping[Phase, float]
 ) -> Cost | None:
-    """Return what a day of `spec` costs with its placed `units`; None where the spec says no cost.
+    """Return the cost of a day of `spec` with its placed `units`, or None if the spec has no `cost`.
 
-    `most_per_node` has the most tokens/s that a node of each phase makes, where its speed is known.
+    `most_per_node` has the maximum tokens/s of a node of each phase with a known speed.
     """
     if spec.cost is None:
         return None
     per_unit = {p: [len(unit.nodes) for unit in units if unit.phase == p] for p in spec.phases}
-    priced = _priced(spec, spec.cost, nodes_on(schedule, per_unit), most_per_node)
+    priced = _price_stretches(spec, spec.cost, nodes_on(schedule, per_unit), most_per_node)
     phases = {phase: _phase_cost(spec, phase, priced) for phase in spec.phases}
     usd = fsum(each.bill.usd for each in priced)
-    answered = _share_answered(priced)
-    sold = _tokens_of(spec, answered)
+    answered = _mean_answered_share(priced)
+    sold = _tokens_for_share(spec, answered)
     is_sold = spec.traffic is not None and spec.cost.prices is not None
     revenue_usd = fsum(each.revenue_usd for each in priced) if is_sold else None
     return Cost(
@@ -160,7 +159,7 @@ def plan_cost(
         speed_unknown=tuple(phase for phase in spec.phases if spec.traffic and phase not in most_per_node),
         revenue_usd_per_day=revenue_usd,
         revenue_if_all_answered_usd_per_day=fsum(each.asked_usd for each in priced) if is_sold else None,
-        margin=margin_of(revenue_usd, usd),
+        margin=profit_margin(revenue_usd, usd),
         markup=(revenue_usd - usd) / usd if revenue_usd is not None and usd else None,
         phases=phases,
         states=_states(spec, schedule, priced),
@@ -169,33 +168,35 @@ def plan_cost(
     )
 
 
-def margin_of(revenue_usd: float | None, usd: float | None) -> float | None:
-    """Return the share of an income that is left after the cost; None without income, or where either is missing."""
+def profit_margin(revenue_usd: float | None, usd: float | None) -> float | None:
+    """Return the share of the income left after the cost; None without income, or if either is missing."""
     return (revenue_usd - usd) / revenue_usd if revenue_usd and usd is not None else None
 
 
-def _priced(
+def _price_stretches(
     spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]], most_per_node: Mapping[Phase, float]
-) -> tuple[_Priced, ...]:
+) -> tuple[_PricedStretch, ...]:
     """Return the day's stretches, each with its bill, demand and income."""
-    supplies = supplies_of(cost, _gpus(spec), spec.cluster.gpu_name)
-    sales = sales_of(cost.prices) if cost.prices else None
+    supplies = list_supplies(cost, _gpus(spec), spec.cluster.gpu_name)
+    sales = make_sales(cost.prices) if cost.prices else None
     entries = entry_starts(spec.traffic.profile if spec.traffic else None)
     stretches = stretches_between([*entries, *on.starts, *(sales.factor.starts if sales else ())])
     shares = demand_shares(spec.traffic.profile if spec.traffic else None, stretches)
     priced = []
     for stretch, share in zip(stretches, shares, strict=True):
         nodes = on.at(stretch.start)
-        billed = bill(stretch, _by_gpu(spec, nodes), supplies, spec.cluster.gpus_per_node)
-        answered = share * _answered(spec, stretch, share, nodes, most_per_node)
-        asked, sold = _tokens_of(spec, share), _tokens_of(spec, answered)
+        billed = bill(stretch, _count_paid_nodes(spec, nodes), supplies, spec.cluster.gpus_per_node)
+        answered = share * _answered_share(spec, stretch, share, nodes, most_per_node)
+        asked, sold = _tokens_for_share(spec, share), _tokens_for_share(spec, answered)
         priced.append(
-            _Priced(
+            _PricedStretch(
                 stretch=stretch,
                 nodes=nodes,
                 bill=billed,
-                spares_usd=_part(spec, spec.cluster.gpu_name, len(spec.cluster.spares), nodes, billed),
-                phases_usd={p: _part(spec, spec.gpu_name(p), number, nodes, billed) for p, number in nodes.items()},
+                spares_usd=_node_cost(spec, spec.cluster.gpu_name, len(spec.cluster.spares), nodes, billed),
+                phases_usd={
+                    p: _node_cost(spec, spec.gpu_name(p), number, nodes, billed) for p, number in nodes.items()
+                },
                 demand=share,
                 answered=answered,
                 revenue_usd=sales.usd(stretch, *sold) if sales else 0.0,
@@ -206,12 +207,12 @@ def _priced(
     return tuple(priced)
 
 
-def _answered(
+def _answered_share(
     spec: Spec, stretch: Stretch, share: float, nodes: Mapping[Phase, int], most_per_node: Mapping[Phase, float]
 ) -> float:
-    """Return the share of a stretch's tokens that is answered: a request that one phase refuses takes none of another.
+    """Return the share of a stretch's tokens that is answered. A request refused by one phase burdens no other.
 
-    `share` is what the stretch has of the day's tokens.
+    `share` is the stretch's share of the day's tokens.
     """
     if spec.traffic is None or not all(nodes.values()):
         return 0.0
@@ -223,8 +224,8 @@ def _answered(
     return min([1.0, *most])
 
 
-def _by_gpu(spec: Spec, nodes: Mapping[Phase, int]) -> dict[str, int]:
-    """Count the nodes of each GPU type that are paid for: spares are held all day."""
+def _count_paid_nodes(spec: Spec, nodes: Mapping[Phase, int]) -> dict[str, int]:
+    """Count the nodes of each GPU type that are paid for. Spares are held all day."""
     counts = dict.fromkeys(_gpus(spec), 0)
     for phase, number in nodes.items():
         counts[spec.gpu_name(phase)] += number
@@ -237,13 +238,13 @@ def _gpus(spec: Spec) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*spec.gpu_names, spec.cluster.gpu_name)))
 
 
-def _part(spec: Spec, gpu: str, number: int, nodes: Mapping[Phase, int], billed: Bill) -> float:
-    """Return what `number` nodes of a GPU type cost, all nodes of the type at their mean rate."""
-    return billed.by_gpu[gpu] * number / _by_gpu(spec, nodes)[gpu] if number else 0.0
+def _node_cost(spec: Spec, gpu: str, number: int, nodes: Mapping[Phase, int], billed: Bill) -> float:
+    """Return the cost of `number` nodes of a GPU type, at the mean rate of all its nodes."""
+    return billed.by_gpu[gpu] * number / _count_paid_nodes(spec, nodes)[gpu] if number else 0.0
 
 
-def _tokens_of(spec: Spec, share: float) -> _Tokens:
-    """Return that share of the day's tokens; none where the spec says no traffic."""
+def _tokens_for_share(spec: Spec, share: float) -> _Tokens:
+    """Return `share` of the day's tokens; zero without traffic."""
     traffic = spec.traffic
     if traffic is None:
         return _Tokens(0.0, 0.0, 0.0)
@@ -253,12 +254,12 @@ def _tokens_of(spec: Spec, share: float) -> _Tokens:
 
 
 def _per_million(usd: float, tokens: float) -> float | None:
-    """Return what a million tokens cost; None where there are none."""
+    """Return the cost per million tokens, or None without tokens."""
     return usd / tokens * MILLION if tokens else None
 
 
-def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_Priced]) -> tuple[StateCost, ...]:
-    """Return the states of the schedule in its order."""
+def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_PricedStretch]) -> tuple[StateCost, ...]:
+    """Return the cost of each state, in the schedule's order."""
     if schedule is None:
         return (_state(spec, "00:00", priced),)
     begins = TimesOfDay.written(((step.at, step.at) for step in schedule.steps), "")
@@ -268,7 +269,7 @@ def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_Priced])
     )
 
 
-def _state(spec: Spec, at: str, priced: Sequence[_Priced]) -> StateCost:
+def _state(spec: Spec, at: str, priced: Sequence[_PricedStretch]) -> StateCost:
     demand, minutes = fsum(each.demand for each in priced), sum(each.stretch.minutes for each in priced)
     usd = fsum(each.bill.usd for each in priced)
     revenue_usd = fsum(each.revenue_usd for each in priced) if spec.cost and spec.cost.prices else None
@@ -281,27 +282,27 @@ def _state(spec: Spec, at: str, priced: Sequence[_Priced]) -> StateCost:
         usd_per_hour=usd / minutes * HOUR_MINUTES,
         input_tokens=spec.traffic.input_tokens * demand if spec.traffic else None,
         output_tokens=spec.traffic.output_tokens * demand if spec.traffic else None,
-        answered_share=_share_answered(priced),
+        answered_share=_mean_answered_share(priced),
         revenue_usd=revenue_usd,
-        margin=margin_of(revenue_usd, usd),
+        margin=profit_margin(revenue_usd, usd),
     )
 
 
-def _share_answered(priced: Sequence[_Priced]) -> float:
-    """Return the share of what is asked for that is answered; 1 where nothing is asked for."""
+def _mean_answered_share(priced: Sequence[_PricedStretch]) -> float:
+    """Return the answered share of the demand; 1 without demand."""
     demand = fsum(each.demand for each in priced)
     return fsum(each.answered for each in priced) / demand if demand else 1.0
 
 
-def _freed(spec: Spec, priced: Sequence[_Priced]) -> Freed:
+def _freed(spec: Spec, priced: Sequence[_PricedStretch]) -> Freed:
     peak = max(sum(each.nodes.values()) for each in priced)
     node_hours = fsum((peak - sum(each.nodes.values())) * each.stretch.hours for each in priced)
     rate = spec.cost.usd_per_gpu_hour if spec.cost else 0.0
     return Freed(node_hours_per_day=node_hours, usd_per_day=node_hours * spec.cluster.gpus_per_node * rate)
 
 
-def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_Priced]) -> PhaseCost:
-    sold = _tokens_of(spec, fsum(each.answered for each in priced))
+def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_PricedStretch]) -> PhaseCost:
+    sold = _tokens_for_share(spec, fsum(each.answered for each in priced))
     usd = fsum(each.phases_usd[phase] for each in priced)
     return PhaseCost(
         usd_per_day=usd,
@@ -310,8 +311,8 @@ def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_Priced]) -> PhaseCos
     )
 
 
-def _cache_hits(spec: Spec, prefill: PhaseCost | None, priced: Sequence[_Priced]) -> CacheHits | None:
-    """Return what hits save where prefill has units of its own; decode's part of a mixed unit does not shrink."""
+def _cache_hits(spec: Spec, prefill: PhaseCost | None, priced: Sequence[_PricedStretch]) -> CacheHits | None:
+    """Return the savings from cache hits if prefill has its own units. In mixed units, decode's work stays."""
     if spec.traffic is None or not spec.traffic.cache_hit_rate or prefill is None:
         return None
     times = spec.traffic.cache_hit_rate / (1 - spec.traffic.cache_hit_rate)

@@ -1,10 +1,11 @@
-"""What a day's traffic asks of each phase, hour by hour or finer, and how much of it the units that are on can serve.
+"""Compare a day's traffic with the units that are on: the load of each phase, stretch by stretch.
 
-    prefill          prompt tokens that no cache has          decode, mixed    tokens of output
+    prefill          counts prompt tokens that no cache has
+    decode, mixed    count output tokens
 
-Demand is even within an entry of the profile. A load is demand over what units make at their operating point. Above 1
-they must work on more requests at a time, or use more of their saturated rate, than the point says. What is beyond the
-most that they make is refused.
+Demand is constant within an entry of the profile. A load is demand over the units' rate at their operating point. Above
+1, units must serve more requests at a time, or use more of their saturated rate, than at that point. Demand beyond
+their maximum rate is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,69 +21,69 @@ from planner.schedule.stretches import TimesOfDay, demand_shares, entry_starts, 
 from planner.spec.schema import Spec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["PhaseLoad", "demand_of", "fullest_demand", "loads_of_day"]
+__all__ = ["PhaseLoad", "compute_loads", "peak_loads", "predict_loads"]
 
-ROUNDED = 0.005  # loads are told in whole per cent
+ROUNDED = 0.005  # loads are shown in whole per cent
 
 
 @dataclass(frozen=True)
 class PhaseLoad:
-    """The time of a day at which a phase is fullest. Rates are tokens/s of all units that are on then."""
+    """A phase's load at its fullest time of a day. Rates are tokens/s of all units that are on then."""
 
     phase: Phase
     at: str
     asked_per_s: float
     served_per_s: float
-    most_per_s: float  # that they make when they are full
-    lowest: float  # load when it is emptiest
-    hours_over: float = 0.0  # in which it is asked for more than it makes at its operating point
-    hours_beyond: float = 0.0  # in which it is asked for more than it makes at most
-    times_beyond: str | None = None  # when that is; None where it never is
-    all_on_beyond: str | None = None  # that part of it at which the plan has no further unit of the phase
-    are_all_on: bool = False  # whether it has none at the fullest time
-    day: str | None = None  # a date or a weekday that is not like the others
+    most_per_s: float  # their maximum rate
+    lowest: float  # lowest load of the day
+    hours_over: float = 0.0  # hours with demand above the rate at the operating point
+    hours_beyond: float = 0.0  # hours with demand above the maximum rate
+    times_beyond: str | None = None  # the times of those hours; None if there are none
+    all_on_beyond: str | None = None  # those times at which all units of the phase are on
+    are_all_on: bool = False  # whether all units are on at the fullest time
+    day: str | None = None  # a date or a weekday; None for ordinary days
 
     @property
     def load(self) -> float:
-        """Return demand over what is served at the operating point; 0 where nothing is asked for."""
+        """Return demand over the rate at the operating point; 0 without demand, infinite without units."""
         if not self.asked_per_s:
             return 0.0
         return self.asked_per_s / self.served_per_s if self.served_per_s else float("inf")
 
     @property
     def known_load(self) -> float | None:
-        """Return `load`; None while no unit is on."""
+        """Return `load`, or None while no unit is on."""
         return self.load if self.served_per_s else None
 
     @property
     def share_of_most(self) -> float:
-        """Return demand over the most that is made; endless while no unit is on."""
+        """Return demand over the maximum rate; infinite while no unit is on."""
         return self.asked_per_s / self.most_per_s if self.most_per_s else float("inf")
 
     @property
     def is_over(self) -> bool:
-        """Whether more is asked than is served at the operating point, with loads rounded to whole per cent."""
+        """Return whether demand exceeds the rate at the operating point, in whole per cent."""
         return self.load >= 1 + ROUNDED
 
 
-def fullest_demand(
+def peak_loads(
     spec: Spec,
     schedule: DaySchedule | None,
     layouts: Sequence[PhaseLayout],
     outlooks: Sequence[PhaseOutlook],
     full_rates: Mapping[Phase, float],
 ) -> tuple[PhaseLoad, ...]:
-    """Return how full traffic makes each phase on the kind of day on which the phase is fullest.
+    """Return each phase's load on the kind of day on which it is fullest.
 
-    Prefill is as full as its prompts may wait, where `slo` promises a TTFT.
+    If `slo` has a TTFT, prefill counts as full when its prompts wait as long as that allows.
     """
     entries = (*(spec.traffic.other_days if spec.traffic else ()), *(schedule.other_days if schedule else ()))
     days = [None, *dict.fromkeys(name for each in entries for name in each.days)]
-    found = (demand_of(spec, schedule, layouts, outlooks, full_rates, day, spec.slo.ttft_ms) for day in days)
+    found = (predict_loads(spec, schedule, layouts, outlooks, full_rates, day, spec.slo.ttft_ms) for day in days)
     return tuple(max(loads, key=lambda each: each.load) for loads in zip(*found, strict=True))
 
 
-def demand_of(
+def predict_loads(
     spec: Spec,
     schedule: DaySchedule | None,
     layouts: Sequence[PhaseLayout],
@@ -91,9 +92,9 @@ def demand_of(
     day: str | None,
     ttft_ms: float | None = None,
 ) -> tuple[PhaseLoad, ...]:
-    """Return how full the spec's traffic makes each phase whose speed is known, on `day` as `loads_of_day` has it.
+    """Return the load of each phase with a known speed. `day` is a date, a weekday or None for ordinary days.
 
-    With a `ttft_ms`, prefill counts as full at the highest utilisation that keeps it.
+    With a `ttft_ms`, prefill counts as full at the highest utilisation that meets it.
     """
     known = {each.phase: each.prediction for each in outlooks if each.prediction is not None}
     if spec.traffic is None or not known:
@@ -105,10 +106,10 @@ def demand_of(
     }
     most = {phase: rate * sizes[phase] for phase, rate in full_rates.items()}
     units = {each.phase: each.num_units for each in layouts}
-    return loads_of_day(spec.traffic, schedule, units, rates, most, day)
+    return compute_loads(spec.traffic, schedule, units, rates, most, day)
 
 
-def loads_of_day(
+def compute_loads(
     traffic: TrafficSpec,
     schedule: DaySchedule | None,
     num_units: Mapping[Phase, int],
@@ -116,10 +117,10 @@ def loads_of_day(
     most_per_s: Mapping[Phase, float],
     day: str | None = None,
 ) -> tuple[PhaseLoad, ...]:
-    """Return each phase's load on a date or a weekday; without one, on a day like most.
+    """Return each phase's load on a date or a weekday, or on an ordinary day.
 
-    `tokens_per_s` are those of one unit at its operating point, `most_per_s` those of a full one. `num_units` are on
-    without a schedule.
+    `tokens_per_s` are rates of one unit at its operating point, `most_per_s` maximum rates of one unit. Without a
+    schedule, `num_units` are always on.
     """
     on = TimesOfDay.always(dict(num_units))
     if schedule is not None:

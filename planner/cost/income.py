@@ -1,11 +1,11 @@
-"""What tokens sell for: their prices, and discounts by the hour."""
+"""Compute the income from tokens: prices, and discounts by the hour."""
 
 from dataclasses import dataclass
 
 from planner.schedule.stretches import Stretch, TimesOfDay
 from planner.spec.cost import PriceSpec
 
-__all__ = ["Sales", "sales_of"]
+__all__ = ["Sales", "make_sales"]
 
 MILLION = 1e6
 
@@ -20,16 +20,16 @@ class Sales:
     factor: TimesOfDay[float]
 
     def usd(self, stretch: Stretch, hits: float, misses: float, output: float) -> float:
-        """Return the income of so many tokens in `stretch`."""
+        """Return the income from these tokens in `stretch`."""
         usd = hits * self.input_hit + misses * self.input_miss + output * self.output
         return usd * self.factor.at(stretch.start)
 
     def given_up(self, stretch: Stretch, hits: float) -> float:
-        """Return what cache hits would have earned besides, at the price of computed tokens."""
+        """Return the income that cache hits give up against the price of computed tokens."""
         return hits * (self.input_miss - self.input_hit) * self.factor.at(stretch.start)
 
 
-def sales_of(prices: PriceSpec) -> Sales:
-    """Return what the tokens of a spec with these prices sell for."""
+def make_sales(prices: PriceSpec) -> Sales:
+    """Return the prices per token, with the discounts of the day."""
     factor = TimesOfDay.written(((each.at, each.factor) for each in prices.hours), 1.0)
     return Sales(prices.input_hit / MILLION, prices.input_miss / MILLION, prices.output / MILLION, factor)

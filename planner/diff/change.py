@@ -1,7 +1,7 @@
-"""What a change does, as one document: `tidemill diff --format json`, and `diff` of `tidemill plan --previous`.
+"""The effects of a change as one document: `tidemill diff --format json`, and `diff` of `tidemill plan --previous`.
 
-Everything a reviewer is told is a field here, with its arithmetic done. `diff.py` makes the document, and what writes
-it as text or markdown only chooses fields. docs/diff.md says what each key means.
+Every fact that a reviewer sees is a field here, fully computed. `diff.py` builds the document. The writers of text and
+markdown only choose fields. docs/diff.md documents each key.
 """
 
 from typing import Any, Literal
@@ -15,65 +15,65 @@ from planner.plan.row import Row
 from planner.plan.sections import Digest, JsonFinding
 
 __all__ = [
-    "ENDS",
-    "STARTS",
+    "ENDING_FATES",
+    "STARTING_FATES",
     "Change",
     "ExpertMoves",
     "Fate",
     "LossSides",
     "NodeMoves",
     "PhaseMoves",
+    "Rollout",
     "Sides",
     "State",
     "StateSides",
     "Tool",
     "UnitChange",
-    "Units",
+    "UnitCount",
     "Verdict",
     "WarningMoves",
-    "Way",
     "WeightReads",
 ]
 
 Verdict = Literal[
     "no_restart",  # no running pod ends
-    "rolling",  # pods restart, and each phase keeps what the hour asks of it
-    "degraded",  # a phase serves less than that, but serves
-    "outage",  # a phase has no unit that serves
+    "rolling",  # pods restart, and each phase keeps serving the hour's demand
+    "degraded",  # a phase serves less than its demand
+    "outage",  # a phase has no serving unit
 ]
 Fate = Literal["new", "moved", "restarted", "removed", "kept"]
 Workload = Literal[Phase, "gateway", "controller"]
 Tool = Literal["git", "pulumi"]
 
-ENDS: tuple[Fate, ...] = ("moved", "restarted", "removed")  # the pods that run end
-STARTS: tuple[Fate, ...] = ("new", "moved", "restarted")
+ENDING_FATES: tuple[Fate, ...] = ("moved", "restarted", "removed")  # running pods end
+STARTING_FATES: tuple[Fate, ...] = ("new", "moved", "restarted")
 
 
 class UnitChange(Part):
-    """What becomes of the pods of a unit, of the gateway or of the controller."""
+    """What happens to the pods of a unit, of the gateway or of the controller."""
 
     name: str
     phase: Workload
     change: Fate
-    why: tuple[str, ...]  # what differs in its pods; empty unless they are started anew
-    in_turn: bool  # the provider changes it while others of its phase serve
+    why: tuple[str, ...]  # differences in its pods; empty if they keep running
+    in_turn: bool  # the provider changes it while other units of its phase serve
 
 
-class Units(Part):
-    """How many units of a phase serve, of those that the hour has on."""
+class UnitCount(Part):
+    """How many of a phase's running units keep serving."""
 
     units: int
     of_units: int
 
 
-class Way(Part):
-    """How one way of applying the change goes, at the worst hour of the day."""
+class Rollout(Part):
+    """The course of the change with one tool, at the worst hour of the day."""
 
     verdict: Verdict
-    minutes: int | None  # until the last pod is ready; none where nobody knows how much a unit reads
-    least_capacity: dict[Phase, float]  # share of the units that serve
-    least_units: dict[Phase, Units]
-    times: dict[Verdict, str]  # the hours of each verdict, where they differ
+    minutes: int | None  # until the last pod is ready; None if the units' weights are unknown
+    least_capacity: dict[Phase, float]  # lowest share of units that serve
+    least_units: dict[Phase, UnitCount]
+    times: dict[Verdict, str]  # the hours of each verdict, if they differ
 
 
 class PhaseMoves(Part):
@@ -82,7 +82,7 @@ class PhaseMoves(Part):
     slots_changed: int  # of one unit
     of_slots: int
     units: int
-    bytes: int | None  # of all units; none where memory is not planned
+    bytes: int | None  # of all units; None if memory is not planned
 
 
 class ExpertMoves(Part):
@@ -94,7 +94,7 @@ class ExpertMoves(Part):
 
 
 class WeightReads(Part):
-    """What units that start read: each reads its weights whole."""
+    """The weights that starting units read. Each unit reads its weights whole."""
 
     units: int
     bytes: int | None
@@ -102,14 +102,14 @@ class WeightReads(Part):
 
 
 class NodeMoves(Part):
-    """Nodes that have a unit in one of the plans alone."""
+    """Nodes that only one of the plans uses."""
 
     taken: tuple[str, ...]
     freed: tuple[str, ...]
 
 
 class State(Part):
-    """A state of the day."""
+    """A state of the schedule."""
 
     at: str
     nodes: int
@@ -117,7 +117,7 @@ class State(Part):
 
 
 class StateSides(Part):
-    """The day's states before and after."""
+    """The day's states before and after the change."""
 
     before: tuple[State, ...]
     after: tuple[State, ...]
@@ -131,34 +131,34 @@ class Sides(Part):
 
 
 class LossSides(Part):
-    """What the loss of each failure domain stops, before and after."""
+    """The worst loss of each failure domain, before and after."""
 
     before: dict[str, Loss]
     after: dict[str, Loss]
 
 
 class WarningMoves(Part):
-    """Warnings that one of the plans has alone."""
+    """Warnings that only one of the plans has."""
 
     new: tuple[JsonFinding, ...]
     gone: tuple[JsonFinding, ...]
 
 
 class Change(Part):
-    """What the change from one plan to another does."""
+    """The effects of changing from one plan to another."""
 
     name: str
     old: Digest = Field(description="digest of the plan before")
     new: Digest = Field(description="digest of the plan after")
-    verdict: Verdict  # these three are of the way that goes worse
+    verdict: Verdict  # these three are of the worse rollout
     minutes: int | None
     least_capacity: dict[Phase, float]
-    ways: dict[Tool, Way]
+    ways: dict[Tool, Rollout]
     units: tuple[UnitChange, ...]
     experts: ExpertMoves
     weights: WeightReads
     nodes: NodeMoves
-    schedule: Maybe[StateSides] = None  # none where neither plan has a day
+    schedule: Maybe[StateSides] = None  # None if neither plan has a schedule
     performance: dict[Phase, Sides]
     cost: Sides
     failures: dict[Phase, LossSides]
@@ -166,5 +166,5 @@ class Change(Part):
     assumed: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document."""
+        """Return the document as JSON values."""
         return self.model_dump(mode="json")

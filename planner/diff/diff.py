@@ -1,7 +1,7 @@
-"""Compare two plans: a pure function, which reads no file and asks no cluster.
+"""Compare two plans. A pure function: it reads no file and asks no cluster.
 
-Figures are rows of both plans' reports, matched by section and name. Pods are compared as they are rendered. So what a
-reviewer is told follows from the very objects that would be applied.
+Figures are rows of both plans' reports, matched by section and name. Pods are compared as rendered, so a reviewer sees
+the effects of the objects that would be applied.
 """
 
 import re
@@ -16,16 +16,16 @@ from planner.diff.change import (
     StateSides,
     WarningMoves,
 )
-from planner.diff.experts import expert_moves, weight_reads
-from planner.diff.pods import unit_changes
-from planner.diff.rollout import assumptions, ways_of, worst_way
+from planner.diff.experts import count_expert_moves, estimate_weight_reads
+from planner.diff.pods import compare_pods
+from planner.diff.rollout import judge_rollouts, rollout_assumptions, worst_rollout
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.problems.finding import Finding
 from planner.report.report import Report
 
-__all__ = ["diff_of"]
+__all__ = ["compare_plans"]
 
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
 COSTS = (
@@ -49,14 +49,14 @@ SPEEDS = (
 )
 
 
-def diff_of(before: Plan, after: Plan, notes: Sequence[str] = ()) -> Change:
-    """Return what the change from one plan to the other does; `notes` say how they came about.
+def compare_plans(before: Plan, after: Plan, notes: Sequence[str] = ()) -> Change:
+    """Return the effects of changing from one plan to the other. `notes` say how the plans were obtained.
 
-    Raises InfeasibleError where the engine of one of them cannot run it: there are no pods to compare.
+    Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare.
     """
-    units = unit_changes(before, after)
-    ways = ways_of(before, after, units)
-    worst = worst_way(ways)
+    units = compare_pods(before, after)
+    ways = judge_rollouts(before, after, units)
+    worst = worst_rollout(ways)
     return Change(
         name=after.name,
         old=before.digest,
@@ -66,15 +66,15 @@ def diff_of(before: Plan, after: Plan, notes: Sequence[str] = ()) -> Change:
         least_capacity=worst.least_capacity,
         ways=ways,
         units=units,
-        experts=expert_moves(before, after),
-        weights=weight_reads(after, units),
+        experts=count_expert_moves(before, after),
+        weights=estimate_weight_reads(after, units),
         nodes=_nodes(before, after),
         schedule=_schedule(before, after),
         performance={phase: _sides(before, after, f"performance.{phase}", SPEEDS) for phase in _phases(before, after)},
         cost=_sides(before, after, "cost", COSTS),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),
-        assumed=(*notes, *assumptions(before, after, units)),
+        assumed=(*notes, *rollout_assumptions(before, after, units)),
     )
 
 
@@ -124,18 +124,18 @@ def _failures(before: Plan, after: Plan, phase: Phase) -> LossSides:
 
 
 def _warnings(before: Plan, after: Plan) -> WarningMoves:
-    """Compare warnings by what they say, in whatever numbers and wherever their specs lie.
+    """Compare warnings by their words, ignoring numbers and files.
 
-    A plan without estimates, as a folder keeps it, has no warnings to compare with.
+    A plan without estimates, as in rendered folders, has no warnings to compare.
     """
     if before.report is None or after.report is None:
         return WarningMoves(new=(), gone=())
-    old, new = ({_said(each): each for each in plan.warnings} for plan in (before, after))
+    old, new = ({_wording_key(each): each for each in plan.warnings} for plan in (before, after))
     return WarningMoves(
         new=tuple(each for said, each in new.items() if said not in old),
         gone=tuple(each for said, each in old.items() if said not in new),
     )
 
 
-def _said(warning: Finding) -> tuple[str, str]:
+def _wording_key(warning: Finding) -> tuple[str, str]:
     return warning.path, NUMBERS.sub(" ", warning.message)

@@ -1,28 +1,27 @@
 """Count the expert slots that change between two plans, and the bytes of weights that units read.
 
-A slot changes if its GPU did not hold the expert before, or not as often: order inside a GPU does not count. A map of
-other sizes has nothing in common with the one before, so all of its slots change. Only units that both plans have are
-counted, since a unit that is new reads all of its weights anyway.
+A slot changes if its GPU did not hold the expert before, or not as often. Order inside a GPU does not matter. If the
+map's sizes differ, all slots change. Only units of both plans count, because a new unit reads all its weights anyway.
 
-Today nothing travels between GPUs: a map is read when a unit starts, and with it all weights from the checkpoint.
+Today no weights travel between GPUs: a unit reads its map and all its weights when it starts.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
-from planner.diff.change import STARTS, ExpertMoves, PhaseMoves, UnitChange, WeightReads
-from planner.diff.minutes import reads_of
+from planner.diff.change import STARTING_FATES, ExpertMoves, PhaseMoves, UnitChange, WeightReads
+from planner.diff.minutes import unit_reads
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 
-__all__ = ["expert_moves", "weight_reads"]
+__all__ = ["count_expert_moves", "estimate_weight_reads"]
 
 Rows = Sequence[Sequence[int]]  # [layers][slots]
 
 
-def expert_moves(before: Plan, after: Plan) -> ExpertMoves:
-    """Return the slots that change in units of both plans."""
-    phases = {phase: _of_phase(before, after, phase) for phase in after.phases if phase in before.phases}
+def count_expert_moves(before: Plan, after: Plan) -> ExpertMoves:
+    """Return the slots that change, in units that both plans have."""
+    phases = {phase: _phase_moves(before, after, phase) for phase in after.phases if phase in before.phases}
     sizes = [each.bytes for each in phases.values() if each.slots_changed]
     return ExpertMoves(
         slots_changed=sum(each.slots_changed * each.units for each in phases.values()),
@@ -31,10 +30,10 @@ def expert_moves(before: Plan, after: Plan) -> ExpertMoves:
     )
 
 
-def weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightReads:
-    """Return what the units of `plan` read that start because of the changes."""
-    reads = reads_of(plan)
-    starting = [each.phase for each in changes if each.change in STARTS and each.phase in plan.phases]
+def estimate_weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightReads:
+    """Return the weights that units of `plan` read because the changes start them."""
+    reads = unit_reads(plan)
+    starting = [each.phase for each in changes if each.change in STARTING_FATES and each.phase in plan.phases]
     is_known = all(phase in reads for phase in starting)
     sizes = {phase: each.nodes * each.node_bytes for phase, each in reads.items()}
     return WeightReads(
@@ -44,18 +43,18 @@ def weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightReads:
     )
 
 
-def _of_phase(before: Plan, after: Plan, phase: Phase) -> PhaseMoves:
+def _phase_moves(before: Plan, after: Plan, phase: Phase) -> PhaseMoves:
     old, new = (plan.expert_maps[plan.map_of[phase]].physical_to_logical for plan in (before, after))
     units = {unit.name for unit in before.units_of(phase)} & {unit.name for unit in after.units_of(phase)}
     shape, memory = after.phases[phase], after.memory.get(phase)
-    changed, num_slots = _slots_changed(old, new, before, after, phase), sum(map(len, new))
+    changed, num_slots = _count_changed_slots(old, new, before, after, phase), sum(map(len, new))
     size = None
     if memory is not None:
         size = changed * (memory.weights.routed // shape.slots_per_gpu // len(new)) * len(units)
     return PhaseMoves(slots_changed=changed, of_slots=num_slots, units=len(units), bytes=size)
 
 
-def _slots_changed(old: Rows, new: Rows, before: Plan, after: Plan, phase: Phase) -> int:
+def _count_changed_slots(old: Rows, new: Rows, before: Plan, after: Plan, phase: Phase) -> int:
     if old == new:
         return 0
     slots_per_gpu = after.phases[phase].slots_per_gpu

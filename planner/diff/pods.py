@@ -1,8 +1,8 @@
-"""What becomes of the pods that run, when another plan takes the place of theirs.
+"""Compare the pods of two plans: which are new, moved, restarted, removed or kept.
 
-A pod is replaced when anything in its template differs. So both plans are rendered, the spec's overlay included, and
-the templates of each workload are compared. What somebody changed in the cluster by hand is not seen, and nothing is
-asked there: the provider and `kubectl diff` do that.
+Kubernetes replaces a pod if anything in its template differs. So both plans are rendered, with their overlays, and the
+templates of each workload are compared. Manual changes in the cluster are not seen: the provider and `kubectl diff`
+show those.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from planner.facts import names
 from planner.manifests.render import render_files
 from planner.plan.plan import Plan
 
-__all__ = ["unit_changes"]
+__all__ = ["compare_pods"]
 
 KINDS = ("LeaderWorkerSet", "StatefulSet", "Deployment")
 TEMPLATE = "workerTemplate"
-IN_WORDS = {
+FIELD_NAMES = {
     "affinity": "nodes",
     "terminationGracePeriodSeconds": "time to end",
     "size": "nodes",
@@ -31,29 +31,36 @@ IN_WORDS = {
     "model": "model name",
     "tls": "identities",
 }
-FOLLOWS = {"version", "kind", "unit", "phase", "container"}  # of launch files: what names them, or is seen in the pod
+IGNORED_LAUNCH_FIELDS = {
+    "version",
+    "kind",
+    "unit",
+    "phase",
+    "container",
+}  # names, or also visible in the pod
 
 
 @dataclass(frozen=True)
 class _Pods:
-    """The pods of one workload: who keeps them, and what they are made from."""
+    """The pods of one workload: the kind of their owner, and their template."""
 
     kind: str
     namespace: str
-    group: Any  # how the pods of a unit belong together
+    group: Any  # the group settings of a LeaderWorkerSet
     template: Any  # of one pod
 
 
-def unit_changes(before: Plan, after: Plan) -> tuple[UnitChange, ...]:
-    """Return what becomes of the pods of each unit, of gateway and controller. Raises InfeasibleError where one of the
-    plans cannot be rendered.
+def compare_pods(before: Plan, after: Plan) -> tuple[UnitChange, ...]:
+    """Return what happens to the pods of each unit, of gateway and controller.
+
+    Raises InfeasibleError if one of the plans cannot be rendered.
     """
-    old, new = _pods_of(before), _pods_of(after)
-    return tuple(_change(name, old.get(name), new.get(name), before, after) for name in {**new, **old})
+    old, new = _pods_by_workload(before), _pods_by_workload(after)
+    return tuple(_compare_workload(name, old.get(name), new.get(name), before, after) for name in {**new, **old})
 
 
-def _pods_of(plan: Plan) -> dict[str, _Pods]:
-    """Return the pods of each workload by its name."""
+def _pods_by_workload(plan: Plan) -> dict[str, _Pods]:
+    """Return workload name -> its pods."""
     objects = [each for text in render_files(plan).values() for each in yaml.load_all(text, Loader=yaml.CSafeLoader)]
     return {each["metadata"]["name"]: _pods(each) for each in objects if each["kind"] in KINDS}
 
@@ -66,7 +73,7 @@ def _pods(workload: Mapping[str, Any]) -> _Pods:
     return _Pods(*place, {key: value for key, value in group.items() if key != TEMPLATE}, group[TEMPLATE])
 
 
-def _change(name: str, old: _Pods | None, new: _Pods | None, before: Plan, after: Plan) -> UnitChange:
+def _compare_workload(name: str, old: _Pods | None, new: _Pods | None, before: Plan, after: Plan) -> UnitChange:
     phase = _phase(name, before if new is None else after)
     if old is None or new is None:
         return UnitChange(name=name, phase=phase, change="new" if old is None else "removed", why=(), in_turn=False)
@@ -77,7 +84,7 @@ def _change(name: str, old: _Pods | None, new: _Pods | None, before: Plan, after
         phase=phase,
         change="kept" if not why else "moved" if is_moved else "restarted",
         why=why,
-        in_turn=bool(why) and _changes_in_turn(name, old, new, before, after),
+        in_turn=bool(why) and _takes_turns(name, old, new, before, after),
     )
 
 
@@ -86,8 +93,8 @@ def _phase(name: str, plan: Plan) -> Workload:
     return phase or ("gateway" if name == names.gateway_name(plan.name) else "controller")
 
 
-def _changes_in_turn(name: str, old: _Pods, new: _Pods, before: Plan, after: Plan) -> bool:
-    """Whether the provider gives it a turn, as `stacks/provider/rollout.py` decides: same nodes, and a known KV."""
+def _takes_turns(name: str, old: _Pods, new: _Pods, before: Plan, after: Plan) -> bool:
+    """Return whether the provider changes it in turn: same nodes and same KV, as in `stacks/provider/rollout.py`."""
     places = [(each.kind, each.namespace, each.group, each.template["spec"].get("affinity")) for each in (old, new)]
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old_kv, new_kv = (
@@ -97,28 +104,28 @@ def _changes_in_turn(name: str, old: _Pods, new: _Pods, before: Plan, after: Pla
 
 
 def _causes(name: str, old: _Pods, new: _Pods, before: Plan, after: Plan) -> list[str]:
-    """Return what differs between the pods, in words; nothing where they are kept."""
+    """Return the differences between the pods in words; none if they are kept."""
     found = [field for field in ("kind", "namespace") if getattr(old, field) != getattr(new, field)]
     if old.kind == new.kind:
-        found += [_in_words(path) for path in _differences(old.group, new.group)]
+        found += [_field_name(path) for path in _differences(old.group, new.group)]
     if old.template != new.template:
-        told = _launch_causes(name, before, after)
-        paths = [_in_words(path) for path in _differences(old.template, new.template)] or ["order"]
-        # A launch file is a volume of another name, by its content.
+        told = _launch_file_causes(name, before, after)
+        paths = [_field_name(path) for path in _differences(old.template, new.template)] or ["order"]
+        # A changed launch file also changes the name of its volume.
         found += [*told, *(each for each in paths if not (told and each == "volumes"))]
     return list(dict.fromkeys(found))
 
 
-def _launch_causes(name: str, before: Plan, after: Plan) -> list[str]:
-    """Return the fields of the workload's launch file that differ."""
+def _launch_file_causes(name: str, before: Plan, after: Plan) -> list[str]:
+    """Return the differing fields of the workload's launch file."""
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old, new = (plan.launch_documents.get(file, {}) for plan in (before, after))
-    differing = [key for key in {**new, **old} if old.get(key) != new.get(key) and key not in FOLLOWS]
-    return [IN_WORDS.get(key, key.replace("_", " ")) for key in differing if not key.endswith("_digest")]
+    differing = [key for key in {**new, **old} if old.get(key) != new.get(key) and key not in IGNORED_LAUNCH_FIELDS]
+    return [FIELD_NAMES.get(key, key.replace("_", " ")) for key in differing if not key.endswith("_digest")]
 
 
 def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths at which two templates differ. Entries of a list that have names are told apart by these."""
+    """Yield the paths at which two templates differ. Entries of a list are matched by name if they have one."""
     if old == new:
         return
     fields = _fields(path, old), _fields(path, new)
@@ -130,7 +137,7 @@ def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def _fields(path: tuple[str, ...], value: Any) -> Mapping[str, Any] | None:
-    """Return what an object or a list of named things has, by name; None for a value that is compared as a whole."""
+    """Return an object's fields, or a list's entries by name; None for a value compared as a whole."""
     if isinstance(value, dict):
         return value
     if isinstance(value, list) and path[-1:] == ("args",):
@@ -141,7 +148,7 @@ def _fields(path: tuple[str, ...], value: Any) -> Mapping[str, Any] | None:
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:
-    """Return a command line's options with all that follows each, wherever it is given."""
+    """Return a command line's options with their values, in any order."""
     found: dict[str, str] = {}
     option = "arguments"  # what comes before any option
     for each in arguments:
@@ -152,14 +159,14 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _in_words(path: tuple[str, ...]) -> str:
-    """Return what a review calls the field at `path` of a pod template."""
+def _field_name(path: tuple[str, ...]) -> str:
+    """Return a reviewer's name for the field at `path` of a pod template."""
     if "spec" not in path:
         of_object = path[path.index("metadata") + 1 :] if "metadata" in path else path
-        return " ".join(IN_WORDS.get(each, each) for each in of_object[:2])
+        return " ".join(FIELD_NAMES.get(each, each) for each in of_object[:2])
     field, *below = path[path.index("spec") + 1 :] or ("spec",)
     if field not in ("containers", "initContainers") or len(below) < 2:
-        return IN_WORDS.get(field, field)
+        return FIELD_NAMES.get(field, field)
     _, of_container, *rest = below
     if of_container == "args" and rest:
         return rest[0]

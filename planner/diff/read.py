@@ -1,4 +1,4 @@
-"""Read what a user calls OLD and NEW, as two plans that can be compared.
+"""Read OLD and NEW as two plans that can be compared.
 
 A plan is taken as it stands. A spec is planned: OLD as if nothing ran, NEW near OLD as `tidemill plan --previous` does
 it. The change says so, since what really runs may stand on other nodes.

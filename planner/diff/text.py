@@ -1,4 +1,4 @@
-"""Write a change as text for a terminal of 80 columns: one screen, whatever changes."""
+"""Write a change as text for a terminal of 80 columns. It always fits one screen."""
 
 import textwrap
 
@@ -15,7 +15,7 @@ CUT = "  ...         --format json has what is cut"
 
 
 def diff_text(change: Change) -> str:
-    """Return the change's text, which ends with a line end."""
+    """Return the change as text, ending with a newline."""
     lines, is_cut = [headline(change), ""], False
     for topic in topics(change):
         own = _lines(topic)
@@ -27,7 +27,7 @@ def diff_text(change: Change) -> str:
 
 
 def _lines(topic: Topic) -> list[str]:
-    """Return a topic's lines, each wrapped, behind its name."""
+    """Return a topic's lines, wrapped, after its name."""
     found: list[str] = []
     for line in topic.lines:
         name = topic.name if not found else ""

@@ -1,14 +1,14 @@
-"""Put a change into words: topics in the order in which people ask, each a few lines. Nothing is computed.
+"""Put a change into words: topics in the order of interest, each a few lines. Nothing is computed here.
 
-`text.py` and `markdown.py` write these. Long lists are cut here, so that a change of a thousand units is read as fast
-as one of three; the JSON has all of them.
+`text.py` and `markdown.py` print these. Long lists are cut, so that a change of a thousand units reads as fast as one
+of three; the JSON has all of them.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.diff.change import ENDS, Change, Fate, PhaseMoves, Sides, State, Tool, UnitChange, Way
+from planner.diff.change import ENDING_FATES, Change, Fate, PhaseMoves, Rollout, Sides, State, Tool, UnitChange
 from planner.facts.quantities import counted
 from planner.plan.row import Row
 from planner.report.columns import group_numbered
@@ -20,7 +20,7 @@ MAX_CAUSES = 6  # of a restart
 MAX_GROUPS = 4  # of units that restart for the same causes
 MAX_RUNS = 6  # of names whose numbers follow each other
 FATES: tuple[Fate, ...] = ("new", "moved", "restarted", "removed")
-APPLIED: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi": "by pulumi up, in turns"}
+TOOL_WORDS: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi": "by pulumi up, in turns"}
 COSTS = {
     "usd_per_day": "each day",
     "usd_per_million_output_tokens": "per million output tokens",
@@ -43,7 +43,7 @@ SPEEDS = {
 
 @dataclass(frozen=True)
 class Topic:
-    """A few lines about one thing. `most` of them fit a terminal; a detail is folded where one can fold."""
+    """A few lines about one subject. A terminal shows `most` lines; a page folds details."""
 
     name: str
     lines: tuple[str, ...]
@@ -52,16 +52,16 @@ class Topic:
 
 
 def headline(change: Change) -> str:
-    """Return what the change is of, from which plan to which."""
+    """Return the change's name, and the digests of both plans."""
     return f"Change of {change.name}: plan {_short(change.old)} -> {_short(change.new)}"
 
 
 def topics(change: Change) -> tuple[Topic, ...]:
-    """Return all topics that there is something to say about."""
+    """Return all topics with something to say."""
     performance = (Topic(phase, tuple(_figures(each, SPEEDS)), 4) for phase, each in change.performance.items())
     found = (
         Topic("verdict", verdicts(change), 6),
-        *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDS else 2) for fate in FATES),
+        *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
         Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
         Topic("experts", tuple(_experts(change)), 4),
         Topic("nodes", tuple(_nodes(change)), 3),
@@ -77,21 +77,21 @@ def topics(change: Change) -> tuple[Topic, ...]:
 
 
 def verdicts(change: Change) -> tuple[str, ...]:
-    """Return a line for each way of applying the change; one line where both go alike."""
+    """Return a line for each tool; one line if both rollouts are equal."""
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
         ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
         return (f"no_restart: no running pod ends{ready}",)
     if len(set(map(repr, change.ways.values()))) == 1:
-        return (_way(change.ways["git"], ""),)
-    return tuple(_way(way, f" {APPLIED[tool]}") for tool, way in change.ways.items())
+        return (_describe_rollout(change.ways["git"], ""),)
+    return tuple(_describe_rollout(way, f" {TOOL_WORDS[tool]}") for tool, way in change.ways.items())
 
 
 def _short(digest: str) -> str:
     return digest[:19]
 
 
-def _way(way: Way, applied: str) -> str:
+def _describe_rollout(way: Rollout, applied: str) -> str:
     least = [
         f"{each.units} of {counted(each.of_units, f'{phase} unit')}"
         for phase, each in way.least_units.items()
@@ -104,42 +104,44 @@ def _way(way: Way, applied: str) -> str:
 
 
 def _units(change: Change, fate: Fate) -> Iterator[str]:
-    """Yield a line for the units that come to the same for the same causes."""
+    """Yield a line for each group of units with the same change and causes."""
     found = sorted((each for each in change.units if each.change == fate), key=lambda each: each.why)
     groups = [(why, list(units)) for why, units in groupby(found, key=lambda each: each.why)]
     for why, units in groups[:MAX_GROUPS]:
-        causes = f": {_listed(why, MAX_CAUSES)}" if why else ""
-        yield f"{_names(change.name, units)}{causes}"
+        causes = f": {_join_limited(why, MAX_CAUSES)}" if why else ""
+        yield f"{_name_units(change.name, units)}{causes}"
     if rest := [unit for _, units in groups[MAX_GROUPS:] for unit in units]:
         yield f"{counted(len(rest), 'other')} for other causes"
 
 
-def _names(plan: str, units: Sequence[UnitChange]) -> str:
-    """Return units in words, those whose numbers follow each other as one: `prefill-0 to 4, gateway`."""
+def _name_units(plan: str, units: Sequence[UnitChange]) -> str:
+    """Return the units' names, consecutive numbers joined: `prefill-0 to 4, gateway`."""
     runs = group_numbered([each.name.removeprefix(f"{plan}-") for each in units])
-    return _listed([f"{run[0]} to {run[-1].rpartition('-')[2]}" if len(run) > 1 else run[0] for run in runs], MAX_RUNS)
+    return _join_limited(
+        [f"{run[0]} to {run[-1].rpartition('-')[2]}" if len(run) > 1 else run[0] for run in runs], MAX_RUNS
+    )
 
 
-def _listed(parts: Sequence[str], most: int) -> str:
+def _join_limited(parts: Sequence[str], most: int) -> str:
     more = [f"and {counted(len(parts) - most, 'other')}"] if len(parts) > most else []
     return ", ".join([*parts[:most], *more])
 
 
 def _experts(change: Change) -> Iterator[str]:
-    """Yield the slots that change, and what units that start read."""
+    """Yield the changed slots of each phase, and the weights that starting units read."""
     moves = {phase: each for phase, each in change.experts.phases.items() if each.slots_changed}
-    yield from (f"{phase}: {_moved(each)}" for phase, each in moves.items())
+    yield from (f"{phase}: {_describe_moves(each)}" for phase, each in moves.items())
     if not moves:
         yield "no slot changes"
     reads = change.weights
     if reads.units:
         source = reads.checkpoint or "storage"
-        size = "weights" if reads.bytes is None else f"{_bytes(reads.bytes)} of weights"
+        size = "weights" if reads.bytes is None else f"{_format_bytes(reads.bytes)} of weights"
         yield f"{size} for {counted(reads.units, 'unit')} to read from {source}"
 
 
-def _moved(moves: PhaseMoves) -> str:
-    size = "" if moves.bytes is None else f", {_bytes(moves.bytes)} in {counted(moves.units, 'unit')}"
+def _describe_moves(moves: PhaseMoves) -> str:
+    size = "" if moves.bytes is None else f", {_format_bytes(moves.bytes)} in {counted(moves.units, 'unit')}"
     return f"{moves.slots_changed:,} of {counted(moves.of_slots, 'slot')} of a unit change{size}"
 
 
@@ -147,11 +149,11 @@ def _nodes(change: Change) -> Iterator[str]:
     for word, nodes in (("taken", change.nodes.taken), ("freed", change.nodes.freed)):
         if nodes:
             runs = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in group_numbered(nodes)]
-            yield f"{counted(len(nodes), 'node')} {word}: {_listed(runs, MAX_RUNS)}"
+            yield f"{counted(len(nodes), 'node')} {word}: {_join_limited(runs, MAX_RUNS)}"
 
 
 def _day(change: Change) -> Iterator[str]:
-    """Yield the states that differ, each with the one that held at that time before."""
+    """Yield the states that differ, each beside the state at that time before."""
     if change.schedule is None:
         return
     old, new = ({each.at: each for each in side} for side in (change.schedule.before, change.schedule.after))
@@ -167,8 +169,8 @@ def _state(state: State | None) -> str:
 
 
 def _figures(sides: Sides, names: dict[str, str]) -> Iterator[str]:
-    """Yield the figures that differ, a line each, and in one line those that do not."""
-    told = {name: (_side(sides.before.get(name)), _side(sides.after.get(name))) for name in names}
+    """Yield a line for each figure that differs, and one line with those that do not."""
+    told = {name: (_format_figure(sides.before.get(name)), _format_figure(sides.after.get(name))) for name in names}
     for name, (old, new) in told.items():
         if old != new:
             yield f"{names[name]}: {old or 'unknown'} -> {new or 'unknown'}"
@@ -176,7 +178,7 @@ def _figures(sides: Sides, names: dict[str, str]) -> Iterator[str]:
         yield f"as before: {', '.join(same)}"
 
 
-def _side(row: Row | None) -> str:
+def _format_figure(row: Row | None) -> str:
     if row is None:
         return ""
     low, high = format_range(row)
@@ -184,7 +186,7 @@ def _side(row: Row | None) -> str:
 
 
 def _failures(change: Change) -> Iterator[str]:
-    """Yield the losses that differ, of phases that both plans have."""
+    """Yield the losses that differ, for phases of both plans."""
     for phase, sides in change.failures.items():
         for domain in (each for each in sides.before if each in sides.after):
             losses = sides.before[domain], sides.after[domain]
@@ -193,5 +195,5 @@ def _failures(change: Change) -> Iterator[str]:
                 yield f"{phase}, one {domain} lost: stops {old} -> {new}"
 
 
-def _bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     return format_value(Row("", "", size, "bytes"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.compiler import run_passes
-from planner.diff.diff import diff_of
+from planner.diff.diff import compare_plans
 from planner.manifests.folder import files_of, kept_plan, stale_files
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan
@@ -65,7 +65,7 @@ def check_change(call: Call) -> tuple[Plan, Report]:
     plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
     stale = stale_files(call.folder, files_of(plan, kept))
     before, notes = (kept, ()) if call.base is None else _base_plan(call, call.base)
-    change = None if before is None else diff_of(before, plan, notes)
+    change = None if before is None else compare_plans(before, plan, notes)
     objections = find_objections(call.conditions, Evidence(change, promises_of(plan), stale))
     return plan, Report(
         name=plan.name,

@@ -3,7 +3,7 @@
 import re
 
 from planner.compiler import compile_plan
-from planner.diff.diff import diff_of
+from planner.diff.diff import compare_plans
 from planner.diff.text import diff_text
 from planner.rules.check import with_values
 from tests.docs.rooms_table import ROOT
@@ -18,5 +18,5 @@ def diff_page() -> str:
     """The page as it stands, with the example written anew."""
     spec, before = base(40)
     after = compile_plan(with_values(spec, {"expert_load.seed": 3, "cost.usd_per_gpu_hour": 2.1}), before)
-    text = diff_text(diff_of(before, after))
+    text = diff_text(compare_plans(before, after))
     return MARKED.sub(lambda found: f"{found[1]}{text}{found[2]}", (ROOT / "docs" / "diff.md").read_text())

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import fsum
 
 from planner.compiler import Compiled
-from planner.cost.bill import bill, supplies_of
-from planner.cost.cost import margin_of
-from planner.cost.income import sales_of
+from planner.cost.bill import bill, list_supplies
+from planner.cost.cost import profit_margin
+from planner.cost.income import make_sales
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
 from planner.facts.terms import Phase
 from planner.schedule.stretches import Stretch, demand_shares
@@ -49,7 +49,7 @@ class Outcome:
     @property
     def margin(self) -> float | None:
         """Return the share of the income that is left after the cost; None without income."""
-        return margin_of(self.revenue_usd, self.usd)
+        return profit_margin(self.revenue_usd, self.usd)
 
 
 def demand_by_minute(plan: Compiled, scale: float = 1.0, date: str | None = None) -> list[float]:
@@ -87,7 +87,7 @@ def _money(plan: Compiled, service: Service, curves: Curves) -> tuple[float | No
     if cost is None:
         return None, None
     minutes = [Stretch(minute, 1) for minute in range(len(curves.asked))]
-    supplies = supplies_of(cost, _gpus(plan), plan.spec.cluster.gpu_name)
+    supplies = list_supplies(cost, _gpus(plan), plan.spec.cluster.gpu_name)
     nodes = _nodes_by_gpu(plan, service, curves)
     per_node = plan.spec.cluster.gpus_per_node
     usd = fsum(bill(each, nodes[each.start], supplies, per_node).usd for each in minutes)
@@ -95,7 +95,7 @@ def _money(plan: Compiled, service: Service, curves: Curves) -> tuple[float | No
         return usd, None
     prompts = (curves.asked - curves.refused) * service.request.prompt
     hits = prompts * service.cache_hit_rate
-    sales = sales_of(cost.prices)
+    sales = make_sales(cost.prices)
     revenue = fsum(
         sales.usd(minute, hits[minute.start], (prompts - hits)[minute.start], curves.tokens[minute.start])
         for minute in minutes

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.compiler import run_passes
-from planner.cost.cost import plan_cost
+from planner.cost.cost import estimate_cost
 from planner.layout.unit import Unit
 from planner.report.text import plan_text
 from planner.rules.check import check_spec
@@ -41,7 +41,7 @@ def cost_by(data, most):
         for phase, size in NODES.items()
         for index in range(spec.num_units(phase))
     ]
-    return plan_cost(spec, plan_schedule(spec, units), units, most)
+    return estimate_cost(spec, plan_schedule(spec, units), units, most)
 
 
 def test_deepseeks_day_costs_and_earns_what_was_published():

@@ -11,7 +11,7 @@ from functools import cache
 import yaml
 
 from planner.compiler import compile_plan
-from planner.diff.diff import diff_of
+from planner.diff.diff import compare_plans
 from planner.diff.markdown import diff_markdown
 from planner.diff.rollout import SEVERITY
 from planner.diff.text import MAX_LINES, diff_text
@@ -144,7 +144,7 @@ def _moved_slots(phase, old, new, before, after):
 
 def check_pair(before, after):
     """Raise AssertionError where the change is not what the plans themselves say."""
-    there, back = diff_of(before, after), diff_of(after, before)
+    there, back = compare_plans(before, after), compare_plans(after, before)
     fates = {each.name: "restarted" if each.change == "moved" else each.change for each in there.units}
     assert fates == template_fates(before, after)
     assert not [each.name for each in there.units if each.change == "moved" and _is_as_large(each.name, before, after)]
@@ -184,6 +184,6 @@ if __name__ == "__main__":
             began = time.perf_counter()
             plans = base(size)[1], changed(size, kind)
             check_pair(*plans)
-            found = diff_of(*plans)
+            found = compare_plans(*plans)
             ways = ", ".join(f"{tool} {way.verdict}" for tool, way in found.ways.items())
             sys.stdout.write(f"{size:4} nodes, {kind:20} {ways:36} {time.perf_counter() - began:.1f} s\n")

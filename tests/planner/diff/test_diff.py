@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.diff.diff import diff_of
+from planner.diff.diff import compare_plans
 from tests.planner.diff.pairs import base, changed, check_pair
 
 SIZE = 40
@@ -17,7 +17,7 @@ def test_a_change_is_what_the_plans_say(kind):
 def test_equal_plans_make_an_empty_change():
     """No pod ends, no slot or node changes, nobody is warned, and figures are the same on both sides."""
     plan = base(SIZE)[1]
-    change = diff_of(plan, plan)
+    change = compare_plans(plan, plan)
 
     assert (change.verdict, change.minutes, set(change.least_capacity.values())) == ("no_restart", 0, {1.0})
     assert {each.change for each in change.units} == {"kept"}
@@ -29,7 +29,7 @@ def test_equal_plans_make_an_empty_change():
 
 def test_a_warning_in_other_numbers_is_not_new():
     """More traffic than before is the same warning; a promise that is missed brings one of its own."""
-    found = diff_of(base(SIZE)[1], changed(SIZE, "promise")).warnings
+    found = compare_plans(base(SIZE)[1], changed(SIZE, "promise")).warnings
 
     assert [each.id for each in found.new] == ["W115"]
     assert found.gone == ()
@@ -37,7 +37,7 @@ def test_a_warning_in_other_numbers_is_not_new():
 
 def test_figures_stand_side_by_side():
     """A price changes the bill and no other figure."""
-    change = diff_of(base(SIZE)[1], changed(SIZE, "price"))
+    change = compare_plans(base(SIZE)[1], changed(SIZE, "price"))
     bills = [side["usd_per_day"].value for side in (change.cost.before, change.cost.after)]
 
     assert bills[1] == pytest.approx(bills[0] * 3 / 2)

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.compiler import compile_plan
-from planner.diff.pods import unit_changes
+from planner.diff.pods import compare_pods
 from planner.problems.errors import InfeasibleError
 from planner.rules.check import check_spec, with_values
 from tests.planner.test_shipped_specs import SPECS
@@ -47,7 +47,7 @@ def before(spec):
 )
 def test_pods_restart_whose_template_differs(change, restarted, spec, before):
     """Each is named with the fields that differ; what only an estimate reads restarts nothing."""
-    found = unit_changes(before, compile_plan(with_values(spec, change), before))
+    found = compare_pods(before, compile_plan(with_values(spec, change), before))
 
     assert {each.name: each.why for each in found if each.change == "restarted"} == restarted
     assert {each.name for each in found if each.change == "kept"} == {*UNITS, GATEWAY} - restarted.keys()
@@ -60,7 +60,7 @@ def test_the_order_of_variables_is_in_a_template(spec):
         for each in ((("A", "1"), ("B", "2")), (("B", "2"), ("A", "1")))
     )
 
-    assert {each.name: each.why for each in unit_changes(ordered, turned) if each.why} == dict.fromkeys(
+    assert {each.name: each.why for each in compare_pods(ordered, turned) if each.why} == dict.fromkeys(
         UNITS, ("order",)
     )
 
@@ -69,7 +69,7 @@ def test_units_come_go_and_move(spec, before):
     """One more unit is new, and gone again on the way back; a unit on other nodes is moved."""
     more = compile_plan(with_values(spec, {"prefill.units": 2}), before)
     elsewhere = compile_plan(with_values(spec, {"cluster.nodes": [{"name": f"gpu-{each}"} for each in range(40, 70)]}))
-    there, back, moved = unit_changes(before, more), unit_changes(more, before), unit_changes(before, elsewhere)
+    there, back, moved = compare_pods(before, more), compare_pods(more, before), compare_pods(before, elsewhere)
 
     assert [each.change for each in there if each.name == "deepseek-r1-prefill-1"] == ["new"]
     assert [each.change for each in back if each.name == "deepseek-r1-prefill-1"] == ["removed"]
@@ -84,4 +84,4 @@ def test_a_plan_that_no_engine_can_run_has_no_pods(spec, before):
     drafting = compile_plan(with_values(spec, {"decode.draft_tokens": 1}))
 
     with pytest.raises(InfeasibleError):
-        unit_changes(before, drafting)
+        compare_pods(before, drafting)

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.compiler import compile_plan
-from planner.diff.diff import diff_of
+from planner.diff.diff import compare_plans
 from planner.rules.check import check_spec, with_values
 from tests.planner.diff.pairs import base, changed
 from tests.planner.test_shipped_specs import SPECS
@@ -25,7 +25,7 @@ def before(spec):
 
 
 def _ways(spec, before, change):
-    ways = diff_of(before, compile_plan(with_values(spec, change), before)).ways
+    ways = compare_plans(before, compile_plan(with_values(spec, change), before)).ways
     return {
         tool: (way.verdict, {phase: (each.units, each.of_units) for phase, each in way.least_units.items()})
         for tool, way in ways.items()
@@ -57,7 +57,7 @@ def test_tools_differ_by_their_turns(change, git, pulumi, spec, before):
 
 def test_the_verdict_is_that_of_the_way_that_goes_worse(spec, before):
     """So a gate on it lets nothing pass that interrupts the service, whoever applies the change."""
-    change = diff_of(before, compile_plan(with_values(spec, IMAGE), before))
+    change = compare_plans(before, compile_plan(with_values(spec, IMAGE), before))
 
     assert (change.verdict, change.minutes, change.least_capacity) == (
         "outage",
@@ -76,14 +76,14 @@ def test_turns_take_their_time(spec, before):
     quick = {"schedule": day, "kubernetes.drain": "4min", "kubernetes.load_rate": "1000TB/s"}
     timed = with_values(spec, phases | quick)
     plan = compile_plan(timed)
-    ways = diff_of(plan, compile_plan(with_values(timed, IMAGE), plan)).ways
+    ways = compare_plans(plan, compile_plan(with_values(timed, IMAGE), plan)).ways
 
     assert (ways["git"].minutes, ways["pulumi"].minutes) == (10, 28)
 
 
 def test_hours_have_verdicts_of_their_own():
     """At night one decode unit is on, and its restart is an outage; by day two share less than half of their load."""
-    way = diff_of(base(40)[1], changed(40, "image")).ways["pulumi"]
+    way = compare_plans(base(40)[1], changed(40, "image")).ways["pulumi"]
 
     assert way.times == {"rolling": "08:00-00:00", "outage": "00:00-08:00"}
     assert (way.least_units["decode"].units, way.least_units["decode"].of_units) == (0, 1)
@@ -94,14 +94,14 @@ def test_nobody_knows_how_long_cpus_take():
     plan = compile_plan(check_spec(SPECS / "demo.yaml"))
     other = compile_plan(with_values(check_spec(SPECS / "demo.yaml"), IMAGE))
 
-    assert diff_of(plan, other).minutes is None
+    assert compare_plans(plan, other).minutes is None
 
 
 def test_demand_is_never_more_than_what_served(spec, before):
     """A change keeps the hour's demand where nothing that served is missing, even if more was asked for."""
     hungry = with_values(spec, {"traffic": {"input_tokens": 9e15, "output_tokens": 9e15}})
     plan = compile_plan(hungry)
-    change = diff_of(plan, compile_plan(with_values(hungry, {"gateway.port": 8001}), plan))
+    change = compare_plans(plan, compile_plan(with_values(hungry, {"gateway.port": 8001}), plan))
 
     assert change.verdict == "rolling"
 
@@ -114,6 +114,6 @@ def test_what_is_left_is_held_against_the_traffic(share, verdict, spec, before):
     most = {name: demand[phase].most_tokens_per_s * 86_400 for name, phase in zip(asked, PHASES, strict=True)}
     busy = with_values(spec, {"traffic": {name: share * tokens for name, tokens in most.items()}})
     plan = compile_plan(busy, before)
-    ways = diff_of(plan, compile_plan(with_values(busy, IMAGE), plan)).ways
+    ways = compare_plans(plan, compile_plan(with_values(busy, IMAGE), plan)).ways
 
     assert (ways["git"].verdict, ways["pulumi"].verdict) == ("outage", verdict)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from planner.diff.change import UnitChange
-from planner.diff.diff import diff_of
+from planner.diff.diff import compare_plans
 from planner.diff.markdown import diff_markdown
 from planner.diff.text import MAX_LINES, diff_text
 from planner.problems.finding import Finding
@@ -31,7 +31,7 @@ CAUSES = (
 @pytest.fixture(scope="module")
 def change():
     """New expert loads, which restart all units."""
-    return diff_of(base(40)[1], changed(40, "expert loads"))
+    return compare_plans(base(40)[1], changed(40, "expert loads"))
 
 
 def test_it_begins_with_what_is_asked_first(change):

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.compiler import compile_plan
-from planner.diff.diff import diff_of
+from planner.diff.diff import compare_plans
 from planner.plan.expected import Promise
 from planner.plan.row import Row
 from planner.problems.errors import CallError
@@ -19,7 +19,7 @@ ALL = "outage,degraded,slo,cost+10%,stale"
 def change():
     """A change of nothing, which costs nothing that is known."""
     plan = compile_plan(check_spec(DEMO_SPEC))
-    return diff_of(plan, plan)
+    return compare_plans(plan, plan)
 
 
 def _with_cost(change, before, after):

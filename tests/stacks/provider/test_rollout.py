@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pulumi.runtime.proto import provider_pb2 as pb
 
-from planner.diff.pods import unit_changes
+from planner.diff.pods import compare_pods
 from planner.facts import names
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import OBJECTS
@@ -175,7 +175,7 @@ def test_a_change_foretells_the_turns(kind):
     """`tidemill diff` says of each unit whether it has a turn, and so does the provider once it has the objects."""
     plans = base(40)[1], changed(40, kind)
     turns = turns_of(*plans)
-    foretold = {each.name: each.phase if each.in_turn else None for each in unit_changes(*plans) if each.name in turns}
+    foretold = {each.name: each.phase if each.in_turn else None for each in compare_pods(*plans) if each.name in turns}
 
     assert foretold == turns
 
