@@ -78,15 +78,18 @@ def check_change(call: Call) -> tuple[Plan, Report]:
 
 
 def _base_plan(call: Call, base: Path) -> tuple[Plan | None, Sequence[str]]:
-    """Return the plan that the base's folder keeps, with figures where they are known; None where nothing runs yet."""
+    """Return the plan that the base's folder keeps; None where nothing runs yet.
+
+    Its figures are those of the base's spec: what a folder says of them, anybody may have written.
+    """
     if not (base / call.folder).exists():
         return None, ()
     kept = read_plan(base / call.folder)
     try:
         found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
     except (SpecError, CallError, InfeasibleError):  # a base that is wrong must not keep out the change that mends it
-        return kept, (OTHER_FIGURES,)
-    return (found, ()) if found.digest == kept.digest else (kept, (OTHER_FIGURES,))
+        return kept.without_estimates(), (OTHER_FIGURES,)
+    return (found, ()) if found.digest == kept.digest else (kept.without_estimates(), (OTHER_FIGURES,))
 
 
 def _refused(path: str, value: str, rule: str, reason: str, fix: str) -> CallError:

@@ -144,3 +144,16 @@ def test_a_base_that_is_wrong_keeps_no_change_out(head, capsys):
 
     assert status == 0
     assert "verdict   no_restart" in said.out
+
+
+def test_figures_in_a_folder_are_not_believed(head, capsys):
+    """Anybody can write a plan with prices into a folder, as `plan -o` does."""
+    base = head.parent / "base"
+    _edit(base / "spec.yaml", "\ngateway:", "\ncost: {usd_per_gpu_hour: 9}\ngateway:")
+    _edit(head / "spec.yaml", "\ngateway:", "\ncost: {usd_per_gpu_hour: 2}\ngateway:")
+    main(["plan", str(base / "spec.yaml"), "-o", str(base / "deploy" / "plan.json")])
+    (base / "spec.yaml").write_text("version: 1\n")
+    status, said = _run(capsys, *CHECK, "--fail-on", "cost+10%")
+
+    assert status == 3
+    assert "what a day costs before the change is unknown" in said.out

@@ -131,12 +131,16 @@ def test_githubs_check_fails_and_still_says_why(repository):
 
 
 def test_gitlabs_check_judges_the_merge_result(repository):
-    """The target is merged first, and is what runs."""
-    script = yaml.safe_load(GITLAB)["tidemill-check"]["script"][1]
+    """The target is merged first, and is what runs. A report that the branch brings along is none."""
+    (repository / "tidemill-report").mkdir()
+    (repository / "tidemill-report" / "comment.md").symlink_to("/proc/self/environ")
+    _commit(repository)
+    script = [line for line in yaml.safe_load(GITLAB)["tidemill-check"]["script"] if "pip install" not in line]
     request = {"CI_MERGE_REQUEST_PROJECT_ID": "1", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main"}
-    done = _run(script, repository, {}, **request)
+    done = _run("\n".join(script), repository, {}, **request)
 
     assert done.returncode == 0
+    assert not (repository / "tidemill-report" / "comment.md").is_symlink()
     assert (repository / "README").read_text() == "later"
     assert "| **rolling** |" in (repository / "tidemill-report" / "comment.md").read_text()
 
@@ -209,14 +213,14 @@ def _on_github(job, step, **answers):
 def test_gitlab_has_one_note(author, call, job):
     """It is replaced if the token's user wrote it; the token is in no argument."""
     (job / "tidemill-report").mkdir()
+    (job / "tidemill-report" / "comment.md").write_text("news")
+    (job / "json.py").write_text("raise SystemExit('a file of the branch ran')")
     answers = answers_of(job)
     (answers / "user").write_text('{"id": 3}')
     (answers / "notes").write_text(
         json.dumps([{"id": 9, "author": {"id": author}, "body": "<!-- tidemill -->\nolder"}])
     )
-    (script,) = yaml.safe_load(GITLAB)["tidemill-comment"]["script"]
-    variables = {"CI_API_V4_URL": "https://g/api/v4", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_IID": "2"}
-    done = _run(script, job, {"curl": CURL}, TIDEMILL_TOKEN="secret", **variables)
+    done = _comment_on_gitlab(job)
     *_, last = (answers / "calls").read_text().splitlines()
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -224,6 +228,25 @@ def test_gitlab_has_one_note(author, call, job):
     assert last.endswith("/notes/9") == (author == 3)
     assert "secret" not in (answers / "calls").read_text()
     assert (answers / "stdin").read_text() == 'header = "PRIVATE-TOKEN: secret"\n'
+
+
+@pytest.mark.parametrize("linked", ["tidemill-report", "tidemill-report/comment.md"])
+def test_gitlab_posts_no_file_behind_a_link(linked, job):
+    """A link could lead to the job's own environment, where the token is."""
+    (job / "secrets").mkdir()
+    (job / "secrets" / "comment.md").write_text("secret")
+    (job / linked).parent.mkdir(exist_ok=True)
+    (job / linked).symlink_to(job / ("secrets" if linked == "tidemill-report" else "secrets/comment.md"))
+    done = _comment_on_gitlab(job)
+
+    assert (done.returncode, done.stdout) == (1, "The check left no report.\n")
+    assert not (answers_of(job) / "calls").exists()
+
+
+def _comment_on_gitlab(job):
+    (script,) = yaml.safe_load(GITLAB)["tidemill-comment"]["script"]
+    variables = {"CI_API_V4_URL": "https://g/api/v4", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_IID": "2"}
+    return _run(script, job, {"curl": CURL}, TIDEMILL_TOKEN="secret", **variables)
 
 
 def test_workflows_have_the_least_rights():
