@@ -1,6 +1,6 @@
 """Read OLD and NEW as two plans that can be compared.
 
-A plan is taken as it stands. A spec is planned: OLD as if nothing ran, NEW near OLD as `tidemill plan --previous` does
+A plan is used unchanged. A spec is planned: OLD as if nothing ran, NEW near OLD as `tidemill plan --previous` does
 it. The change says so, since what really runs may stand on other nodes.
 """
 

@@ -1,7 +1,7 @@
 """Check the spec's `coverage`: every expert of a unit survives the loss of one node, or of one rack.
 
 The planner knows the slots and the places. `expert_map/domains.py` has the arithmetic: each expert needs two replicas,
-in two domains. For 256 experts that is 512 slots. DeepSeek's decode unit of 144 GPUs then needs 4 slots per GPU instead
+in two domains. So 256 experts need 512 slots. DeepSeek's decode unit of 144 GPUs then needs 4 slots per GPU instead
 of 2, which takes 5.1 GB more on each.
 
 Units of a phase share one map. If they are spread over racks differently, the map must be right for all of them.

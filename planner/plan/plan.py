@@ -269,7 +269,7 @@ def document_digest(document: Mapping[str, Any]) -> str:
 
 
 def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
-    """Digest the deployed part of the plan JSON `document`, which holds `spec`."""
+    """Digest the part of the plan JSON that is deployed. `spec` is the plan's spec."""
     weights = {phase: each["weights_bytes"] for phase, each in document["memory"].items()}
     return digest_of(
         {

@@ -12,7 +12,7 @@ __all__ = ["Table", "Tables", "read_tables"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of figures from sections that match a pattern. The head of the file explains each field."""
+    """A table of figures from matching sections. The head of `tables.yaml` explains each field."""
 
     title: str
     rows: str

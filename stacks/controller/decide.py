@@ -131,7 +131,7 @@ def _planned_running_units(situation: Situation, now: float, ahead_s: float) -> 
 def _wanted_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
     """Return the units that have to serve now."""
     planned = _planned_units(situation, now, force)
-    return planned if force else _raise_to_floors(situation, planned, situation.floors)
+    return planned if force else _add_units_for_demand(situation, planned, situation.floors)
 
 
 def _planned_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def _planned_units(situation: Situation, now: float, force: Force | None) -> tup
     return units_at(situation.timetable, floor(now))
 
 
-def _raise_to_floors(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
+def _add_units_for_demand(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
     """Return the planned units and the next ones of each phase up to its floor, within the largest state's nodes."""
     sizes = {unit.name: unit.num_nodes for unit in situation.units}
     left = _most_nodes(situation) - sum(sizes[name] for name in planned)

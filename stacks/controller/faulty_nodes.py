@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stacks.controller.act import forget_pod, taint_faulty_nodes
 from stacks.controller.decide import Decision
-from stacks.controller.follower import Follower, change, report_event
+from stacks.controller.follower import Follower, apply_scale, report_event
 from stacks.controller.heal import FaultReports, find_node_health, find_reports, heal
 from stacks.controller.observe import unit_pods
 from stacks.controller.report import HEALTHY, previous_condition
@@ -46,7 +46,7 @@ def handle_faulty_nodes(
         if pod["metadata"]["name"] in health.lost:
             _forget_pod(follower, deployment, pod, now)
     if healing.move:
-        change(follower, deployment, healing.move, now)
+        apply_scale(follower, deployment, healing.move, now)
     problems = [*healing.problems, *([reports.problem] if reports.problem else [])]
     said = previous_condition(deployment, HEALTHY).get("message", "").split("; ")
     for problem in problems:

@@ -11,7 +11,7 @@ from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
-__all__ = ["Follower", "change", "report_event"]
+__all__ = ["Follower", "apply_scale", "report_event"]
 
 Say = Callable[[str], None]
 
@@ -25,7 +25,7 @@ class Follower:
     name: str
     lease: Lease | None  # None in a dry run, which must not take the lease from another controller
     say: Say
-    clock: Callable[[], float] = time.time  # the world's time as the API server has it; may raise ProviderError
+    clock: Callable[[], float] = time.time  # real time by the API server's clock; may raise ProviderError
 
     @property
     def is_dry_run(self) -> bool:
@@ -33,7 +33,7 @@ class Follower:
         return self.lease is None
 
 
-def change(follower: Follower, deployment: Manifest, scales: Scale, now: float) -> None:
+def apply_scale(follower: Follower, deployment: Manifest, scales: Scale, now: float) -> None:
     """Scale one unit and report it. A failure is reported too, and does not stop the round."""
     word = "start" if scales.is_on else "drain"
     if follower.is_dry_run:

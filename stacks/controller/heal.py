@@ -61,7 +61,7 @@ class Healing:
 def find_reports(
     plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], settings: Mapping[str, Sequence[str]], now: float
 ) -> FaultReports:
-    """Return which nodes have one of the conditions or labels in `settings` at `now`, the world's time.
+    """Return which nodes have one of the conditions or labels in `settings` at `now`, in real time.
 
     A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
     more are tainted: units that restart must find a node.
@@ -83,7 +83,7 @@ def find_reports(
 def find_node_health(
     units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], reports: FaultReports, now: float
 ) -> NodeHealth:
-    """Return what nodes and the units' pods say at `now`, the world's time.
+    """Return what nodes and the units' pods say at `now`, in real time.
 
     Pods are matched by name: a foreign pod with the labels of a unit would make it move for ever.
     """
@@ -181,7 +181,7 @@ def _taint_times(node: Manifest) -> Iterator[str]:
 
 
 def _is_recent(written: str, now: float) -> bool:
-    """True for an instant of the last `STEADY_S`, by a clock that is near to ours."""
+    """Return whether a time is within `STEADY_S` of now, tolerating clock skew."""
     instant = parse_instant(written)
     return instant is not None and abs(now - instant) < STEADY_S
 

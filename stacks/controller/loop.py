@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from stacks.controller.act import mark_nodes, write_status
 from stacks.controller.decide import Decision, decide
 from stacks.controller.faulty_nodes import handle_faulty_nodes
-from stacks.controller.follower import Follower, change, report_event
+from stacks.controller.follower import Follower, apply_scale, report_event
 from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, decide_marks, lending_events
@@ -86,7 +86,7 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     observation = measurement.observation
     decision = decide(observation.situation, observation.clock.day_time(now))
     for each in decision.scales:
-        change(follower, deployment, each, now)
+        apply_scale(follower, deployment, each, now)
     for reason, message, is_warning in _find_news(deployment, measurement, decision):
         follower.say(message)
         report_event(follower, deployment, reason, message, now, is_warning=is_warning)

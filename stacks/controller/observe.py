@@ -84,7 +84,7 @@ def read_clock(deployment: Manifest) -> Clock:
 def read_situation(
     spec: Mapping[str, Any], objects: Sequence[Manifest], clock: Clock, now: float, ending: Collection[str] = ()
 ) -> Situation:
-    """Return what a deployment's spec and its units' objects say at `now`, the world's time. Raise WrongDay.
+    """Return what a deployment's spec and its units' objects say at `now`, in real time. Raise WrongDay.
 
     Units in `ending` still have pods.
     """

@@ -127,14 +127,14 @@ def _forecast_condition(decision: Decision, demand: Demand | None) -> Iterator[t
 
 
 def _floors_json(demand: Demand) -> Iterator[dict[str, Any]]:
-    """Yield the floors, from which the next round goes on."""
+    """Yield the demand floors, saved for the next round."""
     for phase, floor in demand.floors.items():
         until = timestamp(floor.until)
         yield {"phase": phase, "units": floor.units, "until": until, "peak": floor.peak, **_since_json(floor.since)}
 
 
 def _suspects_json(suspects: Mapping[str, Suspect]) -> Iterator[dict[str, Any]]:
-    """Yield the suspects, from which the next round goes on."""
+    """Yield the suspects, saved for the next round."""
     for unit, each in suspects.items():
         yield {"unit": unit, "isLast": each.is_last, **_since_json(each.since)}
 

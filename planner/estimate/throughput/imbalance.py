@@ -11,8 +11,8 @@ expected maximum over all GPUs is
 
 `facts/drawn.py` models the drift: the most popular experts drift least, since popularity is bounded. Replicas of an
 expert drift together, but they are on different GPUs. drawn.py's drift is calibrated to 0.109, the excess of the
-fullest of 32 ranks in an iteration, as if all of it were drift. The same table gives the mean of ranks, 1,024 pairs,
-and their standard deviation, 52.0. Sampling alone would give 32.0, so at most this share of drawn.py's drift is real:
+fullest of 32 ranks in an iteration, as if all of it were drift. In the same table, a rank gets 1,024 pairs on average,
+with a standard deviation of 52.0. Sampling alone would give 32.0, so at most this share of drawn.py's drift is real:
 
     sqrt(1 - (32.0 / 52.0)^2) = 0.788
 

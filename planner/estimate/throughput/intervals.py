@@ -12,9 +12,9 @@ The first width is nearly twice the largest error, 5.7 %, when each row is predi
 (`tests/benchmarks/throughput.py`). An unexplained factor widens it, because the loss may be another share at another
 point. The second width is assumed to be twice the first: its only row, SGLang's decode, is met within 1 %. The third is
 assumed equal, because no engine was measured on two GPUs. The fourth covers at least 85 % of all measured operators
-when their GPU's tables are left out (`left_out` in `kernels.json`). A factor of two is capped by the rate of the same
-kernels without overheads, exposed exchanges or imbalance. Drift of popularity is known within bounds (`imbalance.py`):
-the low end of the first three families takes the most drift, and then the family's width below that.
+when their GPU's tables are left out (`left_out` in `kernels.json`). With a factor of two, the high end is at most the
+rate of the same kernels without overheads, exposed exchanges or imbalance. Drift of popularity is known within bounds
+(`imbalance.py`): the low end of the first three families takes the most drift, and then the family's width below that.
 
 A user's own measurements count as the first family, and their range includes each of them.
 """

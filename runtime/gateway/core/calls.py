@@ -222,12 +222,12 @@ def _render_prompt(body: ChatBody, document: Json, tokenizer: Tokenizer) -> Chat
     options = body.template_options
     if body.thinking is not None:
         options |= _thinking_option(body.thinking.type == "enabled", tokenizer)
-    tools, raw_tools = (body.tools or [], document.get("tools") or []) if _may_call_tools(body) else ([], [])
+    tools, raw_tools = (body.tools or [], document.get("tools") or []) if _read_tool_choice(body) else ([], [])
     conversation = Conversation(body.messages, document["messages"], tools, raw_tools)
     return render_chat_prompt(conversation, options, tokenizer.chat_template)
 
 
-def _may_call_tools(body: ChatBody) -> bool:
+def _read_tool_choice(body: ChatBody) -> bool:
     """Return whether the model may call tools. Raise ApiError if the body demands a call."""
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")

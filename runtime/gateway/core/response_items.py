@@ -143,7 +143,7 @@ class Item(ABC):
 
     @abstractmethod
     def end_text(self, text: str) -> Iterator[Json]:
-        """Put the whole text into the document, and yield the events after the last text."""
+        """Store the full text, and yield the closing events."""
 
     def begin(self) -> Iterator[Json]:
         """Yield the events that begin the item."""

@@ -29,7 +29,7 @@ class Strangers:
     def __init__(self) -> None:
         self._known: dict[
             object, tuple[str, Callable[[], object]]
-        ] = {}  # stranger -> its host, and a function that ends it
+        ] = {}  # stranger -> its host, and a function that closes its connection
         self._complaints = Complaints(log.warning)
 
     @property

@@ -44,7 +44,7 @@ class Ledger:
         self._own = NO_WORK  # the work of all `_entries`
         self._reported = NO_WORK  # the reported work of the entries that have arrived
         self._waiting: dict[str, Work] = {}  # requests without room, the oldest first
-        # what the last report said beyond what was known here
+        # reported work that we hadn't recorded
         self._unknown_work, self._num_unknown_waiting = NO_WORK, 0
         self._load: RankLoad | None = None  # cached until something changes
 
