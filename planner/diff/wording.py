@@ -11,7 +11,7 @@ from itertools import groupby
 from planner.diff.change import ENDING_FATES, Change, Fate, PhaseMoves, Rollout, Sides, State, Tool, UnitChange
 from planner.facts.quantities import counted
 from planner.plan.row import Row
-from planner.report.columns import group_numbered
+from planner.report.columns import group_numbered, numeric_order
 from planner.report.report import format_range, format_value
 
 __all__ = ["Topic", "headline", "topics", "verdicts"]
@@ -22,12 +22,12 @@ MAX_RUNS = 6  # of names whose numbers follow each other
 FATES: tuple[Fate, ...] = ("new", "moved", "restarted", "removed")
 TOOL_WORDS: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi": "by pulumi up, in turns"}
 COSTS = {
+    "answered_share": "answered",
     "usd_per_day": "each day",
     "usd_per_million_output_tokens": "per million output tokens",
     "usd_per_million_input_tokens": "per million input tokens",
     "margin": "margin",
     "mean_nodes": "nodes on average",
-    "answered_share": "answered",
 }
 SPEEDS = {
     "tokens_per_s_per_gpu": "tokens/s per GPU",
@@ -66,7 +66,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
         Topic("experts", tuple(_experts(change)), 4),
         Topic("nodes", tuple(_nodes(change)), 3),
         Topic("day", tuple(_day(change)), 4, is_detail=True),
-        Topic("cost", tuple(_figures(change.cost, COSTS)), 5),
+        Topic("cost", tuple(_figures(change.cost, COSTS)), 7),
         *performance,
         Topic("failure", tuple(_failures(change)), 3, is_detail=True),
         Topic("warned", tuple(f"{each.message} [{each.id}]" for each in change.warnings.new), 4),
@@ -148,8 +148,9 @@ def _describe_moves(moves: PhaseMoves) -> str:
 def _nodes(change: Change) -> Iterator[str]:
     for word, nodes in (("taken", change.nodes.taken), ("freed", change.nodes.freed)):
         if nodes:
-            runs = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in group_numbered(nodes)]
-            yield f"{counted(len(nodes), 'node')} {word}: {_join_limited(runs, MAX_RUNS)}"
+            runs = group_numbered(sorted(nodes, key=numeric_order))
+            names = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in runs]
+            yield f"{counted(len(nodes), 'node')} {word}: {_join_limited(names, MAX_RUNS)}"
 
 
 def _day(change: Change) -> Iterator[str]:

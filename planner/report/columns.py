@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from string import digits as DIGITS
 
-__all__ = ["WIDTH", "format_table", "group_numbered", "wrap_note", "wrap_table"]
+__all__ = ["WIDTH", "format_table", "group_numbered", "numeric_order", "wrap_note", "wrap_table"]
 
 WIDTH = 80
 MIN_WIDTH = 24  # of the wrapped column, however wide the others are
@@ -41,6 +41,12 @@ def group_numbered(names: Sequence[str]) -> list[list[str]]:
         else:
             runs.append([name])
     return runs
+
+
+def numeric_order(name: str) -> tuple[str, int]:
+    """Sort key that puts node-9 before node-10."""
+    start, number = _split_number(name)
+    return start, int(number or -1)
 
 
 def _is_next_number(name: str, other: str) -> bool:

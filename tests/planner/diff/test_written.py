@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from planner.diff.change import UnitChange
+from planner.diff.change import NodeMoves, UnitChange
 from planner.diff.diff import compare_plans
 from planner.diff.markdown import diff_markdown
 from planner.diff.text import MAX_LINES, diff_text
@@ -49,7 +49,14 @@ def test_equal_figures_share_a_line(change):
     text = diff_text(change)
 
     assert " -> " in text
-    assert "as before: each day $" in text
+    assert "as before: answered " in text
+
+
+def test_nodes_are_named_by_their_numbers(change):
+    """Ranges join what lies beside each other, in whatever order units hold them."""
+    nodes = NodeMoves(taken=(), freed=("node-10", "node-3", "node-9", "node-2"))
+
+    assert "freed: node-2 to node-3, node-9 to node-10" in diff_text(change.model_copy(update={"nodes": nodes}))
 
 
 UNIT = st.builds(
