@@ -107,7 +107,7 @@ def test_a_unit_on_a_spare_says_for_which_node(server, plan, monkeypatch, capsys
             f"{NAMESPACE}/pods/pod-{number}", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         )
     monkeypatch.setattr(status, "connect", lambda context: api)
-    monkeypatch.setattr(status_cli, "plan_from", lambda given: spared)
+    monkeypatch.setattr(status_cli, "plan_from", lambda given, overlays: spared)
 
     assert cli.main(["status", "--context", "any"]) == 0
     assert "  demo-decode-0  decode  4 ranks  ready, on spare node-7 for node-2" in capsys.readouterr().out.splitlines()

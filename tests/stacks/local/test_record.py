@@ -319,8 +319,8 @@ def test_a_second_supervisor_is_refused(folder):
 
 def _only_this_runs(folder, monkeypatch):
     """Have `status` find this deployment and no other."""
-    monkeypatch.setattr(status_cli, "find_deployment", lambda path: folder)
-    monkeypatch.setattr(status_cli, "find_all", lambda path: [folder])
+    monkeypatch.setattr(status_cli, "find_deployment", lambda path, overlays: folder)
+    monkeypatch.setattr(status_cli, "find_all", lambda path, overlays: [folder])
 
 
 def test_status_says_that_nothing_switches_units(folder, monkeypatch, capsys):

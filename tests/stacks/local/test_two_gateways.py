@@ -186,7 +186,7 @@ def test_a_unit_that_is_killed_starts_as_soon_as_it_is_started_again(watched):
 def test_status_says_when_what_is_down_is_started_again(tmp_path, monkeypatch, capsys):
     """It is a time of the clock, so that --watch shows it once; a deployment that ends has none."""
     folder = RunFolder(tmp_path)
-    monkeypatch.setattr(status_cli, "find_all", lambda path: [folder])
+    monkeypatch.setattr(status_cli, "find_all", lambda path, overlays: [folder])
     starts = {"starts_at": time.monotonic() + 40}
     down, unit = replace(READY[1], state="failed", reason=DIES[1], **starts), replace(UNITS[0], state="ended", **starts)
     known = Record("demo", "sha256:0", (READY[0], down), "m", (unit,))
@@ -206,7 +206,7 @@ def test_status_says_when_what_is_down_is_started_again(tmp_path, monkeypatch, c
 def test_status_shows_both_gateways(tmp_path, monkeypatch, capsys):
     """`status` shows their URLs, and exits with 1 when one is down."""
     folder = RunFolder(tmp_path)
-    monkeypatch.setattr(status_cli, "find_all", lambda path: [folder])
+    monkeypatch.setattr(status_cli, "find_all", lambda path, overlays: [folder])
     down = GatewayRecord("gateway-1", READY[1].endpoint, "failed", DIES[1], 1)
     folder.write(Record("demo", "sha256:0", (READY[0], down), "m", UNITS))
 

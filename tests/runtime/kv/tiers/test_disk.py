@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,10 +68,13 @@ def fail(code):
     return fail_so
 
 
-@pytest.mark.parametrize(("max_blocks", "max_files", "expected"), [(10, 1000, 10), (10, 4, 4), (0, 1000, 0)])
-def test_it_says_how_many_blocks_it_has_room_for(tmp_path, max_blocks, max_files, expected):
+@pytest.mark.parametrize(
+    ("max_bytes", "max_files", "expected"),
+    [(10 * FORM.file_bytes + 999, 1000, 10), (12 * FORM.file_bytes, 4, 4), (999, 1000, 0)],
+)
+def test_it_says_how_many_blocks_it_has_room_for(tmp_path, max_bytes, max_files, expected):
     """The bound of bytes and the bound of files both hold."""
-    with tier_on(tmp_path, max_bytes=max_blocks * FORM.file_bytes + 999, max_files=max_files) as tier:
+    with tier_on(tmp_path, max_bytes=max_bytes, max_files=max_files) as tier:
         assert tier.max_blocks == expected
 
 
@@ -454,13 +459,12 @@ def test_a_canceled_loading_counts_nothing_and_keeps_nothing(tmp_path, tier):
 def test_a_loading_ends_where_memory_does(tmp_path, tier):
     """Whoever allocates says how much there is, and memory that is not handed out is free."""
     write(tier, NAMES)
-    made = []
+    rooms = deque(torch.empty(FORM.shape, dtype=FORM.dtype) for _ in range(4))  # several threads take from it
+    made = [weakref.ref(room) for room in rooms]
 
     def allocate():
-        if len(made) == 4:
-            return None
-        made.append(weakref.ref(room := torch.empty(FORM.shape, dtype=FORM.dtype)))
-        return room
+        with suppress(IndexError):
+            return rooms.pop()
 
     with tier_on(tmp_path, allocate=allocate) as bounded:
         loading = bounded.begin_load(NAMES, TENANT, PATIENCE_S)
