@@ -10,7 +10,7 @@ It tells bad luck from a bad map: where the bound is reached, only more slots he
 
 The least that those others carry depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
 carries T, expert e has at least ceil(load_e / T) replicas, its base; K slots are left over when each has just as many,
-and the map spends these on whom it likes. No GPU's other S - 1 slots then carry less than C, the least that S - 1
+and the map may give these to any expert. No GPU's other S - 1 slots then carry less than C, the least that S - 1
 different experts can with K more replicas than their base between them; so every replica carries at most T - C, and
 
     sum_e ceil(load_e / (T - C))
@@ -29,7 +29,7 @@ these matter: with equally many replicas more than its base no other expert gets
 more, of more than T / 2 each, carries with d more at least T / (2 + d), and one of load up to T / 2 no more than
 (T / 2) / (1 + d). Where the S - 1 lightest are not all that light the bound is not used, and D is 0 where they are not
 up to (T - C) / 2, for the same reason. It counts only maps that hold
-no expert twice on a GPU, as ours.
+no expert twice on a GPU, as ours do.
 
 With several windows of load, max over mean in a window is at least that window's own bound, so that the k-th lowest of
 it is at least the k-th lowest of these. With all windows counted it is at least the bound for the mean loads, too: the

@@ -59,7 +59,7 @@ def _verify_checkpoint(plan: Plan, checkpoint: LaunchDocument | None) -> Iterato
 
 
 def _expected_checkpoint(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
-    """Return each checkpoint key with its expected value and the field that states it."""
+    """Return each checkpoint key with its expected value and the field that the value comes from."""
     uri, model = (spec.checkpoint, "spec.model.checkpoint"), spec.model
     if isinstance(model, str) or model.config is None:
         keys = ("config_digest", "weights_digest")

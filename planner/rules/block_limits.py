@@ -85,7 +85,7 @@ def _find_split_block(spec: ResolvedSpec, phase: Phase) -> _Cut | None:
 
 @lru_cache(maxsize=64)
 def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
-    """Return the matrices stored in FP8 blocks: a checkpoint may keep some in another format."""
+    """Return the matrices that are stored as block-scaled FP8; a checkpoint may keep others in another format."""
     is_own = precision == model.weights_in
     return [
         (layer, matrix)

@@ -15,7 +15,7 @@ LENGTHS = tuple(f"operating_point.{phase}.{key}" for phase in PHASES for key in 
 
 
 def mixed_point_has_answers(c: Written) -> Iterator[Finding]:
-    """Reject a mixed point whose `kv_tokens` cover only the prompt: on average KV also holds half the answer."""
+    """Reject a mixed point whose `kv_tokens` cover only the prompt: KV also holds half the answer on average."""
     kv_tokens: int = c["operating_point.mixed.kv_tokens"]
     prompt_tokens: int = c["operating_point.mixed.prompt_tokens"]
     if kv_tokens > prompt_tokens or "traffic" in c.sections:

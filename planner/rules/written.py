@@ -36,7 +36,7 @@ class Written:
     def __getitem__(self, path: str) -> Any:
         """Return the value at `path`, which may lead into a list item. Raises Unknown if it is wrong or missing.
 
-        A key that a right list item lacks is None.
+        Returns None for a key that a valid list item lacks.
         """
         value = self.values.get(path, NOT_THERE)
         return self._item_value(path) if value is NOT_THERE else value
@@ -161,7 +161,7 @@ class Written:
         return found
 
     def _item_value(self, path: str) -> Any:
-        """Return a list item's value at `path`. Raises Unknown for a key that a partly wrong item lacks."""
+        """Return a list item's value at `path`. Raises Unknown for a key absent from an item with wrong fields."""
         if (found := ITEM.search(path)) is None:
             raise Unknown(path)
         value = self.values.get(path[: found.start()])

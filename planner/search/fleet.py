@@ -163,7 +163,7 @@ def fill_nodes(
     room: Mapping[frozenset[Phase], int],
     floor: Mapping[Phase, int] | None = None,
 ) -> Fleet | None:
-    """Return the fleet that serves most; None if even the fewest units of each phase do not fit.
+    """Return the fleet with the highest throughput; None if even the fewest units of each phase do not fit.
 
     `written` has the units that the spec fixes (None: free), `tokens` each phase's tokens for one output token, `room`
     the nodes of each set of phases that share a GPU type, `floor` the fewest units of each phase (default 1).

@@ -122,7 +122,7 @@ def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def lower_unit_floor(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield a smaller `schedule.min_units` that the nodes hold beside the other phases' units."""
+    """Yield a smaller `schedule.min_units` that fits beside the other phases' units."""
     assert spec.written.schedule is not None
     floors, layouts = spec.written.schedule.min_units, [lay_out(spec, phase) for phase in spec.phases]
     missing = sum(each.num_units * each.nodes_per_unit for each in layouts) - num_usable(spec)

@@ -104,7 +104,7 @@ def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
 def node_increase(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int] | None = None) -> Change:
     """Return the change that raises `cluster.nodes` for the units, or for units of other `ep_sizes`.
 
-    The change is empty if the nodes suffice, or if the spec lists nodes: those cannot be invented.
+    The change is empty if the nodes suffice, or if the spec lists nodes: named nodes cannot be added.
     """
     cluster = spec.cluster
     sizes = {phase: spec.phase(phase).ep_size for phase in spec.phases} | dict(ep_sizes or {})

@@ -127,9 +127,9 @@ class LatentCache:
         return self.link.begin_to_device(write)
 
     def load(self, table: PageTable, first: int, names: Sequence[bytes]) -> tuple[int, Arrival | None]:
-        """Begin to write the blocks of these names, as far as host memory has them, to a table's pages from `first` on.
+        """Start copying the named blocks into a table's pages from `first` on, up to the first one not in host memory.
 
-        Return how many these are, and their arrival, as `swap_in` does.
+        Return how many are copied, and their arrival, as `swap_in` does.
         """
         if self.host is None:
             return 0, None

@@ -49,7 +49,7 @@ ALIGNMENT = 64  # bytes, of a piece's beginning: a line of a CPU's cache, and wh
 
 
 def staged_bytes(launch: UnitLaunch) -> int:
-    """Return how many bytes a decode rank has ready: a power of two, since torch pins no other sizes."""
+    """Return the size of the pinned buffer that receives KV: a power of two, since torch pins no other sizes."""
     limits = launch.limits
     num_tokens = max(limits.kv_tokens // STAGED_SHARE, limits.max_request_tokens)
     return 1 << (num_tokens * launch.kv_cache.bytes_per_token - 1).bit_length()

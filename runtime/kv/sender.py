@@ -278,7 +278,7 @@ class _Connection:
         return frame[0] if frame is not None and isinstance(frame[0], Landing) else None
 
     def _place(self, landing: Landing, offer: Offer) -> _Place | None:
-        """Return where to write, or None where pieces bring their payloads."""
+        """Return where to write, or None if the connection has to carry the payloads."""
         assert self._meet is not None
         if landing.address is None:
             return None
@@ -323,11 +323,11 @@ class _Connection:
             await asyncio.sleep(0)  # `drain` may return at once, and others have their turn as well
 
     async def _write_in_place(self, part: memoryview, place: _Place, address: int) -> None:
-        """Write a part into the peer's memory. The write goes on when this is cancelled or lasts too long."""
+        """Write a part into the peer's memory. The write continues after a cancellation or a timeout."""
         assert self._writer is not None
         writer = self._writer
         self._writing = asyncio.ensure_future(place.peer.write(part, address, lambda: not is_connected(writer)))
-        self._writing.add_done_callback(lambda ended: ended.exception())  # nobody else may be there to hear of it
+        self._writing.add_done_callback(lambda ended: ended.exception())  # nobody may be waiting for it any more
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             await asyncio.shield(self._writing)
         self._payload_bytes += len(part)

@@ -46,7 +46,7 @@ class Tickets:
             awaited.set_result(None)
 
     def withdraw(self, request_id: str) -> None:
-        """Admit this request's KV no more."""
+        """Stop accepting this request's KV."""
         self._issued.pop(request_id, None)
 
     async def redeem(self, request_id: str, ticket: str) -> bool:

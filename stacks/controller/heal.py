@@ -83,9 +83,9 @@ def find_reports(
 def find_node_health(
     units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], reports: FaultReports, now: float
 ) -> NodeHealth:
-    """Return what nodes and the units' pods say at `now`, in real time.
+    """Return the health that nodes and the units' pods report at `now`, in real time.
 
-    Pods are matched by name: a foreign pod with the labels of a unit would make it move for ever.
+    Pods are matched by name: a foreign pod with the labels of a unit would keep it moving for ever.
     """
     by_name = {each["metadata"]["name"]: each for each in nodes}
     owner = {pod: unit.name for unit in units for pod in _pods(unit)}

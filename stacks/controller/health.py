@@ -34,7 +34,7 @@ class Health:
         self._went_well = False
 
     def note_end(self, *, went_well: bool) -> None:
-        """Note that a look has ended now."""
+        """Note that a round has ended now."""
         self._ended_at, self._went_well = self._clock(), went_well
 
     def answer(self, path: str) -> HTTPStatus:
@@ -79,7 +79,7 @@ class _Server6(_Server):
 
 
 def _handler(health: Health) -> type[BaseHTTPRequestHandler]:
-    """Return the class that answers a connection from `health`."""
+    """Return a handler class that serves `health`."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = LONGEST_S

@@ -1,4 +1,4 @@
-// The inner search for expert maps, compiled when Tidemill is built (hatch_build.py) and called by native.py.
+// The inner search for expert maps, compiled when Tidemill is built (hatch_build.py) and called by native/__init__.py.
 //
 // Plain C11: arrays by pointer, shapes as numbers, no state between calls. Numbers are doubles that are whole, and no
 // steps are fused or reordered, so that every machine makes the same map.

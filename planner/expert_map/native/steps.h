@@ -6,7 +6,7 @@
 //                 not be. Gain counts per price, and only down to `enough`
 //     domains     no expert may come to have all its replicas in one failure domain
 //
-// With equal shares most steps are passed over unseen. An expert helps in the place of another only where it is lighter,
+// With equal shares most steps are pruned without being evaluated. An expert helps in the place of another only where it is lighter,
 // and not by more than the emptiest GPU may still take: of experts in the order of their weights, those are a few in a
 // row. A hand-over makes all other replicas of the giver heavier: the two fullest GPUs that hold one decide for all.
 

@@ -247,7 +247,7 @@ def _folders(folder: int) -> Iterator[tuple[str, int]]:
 
 
 def _remove_partial(root: int) -> None:
-    """Remove the files whose writers are dead: a live one holds a lock. What cannot be removed holds up nobody."""
+    """Remove the partial files of dead writers (a live one holds a lock), and skip what cannot be removed."""
     with suppress(OSError), below(root, PARTIAL) as folder:
         for name in os.listdir(folder):
             with suppress(OSError), _opened_to_write(folder, name) as file:

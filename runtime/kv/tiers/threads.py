@@ -46,7 +46,7 @@ class Health:
                 self._say(f"prefix cache: {self._work} fails: {why}; what it would have saved is computed")
 
     def succeeded(self) -> None:
-        """Note a success. It counts when nothing has failed for a while."""
+        """Record a success: after a quiet period, the tier is healthy again."""
         if self._is_well:
             return
         with self._lock:
