@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from planner.command.options import add_command, add_format, add_given, add_overlays, add_previous
+from planner.command.options import add_command, add_format, add_given, add_overlays, add_previous, add_spec
 from planner.command.printed import print_json, warn
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
@@ -77,8 +77,7 @@ def add_plan(commands: Any) -> None:
         "compile a spec into a plan, and show it",
         "Compile a spec into a plan: layouts, memory, units on nodes, expert maps, links, failures, the day's states.",
     )
-    plan.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
-    add_overlays(plan)
+    add_spec(plan)
     plan.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")
     plan.add_argument(
         "--export",

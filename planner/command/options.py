@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EXIT_STATUSES", "add_command", "add_format", "add_given", "add_overlays", "add_previous"]
+__all__ = ["EXIT_STATUSES", "add_command", "add_format", "add_given", "add_overlays", "add_previous", "add_spec"]
 
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
@@ -27,6 +27,12 @@ def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, me
         metavar=metavar,
         help=f"{told_apart}; default: {default}" if default else told_apart,
     )
+    add_overlays(parser)
+
+
+def add_spec(parser: argparse.ArgumentParser) -> None:
+    """Add the spec, and its overlays, of commands that take nothing else."""
+    parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     add_overlays(parser)
 
 

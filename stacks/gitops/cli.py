@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Literal
 
-from planner.command.options import add_command, add_format, add_overlays
+from planner.command.options import add_command, add_format, add_spec
 from planner.command.printed import print_json
 from planner.facts.digest import pretty_json
 from planner.problems.errors import InfeasibleError
@@ -38,8 +38,7 @@ def _add_init(commands: Any) -> None:
         "Write the files by which GitHub and GitLab check changes of SPEC, into the repository whose root is the "
         "working directory. Files that are there already and say something else are kept.",
     )
-    init.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
-    add_overlays(init)
+    add_spec(init)
     init.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render writes for it")
     init.add_argument("--github", action="store_true", help="write GitHub's files; default: those of both")
     init.add_argument("--gitlab", action="store_true", help="write GitLab's file; default: those of both")
@@ -55,8 +54,7 @@ def _add_check(commands: Any) -> None:
         "Check a spec, compare its plan with what runs, and say whether FOLDER is what it renders. Nothing is written. "
         "Exit with 3 if a condition of --fail-on holds.",
     )
-    check.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
-    add_overlays(check)
+    add_spec(check)
     check.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render wrote for it")
     check.add_argument(
         "--base",

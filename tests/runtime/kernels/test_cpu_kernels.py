@@ -249,7 +249,7 @@ def test_experts_are_chosen_as_by_torch(
 
 
 def test_of_equal_experts_the_first_are_chosen() -> None:
-    """Of equal scores the first expert wins, below zero as above."""
+    """The first expert of equal scores wins, below zero as above."""
     for score in (0.5, -0.5):
         chosen = cpu_kernels.choose_experts(torch.full((1, 12), score), 4, 2, 2, 3)
 

@@ -116,7 +116,7 @@ def test_the_nucleus_is_the_references(top_p, few_candidates):
 
 
 def test_a_nucleus_ends_at_the_first_of_equals():
-    """Of equally likely tokens, top_p keeps those with the lowest ids, as many as it needs."""
+    """The top_p cut keeps the lowest ids of equally likely tokens, as many as it needs."""
     assert set(stream(torch.zeros(10), sampling(top_p=0.35))) == {0, 1, 2, 3}
     assert set(stream(torch.zeros(4), sampling(top_p=0.5))) == {0, 1}
     assert set(stream(torch.zeros(10), sampling(top_k=3))) == set(range(10))  # each equals the third

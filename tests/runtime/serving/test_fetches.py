@@ -139,7 +139,7 @@ def test_a_block_is_written_when_it_is_computed_again(small_config):
 
 
 def test_blocks_whose_pages_were_needed_for_others_are_forgotten():
-    """Of blocks that were used again and never came to host memory, no more are remembered than there are pages."""
+    """No more blocks that never came to host memory are remembered than there are pages."""
     offered, in_host = [], {}
     cache = SimpleNamespace(num_pages=2, host=SimpleNamespace(lend=in_host.get))
     slow = SimpleNamespace(max_blocks=1000, offer=lambda name, latents, tenant: offered.append(name))

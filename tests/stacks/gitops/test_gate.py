@@ -1,4 +1,4 @@
-"""Which conditions refuse a change, and what each says."""
+"""The conditions that refuse a change, and what each says."""
 
 import pytest
 

@@ -319,7 +319,7 @@ def test_who_does_not_read_makes_room_last(monkeypatch):
 
 
 def test_clients_that_come_together_are_no_more_than_there_may_be(serve, monkeypatch):
-    """Of clients that come together, no more are kept than there may be."""
+    """No more clients are kept than there may be, also of those that come together."""
     counts, add = [], Connections.add
 
     def counted(self, connection):

@@ -10,7 +10,7 @@ from runtime.gateway.telemetry.pace import Pace
     [([], 8, 1, 1), ([20], 0, 1, 1), ([20], 10, 1, 2), ([20], 10, 4, 8), ([0.5], 10, 1, 1), ([9000], 2, 2, 60)],
 )
 def test_a_wait_is_until_enough_have_ended(seconds, num_running, num_needed, wait_s):
-    """With 10 requests of 20 seconds, one ends every 2 seconds; a wait is 1 to 60 seconds."""
+    """One of 10 requests of 20 seconds ends every 2 seconds; a wait is 1 to 60 seconds."""
     pace = Pace()
     for took in seconds:
         pace.record(took)
