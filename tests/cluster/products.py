@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "ACTIONLINT",
     "API_SERVER",
     "CERT_MANAGER",
     "CERT_MANAGER_CRDS",
@@ -16,6 +17,11 @@ __all__ = [
     "CONTROLLER_MANAGER",
     "COREDNS",
     "ETCD",
+    "FLUX_KUSTOMIZE",
+    "FLUX_KUSTOMIZE_CRDS",
+    "FLUX_SOURCE",
+    "FLUX_SOURCE_CRDS",
+    "GITEA",
     "KUBELET",
     "KUBE_PROXY",
     "KWOK",
@@ -77,6 +83,18 @@ def _containerd(name: str, *beside: Product) -> Product:
     return Product(name, TOOLCHAIN / "containerd", package, tags=without_snapshotters, beside=beside)
 
 
+def _flux(name: str) -> Product:
+    return Product(name, TOOLCHAIN / "flux", f"github.com/fluxcd/{name}")
+
+
+def _flux_crds(name: str) -> Product:
+    return Product("crds", TOOLCHAIN / "flux", f"github.com/fluxcd/{name}", inside="config/crd/bases")
+
+
+def _gitea_files(folder: str) -> Product:
+    return Product(folder, TOOLCHAIN / "gitea", "code.gitea.io/gitea", inside=folder)
+
+
 def _cni(package: str, *beside: Product) -> Product:
     name = package.rpartition("/")[2]
     return Product(name, TOOLCHAIN / "cni", f"github.com/containernetworking/plugins/plugins/{package}", beside=beside)
@@ -130,4 +148,21 @@ PULUMI = Product(
         _pulumi_python("cmd/pulumi-language-python-exec"),
         _pulumi_python("dist/pulumi-resource-pulumi-python"),
     ),
+)
+
+ACTIONLINT = Product("actionlint", TOOLCHAIN / "actionlint", "github.com/rhysd/actionlint/cmd/actionlint")
+
+FLUX_KUSTOMIZE = _flux("kustomize-controller")
+FLUX_KUSTOMIZE_CRDS = _flux_crds("kustomize-controller")
+FLUX_SOURCE = _flux("source-controller")
+FLUX_SOURCE_CRDS = _flux_crds("source-controller")
+
+# Its pages and its Git ignore files come from folders beside it; its database is a C library.
+GITEA = Product(
+    "gitea",
+    TOOLCHAIN / "gitea",
+    "code.gitea.io/gitea",
+    tags="sqlite,sqlite_unlock_notify",
+    cgo=True,
+    beside=(_gitea_files("templates"), _gitea_files("options"), _gitea_files("public")),
 )
