@@ -19,6 +19,7 @@ __all__ = [
     "KERNEL_CACHE",
     "KEYS_FILE",
     "MAX_UNIT_NAME",
+    "MERGED",
     "MOUNTED",
     "NETWORKS_ANNOTATION",
     "NODE_LABEL",
@@ -34,6 +35,7 @@ __all__ = [
     "TLS_FOLDER",
     "UNIT_LABEL",
     "UNIT_OBJECTS",
+    "UNPRUNED",
     "Ports",
     "certificate_secret",
     "cluster_endpoint",
@@ -96,6 +98,16 @@ NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 # Source: github.com/kubernetes-sigs/kueue 0326037d pkg/controller/jobs/leaderworkerset/leaderworkerset_webhook.go: a
 # label of the LeaderWorkerSet itself
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+# What GitOps tools are told of an object, by its annotations.
+# Source: github.com/fluxcd/kustomize-controller v1.9.0 docs/spec/v1/kustomizations.md;
+# github.com/argoproj/argo-cd 00e2c4bc docs/user-guide/sync-options.md and compare-options.md
+UNPRUNED = {  # when it leaves Git it stays, and that is no drift
+    "kustomize.toolkit.fluxcd.io/prune": "disabled",
+    "argocd.argoproj.io/sync-options": "Prune=false",
+    "argocd.argoproj.io/compare-options": "IgnoreExtraneous",
+}
+MERGED = {"kustomize.toolkit.fluxcd.io/ssa": "Merge"}  # fields that Git does not have stay, whoever wrote them
 
 
 # `kubernetes.unit_kind` -> apiVersion and kind of a unit's own object.

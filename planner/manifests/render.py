@@ -121,9 +121,9 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
     needs = security_needs(plan)
     reason = {names.SECURITY_ANNOTATION: f"privileged: {', '.join(needs)}"} if needs else {}
     if plan.kubernetes.create_namespace:
-        variables: Variables = {"name": namespace, "labels": labels}
-        if needs:
-            variables |= {"labels": labels | {names.SECURITY_LABEL: "privileged"}, "annotations": reason}
+        privileged = {names.SECURITY_LABEL: "privileged"} if needs else {}
+        annotations = names.UNPRUNED | reason  # whoever prunes a namespace deletes all that is in it
+        variables = {"name": namespace, "labels": labels | privileged, "annotations": annotations}
         yield Manifest("namespace", namespace, variables)
     shared = {"namespace": namespace, "labels": labels}
     digest = {names.digest_annotation("plan"): plan.digest}  # here, since the namespace may be the user's
@@ -168,7 +168,7 @@ def _map(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Mani
     shared = {
         "namespace": plan.kubernetes.namespace,
         "labels": names.labels(plan.name, "plan"),
-        "annotations": {names.digest_annotation("expert-map"): sha256},
+        "annotations": {names.digest_annotation("expert-map"): sha256} | _unpruned(plan),
     }
     yield from _launch_configs(parts, shared)
 
@@ -194,7 +194,7 @@ def _gateway(plan: Plan) -> Iterator[Manifest]:
         "secrets": gateway_secrets(plan),
     }
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
-    yield from _launch_configs(parts, workload)
+    yield from _launch_configs(parts, workload | {"annotations": workload["annotations"] | _unpruned(plan)})
     yield from _certificate(plan, {"name": gateway, **service})
     yield from _policy(plan, gateway, service, gateway_edges(plan))
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
@@ -214,11 +214,13 @@ def _gateway(plan: Plan) -> Iterator[Manifest]:
 
 
 def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Manifest]:
+    unpruned = _unpruned(plan)
     service: Variables = {
         "name": unit.name,
         "namespace": plan.kubernetes.namespace,
         "labels": names.labels(plan.name, unit.phase, unit.name, unit.phase),
         "selector": names.unit_selector(unit.name),
+        **({"annotations": unpruned} if unpruned else {}),
     }
     document, launch_file = plan.unit_document(unit), names.launch_file(unit.name)
     if plan.engine == OURS:
@@ -230,7 +232,7 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
     workload = {
         **service,
         **unit_pod(plan, unit, container),
-        "annotations": _digests(document, "launch", "unit"),
+        "annotations": _digests(document, "launch", "unit") | unpruned,
         "object_labels": service["labels"] | _queue(plan.kubernetes),
         "launch_configs": sources(plan, unit, parts, shared),
         "secrets": unit_secrets(plan, unit.name),
@@ -264,7 +266,7 @@ def _controller(plan: Plan) -> Iterator[Manifest]:
         of_cluster = variables | {"name": variables["nodes_role"], "account": name}
         yield Manifest("clusterrole-controller", of_cluster["name"], of_cluster)
         yield Manifest("clusterrolebinding", of_cluster["name"], of_cluster)
-    yield Manifest("tidemilldeployment", plan.name, variables)
+    yield Manifest("tidemilldeployment", plan.name, variables | {"annotations": names.MERGED})  # orders stay
     yield Manifest("deployment-controller", name, variables)
 
 
@@ -293,6 +295,14 @@ def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:
     """What an account's pods log in with, if the spec says so."""
     secrets = kubernetes.image_pull_secrets
     return {"image_pull_secrets": secrets} if secrets else {}
+
+
+def _unpruned(plan: Plan) -> dict[str, str]:
+    """Annotations of what a leaving unit needs until it has drained: its objects, and launch files of old pods.
+
+    The controller deletes them then. Without one nobody would, so the tool that applies the folder prunes them.
+    """
+    return {} if plan.kubernetes.controller is None else names.UNPRUNED
 
 
 def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import stacks
+from planner.facts.names import MERGED, UNIT_LABEL, UNPRUNED
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.controller.clock import Clock
 from stacks.controller.observe import read_situation
@@ -221,3 +222,34 @@ def test_who_lends_nodes_may_write_those_of_units_that_are_off_at_some_time(tmp_
     assert lending["TidemillDeployment", "demo-day"]["spec"]["lendNodes"] == {"noticeSeconds": 300}
     for document in (role, binding):
         kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+def test_a_gitops_tool_prunes_nothing_that_the_controller_drains(objects):
+    """A unit that left Git serves until it is drained, so it needs its objects; old pods may need old launch files."""
+    kept = {key for key, each in objects.items() if UNPRUNED.items() <= annotations(each).items()}
+
+    of_units = {key for key, each in objects.items() if UNIT_LABEL in each["metadata"]["labels"]}
+    launch_files = {key for key in objects if key[0] == "ConfigMap"}
+    assert kept == of_units | launch_files | {("Namespace", "tidemill")}
+
+
+def test_without_a_controller_the_tool_prunes_what_left_git(tmp_path):
+    """Nobody else deletes a unit or a launch file; but pruning the namespace would delete what others have in it."""
+    found = rendered(tmp_path, controller=None)
+
+    assert [key for key, each in found.items() if UNPRUNED.keys() & annotations(each)] == [("Namespace", "tidemill")]
+
+
+def test_no_pod_template_says_what_git_tools_do(objects):
+    """There it would restart every pod of a plan whose spec gets a controller."""
+    for each in objects.values():
+        assert not [name for name in UNPRUNED | MERGED if name in yaml.safe_dump(each.get("spec", {}))]
+
+
+def test_flux_leaves_a_persons_order_alone(objects):
+    """It takes over what managers such as kubectl-patch own, unless the object says that fields are merged."""
+    assert annotations(objects["TidemillDeployment", "demo-day"]) == MERGED
+
+
+def annotations(document):
+    return document["metadata"].get("annotations", {})
