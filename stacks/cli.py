@@ -5,6 +5,7 @@
     experts --from          the loads that running ranks have recorded, for the next plan
     doctor                  a cluster as it is against a plan
     controller              units in a cluster that follow the plan's day
+    hold, force             a person's orders to it
     simulate                a day of a spec's traffic over its plan
     gitops                  changes of a spec, checked before they are merged
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
@@ -37,6 +38,8 @@ COMMANDS = {
     "key": "stacks.local.up_cli",
     "doctor": "stacks.doctor.cli",
     "controller": "stacks.controller.cli",
+    "hold": "stacks.controller.order_cli",
+    "force": "stacks.controller.order_cli",
     "simulate": "stacks.simulator.cli",
     "gitops": "stacks.gitops.cli",
 }

@@ -49,18 +49,22 @@ def _controller(arguments: argparse.Namespace) -> None:
     if arguments.definition:
         print(DEFINITION.read_text(encoding="utf-8"), end="")
         return
-    namespace, name = read_deployment(arguments.deployment)
+    namespace, name = read_deployment(arguments.deployment, "tidemill controller")
     _follow(namespace, name, arguments)
 
 
-def read_deployment(written: str | None) -> tuple[str, str]:
-    """Return the namespace and the name of a deployment. Raise CallError."""
-    namespace, slash, name = (written or "").partition("/")
-    if namespace and slash and name and "/" not in name:
+def read_deployment(written: str | None, command: str, default_namespace: str = "") -> tuple[str, str]:
+    """Return the namespace and the name of a deployment; a name alone is one of the default namespace, if any.
+
+    Raise CallError.
+    """
+    namespace, _, name = (written or "").rpartition("/")
+    namespace = namespace or ("" if "/" in (written or "") else default_namespace)
+    if namespace and name and "/" not in namespace:
         return namespace, name
     rule, reason = "R501 must be NAMESPACE/NAME", "that is how kubectl get tidemill -A lists a deployment"
     fix = f"write the namespace and the name of a {DEPLOYMENT_KIND}, with a slash between them"
-    raise CallError([Finding("DEPLOYMENT", written, rule, reason, fix).at("tidemill controller")])
+    raise CallError([Finding("DEPLOYMENT", written, rule, reason, fix).at(command)])
 
 
 def _follow(namespace: str, name: str, arguments: argparse.Namespace) -> None:

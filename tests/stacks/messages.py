@@ -8,6 +8,7 @@ import errno
 import re
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from planner.spec.pods import OverlaySpec
 from stacks.controller.cli import read_deployment
+from stacks.controller.order_cli import read_state, read_until, require_deployment, require_state_or_end
 from stacks.doctor import needs
 from stacks.gitops.check import Call, require_call
 from stacks.gitops.comment import comment_on
@@ -45,6 +47,7 @@ __all__ = ["BROUGHT_ABOUT", "DEMO", "LOCAL_MESSAGES", "Folder", "local_messages_
 LOCAL_MESSAGES = Path(__file__).parent / "messages.txt"
 HEAD = "Every message of what runs, asks or deploys, by rule. Written by `python -m tests.docs`."
 DIGEST = re.compile(r"sha256:[0-9a-f]+")
+NOON = datetime(2026, 12, 1, 12, tzinfo=UTC).timestamp()
 GONE = "demo-decode-0 ended: its rank 1 was killed"
 DEMO = Record(
     "demo", f"sha256:{'0' * 64}", (GatewayRecord("gateway", "http://127.0.0.1:8000"),), "demo", (), supervisor=4711
@@ -257,7 +260,11 @@ BROUGHT_ABOUT = {
     "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv")), PLAYABLE),
     "R417": lambda _: read_call(_options(date="tomorrow"), PLAYABLE),
     "R418": lambda _: check_variants(PLAYABLE, read_variants(["decode.epsize=72"], [])),
-    "R501": lambda _: read_deployment("chat"),
+    "R501": lambda _: read_deployment("chat", "tidemill controller"),
+    "R502": lambda _: require_state_or_end("force", None, is_end=False),
+    "R503": lambda _: read_until("hold", "2 hours", NOON),
+    "R504": lambda _: read_state("21:00", [{"at": "06:00"}, {"at": "22:00"}]),
+    "R505": lambda _: require_deployment(None, "hold", "tidemill", "chat"),
     "R601": lambda _: read_conditions("outages"),
     "R602": lambda _: require_call(Call(Path("spec.yaml"), Path("deploy"), None, read_conditions("cost+10%"))),
     "R603": lambda _: require_call(Call(Path("spec.yaml"), Path("deploy"), Path("no-base"), ())),
