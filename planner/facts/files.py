@@ -2,26 +2,52 @@
 
 A pipe is a file too: `tidemill plan <(helm template ...)` waits for as long as somebody has it open to write. A pipe
 that nobody opens is an error, and so is what is too long: `/dev/zero` has no end.
+
+Whoever reads a stranger's spec opens files `only_within` the folders that the stranger may know. This is the one place
+where the planner opens what somebody names, so the bound holds for every field, and for links too.
 """
 
 import errno
 import os
 import select
 import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
-__all__ = ["MAX_FILE_BYTES", "read_file"]
+__all__ = ["MAX_FILE_BYTES", "explain_unreadable", "only_within", "read_file"]
 
 MAX_FILE_BYTES = 2**26  # a plan of 10,000 nodes is a tenth of it
 CHUNK_BYTES = 2**20
 WRITER_GRACE_S = 5.0  # assumed: whoever starts a writer beside us has started it by then
 
+_bounds: ContextVar[tuple[Path, ...] | None] = ContextVar("bounds", default=None)  # None: any file may be read
+
+
+class _OutOfBounds(PermissionError):
+    """A file lies outside the folders that may be read. Whether it exists is not said."""
+
+
+@contextmanager
+def only_within(folders: Sequence[Path]) -> Iterator[None]:
+    """Let `read_file` open nothing but the files of checkouts at `folders`, links followed, while the context lasts."""
+    token = _bounds.set(tuple(Path(os.path.realpath(each)) for each in folders))
+    try:
+        yield
+    finally:
+        _bounds.reset(token)
+
 
 def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return the file's content.
 
-    Raises OSError when it cannot be read, has more than `most_bytes`, or is a pipe that nobody writes to.
+    Raises OSError when it cannot be read, has more than `most_bytes`, is a pipe that nobody writes to, or is out of
+    bounds (`only_within`).
     """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no path has a null character")
+    _require_within_bounds(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else opening a pipe waits for its writer, for ever
     try:
         content = _read(descriptor, most_bytes + 1)
@@ -30,6 +56,25 @@ def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes / 2**20:g} MiB")
     return content
+
+
+def explain_unreadable(error: OSError, base: str = "this file's folder") -> tuple[str, str]:
+    """Return why a file that a user named cannot be read, and what to do. Its path is relative to `base`."""
+    fix = f"give the path relative to {base}"
+    if isinstance(error, _OutOfBounds):
+        fix = "keep the file in the repository, and write its path here"
+    return error.strerror or str(error), fix
+
+
+def _require_within_bounds(path: Path) -> None:
+    bounds, real = _bounds.get(), Path(os.path.realpath(path))
+    if bounds is not None and not any(_is_file_of(real, each) for each in bounds):
+        raise _OutOfBounds(errno.EACCES, "it is not among the checkout's files, and no others are read")
+
+
+def _is_file_of(path: Path, checkout: Path) -> bool:
+    """Return whether `path` is in the checkout, but not in Git's own folder, where CI keeps tokens."""
+    return path.is_relative_to(checkout) and ".git" not in path.relative_to(checkout).parts
 
 
 def _read(descriptor: int, most_bytes: int) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any
 
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, hh_mm, minute_of
 from planner.facts.digest import digest_of_bytes
-from planner.facts.files import read_file
+from planner.facts.files import explain_unreadable, read_file
 from planner.facts.wall_clock import days_between, is_date, next_date
 from planner.problems.finding import Finding
 
@@ -31,7 +31,6 @@ __all__ = ["MAX_DEMAND", "History", "HistoryFile", "PastDay", "read_history"]
 
 OPTION = "traffic.history"
 COLUMNS = ("time", "demand")
-COLUMN = re.compile(r"[\w .;()\[\]/-]{0,40}")  # its name, as far as a message repeats it
 MAX_BYTES = 2**24  # assumed: a year of minutes has some 12 MB
 MAX_DAYS = 366  # assumed: a forecast knows weeks and growth but no seasons, so older days would say little
 MAX_DEMAND = 1e18
@@ -76,8 +75,7 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Fin
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:
-        reason, fix = error.strerror or str(error), "give the path relative to this file's folder"
-        return Finding(OPTION, written, "S617 must be a readable file", reason, fix)
+        return Finding(OPTION, written, "S617 must be a readable file", *explain_unreadable(error))
     found = _rows(content)
     if isinstance(found, str):
         rule = "S618 must be CSV with the columns time and demand"
@@ -98,20 +96,13 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
         names = [name.strip() for name in reader.fieldnames or ()]
         if any(names.count(column) != 1 for column in COLUMNS):
-            return f"its first line has {_columns(names)}"
+            return "its first line is not time,demand"
         reader.fieldnames = names
         return [((row["time"] or "").strip(), _join_demand(row).strip()) for row in reader]
     except UnicodeDecodeError:
         return "it is not UTF-8"
     except csv.Error as error:
         return str(error)
-
-
-def _columns(names: list[str]) -> str:
-    """Return the names of columns, if they look like some: whatever file was meant, its text is nobody's business."""
-    if not all(COLUMN.fullmatch(each) for each in names):
-        return "other things than names of columns"
-    return ", ".join(names)[:80] or "no columns"
 
 
 def _join_demand(row: dict[str | Any, Any]) -> str:
@@ -128,16 +119,17 @@ def _keep_latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _find_wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | None:
+    """Return the first wrong row by its line. Its text is not repeated: whatever file was meant, that is private."""
     if not rows:
         return "it has no rows", "add a row for each hour of past days, or for each equal part of one"
     for number, (time, demand) in enumerate(rows, 2):
         if not _is_time(time):
-            return f"line {number} has the time {time[:40]!r}", _explain_time(time, zone)
+            return f"the time in line {number} is not written so", _explain_time(time, zone)
         if time.endswith(Z) and zone != UTC:
             reason = f"line {number} has the time {time!r} of UTC, and clocks show that of schedule.timezone ({zone})"
             return reason, f"write what clocks show in {zone}, without Z"
         if not _is_demand(demand):
-            return f"line {number} has the demand {demand[:40]!r}", _explain_demand(demand)
+            return f"the demand in line {number} is no such number", _explain_demand(demand)
     return None
 
 

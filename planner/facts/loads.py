@@ -26,7 +26,7 @@ from tokenize import TokenError
 from typing import Any
 
 from planner.facts.digest import digest_of_bytes
-from planner.facts.files import read_file
+from planner.facts.files import explain_unreadable, read_file
 from planner.problems.finding import Finding
 
 __all__ = ["MAX_LOAD", "LoadFile", "Loads", "moe_rows", "read_loads", "row_without_load"]
@@ -86,8 +86,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         document = _read(path.suffix, content)
     except OSError as error:
         base = "this file's folder" if option == "expert_load.file" else "the current folder"
-        reason, fix = error.strerror or str(error), f"give the path relative to {base}"
-        return Finding(option, written, "S603 must be a readable file", reason, fix)
+        return Finding(option, written, "S603 must be a readable file", *explain_unreadable(error, base))
     except (ValueError, RecursionError, OverflowError, MemoryError) as error:  # the last two: a header of absurd sizes
         reason, fix = "its content is none of these", "write it again"
         if path.suffix == ".safetensors":
@@ -190,6 +189,6 @@ def _find_no_record(rows: list[list[float]]) -> str | None:
 
 
 def _quote(load: Any) -> str:
-    """Return a value for a message, or what kind of value it is: a container may be of any size, or hold itself."""
-    is_plain = load is None or isinstance(load, int | float | str)
+    """Return a number for a message, or what kind of value it is: text is private, and containers have any size."""
+    is_plain = load is None or isinstance(load, int | float)
     return json.dumps(load)[:40] if is_plain else f"of type {type(load).__name__}"

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from planner.facts.files import read_file
+from planner.facts.files import explain_unreadable, read_file
 from planner.facts.model import MAX_LAYERS
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
@@ -123,8 +123,8 @@ def read_map(path: Path, num_gpus: int) -> MapFile | Finding:
     try:
         document = _parsed(read_file(path))
     except OSError as error:
-        reason, fix = error.strerror or str(error), "give the path relative to the current folder"
-        return Finding("--previous", str(path), "S603 must be a readable file", reason, fix)
+        reason_and_fix = explain_unreadable(error, "the current folder")
+        return Finding("--previous", str(path), "S603 must be a readable file", *reason_and_fix)
     except (ValueError, RecursionError):
         return _not_a_map(path, "it is neither JSON nor YAML of plain values")
     if isinstance(document, dict) and TENSORRT_LLM in document:

@@ -43,7 +43,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise NotStrict(f"it has two keys {key[:40]}")
+            raise NotStrict("an object in it has the same key twice")
         found[key] = value
     return found
 

@@ -66,7 +66,7 @@ def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
     """Return an entry as it stands in the file: torch compresses none, and what is compressed could be of any size."""
     entry = archive.getinfo(name)
     if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & ~PLAIN_FLAGS:
-        raise ValueError(f"{name} is compressed or encrypted")
+        raise ValueError("it is compressed or encrypted")
     return archive.read(entry)
 
 

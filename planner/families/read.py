@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.facts.digest import digest_of_bytes
-from planner.facts.files import read_file
+from planner.facts.files import explain_unreadable, read_file
 from planner.facts.model import Model
 from planner.families.module_names import Unreadable
 from planner.families.quantised import BESIDE, Unplanned, form_of, kv_of, quantised
@@ -49,14 +49,9 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
         return Finding(PATH, written, "S301 must be a readable file", reason, "download it, and write its path here")
     try:
         content = read_file(path, MAX_CONFIG_BYTES)
-    except (OSError, ValueError) as error:  # the latter: no path has a null character
-        is_too_long = isinstance(error, OSError) and error.errno == errno.EFBIG
-        fix = (
-            "point to the checkpoint's own config.json"
-            if is_too_long
-            else "give the path relative to this file's folder"
-        )
-        reason = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        reason, fix = explain_unreadable(error)
+        fix = "point to the checkpoint's own config.json" if error.errno == errno.EFBIG else fix
         return Finding(PATH, written, "S301 must be a readable file", reason, fix)
     try:
         config = json.loads(content)
@@ -157,7 +152,7 @@ def _read_shapes(config: Any, written: str) -> Model | Finding:
     elif model_type in FAMILIES:
         found = _read_family(model_type, config, file)
     else:
-        found = _refuse_family(config, written, model_type)
+        found = _refuse_family(config, written)
     # Engines have classes of their own for all models that they run, but a config's code may be its tokenizer's too.
     brings_code = model_type in BRING_CODE or "auto_map" in _text(config)
     return replace(found, brings_code=True) if brings_code and isinstance(found, Model) else found
@@ -182,7 +177,7 @@ def _read_multimodal(config: Mapping[str, Any], file: File) -> Model | Finding:
         return _refuse_keys([lacking], file, "it")
     text_type = text.get("model_type", text_types[0])
     if text_type not in text_types:
-        reason = f"its text_config is of model_type {str(text_type)[:40]}, not {' or '.join(text_types)}"
+        reason = f"the model_type of its text_config is not {' or '.join(text_types)}"
         return _refuse(file.source, f"S302 must be a config.json of {file.model_type}", reason)
     of_text = {**text, **_tie(config)}
     try:
@@ -245,28 +240,28 @@ def _refuse_keys(keys: Sequence[str], file: File, place: str) -> Finding:
     return _refuse(file.source, f"S302 must have the shapes of {file.model_type}", reason)
 
 
-def _refuse_family(config: Mapping[str, Any], written: str, model_type: str) -> Finding:
-    """Return that no file reads the family; the text model of a multimodal one may be known."""
+def _refuse_family(config: Mapping[str, Any], written: str) -> Finding:
+    """Return that no file reads the family; the text model of a multimodal one may be known.
+
+    Its model_type is not repeated: a file that was named by mistake or malice may be private.
+    """
     text = config.get("text_config")
     inner = text.get("model_type") if isinstance(text, Mapping) else None
-    called = f"its model_type is {model_type[:40]}"
     if isinstance(inner, str) and inner in FAMILIES:
-        rule, reason = (
-            "S302 must have encoders that tidemill knows",
-            f"{called}, and tidemill knows only its text model ({inner})",
-        )
+        rule = "S302 must have encoders that tidemill knows"
+        reason = f"of its model_type tidemill knows only the text model ({inner})"
         return _refuse(
             written, rule, reason, "write its text_config to a file of its own, and leave memory for the encoders"
         )
     if not _has_experts(config):
-        rule, reason = "S302 must be of a mixture-of-experts model", f"{called}, and nothing in it counts experts"
+        rule, reason = "S302 must be of a mixture-of-experts model", "nothing in it counts experts"
         return _refuse(written, rule, reason, "choose a model that has experts: Tidemill plans no others")
     if alike := _family_by_architecture(config):
-        return _refuse_model_type(config, written, model_type, alike)
+        return _refuse_model_type(config, written, alike)
     known = ", ".join(sorted({*FAMILIES, *TOWERS}))
     fix = "choose a model of one of these, or add the family as planner/README.md describes"
     rule = f"S302 must be a model of a known family ({known})"
-    return _refuse(written, rule, f"{called}, which tidemill cannot read", fix)
+    return _refuse(written, rule, "its model_type is none of these", fix)
 
 
 def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
@@ -276,13 +271,13 @@ def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
     return family if family and not _missing_keys(family, config) else None
 
 
-def _refuse_model_type(config: Mapping[str, Any], written: str, model_type: str, family: str) -> Finding:
+def _refuse_model_type(config: Mapping[str, Any], written: str, family: str) -> Finding:
     """Return that only the model_type is not known."""
     found = _read_model({**config, "model_type": family}, written, None)
     if isinstance(found, Finding):
         return found
     rule = "S302 must have the model_type of a known family"
-    reason = f"its model_type is {model_type[:40]}, and its architecture and keys are those of {family}"
+    reason = f"its architecture and keys are those of {family}, and its model_type is not"
     return _refuse(written, rule, reason, f"write model_type: {family} in it")
 
 

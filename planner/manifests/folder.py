@@ -135,7 +135,7 @@ def _files_that_are_ours(folder: Path, files: Mapping[str, str]) -> set[str]:
 
 def _text_in(path: Path) -> str | None:
     """Return the file's text, whatever its line ends; None where there is none."""
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+    return _text_of(path) if path.is_file() else None
 
 
 def _list_of_last_run(folder: Path) -> str:

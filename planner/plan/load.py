@@ -13,7 +13,6 @@ A file that was edited by hand, truncated, or made up must not reach a cluster. 
 Loading plans nothing: a loaded plan is carried out as written.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -74,7 +73,8 @@ def load_plan(content: bytes, path: Path) -> Plan:
             f"S907 must be a plan of version {PLAN_VERSION}",
             "plan its spec again: tidemill plan SPEC -o PLAN.json",
         )
-        raise _plan_error(path, rule, f"it has version {json.dumps(data['version'])[:20]}", fix)
+        written = data["version"] if type(data["version"]) is int else "no whole number"
+        raise _plan_error(path, rule, f"its version is {written}", fix)
     try:
         plan = Plan.model_validate_json(content, context={"file": str(path)})
         spec = plan.spec

@@ -5,14 +5,19 @@ own folder has the change already. The new plan is planned near the own folder's
 
 A folder keeps no estimates. So the figures before the change are those of the base's spec, planned near the base's
 folder; they count where that comes to the plan in the folder. Otherwise nobody knows them, and the report says so.
+
+A stranger may have written the change. So nothing is read outside the checkouts that hold the call's own files.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
+from planner.facts.files import only_within
 from planner.manifests.folder import files_of, kept_plan, stale_files
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan
@@ -61,6 +66,33 @@ def check_change(call: Call) -> tuple[Plan, Report]:
 
     Raises SpecError, CallError or InfeasibleError where there is no plan, or none that can run.
     """
+    with only_within([_checkout_of(path) for path in _named_by(call)]):
+        return _check_change(call)
+
+
+def _named_by(call: Call) -> list[Path]:
+    """Return the files and the folder of the call, those in the base's checkout as well."""
+    own = [call.spec, call.folder, *call.overlays]
+    return own if call.base is None else own + [call.base / each for each in own]
+
+
+def _checkout_of(path: Path) -> Path:
+    """Return the top level of the Git checkout that holds `path`; without Git, its folder.
+
+    A link inside a checkout may lead into another one, which is not ours.
+    """
+    whole = Path(os.path.abspath(path))
+    outermost_first = [each for each in reversed(whole.parents) if (each / ".git").exists()]
+    if not outermost_first:
+        return whole if whole.is_dir() else whole.parent
+    return reduce(lambda ours, inner: inner if _is_inside(inner, ours) else ours, outermost_first)
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _check_change(call: Call) -> tuple[Plan, Report]:
     kept = kept_plan(call.folder)
     plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
     stale = stale_files(call.folder, files_of(plan, kept))

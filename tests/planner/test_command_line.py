@@ -160,7 +160,7 @@ def test_a_key_that_a_plan_has_twice_is_refused(plan_text, tmp_path, error_of):
     (tmp_path / "plan.json").write_text(plan_text.replace('"name": "river",', '"name": "lake",\n "name": "river",', 1))
     error = error_of("render", tmp_path / "plan.json", "-o", tmp_path / "out")
 
-    assert (error["rule"][:4], error["reason"]) == ("S906", "it has two keys name")
+    assert (error["rule"][:4], error["reason"]) == ("S906", "an object in it has the same key twice")
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])

@@ -27,7 +27,26 @@ LISTEN = "0A"  # linux/tcp_states.h
 NETWORK = own_network()  # so that runs side by side keep out of each other's way
 HOSTS = (f"{NETWORK}.{number}.1" for number in count(1))
 
-__all__ = ["CHECKPOINT", "DEMO_SPEC", "HOSTS", "Tidemill", "get_json", "listening", "samples", "total", "wait_until"]
+__all__ = [
+    "CHECKPOINT",
+    "DEMO_SPEC",
+    "HOSTS",
+    "Tidemill",
+    "get_json",
+    "listening",
+    "samples",
+    "total",
+    "wait_until",
+    "write_demo",
+]
+
+
+def write_demo(folder: Path) -> Path:
+    """Write the demo's spec into `folder`, with the files that it names beside it, and return the spec's path."""
+    for name in ("config.json", "expert_load.json"):
+        (folder / name).write_bytes((CHECKPOINT / name).read_bytes())
+    (folder / "spec.yaml").write_text(DEMO_SPEC.read_text().replace("../../runtime/demo/", ""))
+    return folder / "spec.yaml"
 
 
 @dataclass

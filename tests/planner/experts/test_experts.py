@@ -158,7 +158,7 @@ def test_the_front_of_auto_ends_without_groups(loads_file, experts, capsys):
         ([[1, float("inf")]], "layer 0, expert 1 is Infinity"),
         ([1, 2], "it is one row of numbers"),
         ([[[1, 2]]], "it has more than two dimensions"),
-        ([["a", "b"]], 'layer 0, expert 0 is "a"'),
+        ([["a", "b"]], "layer 0, expert 0 is of type str"),
     ],
 )
 @pytest.mark.parametrize("name", ["loads.npy", "loads.json"])

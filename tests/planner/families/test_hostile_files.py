@@ -108,7 +108,7 @@ def test_a_known_architecture_under_another_model_type_is_told_its_way_out():
     """SGLang's FP8 copies of DeepSeek-V4 are called so."""
     found = renamed()
 
-    assert found.reason == "its model_type is deepseek_ref, and its architecture and keys are those of deepseek_v4"
+    assert found.reason == "its architecture and keys are those of deepseek_v4, and its model_type is not"
     assert found.fix == "write model_type: deepseek_v4 in it"
 
 

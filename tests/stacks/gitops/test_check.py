@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stacks.cli import main
-from tests.stacks.deployments import DEMO_SPEC
+from tests.stacks.deployments import write_demo
 
 FOLDER = ("spec.yaml", "deploy")
 CHECK = ("gitops", "check", *FOLDER, "--base", "../base")
@@ -14,11 +14,10 @@ CHECK = ("gitops", "check", *FOLDER, "--base", "../base")
 @pytest.fixture
 def head(tmp_path, monkeypatch):
     """The change's checkout, which is the working directory and as yet has no change."""
-    text = DEMO_SPEC.read_text().replace("../../runtime", str(DEMO_SPEC.parents[2] / "runtime"))
     for name in ("base", "head"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        (tmp_path / name / "spec.yaml").write_text(text)
+        write_demo(tmp_path / name)
         main(["render", "spec.yaml", "-o", "deploy"])
     return tmp_path / "head"
 

@@ -7,7 +7,7 @@ import pytest
 from planner.problems.errors import CallError
 from stacks.cli import main
 from stacks.gitops.comment import MAX_BYTES, comment_on
-from tests.stacks.deployments import DEMO_SPEC
+from tests.stacks.deployments import write_demo
 
 HOSTILE = "</details> <img src=x> [click](http://x.example) @maintainers #1 `code` | **bold** ::set-env::\n\n# title"
 
@@ -16,11 +16,12 @@ HOSTILE = "</details> <img src=x> [click](http://x.example) @maintainers #1 `cod
 def report(tmp_path_factory):
     """The report of a change of nothing."""
     folder = tmp_path_factory.mktemp("report")
-    main(["render", str(DEMO_SPEC), "-o", str(folder / "deploy")])
+    spec = write_demo(folder)
+    main(["render", str(spec), "-o", str(folder / "deploy")])
     path = folder / "report.json"
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
         patch.setattr("sys.stdout", file)
-        main(["gitops", "check", str(DEMO_SPEC), str(folder / "deploy"), "--fail-on", "stale", "--format", "json"])
+        main(["gitops", "check", str(spec), str(folder / "deploy"), "--fail-on", "stale", "--format", "json"])
     return json.loads(path.read_text())
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from stacks.cli import main
 from stacks.gitops.init import workflow_files
-from tests.stacks.deployments import DEMO_SPEC
+from tests.stacks.deployments import DEMO_SPEC, write_demo
 
 ROOT = DEMO_SPEC.parents[2]
 CHECK, COMMENT, GITLAB = workflow_files(Path("spec.yaml"), Path("deploy"), ("github", "gitlab")).values()
@@ -77,7 +77,7 @@ def repository(tmp_path, monkeypatch):
     origin = tmp_path / "origin"
     origin.mkdir()
     monkeypatch.chdir(origin)
-    (origin / "spec.yaml").write_text(DEMO_SPEC.read_text().replace("../../runtime", str(ROOT / "runtime")))
+    write_demo(origin)
     main(["render", "spec.yaml", "-o", "deploy"])
     _git(origin, "init", "-q", "-b", "main")
     _commit(origin)

@@ -1,0 +1,131 @@
+"""A check opens no file outside the checkout, whatever a stranger's change names, and repeats no file's text."""
+
+import json
+import subprocess
+
+import pytest
+
+from planner.spec.named import FILES
+from stacks.cli import main
+from tests.stacks.deployments import write_demo
+
+SECRET = "hunter2-of-the-runner"
+CONTENTS = {
+    "text": f"{SECRET}\n",
+    "table": f"time,demand\n{SECRET},{SECRET}\n",
+    "columns": f"{SECRET},b\n",
+    "list": json.dumps([[SECRET]]),
+    "model": json.dumps({"model_type": SECRET, SECRET: 1, "num_experts": 1}),
+    "text model": json.dumps(
+        {"model_type": "qwen3_vl_moe", "text_config": {"model_type": SECRET}, "vision_config": {}}
+    ),
+    "plan": json.dumps({"version": SECRET, "digest": SECRET}),
+    "twice": f'{{"{SECRET}": 1, "{SECRET}": 2}}',
+    "YAML": f"version: 1\n{SECRET}: [{SECRET}",
+}
+BESIDE_THE_MODEL = ("tidemill-checkpoint.json", "hf_quant_config.json")
+LINKED = ("spec.yaml", "prod.yaml", "deploy/plan.json", "deploy/kustomization.yaml", *BESIDE_THE_MODEL)
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A Git checkout of a rendered demo, with an overlay, in which everything that is named lies inside."""
+    checkout = tmp_path / "checkout"
+    (checkout / "deploy").mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet", str(checkout)], check=True)
+    write_demo(checkout)
+    (checkout / "prod.yaml").write_text("name: demo\n")
+    monkeypatch.chdir(checkout)
+    return checkout
+
+
+def _check(capsys, spec="spec.yaml", base=()):
+    status = main(["gitops", "check", spec, "deploy", "-f", "prod.yaml", *base, "--format", "json"])
+    return status, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("field", FILES)
+def test_a_field_names_no_file_outside(field, checkout, capsys):
+    """Neither by its path nor through a link; and whether the file exists is not said."""
+    section, key = field.split(".")
+    outside = checkout.parent / "secret.json"
+    (checkout / "link.json").symlink_to(outside)
+    said = []
+    for path in ("../secret.json", str(outside), "link.json"):
+        (checkout / "prod.yaml").write_text(json.dumps({section: {key: path}}))
+        outside.unlink(missing_ok=True)
+        without = _check(capsys)
+        outside.write_text(SECRET)
+        said.append(_check(capsys))
+
+        assert said[-1] == without
+
+    assert [status for status, _ in said] == [2, 2, 2]
+    assert all("not among the checkout's files" in text and SECRET not in text for _, text in said)
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_leads_to_no_file_outside(name, checkout, capsys):
+    """Nor into Git's own folder, where CI keeps tokens.
+
+    No field names these files: the spec itself, an overlay, the folder's, and those beside a config.json.
+    """
+    for outside in (checkout.parent / "secret.json", checkout / ".git" / "config"):
+        outside.write_text(SECRET)
+        (checkout / name).unlink(missing_ok=True)
+        (checkout / name).symlink_to(outside)
+        status, said = _check(capsys)
+
+        assert status == 2
+        assert "not among the checkout's files" in said
+        assert SECRET not in said
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("field", FILES)
+def test_a_message_repeats_no_text_of_a_file(field, content, checkout, capsys):
+    """Inside the checkout, and with `validate`: the file may be named by mistake, and the message is public."""
+    section, key = field.split(".")
+    (checkout / "private.json").write_text(CONTENTS[content])
+    (checkout / "prod.yaml").write_text(json.dumps({section: {key: "private.json"}}))
+    status, said = _check(capsys)
+    validated = main(["validate", "spec.yaml", "-f", "prod.yaml", "--format", "json"])
+
+    assert (status, validated) == (2, 2)
+    assert SECRET not in said + capsys.readouterr().out
+
+
+def test_a_plan_in_a_folder_is_not_repeated(checkout, capsys):
+    """Its version and a key that stands there twice were."""
+    for content in CONTENTS.values():
+        (checkout / "deploy" / "plan.json").write_text(content)
+        status, said = _check(capsys)
+
+        assert status == 2
+        assert SECRET not in said
+
+
+def test_a_link_into_another_checkout_is_outside(checkout, capsys):
+    """Although that is a checkout too, it is not the one that was checked out."""
+    other = checkout.parent / "other"
+    subprocess.run(["git", "init", "--quiet", str(other)], check=True)
+    (other / "spec.yaml").write_text(SECRET)
+    (checkout / "sub").symlink_to(other)
+    status, said = _check(capsys, "sub/spec.yaml")
+
+    assert (status, SECRET in said) == (2, False)
+    assert "not among the checkout's files" in said
+
+
+def test_the_base_has_a_checkout_of_its_own(checkout, capsys):
+    """What its spec names lies there, and a link out of it is not followed."""
+    base = checkout.parent / "base"
+    main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy"])
+    subprocess.run(["cp", "-r", str(checkout), str(base)], check=True)
+    passed, _ = _check(capsys, base=("--base", "../base"))
+    (base / "deploy" / "plan.json").rename(checkout.parent / "secret.json")
+    (base / "deploy" / "plan.json").symlink_to("../../secret.json")
+    refused, said = _check(capsys, base=("--base", "../base"))
+
+    assert (passed, refused) == (0, 2)
+    assert "not among the checkout's files" in said
