@@ -35,13 +35,13 @@ def max_over_mean_sampled(
     """Return the expected max/mean of each MoE layer within one step of `num_pairs` token-expert pairs."""
     import numpy as np  # `validate` must not wait for it
 
-    from planner.expert_map.native import carried
+    from planner.expert_map.native import gpu_loads
     from planner.expert_map.weigh import as_slots, scale
 
     slots_LGS = as_slots(expert_map.physical_to_logical, sizes)
-    carried_LG = carried(scale(loads), slots_LGS, expert_map.split, sizes.num_nodes)
-    total_L = carried_LG.sum(axis=1, keepdims=True)
-    shares_LG = np.divide(carried_LG, total_L, out=np.full_like(carried_LG, 1 / sizes.num_gpus), where=total_L > 0)
+    gpu_loads_LG = gpu_loads(scale(loads), slots_LGS, expert_map.split, sizes.num_nodes)
+    total_L = gpu_loads_LG.sum(axis=1, keepdims=True)
+    shares_LG = np.divide(gpu_loads_LG, total_L, out=np.full_like(gpu_loads_LG, 1 / sizes.num_gpus), where=total_L > 0)
     fullest_L = _expected_fullest(shares_LG * num_pairs)
     return tuple((fullest_L * sizes.num_gpus / num_pairs).round(4).tolist())
 

@@ -4,18 +4,27 @@ Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked exam
     load               tokens that chose a logical expert, `[num_moe_layers][num_logical_experts]`, whole numbers
     replica            one of the slots that hold the same logical expert; tokens are split equally among them
     physical expert    a slot: 256 + 32 = 288 a layer, numbered GPU by GPU, 288 / 144 = 2 on each
-    max over mean      load of the fullest GPU / mean load of all GPUs; 1.0 is perfect, and it is what a step waits for
-    bound              what max over mean no map can be below, for these loads and sizes
+    max over mean      load of the fullest GPU / mean load of all GPUs; a step waits for the fullest, and 1.0 is perfect
+    bound              the lowest max over mean that any map can have, for these loads and sizes
 
-The search begins as DeepSeek's EPLB does and goes on: give replicas to hot experts, pack slots onto GPUs, then relieve
-the fullest GPU as long as anything helps (`maps`, `native`). `bound` says how much better a map could be at most.
+The search begins like DeepSeek's EPLB: it gives replicas to hot experts and packs slots onto GPUs. Then it relieves the
+fullest GPU until no step helps (`maps`, `native`). `bound` says how much better a map could be at most.
 
 Source: github.com/deepseek-ai/EPLB.
 """
 
 from planner.expert_map.balance import balance, balance_windows
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
-from planner.expert_map.types import Domains, Effort, ExpertMap, FrontPoint, Policy, Sizes, SplitRule, slots_bind
+from planner.expert_map.types import (
+    Domains,
+    Effort,
+    ExpertMap,
+    FrontPoint,
+    Policy,
+    Sizes,
+    SplitRule,
+    is_limited_by_slots,
+)
 
 __all__ = [
     "Domains",
@@ -30,5 +39,5 @@ __all__ = [
     "consecutive_domains",
     "count_uncovered",
     "fewest_slots_per_gpu",
-    "slots_bind",
+    "is_limited_by_slots",
 ]

@@ -1,7 +1,7 @@
-"""Loads in, expert map out: the pass that makes one.
+"""The pass that makes an expert map from loads.
 
-Experts are numbered by their load for the search (`numbering`). Then `maps` does the work. Both need numpy, and are
-imported when they are called: `validate` must not wait for that import.
+It numbers the experts by load (`numbering`), and `maps` searches. Both need numpy and are imported on call, because
+`validate` must not wait for that import.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,8 @@ def balance(
 ) -> ExpertMap:
     """Return a map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
-    Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; and groups by nodes, if groups are to stay on
-    one. The `gate` says how many bytes between nodes it costs when groups do not stay on one.
-
-    `balance_windows` says the rest.
+    Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; and groups by nodes, if groups must stay on a
+    node. The `gate` says how many bytes between nodes a split group costs. For the rest see `balance_windows`.
     """
     sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups, gate)
     return balance_windows([loads], sizes, effort, policy, None, previous, keep_within, domains, split)
@@ -51,13 +49,12 @@ def balance_windows(
     domains: Domains = (),
     split: SplitRule = "equal",
 ) -> ExpertMap:
-    """Return a map whose `max_over_mean` is that quantile over windows; or that for the windows' mean, without one.
+    """Return a map that makes max over mean small: its `quantile` over windows, or without one that of their mean.
 
-    Effort `refined` kicks the result of the first descent, again and again; `fast` does so only where that result is
-    worse than EPLB's.
+    Effort `refined` kicks the result of the first descent many times; `fast` does so only for layers worse than EPLB's.
 
-    With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change. A layer does not change at all while
-    its fullest GPU carries at most `1 + keep_within` times what is even enough (`renew`).
+    With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change. A layer does not change at all if its
+    fullest GPU carries at most `1 + keep_within` times the load that counts as even (`renew`).
 
     With `domains`, every expert gets replicas in at least two of them, provided that there are enough slots
     (`fewest_slots_per_gpu`). Groups then do not stay on nodes.
@@ -68,15 +65,15 @@ def balance_windows(
 
     from planner.expert_map.hierarchy import choose_policy
     from planner.expert_map.maps import make_map
-    from planner.expert_map.numbering import as_experts, as_numbers, order_by_load
-    from planner.expert_map.problem import Problem, alike
+    from planner.expert_map.numbering import number_experts, order_by_load, restore_experts
+    from planner.expert_map.problem import Problem, scale_windows
 
-    loads_WLE = alike(windows)
+    loads_WLE = scale_windows(windows)
     keys_WLE = loads_WLE if len(windows) > 1 else np.array(windows, dtype=np.float64)
     stay_together = not domains and choose_policy(sizes, policy)[0] == "hierarchical"
     order_LE = order_by_load(keys_WLE, sizes.num_groups if stay_together else 1, previous)
     ordered_WLE = np.take_along_axis(loads_WLE, order_LE[None], axis=-1)
     problem = Problem(ordered_WLE, sizes, effort, policy, quantile, domains, split)
-    found = make_map(problem, None if previous is None else as_numbers(previous, order_LE, sizes), keep_within)
-    rows = as_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)
+    found = make_map(problem, None if previous is None else number_experts(previous, order_LE, sizes), keep_within)
+    rows = restore_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)
     return replace(found, physical_to_logical=rows)

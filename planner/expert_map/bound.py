@@ -1,41 +1,38 @@
-"""The limit that no expert map can beat: a proven lower bound on max over mean, from loads and sizes alone.
+"""A proven lower bound on max over mean, from loads and sizes alone: no expert map can beat it.
 
-It tells bad luck from a bad map: where the bound is reached, only more slots help. Six kinds, the highest counts:
+It tells bad luck from a bad map: if a map reaches the bound, only more slots help. It holds for maps that have no
+expert twice on a GPU, as ours. There are six kinds of bound, and the highest counts:
     mean        the fullest GPU carries at least the mean: 1.0
-    replicas    it carries at least the largest replica, which is smallest as `replicate` hands out the slots
-    packing     the GPU of a heavy replica has S - 1 more slots, and other experts in them
-    pairs       there are more heavy replicas than GPUs, so that two share one
-    groups      where nodes hold whole groups: the fullest node carries that much over the mean (`hierarchy`)
-    coverage    the largest replica, where every expert has two
+    replicas    it carries at least the largest replica, which is smallest if `replicate` hands out the slots
+    packing     the GPU of a heavy replica has S - 1 more slots, with other experts in them
+    pairs       there are more heavy replicas than GPUs, so two of them share one
+    groups      if nodes hold whole groups: load of the fullest node over the mean (`hierarchy`)
+    coverage    the largest replica, if every expert has at least two
 
-The least that those others carry depends on how many replicas the heavy experts leave over. In a map whose fullest GPU
-carries T, expert e has at least ceil(load_e / T) replicas, its base; K slots are left over when each has just as many,
-and the map may give these to any expert. No GPU's other S - 1 slots then carry less than C, the least that S - 1
-different experts can with K more replicas than their base between them; so every replica carries at most T - C, and
+Packing. Suppose that no GPU carries more than T. Then expert e has at least ceil(load_e / T) replicas, its base count.
+If every expert has its base count, K slots are left, and the map may give them to any expert. Let C be the least load
+that S - 1 different experts can put on one GPU if they share K replicas beyond their base counts. Next to any replica
+there is at least C, so no replica carries more than T - C, and the map needs at least
 
     sum_e ceil(load_e / (T - C))
 
-slots are needed at least. A T for which that is more than there are cannot be reached. Bisection finds the highest such
-T; its lower end is what is returned.
+slots. If there are fewer, T cannot be reached. Bisection looks for the highest such T and returns its lower end.
 
-Two replicas of more than (T - D) / 2 each do not share a GPU either, where D is for S - 2 slots what C is for S - 1,
-with the slots left over from the sum above. An expert whose replicas are as heavy as that with as few as there can be
-gets more, light ones, only for slots left over; they are spent where they do away with most heavy replicas each, the
-last of them in part. When more heavy replicas are left than there are GPUs, T cannot be reached. Two such bounds are
-looked for, one after the other: `packing` without the heavy pairs, and `pairs`, which counts where it is higher.
+C: each of the K replicas goes to one of the S - 1 lightest experts, where it lowers the load most: by load / (k (k +
+1)). The lightest suffice if their loads are at most T / 2. With d more replicas such an expert has a replica of at most
+(T / 2) / (1 + d). An expert with a base count of two or more has base replicas above T / 2, and with d more still at
+least T / (2 + d). If the S - 1 lightest are not that light, this bound is not used.
 
-C gives one replica after the other to the S - 1 lightest experts, to where it helps most: load / (k (k + 1)). Only
-these matter: with equally many replicas more than its base no other expert gets lighter. One with two base replicas or
-more, of more than T / 2 each, carries with d more at least T / (2 + d), and one of load up to T / 2 no more than
-(T / 2) / (1 + d). Where the S - 1 lightest are not all that light the bound is not used, and D is 0 where they are not
-up to (T - C) / 2, for the same reason. It counts only maps that hold
-no expert twice on a GPU, as ours do.
+Pairs. Let D be the same as C for S - 2 slots, with the slots left from the sum above. Two replicas above (T - D) / 2
+cannot share a GPU. An expert whose replicas are that heavy at its fewest gets lighter ones only with slots that are
+left. Those are spent where each removes most heavy replicas, the last in part. If more heavy replicas than GPUs remain,
+T cannot be reached. D is 0 unless the lightest experts are at most (T - C) / 2, for the reason above.
 
-With several windows of load, max over mean in a window is at least that window's own bound, so that the k-th lowest of
-it is at least the k-th lowest of these. With all windows counted it is at least the bound for the mean loads, too: the
-fullest GPU of the mean carries as much as it does on average over windows, which is at most the worst.
+Windows. In each window max over mean is at least that window's bound, so the k-th lowest value is at least the k-th
+lowest bound. If all windows count, it is also at least the bound for the mean loads: the GPU that is fullest by the
+mean loads carries that much on average over windows, so at least that much in the worst one.
 
-The counting is C (`native/bound.h`).
+The arithmetic is C (`native/bound.h`).
 """
 
 import numpy as np
@@ -45,25 +42,25 @@ from planner.expert_map.hierarchy import fullest_node_bound
 from planner.expert_map.types import BoundKind, Sizes, SplitRule
 from planner.expert_map.weigh import Floats, scale
 
-__all__ = ["bind", "bind_windows"]
+__all__ = ["compute_bounds", "compute_window_bounds"]
 
 KINDS: tuple[BoundKind, ...] = ("mean", "replicas", "packing", "pairs", "groups", "coverage")
-ROUNDING = 1e-9  # every quotient errs by less, and always to the side that keeps the bound proven
+ROUNDING = 1e-9  # covers rounding: a bound may be too low, never too high
 
 
-def bind(
+def compute_bounds(
     loads_LE: Floats, sizes: Sizes, *, within_nodes: bool, are_covered: bool = False, split: SplitRule = "equal"
 ) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """Return the highest bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load.
+    """Return the bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load.
 
-    `within_nodes`: only maps that keep groups on nodes count. `are_covered`: only those with two replicas of each.
+    `within_nodes` limits it to maps that keep groups on nodes, `are_covered` to maps with two replicas of each expert.
     """
     bounds_KL = np.zeros((len(KINDS), len(loads_LE)))
-    bounds_KL[:4] = native.bounds(loads_LE, sizes)
+    bounds_KL[:4] = native.lower_bounds(loads_LE, sizes)
     if split != "equal":
-        bounds_KL[2:4] = 0  # of companions and pairs, whose shares are equal
+        bounds_KL[2:4] = 0  # packing and pairs hold for equal shares only
     if are_covered:
-        bounds_KL[5] = native.bounds(loads_LE, sizes, least=2)[KINDS.index("replicas")]
+        bounds_KL[5] = native.lower_bounds(loads_LE, sizes, least=2)[KINDS.index("replicas")]
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     ratios_KL = np.divide(bounds_KL, mean_L, out=np.zeros_like(bounds_KL), where=mean_L > 0)
     if within_nodes:
@@ -71,16 +68,13 @@ def bind(
     return np.maximum(ratios_KL.max(axis=0), 1.0), tuple(KINDS[kind] for kind in ratios_KL.argmax(axis=0))
 
 
-def bind_windows(
+def compute_window_bounds(
     loads_WLE: Floats, sizes: Sizes, num_counted: int, *, within_nodes: bool
 ) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """Return the same for max over mean in the worst of the `num_counted` most even windows.
-
-    The windows of a layer have the same total.
-    """
-    found = [bind(each, sizes, within_nodes=within_nodes) for each in loads_WLE]
+    """Return the same for the worst of the `num_counted` most even windows. A layer's windows have the same total."""
+    found = [compute_bounds(each, sizes, within_nodes=within_nodes) for each in loads_WLE]
     order_WL = np.argsort([bound_L for bound_L, _ in found], axis=0, kind="stable")
-    of_mean_L, mean_binding = bind(scale(loads_WLE.sum(axis=0)), sizes, within_nodes=within_nodes)
+    of_mean_L, mean_binding = compute_bounds(scale(loads_WLE.sum(axis=0)), sizes, within_nodes=within_nodes)
     bounds, kinds = [], []
     for layer, window in enumerate(order_WL[num_counted - 1]):
         bound, kind = found[window][0][layer], found[window][1][layer]

@@ -1,14 +1,14 @@
-"""Failure domains: what dies together, whether there are slots to have every expert in two of them, and who is not.
+"""Failure domains: sets of GPUs that fail together. Can a map have every expert in two of them, and does it?
 
-A partition says for each GPU of a unit in which domain it stands. For one partition these conditions are exact:
-    two replicas each      slots >= 2 E
-    one replica outside    of each domain: slots outside >= E, as the domain may die
-    two domains at least
+A partition gives the domain of each GPU of a unit. For one partition a map exists exactly if there are
+    two slots for each expert               slots >= 2 E
+    one of them outside any one domain      slots outside the largest domain >= E
+    at least two domains
 
-They suffice: deal the experts out one after the other, twice over, and the two replicas of each are E slots apart. For
-several partitions (units that share a map and stand in racks differently) each needs them, and a map is searched for.
+These suffice: deal out the experts in order, twice, and the two replicas of each are E slots apart. Units that share a
+map may stand in racks differently. That gives several partitions, each with these conditions, and a search for a map.
 
-It needs no numpy, because `validate` asks here too.
+It needs no numpy, because `validate` calls it too.
 """
 
 from collections import Counter
@@ -20,15 +20,12 @@ __all__ = ["consecutive_domains", "count_uncovered", "fewest_slots_per_gpu"]
 
 
 def consecutive_domains(num_gpus: int, gpus_per_domain: int) -> Domains:
-    """Return one partition that puts every `gpus_per_domain` consecutive GPUs into a domain."""
+    """Return one partition, with `gpus_per_domain` consecutive GPUs in each domain."""
     return (tuple(gpu // gpus_per_domain for gpu in range(num_gpus)),)
 
 
 def fewest_slots_per_gpu(num_experts: int, domains: Domains) -> int | None:
-    """Return how many slots a GPU needs so that every expert can be in two domains of every partition.
-
-    It is None when a partition has only one domain.
-    """
+    """Return the slots per GPU that every expert needs to be in two domains; None if a partition has only one."""
     num_gpus = len(domains[0])
     largest = max(max(Counter(partition).values()) for partition in domains)
     if largest == num_gpus:
@@ -37,7 +34,7 @@ def fewest_slots_per_gpu(num_experts: int, domains: Domains) -> int | None:
 
 
 def count_uncovered(physical_to_logical: Iterable[Sequence[int]], domains: Domains) -> int:
-    """Return how many experts have all replicas in one domain, in the worst layer and the worst partition."""
+    """Return how many experts have all replicas in one domain, in the worst layer and partition."""
     return max(_uncovered(slots, partition) for slots in physical_to_logical for partition in domains)
 
 

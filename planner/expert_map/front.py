@@ -1,16 +1,16 @@
-"""The bytes that a map sends across nodes, and how many of them its balance is worth.
+"""The bytes that a map sends across nodes, weighed against its balance.
 
 A token goes once to each other node that serves one of its experts (`facts/gate.py`), and it starts on each of the M
 nodes with probability 1 / M. With P = G / M whole groups on each node, and K groups of a token, it crosses to
 
     (M - 1) (1 - C(G - P, K) / C(G, K))
 
-nodes: 2.36 for 4 of 8 groups on 4 nodes. It is 2.70 where every expert may be anywhere, as it is where a gate knows
-no groups. In between, the bytes grow with the load that is served away from the nodes of its groups, whichever experts
-it is of, at first in proportion.
+nodes: 2.36 for 4 of 8 groups on 4 nodes. With any expert anywhere, or a gate without groups, it is 2.70. In between,
+bytes grow with the load that is served away from its group's node, at first in proportion.
 
-The front are maps from whole groups on nodes over ever more replicas elsewhere (`spill`) to one that minds no groups at
-all. Its knee is where max over mean x bytes is least: beyond it a percent of balance costs more than one of bytes.
+The front is a row of maps: from whole groups on nodes, over more and more replicas elsewhere (`spill`), to one that
+ignores groups. At its knee max over mean x bytes is least: beyond it a percent of balance costs more than a percent of
+bytes.
 """
 
 from collections.abc import Sequence
@@ -23,30 +23,30 @@ from planner.expert_map.types import FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints, count_replicas
 from planner.facts.gate import reached
 
-__all__ = ["front_of", "homes_of_groups", "knee", "num_crossings", "undominated"]
+__all__ = ["drop_dominated", "find_home_nodes", "find_knee", "make_front", "num_crossings"]
 
-SOME_LOAD = 1e-9  # of experts without any, so that their groups are somewhere
+SOME_LOAD = 1e-9  # for experts without load, so that every group has a share on some node
 
 
-def homes_of_groups(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
-    """Return the node of each expert, `[L, E]`: the one with most slots of its group."""
+def find_home_nodes(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
+    """Return the home node of each expert, `[L, E]`: the one with most slots of its group."""
     num_layers, num_experts = loads_LE.shape
     group_of_expert = np.arange(num_experts) // (num_experts // sizes.num_groups)
     groups_LMN = group_of_expert[slots_LGS.reshape(num_layers, sizes.num_nodes, -1)]
     held_LMG = (groups_LMN[..., None] == np.arange(sizes.num_groups)).sum(axis=2)
-    homes_LE: Ints = np.ascontiguousarray(held_LMG.argmax(axis=1)[:, group_of_expert])  # indexing makes it Fortran's
+    homes_LE: Ints = np.ascontiguousarray(held_LMG.argmax(axis=1)[:, group_of_expert])  # indexing left Fortran's order
     return homes_LE
 
 
-def front_of(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequence[Policy]) -> tuple[FrontPoint, ...]:
-    """Return max over mean and cross-node dispatch bytes of each map, as means of all layers."""
+def make_front(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequence[Policy]) -> tuple[FrontPoint, ...]:
+    """Return max over mean and cross-node dispatch bytes of each map, as means over layers."""
     ratios_QL, crossings_QL = [], []
     for slots_LGS in slots_QLGS:
-        carried_LG = native.carried(loads_LE, slots_LGS)
-        mean_L = carried_LG.mean(axis=1)
-        ratios_QL.append(np.divide(carried_LG.max(axis=1), mean_L, out=np.ones_like(mean_L), where=mean_L > 0))
+        gpu_loads_LG = native.gpu_loads(loads_LE, slots_LGS)
+        mean_L = gpu_loads_LG.mean(axis=1)
+        ratios_QL.append(np.divide(gpu_loads_LG.max(axis=1), mean_L, out=np.ones_like(mean_L), where=mean_L > 0))
         crossings_QL.append(num_crossings(loads_LE, slots_LGS, sizes))
-    whole = _crossings_of_whole_groups(sizes)
+    whole = _whole_group_crossings(sizes)
     return tuple(
         FrontPoint(
             policy=policy,
@@ -69,22 +69,19 @@ def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
     places_LMN = np.ravel_multi_index((layers[..., None], groups_LMN, nodes[..., None]), shape)
     weights_LMN = weights_LE[layers[..., None], slots_LMN]
     served = np.bincount(places_LMN.ravel(), weights_LMN.ravel(), minlength=prod(shape))
-    served_LPM = served.astype(np.float64, copy=False).reshape(shape)  # which it is: its annotation says integers
+    served_LPM = served.astype(np.float64, copy=False).reshape(shape)  # for mypy: numpy annotates it as integers
     crossings_L: Floats = reached(served_LPM, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
     return crossings_L
 
 
-def _crossings_of_whole_groups(sizes: Sizes) -> float:
+def _whole_group_crossings(sizes: Sizes) -> float:
     num_picked, on_node = sizes.gate.groups_of_a_token(sizes.num_groups), sizes.num_groups // sizes.num_nodes
     missed = comb(sizes.num_groups - on_node, num_picked) / comb(sizes.num_groups, num_picked)
     return (sizes.num_nodes - 1) * (1 - missed)
 
 
-def undominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Return the points that no other beats, from fewest bytes on.
-
-    A point is beaten when another is more even for no more bytes.
-    """
+def drop_dominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """Return the points that no other beats in balance and bytes, fewest bytes first."""
     values = [(point.extra_bytes_per_token, point.max_over_mean) for point in front]
     kept = [
         point
@@ -94,6 +91,6 @@ def undominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
     return tuple(sorted(kept, key=lambda point: point.extra_bytes_per_token))
 
 
-def knee(front: Sequence[FrontPoint]) -> int:
+def find_knee(front: Sequence[FrontPoint]) -> int:
     """Return the index of the point where max over mean x bytes is least, the first among equals."""
     return min(range(len(front)), key=lambda each: front[each].max_over_mean * front[each].bytes_ratio)

@@ -1,11 +1,11 @@
 """Maps that keep each group of experts on one node, for models that route a token to few groups.
 
-DeepSeek-V3 sends a token to experts of at most 4 of 8 groups, so that with a group's replicas all on one node a token
-leaves for at most 4 nodes. Groups go to nodes by their load, equally many to each; then every node is a problem of its
-own, with its experts, its share of the slots and its GPUs.
+DeepSeek-V3 sends a token to experts of at most 4 of 8 groups. If each group is on one node, a token goes to at most 4
+nodes. Groups are packed onto nodes by load, equally many on each. Then every node is a problem of its own, with its
+experts, its share of the slots and its GPUs.
 
-How even that can be is decided by the groups: where 2 go to each node, the best is to pair the heaviest with the
-lightest, and the heaviest pair is what the fullest GPU cannot be below.
+The groups limit how even a map can be. With 2 groups a node the best is to pair the heaviest with the lightest, and the
+fullest GPU carries at least the heaviest pair's mean.
 
 Source: github.com/deepseek-ai/EPLB (`rebalance_experts_hierarchical`).
 """
@@ -16,11 +16,11 @@ from planner.expert_map import native
 from planner.expert_map.types import Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["choose_policy", "eplb_fullest", "fullest_node_bound", "loads_of_groups", "split_by_node"]
+__all__ = ["choose_policy", "compute_eplb_peaks", "fullest_node_bound", "split_by_node", "sum_groups"]
 
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
-    """Return the policy to make the map by, and why."""
+    """Return the policy for the map, and the reason for it."""
     if policy != "auto":
         return policy, "as asked for"
     if sizes.num_nodes == 1:
@@ -36,9 +36,9 @@ def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
 
 
 def split_by_node(loads_LE: Floats, sizes: Sizes, groups_LMP: Ints) -> tuple[Ints, Floats, Sizes]:
-    """Return every node of every layer as a problem of its own, from the groups on each node, `[L, M, P]`.
+    """Return the problem of each node: its experts and their loads, `[L, M, E / M]`, and its sizes.
 
-    These are the experts of each node and their loads, `[L, M, E / M]`, and the sizes of a node.
+    `groups_LMP` has the groups on each node, `[L, M, P]`.
     """
     experts_per_group = loads_LE.shape[1] // sizes.num_groups
     experts_LMPF = groups_LMP[..., None] * experts_per_group + np.arange(experts_per_group)
@@ -47,17 +47,17 @@ def split_by_node(loads_LE: Floats, sizes: Sizes, groups_LMP: Ints) -> tuple[Int
     return experts_LMF, np.take_along_axis(loads_LE[:, None], experts_LMF, axis=2), node_sizes
 
 
-def loads_of_groups(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, Sizes]:
-    """Return the load of each group, `[L, groups]`, and the sizes of packing groups on nodes."""
+def sum_groups(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, Sizes]:
+    """Return the load of each group, `[L, groups]`, and the sizes with which to pack groups onto nodes."""
     groups_LP: Floats = loads_LE.reshape(len(loads_LE), sizes.num_groups, -1).sum(axis=2)
     return groups_LP, Sizes(sizes.num_groups, sizes.num_nodes)
 
 
-def eplb_fullest(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Floats:
-    """Return the load of the fullest GPU in each layer of the published EPLB's map, `[L]`."""
+def compute_eplb_peaks(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Floats:
+    """Return the load of the fullest GPU in each layer, `[L]`, of the published EPLB's map."""
     if not within_nodes:
         return native.pack(loads_LE, sizes, as_eplb=True)[1]
-    groups_LMP = native.pack(*loads_of_groups(loads_LE, sizes), as_eplb=True)[0]
+    groups_LMP = native.pack(*sum_groups(loads_LE, sizes), as_eplb=True)[0]
     _, loads_LMF, node_sizes = split_by_node(loads_LE, sizes, groups_LMP)
     fullest_K = native.pack(loads_LMF.reshape(-1, loads_LMF.shape[2]), node_sizes, as_eplb=True)[1]
     fullest_L: Floats = fullest_K.reshape(len(loads_LE), -1).max(axis=1)
@@ -65,13 +65,13 @@ def eplb_fullest(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Float
 
 
 def fullest_node_bound(loads_LE: Floats, sizes: Sizes) -> Floats:
-    """Return a lower bound on the fullest node's load / the mean of nodes, `[L]`, when nodes hold whole groups.
+    """Return a lower bound on the fullest node's load / the mean of nodes, `[L]`, if nodes hold whole groups.
 
-    The node of the heaviest group holds P - 1 more, and no P - 1 are lighter than the lightest ones. With P = 2 some
-    map reaches the highest such pair of the folded order: of the i + 1 heaviest groups two share a node, or one of
-    them has a partner at least as heavy as the (i + 1)th lightest.
+    The node of the heaviest group holds P - 1 more, and none are lighter than the P - 1 lightest. With P = 2 the bound
+    is exact: the ith heaviest group is paired with the ith lightest, and the heaviest such pair cannot be avoided. Of
+    the i + 1 heaviest groups either two share a node, or one has a partner at least as heavy as the (i + 1)th lightest.
     """
-    groups_LG = np.sort(loads_of_groups(loads_LE, sizes)[0], axis=1)[:, ::-1]
+    groups_LG = np.sort(sum_groups(loads_LE, sizes)[0], axis=1)[:, ::-1]
     per_node = sizes.num_groups // sizes.num_nodes
     mean_L = loads_LE.sum(axis=1) / sizes.num_nodes
     if per_node == 2:

@@ -1,14 +1,14 @@
-"""Make the map: what may go where, the search, the map in service, and what came out of it.
+"""Make an expert map: choose a policy, search, and consider the map in service.
 
-A fresh map is made in two steps. First one for the mean of all windows and equal shares. `global` puts any expert on
-any GPU. `hierarchical` keeps groups on nodes (`hierarchy`) and searches each node of each layer by itself. `auto` keeps
-groups on nodes where that can be. With effort `refined` it weighs balance against the dispatch bytes that cross nodes:
-maps of whole groups, those that give a few hot experts a replica on a second node, and the global one stand on one
-front, of which it takes the knee (`front`). Where experts must survive the loss of a failure domain, groups do not stay
-on nodes, because a group on one node would go dark with it.
+A fresh map is made in two steps. The first makes a map for equal shares and the mean of all windows. Policy `global`
+puts any expert on any GPU. `hierarchical` keeps groups on nodes (`hierarchy`) and searches each node of each layer by
+itself. `auto` keeps groups on nodes if they fit. With effort `refined` it weighs balance against the dispatch bytes
+between nodes: it takes the knee of a front (`front`) of maps with whole groups, maps with a few hot experts on a second
+node, and the global map. If experts must survive the loss of a failure domain, groups do not stay on nodes, because a
+group on one node would be lost with it.
 
-Then the search goes on from there under what else was asked for: several windows, failure domains, a split rule. So the
-map for a window is never worse than the map for the mean. With a map in service, `renew` follows.
+The second step searches on from that map for several windows, failure domains or another split rule. So a map for
+windows is never worse than the map for their mean. With a map in service, `renew` follows.
 """
 
 from collections.abc import Sequence
@@ -17,40 +17,53 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.expert_map import native
-from planner.expert_map.bound import bind, bind_windows
+from planner.expert_map.bound import compute_bounds, compute_window_bounds
 from planner.expert_map.domains import count_uncovered
-from planner.expert_map.front import front_of, knee, undominated
-from planner.expert_map.hierarchy import choose_policy, fullest_node_bound, loads_of_groups, split_by_node
+from planner.expert_map.front import drop_dominated, find_knee, make_front
+from planner.expert_map.hierarchy import choose_policy, fullest_node_bound, split_by_node, sum_groups
 from planner.expert_map.native import Search
 from planner.expert_map.problem import Problem
 from planner.expert_map.renew import prices_within_nodes, renew, search_windows
 from planner.expert_map.types import BoundKind, Effort, ExpertMap, FrontPoint, Policy, Sizes, WindowsOutcome
-from planner.expert_map.weigh import Floats, Ints, as_bounds, as_ratios, as_rows, count_replicas, slots_of_everything
+from planner.expert_map.weigh import (
+    Floats,
+    Ints,
+    as_rows,
+    count_replicas,
+    make_full_map,
+    round_bounds_down,
+    round_ratios,
+)
 
 __all__ = ["make_map"]
 
-GOOD_ENOUGH = 1.0008  # times the bound: what is left is less than the loads change between two steps
+GOOD_ENOUGH = 1.0008  # times the bound: loads change by more between two steps
 ROUNDING = 1e-9
 LEVELS = (1.04, 1.02, 1.01, 1.005)  # of max over mean, of the maps on the front
 COVERED = "replicas of each expert are in two failure domains"
 SHIFTS = (0.0, -0.5, -0.25, 0.25)  # of the numbers of replicas (`start.h`); tried at EP72 and EP144, alpha 0.6 to 1.2
-WAYS_ON = (None, None, SHIFTS[2], None)  # of kicks: None goes on from the best map, a shift begins anew
-# How long is searched: assumed, as what the benchmark's goals of balance and of time leave room for.
+KICK_STARTS = (
+    None,
+    None,
+    SHIFTS[2],
+    None,
+)  # a round of kicks starts at the best map (None) or at a packing with a shift
+# The search's length is assumed: chosen to meet the benchmark's goals for balance and time.
 BETTER_THAN_EPLB = 1e-3  # where effort `fast` stops
 KICKS_AT_EP72 = 240
 EP72_PAIRS = 72 * 288
-FEWER_KICKS = 3.6  # the power of size by which a larger map gets fewer
+KICKS_POWER = 3.6  # a map of n times the size gets n^3.6 times fewer kicks
 MAX_KICKS = 400
 KICKS_IF_SMALL, SMALL_PAIRS = 1200, 128
 RESCUES, RESCUE_KICKS = 12, 40  # a rescue that does not help soon may never help
-KICKS_ON = 40  # of the second step. Failure domains, EP144, 576 slots: 10, 24, 40 reach 1.031, 1.011, 1.006
-KICKS_NEAR = 6  # where tokens choose near replicas, which takes five times as long to count
-LARGE_KICK = 144 * 1152 * 8**2  # GPUs x slots x (slots a GPU)^2, beyond which a kick takes longer than it is worth
+SECOND_STEP_KICKS = 40  # with failure domains, EP144, 576 slots: 10, 24, 40 kicks reach 1.031, 1.011, 1.006
+LOCAL_SPLIT_KICKS = 6  # if tokens prefer near replicas: a kick takes five times as long
+MAX_KICK_SIZE = 144 * 1152 * 8**2  # GPUs x slots x (slots per GPU)^2: above it a kick is not worth its time
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A fresh map, and how it came about."""
+class _FreshMap:
+    """A fresh map and its origin."""
 
     slots_LGS: Ints
     bound_L: Floats
@@ -62,32 +75,32 @@ class _Found:
 
     @property
     def within_nodes(self) -> bool:
-        """Whether experts are on few nodes, and stay there."""
+        """Whether experts may not leave their nodes."""
         return self.policy == "hierarchical"
 
     @property
     def keeps_groups_whole(self) -> bool:
-        """Whether each group of experts is on one node. A map that has a front may split some."""
+        """Whether each group of experts is on one node. A map with a front may split some."""
         return self.within_nodes and not self.front
 
 
 def make_map(problem: Problem, previous_LGS: Ints | None = None, keep_within: float = 0.0) -> ExpertMap:
     """Return the map for `problem`; see `balance`."""
     first = _first_map(problem)
-    bound_L, binding = _bind(problem, first)
-    slots_LGS, moved_slots, dispatch = _go_on(problem, first, bound_L), None, first.dispatch
+    bound_L, binding = _compute_bounds(problem, first)
+    slots_LGS, moved_slots, dispatch = _search_further(problem, first, bound_L), None, first.dispatch
     if previous_LGS is not None:
         nodes = {"within_nodes": first.within_nodes, "keeps_groups_whole": first.keeps_groups_whole}
         slots_LGS = renew(problem, previous_LGS, slots_LGS, keep_within, **nodes)
         moved_slots = int((slots_LGS != previous_LGS).sum())
     if dispatch is not None and slots_LGS is not first.slots_LGS:
-        (dispatch,) = front_of(problem.mean_loads, slots_LGS[None], problem.sizes, (first.policy,))
+        (dispatch,) = make_front(problem.mean_loads, slots_LGS[None], problem.sizes, (first.policy,))
     rows = as_rows(slots_LGS)
     return ExpertMap(
         num_logical_experts=problem.mean_loads.shape[1],
         physical_to_logical=rows,
-        max_over_mean=as_ratios(problem.ratio(slots_LGS)),
-        bound=as_bounds(bound_L),
+        max_over_mean=round_ratios(problem.ratio(slots_LGS)),
+        bound=round_bounds_down(bound_L),
         binding=binding,
         policy=first.policy,
         policy_reason=first.reason,
@@ -96,64 +109,68 @@ def make_map(problem: Problem, previous_LGS: Ints | None = None, keep_within: fl
         moved_slots=moved_slots,
         front=first.front,
         dispatch=dispatch,
-        windows=_outcome(problem, first, slots_LGS),
+        windows=_summarize_windows(problem, first, slots_LGS),
     )
 
 
-def _outcome(problem: Problem, first: _Found, slots_LGS: Ints) -> WindowsOutcome | None:
-    """Return what the map reaches in each of several windows, and what any map could; for equal shares."""
+def _summarize_windows(problem: Problem, first: _FreshMap, slots_LGS: Ints) -> WindowsOutcome | None:
+    """Return max over mean and its bound in each of several windows, for equal shares; None in other cases."""
     if len(problem.loads_WLE) == 1 or problem.split != "equal":
         return None
     is_whole = first.keeps_groups_whole
-    bounds = [as_bounds(bind(each, problem.sizes, within_nodes=is_whole)[0]) for each in problem.loads_WLE]
-    ratios = tuple(as_ratios(each) for each in problem.ratios(slots_LGS, problem.loads_WLE))
-    of_mean_map = None if problem.quantile is None else as_ratios(problem.ratio(first.slots_LGS))
+    bounds = [
+        round_bounds_down(compute_bounds(each, problem.sizes, within_nodes=is_whole)[0]) for each in problem.loads_WLE
+    ]
+    ratios = tuple(round_ratios(each) for each in problem.ratios(slots_LGS, problem.loads_WLE))
+    of_mean_map = None if problem.quantile is None else round_ratios(problem.ratio(first.slots_LGS))
     return WindowsOutcome(problem.quantile, ratios, tuple(bounds), of_mean_map)
 
 
-def _first_map(problem: Problem) -> _Found:
-    """Return a map for the mean loads and equal shares; with failure domains, a packing with two replicas of each."""
+def _first_map(problem: Problem) -> _FreshMap:
+    """Return a map for the mean loads and equal shares; with failure domains, only a packing with two replicas each."""
     loads_LE, sizes = problem.mean_loads, problem.sizes
     if problem.domains:
         slots_LGS = native.pack(loads_LE, sizes, least=2)[0]
-        if problem.holds_everything:
-            slots_LGS = slots_of_everything(len(loads_LE), sizes, loads_LE.shape[1])
-        return _Found(slots_LGS, np.ones(len(loads_LE)), (), "global", COVERED)
+        if problem.gpus_hold_all_experts:
+            slots_LGS = make_full_map(len(loads_LE), sizes, loads_LE.shape[1])
+        return _FreshMap(slots_LGS, np.ones(len(loads_LE)), (), "global", COVERED)
     policy, reason = choose_policy(sizes, problem.policy)
     within_nodes = policy == "hierarchical"
-    # where a node has no fewer slots a GPU than experts, its GPUs hold all of them and balance by themselves
+    # else each GPU has a slot for every expert of its node, and the node is balanced without a search
     is_crowded = sizes.slots_per_gpu * sizes.num_nodes < loads_LE.shape[1]
     may_spill = within_nodes and is_crowded and (problem.policy, problem.effort) == ("auto", "refined")
-    may_spill &= problem.split == "equal"  # else a replica on another node does not take the load meant for it
-    bound_L, binding = bind(loads_LE, sizes, within_nodes=within_nodes and not may_spill)
+    may_spill &= problem.split == "equal"  # else a replica on another node takes another load than planned
+    bound_L, binding = compute_bounds(loads_LE, sizes, within_nodes=within_nodes and not may_spill)
     if may_spill:
-        slots_LGS, front, chosen = _solve_weighing(loads_LE, sizes, bound_L)
+        slots_LGS, front, chosen = _solve_front(loads_LE, sizes, bound_L)
         reason += _explain_split_groups(front, chosen)
-        return _Found(slots_LGS, bound_L, binding, chosen.policy, reason, front, chosen)
+        return _FreshMap(slots_LGS, bound_L, binding, chosen.policy, reason, front, chosen)
     solve = _solve_hierarchical if within_nodes else _solve_global
-    return _Found(solve(loads_LE, sizes, bound_L, problem.effort), bound_L, binding, policy, reason)
+    return _FreshMap(solve(loads_LE, sizes, bound_L, problem.effort), bound_L, binding, policy, reason)
 
 
-def _bind(problem: Problem, first: _Found) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """Return the bound of any map for the problem, `[L]`, and its kinds."""
+def _compute_bounds(problem: Problem, first: _FreshMap) -> tuple[Floats, tuple[BoundKind, ...]]:
+    """Return the bound for the problem, `[L]`, and its kinds."""
     if problem.is_plain:
         return first.bound_L, first.binding
     is_whole = first.keeps_groups_whole
-    if len(problem.counted) > 1:
-        return bind_windows(problem.loads_WLE, problem.sizes, problem.num_counted, within_nodes=is_whole)
+    if len(problem.counted_loads) > 1:
+        return compute_window_bounds(problem.loads_WLE, problem.sizes, problem.num_counted, within_nodes=is_whole)
     are_covered = bool(problem.domains)
-    return bind(problem.mean_loads, problem.sizes, within_nodes=is_whole, are_covered=are_covered, split=problem.split)
+    return compute_bounds(
+        problem.mean_loads, problem.sizes, within_nodes=is_whole, are_covered=are_covered, split=problem.split
+    )
 
 
-def _go_on(problem: Problem, first: _Found, bound_L: Floats) -> Ints:
-    """Return the map after the second step, slots `[L, G, S]`."""
+def _search_further(problem: Problem, first: _FreshMap, bound_L: Floats) -> Ints:
+    """Return the map of the second step, slots `[L, G, S]`."""
     sizes = problem.sizes
-    if problem.is_plain or problem.holds_everything:
+    if problem.is_plain or problem.gpus_hold_all_experts:
         return first.slots_LGS
-    kicks = KICKS_ON if problem.split == "equal" else KICKS_NEAR
-    is_large = sizes.num_gpus * sizes.num_slots * sizes.slots_per_gpu**2 > LARGE_KICK
+    kicks = SECOND_STEP_KICKS if problem.split == "equal" else LOCAL_SPLIT_KICKS
+    is_large = sizes.num_gpus * sizes.num_slots * sizes.slots_per_gpu**2 > MAX_KICK_SIZE
     search = Search(
-        enough_L=bound_L * GOOD_ENOUGH * problem.gpu_mean,
+        target_L=bound_L * GOOD_ENOUGH * problem.mean_gpu_load,
         num_kicks=0 if is_large or problem.effort == "fast" else kicks,
         prices_LEG=prices_within_nodes(problem, first.slots_LGS) if first.within_nodes else None,
     )
@@ -171,90 +188,90 @@ def _explain_split_groups(front: Sequence[FrontPoint], chosen: FrontPoint) -> st
 
 
 def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
-    """Return slots `[L, G, S]`, with any expert on any GPU, searched for as long as the size allows.
+    """Return slots `[L, G, S]`, with any expert on any GPU; smaller sizes are searched longer.
 
     A layer is done when it is near the bound and no worse than EPLB's; with effort `fast`, when it is better than
-    EPLB's. More starts have other numbers of replicas. A layer that stays worse than EPLB's begins anew.
+    EPLB's. Further starts have other numbers of replicas. A layer that stays worse than EPLB's starts again.
     """
     num_layers, num_experts = loads_LE.shape
     if sizes.slots_per_gpu >= num_experts:
-        return slots_of_everything(num_layers, sizes, num_experts)
+        return make_full_map(num_layers, sizes, num_experts)
     start_LGS, eplb_L = native.pack(loads_LE, sizes, as_eplb=True)
     has_twins_L = (np.diff(np.sort(start_LGS, axis=2), axis=2) == 0).any(axis=(1, 2))
     start_LGS[has_twins_L] = native.pack(loads_LE[has_twins_L], sizes)[0]
     eplb_L *= 1 + ROUNDING
-    done_L = np.minimum(loads_LE.sum(axis=1) / sizes.num_gpus * bound_L * GOOD_ENOUGH, eplb_L)
-    num_pairs = sizes.num_gpus * sizes.num_slots  # of a GPU and a slot: what one step looks at grows with them
+    target_L = np.minimum(loads_LE.sum(axis=1) / sizes.num_gpus * bound_L * GOOD_ENOUGH, eplb_L)
+    num_pairs = sizes.num_gpus * sizes.num_slots  # of a GPU and a slot: a step's time grows with them
     max_kicks = KICKS_IF_SMALL if num_pairs <= SMALL_PAIRS else MAX_KICKS
-    num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** FEWER_KICKS), max_kicks)
+    num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** KICKS_POWER), max_kicks)
     num_starts = len(SHIFTS) if num_pairs <= EP72_PAIRS else 2 if num_kicks else 1
     if effort == "fast":
-        done_L, num_kicks, num_starts = np.maximum(done_L, eplb_L * (1 - BETTER_THAN_EPLB)), 0, 1
-    found = native.improve(loads_LE[:, None], start_LGS, Search(done_L))
+        target_L, num_kicks, num_starts = np.maximum(target_L, eplb_L * (1 - BETTER_THAN_EPLB)), 0, 1
+    found = native.improve(loads_LE[:, None], start_LGS, Search(target_L))
     for shift in SHIFTS[1:num_starts]:
-        _try_again(loads_LE, sizes, *found, Search(done_L), shift)
+        _retry_layers(loads_LE, sizes, *found, Search(target_L), shift)
     kicks_left = num_kicks * num_layers
-    for turn, anew in enumerate(WAYS_ON):  # kicks that layers which are done did not need go to others
-        num_open = max(int((found[1] > done_L).sum()), 1)
-        kicks_of_each = kicks_left // num_open // (2 if turn < len(WAYS_ON) - 1 else 1)
-        kicks_left -= kicks_of_each * num_open
-        if kicks_of_each:
-            _try_again(loads_LE, sizes, *found, Search(done_L, kicks_of_each, turn), anew)
+    for turn, start in enumerate(KICK_STARTS):  # the kicks of layers that are done go to the others
+        num_open = max(int((found[1] > target_L).sum()), 1)
+        kicks_per_layer = kicks_left // num_open // (2 if turn < len(KICK_STARTS) - 1 else 1)
+        kicks_left -= kicks_per_layer * num_open
+        if kicks_per_layer:
+            _retry_layers(loads_LE, sizes, *found, Search(target_L, kicks_per_layer, turn), start)
     for turn in range(RESCUES):
-        _try_again(loads_LE, sizes, *found, Search(eplb_L, RESCUE_KICKS, turn), SHIFTS[turn % len(SHIFTS)])
+        _retry_layers(loads_LE, sizes, *found, Search(eplb_L, RESCUE_KICKS, turn), SHIFTS[turn % len(SHIFTS)])
     return _repack(loads_LE, sizes, found[0]) if sizes.slots_per_gpu == 2 else found[0]
 
 
-def _try_again(
+def _retry_layers(
     loads_LE: Floats, sizes: Sizes, slots_LGS: Ints, fullest_L: Floats, search: Search, shift: float | None = None
 ) -> None:
-    """Search again for layers whose fullest GPU carries more than enough, and write what is better over what was.
+    """Search again in layers whose fullest GPU is above `search.target_L`, and write better maps into `slots_LGS`.
 
-    The search goes on from where they are, or begins from a packing with that `shift`.
+    A layer's search starts from its map, or with a `shift` from a packing with that shift.
     """
-    (open_K,) = np.nonzero(fullest_L > search.enough_L)
+    (open_K,) = np.nonzero(fullest_L > search.target_L)
     if open_K.size:
         loads_KE = loads_LE[open_K]
         start_KGS = slots_LGS[open_K] if shift is None else native.pack(loads_KE, sizes, shift=shift)[0]
-        again = replace(search, enough_L=search.enough_L[open_K])
+        again = replace(search, target_L=search.target_L[open_K])
         tried_KGS, tried_K = native.improve(loads_KE[:, None], start_KGS, again)
         is_better_K = tried_K < fullest_L[open_K]
         slots_LGS[open_K[is_better_K]], fullest_L[open_K[is_better_K]] = tried_KGS[is_better_K], tried_K[is_better_K]
 
 
 def _repack(loads_LE: Floats, sizes: Sizes, slots_LGS: Ints) -> Ints:
-    """Return maps of two slots a GPU with the same replicas, packed anew: the heaviest with the lightest, and so on.
+    """Return maps of two slots per GPU with the same replicas, paired anew: the heaviest with the lightest, and so on.
 
-    Of all ways to pair these replicas this leaves least on the fullest GPU, and on the two, three and more fullest
-    together: of any four, the heaviest with the lightest and the other two are the most even pairs. The less load there
-    is on GPUs other than the fullest, the fewer have to change when loads drift.
+    Of all pairings this leaves least load on the fullest GPU, and on the two, three and more fullest together: of any
+    four replicas, the heaviest with the lightest and the other two are the most even pairs. The less load the fullest
+    GPUs have, the fewer slots change when loads drift.
     """
     pairs_LGS, _ = native.pack(loads_LE, sizes, replicas_LE=count_replicas(slots_LGS, loads_LE.shape[1]))
-    fullest_L = [native.carried(loads_LE, each).max(axis=1) for each in (pairs_LGS, slots_LGS)]
+    fullest_L = [native.gpu_loads(loads_LE, each).max(axis=1) for each in (pairs_LGS, slots_LGS)]
     return np.where((fullest_L[0] <= fullest_L[1])[:, None, None], pairs_LGS, slots_LGS)
 
 
-def _solve_weighing(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...], FrontPoint]:
-    """Return slots `[L, G, S]` at the knee of the front; the front, with whole groups first; and the knee."""
-    whole_L = np.maximum(bound_L, fullest_node_bound(loads_LE, sizes))
-    whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_L, "fast")
+def _solve_front(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...], FrontPoint]:
+    """Return slots `[L, G, S]` at the knee of the front; the front, whole groups first; and the knee's point."""
+    whole_group_bound_L = np.maximum(bound_L, fullest_node_bound(loads_LE, sizes))
+    whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_group_bound_L, "fast")
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     levels_QL = np.maximum(np.array(LEVELS)[:, None], bound_L * GOOD_ENOUGH) * mean_L
     spilled_QLGS = native.spill(loads_LE, whole_LGS, levels_QL, sizes.num_nodes)
     slots_QLGS = np.concatenate((spilled_QLGS, _solve_global(loads_LE, sizes, bound_L, "refined")[None]))
     policies: list[Policy] = ["hierarchical" for _ in spilled_QLGS]
-    points = front_of(loads_LE, slots_QLGS, sizes, [*policies, "global"])
-    best = knee(points)
-    return slots_QLGS[best], undominated(points), points[best]
+    points = make_front(loads_LE, slots_QLGS, sizes, [*policies, "global"])
+    best = find_knee(points)
+    return slots_QLGS[best], drop_dominated(points), points[best]
 
 
 def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
-    """Return slots `[L, G, S]` with whole groups on nodes: each node of each layer is a problem of its own."""
-    groups_LMP = _solve_global(*loads_of_groups(loads_LE, sizes), np.ones(len(loads_LE)), effort)
+    """Return slots `[L, G, S]` with whole groups on nodes. Each node of each layer is a problem of its own."""
+    groups_LMP = _solve_global(*sum_groups(loads_LE, sizes), np.ones(len(loads_LE)), effort)
     experts_LMF, loads_LMF, node_sizes = split_by_node(loads_LE, sizes, groups_LMP)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
     node_mean_LM = loads_LMF.sum(axis=2) / node_sizes.num_gpus
-    # a lighter node need not be more even than the heaviest can be
+    # the lighter nodes may be as full as the heaviest must be
     bound_LM = np.maximum(node_mean_LM, (mean_L * bound_L)[:, None]) / np.where(node_mean_LM > 0, node_mean_LM, 1.0)
     nodes_KF = experts_LMF.reshape(-1, experts_LMF.shape[2])
     local_KGS = _solve_global(loads_LMF.reshape(nodes_KF.shape), node_sizes, bound_LM.ravel(), effort)

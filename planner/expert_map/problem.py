@@ -1,8 +1,8 @@
-"""What a map is searched for: loads of one or more windows, sizes, and everything that it has to keep to.
+"""The problem that a map solves: loads of one or more windows, sizes and constraints.
 
-With several windows of load, what is made small, layer by layer, is max over mean in the worst window, or a quantile of
-it over windows: of W windows the k-th lowest, k = ceil(quantile x W); the worst is quantile 1. A window's tokens count
-as much as any other's, however many they are.
+With several windows of load, the search lowers a quantile of max over mean over windows, layer by layer: of W windows
+the k-th lowest, k = ceil(quantile x W). Quantile 1 is the worst window. All windows weigh the same, however many tokens
+they have.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from planner.expert_map.types import Domains, Effort, Policy, Sizes, SplitRule
 from planner.expert_map.weigh import Floats, Ints, scale
 from planner.facts.loads import Loads
 
-__all__ = ["Problem", "alike"]
+__all__ = ["Problem", "scale_windows"]
 
 BITS = 40  # of a window's total: sums over windows stay exact
 ROUNDING = 1e-9
@@ -25,34 +25,34 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Problem:
-    """Whole numbers of load, `[W, L, E]`, and how they are to be spread. Windows of a layer have the same total."""
+    """Loads as whole numbers, `[W, L, E]`, sizes and constraints. A layer's windows have the same total."""
 
     loads_WLE: Floats
     sizes: Sizes
     effort: Effort = "refined"
     policy: Policy = "auto"
-    quantile: float | None = None  # over windows, that is made small; None: max over mean for their mean
+    quantile: float | None = None  # of max over mean over windows, to lower; None: max over mean of their mean
     domains: Domains = ()
     split: SplitRule = "equal"
 
     @cached_property
-    def counted(self) -> Floats:
-        """The windows that the map is for: all, or only their mean."""
+    def counted_loads(self) -> Floats:
+        """The windows that count: all, or only their mean."""
         return self.mean_loads[None] if self.quantile is None else self.loads_WLE
 
     @property
     def num_counted(self) -> int:
-        """The number of windows that count: those in which a map is most even."""
+        """The number of windows in which a map must be even: the worst others are ignored."""
         return 1 if self.quantile is None else ceil(self.quantile * len(self.loads_WLE) - ROUNDING)
 
     @property
     def is_plain(self) -> bool:
-        """Whether any map goes: one window, equal shares, no failure domains."""
-        return len(self.counted) == 1 and not self.domains and self.split == "equal"
+        """Whether there is one window, equal shares, and no failure domain."""
+        return len(self.counted_loads) == 1 and not self.domains and self.split == "equal"
 
     @property
-    def holds_everything(self) -> bool:
-        """Whether every GPU has a slot for every expert, so that there is nothing to search."""
+    def gpus_hold_all_experts(self) -> bool:
+        """Whether every GPU has a slot for every expert, so there is nothing to search."""
         return self.sizes.slots_per_gpu >= int(self.loads_WLE.shape[2])
 
     @cached_property
@@ -61,27 +61,27 @@ class Problem:
         return scale(self.loads_WLE.sum(axis=0))
 
     @property
-    def gpu_mean(self) -> Floats:
-        """The mean load of a GPU in each layer, in any window that the map is for."""
-        mean_L: Floats = self.counted.sum(axis=2).max(axis=0) / self.sizes.num_gpus
+    def mean_gpu_load(self) -> Floats:
+        """The mean load of a GPU in each layer, `[L]`; it is the same in every window."""
+        mean_L: Floats = self.counted_loads.sum(axis=2).max(axis=0) / self.sizes.num_gpus
         return mean_L
 
     def ratio(self, slots_LGS: Ints) -> Floats:
-        """Return what the map is for, `[L]`: max over mean in the worst window that counts."""
-        ratio_L: Floats = np.sort(self.ratios(slots_LGS, self.counted), axis=0)[self.num_counted - 1]
+        """Return max over mean in the worst of the `num_counted` most even windows, `[L]`."""
+        ratio_L: Floats = np.sort(self.ratios(slots_LGS, self.counted_loads), axis=0)[self.num_counted - 1]
         return ratio_L
 
     def ratios(self, slots_LGS: Ints, loads_WLE: Floats) -> Floats:
         """Return max over mean in each window, `[W, L]`; 1.0 without load."""
-        each = [native.carried(loads_LE, slots_LGS, self.split, self.sizes.num_nodes) for loads_LE in loads_WLE]
-        carried_WLG = np.stack(each)
-        mean_WL = carried_WLG.mean(axis=2)
-        ratios_WL: Floats = np.divide(carried_WLG.max(axis=2), mean_WL, out=np.ones_like(mean_WL), where=mean_WL > 0)
+        each = [native.gpu_loads(loads_LE, slots_LGS, self.split, self.sizes.num_nodes) for loads_LE in loads_WLE]
+        gpu_loads_WLG = np.stack(each)
+        mean_WL = gpu_loads_WLG.mean(axis=2)
+        ratios_WL: Floats = np.divide(gpu_loads_WLG.max(axis=2), mean_WL, out=np.ones_like(mean_WL), where=mean_WL > 0)
         return ratios_WL
 
 
-def alike(windows: Sequence[Loads] | Sequence[Floats]) -> Floats:
-    """Return whole numbers, `[W, L, E]`. Several windows of a layer add up to 2^40 each, less what is rounded down."""
+def scale_windows(windows: Sequence[Loads] | Sequence[Floats]) -> Floats:
+    """Return loads as whole numbers, `[W, L, E]`. Each of several windows sums to 2^40 in a layer, less rounding."""
     scaled_WLE = np.stack([scale(each) for each in windows])
     if len(windows) == 1:
         return scaled_WLE

@@ -1,13 +1,13 @@
-"""A map for new loads beside the one in service: as even as a fresh map, with few slots changed.
+"""Renew the map in service for new loads: as even as a fresh map, with few slots changed.
 
-Every slot that gets another expert costs a copy of its weights, over the network, beside the traffic. So the search
-starts from the map in service and stops as soon as it is even enough. A layer that is good enough as it is stays. Where
-nothing near it is, the layer gets the fresh map, whose nodes and GPUs are numbered anew so that most stays where it is.
+Every slot that gets another expert costs a copy of its weights over the network, beside the traffic. So the search
+starts from the map in service and stops as soon as it is even enough. A layer that is even enough stays. If the search
+finds no map nearby, the layer gets the fresh map, with nodes and GPUs renumbered so that most experts stay in place.
 
-Places have prices: nothing where the expert is, one elsewhere, and more away from its group's node if groups may be
-split. The search gains as much as it can for them.
+Each expert has a price on each GPU: 0 on GPUs that hold it, 1 on others, and more away from its group's node if groups
+may be split. The search weighs its gain against these prices.
 
-The order of slots inside a GPU does not count: moving nothing between GPUs moves no weights.
+The order of slots inside a GPU does not count, because it moves no weights.
 """
 
 from dataclasses import replace
@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 
 from planner.expert_map import native
 from planner.expert_map.domains import count_uncovered
-from planner.expert_map.front import homes_of_groups
-from planner.expert_map.hierarchy import eplb_fullest
+from planner.expert_map.front import find_home_nodes
+from planner.expert_map.hierarchy import compute_eplb_peaks
 from planner.expert_map.native import BARRED, Prices, Search
 from planner.expert_map.problem import Problem
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, as_rows
 
-__all__ = ["align", "match", "part_repeats", "prices_within_nodes", "renew", "search_windows"]
+__all__ = ["align_slots", "match_gpus", "prices_within_nodes", "remove_repeats", "renew", "search_windows"]
 
 Flags = NDArray[np.bool_]
-ROUNDING = 1e-9  # EPLB's loads are not rounded down to whole numbers, ours are
-KICKS = 600  # assumed, as what the benchmark's goals of moves and of time leave room for; 300 left a layer in 150 out
-FEW_SETS = 10  # of ways to choose the windows that count; assumed
-AWAY = 2  # slots that one on another node counts as
-KICKS_IF_SLOW = 40  # where more than one window, failure domains or another split are looked at
+ROUNDING = 1e-9  # our loads are rounded down to whole numbers, EPLB's are not
+KICKS = 600  # assumed: chosen to meet the benchmark's goals for moves and time; with 300 a layer in 150 missed them
+FEW_SETS = 10  # sets of windows that are all tried; assumed
+AWAY_PRICE = 2  # of a slot away from the group's node
+KICKS_IF_SLOW = 40  # with several windows, failure domains or another split rule
 
 
 def renew(
@@ -45,24 +45,23 @@ def renew(
     within_nodes: bool,
     keeps_groups_whole: bool,
 ) -> Ints:
-    """Return slots `[L, G, S]`; what is kept stays in its slot.
+    """Return slots `[L, G, S]`; an expert that stays on a GPU keeps its slot.
 
-    A layer is good enough when it is as even as the fresh map, but for the share `keep_within`. With one window it may
-    also be only as even as the published EPLB would make it, for equal shares and without failure domains: that is what
-    others would have, and costs fewer moves. A layer that is not covered, or splits a group where groups stay whole, is
-    never good enough.
+    A layer is acceptable if it is as even as the fresh map, within the share `keep_within`. With one window it may also
+    be only as even as the published EPLB's map for equal shares without failure domains: others would have that map,
+    and it costs fewer moves. A layer that is not covered, or splits a group that must stay whole, is not acceptable.
 
-    `within_nodes`: experts stay on the nodes that they are on. If they may leave them, it is where nothing else helps.
+    With `within_nodes` experts stay on their nodes, and leave them only if nothing else helps.
     """
     sizes, loads_LE = problem.sizes, problem.mean_loads
-    enough_L = problem.ratio(fresh_LGS)
-    if len(problem.counted) == 1 and not problem.holds_everything:
-        eplb_L = eplb_fullest(loads_LE, sizes, within_nodes=within_nodes)
-        enough_L = np.maximum(enough_L, eplb_L / np.where(problem.gpu_mean > 0, problem.gpu_mean, 1.0))
-    enough_L = enough_L * (1 + ROUNDING) * (1 + keep_within)
+    target_L = problem.ratio(fresh_LGS)
+    if len(problem.counted_loads) == 1 and not problem.gpus_hold_all_experts:
+        eplb_L = compute_eplb_peaks(loads_LE, sizes, within_nodes=within_nodes)
+        target_L = np.maximum(target_L, eplb_L / np.where(problem.mean_gpu_load > 0, problem.mean_gpu_load, 1.0))
+    target_L = target_L * (1 + ROUNDING) * (1 + keep_within)
 
-    def is_enough(slots_LGS: Ints) -> Flags:
-        is_even_L = problem.ratio(slots_LGS) <= enough_L * (1 + ROUNDING)
+    def is_acceptable(slots_LGS: Ints) -> Flags:
+        is_even_L = problem.ratio(slots_LGS) <= target_L * (1 + ROUNDING)
         is_covered_L = [
             not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)
         ]
@@ -70,30 +69,30 @@ def renew(
         return is_even_L & is_covered_L & is_whole_L
 
     choices = [previous_LGS, fresh_LGS]
-    if not problem.holds_everything:  # else repeats cannot be parted
+    if not problem.gpus_hold_all_experts:  # else repeats cannot be removed
         num_nodes = sizes.num_nodes if within_nodes or problem.split != "equal" else 1
-        start_LGS = part_repeats(loads_LE, previous_LGS, num_nodes)
-        near_LGS = _search_near(problem, start_LGS, enough_L, within_nodes and not keeps_groups_whole, within_nodes)
-        matched_LGS = np.stack([match(*each, num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
+        start_LGS = remove_repeats(loads_LE, previous_LGS, num_nodes)
+        near_LGS = _search_near(problem, start_LGS, target_L, within_nodes and not keeps_groups_whole, within_nodes)
+        matched_LGS = np.stack([match_gpus(*each, num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
         choices[1:1] = [near_LGS, matched_LGS]
     slots_LGS = choices.pop()
     for each in reversed(choices):
-        slots_LGS = np.where(is_enough(each)[:, None, None], each, slots_LGS)
-    return align(slots_LGS, previous_LGS)
+        slots_LGS = np.where(is_acceptable(each)[:, None, None], each, slots_LGS)
+    return align_slots(slots_LGS, previous_LGS)
 
 
-def _search_near(problem: Problem, start_LGS: Ints, enough_L: Floats, may_split: bool, within_nodes: bool) -> Ints:
-    """Return slots `[L, G, S]` near the start. Where groups may be split, an expert away from its group costs more."""
+def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split: bool, within_nodes: bool) -> Ints:
+    """Return slots `[L, G, S]` near the start. If groups may be split, an expert away from its group costs more."""
     may_spill = may_split and problem.is_plain
     prices_LEG = 1 - _find_holders(problem, start_LGS).astype(np.uint8)
     if may_spill:
-        homes_LE = homes_of_groups(problem.mean_loads, start_LGS, problem.sizes)
+        homes_LE = find_home_nodes(problem.mean_loads, start_LGS, problem.sizes)
         nodes_G = np.arange(problem.sizes.num_gpus) // (problem.sizes.num_gpus // problem.sizes.num_nodes)
-        prices_LEG[(homes_LE[..., None] != nodes_G) & (prices_LEG > 0)] = AWAY
+        prices_LEG[(homes_LE[..., None] != nodes_G) & (prices_LEG > 0)] = AWAY_PRICE
     elif within_nodes:
         prices_LEG = np.maximum(prices_LEG, prices_within_nodes(problem, start_LGS))
     search = Search(
-        enough_L=enough_L * problem.gpu_mean,
+        target_L=target_L * problem.mean_gpu_load,
         num_kicks=0 if may_spill else KICKS if problem.is_plain else KICKS_IF_SLOW,
         prices_LEG=prices_LEG,
         may_reseat=problem.is_plain and not within_nodes,
@@ -104,28 +103,29 @@ def _search_near(problem: Problem, start_LGS: Ints, enough_L: Floats, may_split:
 def search_windows(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
     """Return better maps, slots `[L, G, S]`, for the windows that count.
 
-    For a quantile only some windows count: those where the start is most even, or another set. The best map is kept.
+    With a quantile below 1 only some windows must be even. Those in which the start is most even are tried first, then
+    other sets. The best map is kept.
     """
     search = replace(search, num_nodes=problem.sizes.num_nodes, split=problem.split, domains=problem.domains)
-    loads_LWE = problem.counted.swapaxes(0, 1)
+    loads_LWE = problem.counted_loads.swapaxes(0, 1)
     if problem.num_counted == loads_LWE.shape[1]:
         return native.improve(loads_LWE, start_LGS, search)[0]
     best_LGS, best_L = start_LGS, problem.ratio(start_LGS)
-    rising_LW = problem.ratios(start_LGS, problem.counted).argsort(axis=0, kind="stable").T
-    for chosen_LK in (rising_LW[:, : problem.num_counted], *_sets_of_windows(loads_LWE, problem.num_counted)):
+    rising_LW = problem.ratios(start_LGS, problem.counted_loads).argsort(axis=0, kind="stable").T
+    for chosen_LK in (rising_LW[:, : problem.num_counted], *_window_sets(loads_LWE, problem.num_counted)):
         slots_LGS, _ = native.improve(np.take_along_axis(loads_LWE, chosen_LK[..., None], axis=1), start_LGS, search)
         reached_L = problem.ratio(slots_LGS)
         best_LGS = np.where((reached_L < best_L)[:, None, None], slots_LGS, best_LGS)
         best_L = np.minimum(reached_L, best_L)
-        if (best_L * problem.gpu_mean <= search.enough_L).all():
+        if (best_L * problem.mean_gpu_load <= search.target_L).all():
             break
     return best_LGS
 
 
-def _sets_of_windows(loads_LWE: Floats, num_counted: int) -> list[Ints]:
-    """Return sets of windows that may count, `[L, num_counted]` each: all where they are few, else neighbours.
+def _window_sets(loads_LWE: Floats, num_counted: int) -> list[Ints]:
+    """Return sets of `num_counted` windows to try, `[L, num_counted]` each.
 
-    Neighbours are the windows most like the one or the other window.
+    If there are few sets these are all. Else each window makes a set with the windows most like it.
     """
     num_layers, num_windows, _ = loads_LWE.shape
     if comb(num_windows, num_counted) <= FEW_SETS:
@@ -143,7 +143,7 @@ def _find_holders(problem: Problem, slots_LGS: Ints) -> Flags:
 
 
 def prices_within_nodes(problem: Problem, slots_LGS: Ints) -> Prices:
-    """Return prices that let experts go to the GPUs of nodes that they are on, and nowhere else, `[L, E, G]`."""
+    """Return prices that keep experts on their nodes, `[L, E, G]`."""
     num_nodes = problem.sizes.num_nodes
     per_node = problem.sizes.num_gpus // num_nodes
     held_LEG = _find_holders(problem, slots_LGS)
@@ -152,17 +152,17 @@ def prices_within_nodes(problem: Problem, slots_LGS: Ints) -> Prices:
 
 
 def _groups_are_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Flags:
-    """Return for each layer whether every node holds only its own number of groups, `[L]`."""
+    """Return for each layer whether no group is split over nodes, `[L]`."""
     groups = slots_LGS.reshape(len(slots_LGS), sizes.num_nodes, -1) // (num_experts // sizes.num_groups)
     num_held = (np.diff(np.sort(groups, axis=2), axis=2) > 0).sum(axis=2) + 1
     is_whole_L: Flags = (num_held == sizes.num_groups // sizes.num_nodes).all(axis=1)
     return is_whole_L
 
 
-def part_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
-    """Return the same map without an expert twice on a GPU: the hottest of its node that the GPU lacks takes the slot.
+def remove_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
+    """Return the map without an expert twice on a GPU: its second slot goes to the hottest expert that the GPU lacks.
 
-    Where a GPU holds all experts of its node, it is the hottest of all others.
+    Experts of the same node come first.
     """
     parted, gpus_per_node = slots_LGS.copy(), slots_LGS.shape[1] // num_nodes
     for index, gpu in np.argwhere((np.diff(np.sort(parted, axis=2), axis=2) == 0).any(axis=2)):
@@ -178,8 +178,8 @@ def part_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
     return parted
 
 
-def match(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
-    """Return the fresh map with its nodes, and the GPUs of each node, in the order that leaves most where it is."""
+def match_gpus(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
+    """Return the fresh map with nodes, and GPUs of each node, in an order that keeps most experts in place."""
     num_experts = int(max(fresh_GS.max(), previous_GS.max())) + 1
     fresh = fresh_GS.reshape(num_nodes, -1, fresh_GS.shape[1])
     previous = previous_GS.reshape(fresh.shape)
@@ -189,7 +189,7 @@ def match(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
 
 
 def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
-    """Return the row for each place, `[places]`: the pair with most experts in common is matched first."""
+    """Return the row for each place, `[places]`. Pairs with most experts in common are matched first."""
     held = [np.stack([np.bincount(row, minlength=num_experts) for row in each]) > 0 for each in (rows, places)]
     common = held[1].astype(np.int64) @ held[0].T.astype(np.int64)
     chosen = np.zeros(len(places), dtype=np.int64)
@@ -200,8 +200,8 @@ def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
     return chosen
 
 
-def align(slots_LGS: Ints, previous_LGS: Ints) -> Ints:
-    """Return the same experts on each GPU, in the slots where it held them before if it did."""
+def align_slots(slots_LGS: Ints, previous_LGS: Ints) -> Ints:
+    """Return the map with the experts of each GPU reordered: those that it held before keep their slots."""
     aligned = slots_LGS.copy()
     for index, gpu in np.argwhere((slots_LGS != previous_LGS).any(axis=2)):
         coming = slots_LGS[index, gpu].tolist()

@@ -1,6 +1,6 @@
-"""The nouns of this package: what one gives to ask for a map, and the map itself.
+"""The nouns of this package: the inputs of a map, and the map itself.
 
-A map is named by the sha256 of its content, so that equal maps are one map, and a diff can say what moved.
+A map's name is the sha256 of its content, so equal maps have one name.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ __all__ = [
     "Sizes",
     "SplitRule",
     "WindowsOutcome",
-    "slots_bind",
+    "is_limited_by_slots",
 ]
 
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
-BoundKind = Literal["mean", "replicas", "packing", "pairs", "groups", "coverage"]  # see `bound`, `covered`
-Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: in which failure domain each stands (`domains`)
+BoundKind = Literal["mean", "replicas", "packing", "pairs", "groups", "coverage"]  # see `bound`
+Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: the failure domain of each GPU (`domains`)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes a map is for: slots, GPUs, nodes, groups of consecutive experts; and the gate that picks groups."""
+    """The sizes of a map: slots, GPUs, nodes, groups of consecutive experts; and the gate that picks groups."""
 
     num_slots: int
     num_gpus: int
@@ -43,22 +43,22 @@ class Sizes:
 
     @property
     def slots_per_gpu(self) -> int:
-        """Equal on all GPUs."""
+        """The number of slots of each GPU."""
         return self.num_slots // self.num_gpus
 
     @property
     def groups_spread_over_nodes(self) -> bool:
-        """True if each node can hold equally many whole groups."""
+        """Whether each node can hold equally many whole groups."""
         return self.num_groups % self.num_nodes == 0
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """One map of a front of balance against bytes (`front`): means of all layers."""
+    """Balance and bytes of one map of a front (`front`), as means over layers."""
 
     policy: Policy
     max_over_mean: float
-    extra_bytes_per_token: float  # cross-node dispatch bytes of a layer, more than with whole groups on nodes
+    extra_bytes_per_token: float  # cross-node dispatch bytes of a layer, beyond those with whole groups on nodes
     bytes_per_token: float  # with whole groups on nodes
 
     @property
@@ -69,23 +69,22 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class WindowsOutcome:
-    """The result of a map in each of several windows of load (`windows`), `[windows][layers]`."""
+    """The balance of a map in each of several windows of load, `[windows][layers]`."""
 
-    quantile: float | None  # over windows, that the map makes small; None: it is for their mean
+    quantile: float | None  # of max over mean over windows, that the map lowers; None: the map is for their mean
     max_over_mean: tuple[tuple[float, ...], ...]
-    bound: tuple[tuple[float, ...], ...]  # of any map, in that window
-    of_mean_map: tuple[float, ...] | None = None  # [layers], that quantile, of the map for the mean
+    bound: tuple[tuple[float, ...], ...]
+    of_mean_map: tuple[float, ...] | None = None  # [layers]: the same quantile with the map for the mean
 
 
 @dataclass(frozen=True)
 class ExpertMap:
-    """A map: the logical expert in each slot of a unit, and how even that makes the GPUs.
+    """The logical expert in each slot of a unit, and the balance of its GPUs.
 
     `physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slot s is on rank s // slots_per_gpu.
-    `max_over_mean` is `[num_moe_layers]`, expected when tokens choose among replicas by the rule `split`. No map for
-    these loads, sizes and policy is below `bound`, and `binding` says what keeps it there. `policy` is what was asked
-    for or what `auto` chose, and `policy_reason` says why. `is_covered`: every expert has replicas in two of the
-    failure domains that were given; it is False if none were.
+    `max_over_mean` is `[num_moe_layers]`, expected if tokens choose replicas by the rule `split`. No map for these
+    loads, sizes and policy is below `bound`, and `binding` names the reason. `policy` is as requested, or as `auto`
+    chose for `policy_reason`. `is_covered` is True if every expert has replicas in two of the given failure domains.
     """
 
     num_logical_experts: int
@@ -97,10 +96,10 @@ class ExpertMap:
     policy_reason: str
     is_covered: bool = False
     split: SplitRule = "equal"
-    moved_slots: int | None = None  # of the previous map, order inside a GPU ignored; None without one
-    front: tuple[FrontPoint, ...] = ()  # where groups can stay on nodes: what `auto` could choose among (`front`)
-    dispatch: FrontPoint | None = None  # and this map
-    windows: WindowsOutcome | None = None  # where there are several
+    moved_slots: int | None = None  # slots that differ from the previous map; None without one
+    front: tuple[FrontPoint, ...] = ()  # the maps that `auto` could choose from, if groups can stay on nodes (`front`)
+    dispatch: FrontPoint | None = None  # the point of this map
+    windows: WindowsOutcome | None = None  # if there are several
 
     @property
     def logical_to_physical(self) -> list[list[list[int]]]:
@@ -117,8 +116,8 @@ class ExpertMap:
         return digest_of(self.physical_to_logical)
 
 
-def slots_bind(expert_map: ExpertMap) -> bool:
-    """Return whether slots limit the map in most layers, so that more of them would help."""
+def is_limited_by_slots(expert_map: ExpertMap) -> bool:
+    """Return whether slots limit the map in most layers, so more of them would help."""
     return (
         sum(kind in ("replicas", "packing", "pairs", "coverage") for kind in expert_map.binding)
         > len(expert_map.binding) / 2

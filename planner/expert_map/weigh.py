@@ -1,7 +1,7 @@
-"""Loads as numbers that add up exactly, so that every comparison comes out alike on any machine; and maps as arrays.
+"""Loads as whole numbers, so that sums are exact and comparisons are the same on any machine; and maps as arrays.
 
-Token counts become whole numbers below 2^44 a layer, kept in float64. Sums of them are exact in whatever order a
-machine adds them up, and matrix products too; a quotient of two is rounded the same way everywhere (IEEE 754).
+Token counts become whole numbers below 2^44 a layer, kept in float64. Sums and matrix products of them are exact in any
+order; a quotient of two is rounded the same way everywhere (IEEE 754).
 
 Shapes, here and in the modules that work on all layers at once: L layers, E logical experts, N slots, G GPUs, S slots
 of one GPU, M nodes, P groups, W windows of load; N = G x S.
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from planner.expert_map.types import Sizes
 
 __all__ = [
-    *("Floats", "Ints", "as_bounds", "as_ratios", "as_rows", "as_slots", "count_replicas", "scale"),
-    "slots_of_everything",
+    *("Floats", "Ints", "round_bounds_down", "round_ratios", "as_rows", "as_slots", "count_replicas", "scale"),
+    "make_full_map",
 ]
 
 DIGITS = 6  # of a ratio
-TOTAL_BITS = 44  # of float64's 53: sums and differences of sums stay exact
+TOTAL_BITS = 44  # of float64's 53, so sums and their differences stay exact
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,8 +29,8 @@ Ints = NDArray[np.int64]
 def scale(loads: Sequence[Sequence[float]] | Floats) -> Floats:
     """Return whole numbers in the proportions of `loads`, `[L, E]`; each layer sums to at most 2^44.
 
-    Loads are multiplied by a power of two, and what is then smaller than 1 is dropped. The power depends on the largest
-    load alone: a sum of floats would depend on the order in which a machine adds.
+    Loads are multiplied by a power of two and rounded down. The power depends on the largest load alone, because a sum
+    of floats would depend on the order of addition.
     """
     loads_LE = np.asarray(loads, dtype=np.float64, order="C")
     _, exponents = np.frexp(loads_LE.max(axis=1, keepdims=True))
@@ -52,21 +52,21 @@ def as_rows(slots_LGS: Ints) -> tuple[tuple[int, ...], ...]:
 
 
 def as_slots(rows: Sequence[Sequence[int]], sizes: Sizes) -> Ints:
-    """Return rows as slots, `[L, G, S]`: the reverse of `as_rows`."""
+    """Return slots `[L, G, S]` from rows, `[L][N]`."""
     return np.array(rows, dtype=np.int64).reshape(len(rows), sizes.num_gpus, sizes.slots_per_gpu)
 
 
-def as_ratios(ratio_L: Floats) -> tuple[float, ...]:
+def round_ratios(ratio_L: Floats) -> tuple[float, ...]:
     """Return max over mean of each layer, rounded."""
     return tuple(ratio_L.round(DIGITS).tolist())
 
 
-def as_bounds(bound_L: Floats) -> tuple[float, ...]:
+def round_bounds_down(bound_L: Floats) -> tuple[float, ...]:
     """Return bounds on max over mean, rounded down."""
     return tuple((np.floor(bound_L * 10**DIGITS) / 10**DIGITS).tolist())
 
 
-def slots_of_everything(num_layers: int, sizes: Sizes, num_experts: int) -> Ints:
-    """Return the map where each GPU holds all experts, `[L, G, S]`. Slots beyond one for each are not needed."""
+def make_full_map(num_layers: int, sizes: Sizes, num_experts: int) -> Ints:
+    """Return the map in which each GPU holds all experts, `[L, G, S]`; spare slots repeat some."""
     slots = np.arange(sizes.slots_per_gpu) % num_experts
     return np.tile(slots, (num_layers, sizes.num_gpus, 1))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.expert_map import ExpertMap, Sizes, balance_windows, slots_bind
+from planner.expert_map import ExpertMap, Sizes, balance_windows, is_limited_by_slots
 from planner.experts.call import ExpertsCall, uncoverable, wrong_arguments
 from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_without_load
 from planner.facts.map_files import Map, MapFile, read_map
@@ -92,7 +92,7 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
     """
     more = replace(job.call, slots_per_gpu=job.sizes.slots_per_gpu + 1)
     is_possible = more.sizes(job.num_experts).num_slots - job.num_experts <= MAX_REDUNDANT
-    if not (slots_bind(expert_map) and is_possible):
+    if not (is_limited_by_slots(expert_map) and is_possible):
         return ExpertsAnswer(expert_map, None)
     return ExpertsAnswer(expert_map, make_map(replace(job, call=more, previous=None)))
 

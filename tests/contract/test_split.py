@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from planner.expert_map import balance
-from planner.expert_map.native import carried
+from planner.expert_map.native import gpu_loads
 from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
 from runtime.model.moe import ReplicaTable
@@ -38,7 +38,7 @@ def test_the_runtime_loads_ranks_as_planned(loads, split):
     """Eight ranks on two nodes, 40 slots: each gets its planned share of 32,000 choices, within 4 %."""
     expert_map = balance(loads, 40, NUM_RANKS, num_nodes=2, split=split)
     slots = np.array(expert_map.physical_to_logical).reshape(1, NUM_RANKS, -1)
-    planned = carried(scale(loads), slots, split, num_nodes=2)[0]
+    planned = gpu_loads(scale(loads), slots, split, num_nodes=2)[0]
     got = counts_of_ranks(expert_map.physical_to_logical[0], loads[0], NODES if split == "local_first" else None)
 
     assert got.sum() == NUM_RANKS * TOKENS

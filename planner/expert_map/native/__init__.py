@@ -1,8 +1,8 @@
-"""The part of the search that is compiled: C functions on numpy arrays, in the shapes of `weigh`.
+"""The compiled part of the search: C functions on numpy arrays, in the shapes of `weigh`.
 
-The search for a map is a long chain of small decisions, each of which looks at one layer's few hundred slots. numpy has
-nothing to do all of them at once, and Python is a hundred times too slow. So the loops are C (`search.c` says what is
-where), compiled when Tidemill is built (`build`).
+The search for a map is a long chain of small decisions about one layer's few hundred slots. numpy cannot batch them,
+and Python is a hundred times too slow. So the loops are C (`search.c` lists the files), compiled with Tidemill
+(`build`).
 """
 
 import ctypes
@@ -16,23 +16,23 @@ from planner.expert_map.native.build import LIBRARY, digest
 from planner.expert_map.types import Domains, Sizes, SplitRule
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["BARRED", "Prices", "Search", "bounds", "carried", "improve", "pack", "spill"]
+__all__ = ["BARRED", "Prices", "Search", "gpu_loads", "improve", "lower_bounds", "pack", "spill"]
 
 Prices = NDArray[np.uint8]  # [L, E, G]
-BARRED = 255  # the price of a place where an expert may not be
+BARRED = 255  # price of a GPU on which an expert may not be
 SPLITS: dict[SplitRule, int] = {"equal": 0, "local_first": 1, "first_on_node": 2}
 
 
 def _load() -> ctypes.CDLL:
     """Return the library; raise ImportError when it is missing or was built from other sources."""
-    what = "is missing"
+    problem = "is missing"
     if LIBRARY.exists():
         library = ctypes.CDLL(str(LIBRARY))
         library.digest.restype = ctypes.c_char_p
         if library.digest() == digest().encode():
             return library
-        what = "was built from other C files than those beside it"
-    raise ImportError(f"{LIBRARY} {what}: run python {LIBRARY.parent / 'build.py'}, or install Tidemill again")
+        problem = "was built from other C files than those beside it"
+    raise ImportError(f"{LIBRARY} {problem}: run python {LIBRARY.parent / 'build.py'}, or install Tidemill again")
 
 
 _library = _load()
@@ -68,10 +68,10 @@ def pack(
     as_eplb: bool = False,
     replicas_LE: Ints | None = None,
 ) -> tuple[Ints, Floats]:
-    """Return first maps with `least` replicas of each expert or more, and what their fullest GPUs carry (`start.h`).
+    """Return first maps, slots `[L, G, S]`, and the loads of their fullest GPUs, `[L]` (`start.h`).
 
-    They are slots `[L, G, S]` and loads `[L]`. A negative `shift` favours experts with few replicas. `replicas_LE` says
-    how many each expert gets.
+    Each expert has at least `least` replicas, or the number in `replicas_LE`. A negative `shift` favours experts with
+    few replicas.
     """
     slots_LGS = np.zeros((len(loads_LE), sizes.num_gpus, sizes.slots_per_gpu), np.int64)
     fullest_L = np.zeros(len(loads_LE))
@@ -83,20 +83,20 @@ def pack(
 
 @dataclass(frozen=True)
 class Search:
-    """What a search from a given map has to keep to, and how long it goes on (`search.h`)."""
+    """The constraints and the length of a search from a given map (`search.h`)."""
 
-    enough_L: Floats  # what the fullest GPU may carry
+    target_L: Floats  # load that the fullest GPU may have: a layer is done there
     num_kicks: int = 0
-    turn: int = 0  # another one, other kicks
+    turn: int = 0  # added to the seed of the kicks
     num_nodes: int = 1
     split: SplitRule = "equal"
     domains: Domains = ()  # no expert may have all its replicas in one
-    prices_LEG: Prices | None = None  # of places; None: any expert may go anywhere
-    may_reseat: bool = False  # one slot of some GPUs may change at once (`seats.h`)
+    prices_LEG: Prices | None = None  # of an expert on a GPU; None: any expert may go anywhere
+    may_reseat: bool = False  # one slot of several GPUs may change at once (`seats.h`)
 
 
 def improve(loads_LWE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Floats]:
-    """Return better maps, slots `[L, G, S]`, and what their fullest GPUs carry in the worst window, `[L]`.
+    """Return better maps, slots `[L, G, S]`, and the loads of their fullest GPUs in the worst window, `[L]`.
 
     A layer in which not every expert can be covered stays as it is.
     """
@@ -108,32 +108,32 @@ def improve(loads_LWE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, F
         *(num_layers, num_experts, *start_LGS.shape[1:], num_windows, search.num_nodes, SPLITS[search.split]),
         *(len(search.domains), search.num_kicks, search.turn, int(search.may_reseat)),
         *(_floats(loads_LWE), _ints(start_LGS), prices_LEG, _ints(search.domains or [[]])),
-        *(_floats(search.enough_L), slots_LGS, fullest_L),
+        *(_floats(search.target_L), slots_LGS, fullest_L),
     )
     return slots_LGS, fullest_L
 
 
 def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) -> Ints:
-    """Return maps `[1 + Q, L, G, S]`: the start, and one for each level of the fullest GPU's load; levels fall."""
+    """Return maps `[1 + Q, L, G, S]`: the start, and one for each of the falling levels of the fullest GPU's load."""
     slots_QLGS = np.zeros((1 + len(levels_QL), *start_LGS.shape), np.int64)
     numbers = (*loads_LE.shape, *start_LGS.shape[1:], num_nodes, len(levels_QL))
     _call("spill", *numbers, _floats(loads_LE), _ints(start_LGS), _floats(levels_QL), slots_QLGS)
     return slots_QLGS
 
 
-def carried(loads_LE: Floats, slots_LGS: Ints, split: SplitRule = "equal", num_nodes: int = 1) -> Floats:
-    """Return the load of each GPU, `[L, G]`, each replica's part rounded down to a whole number (`layer.h`)."""
-    carried_LG = np.zeros(slots_LGS.shape[:2])
+def gpu_loads(loads_LE: Floats, slots_LGS: Ints, split: SplitRule = "equal", num_nodes: int = 1) -> Floats:
+    """Return the load of each GPU, `[L, G]`; each replica's load is rounded down (`layer.h`)."""
+    gpu_loads_LG = np.zeros(slots_LGS.shape[:2])
     numbers = (*loads_LE.shape, *slots_LGS.shape[1:], num_nodes, SPLITS[split])
-    _call("carry_all", *numbers, _floats(loads_LE), _ints(slots_LGS), carried_LG)
-    return carried_LG
+    _call("gpu_loads", *numbers, _floats(loads_LE), _ints(slots_LGS), gpu_loads_LG)
+    return gpu_loads_LG
 
 
-def bounds(loads_LE: Floats, sizes: Sizes, least: int = 1) -> Floats:
+def lower_bounds(loads_LE: Floats, sizes: Sizes, least: int = 1) -> Floats:
     """Return lower bounds on the load of the fullest GPU by kind: mean, replicas, packing, pairs; `[4, L]`.
 
     They hold for maps with `least` replicas of each expert or more.
     """
     bounds_KL = np.zeros((4, len(loads_LE)))
-    _call("bounds", *loads_LE.shape, sizes.num_gpus, sizes.slots_per_gpu, _floats(loads_LE), least, bounds_KL)
+    _call("lower_bounds", *loads_LE.shape, sizes.num_gpus, sizes.slots_per_gpu, _floats(loads_LE), least, bounds_KL)
     return bounds_KL

@@ -1,7 +1,7 @@
 """Compile the search: `python planner/expert_map/native/build.py`, after every edit of its C files.
 
-Whoever installs Tidemill does not call this, because the wheel's build does (`hatch_build.py`). The compiler is that of
-the package `ziglang`, which needs nothing of the system; where that is not installed, `$CC` or `cc`.
+Users never call this, because the wheel's build does (`hatch_build.py`). The compiler comes from the package `ziglang`,
+which needs nothing from the system. Without that package it is `$CC` or `cc`.
 
 Floats follow IEEE 754: nothing is reordered, and no steps are fused, so that every machine makes the same maps. The
 library carries the digest of its sources, and `native` refuses one that was built from others.

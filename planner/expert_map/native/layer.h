@@ -1,32 +1,32 @@
-// One layer's map while it is being made: what is where, and the two steps that everything is made of.
+// One layer's map during the search, and the two steps that change it.
 //
 //     swap        two slots on two GPUs exchange their experts
-//     hand over   a slot passes from an expert with several replicas to another: the replicas of the one get heavier,
-//                 those of the other lighter
+//     hand over   an expert with several replicas gives one of its slots to another expert: the replicas of the giver
+//                 get heavier, those of the other lighter
 //
-// Invariants after every step: no GPU holds an expert twice, unless it did at first; a weight is what a replica carries, rounded down to a whole
-// number; `carried` is the sum of a GPU's. Whole numbers keep sums exact however long the chain of steps is.
+// Invariants after every step: no GPU holds an expert twice, unless it did at the start; the weight of a replica is its
+// load, rounded down to a whole number; `gpu_loads` sums the weights on each GPU. Whole numbers keep these sums exact
+// over any number of steps.
 //
-// Tokens come from all GPUs alike and split equally among replicas, or by one of two rules that look at places. A token's
-// replica is
-//     LOCAL_FIRST      one on its own GPU if there is one, else one on its own node, else any; of several of those, each
-//                      equally often
-//     FIRST_ON_NODE    one on its own GPU if there is one; else, if its node has replicas and others have some too, the
-//                      first on its node; else any, each equally often
+// Tokens come from all GPUs in equal numbers. A split rule chooses each token's replica:
+//     EQUAL            any, each equally often
+//     LOCAL_FIRST      the one on the token's GPU; else one on its node; else any. Several are chosen equally often
+//     FIRST_ON_NODE    the one on the token's GPU; else the first on its node, if other nodes have replicas too; else
+//                      any, each equally often
 //
-// Of an expert with load w, R replicas and k of them on a node of p of the G GPUs, a replica on that node carries under
-// LOCAL_FIRST
+// Take an expert with load w and R replicas, k of them on a node with p of the G GPUs. Under LOCAL_FIRST a replica on
+// that node carries
 //
 //     w / G x (p / k + p x nodes without a replica / R)
 //
-// which is w / R wherever nodes with a replica have equally many. A GPU that holds the expert keeps its own tokens and
-// takes fewer of its neighbours', so that own GPU first changes no sum. Under FIRST_ON_NODE it does: unless all R are on
-// the node, where each carries w / R, the others there carry
+// This is w / R if all nodes with a replica have equally many. A GPU that holds the expert keeps its own tokens and
+// takes fewer from its neighbours, so the preference for the own GPU changes no sum. Under FIRST_ON_NODE each replica
+// carries w / R if all R are on one node. Otherwise each carries
 //
-//     w / G x (1 + p x nodes without a replica / R)        and the first p - k more parts of w / G
+//     w / G x (1 + p x nodes without a replica / R)        and the first on a node (p - k) x w / G more
 //
-// Of the bounds for equal shares these hold for both rules: the mean, the largest replica, which carries at least w / R,
-// and those of groups and of coverage. Source of FIRST_ON_NODE: github.com/sgl-project/sglang, release 0.5.23,
+// Some bounds for equal shares hold for all three rules: the mean, the largest replica (it carries at least w / R),
+// groups and coverage. Source of FIRST_ON_NODE: github.com/sgl-project/sglang, release 0.5.23,
 // python/sglang/srt/eplb/expert_location.py, _find_nearest_expert.
 //
 // Shapes: E experts, G GPUs of S slots each, W windows of load, M nodes.
@@ -39,50 +39,54 @@
 #include <unistd.h>
 
 enum { NONE = -1 };
-enum { EQUAL, LOCAL_FIRST, FIRST_ON_NODE };  // how tokens choose among replicas
+enum { EQUAL, LOCAL_FIRST, FIRST_ON_NODE };  // split rules
 
 typedef struct {
     int E, G, S, W, M, split;
-    const double *loads;     // [W][E]
-    double *weights;         // [W][E] what each replica carries, for the split `EQUAL`
-    double *weights_if_more; // [W][E] what it would carry with one replica more
-    double *weights_there;   // [W][G][S] what the replica in a slot carries, for the split `EQUAL`
-    int *ranked;             // [W][E] the experts by weight, from the lightest on, once `is_ranked`
-    double *ranked_weights;  // [W][E] their weights in that order
-    int is_ranked;
-    double *carried;         // [W][G]
-    int *counts;             // [E] replicas
-    int64_t *slots;          // [G][S] the expert there
-    int *homes;              // [G S][E] the GPUs of its replicas: the first `counts` rows
-    unsigned char *held;     // [E][G] whether the GPU holds the expert
-    int *near, *num_with;    // [E][M] replicas on each node, [E] nodes with one at least
+    const double *loads;         // [W][E]
+    double *weights;             // [W][E] load of each replica, under `EQUAL`
+    double *next_weights;        // [W][E] the same if the expert had one more replica
+    double *slot_weights;        // [W][G][S] load of the replica in each slot, under `EQUAL`
+    int *by_weight;              // [W][E] experts, lightest first; valid if `is_sorted`
+    double *sorted_weights;      // [W][E] their weights, in that order
+    int is_sorted;
+    double *gpu_loads;           // [W][G]
+    int *counts;                 // [E] replicas
+    int64_t *slots;              // [G][S] expert in each slot
+    int *replica_gpus;           // [G S][E] GPUs of each expert's replicas, in the first `counts` rows
+    unsigned char *is_held;      // [E][G] whether the GPU holds the expert
+    int *num_on_node, *num_nodes_with; // [E][M] replicas on each node; [E] nodes with at least one
 } Layer;
 
-static inline double larger(double one, double other) { return one > other ? one : other; }
-static inline double smaller(double one, double other) { return one < other ? one : other; }
-static inline double whole(double number) { return (double)(int64_t)number; }  // rounded down: none is negative
-static inline int at(const Layer *layer, int gpu, int slot) { return (int)layer->slots[gpu * layer->S + slot]; }
-static inline int holds(const Layer *layer, int expert, int gpu) { return layer->held[expert * layer->G + gpu]; }
-static inline int *home_of(const Layer *layer, int expert, int replica) { return layer->homes + replica * layer->E + expert; }
+static inline double max(double one, double other) { return one > other ? one : other; }
+static inline double min(double one, double other) { return one < other ? one : other; }
+static inline double round_down(double number) { return (double)(int64_t)number; }  // of numbers >= 0
+static inline int expert_at(const Layer *layer, int gpu, int slot) { return (int)layer->slots[gpu * layer->S + slot]; }
+static inline int holds(const Layer *layer, int expert, int gpu) { return layer->is_held[expert * layer->G + gpu]; }
+static inline int *replica_gpu(const Layer *layer, int expert, int replica)
+{
+    return layer->replica_gpus + replica * layer->E + expert;
+}
 
 static void *zeros(size_t count, size_t size)
 {
     void *found = calloc(count ? count : 1, size);
     if (!found) {
-        fputs("tidemill: memory is short: there is none left for the search of expert maps\n", stderr);
-        _exit(EXIT_FAILURE);  // the process ends, as nobody can hand this up: Python's own clean-up would ask for memory
+        fputs("tidemill: memory is short: slot_weights is none left for the search of expert maps\n", stderr);
+        _exit(EXIT_FAILURE);  // skips Python's clean-up, which would ask for memory too
     }
     return found;
 }
 
-// The indices of the numbers from smallest to largest; equal numbers keep their order.
-static void rising(const double *numbers, int size, int *order)
+// Writes the indices of the numbers to `order`, smallest number first; equal numbers keep their order.
+static void argsort(const double *numbers, int size, int *order)
 {
     int *merged = zeros(size, sizeof(int));
     for (int place = 0; place < size; place++) order[place] = place;
     for (int width = 1; width < size; width *= 2) {
         for (int start = 0; start < size; start += 2 * width) {
-            int middle = start + width < size ? start + width : size, end = middle + width < size ? middle + width : size;
+            int middle = start + width < size ? start + width : size;
+            int end = middle + width < size ? middle + width : size;
             int left = start, right = middle;
             for (int place = start; place < end; place++) {
                 int takes_left = left < middle && (right == end || !(numbers[order[right]] < numbers[order[left]]));
@@ -99,66 +103,68 @@ static Layer make_layer(int E, int G, int S, int W, int M, int split)
     size_t experts = E, gpus = G;
     Layer layer = {.E = E, .G = G, .S = S, .W = W, .M = M, .split = split};
     layer.weights = zeros(W * experts, sizeof(double));
-    layer.weights_if_more = zeros(W * experts, sizeof(double));
-    layer.weights_there = zeros(W * gpus * S, sizeof(double));
-    layer.ranked = zeros(W * experts, sizeof(int));
-    layer.ranked_weights = zeros(W * experts, sizeof(double));
-    layer.carried = zeros(W * gpus, sizeof(double));
+    layer.next_weights = zeros(W * experts, sizeof(double));
+    layer.slot_weights = zeros(W * gpus * S, sizeof(double));
+    layer.by_weight = zeros(W * experts, sizeof(int));
+    layer.sorted_weights = zeros(W * experts, sizeof(double));
+    layer.gpu_loads = zeros(W * gpus, sizeof(double));
     layer.counts = zeros(experts, sizeof(int));
     layer.slots = zeros(gpus * S, sizeof(int64_t));
-    layer.homes = zeros(experts * gpus * S, sizeof(int));
-    layer.held = zeros(experts * gpus, 1);
-    layer.near = zeros(experts * M, sizeof(int));
-    layer.num_with = zeros(experts, sizeof(int));
+    layer.replica_gpus = zeros(experts * gpus * S, sizeof(int));
+    layer.is_held = zeros(experts * gpus, 1);
+    layer.num_on_node = zeros(experts * M, sizeof(int));
+    layer.num_nodes_with = zeros(experts, sizeof(int));
     return layer;
 }
 
-static void drop(Layer *layer)
+static void free_layer(Layer *layer)
 {
-    void *parts[] = {layer->weights, layer->weights_if_more, layer->weights_there, layer->ranked, layer->ranked_weights,
-                     layer->carried, layer->counts, layer->slots, layer->homes, layer->held, layer->near, layer->num_with};
+    void *parts[] = {layer->weights, layer->next_weights, layer->slot_weights, layer->by_weight, layer->sorted_weights,
+                     layer->gpu_loads, layer->counts, layer->slots, layer->replica_gpus, layer->is_held,
+                     layer->num_on_node, layer->num_nodes_with};
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) free(parts[part]);
 }
 
-// Returns what a replica of the expert carries on the GPU, after one moved from GPU `leaves` to GPU `enters`. NONE for
-// both: now; for one of them: a replica only comes or only goes.
-static double part(const Layer *layer, int window, int expert, int gpu, int leaves, int enters)
+// Returns the load of the expert's replica on a GPU after one of its replicas moves from GPU `from` to GPU `to`. With
+// `from` NONE a replica is added; with `to` NONE one is removed; with both NONE nothing moves.
+static double replica_load(const Layer *layer, int window, int expert, int gpu, int from, int to)
 {
     double load = layer->loads[window * layer->E + expert];
-    int count = layer->counts[expert] + (enters != NONE) - (leaves != NONE);
-    if (layer->split == EQUAL) return whole(load / count);
+    int count = layer->counts[expert] + (to != NONE) - (from != NONE);
+    if (layer->split == EQUAL) return round_down(load / count);
     int per_node = layer->G / layer->M, node = gpu / per_node;
-    int left = leaves == NONE ? NONE : leaves / per_node, entered = enters == NONE ? NONE : enters / per_node;
-    const int *near = layer->near + expert * layer->M;
-    int num_near = near[node], num_with = layer->num_with[expert];
+    int left = from == NONE ? NONE : from / per_node, entered = to == NONE ? NONE : to / per_node;
+    const int *num_on_node = layer->num_on_node + expert * layer->M;
+    int num_near = num_on_node[node], num_nodes_with = layer->num_nodes_with[expert];
     if (left != entered) {
         num_near += (node == entered) - (node == left);
-        num_with += (entered != NONE && near[entered] == 0) - (left != NONE && near[left] == 1);
+        num_nodes_with += (entered != NONE && num_on_node[entered] == 0) - (left != NONE && num_on_node[left] == 1);
     }
-    int without = layer->M - num_with;
-    if (layer->split == LOCAL_FIRST) return whole(load * ((1.0 / num_near + (double)without / count) / layer->M));
-    if (num_near == count) return whole(load / count);
+    int without = layer->M - num_nodes_with;
+    if (layer->split == LOCAL_FIRST) return round_down(load * ((1.0 / num_near + (double)without / count) / layer->M));
+    if (num_near == count) return round_down(load / count);
     double parts = 1.0 + (double)without * per_node / count;
     int is_first = 1;
     for (int other = node * per_node; other < gpu; other++)
-        is_first &= other != enters && (other == leaves || !holds(layer, expert, other));
+        is_first &= other != to && (other == from || !holds(layer, expert, other));
     if (is_first) parts += per_node - num_near;
-    return whole(load * (parts / layer->G));
+    return round_down(load * (parts / layer->G));
 }
 
-static void carry(Layer *layer, int expert, double sign)
+// Adds `sign` times the load of each of the expert's replicas to its GPU.
+static void add_loads(Layer *layer, int expert, double sign)
 {
     for (int window = 0; window < layer->W; window++)
         for (int replica = 0; replica < layer->counts[expert]; replica++) {
-            int gpu = *home_of(layer, expert, replica);
+            int gpu = *replica_gpu(layer, expert, replica);
             double load = layer->split == EQUAL ? layer->weights[window * layer->E + expert]
-                                                : part(layer, window, expert, gpu, NONE, NONE);
-            layer->carried[window * layer->G + gpu] += sign * load;
+                                                : replica_load(layer, window, expert, gpu, NONE, NONE);
+            layer->gpu_loads[window * layer->G + gpu] += sign * load;
         }
 }
 
-// The index of the first number that is `least` or more, in numbers that rise.
-static int first_from(const double *numbers, int size, double least)
+// Returns the index of the first number >= `least` in rising numbers.
+static int lower_bound(const double *numbers, int size, double least)
 {
     int first = 0;
     for (int left = size; left > 0;) {
@@ -169,164 +175,165 @@ static int first_from(const double *numbers, int size, double least)
     return first;
 }
 
-// Ranks the experts of a map that was taken, if that was not done: few maps are searched so far that it is needed.
-static void rank(Layer *layer)
+// Sorts the experts by weight, once after `load_map`: few searches get to where they need it.
+static void sort_by_weight(Layer *layer)
 {
-    for (int first = 0; first < layer->W * layer->E && !layer->is_ranked; first += layer->E) {
-        rising(layer->weights + first, layer->E, layer->ranked + first);
+    for (int first = 0; first < layer->W * layer->E && !layer->is_sorted; first += layer->E) {
+        argsort(layer->weights + first, layer->E, layer->by_weight + first);
         for (int place = first; place < first + layer->E; place++)
-            layer->ranked_weights[place] = layer->weights[first + layer->ranked[place]];
+            layer->sorted_weights[place] = layer->weights[first + layer->by_weight[place]];
     }
-    layer->is_ranked = 1;
+    layer->is_sorted = 1;
 }
 
-// Moves an expert whose weight was `before` to where it belongs now.
-static void rank_again(Layer *layer, int window, int expert, double before)
+// Restores the order by weight after an expert's weight changed from `before`.
+static void resort_expert(Layer *layer, int window, int expert, double before)
 {
-    double *weights = layer->ranked_weights + window * layer->E, now = layer->weights[window * layer->E + expert];
-    int *ranked = layer->ranked + window * layer->E, place = first_from(weights, layer->E, before);
-    while (ranked[place] != expert) place++;
+    double *weights = layer->sorted_weights + window * layer->E, now = layer->weights[window * layer->E + expert];
+    int *by_weight = layer->by_weight + window * layer->E, place = lower_bound(weights, layer->E, before);
+    while (by_weight[place] != expert) place++;
     for (; place > 0 && weights[place - 1] > now; place--) {
         weights[place] = weights[place - 1];
-        ranked[place] = ranked[place - 1];
+        by_weight[place] = by_weight[place - 1];
     }
     for (; place + 1 < layer->E && weights[place + 1] < now; place++) {
         weights[place] = weights[place + 1];
-        ranked[place] = ranked[place + 1];
+        by_weight[place] = by_weight[place + 1];
     }
     weights[place] = now;
-    ranked[place] = expert;
+    by_weight[place] = expert;
 }
 
-// Writes what a replica of the expert carries, and what it would carry with one more.
+// Computes the weight of the expert's replicas, and their weight with one more replica.
 static void weigh(Layer *layer, int expert)
 {
     for (int window = 0; window < layer->W; window++) {
         int place = window * layer->E + expert;
         double before = layer->weights[place];
-        layer->weights[place] = whole(layer->loads[place] / layer->counts[expert]);
-        layer->weights_if_more[place] = whole(layer->loads[place] / (layer->counts[expert] + 1));
-        if (layer->is_ranked) rank_again(layer, window, expert, before);
+        layer->weights[place] = round_down(layer->loads[place] / layer->counts[expert]);
+        layer->next_weights[place] = round_down(layer->loads[place] / (layer->counts[expert] + 1));
+        if (layer->is_sorted) resort_expert(layer, window, expert, before);
     }
 }
 
-// Writes what the expert's replicas carry to their slots.
+// Copies the expert's weight to the slots that hold it.
 static void weigh_slots(Layer *layer, int expert)
 {
     for (int replica = 0; replica < layer->counts[expert]; replica++)
-        for (int slot = 0, place = *home_of(layer, expert, replica) * layer->S; slot < layer->S; slot++, place++)
+        for (int slot = 0, place = *replica_gpu(layer, expert, replica) * layer->S; slot < layer->S; slot++, place++)
             for (int window = 0; window < layer->W && layer->slots[place] == expert; window++)
-                layer->weights_there[window * layer->G * layer->S + place] = layer->weights[window * layer->E + expert];
+                layer->slot_weights[window * layer->G * layer->S + place] = layer->weights[window * layer->E + expert];
 }
 
-static void come(Layer *layer, int expert, int gpu)
+static void add_replica(Layer *layer, int expert, int gpu)
 {
-    int *near = &layer->near[expert * layer->M + gpu / (layer->G / layer->M)];
-    layer->num_with[expert] += (*near)++ == 0;
-    *home_of(layer, expert, layer->counts[expert]++) = gpu;
-    layer->held[expert * layer->G + gpu] = 1;
+    int *num_on_node = &layer->num_on_node[expert * layer->M + gpu / (layer->G / layer->M)];
+    layer->num_nodes_with[expert] += (*num_on_node)++ == 0;
+    *replica_gpu(layer, expert, layer->counts[expert]++) = gpu;
+    layer->is_held[expert * layer->G + gpu] = 1;
 }
 
-static void leave(Layer *layer, int expert, int gpu)
+static void remove_replica(Layer *layer, int expert, int gpu)
 {
-    int *near = &layer->near[expert * layer->M + gpu / (layer->G / layer->M)];
+    int *num_on_node = &layer->num_on_node[expert * layer->M + gpu / (layer->G / layer->M)];
     int replica = 0;
-    layer->num_with[expert] -= --*near == 0;
-    while (*home_of(layer, expert, replica) != gpu) replica++;
-    *home_of(layer, expert, replica) = *home_of(layer, expert, --layer->counts[expert]);
-    layer->held[expert * layer->G + gpu] = 0;
+    layer->num_nodes_with[expert] -= --*num_on_node == 0;
+    while (*replica_gpu(layer, expert, replica) != gpu) replica++;
+    *replica_gpu(layer, expert, replica) = *replica_gpu(layer, expert, --layer->counts[expert]);
+    layer->is_held[expert * layer->G + gpu] = 0;
 }
 
-// Holds the map `slots`, [G][S], with each expert at least once.
-static void take(Layer *layer, const int64_t *slots)
+// Sets the layer to the map `slots`, [G][S], in which each expert has at least one slot.
+static void load_map(Layer *layer, const int64_t *slots)
 {
-    memset(layer->held, 0, (size_t)layer->E * layer->G);
+    memset(layer->is_held, 0, (size_t)layer->E * layer->G);
     memset(layer->counts, 0, layer->E * sizeof(int));
-    memset(layer->num_with, 0, layer->E * sizeof(int));
-    memset(layer->near, 0, (size_t)layer->E * layer->M * sizeof(int));
-    memset(layer->carried, 0, (size_t)layer->W * layer->G * sizeof(double));
+    memset(layer->num_nodes_with, 0, layer->E * sizeof(int));
+    memset(layer->num_on_node, 0, (size_t)layer->E * layer->M * sizeof(int));
+    memset(layer->gpu_loads, 0, (size_t)layer->W * layer->G * sizeof(double));
     memcpy(layer->slots, slots, (size_t)layer->G * layer->S * sizeof(int64_t));
-    layer->is_ranked = 0;
+    layer->is_sorted = 0;
     for (int gpu = 0; gpu < layer->G; gpu++)
-        for (int slot = 0; slot < layer->S; slot++) come(layer, at(layer, gpu, slot), gpu);
+        for (int slot = 0; slot < layer->S; slot++) add_replica(layer, expert_at(layer, gpu, slot), gpu);
     for (int expert = 0; expert < layer->E; expert++) {
         weigh(layer, expert);
-        carry(layer, expert, 1);
+        add_loads(layer, expert, 1);
     }
     for (int window = 0; window < layer->W; window++)
         for (int place = 0; place < layer->G * layer->S; place++)
-            layer->weights_there[window * layer->G * layer->S + place] = layer->weights[window * layer->E + layer->slots[place]];
+            layer->slot_weights[window * layer->G * layer->S + place] =
+                layer->weights[window * layer->E + layer->slots[place]];
 }
 
-// Holds the map of another layer of the same shapes and loads.
-static void copy(Layer *layer, const Layer *other)
+// Copies the map of another layer with the same shapes and loads.
+static void copy_layer(Layer *layer, const Layer *other)
 {
     size_t experts = layer->E, gpus = layer->G, windows = layer->W, most = gpus * layer->S;
     memcpy(layer->weights, other->weights, windows * experts * sizeof(double));
-    memcpy(layer->weights_if_more, other->weights_if_more, windows * experts * sizeof(double));
-    memcpy(layer->weights_there, other->weights_there, windows * most * sizeof(double));
-    memcpy(layer->ranked, other->ranked, windows * experts * sizeof(int));
-    memcpy(layer->ranked_weights, other->ranked_weights, windows * experts * sizeof(double));
-    layer->is_ranked = other->is_ranked;
-    memcpy(layer->carried, other->carried, windows * gpus * sizeof(double));
+    memcpy(layer->next_weights, other->next_weights, windows * experts * sizeof(double));
+    memcpy(layer->slot_weights, other->slot_weights, windows * most * sizeof(double));
+    memcpy(layer->by_weight, other->by_weight, windows * experts * sizeof(int));
+    memcpy(layer->sorted_weights, other->sorted_weights, windows * experts * sizeof(double));
+    layer->is_sorted = other->is_sorted;
+    memcpy(layer->gpu_loads, other->gpu_loads, windows * gpus * sizeof(double));
     memcpy(layer->counts, other->counts, experts * sizeof(int));
     memcpy(layer->slots, other->slots, most * sizeof(int64_t));
-    memcpy(layer->held, other->held, experts * gpus);
-    memcpy(layer->near, other->near, experts * layer->M * sizeof(int));
-    memcpy(layer->num_with, other->num_with, experts * sizeof(int));
+    memcpy(layer->is_held, other->is_held, experts * gpus);
+    memcpy(layer->num_on_node, other->num_on_node, experts * layer->M * sizeof(int));
+    memcpy(layer->num_nodes_with, other->num_nodes_with, experts * sizeof(int));
     for (size_t expert = 0; expert < experts; expert++)
         for (int replica = 0; replica < layer->counts[expert]; replica++)
-            *home_of(layer, expert, replica) = *home_of(other, expert, replica);
+            *replica_gpu(layer, expert, replica) = *replica_gpu(other, expert, replica);
 }
 
-// Both steps: the expert in `slot` of `gpu` goes to `other`, if that is a GPU, and `comer` comes from there.
 static void swap(Layer *layer, int gpu, int slot, int other, int other_slot)
 {
-    int leaving = at(layer, gpu, slot), coming = at(layer, other, other_slot);
+    int outgoing = expert_at(layer, gpu, slot), incoming = expert_at(layer, other, other_slot);
     if (layer->split != EQUAL) {
-        carry(layer, leaving, -1);
-        carry(layer, coming, -1);
+        add_loads(layer, outgoing, -1);
+        add_loads(layer, incoming, -1);
     }
-    layer->slots[gpu * layer->S + slot] = coming;
-    layer->slots[other * layer->S + other_slot] = leaving;
-    leave(layer, leaving, gpu);
-    come(layer, leaving, other);
-    leave(layer, coming, other);
-    come(layer, coming, gpu);
+    layer->slots[gpu * layer->S + slot] = incoming;
+    layer->slots[other * layer->S + other_slot] = outgoing;
+    remove_replica(layer, outgoing, gpu);
+    add_replica(layer, outgoing, other);
+    remove_replica(layer, incoming, other);
+    add_replica(layer, incoming, gpu);
     if (layer->split != EQUAL) {
-        carry(layer, leaving, 1);
-        carry(layer, coming, 1);
+        add_loads(layer, outgoing, 1);
+        add_loads(layer, incoming, 1);
         return;
     }
     for (int window = 0; window < layer->W; window++) {
-        double *there = layer->weights_there + window * layer->G * layer->S, *carried = layer->carried + window * layer->G;
-        double left = there[gpu * layer->S + slot], came = there[other * layer->S + other_slot];
-        there[gpu * layer->S + slot] = came;
-        there[other * layer->S + other_slot] = left;
-        carried[gpu] -= left - came;
-        carried[other] += left - came;
+        double *slot_weights = layer->slot_weights + window * layer->G * layer->S;
+        double *gpu_loads = layer->gpu_loads + window * layer->G;
+        double left = slot_weights[gpu * layer->S + slot], came = slot_weights[other * layer->S + other_slot];
+        slot_weights[gpu * layer->S + slot] = came;
+        slot_weights[other * layer->S + other_slot] = left;
+        gpu_loads[gpu] -= left - came;
+        gpu_loads[other] += left - came;
     }
 }
 
-static void hand_over(Layer *layer, int comer, int gpu, int slot)
+static void hand_over(Layer *layer, int incoming, int gpu, int slot)
 {
-    int giver = at(layer, gpu, slot);
-    carry(layer, giver, -1);
-    carry(layer, comer, -1);
-    leave(layer, giver, gpu);
-    come(layer, comer, gpu);
-    layer->slots[gpu * layer->S + slot] = comer;
+    int giver = expert_at(layer, gpu, slot);
+    add_loads(layer, giver, -1);
+    add_loads(layer, incoming, -1);
+    remove_replica(layer, giver, gpu);
+    add_replica(layer, incoming, gpu);
+    layer->slots[gpu * layer->S + slot] = incoming;
     weigh(layer, giver);
-    weigh(layer, comer);
+    weigh(layer, incoming);
     weigh_slots(layer, giver);
-    weigh_slots(layer, comer);
-    carry(layer, giver, 1);
-    carry(layer, comer, 1);
+    weigh_slots(layer, incoming);
+    add_loads(layer, giver, 1);
+    add_loads(layer, incoming, 1);
 }
 
-// The index of the first number that is this one, which is among them. Four at a time, which compilers do at once: here
-// and below.
-static int place_of(double number, const double *numbers, int size)
+// Returns the index of the first number that equals `number`; there must be one. Here and below four numbers are
+// compared at a time, so that compilers use SIMD instructions.
+static int find_index(double number, const double *numbers, int size)
 {
     int place = 0;
     for (; place + 4 <= size; place += 4) {
@@ -337,24 +344,24 @@ static int place_of(double number, const double *numbers, int size)
     return place;
 }
 
-// The index of the largest number, the first among equals.
-static int largest(const double *numbers, int size)
+// Returns the index of the largest number, the first among equals.
+static int argmax(const double *numbers, int size)
 {
     double most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     int place = 0;
     for (; place + 4 <= size; place += 4)
-        for (int lane = 0; lane < 4; lane++) most[lane] = larger(numbers[place + lane], most[lane]);
-    for (; place < size; place++) most[0] = larger(numbers[place], most[0]);
-    return place_of(larger(larger(most[0], most[1]), larger(most[2], most[3])), numbers, size);
+        for (int lane = 0; lane < 4; lane++) most[lane] = max(numbers[place + lane], most[lane]);
+    for (; place < size; place++) most[0] = max(numbers[place], most[0]);
+    return find_index(max(max(most[0], most[1]), max(most[2], most[3])), numbers, size);
 }
 
-// The index of the smallest number, the first among equals.
-static int smallest(const double *numbers, int size)
+// Returns the index of the smallest number, the first among equals.
+static int argmin(const double *numbers, int size)
 {
     double least[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
     int place = 0;
     for (; place + 4 <= size; place += 4)
-        for (int lane = 0; lane < 4; lane++) least[lane] = smaller(numbers[place + lane], least[lane]);
-    for (; place < size; place++) least[0] = smaller(numbers[place], least[0]);
-    return place_of(smaller(smaller(least[0], least[1]), smaller(least[2], least[3])), numbers, size);
+        for (int lane = 0; lane < 4; lane++) least[lane] = min(numbers[place + lane], least[lane]);
+    for (; place < size; place++) least[0] = min(numbers[place], least[0]);
+    return find_index(min(min(least[0], least[1]), min(least[2], least[3])), numbers, size);
 }

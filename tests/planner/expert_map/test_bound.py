@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance
-from planner.expert_map.bound import bind
+from planner.expert_map.bound import compute_bounds
 from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.every_map import optimum, small_sizes
@@ -64,7 +64,7 @@ def test_slots_bind_decode_with_two_slots_a_gpu(alpha):
 def test_heavy_pairs_bind_where_there_are_more_of_them_than_gpus():
     """Three GPUs, five heavy experts, one redundant slot: two share a GPU, beside half of a light one at best."""
     sizes = Sizes(num_slots=9, num_gpus=3)
-    bound, kinds = bind(scale([[60, 60, 60, 60, 60, 1, 1, 1]]), sizes, within_nodes=False)
+    bound, kinds = compute_bounds(scale([[60, 60, 60, 60, 60, 1, 1, 1]]), sizes, within_nodes=False)
 
     assert kinds == ("pairs",)
     assert bound[0] == pytest.approx(120.5 / 101, rel=1e-4)
@@ -72,7 +72,7 @@ def test_heavy_pairs_bind_where_there_are_more_of_them_than_gpus():
 
 def test_with_one_slot_a_gpu_the_largest_replica_binds():
     """There are no companions, and every map that counts replicas well is optimal."""
-    bound, kinds = bind(scale([[90, 10, 20, 30]]), Sizes(num_slots=5, num_gpus=5), within_nodes=False)
+    bound, kinds = compute_bounds(scale([[90, 10, 20, 30]]), Sizes(num_slots=5, num_gpus=5), within_nodes=False)
 
     assert kinds == ("replicas",)
     assert bound[0] == pytest.approx(45 / 30)
@@ -80,7 +80,9 @@ def test_with_one_slot_a_gpu_the_largest_replica_binds():
 
 def test_nothing_but_the_mean_binds_even_loads():
     """Equal experts, equally many a GPU."""
-    bound, kinds = bind(scale([[7, 7, 7, 7], [0, 0, 0, 0]]), Sizes(num_slots=4, num_gpus=2), within_nodes=False)
+    bound, kinds = compute_bounds(
+        scale([[7, 7, 7, 7], [0, 0, 0, 0]]), Sizes(num_slots=4, num_gpus=2), within_nodes=False
+    )
 
     assert bound.tolist() == pytest.approx([1.0, 1.0])
     assert kinds[0] == "mean"

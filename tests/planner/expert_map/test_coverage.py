@@ -85,8 +85,8 @@ def optimum(loads, partition):
         covered &= maps[:, alive].any(axis=1).all(axis=1)
     if covered.any():
         weights = np.array(loads) / counts[covered]
-        carried = np.einsum("mge,me->mg", maps[covered], weights)
-        best = carried.max(axis=1).min() * num_gpus / sum(loads)
+        gpu_loads = np.einsum("mge,me->mg", maps[covered], weights)
+        best = gpu_loads.max(axis=1).min() * num_gpus / sum(loads)
     return best
 
 

@@ -40,10 +40,10 @@ def test_both_references_balance_alike(num_groups):
     loads = np.array(draw_loads(1.01, 5, num_layers=12, num_experts=64))
     sizes = {"num_slots": 80, "num_groups": num_groups, "num_nodes": 4, "num_gpus": 16}
     slots, slots_of_experts, counts = published.rebalance_experts(loads, **sizes)
-    carried = [
+    gpu_loads = [
         np.sort(np.take_along_axis(loads / counts.numpy(), each, axis=1).reshape(12, 16, 5)).sum(axis=2)
         for each in (slots.numpy(), rebalance_experts(loads, **sizes))
     ]
 
-    assert np.array_equal(np.sort(carried[0]), np.sort(carried[1]))
+    assert np.array_equal(np.sort(gpu_loads[0]), np.sort(gpu_loads[1]))
     assert (counts.numpy() == (slots_of_experts.numpy() >= 0).sum(axis=2)).all()

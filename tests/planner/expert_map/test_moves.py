@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance, native
-from planner.expert_map.hierarchy import eplb_fullest
+from planner.expert_map.hierarchy import compute_eplb_peaks
 from planner.expert_map.native import Search
-from planner.expert_map.renew import align, match, part_repeats
+from planner.expert_map.renew import align_slots, match_gpus, remove_repeats
 from planner.expert_map.weigh import scale
 from planner.experts.stages import stage_moves
 from planner.facts.drawn import draw_loads
@@ -97,11 +97,11 @@ def test_seats_change_no_more_slots_than_the_steps_alone(problem, random):
     scaled = scale([loads])
     enough = native.pack(scaled, Sizes(num_slots, num_gpus), as_eplb=True)[1][0] * (1 + 1e-9)
     found = reseated(scaled[0], np.array(before).reshape(num_gpus, -1), enough)
-    fullest = native.carried(scaled, found[None]).max()
+    fullest = native.gpu_loads(scaled, found[None]).max()
 
     assert set(found.ravel().tolist()) == set(range(len(loads)))
     assert all(len(set(gpu)) == len(gpu) for gpu in found.tolist())
-    assert fullest <= max(enough, native.carried(scaled, np.array(before).reshape(1, num_gpus, -1)).max())
+    assert fullest <= max(enough, native.gpu_loads(scaled, np.array(before).reshape(1, num_gpus, -1)).max())
 
 
 def test_a_map_that_is_good_enough_is_kept():
@@ -120,11 +120,11 @@ def test_eplbs_level_is_computed_as_eplb_reaches_it(num_groups, num_nodes):
     loads = np.array(draw_loads(1.01, 3, num_layers=6, num_experts=64))
     slots = rebalance_experts(loads, 80, num_groups, num_nodes, 16)
     counts = np.stack([np.bincount(row, minlength=64) for row in slots])
-    carried = np.take_along_axis(loads / counts, slots, axis=1).reshape(6, 16, 5).sum(axis=2).max(axis=1)
+    gpu_loads = np.take_along_axis(loads / counts, slots, axis=1).reshape(6, 16, 5).sum(axis=2).max(axis=1)
 
     sizes = Sizes(80, 16, num_nodes, num_groups)
-    assert eplb_fullest(scale(loads), sizes, within_nodes=num_groups > 1) == pytest.approx(
-        carried * scale(loads).sum(axis=1) / loads.sum(axis=1), rel=1e-5
+    assert compute_eplb_peaks(scale(loads), sizes, within_nodes=num_groups > 1) == pytest.approx(
+        gpu_loads * scale(loads).sum(axis=1) / loads.sum(axis=1), rel=1e-5
     )
 
 
@@ -132,17 +132,17 @@ def test_a_fresh_map_is_numbered_like_the_old_one():
     """The same GPUs in another order are the old map again, nodes and GPUs alike."""
     old = np.array([[0, 1], [2, 3], [4, 5], [6, 7]])
 
-    assert match(old[[3, 2, 1, 0]], old, num_nodes=2).tolist() == old.tolist()
+    assert match_gpus(old[[3, 2, 1, 0]], old, num_nodes=2).tolist() == old.tolist()
 
 
 def test_what_is_kept_stays_in_its_slot():
     """Only the expert that comes takes the freed slot."""
-    assert align(np.array([[[3, 0, 1]]]), np.array([[[0, 1, 2]]])).tolist() == [[[0, 1, 3]]]
+    assert align_slots(np.array([[[3, 0, 1]]]), np.array([[[0, 1, 2]]])).tolist() == [[[0, 1, 3]]]
 
 
 def test_an_expert_twice_on_a_gpu_makes_room():
     """EPLB's maps have such; the hottest expert that the GPU lacks comes in."""
-    parted = part_repeats(np.array([[9.0, 5.0, 7.0]]), np.array([[[0, 0], [1, 2]]]))
+    parted = remove_repeats(np.array([[9.0, 5.0, 7.0]]), np.array([[[0, 0], [1, 2]]]))
 
     assert parted.tolist() == [[[0, 2], [1, 2]]]
 

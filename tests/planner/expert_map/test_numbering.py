@@ -98,11 +98,11 @@ def test_experts_of_equal_load_are_interchangeable(effort, data):
     permuted = [loads[old] for old in order]
     one, other = (balance((tuple(each),), num_gpus * slots_per_gpu, num_gpus, effort) for each in (loads, permuted))
 
-    assert carried(permuted, other, num_gpus) == carried(loads, one, num_gpus)
+    assert gpu_loads(permuted, other, num_gpus) == gpu_loads(loads, one, num_gpus)
     assert said(other) == said(one)
 
 
-def carried(loads, expert_map, num_gpus):
+def gpu_loads(loads, expert_map, num_gpus):
     """The loads of the experts of each GPU."""
     slots = np.array(loads)[np.array(expert_map.physical_to_logical)]
     return np.sort(slots.reshape(num_gpus, -1), axis=1).tolist()

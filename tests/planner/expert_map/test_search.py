@@ -28,7 +28,7 @@ class Case:
     gpus: list[list[int]]
     search: Search
 
-    def carried(self, gpus):
+    def gpu_loads(self, gpus):
         """What each GPU carries in each window, `[W, G]`, each replica's part rounded down."""
         return np.array([self._carried_in(loads, gpus) for loads in self.loads])
 
@@ -65,9 +65,9 @@ class Case:
         A slot of the hot GPU is swapped with one of an emptier GPU. Or an expert of the hot GPU takes a slot anywhere,
         or any expert takes one of the hot GPU's.
         """
-        carried, slots = self.carried(gpus)[worst], range(len(gpus[0]))
+        gpu_loads, slots = self.gpu_loads(gpus)[worst], range(len(gpus[0]))
         for gpu in range(len(gpus)):
-            for slot, other in product(slots, slots) if carried[gpu] < carried[hot] else ():
+            for slot, other in product(slots, slots) if gpu_loads[gpu] < gpu_loads[hot] else ():
                 after = [list(held) for held in gpus]
                 after[hot][slot], after[gpu][other] = gpus[gpu][other], gpus[hot][slot]
                 yield after
@@ -87,19 +87,19 @@ class Case:
             for gpu, (one, other) in enumerate(zip(before, after, strict=True))
             if set(one) != set(other) or (moved & set(one) and not only_swaps)
         ]
-        most = self.carried(after)[:, touched].max()
+        most = self.gpu_loads(after)[:, touched].max()
         cost = max(self.price(after) - self.price(before), FREE)
-        return (top - max(most, self.search.enough_L[0])) / cost if most < top else 0.0
+        return (top - max(most, self.search.target_L[0])) / cost if most < top else 0.0
 
 
 def slowly(case):
     """Step by step: of all that relieve the fullest GPU the one that gains most, with everything counted anew."""
     gpus = case.gpus
     while True:
-        carried = case.carried(gpus)
-        top, worst = carried.max(), int(carried.max(axis=1).argmax())
-        hot = int(carried[worst].argmax())
-        if top <= case.search.enough_L[0]:
+        gpu_loads = case.gpu_loads(gpus)
+        top, worst = gpu_loads.max(), int(gpu_loads.max(axis=1).argmax())
+        hot = int(gpu_loads[worst].argmax())
+        if top <= case.search.target_L[0]:
             return gpus
         steps = [each for each in case.steps(gpus, worst, hot) if each != gpus and case.may_be(each)]
         found = [(gain, each) for each in steps if (gain := case.gain(gpus, each, top)) > 0]
@@ -126,7 +126,7 @@ def cases(draw):
     )
     prices = [[0 if expert in held else random.choice(possible) for held in start] for expert in range(num_experts)]
     search = Search(
-        enough_L=np.array([draw(st.floats(0.5, 1.5)) * max(map(sum, loads)) / num_gpus]),
+        target_L=np.array([draw(st.floats(0.5, 1.5)) * max(map(sum, loads)) / num_gpus]),
         num_nodes=num_nodes,
         split=draw(st.sampled_from(["equal", "local_first", "first_on_node"])),
         prices_LEG=np.array([prices], dtype=np.uint8),  # also where all is free: else the quick search would do it
@@ -141,11 +141,11 @@ def test_the_search_makes_the_steps_that_counting_everything_anew_finds(case):
     """A descent of the compiled search ends no higher than the slow one, and keeps to every constraint."""
     (found,), (fullest,) = native.improve(case.loads[None], np.array([case.gpus]), case.search)
     expected = slowly(case)
-    ours, theirs = case.carried(found.tolist()).max(), case.carried(expected).max()
+    ours, theirs = case.gpu_loads(found.tolist()).max(), case.gpu_loads(expected).max()
 
     assert case.may_be(found.tolist())
     assert fullest == ours
-    assert ours == theirs or max(ours, theirs) <= case.search.enough_L[0]
+    assert ours == theirs or max(ours, theirs) <= case.search.target_L[0]
     assert case.search.prices_LEG.any() or [set(held) for held in found.tolist()] == [set(held) for held in expected]
 
 
@@ -156,13 +156,13 @@ def test_where_anything_goes_a_search_ends_where_no_step_helps(num_gpus, per_gpu
     num_experts = random.integers(per_gpu, num_gpus * per_gpu, endpoint=True)
     loads = np.floor(1000 * random.pareto(1.2, (1, num_experts)))
     start = native.pack(loads, Sizes(num_gpus * per_gpu, num_gpus))[0]
-    found, (fullest,) = native.improve(loads[None], start, Search(enough_L=np.zeros(1)))
-    free = Search(enough_L=np.zeros(1), prices_LEG=np.zeros((1, num_experts, num_gpus), np.uint8))
+    found, (fullest,) = native.improve(loads[None], start, Search(target_L=np.zeros(1)))
+    free = Search(target_L=np.zeros(1), prices_LEG=np.zeros((1, num_experts, num_gpus), np.uint8))
     ended = Case(loads, found[0].tolist(), free)
-    (carried,) = ended.carried(ended.gpus)
-    steps = ended.steps(ended.gpus, 0, int(carried.argmax()))
+    (gpu_loads,) = ended.gpu_loads(ended.gpus)
+    steps = ended.steps(ended.gpus, 0, int(gpu_loads.argmax()))
 
-    assert fullest == carried.max()
+    assert fullest == gpu_loads.max()
     assert not any(
         ended.gain(ended.gpus, each, fullest) > 0 for each in steps if each != ended.gpus and ended.may_be(each)
     )

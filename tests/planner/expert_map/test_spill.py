@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.expert_map import Sizes, balance, balance_windows
-from planner.expert_map.front import front_of, homes_of_groups, num_crossings
+from planner.expert_map.front import find_home_nodes, make_front, num_crossings
 from planner.facts.drawn import draw_loads
 from planner.facts.gate import Gate
 from tests.benchmarks.drifting_loads import max_over_mean
@@ -35,7 +35,7 @@ def test_a_few_replicas_elsewhere_break_the_bound_of_whole_groups(spilled):
 def test_each_expert_keeps_most_slots_on_its_groups_node(spilled):
     """Fewer than one slot in ten is elsewhere."""
     slots = np.array(spilled.physical_to_logical)
-    homes = homes_of_groups(np.array(LOADS), slots.reshape(4, 16, 9), Sizes(**SIZES))
+    homes = find_home_nodes(np.array(LOADS), slots.reshape(4, 16, 9), Sizes(**SIZES))
     is_away = np.take_along_axis(homes, slots, axis=1) != np.arange(144) // 36
 
     assert 0 < is_away.mean() < 0.1
@@ -59,12 +59,12 @@ def test_hardly_more_is_served_elsewhere_than_must_be(spilled):
     """What nodes with whole groups have above what their GPUs carry now is to be elsewhere, and little more is."""
     loads, slots = np.array(LOADS), np.array(spilled.physical_to_logical)
     whole = np.array(balance(LOADS, **SIZES, policy="hierarchical", effort="fast").physical_to_logical)
-    homes = homes_of_groups(loads, whole.reshape(4, 16, 9), Sizes(**SIZES))
+    homes = find_home_nodes(loads, whole.reshape(4, 16, 9), Sizes(**SIZES))
     nodes = np.stack([np.bincount(of_layer, row, minlength=4) for of_layer, row in zip(homes, loads, strict=True)])
-    carried = np.array(spilled.max_over_mean)[:, None] * loads.sum(axis=1, keepdims=True) / 4
+    gpu_loads = np.array(spilled.max_over_mean)[:, None] * loads.sum(axis=1, keepdims=True) / 4
     parts = np.take_along_axis(loads / np.stack([np.bincount(row) for row in slots]), slots, axis=1)
     elsewhere = parts[np.take_along_axis(homes, slots, axis=1) != np.arange(144) // 36].sum()
-    least = np.maximum(nodes - carried, 0).sum()
+    least = np.maximum(nodes - gpu_loads, 0).sum()
 
     assert 0 < least <= elsewhere < 1.1 * least
 
@@ -77,7 +77,7 @@ def test_bytes_are_counted_by_the_formula():
     """
     loads = np.array([[8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]])
     slots = np.array([[[0, 1], [2, 3], [4, 5], [6, 7], [0, 4], [5, 0]]])  # three GPUs on each of two nodes
-    (point,) = front_of(loads, slots[None], Sizes(12, 6, 2, 8), ["hierarchical"])
+    (point,) = make_front(loads, slots[None], Sizes(12, 6, 2, 8), ["hierarchical"])
     misses = [[4 / 9, 0, 0, 0, 1 / 4, 1 / 4, 1, 1], [1 / 9, 1, 1, 1, 1 / 4, 1 / 4, 0, 0]]
     missed = [np.mean([np.prod(four) for four in combinations(of_node, 4)]) for of_node in misses]
     crossings = sum(1 / 2 * (1 - each) for each in missed)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.expert_map import balance, consecutive_domains, count_uncovered
-from planner.expert_map.native import carried
+from planner.expert_map.native import gpu_loads
 from planner.expert_map.weigh import scale
 from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.split_reference import carried_under
@@ -37,14 +37,14 @@ def targets(split, source, holders, per_node):
 
 def carried_slowly(split, loads, gpus, num_nodes):
     """Source by source: each GPU has an equal share of each expert's tokens, and sends it as the rule says."""
-    per_node, carried = len(gpus) // num_nodes, np.zeros(len(gpus))
+    per_node, gpu_loads = len(gpus) // num_nodes, np.zeros(len(gpus))
     for source in range(len(gpus)):
         for expert, load in enumerate(loads):
             holders = [gpu for gpu, held in enumerate(gpus) for each in held if each == expert]
             chosen = targets(split, source, holders, per_node)
             for gpu in chosen:
-                carried[gpu] += load / len(gpus) / len(chosen)
-    return carried
+                gpu_loads[gpu] += load / len(gpus) / len(chosen)
+    return gpu_loads
 
 
 @pytest.mark.parametrize("split", RULES)
@@ -58,7 +58,7 @@ def test_what_gpus_carry_is_what_sources_send(split, problem):
     mean = sum(loads) / num_gpus or 1.0
 
     assert carried_under(split, np.array(loads, dtype=float), gpus, num_nodes) == pytest.approx(slowly)
-    (scaled,), (ours,) = scale([loads]), carried(scale([loads]), gpus[None], split, num_nodes)
+    (scaled,), (ours,) = scale([loads]), gpu_loads(scale([loads]), gpus[None], split, num_nodes)
     assert ours == pytest.approx(carried_under(split, scaled, gpus, num_nodes), abs=num_slots)
     assert expert_map.split == split
     assert expert_map.max_over_mean[0] == pytest.approx(slowly.max() / mean if sum(loads) else 1.0, abs=2e-6)
@@ -88,7 +88,7 @@ def test_decode_with_a_third_slot_is_mended():
     under_rule = [
         carried_under("local_first", np.array(row), slots, 18) for row, slots in zip(loads, equal, strict=True)
     ]
-    ratios = [carried.max() / carried.mean() for carried in under_rule]
+    ratios = [gpu_loads.max() / gpu_loads.mean() for gpu_loads in under_rule]
 
     assert np.mean(local.max_over_mean) < 1.02 < np.mean(ratios)
 
@@ -99,7 +99,7 @@ def test_twins_of_a_node_are_parted_where_the_first_takes_all():
     mended = balance(loads, 432, 144, num_nodes=18, split="first_on_node")
     equal = np.array(balance(loads, 432, 144, num_nodes=18).physical_to_logical).reshape(2, 144, 3)
     under_rule = [carried_under("first_on_node", np.array(row), s, 18) for row, s in zip(loads, equal, strict=True)]
-    ratios = [carried.max() / carried.mean() for carried in under_rule]
+    ratios = [gpu_loads.max() / gpu_loads.mean() for gpu_loads in under_rule]
 
     assert np.mean(mended.max_over_mean) < 1.04 < np.mean(ratios)
 

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.expert_map import Sizes, balance, balance_windows
-from planner.expert_map.problem import alike
+from planner.expert_map.problem import scale_windows
 from tests.benchmarks.drifting_loads import count_moves, max_over_mean
 from tests.planner.expert_map.drifting_windows import draw_windows
 from tests.planner.expert_map.every_map import optimum_of_windows, small_sizes
@@ -62,7 +62,7 @@ def test_a_map_for_the_worst_window_is_far_more_even_there(sizes, quantile, most
     windows = draw_windows(1.01, 1, 2, 256, 8, 4, 0.95)
     ours = balance_windows(windows, sizes, "refined", "auto", quantile)
     of_mean = balance(
-        alike(windows).sum(axis=0).tolist(),
+        scale_windows(windows).sum(axis=0).tolist(),
         sizes.num_slots,
         sizes.num_gpus,
         num_nodes=sizes.num_nodes,
@@ -104,12 +104,12 @@ def test_the_next_windows_change_few_slots(sizes, policy):
     before = balance_windows(windows[:3], sizes, "refined", policy, 1.0).physical_to_logical
     fresh = balance_windows(windows[1:], sizes, "refined", policy, 1.0)
     near = balance_windows(windows[1:], sizes, "refined", policy, 1.0, before)
-    old, new, anew = (
+    old, new, shift = (
         np.reshape(each, (4, 16, 5)) for each in (before, near.physical_to_logical, fresh.physical_to_logical)
     )
 
     assert (objective(near.physical_to_logical, windows[1:], 16, 1.0) <= np.array(fresh.max_over_mean) + 2e-6).all()
-    assert near.moved_slots == count_moves(new, old) < count_moves(anew, old)
+    assert near.moved_slots == count_moves(new, old) < count_moves(shift, old)
     assert policy == "auto" or all(len(set(node)) == 2 for node in (new.reshape(16, -1) // 8).tolist())
 
 
