@@ -25,7 +25,7 @@ from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, memory_of, split_memory
 from planner.layout.unit import Unit
-from planner.placement.enough import missing_nodes
+from planner.placement.enough import find_missing_nodes
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change
@@ -140,7 +140,7 @@ class Candidate:
         from planner.placement.place import place_units  # slow to import, like maps; `validate` needs neither
 
         self._require("placed")
-        if missing_nodes(self.resolved, self.layouts):
+        if find_missing_nodes(self.resolved, self.layouts):
             raise Unknown
         return place_units(self.resolved, self.layouts, self.previous.nodes_by_unit if self.previous else {})
 

@@ -1,6 +1,6 @@
 """A placement that changes step by step, with its counts kept up to date.
 
-`quality.measure` counts from scratch, which costs as much as there are units and states; a step touches two cells.
+`quality.measure` counts all units and states again, while a step changes only two cells.
 """
 
 from collections import Counter
@@ -14,18 +14,18 @@ Step = tuple[int, int, int, int]  # unit, from cell, to cell, nodes
 
 
 class Arrangement:
-    """An assignment, which `shift` changes."""
+    """An assignment that `shift` changes."""
 
     def __init__(self, task: Task, assignment: Assignment) -> None:
         self.task = task
-        self.at: list[dict[int, int]] = [{} for _ in task.units]  # unit -> cell -> its nodes there
-        self.in_cell: list[dict[int, int]] = [{} for _ in task.cells]  # cell -> unit -> its nodes there
+        self.cells_of_unit: list[dict[int, int]] = [{} for _ in task.units]  # unit -> cell -> its nodes there
+        self.units_in_cell: list[dict[int, int]] = [{} for _ in task.cells]  # cell -> unit -> its nodes there
         self.free = list(task.sizes)
         lost = set(task.lost)
-        self._leaves = _Touching(task.leaves, lost) if task.leaves else None
-        self._racks = _RackUse(task, lost) if task.racks else None
-        self._powers = _Touching(task.powers, lost) if task.powers else None
-        self._inner = _InnerRacks(task) if task.cells[0].racks else None
+        self._leaves = _TouchCounter(task.leaves, lost) if task.leaves else None
+        self._racks = _RackCounter(task, lost) if task.racks else None
+        self._powers = _TouchCounter(task.powers, lost) if task.powers else None
+        self._inner = _LeafRackCounter(task) if task.cells[0].racks else None
         self._touching = [each for each in (self._leaves, self._racks, self._inner, self._powers) if each]
         self._kept = 0
         self._to_keep = sum(task.units[unit].num_nodes for unit in task.had_nodes)
@@ -34,36 +34,36 @@ class Arrangement:
                 self._add(unit, cell, count)
 
     def assignment(self) -> Assignment:
-        """Return the assignment as it stands now."""
-        return [dict(cells) for cells in self.at]
+        """Return a copy of the assignment."""
+        return [dict(cells) for cells in self.cells_of_unit]
 
     def shift(self, unit: int, source: int, target: int, count: int) -> None:
-        """Move `count` nodes of `unit` from one cell to the other; free nodes may be overdrawn in between."""
+        """Move `count` nodes of `unit` between cells. A cell may be overdrawn until the next shift."""
         self._add(unit, source, -count)
         self._add(unit, target, count)
 
     def touches_more_leaves(self, steps: Sequence[Step]) -> bool:
-        """Return whether steps of one unit each make units touch more leaves: seen without carrying them out.
+        """Return whether `steps` make units touch more leaves, without making them.
 
-        Of steps that are not told apart by their units nothing is said.
+        It is known for one step, or two of different units; in other cases return False.
         """
         if self._leaves is None or len(steps) > 1 + (len(steps) == 2 and steps[0][0] != steps[1][0]):
             return False
-        return sum(self._leaves.more(*step) for step in steps) > 0
+        return sum(self._leaves.extra_places(*step) for step in steps) > 0
 
-    def pretend(self, steps: Sequence[Step]) -> None:
-        """Put units and cells into the order in which `steps` and the way back would leave them.
+    def reorder_as_if_made(self, steps: Sequence[Step]) -> None:
+        """Reorder units and cells as if `steps` were made and undone.
 
-        What is tried next follows that order, so the same task has the same placement with and without a look ahead.
+        The search follows that order, so it finds the same placement with and without `touches_more_leaves`.
         """
         for unit, source, _, count in steps:
-            here, units = self.at[unit], self.in_cell[source]
+            here, units = self.cells_of_unit[unit], self.units_in_cell[source]
             if here[source] == count:
                 here[source], units[unit] = here.pop(source), units.pop(unit)
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts of `quality.measure`."""
-        return (*self._sums(), *(each.worst() for each in self._losing()), *self._moves())
+        return (*self._sums(), *(each.worst() for each in self._loss_counters()), *self._moves())
 
     def _sums(self) -> list[int]:
         racks = self._racks or self._inner
@@ -73,56 +73,53 @@ class Arrangement:
         return [self._to_keep - self._kept] if self._to_keep else []
 
     def rating(self) -> tuple[int, ...]:
-        """Return what steps are judged by: the counts, then how crowded places are with units not to be lost together.
+        """Return the sort key of a placement; lower is better: the counts, then crowding, then moves.
 
-        Crowding counts because a maximum says little before it falls, and because a unit only leaves a power domain
-        with its last rack there. Moves are the price of a step, never its reason. Of whole leaves it is known only that
-        racks and power domains of one with few such units lose few.
+        Crowding is how many units that should not be lost together share places. It shows progress before a worst loss
+        falls: a unit leaves a power domain only with its last rack there. Moves alone never justify a step. If cells
+        are whole leaves, the crowding of leaves stands for that of racks and power domains.
         """
-        losing = self._losing()
+        losing = self._loss_counters()
         crowded = losing or ([self._leaves] if self._leaves else [])
         losses = [each.worst() for each in losing]
         crowding = (*(each.crowding for each in crowded), *([-self._powers.gathered] if self._powers else []))
         return (*self._sums(), *losses, *crowding, *self._moves())
 
-    def _losing(self) -> list["_Touching"]:
+    def _loss_counters(self) -> list["_TouchCounter"]:
         return [each for each in (self._racks, self._powers) if each] if self.task.lost else []
 
     def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
-        """Return the cells of the power domains that take most units with them.
-
-        There are none where `goal`, by counts, has no fewer losses.
-        """
+        """Return the cells of the power domains whose loss stops most units; none if that loss is at its `goal`."""
         powers = self.task.powers
         if self._powers is None or powers is None or not self.task.lost:
             return []
         worst = self._powers.worst()
-        if worst <= goal[len(self._sums()) + len(self._losing()) - 1]:
+        if worst <= goal[len(self._sums()) + len(self._loss_counters()) - 1]:
             return []
         return [cell for cell, power in enumerate(powers.of_cell) if self._powers.loss(power) == worst]
 
     def _add(self, unit: int, cell: int, count: int) -> None:
-        here = self.at[unit]
+        here = self.cells_of_unit[unit]
         was = here.get(cell, 0)
         now = was + count
         self.free[cell] -= count
         if now:
-            here[cell] = self.in_cell[cell][unit] = now
+            here[cell] = self.units_in_cell[cell][unit] = now
         else:
-            del here[cell], self.in_cell[cell][unit]
+            del here[cell], self.units_in_cell[cell][unit]
         before = self.task.before[unit].get(cell, 0)
         self._kept += min(now, before) - min(was, before)
         for touching in self._touching:
             touching.add(unit, cell, count)
 
 
-class _Touching:
+class _TouchCounter:
     """Counts the nodes of each unit in each place, and the places that lose most of the `lost` units."""
 
     def __init__(self, places: Places, lost: set[int]) -> None:
         self.total = 0  # places that units touch, summed over units
         self.crowding = 0  # squares of the losses, summed over places
-        self.gathered = 0  # squares of the nodes of each of `lost` in each place, summed
+        self.gathered = 0  # squares of the nodes of each `lost` unit in each place, summed
         self.units: list[dict[int, int]] = [{} for _ in places.sizes]  # place -> unit -> its nodes there
         self._of_cell = places.of_cell
         self._lost = lost
@@ -140,17 +137,17 @@ class _Touching:
         if unit in self._lost:
             self.gathered += (was + count) ** 2 - was**2
         if not was or not was + count:
-            self.changed(unit, place, 1 if count > 0 else -1)
+            self.record(unit, place, 1 if count > 0 else -1)
 
-    def more(self, unit: int, source: int, target: int, count: int) -> int:
-        """Return how many places more `unit` would touch with `count` of its nodes in another cell."""
+    def extra_places(self, unit: int, source: int, target: int, count: int) -> int:
+        """Return how many more places `unit` touches if `count` of its nodes move to another cell."""
         out_of, into = self._of_cell[source], self._of_cell[target]
         if out_of == into:
             return 0
         return (unit not in self.units[into]) - (self.units[out_of][unit] == count)
 
-    def changed(self, unit: int, place: int, by: int) -> None:
-        """Note that `unit` has come to `place`, or left it."""
+    def record(self, unit: int, place: int, by: int) -> None:
+        """Record that `unit` now touches `place` (`by` 1), or no longer does (-1)."""
         self.total += by
         if unit in self._lost:
             loss = self._losses[place]
@@ -160,7 +157,7 @@ class _Touching:
             self._places_with[loss + by] += 1
 
     def worst(self) -> int:
-        """Return the worst loss of a place."""
+        """Return the highest loss of any place."""
         return max(loss for loss, places in self._places_with.items() if places)
 
     def loss(self, place: int) -> int:
@@ -168,8 +165,8 @@ class _Touching:
         return self._losses[place]
 
 
-class _RackUse(_Touching):
-    """Also counts racks, for as long as any of their units is on."""
+class _RackCounter(_TouchCounter):
+    """Also counts racks, weighted by the states in which any of their units is on."""
 
     def __init__(self, task: Task, lost: set[int]) -> None:
         assert task.racks is not None
@@ -180,8 +177,8 @@ class _RackUse(_Touching):
         self._weight_of: dict[int, int] = {}
         self._in_use = [0] * len(self.units)  # rack -> the states that it is used in, as bits
 
-    def changed(self, unit: int, place: int, by: int) -> None:
-        super().changed(unit, place, by)
+    def record(self, unit: int, place: int, by: int) -> None:
+        super().record(unit, place, by)
         states = 0
         for other in self.units[place]:
             states |= self._on[other]
@@ -194,12 +191,12 @@ class _RackUse(_Touching):
         return self._weight_of[states]
 
 
-class _InnerRacks:
-    """Racks in use where cells are whole leaves: in every state as few as hold the nodes that are on there."""
+class _LeafRackCounter:
+    """Counts racks in use if cells are whole leaves: in each state the fewest that hold its active nodes."""
 
     def __init__(self, task: Task) -> None:
         self.use = 0
-        overdrawn = 2 * max(unit.num_nodes for unit in task.units)  # by two units, in between
+        overdrawn = 2 * max(unit.num_nodes for unit in task.units)  # between steps, by two units at most
         self._fewest = [_fewest_by_nodes(cell.racks, overdrawn) for cell in task.cells]
         self._nodes = [[0] * len(task.states) for _ in task.cells]
         self._weights = [state.weight for state in task.states]
@@ -214,6 +211,6 @@ class _InnerRacks:
 
 
 def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
-    """Return the fewest racks that hold no, one, two ... nodes; all racks for more nodes than there are."""
+    """Return the fewest racks that hold 0, 1, 2 ... nodes; all racks for `overdrawn` nodes more than there are."""
     racks = [number for number, size in enumerate(largest_first, 1) for _ in range(size)]
     return [0, *racks, *[len(largest_first)] * overdrawn]

@@ -1,15 +1,14 @@
-"""The limit that no placement can beat: fewest leaves, and fewest racks of a state, where whole units do not fill
-leaves.
+"""Lower bounds on the leaves of a placement and the racks of a state, if whole units do not fill leaves.
 
-Under leaves of 32 nodes stands one unit of 18 with three of 4, and 2 nodes are left over: adding up nodes sees no
-waste there. So the tables here go through the leaves one by one, for all numbers of whole units of two sizes:
+A leaf of 32 nodes holds one unit of 18 and three of 4, and 2 nodes are left over. A sum of nodes misses this waste. So
+the tables here go through the leaves one by one, for all numbers of whole units of two sizes:
 
     room[a, b, k]   most nodes that are left over under k leaves, with a and b whole units under any leaves
     racks[a, b]     fewest racks that hold a and b whole units, each under one leaf
 
-A split unit stands under two leaves or more. With U split units and E leaves more than units need, E + U pieces are
-under at most as many leaves, and their nodes must have room there. The least E for which they have is the bound.
-Which pieces make up a unit, and which of its nodes stand in racks, is not asked: so no placement is below.
+A split unit is under two leaves or more. U split units that use E leaves beyond one each have E + U pieces, under at
+most E + U leaves, and all their nodes must have room there. The least E for which they have is the bound. It ignores
+which pieces make up a unit and which racks they are in, so no placement is below it.
 """
 
 from bisect import bisect_left
@@ -25,16 +24,16 @@ __all__ = ["Kinds", "min_extra_leaves", "min_racks", "racks_by_whole_units"]
 
 Kinds = tuple[tuple[int, int], tuple[int, int]]  # nodes of a unit, and how many such units, of two sizes
 
-MAX_STEPS = 10**8  # numbers that a table is computed from: 0.1 s; beyond, the plain bound has to do
+MAX_STEPS = 10**8  # to compute a table, in 0.1 s; above it there is only the plain bound
 NEVER = -(10**9)
 
 
 @lru_cache(maxsize=32)
 def min_extra_leaves(leaves: tuple[int, ...], kinds: Kinds, large: tuple[int, int]) -> int:
-    """Return the fewest leaves that units stand under beyond one for each.
+    """Return the fewest leaves that units need beyond one each.
 
-    `leaves`: the nodes under each. `kinds`: units that fit under the largest. `large`: the nodes of all units that fit
-    under none, and the fewest leaves that they stand under, which are no extra.
+    `leaves`: the nodes under each. `kinds`: units that fit under the largest leaf. `large`: the nodes of all larger
+    units, and the fewest leaves for them, which do not count as extra.
     """
     room = _room(leaves, kinds)
     if room is None:
@@ -53,7 +52,7 @@ def min_extra_leaves(leaves: tuple[int, ...], kinds: Kinds, large: tuple[int, in
 
 
 def _splits(kinds: Kinds, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of split units of each size, up to `most` together."""
+    """Yield the possible numbers of split units of each size, at most `most` in total."""
     (_, num_small), (_, num_big) = kinds
     for of_small in range(min(num_small, most) + 1):
         for of_big in range(min(num_big, most - of_small) + 1):
@@ -61,16 +60,16 @@ def _splits(kinds: Kinds, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _left_over(room: "npt.NDArray[np.int64]", kinds: Kinds, split: tuple[int, int], num_leaves: int) -> int:
-    """Return the nodes under `num_leaves` leaves that whole units leave over."""
+    """Return how many nodes under `num_leaves` leaves are left over by whole units."""
     (_, num_small), (_, num_big) = kinds
     return int(room[num_small - split[0], num_big - split[1], min(num_leaves, room.shape[2] - 1)])
 
 
 @lru_cache(maxsize=32)
 def racks_by_whole_units(racks: tuple[tuple[int, ...], ...], kinds: Kinds) -> "npt.NDArray[np.int64] | None":
-    """Return `[a, b]`, the fewest racks that hold so many whole units of each size.
+    """Return the fewest racks for a and b whole units of each size, `[a, b]`; None if that takes too long.
 
-    `racks` are those of each leaf, largest first. The table is None where it would take too long.
+    `racks` has the sizes of each leaf's racks, largest first.
     """
     import numpy as np
 
@@ -89,7 +88,7 @@ def racks_by_whole_units(racks: tuple[tuple[int, ...], ...], kinds: Kinds) -> "n
 
 
 def min_racks(table: "npt.NDArray[np.int64] | None", num_small: int, num_big: int, num_split: int) -> int:
-    """Return the fewest racks for these units of each size, when up to `num_split` of them need not be whole."""
+    """Return the fewest racks for these units of each size if up to `num_split` of them may be split."""
     if table is None:
         return 0
     whole = [(num_small - a, num_big - b) for a, b in _splits(((1, num_small), (1, num_big)), num_split)]
@@ -97,9 +96,9 @@ def min_racks(table: "npt.NDArray[np.int64] | None", num_small: int, num_big: in
 
 
 def _room(leaves: Sequence[int], kinds: Kinds) -> "npt.NDArray[np.int64] | None":
-    """Return `[a, b, k]`, the most nodes left over under up to k leaves.
+    """Return the most nodes left over under up to k leaves, `[a, b, k]`.
 
-    Where that takes too long, k has one entry, for any number of leaves; where even that does, return None.
+    If that takes too long, k has one entry, for any number of leaves; if even that does, return None.
     """
     import numpy as np
 
@@ -125,14 +124,14 @@ def _room(leaves: Sequence[int], kinds: Kinds) -> "npt.NDArray[np.int64] | None"
 
 
 def _num_steps(leaves: Sequence[int], kinds: Kinds) -> int:
-    """Return how many steps a table without k takes, at most."""
+    """Return the most steps that a table without k takes."""
     (small, num_small), (big, num_big) = kinds
     patterns = sum((min(num_small, size // small) + 1) * (min(num_big, size // big) + 1) for size in leaves)
     return patterns * (num_small + 1) * (num_big + 1)
 
 
 def _patterns(size: int, kinds: Kinds) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of whole units that can stand under a leaf together."""
+    """Yield the numbers of whole units of each size that fit under one leaf."""
     (small, num_small), (big, num_big) = kinds
     for b in range(min(num_big, size // big) + 1):
         for a in range(min(num_small, (size - b * big) // small) + 1):

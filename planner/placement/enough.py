@@ -1,4 +1,4 @@
-"""Whether the cluster has enough nodes for all units, wherever they go."""
+"""Check that the cluster has enough nodes for all units, wherever they go."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,13 @@ from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["gpu_pools", "missing_nodes"]
+__all__ = ["find_missing_nodes", "gpu_pools"]
 
 MAX_DAYS = 3  # names of days in a message
 
 
-def missing_nodes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Finding]:
-    """Return what is found of the first GPU type of which the cluster has too few nodes; nothing where there is none.
-
-    It asks how many there are, and not where units go.
-    """
+def find_missing_nodes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Finding]:
+    """Return a finding for the first GPU type with too few nodes, if any."""
     cluster = spec.cluster
     if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
         return []
@@ -33,13 +30,13 @@ def missing_nodes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Fi
     ]
     is_only = len(pools) == 1
     return [
-        _too_few(spec, [node for node in nodes if is_only or node.gpu == gpu], own, None if is_only else gpu)
+        _report_shortage(spec, [node for node in nodes if is_only or node.gpu == gpu], own, None if is_only else gpu)
         for gpu, own in short[:1]
     ]
 
 
 def gpu_pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:
-    """Return GPU -> the phases that run on it."""
+    """Return the phases by GPU type."""
     gpus = dict.fromkeys(layout.gpu for layout in layouts)
     return {gpu: [layout for layout in layouts if layout.gpu == gpu] for gpu in gpus}
 
@@ -48,8 +45,10 @@ def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
     return sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
 
 
-def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None) -> Finding:
-    """Count all nodes or, where phases run on several GPUs, those with `gpu`."""
+def _report_shortage(
+    spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None
+) -> Finding:
+    """Return the finding that `layouts` need more than these nodes; `gpu` is None if all phases share a GPU type."""
     needed = _num_nodes(layouts)
     of_units = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
     parts = f"units x nodes of a unit: {of_units}"
@@ -58,7 +57,7 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
     if num_ranks <= usable * spec.cluster.gpus_per_node:
         reason = "units cannot share a node yet"
-    reason += _why_so_large(spec, layouts) + _why_so_many(spec, layouts)
+    reason += _explain_unit_sizes(spec, layouts) + _explain_unit_counts(spec, layouts)
     if isinstance(spec.cluster.nodes, int):
         num_spares = len(spec.cluster.spares)
         least, kept = needed + num_spares, f", + spares {num_spares}" if num_spares else ""
@@ -73,35 +72,35 @@ def _too_few(spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseL
     return Finding("cluster.nodes", None, rule, reason, f"add {counted(needed - usable, 'node')}")
 
 
-def _why_so_large(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
-    """Say which units' sizes are auto's; empty where all are written."""
+def _explain_unit_sizes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
+    """Return which unit sizes `auto` chose; empty if none."""
     chosen = [
         f"EP{each.ep_size} for {each.phase}" for each in layouts if f"{each.phase}.ep_size" in spec.document.autos
     ]
     return f", and auto took {' and '.join(chosen)} to hold what is asked for" if chosen else ""
 
 
-def _why_so_many(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
-    """Say what counts the units of windows that are auto; empty where they are as many as are written."""
+def _explain_unit_counts(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
+    """Return why windows of traffic need so many units; empty if the spec gives the numbers."""
     if not spec.has_windows_of_traffic or (traffic := spec.written.traffic) is None:
         return ""
-    if kept_on := _kept_on(spec, layouts):
+    if kept_on := _always_on_units(spec, layouts):
         units = " and ".join(f"{number} of {phase}" for phase, number in kept_on.items())
         others = [each for each in layouts if each.phase not in kept_on]
-        return f", and schedule.min_units keeps {units} on at all times" + _why_so_many_of_demand(spec, traffic, others)
-    return _why_so_many_of_demand(spec, traffic, layouts)
+        return f", and schedule.min_units keeps {units} on at all times" + _explain_demand(spec, traffic, others)
+    return _explain_demand(spec, traffic, layouts)
 
 
-def _kept_on(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> dict[Phase, int]:
-    """Return the units of each phase that has no more than are always on."""
+def _always_on_units(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> dict[Phase, int]:
+    """Return the number of units of each phase whose units are always on."""
     schedule = spec.written.schedule
     floors = {} if schedule is None else {each.phase: schedule.min_units.of(each.phase) for each in layouts}
     return {each.phase: floors[each.phase] for each in layouts if each.num_units == floors.get(each.phase, 0) > 1}
 
 
-def _why_so_many_of_demand(spec: ResolvedSpec, traffic: TrafficSpec, layouts: Sequence[PhaseLayout]) -> str:
-    """Say which demand the units of these phases are for; empty where there are none."""
-    busiest = f"the busiest hour of {_busiest(traffic)}"
+def _explain_demand(spec: ResolvedSpec, traffic: TrafficSpec, layouts: Sequence[PhaseLayout]) -> str:
+    """Return which demand these phases' units must serve; empty without phases."""
+    busiest = f"the busiest hour of {_busiest_field(traffic)}"
     if any(f"{each.phase}.units" in spec.document.autos for each in layouts):
         assuming = assuming_lengths(spec.written)
         names = " and ".join(str(each.phase) for each in layouts)
@@ -113,8 +112,8 @@ def _why_so_many_of_demand(spec: ResolvedSpec, traffic: TrafficSpec, layouts: Se
     return f", and {carried}, while {busiest} asks for {traffic.busiest:,.6g}"
 
 
-def _busiest(traffic: TrafficSpec) -> str:
-    """Return the field that has the entry with most demand."""
+def _busiest_field(traffic: TrafficSpec) -> str:
+    """Return the field with the highest demand."""
     other = max(traffic.other_days, key=lambda each: max(each.profile), default=None)
     if other is None or traffic.profile is None or max(other.profile) <= max(traffic.profile):
         return "traffic.history, as forecast" if traffic.history else "traffic.profile"

@@ -1,6 +1,6 @@
-"""The best placement there is, by integer programming, count after count.
+"""Find the best placement by integer programming, one count after the other.
 
-    minimise count k, over assignments that are no worse than what was reached in counts 1 .. k - 1
+    minimise count k, over assignments that are as good in counts 1 .. k - 1
 
 with whole numbers, for a unit u, a cell c, a leaf, rack or power domain p, and a state s of the day
     x[u, c]   nodes of u in c:          sum over c = nodes of u,  sum over u <= nodes of c
@@ -11,10 +11,10 @@ with whole numbers, for a unit u, a cell c, a leaf, rack or power domain p, and 
 
 and x[u, c] fixed for units that a previous plan keeps where they are.
 
-HiGHS solves it (`program.py`). Where its limit is reached, the best that was found is taken with the bound that was
-proven. It starts from a placement and is never worse than that.
+HiGHS solves it (`program.py`). If it reaches its limit, the result is the best assignment found with the bound proven.
+The search starts from a placement and never returns a worse one.
 
-It is for small tasks: places that are alike, and units that are, make a tree of equals that no large one gets through.
+It is for small tasks: interchangeable places and units make the search tree too large for others.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,125 +26,127 @@ from planner.placement.program import Program, Terms
 from planner.placement.quality import Objective, measure
 from planner.placement.task import Assignment, Places, State, Task, fewest
 
-__all__ = ["exact"]
+__all__ = ["solve_exactly"]
 
-TREE_NODES = {"mip_max_nodes": 200}  # of the search for one count
+TREE_NODES = {"mip_max_nodes": 200}  # for each count
 
 
-def exact(
+def solve_exactly(
     task: Task,
     start: Assignment,
     bounds: Sequence[int] = (),
     options: Mapping[str, bool | int | float] = TREE_NODES,
 ) -> tuple[Assignment, tuple[Objective, ...]]:
-    """Return the best assignment, and its counts with what was proven of each.
+    """Return the best assignment found, and its counts with proven bounds.
 
-    `start`: any assignment with the kept units where they stand. `bounds`: of its counts, where more is known than
-    `measure` does. `options`: limits for HiGHS.
+    `start` is any assignment that leaves kept units in place. `bounds` may improve on those of `measure`. `options` are
+    limits for HiGHS.
     """
     formulation = _Formulation(task, options)
     program = formulation.program
     counts = measure(task, start)
     best, proven = start, [max(count.bound, *bounds[number : number + 1], 0) for number, count in enumerate(counts)]
     for number, count in enumerate(counts):
-        terms, constant = formulation.count(count.name)
+        terms, constant = formulation.add_count(count.name)
         if measure(task, best)[number].value > proven[number]:
             found = program.minimise(terms, formulation.values(best))
             best = formulation.assignment(found.values)
             proven[number] = max(proven[number], found.bound + constant)
-        program.between(proven[number] - constant, terms, measure(task, best)[number].value - constant)
+        program.require_between(proven[number] - constant, terms, measure(task, best)[number].value - constant)
     return best, tuple(replace(each, bound=bound) for each, bound in zip(measure(task, best), proven, strict=True))
 
 
 class _Formulation:
-    """The program's columns by their meaning, and the counts as sums of them."""
+    """The program for a task: what each column means, and the counts as sums of columns."""
 
     def __init__(self, task: Task, options: Mapping[str, bool | int | float]) -> None:
         self.program = Program(options)
         self._task = task
-        self._meaning: list[Callable[[Assignment], int]] = []  # column -> what it is in an assignment
-        self._takes = {
-            (unit, cell): self._column(min(wanted.num_nodes, size), partial(_nodes, unit, cell))
+        self._meaning: list[Callable[[Assignment], int]] = []  # column -> its value in an assignment
+        self._node_columns = {
+            (unit, cell): self._add_column(min(wanted.num_nodes, size), partial(_nodes, unit, cell))
             for unit, wanted in enumerate(task.units)
             for cell, size in enumerate(task.sizes)
         }
         for unit, wanted in enumerate(task.units):
-            self.program.between(wanted.num_nodes, self._nodes_of([unit], range(len(task.cells))), wanted.num_nodes)
+            self.program.require_between(
+                wanted.num_nodes, self._nodes_of([unit], range(len(task.cells))), wanted.num_nodes
+            )
         for cell, size in enumerate(task.sizes):
-            self.program.between(0, self._nodes_of(range(len(task.units)), [cell]), size)
+            self.program.require_between(0, self._nodes_of(range(len(task.units)), [cell]), size)
         for unit, cell in product(sorted(task.kept), range(len(task.cells))):
             had = task.before[unit].get(cell, 0)
-            self.program.between(had, self._nodes_of([unit], [cell]), had)
+            self.program.require_between(had, self._nodes_of([unit], [cell]), had)
 
     def values(self, assignment: Assignment) -> list[int]:
-        """Return the values of the columns that there are so far, for `assignment`."""
+        """Return the values of all columns so far for `assignment`."""
         return [value(assignment) for value in self._meaning]
 
     def assignment(self, values: tuple[int, ...]) -> Assignment:
-        """Return the assignment that the columns' `values` describe."""
+        """Return the assignment with these values of the columns."""
         assignment: list[dict[int, int]] = [{} for _ in self._task.units]
-        for (unit, cell), column in self._takes.items():
+        for (unit, cell), column in self._node_columns.items():
             if values[column]:
                 assignment[unit][cell] = values[column]
         return assignment
 
-    def count(self, name: str) -> tuple[Terms, int]:
-        """Add the columns and rows for a count; return it as a sum of terms and a constant."""
+    def add_count(self, name: str) -> tuple[Terms, int]:
+        """Add the columns and rows of a count; return it as a sum of terms and a constant."""
         task = self._task
         if name == task.leaves_are:
             assert task.leaves
-            return [term for unit in range(len(task.units)) for term in self._touches(unit, task.leaves)], 0
+            return [term for unit in range(len(task.units)) for term in self._add_touches(unit, task.leaves)], 0
         if name == "racks":
             assert task.racks
-            return [term for state in task.states for term in self._uses(state, task.racks)], 0
+            return [term for state in task.states for term in self._add_rack_uses(state, task.racks)], 0
         if name == "moves":
-            return self._stays(), sum(task.units[unit].num_nodes for unit in task.had_nodes)
+            return self._add_stays(), sum(task.units[unit].num_nodes for unit in task.had_nodes)
         places = task.racks if name == "rack_loss" else task.powers
         assert places
-        return self._worst(places), 0
+        return self._add_worst_loss(places), 0
 
-    def _column(self, most: int, meaning: Callable[[Assignment], int]) -> int:
+    def _add_column(self, most: int, meaning: Callable[[Assignment], int]) -> int:
         self._meaning.append(meaning)
-        return self.program.column(most)
+        return self.program.add_column(most)
 
     def _nodes_of(self, units: Iterable[int], cells: Iterable[int]) -> list[tuple[int, int]]:
-        return [(self._takes[unit, cell], 1) for unit, cell in product(units, cells)]
+        return [(self._node_columns[unit, cell], 1) for unit, cell in product(units, cells)]
 
-    def _touches(self, unit: int, places: Places) -> Terms:
+    def _add_touches(self, unit: int, places: Places) -> Terms:
         num_nodes = self._task.units[unit].num_nodes
         terms = []
         for place, cells in enumerate(places.cells):
-            column = self._column(1, partial(_touch, unit, cells))
+            column = self._add_column(1, partial(_touch, unit, cells))
             most = min(num_nodes, places.sizes[place])
-            self.program.at_most([*self._nodes_of([unit], cells), (column, -most)], 0)
+            self.program.require_at_most([*self._nodes_of([unit], cells), (column, -most)], 0)
             terms.append((column, 1))
-        self.program.at_least(terms, fewest(places.largest_first, num_nodes))
+        self.program.require_at_least(terms, fewest(places.largest_first, num_nodes))
         return terms
 
-    def _uses(self, state: State, racks: Places) -> Terms:
+    def _add_rack_uses(self, state: State, racks: Places) -> Terms:
         num_nodes = sum(self._task.units[unit].num_nodes for unit in state.units)
         terms = []
         for rack, cells in enumerate(racks.cells):
-            column = self._column(1, partial(_use, state, cells))
-            self.program.at_most([*self._nodes_of(state.units, cells), (column, -racks.sizes[rack])], 0)
+            column = self._add_column(1, partial(_use, state, cells))
+            self.program.require_at_most([*self._nodes_of(state.units, cells), (column, -racks.sizes[rack])], 0)
             terms.append((column, state.weight))
-        self.program.at_least([(column, 1) for column, _ in terms], fewest(racks.largest_first, num_nodes))
+        self.program.require_at_least([(column, 1) for column, _ in terms], fewest(racks.largest_first, num_nodes))
         return terms
 
-    def _worst(self, places: Places) -> Terms:
+    def _add_worst_loss(self, places: Places) -> Terms:
         lost = self._task.lost
-        worst = self._column(len(lost), partial(_loss, lost, places))
-        touches = [self._touches(unit, places) for unit in lost]
+        worst = self._add_column(len(lost), partial(_loss, lost, places))
+        touches = [self._add_touches(unit, places) for unit in lost]
         for at_place in zip(*touches, strict=True):
-            self.program.at_most([*at_place, (worst, -1)], 0)
+            self.program.require_at_most([*at_place, (worst, -1)], 0)
         return [(worst, 1)]
 
-    def _stays(self) -> Terms:
+    def _add_stays(self) -> Terms:
         terms = []
         for unit in sorted(self._task.had_nodes):
             for cell, had in sorted(self._task.before[unit].items()):
-                column = self._column(had, partial(_stay, unit, cell, had))
-                self.program.at_most([(column, 1), (self._takes[unit, cell], -1)], 0)
+                column = self._add_column(had, partial(_stay, unit, cell, had))
+                self.program.require_at_most([(column, 1), (self._node_columns[unit, cell], -1)], 0)
                 terms.append((column, -1))
         return terms
 

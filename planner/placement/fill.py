@@ -1,12 +1,12 @@
-"""Greedy: units one after the other into the cells that suit them best, in several orders.
+"""Place units one by one, in several orders: the starts of the search.
 
-Two ways, for each of which there are tasks where it is the better one:
-    snug        each unit under the leaf, and into the racks, that it leaves least room in
-    in a line   rack after rack, the largest first, each filled before the next: the first n nodes of the line touch as
-                few racks as n nodes can. So where units stand in the order in which a day's states lose them, every
-                state uses as few racks as its nodes need, if there are no leaves to keep together.
+There are two ways, and each is the better one for some tasks:
+    snug        each unit goes under the leaf, and into the racks, where it leaves least room
+    in a line   racks are filled one after the other, the largest first, so the first n nodes of the line are in the
+                fewest racks. If units are in the order in which the day's states switch them off, every state uses the
+                fewest racks for its nodes, as long as there are no leaves to keep together.
 
-Units that are on longest go first, so that those that are switched off together stand together.
+Units that are on longest go first, so that units that are switched off together are neighbours.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,14 +18,14 @@ __all__ = ["fill_leaves", "fill_near_previous", "fillings"]
 
 
 def fillings(task: Task) -> Iterator[Assignment]:
-    """Yield all fillings that are worth trying, each with the kept units where they stand."""
+    """Yield the fillings worth trying. Kept units stay in place."""
     for order in _orders(task):
-        yield _fill(task, task.standing, order)
+        yield _fill(task, task.kept_assignment, order)
         yield _place_in_line(task, order)
 
 
 def fill_near_previous(task: Task) -> Assignment:
-    """Give each unit the nodes that it had before, up to as many as it wants now, and fill in the others."""
+    """Return an assignment where each unit has its previous nodes, up to the number it needs, and others as needed."""
     assignment: list[dict[int, int]] = []
     for unit, had in zip(task.units, task.before, strict=True):
         cells: dict[int, int] = {}
@@ -36,10 +36,10 @@ def fill_near_previous(task: Task) -> Assignment:
 
 
 def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
-    """Return racks for units that have leaves: under each leaf one after the other, those that are on longest first.
+    """Return an assignment with the leaves of `by_leaf`: racks of each leaf are filled in a line, longest on first.
 
-    Kept units stay in their racks. `by_leaf` is for each unit leaf -> its nodes there. Where states are nested, every
-    state uses as few racks of a leaf as its nodes there need.
+    Kept units stay in place. `by_leaf` has for each unit leaf -> number of its nodes there. If states are nested, every
+    state uses the fewest racks of each leaf for its nodes there.
     """
     assert task.leaves
     lines: list[list[int]] = [[] for _ in task.leaves.sizes]
@@ -49,8 +49,8 @@ def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     for unit in _alternate(task, _sort_by_activity(task), set(task.lost)):
         for leaf, num_nodes in by_leaf[unit].items() if unit not in task.kept else ():
             wants[leaf].append((unit, num_nodes))
-    assignment = [dict(cells) for cells in task.standing]
-    free = Room(task, task.standing).free
+    assignment = [dict(cells) for cells in task.kept_assignment]
+    free = Room(task, task.kept_assignment).free
     for line, own in zip(lines, wants, strict=True):
         _fill_line(free, line, own, assignment)
     return assignment
@@ -62,7 +62,7 @@ def _sort_by_activity(task: Task) -> list[int]:
 
 
 def _orders(task: Task) -> list[list[int]]:
-    """Return the orders in which units are placed, each once."""
+    """Return the different orders in which to place units."""
     units = task.units
     by_activity = _sort_by_activity(task)
     lost = set(task.lost)
@@ -77,7 +77,10 @@ def _orders(task: Task) -> list[list[int]]:
 
 
 def _alternate(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
-    """Let decode and prefill units that are on equally long take turns, so that few decode units are neighbours."""
+    """Return `order` with decode and prefill units alternating where they are on equally long.
+
+    Then few decode units are neighbours.
+    """
     result: list[int] = []
     for minutes in sorted({task.units[unit].minutes for unit in order}, reverse=True):
         group = [unit for unit in order if task.units[unit].minutes == minutes]
@@ -90,28 +93,30 @@ def _alternate(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
 
 
 def _fill(task: Task, placed: Assignment, order: Sequence[int]) -> Assignment:
-    """Return `placed` with cells for the nodes that units still lack: near their others, else snug."""
+    """Return `placed` with the nodes that units still lack: near the unit's other nodes, else snug."""
     assignment = [dict(cells) for cells in placed]
     room = Room(task, assignment)
     for unit in order:
         missing = task.units[unit].num_nodes - sum(assignment[unit].values())
-        for cell, count in (room.around(assignment[unit], missing) if assignment[unit] else room.snug(missing)).items():
+        for cell, count in (
+            room.take_near(assignment[unit], missing) if assignment[unit] else room.take_snug(missing)
+        ).items():
             assignment[unit][cell] = assignment[unit].get(cell, 0) + count
     return assignment
 
 
 def _place_in_line(task: Task, order: Iterable[int]) -> Assignment:
-    """Place the units cell after cell."""
-    assignment = [dict(cells) for cells in task.standing]
+    """Return an assignment that fills cell after cell."""
+    assignment = [dict(cells) for cells in task.kept_assignment]
     wants = [(unit, task.units[unit].num_nodes) for unit in order if unit not in task.kept]
-    _fill_line(Room(task, task.standing).free, _line_up(task), wants, assignment)
+    _fill_line(Room(task, task.kept_assignment).free, _line_up(task), wants, assignment)
     return assignment
 
 
 def _fill_line(
     free_in: Sequence[int], line: Iterable[int], wants: Iterable[tuple[int, int]], assignment: Sequence[dict[int, int]]
 ) -> None:
-    """Put units, each with the nodes that it wants, into the free nodes of the cells of `line`, one after the other."""
+    """Add units to `assignment` one after the other, in the free nodes of the cells of `line`."""
     cells = iter(line)
     free = 0
     for unit, num_nodes in wants:
@@ -127,7 +132,7 @@ def _fill_line(
 
 
 def _line_up(task: Task) -> list[int]:
-    """Return all cells, leaf by leaf, the largest racks of each first."""
+    """Return all cells leaf by leaf, and in each leaf the largest racks first."""
     leaves, racks = task.leaves, task.racks
 
     def key(cell: int) -> tuple[int, int, int, int]:

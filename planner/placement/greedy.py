@@ -1,42 +1,42 @@
-"""Good placements of any size: several fillings, improved, then shaken and improved again.
+"""Search a good placement of any size: several fillings are improved, then changed at random and improved again.
 
-Where there are leaves it goes over leaves first (`leafwise.py`), then over racks. No bound of its own and no proof:
-`quality.py` says how far from the best it can be at most. On small clusters the tests compare it with the exact search.
+If there are leaves, the search goes over leaves first (`leafwise.py`), then over racks. It proves nothing: `quality.py`
+bounds how far its result is from the best. On small clusters the tests compare it with the exact search.
 """
 
 from collections.abc import Callable, Iterable
 from random import Random
 
 from planner.placement.fill import fill_leaves, fill_near_previous, fillings
-from planner.placement.improve import improved
+from planner.placement.improve import improve
 from planner.placement.leafwise import leafwise_task
 from planner.placement.quality import Objective, measure
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
-__all__ = ["greedy"]
+__all__ = ["place_greedily"]
 
 Objectives = tuple[Objective, ...]
 
-MAX_TRIES = 10_000  # of steps of the local search over racks, in all
-LEAF_TRIES = 25_000  # of those over leaves, which are quicker: 0.6 s for 278 nodes
-STARTS = 4  # assumed, as what `tidemill plan`'s goal of time leaves room for
+MAX_TRIES = 10_000  # steps that the search over racks may try
+LEAF_TRIES = 25_000  # the same over leaves, whose steps are quicker: 0.6 s for 278 nodes
+STARTS = 4  # assumed: chosen to meet the time goal of `tidemill plan`
 SHAKES = 12  # as above
 
 
-def greedy(task: Task) -> Assignment:
-    """Return an assignment with all units, near the best by the counts of `quality.py`; kept units stand still."""
+def place_greedily(task: Task) -> Assignment:
+    """Return an assignment of all units, nearly the best by the counts of `quality.py`; kept units do not move."""
     if not task.had_nodes:
         return _place_anew(task)
     start = fill_near_previous(task)
-    near, _ = improved(task, start, MAX_TRIES, [objective.bound for objective in measure(task, start)])
+    near, _ = improve(task, start, MAX_TRIES, [objective.bound for objective in measure(task, start)])
     if _is_best(measure(task, near)):
         return near
     return min(near, _place_anew(task), key=lambda assignment: _values(measure(task, assignment)))
 
 
 def _place_anew(task: Task) -> Assignment:
-    """Return an assignment that is searched without regard to where units were that are to move."""
+    """Return an assignment that ignores the previous nodes of units that move."""
     starts = list(fillings(task))
     if (
         task.leaves
@@ -56,23 +56,23 @@ def _search_leaves_first(task: Task) -> Assignment:
 
 
 def _search(
-    task: Task, starts: Iterable[Assignment], tries: int, measured: Callable[[Assignment], Objectives]
+    task: Task, starts: Iterable[Assignment], tries: int, measure_it: Callable[[Assignment], Objectives]
 ) -> Assignment:
-    """Return the best found in `tries` tries; the last among equals, so that shakes go on from ever new ones."""
+    """Return the best assignment found in `tries` steps; of equal ones the last, so that shakes start from new ones."""
 
     def values(assignment: Assignment) -> list[int]:
-        return _values(measured(assignment))
+        return _values(measure_it(assignment))
 
     starts = sorted(starts, key=values)[:STARTS]
     best, left = starts[0], tries
     random = Random(0)  # noqa: S311 - the same shakes for the same task
     for number in range(len(starts) + SHAKES):
-        objectives = measured(best)
+        objectives = measure_it(best)
         if _is_best(objectives) or not left:
             return best
         more = len(starts) - number
         start = starts[number] if more > 0 else _shake(task, best, random, 2 + number % 3)
-        found, tried = improved(task, start, left // max(1, more), [objective.bound for objective in objectives])
+        found, tried = improve(task, start, left // max(1, more), [objective.bound for objective in objectives])
         best, left = min(found, best, key=values), left - tried
     return best
 
@@ -86,7 +86,7 @@ def _is_best(objectives: Objectives) -> bool:
 
 
 def _shake(task: Task, assignment: Assignment, random: Random, num_units: int) -> Assignment:
-    """Return `assignment` with some movable units taken out, and placed again from cells that are drawn."""
+    """Return `assignment` with some movable units placed again, from random cells."""
     shaken = [dict(cells) for cells in assignment]
     units = random.sample(task.movable, min(num_units, len(task.movable)))
     for unit in units:
@@ -94,5 +94,5 @@ def _shake(task: Task, assignment: Assignment, random: Random, num_units: int) -
     room = Room(task, shaken)
     for unit in units:
         start = random.choice([cell for cell, count in enumerate(room.free) if count])
-        shaken[unit] = room.from_cell(start, task.units[unit].num_nodes)
+        shaken[unit] = room.take_from(start, task.units[unit].num_nodes)
     return shaken

@@ -1,13 +1,13 @@
-"""Local search: units give up cells as long as that makes a placement better.
+"""Improve a placement by local search over changes of the units that may move.
 
-What is tried, where it can take a unit out of a place at all, and only with units that no previous plan keeps:
-    shift      all nodes of a unit in one cell to free nodes of another
-    exchange   all nodes that a unit has in one cell for as many of a unit in another cell
-    swap       all nodes of two racks of one leaf, where that takes decode units out of a power domain
-    trade      all nodes of two units of one size
-    anew       one unit taken out, and placed again from some cell on; in small tasks also two together
+It tries, in this order:
+    swap       two racks of one leaf swap all their units, if that takes decode units out of a power domain
+    shift      a unit moves all its nodes of one cell to free nodes of another
+    exchange   two units exchange nodes of two cells, as many as both have
+    trade      two units of one size trade all their nodes
+    anew       a unit is placed again, starting at some cell; in small tasks also two units together
 
-It ends where nothing of this helps, or after a number of tries: never after a time, so that plans do not depend on one.
+It ends if no change helps, or after a number of tries; never after a time, because a plan must not depend on it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from planner.placement.arrangement import Arrangement, Step
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
-__all__ = ["improved"]
+__all__ = ["improve"]
 
 PAIRS_SIZE = 150  # units x cells up to which two units are placed anew together: beyond, shakes find more in less time
 
 
-def improved(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
-    """Return the best assignment reached from `assignment` by steps that each improve it, and how many `tries` it took.
+def improve(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
+    """Return the best assignment that improving steps reach from `assignment`, and the number of tries it took.
 
-    `goal`: counts that nothing is below. Steps are judged by rating: of two assignments with equal counts, the one that
-    is less crowded is better.
+    `goal` has lower bounds of the counts. Of assignments with equal counts, the less crowded is better
+    (`Arrangement.rating`).
     """
     arrangement = Arrangement(task, assignment)
     rating = arrangement.rating()
@@ -38,8 +38,8 @@ def improved(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]
             if tried == tries or best_counts == tuple(goal):
                 return best, tried
             tried += 1
-            if arrangement.touches_more_leaves(steps):  # which counts first
-                arrangement.pretend(steps)
+            if arrangement.touches_more_leaves(steps):  # leaves are the first count
+                arrangement.reorder_as_if_made(steps)
                 continue
             _carry_out(arrangement, steps)
             now = arrangement.rating()
@@ -58,11 +58,11 @@ def _carry_out(arrangement: Arrangement, steps: Sequence[Step]) -> None:
 
 
 def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
-    """Yield the steps worth trying, each from where the arrangement stands when it is asked for."""
+    """Yield the changes worth trying. Each fits the arrangement at the time it is yielded."""
     units = arrangement.task.movable
     yield from _swaps(arrangement, goal)
     for unit in units:
-        for source in list(arrangement.at[unit]):
+        for source in list(arrangement.cells_of_unit[unit]):
             yield from _shifts(arrangement, unit, source)
             yield from _exchanges(arrangement, unit, source)
     for one, other in combinations(units, 2):
@@ -76,34 +76,34 @@ def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[
 
 def _shifts(arrangement: Arrangement, unit: int, source: int) -> Iterator[list[Step]]:
     for target in range(len(arrangement.free)):
-        count = arrangement.at[unit].get(source, 0)
+        count = arrangement.cells_of_unit[unit].get(source, 0)
         if target != source and 0 < count <= arrangement.free[target]:
             yield [(unit, source, target, count)]
 
 
 def _exchanges(arrangement: Arrangement, unit: int, source: int) -> Iterator[list[Step]]:
     kept = arrangement.task.kept
-    for target, others in enumerate(arrangement.in_cell):
+    for target, others in enumerate(arrangement.units_in_cell):
         for other in [each for each in others if each > unit and each not in kept]:
-            count = min(arrangement.at[unit].get(source, 0), others.get(other, 0))
+            count = min(arrangement.cells_of_unit[unit].get(source, 0), others.get(other, 0))
             if target != source and count and not _is_same(arrangement, unit, other):
                 yield [(unit, source, target, count), (other, target, source, count)]
 
 
 def _is_same(arrangement: Arrangement, one: int, other: int) -> bool:
-    """Return whether an exchange changes nothing but names."""
-    is_whole = len(arrangement.at[one]) == len(arrangement.at[other]) == 1
+    """Return whether an exchange of these units changes only names."""
+    is_whole = len(arrangement.cells_of_unit[one]) == len(arrangement.cells_of_unit[other]) == 1
     return is_whole and arrangement.task.are_alike(one, other)
 
 
 def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
-    """Yield swaps of racks under a leaf: units touch as many racks as before, but in other power domains."""
+    """Yield swaps of two racks under one leaf: they change the power domains of units, not the number of racks."""
     task = arrangement.task
     for one, other in product(arrangement.cells_losing_most(goal), range(len(task.cells))):
         assert task.powers
         is_other_power = task.powers.of_cell[one] != task.powers.of_cell[other]
         is_same_leaf = task.leaves is None or task.leaves.of_cell[one] == task.leaves.of_cell[other]
-        mine, theirs = arrangement.in_cell[one], arrangement.in_cell[other]
+        mine, theirs = arrangement.units_in_cell[one], arrangement.units_in_cell[other]
         is_movable = task.kept.isdisjoint(mine.keys() | theirs.keys())
         if is_movable and is_other_power and is_same_leaf and task.sizes[one] == task.sizes[other]:
             yield [
@@ -114,23 +114,24 @@ def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]
 
 def _trades(arrangement: Arrangement, one: int, other: int) -> Iterator[list[Step]]:
     task = arrangement.task
-    mine, theirs = arrangement.at[one], arrangement.at[other]
+    mine, theirs = arrangement.cells_of_unit[one], arrangement.cells_of_unit[other]
     if len(mine) == len(theirs) == 1:
-        return  # an exchange
+        return  # `_exchanges` has it
     if task.units[one].num_nodes == task.units[other].num_nodes and not task.are_alike(one, other):
-        yield [*_steps_between(one, mine, theirs), *_steps_between(other, theirs, mine)]
+        yield [*_list_steps(one, mine, theirs), *_list_steps(other, theirs, mine)]
 
 
 def _place_anew(arrangement: Arrangement, units: Sequence[int]) -> Iterator[list[Step]]:
     task = arrangement.task
-    room = Room(task, [{} if unit in units else cells for unit, cells in enumerate(arrangement.at)])
+    room = Room(task, [{} if unit in units else cells for unit, cells in enumerate(arrangement.cells_of_unit)])
     first, *others = units
     for start in range(len(room.free)):
         if room.free[start]:
-            chosen = [room.from_cell(start, task.units[first].num_nodes)]
-            chosen += [room.snug(task.units[unit].num_nodes) for unit in others]
+            chosen = [room.take_from(start, task.units[first].num_nodes)]
+            chosen += [room.take_snug(task.units[unit].num_nodes) for unit in others]
             steps = [
-                _steps_between(unit, arrangement.at[unit], cells) for unit, cells in zip(units, chosen, strict=True)
+                _list_steps(unit, arrangement.cells_of_unit[unit], cells)
+                for unit, cells in zip(units, chosen, strict=True)
             ]
             for cells in chosen:
                 room.give(cells)
@@ -138,8 +139,8 @@ def _place_anew(arrangement: Arrangement, units: Sequence[int]) -> Iterator[list
                 yield [step for own in steps for step in own]
 
 
-def _steps_between(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
-    """Return the steps from the cells that `unit` has now to those that it has then, as many nodes a step as can go."""
+def _list_steps(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
+    """Return the steps that take `unit` from the cells `now` to `then`, each with as many nodes as possible."""
     surplus = [[cell, count - then.get(cell, 0)] for cell, count in now.items() if count > then.get(cell, 0)]
     steps = []
     for target, count in then.items():

@@ -1,7 +1,7 @@
-"""Names for an assignment: which nodes of its cells each unit takes.
+"""Choose the nodes of each unit for an assignment, which only has numbers.
 
-A unit keeps the nodes that it had, at the ranks that it had them: what has not moved loads nothing anew. All others
-are taken in the order of the spec, rack by rack.
+A unit keeps the nodes that it had, at the same ranks, because a rank that stays loads nothing. All others are taken in
+the order of the spec, rack by rack.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,11 @@ from itertools import islice
 from planner.layout.nodes import Node
 from planner.placement.task import Assignment, Task
 
-__all__ = ["nodes_of_assignment"]
+__all__ = ["choose_nodes"]
 
 
-def nodes_of_assignment(
-    task: Task, assignment: Assignment, before: Mapping[str, Sequence[str]]
-) -> list[tuple[str, ...]]:
-    """Return the nodes of each unit, in the order of its ranks.
-
-    `before`: those of a previous placement, each of one unit.
-    """
+def choose_nodes(task: Task, assignment: Assignment, before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the nodes of each unit, in rank order. `before` has those of a previous placement."""
     places = {node.name: (cell, node) for cell, each in enumerate(task.cells) for node in each.nodes}
     kept = [
         _keep_nodes(cells, [places[name] for name in before.get(unit.name, ()) if name in places])
@@ -37,7 +32,7 @@ def nodes_of_assignment(
 
 
 def _keep_nodes(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> list[Node]:
-    """Return the nodes that a unit had, as many as it still has in their cells."""
+    """Return the previous nodes that a unit keeps: in each cell at most the number it has there now."""
     room = dict(cells)
     kept = []
     for cell, node in had:
@@ -58,9 +53,9 @@ def _order_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...
 
 
 def _sort_by_rack(nodes: Sequence[Node]) -> list[Node]:
-    """Return the racks with most of the unit's nodes first.
+    """Return the nodes rack by rack, the rack with most of them first.
 
-    Units of a phase share one expert map; in this order they stand in racks alike.
+    Units of a phase share one expert map, and this order makes their ranks' racks alike.
     """
     racks: dict[str, list[Node]] = {}
     for node in sorted(nodes, key=lambda node: node.index):

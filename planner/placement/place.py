@@ -1,7 +1,7 @@
-"""The pass: units to nodes, by the search that suits the size, near a previous plan where there is one.
+"""The pass that places units on nodes: it chooses a search by size, and stays near a previous plan.
 
-A unit stays on its nodes if the previous plan gave it as many as it wants now and all of them are still usable: to move
-it is to restart it, and no count is worth that. Only the others are placed, around those that stay.
+A unit stays on its nodes if the previous plan gave it as many as it needs now and all of them are usable: moving it
+would restart it, and no count is worth that. Only the others are placed, around those that stay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from planner.layout.nodes import Node, nodes_for
 from planner.layout.nvlink_domains import nvlink_domains
 from planner.layout.unit import Unit
 from planner.placement.enough import gpu_pools
-from planner.placement.greedy import greedy
-from planner.placement.nodes import nodes_of_assignment
+from planner.placement.greedy import place_greedily
+from planner.placement.nodes import choose_nodes
 from planner.placement.quality import Objective, measure
-from planner.placement.task import Assignment, Task, Wanted, task_of
+from planner.placement.task import Assignment, Task, UnplacedUnit, make_task
 from planner.spec.hours import active_minutes
 from planner.spec.resolved import ResolvedSpec
 
@@ -29,20 +29,19 @@ EXACT_SIZE = 80  # units x cells: up to 90 HiGHS took 0.6 s at most, up to 120 1
 
 @dataclass(frozen=True)
 class Placement:
-    """All units on their nodes, how good that is, how it was found, which nodes stay free for them, and which cannot be
-    used."""
+    """All units with their nodes, the quality of the result, and the nodes that are spare or unusable."""
 
     units: tuple[Unit, ...]
     objectives: tuple[Objective, ...]
     method: str  # exact, greedy or previous
-    why: str  # that method
-    unusable: Mapping[str, str]  # node -> why
+    why: str  # reason for the method
+    unusable: Mapping[str, str]  # node -> reason
     spares: tuple[str, ...]  # nodes that a unit may move to, in the cluster's order
 
 
 @dataclass(frozen=True)
-class _Found:
-    """An assignment, what is known of how good it is, and where it is from."""
+class _Result:
+    """An assignment, its quality, and the search that found it."""
 
     assignment: Assignment
     objectives: tuple[Objective, ...]
@@ -53,9 +52,9 @@ class _Found:
 def place_units(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], previous: Mapping[str, Sequence[str]] | None = None
 ) -> Placement:
-    """Return all units on disjoint nodes. `previous` says where an earlier plan had them, by unit.
+    """Return all units on disjoint nodes. `previous` has the nodes of each unit in an earlier plan.
 
-    The cluster has nodes enough: whoever asks has looked.
+    The cluster must have enough nodes (`enough.py`).
     """
     pools = gpu_pools(layouts)
     nodes = nodes_for(spec)
@@ -69,12 +68,12 @@ def place_units(
 def _place_pool(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], nodes: Sequence[Node], before: Mapping[str, Sequence[str]]
 ) -> Placement:
-    """Place the units of phases that run on one GPU, on the usable ones of the nodes that have it."""
-    wanted, domains = _wanted(spec, layouts), _domains(spec, layouts[0].phase, nodes)
+    """Place the units of phases that run on one GPU type, on its usable nodes."""
+    wanted, domains = _list_units(spec, layouts), _domains(spec, layouts[0].phase, nodes)
     usable = [node for node in nodes if node.unusable is None]
-    task = task_of(wanted, usable, spec.written.schedule, before, domains)
+    task = make_task(wanted, usable, spec.written.schedule, before, domains)
     found = _search(task)
-    on_nodes = nodes_of_assignment(task, found.assignment, before)
+    on_nodes = choose_nodes(task, found.assignment, before)
     place_of = {node.name: node for node in usable}
     ranks = {layout.phase: layout.ep_size for layout in layouts}
     units = tuple(
@@ -92,7 +91,7 @@ def _place_pool(
 
 
 def _domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> Mapping[str, str]:
-    """Return NVLink domains by node if any has several nodes; `nodes` are all that have the GPU of `phase`."""
+    """Return each node's NVLink domain, if any domain has several nodes. `nodes` are all with the GPU of `phase`."""
     domains = nvlink_domains(nodes, spec.gpu_of(phase), spec.cluster.gpus_per_node)
     return domains if len(set(domains.values())) < len(domains) else {}
 
@@ -113,29 +112,31 @@ def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Pla
     return Placement(tuple(units), objectives, method, why, {}, ())
 
 
-def _search(task: Task) -> _Found:
-    """Place the units that no previous plan keeps, around those that it does."""
+def _search(task: Task) -> _Result:
+    """Place the units that may move around those that stay."""
     if task.kept and not task.movable:
-        return _Found(task.standing, measure(task, task.standing), "previous", "every unit stays on its nodes")
-    assignment = greedy(task)
+        return _Result(
+            task.kept_assignment, measure(task, task.kept_assignment), "previous", "every unit stays on its nodes"
+        )
+    assignment = place_greedily(task)
     return _prove(task, assignment, measure(task, assignment))
 
 
-def _prove(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]) -> _Found:
-    """Return `assignment`, or a better one from the exact search if one is needed and the task is small enough."""
+def _prove(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]) -> _Result:
+    """Return `assignment`; if it is not proven best and the task is small, return what the exact search finds."""
     if all(objective.is_proven for objective in objectives):
-        return _Found(assignment, objectives, "greedy", "every value is at its bound")
+        return _Result(assignment, objectives, "greedy", "every value is at its bound")
     size = f"{len(task.units)} units x {len(task.cells)} places"
     if len(task.units) * len(task.cells) > EXACT_SIZE:
-        return _Found(assignment, objectives, "greedy", f"{size} are over {EXACT_SIZE}, too many for the exact search")
-    from planner.placement.exact import exact  # HiGHS and numpy, which most plans do without
+        return _Result(assignment, objectives, "greedy", f"{size} are over {EXACT_SIZE}, too many for the exact search")
+    from planner.placement.exact import solve_exactly  # HiGHS and numpy, which most plans do without
 
-    assignment, objectives = exact(task, assignment, [objective.bound for objective in objectives])
-    return _Found(assignment, objectives, "exact", f"{size} are at most {EXACT_SIZE}")
+    assignment, objectives = solve_exactly(task, assignment, [objective.bound for objective in objectives])
+    return _Result(assignment, objectives, "exact", f"{size} are at most {EXACT_SIZE}")
 
 
 def _drop_shared_nodes(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the previous nodes, each with the first unit that names it: only one can have a node."""
+    """Return the previous nodes of each unit. A node named by several units goes to the first."""
     taken: set[str] = set()
     result: dict[str, list[str]] = {}
     for unit, nodes in previous.items():
@@ -144,9 +145,9 @@ def _drop_shared_nodes(previous: Mapping[str, Sequence[str]]) -> dict[str, list[
     return result
 
 
-def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
+def _list_units(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[UnplacedUnit]:
     return [
-        Wanted(
+        UnplacedUnit(
             name=names.unit_name(spec.written.name, layout.phase, index),
             phase=layout.phase,
             index=index,
@@ -159,7 +160,7 @@ def _wanted(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Wanted]:
 
 
 def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:
-    """Say about these nodes how many are as before, and how near to each other they are."""
+    """Say how close these nodes are to each other, and how many of them are as before."""
     if tuple(before) == tuple(own):
         return "where the previous plan has it"
     stayed = len(set(before) & set(own))
@@ -169,7 +170,7 @@ def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Seq
 
 
 def _describe_spread(nodes: Sequence[Node]) -> str:
-    """Return `1 leaf, 5 racks`, from the places that the spec names."""
+    """Return `in 1 leaf, 5 racks`, from the places that the spec names."""
     kinds = {"leaf": {node.leaf for node in nodes} - {""}, "rack": {node.rack for node in nodes} - {""}}
     plural = {"leaf": "leaves", "rack": "racks"}
     parts = [f"{len(places)} {kind if len(places) == 1 else plural[kind]}" for kind, places in kinds.items() if places]

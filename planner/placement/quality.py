@@ -1,13 +1,13 @@
-"""The quality of a placement, count by count, each beside a bound.
+"""The quality of a placement: five counts, each with a bound.
 
 The counts are whole numbers, in the order in which they matter; less is better:
-    leaves       leaf switches under which units stand, summed over units; `domains` are those of NVLink in their place
-    racks        racks that any active unit touches, summed over the states of the day: the others are free for others
-    rack_loss    decode units that the loss of one rack stops, at worst; mixed units where there is no decode
+    leaves       leaf switches of each unit, summed over units; `domains` counts NVLink domains in their place
+    racks        racks with an active unit, summed over the states of the day: other work can use the rest
+    rack_loss    decode units that the loss of one rack stops, at worst; mixed units if there is no decode
     power_loss   the same for a power domain
-    moves        nodes that a unit has and that a previous plan did not give it
+    moves        nodes of units that a previous plan did not give them
 
-A count whose places the spec does not name is left out; where it names those of some nodes, the others stand alone.
+A count is left out if the spec names none of its places. A node without a name is a place of its own.
 A bound holds for every placement that is as good in the counts above and keeps the same units in place. The bounds
 computed here hold for every placement, and the exact search raises them (`exact.py`).
 A count at its bound is proven: nothing better exists.
@@ -44,12 +44,12 @@ class Objective:
 
     @property
     def excess(self) -> int:
-        """The distance from the bound."""
+        """The value less the bound."""
         return self.value - self.bound
 
     @property
     def is_proven(self) -> bool:
-        """True if nothing better exists."""
+        """Whether nothing better exists."""
         return self.excess == 0
 
 
@@ -77,7 +77,7 @@ def _leaves(task: Task, assignment: Assignment) -> Objective | None:
 
 
 def _larger_than_a_leaf(task: Task, leaves: Places) -> tuple[int, int]:
-    """Return the nodes of units larger than a leaf, and the fewest leaves that they stand under."""
+    """Return the total nodes of units larger than a leaf, and the fewest leaves for them."""
     large = [unit.num_nodes for unit in task.units if unit.num_nodes > leaves.largest_first[0]]
     return sum(large), sum(fewest(leaves.largest_first, num_nodes) for num_nodes in large)
 
@@ -101,7 +101,7 @@ def _racks_in_use(task: Task, assignment: Assignment, racks: Places) -> int:
 
 
 def _racks_needed(task: Task, assignment: Assignment) -> int:
-    """Return the racks in use where cells are whole leaves: as few of each as hold the nodes that are on there."""
+    """Return the racks in use if cells are whole leaves: the fewest racks of each that hold its active nodes."""
     value = 0
     for state in task.states:
         nodes: Counter[int] = Counter()
@@ -114,7 +114,7 @@ def _racks_needed(task: Task, assignment: Assignment) -> int:
 def _racks_of_whole_units(task: Task, assignment: Assignment, leaves: Places, kinds: Kinds) -> list[int]:
     """Return a lower bound on the racks of each state.
 
-    Units are whole but for as many as there are leaves here beyond those that units need.
+    At most as many units are split as this assignment has leaves beyond those that units need.
     """
     extra = sum(
         len(_touched(cells, leaves)) - fewest(leaves.largest_first, unit.num_nodes)
@@ -127,9 +127,9 @@ def _racks_of_whole_units(task: Task, assignment: Assignment, leaves: Places, ki
 
 
 def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
-    """Return the units that one place stops at worst. Two units that touch the same place both stop with it.
+    """Return how many units the loss of one place stops, at worst: all units with nodes there.
 
-    For the bound, every unit touches as many places as it needs at least.
+    The bound assumes that every unit touches the fewest places that it needs.
     """
     if places is None or not task.lost:
         return None
@@ -141,9 +141,9 @@ def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Plac
 
 
 def _moves(task: Task, assignment: Assignment) -> Objective | None:
-    """Return the nodes that units did not have before, counted as if they took their previous nodes first.
+    """Return how many nodes units did not have before; units are assumed to take their previous nodes first.
 
-    Only gains count: to lose a node that is gone, or to get smaller, is no move.
+    Giving up a node is no move.
     """
     if not task.had_nodes:
         return None

@@ -1,7 +1,7 @@
-"""The free nodes of a cluster while units are placed, and the snuggest among them.
+"""The free nodes of a cluster while units are placed, and where a unit fits most snugly.
 
-Leaves, and the racks under each, are kept by how many free nodes they have. So to find the one with the least room that
-is enough costs as much as there are different sizes, however many thousand places there are.
+Leaves, and the racks under each, are indexed by their number of free nodes. So finding the one with the least room that
+is enough takes as many steps as there are different numbers, even with thousands of places.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,10 +14,10 @@ BySize = dict[int, dict[int, None]]  # free nodes -> places that have so many; w
 
 
 class Room:
-    """Free nodes of each cell; `take` and `give` change them."""
+    """The free nodes of each cell. `take` and `give` change them."""
 
     def __init__(self, task: Task, assignment: Assignment) -> None:
-        """Start with the nodes of `task`, less what the units have in `assignment`."""
+        """Start with the nodes of `task`, less those of `assignment`."""
         self.free = list(task.sizes)
         self._shelf_of, self._leaf_of, self._cells = _shelves(task)
         self._in_shelf = [0] * len(self._cells)
@@ -49,11 +49,11 @@ class Room:
         self.free[cell] -= count
 
     def give(self, cells: Mapping[int, int]) -> None:
-        """Give the nodes back."""
+        """Return nodes, cell -> count."""
         for cell, count in cells.items():
             self.take(cell, -count)
 
-    def snug(self, num_nodes: int) -> dict[int, int]:
+    def take_snug(self, num_nodes: int) -> dict[int, int]:
         """Take `num_nodes`: under the leaf with the least room that is enough, else under as few leaves as possible."""
         chosen: dict[int, int] = {}
         while num_nodes:
@@ -63,7 +63,7 @@ class Room:
             num_nodes -= taken
         return chosen
 
-    def around(self, cells: Iterable[int], num_nodes: int) -> dict[int, int]:
+    def take_near(self, cells: Iterable[int], num_nodes: int) -> dict[int, int]:
         """Take `num_nodes`: from the racks of `cells`, then from under their leaves, then from anywhere."""
         chosen: dict[int, int] = {}
         shelves = dict.fromkeys(self._shelf_of[cell] for cell in cells)
@@ -71,16 +71,16 @@ class Room:
             chosen |= self._take_from_shelf(shelf, min(num_nodes - sum(chosen.values()), self._in_shelf[shelf]))
         for leaf in dict.fromkeys(self._leaf_of[shelf] for shelf in shelves):
             chosen |= self._take_under(leaf, min(num_nodes - sum(chosen.values()), self._in_leaf[leaf]))
-        return chosen | self.snug(num_nodes - sum(chosen.values()))
+        return chosen | self.take_snug(num_nodes - sum(chosen.values()))
 
-    def from_cell(self, cell: int, num_nodes: int) -> dict[int, int]:
+    def take_from(self, cell: int, num_nodes: int) -> dict[int, int]:
         """Take `num_nodes`: those of `cell` first, then around it."""
         first = {cell: min(num_nodes, self.free[cell])}
         self.take(cell, first[cell])
-        return first | self.around(first, num_nodes - first[cell])
+        return first | self.take_near(first, num_nodes - first[cell])
 
     def _take_under(self, leaf: int, num_nodes: int) -> dict[int, int]:
-        """Take nodes from the rack with the least room that is enough, else from those with most room."""
+        """Take nodes of `leaf`: from the rack with the least room that is enough, else from those with most room."""
         chosen: dict[int, int] = {}
         while num_nodes:
             shelf = _snuggest(self._shelves[leaf], num_nodes)
@@ -100,7 +100,7 @@ class Room:
 
 
 def _shelves(task: Task) -> tuple[list[int], list[int], list[list[int]]]:
-    """Return cell -> shelf, shelf -> leaf and shelf -> cells. A shelf is what of a rack is under one leaf.
+    """Return cell -> shelf, shelf -> leaf and shelf -> cells. A shelf is the part of a rack under one leaf.
 
     Without racks each cell is a shelf.
     """

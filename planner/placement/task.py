@@ -1,12 +1,12 @@
-"""The task of placement, as whole numbers: units that want nodes, and cells that have them.
+"""The task of placement, as whole numbers: units need nodes, and cells have them.
 
-A cell is all usable nodes with the same leaf switch, rack and power domain: which of them a unit has makes no
-difference, save for moves from a previous placement. So the search is for an assignment, how many nodes of each cell
-each unit takes, and nodes get their names afterwards (`nodes.py`).
+A cell is all usable nodes with the same leaf switch, rack and power domain: they are interchangeable, except that a
+unit may have had some of them before. So the search looks for an assignment: how many nodes of each cell each unit
+takes. Nodes get their names afterwards (`nodes.py`).
 
-Where the spec names the place of some nodes only, each of the others counts as a place of its own (`named_places`).
+If the spec names the places of some nodes only, each other node counts as a place of its own (`named_places`).
 
-A state is a set of units that are on together, weighted with the windows of the day that have it.
+A state is a set of units that are on together. Its weight is the number of windows of the day with just these units.
 """
 
 from collections import Counter
@@ -20,17 +20,17 @@ from planner.layout.nodes import Node, PlaceKind, named_places
 from planner.placement.bound import Kinds
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["PLACES", "Assignment", "Cell", "Places", "State", "Task", "Wanted", "fewest", "task_of"]
+__all__ = ["PLACES", "Assignment", "Cell", "Places", "State", "Task", "UnplacedUnit", "fewest", "make_task"]
 
 PLACES: tuple[PlaceKind, ...] = ("leaf", "rack", "power")
 
-LeafKind = Literal["leaves", "domains"]  # what units stand under: switches, or NVLink domains of several nodes
+LeafKind = Literal["leaves", "domains"]  # leaf switches, or NVLink domains of several nodes
 
-Assignment = Sequence[Mapping[int, int]]  # of each unit: cell -> its nodes there
+Assignment = Sequence[Mapping[int, int]]  # for each unit: cell -> number of its nodes there
 
 
 @dataclass(frozen=True)
-class Wanted:
+class UnplacedUnit:
     """A unit before it has nodes."""
 
     name: str
@@ -42,18 +42,18 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Cell:
-    """Nodes that stand alike."""
+    """Interchangeable nodes: they share leaf, rack and power domain."""
 
     leaf: str
     rack: str
     power: str
     nodes: tuple[Node, ...]
-    racks: tuple[int, ...] = ()  # where it is all of a leaf (`leafwise.py`): sizes of its racks, largest first
+    racks: tuple[int, ...] = ()  # if the cell is a whole leaf (`leafwise.py`): sizes of its racks, largest first
 
 
 @dataclass(frozen=True)
 class Places:
-    """The leaves, racks or power domains of the cells. A task has none where no usable node's is known."""
+    """The leaves, racks or power domains of the cells. A task has none if the spec names none."""
 
     of_cell: tuple[int, ...]  # cell -> its place
     sizes: tuple[int, ...]  # place -> usable nodes
@@ -83,43 +83,43 @@ class State:
 class Task:
     """Units, cells, states, and where units were before."""
 
-    units: tuple[Wanted, ...]
+    units: tuple[UnplacedUnit, ...]
     cells: tuple[Cell, ...]
     states: tuple[State, ...]
-    before: tuple[Mapping[int, int], ...]  # of each unit: cell -> nodes that a previous placement gave it there
+    before: tuple[Mapping[int, int], ...]  # for each unit: cell -> number of its nodes there in a previous placement
     had_nodes: frozenset[int]  # units of the previous placement
     leaves_are: LeafKind = "leaves"
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """The units that stay on their nodes: all of these are usable, and as many as the unit wants."""
+        """The units that stay on their nodes, because these are all usable and as many as the unit needs."""
         return frozenset(
             unit for unit in self.had_nodes if sum(self.before[unit].values()) == self.units[unit].num_nodes
         )
 
     @cached_property
     def movable(self) -> tuple[int, ...]:
-        """The units that are to be placed: all but the kept ones."""
+        """The units to place: all but the kept ones."""
         return tuple(unit for unit in range(len(self.units)) if unit not in self.kept)
 
     @cached_property
-    def standing(self) -> Assignment:
-        """The nodes of kept units; the others have none yet."""
+    def kept_assignment(self) -> Assignment:
+        """The assignment of the kept units only."""
         return tuple(had if unit in self.kept else {} for unit, had in enumerate(self.before))
 
     @cached_property
     def leaves(self) -> Places | None:
-        """The leaves of the cells."""
+        """The leaf switches or NVLink domains."""
         return _places(self.cells, lambda cell: cell.leaf)
 
     @cached_property
     def racks(self) -> Places | None:
-        """The racks of the cells."""
+        """The racks."""
         return _places(self.cells, lambda cell: cell.rack)
 
     @cached_property
     def powers(self) -> Places | None:
-        """The power domains of the cells."""
+        """The power domains."""
         return _places(self.cells, lambda cell: cell.power)
 
     @cached_property
@@ -132,7 +132,7 @@ class Task:
 
     @cached_property
     def lost(self) -> tuple[int, ...]:
-        """The units whose common loss counts: those that produce tokens."""
+        """The units that produce tokens: few of them should be lost together."""
         return tuple(index for index, unit in enumerate(self.units) if unit.phase != "prefill")
 
     @cached_property
@@ -142,7 +142,7 @@ class Task:
 
     @cached_property
     def kinds(self) -> Kinds | None:
-        """The units that fit under a leaf, by size; None without leaves, or with more than two sizes."""
+        """Sizes of units that fit under one leaf, and their numbers; None without leaves or above two sizes."""
         if self.leaves is None:
             return None
         sizes = Counter(unit.num_nodes for unit in self.units if unit.num_nodes <= self.leaves.largest_first[0])
@@ -151,7 +151,7 @@ class Task:
 
     @cached_property
     def racks_of_leaves(self) -> tuple[tuple[int, ...], ...]:
-        """The sizes of the racks under each leaf, largest first; empty where a rack is under two leaves."""
+        """The sizes of the racks under each leaf, largest first; empty if a rack is under two leaves."""
         if self.leaves is None or self.racks is None:
             return tuple(cell.racks for cell in self.cells if cell.racks)
         of_leaf: list[dict[int, None]] = [{} for _ in self.leaves.sizes]
@@ -163,12 +163,12 @@ class Task:
         return tuple(tuple(sorted((sizes[rack] for rack in own), reverse=True)) for own in of_leaf)
 
     def are_alike(self, one: int, other: int) -> bool:
-        """Return whether two units are interchangeable, so that it makes no difference which has which nodes."""
+        """Return whether two units are interchangeable."""
         return self._alike[one] == self._alike[other]
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """A number for each unit, which interchangeable units share."""
+        """Each unit's class of interchangeable units, as the number of the first."""
         numbers: dict[tuple[Phase, int, int, int], int] = {}
         return tuple(
             numbers.setdefault(
@@ -178,23 +178,23 @@ class Task:
         )
 
 
-def task_of(
-    units: Sequence[Wanted],
+def make_task(
+    units: Sequence[UnplacedUnit],
     usable: Sequence[Node],
     schedule: ScheduleSpec | None,
     before: Mapping[str, Sequence[str]],
     domains: Mapping[str, str] | None = None,
 ) -> Task:
-    """Return the task of placing `units` on `usable` nodes. `before`: unit name -> nodes of a previous placement.
+    """Return the task of placing `units` on `usable` nodes. `before` has the previous nodes of each unit, by name.
 
-    `domains`: node -> its NVLink domain, where these have several nodes. They take the place of leaves: what a unit
-    sends inside one takes no NIC, and so no leaf switch.
+    `domains` has each node's NVLink domain, if these have several nodes. They take the place of leaves, because traffic
+    inside a domain uses no NIC and so no leaf switch.
     """
     by_cell: dict[tuple[str, str, str], list[Node]] = {}
     leaf, rack, power = (named_places(usable, kind) for kind in PLACES)
-    around = domains or leaf
+    outer = domains or leaf
     for node in usable:
-        by_cell.setdefault((around[node.name], rack[node.name], power[node.name]), []).append(node)
+        by_cell.setdefault((outer[node.name], rack[node.name], power[node.name]), []).append(node)
     cells = tuple(Cell(*place, tuple(nodes)) for place, nodes in by_cell.items())
     cell_of = {node.name: index for index, cell in enumerate(cells) for node in cell.nodes}
     kept = tuple(Counter(cell_of[name] for name in before.get(unit.name, ()) if name in cell_of) for unit in units)
@@ -202,7 +202,7 @@ def task_of(
     return Task(tuple(units), cells, _states(units, schedule), kept, had_nodes, "domains" if domains else "leaves")
 
 
-def _states(units: Sequence[Wanted], schedule: ScheduleSpec | None) -> tuple[State, ...]:
+def _states(units: Sequence[UnplacedUnit], schedule: ScheduleSpec | None) -> tuple[State, ...]:
     if schedule is None:
         return (State(frozenset(range(len(units))), 1),)
     windows = Counter(

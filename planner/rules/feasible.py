@@ -19,7 +19,7 @@ from planner.expert_map import Domains, ExpertMap
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import misfits
-from planner.placement.enough import missing_nodes
+from planner.placement.enough import find_missing_nodes
 from planner.problems.finding import Finding, Unknown
 from planner.rules.rule import Candidate, Rule
 from planner.rules.starts import find_late_starts
@@ -80,7 +80,7 @@ def operating_points_fit_kv(c: LaidOut) -> Iterator[Finding]:
 
 def nodes_suffice(c: LaidOut) -> Iterator[Finding]:
     """Reject specs with fewer usable nodes than the units take."""
-    yield from missing_nodes(c.resolved, c.layouts)
+    yield from find_missing_nodes(c.resolved, c.layouts)
 
 
 def rack_coverage_is_decided(c: LaidOut) -> Iterator[Finding]:

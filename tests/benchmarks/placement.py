@@ -20,7 +20,7 @@ import time
 from rich.console import Console
 from rich.progress import track
 
-from planner.placement.greedy import greedy
+from planner.placement.greedy import place_greedily
 from planner.placement.quality import measure
 from planner.placement.task import fewest
 from tests.benchmarks.goals import Goals
@@ -50,7 +50,7 @@ def main():
 def compare(name, task, seconds, goals):
     """One shape with every model."""
     began = time.perf_counter()
-    assignment = greedy(task)
+    assignment = place_greedily(task)
     took = time.perf_counter() - began
     ours = measure(task, assignment)
     print(f"{name}: {len(task.units)} units in {len(task.cells)} racks, ours in {took:.2f} s", flush=True)

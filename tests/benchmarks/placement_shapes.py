@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from planner.layout.nodes import nodes_of
-from planner.placement.task import Wanted, task_of
+from planner.placement.task import UnplacedUnit, make_task
 from planner.rules.check import check_spec
 from planner.spec.cluster import ClusterSpec
 from planner.spec.hours import active_minutes
@@ -43,9 +43,9 @@ def task_on(shape):
     """The published units and windows on a cluster of this shape."""
     schedule = check_spec(PUBLISHED).written.schedule
     wanted = [
-        Wanted(f"{phase}-{index}", phase, index, num_nodes, active_minutes(schedule, phase, index))
+        UnplacedUnit(f"{phase}-{index}", phase, index, num_nodes, active_minutes(schedule, phase, index))
         for phase, num_units, num_nodes in UNITS
         for index in range(num_units)
     ]
     cluster = ClusterSpec.model_validate({"gpu": "h800", "gpus_per_node": 8} | shape)
-    return task_of(wanted, [node for node in nodes_of(cluster) if node.unusable is None], schedule, {})
+    return make_task(wanted, [node for node in nodes_of(cluster) if node.unusable is None], schedule, {})

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.placement.bound import min_extra_leaves, min_racks, racks_by_whole_units
-from planner.placement.greedy import greedy
+from planner.placement.greedy import place_greedily
 from planner.placement.quality import measure
 from tests.benchmarks.placement_shapes import shapes, task_on
 
@@ -17,7 +17,7 @@ def reached():
     results = {}
     for name, shape in shapes().items():
         task = task_on(shape)
-        results[name] = measure(task, greedy(task))
+        results[name] = measure(task, place_greedily(task))
     return results
 
 

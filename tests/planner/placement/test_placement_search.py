@@ -7,12 +7,12 @@ import pytest
 
 from planner.layout.nodes import Node
 from planner.placement.arrangement import Arrangement
-from planner.placement.exact import exact
+from planner.placement.exact import solve_exactly
 from planner.placement.fill import fillings
-from planner.placement.greedy import greedy
+from planner.placement.greedy import place_greedily
 from planner.placement.improve import _candidates, _carry_out
 from planner.placement.quality import measure
-from planner.placement.task import Wanted, task_of
+from planner.placement.task import UnplacedUnit, make_task
 from planner.spec.hours import active_minutes
 from planner.spec.schedule import ScheduleSpec
 
@@ -44,7 +44,7 @@ def random_task(seed, before=False):
             num_nodes[largest] -= 1
     schedule = random_schedule(random, num_units) if random.random() < 0.7 else None
     wanted = [
-        Wanted(f"{phase}-{index}", phase, index, num_nodes[phase], active_minutes(schedule, phase, index))
+        UnplacedUnit(f"{phase}-{index}", phase, index, num_nodes[phase], active_minutes(schedule, phase, index))
         for phase in num_units
         for index in range(num_units[phase])
     ]
@@ -53,7 +53,7 @@ def random_task(seed, before=False):
         names = [node.name for node in random.sample(nodes, len(nodes))]
         kept = {unit.name: random.random() < 0.5 for unit in wanted}  # the others lost a node
         had = {unit.name: [names.pop() for _ in range(unit.num_nodes)][not kept[unit.name] :] for unit in wanted}
-    return task_of(wanted, nodes, schedule, had)
+    return make_task(wanted, nodes, schedule, had)
 
 
 def random_schedule(random, num_units):
@@ -77,9 +77,9 @@ def compared():
     results = []
     for seed in range(CLUSTERS):
         task = random_task(seed)
-        assignment = greedy(task)
+        assignment = place_greedily(task)
         found = measure(task, assignment)
-        best = found if all(each.is_proven for each in found) else exact(task, assignment)[1]
+        best = found if all(each.is_proven for each in found) else solve_exactly(task, assignment)[1]
         results.append((found, best))
     return results
 
@@ -120,11 +120,11 @@ def test_the_exact_search_proves_nearly_all_counts_of_small_clusters(compared):
 def test_both_are_the_same_every_time(seed):
     """Splits, not only counts: a plan has the same bytes on every run."""
     task = random_task(seed)
-    first, again = greedy(task), greedy(random_task(seed))
+    first, again = place_greedily(task), place_greedily(random_task(seed))
     start = next(fillings(task))
 
     assert first == again
-    assert exact(task, start) == exact(random_task(seed), start)
+    assert solve_exactly(task, start) == solve_exactly(random_task(seed), start)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -140,13 +140,13 @@ def test_a_look_ahead_spares_only_steps_that_would_be_taken_back(seed):
         _carry_out(tried, taken_back(steps))
         if spared.touches_more_leaves(steps):
             assert is_worse
-            spared.pretend(steps)
+            spared.reorder_as_if_made(steps)
         else:
             _carry_out(spared, steps)
             _carry_out(spared, taken_back(steps))
 
-        assert [list(each) for each in spared.at] == [list(each) for each in tried.at]
-        assert [list(each) for each in spared.in_cell] == [list(each) for each in tried.in_cell]
+        assert [list(each) for each in spared.cells_of_unit] == [list(each) for each in tried.cells_of_unit]
+        assert [list(each) for each in spared.units_in_cell] == [list(each) for each in tried.units_in_cell]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -172,7 +172,7 @@ def test_counts_kept_up_to_date_are_those_counted_from_scratch(seed):
     random = Random(seed)
     for _ in range(30):
         unit = random.randrange(len(task.units))
-        source = random.choice(sorted(arrangement.at[unit]))
+        source = random.choice(sorted(arrangement.cells_of_unit[unit]))
         target = random.randrange(len(task.cells))
         if arrangement.free[target] and target != source:
             arrangement.shift(unit, source, target, 1)
@@ -184,8 +184,8 @@ def test_counts_kept_up_to_date_are_those_counted_from_scratch(seed):
 def test_the_exact_search_goes_around_kept_units(seed):
     """It leaves them on their nodes, places every node, and is no worse than its start; moves are counted last."""
     task = random_task(seed, before=True)
-    start = greedy(task)
-    assignment, objectives = exact(task, start)
+    start = place_greedily(task)
+    assignment, objectives = solve_exactly(task, start)
 
     assert all(assignment[unit] == task.before[unit] for unit in task.kept)
     assert objectives[-1].name == "moves"
