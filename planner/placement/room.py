@@ -49,7 +49,7 @@ class Room:
         self.free[cell] -= count
 
     def give(self, cells: Mapping[int, int]) -> None:
-        """Return nodes, cell -> count."""
+        """Free the nodes again; `cells` has their number by cell."""
         for cell, count in cells.items():
             self.take(cell, -count)
 

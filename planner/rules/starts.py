@@ -14,7 +14,7 @@ from planner.facts.quantities import gb
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix
-from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_s, starts_of
+from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_times, starts_of
 from planner.spec.hours import weeks_of
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
@@ -139,7 +139,7 @@ def _mean_bytes(starts: Starts) -> float:
 
 
 def _longest_start(starts: Starts) -> tuple[Start, float]:
-    pairs = (pair for some, days in starts for pair in zip(some, loading_s(some, days), strict=True))
+    pairs = (pair for some, days in starts for pair in zip(some, loading_times(some, days), strict=True))
     return max(pairs, key=lambda each: each[1])
 
 

@@ -1,16 +1,16 @@
 """The day of a plan on real dates: which units are on at an instant, and when that changes.
 
-A schedule's times are what clocks show in its time zone, and whoever follows it counts seconds of UTC. The two differ
-by hours, and on two days of the year by another hour than the day before:
+A schedule's times are wall-clock times of its time zone, while the controller counts seconds of UTC. The difference
+changes twice a year:
 
-- Clocks that go forward skip an hour. Windows that would begin in it begin when it would have begun.
-- Clocks that go back show an hour twice. In both hours as many units of each phase are on as in the busiest state of
-  that hour: nothing stops in order to start again, and both times the demand of the hour is carried.
+- Clocks that go forward skip an hour. Windows that would begin in it begin at its start.
+- Clocks that go back show an hour twice. In both hours each phase has as many units on as in the busiest state of that
+  hour. So no unit stops only to start again, and the hour's demand is served both times.
 
-A day may have a state for each of its 1,440 minutes, and whoever follows it looks days ahead every few seconds. So the
-states of a date are sorted once for all instants of a look.
+A day may have a state for each of its 1,440 minutes, and the controller looks days ahead every few seconds. So the
+states of a date are sorted once per call.
 
-Nothing here asks what time it is.
+This module never reads a clock.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,7 +30,7 @@ DATES_KEPT = 1000  # assumed: two years and a half of one zone; a rehearsal pass
 
 @dataclass(frozen=True)
 class Change:
-    """The units that are on from an instant on, and which of them were off before, or are off now."""
+    """The units that are on from an instant on, and those that start and stop then."""
 
     instant: int  # seconds since 1970-01-01 00:00 UTC
     units: tuple[str, ...]
@@ -44,13 +44,13 @@ def units_at(days: Days, instant: int) -> tuple[str, ...]:
 
 
 def state_at(days: Days, instant: int) -> Step:
-    """Return the step that clocks show at an instant."""
+    """Return the step for the wall-clock time of an instant."""
     wall = wall_time(instant, days.timezone)
     return _States.of(days.steps_on(wall.date)).at(wall.minute)
 
 
 def changes_between(days: Days, begin: int, end: int) -> tuple[Change, ...]:
-    """Return what changes after `begin` and until `end`, in order."""
+    """Return the changes after `begin` and up to `end`, in order."""
     calendar = _Calendar(days)
     found, before = [], calendar.units_at(begin)
     for instant in calendar.edges(begin, end):
@@ -75,22 +75,22 @@ class _States:
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> "_States":
-        """Return these states."""
+        """Return the states of these steps."""
         ordered = tuple(sorted(steps, key=lambda step: step.at))
         return cls(tuple(minute_of(step.at) for step in ordered), ordered)
 
     def at(self, minute: int) -> Step:
-        """Return the step that holds at a minute: before the first one it is the last."""
+        """Return the step in force at a minute; before the first step that is the last one."""
         return self.steps[bisect_right(self.minutes, minute) - 1]
 
     def within(self, first: int, end: int) -> tuple[Step, ...]:
-        """Return the steps that hold at some minute from `first` on and before `end`."""
+        """Return the steps in force at some minute from `first` to `end` - 1."""
         begun = self.steps[bisect_right(self.minutes, first) : bisect_left(self.minutes, end)]
         return (self.at(first), *begun)
 
 
 class _Calendar:
-    """A day's dates, for many instants: the states of each date are sorted once."""
+    """The states of each date, sorted once for many instants."""
 
     def __init__(self, days: Days) -> None:
         self._days, self._zone = days, days.timezone
@@ -123,14 +123,14 @@ class _Calendar:
 
     @cached_property
     def _all_units(self) -> tuple[str, ...]:
-        """Every unit once: phase by phase, each in the order of its numbers."""
+        """All units, phase by phase, in the order of their numbers."""
         steps = self._days.all_steps
         largest = (max((step.units_of(phase) for step in steps), key=len) for phase in steps[0].num_units)
         return tuple(chain.from_iterable(largest))
 
 
 def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
-    """Return when clocks show these minutes of a date. On most dates they show every minute once, in turn."""
+    """Return the instants at which clocks show these minutes of a date. Most dates show every minute once, in order."""
     first, last = instants_of(date, 0, zone), instants_of(date, DAY_MINUTES - 1, zone)
     if len(first) == len(last) == 1 and last[0] - first[0] == (DAY_MINUTES - 1) * MINUTE_S:
         return {first[0] + minute * MINUTE_S for minute in minutes}
@@ -139,7 +139,7 @@ def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
 
 @lru_cache(maxsize=DATES_KEPT)
 def _repeated(day: str, zone: str) -> tuple[int, int] | None:
-    """Return the minutes of a date, first and last + 1, that clocks show twice; None where they show none twice."""
+    """Return the minutes of a date that clocks show twice, as first and last + 1; None if there are none."""
     change = _clock_change(day, zone)
     if change is None or offset_at(change, zone) > offset_at(change - 1, zone):
         return None
@@ -149,7 +149,7 @@ def _repeated(day: str, zone: str) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=DATES_KEPT)
 def _clock_change(day: str, zone: str) -> int | None:
-    """Return the first instant of another offset on a date, where clocks change on it."""
+    """Return the instant at which clocks change on a date; None if they do not."""
     noon = instants_of(day, 12 * 60, zone)[0]
     low, high = noon - DAY_S // 2 - 7200, noon + DAY_S // 2
     if offset_at(low, zone) == offset_at(high, zone):

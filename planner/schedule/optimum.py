@@ -1,20 +1,20 @@
-"""The fewest unit-hours that carry a day: how many units of one phase are on in each slot of it.
+"""Find the fewest unit-hours that serve a day: how many units of one phase are on in each slot.
 
-A unit has nodes before it serves, while it warms up, and after it, while it drains. So switching one off and on again
-costs what both take; it stays on where that is longer than the gap. A number of units stays for a while before it
-changes again.
+A unit also uses nodes while it warms up, before it serves, and while it drains, afterwards. Switching a unit off and on
+costs both times, so it stays on in a shorter gap. A number of units stays for `stay` slots before it changes again.
 
-Exact, by dynamic programming over (units on, slots since the last change). The day is a circle, so a place to begin is
-needed. In the slot that needs most units, no more are on: to cut every slot at that number breaks no rule (no change is
-added) and costs less. So the day is walked from that slot, once for each age that the number can have there, and has to
-come back to the same age. Ages count up to the stay: beyond it they are alike.
+The result is exact: dynamic programming over (units on, slots since the last change). The day is a circle, so the
+program needs a slot to start from: the one that needs most units. No more than these are ever on, because cutting every
+slot at that number adds no change and costs less. The program walks the day from that slot once for each age of the
+number there, in slots since its last change, and must return to the same age. Ages stop at the stay: beyond it they
+make no difference.
 
-Days that are unlike follow each other in any order. So all of them begin with the same number, which lasts for a stay,
-and each ends so that the next may begin: whatever day comes, its first change is as far from the last one as it must
-be. The number is the least with which every day can begin. With one unit more all the time a day keeps all rules too,
-so it is found by halving. Given that number, each day is exact again.
+Different kinds of day follow each other in any order. So all begin with the same number, which lasts for a stay, and
+each ends so that any other may follow: the next day's first change is a stay or more after its own last one. That
+number is the least with which every kind of day can begin. Bisection finds it, because one more unit all day breaks no
+rule. Given that number, each day is exact again.
 
-It knows one phase: units of different phases have nodes of their own, and nothing else ties them.
+Phases are independent, because their units share no nodes, so this handles one phase.
 """
 
 from collections.abc import Sequence
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
     Costs = NDArray[np.float64]
 
-__all__ = ["Switching", "fewest_of_each_day", "fewest_unit_slots", "unit_slots"]
+__all__ = ["Switching", "count_unit_slots", "solve_day", "solve_days"]
 
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Switching:
-    """What switching a unit takes, in slots."""
+    """The times of switching a unit, in slots."""
 
-    warm_up: float = 0.0  # that its nodes are taken before it serves
-    drain: float = 0.0  # and after it
-    stay: int = 1  # that a number of units lasts at least
+    warm_up: float = 0.0  # its nodes are in use so long before it serves
+    drain: float = 0.0  # and so long afterwards
+    stay: int = 1  # a number of units lasts at least so long
 
     def between(self, before: int, after: int) -> float:
-        """Return the unit-slots that going from one number to another takes."""
+        """Return the unit-slots that a change of the number of units costs."""
         return max(after - before, 0) * self.warm_up + max(before - after, 0) * self.drain
 
 
-def unit_slots(on: Sequence[int], switching: Switching) -> float:
+def count_unit_slots(on: Sequence[int], switching: Switching) -> float:
     """Return what a day of these numbers costs, its last slot before its first."""
     return sum(on) + sum(switching.between(on[index - 1], number) for index, number in enumerate(on))
 
 
-def fewest_unit_slots(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
+def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
     """Return the units that are on in each slot, at least those that are `needed`, for the least cost of all days."""
     num_slots = len(needed)
     peak = max(range(num_slots), key=lambda slot: needed[slot])
@@ -67,8 +67,8 @@ def fewest_unit_slots(needed: Sequence[int], switching: Switching) -> tuple[int,
     return tuple(best[(slot - peak) % num_slots] for slot in range(num_slots))
 
 
-def fewest_of_each_day(needed: Sequence[Sequence[int]], switching: Switching) -> list[tuple[int, ...]]:
-    """Return the units that are on in each slot of each of several days, which may follow each other in any order."""
+def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tuple[int, ...]]:
+    """Return the units on in each slot of several kinds of day, which may follow each other in any order."""
     most = max(map(max, needed))
     least = max(max(day[: switching.stay]) for day in needed)
     while least < most:
@@ -80,50 +80,50 @@ def fewest_of_each_day(needed: Sequence[Sequence[int]], switching: Switching) ->
 
 
 def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
-    """Return the best day that begins with `first` units for a stay, and ends so that the next can; None without one.
+    """Return the best day that begins with `first` units for a stay and ends so that any day can follow, or None.
 
-    `first` are enough for the first stay.
+    `first` units must be enough for the first stay.
     """
     import numpy as np  # `validate` must not wait for it
 
     stay = min(switching.stay, len(needed))
     top = max(first, *needed)
     switch = _switch_costs(top, switching)
-    came, costs = _walk(needed[stay:], (first, stay - 1), stay, switch)
+    history, costs = _walk(needed[stay:], (first, stay - 1), stay, switch)
     ends = np.full_like(costs, np.inf)
     ends[:, -1] = costs[:, -1] + switch[:, first]
     ends[first] = costs[first]
     number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
     if not np.isfinite(ends[number, age]):
         return None
-    return [*[first] * (stay - 1), *_walk_back(came, costs, (number, age), switch)]
+    return [*[first] * (stay - 1), *_walk_back(history, costs, (number, age), switch)]
 
 
 def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
-    """Return the best day whose first number is `start_age` slots old at its beginning; None where there is none."""
+    """Return the best day whose first number of units is already `start_age` slots old, or None."""
     import numpy as np  # as above
 
     top, ages = needed[0], min(switching.stay, len(needed))
     switch = _switch_costs(top, switching)
-    came, costs = _walk(needed[1:], (top, start_age), ages, switch)
-    ends = _ends(costs, top, start_age, switch)
+    history, costs = _walk(needed[1:], (top, start_age), ages, switch)
+    ends = _closing_costs(costs, top, start_age, switch)
     number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
     if not np.isfinite(ends[number, age]):
         return None
-    return float(ends[number, age]), _walk_back(came, costs, (number, age), switch)
+    return float(ends[number, age]), _walk_back(history, costs, (number, age), switch)
 
 
 def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Costs") -> tuple[list["Costs"], "Costs"]:
-    """Return the least costs `[number, age]` before each slot of `needed`, and after the last, from the state `start`.
+    """Return the least costs `[number, age]` before each slot of `needed`, and those after the last.
 
-    The slot of that state is counted.
+    The walk begins in the state `start`, whose slot counts.
     """
     import numpy as np  # as above
 
     numbers = np.arange(len(switch))
     costs = np.full((len(switch), ages), np.inf)
     costs[start] = start[0]
-    came: list[Costs] = []
+    history: list[Costs] = []
     for need in needed:
         changed = costs[:, -1][:, None] + switch
         after = np.full_like(costs, np.inf)
@@ -132,13 +132,13 @@ def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Cos
         after[:, 0] = np.minimum(after[:, 0], changed.min(axis=0))
         after += numbers[:, None]
         after[:need] = np.inf
-        came.append(costs)
+        history.append(costs)
         costs = after
-    return came, costs
+    return history, costs
 
 
 def _switch_costs(top: int, switching: Switching) -> "Costs":
-    """Return what each change costs `[from, to]`: infinite where it is none."""
+    """Return the cost of each change `[from, to]`; infinite on the diagonal."""
     import numpy as np  # as above
 
     numbers = np.arange(top + 1)
@@ -148,8 +148,8 @@ def _switch_costs(top: int, switching: Switching) -> "Costs":
     return costs
 
 
-def _ends(costs: "Costs", top: int, start_age: int, switch: "Costs") -> "Costs":
-    """Return the cost of each last state `[number, age]` from which the day goes on as it began."""
+def _closing_costs(costs: "Costs", top: int, start_age: int, switch: "Costs") -> "Costs":
+    """Return the cost of each last state `[number, age]` that the day's first state can follow."""
     import numpy as np  # as above
 
     last = costs.shape[1] - 1
@@ -163,14 +163,14 @@ def _ends(costs: "Costs", top: int, start_age: int, switch: "Costs") -> "Costs":
     return ends
 
 
-def _walk_back(came: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
-    """Return the numbers of all slots, given the last one's `state`: its number, and how long that has lasted."""
+def _walk_back(history: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
+    """Return the numbers of all slots, from the last one's `state`: its number and age."""
     (number, age), last = state, costs.shape[1] - 1
     on = [number]
-    for before in reversed(came):
+    for before in reversed(history):
         reached = costs[number, age] - number
         ages = {age - 1, last} if age == last else {age - 1}
-        kept = next((each for each in ages if each >= 0 and _same(before[number, each], reached)), None)
+        kept = next((each for each in ages if each >= 0 and _are_equal(before[number, each], reached)), None)
         if kept is not None:
             age = kept
         else:
@@ -181,5 +181,5 @@ def _walk_back(came: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], 
     return on[::-1]
 
 
-def _same(one: float, other: float) -> bool:
+def _are_equal(one: float, other: float) -> bool:
     return abs(one - other) < TOLERANCE

@@ -1,17 +1,17 @@
-"""Units that come and go by a timetable, and what whoever follows it has to do about them, in order.
+"""The runs of units by a timetable, and the acts that carry them out, in order.
 
     start -> warm-up -> serve -> drain -> stop      one run of a unit
 
-    start   give it its nodes, so that it is ready when it is needed
-    serve   it must be ready from now on
-    drain   send it nothing new; it finishes what it has
+    start   give the unit its nodes, so that it is ready in time
+    serve   the unit must be ready from now on
+    drain   send it no new requests; it finishes those it has
     stop    its nodes are free from now on
 
-A unit whose next start would come before the end of this run goes on as if it were wanted all the while: its nodes
-would not become free (`transitions.py`).
+If a unit's next start comes before the end of its run, the run goes on without a break, because its nodes would not
+become free (`transitions.py`).
 
-Nothing here asks what time it is or does anything, so that a cluster's controller and a day that is played on one
-machine decide alike.
+This module reads no clock and changes nothing, so a cluster's controller and a day played on one machine make the same
+decisions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from typing import Literal
 from planner.schedule.clock import changes_between, units_at
 from planner.schedule.timetable import Timetable
 
-__all__ = ["KINDS", "Act", "Kind", "Run", "acts_of", "runs_between"]
+__all__ = ["KINDS", "Act", "Kind", "Run", "list_acts", "runs_between"]
 
 Kind = Literal["start", "serve", "drain", "stop"]
 KINDS: tuple[Kind, ...] = ("start", "serve", "drain", "stop")  # of one run, in order
@@ -29,10 +29,9 @@ KINDS: tuple[Kind, ...] = ("start", "serve", "drain", "stop")  # of one run, in 
 
 @dataclass(frozen=True)
 class Run:
-    """A unit from its start to its end, in seconds since 1970-01-01 00:00 UTC.
+    """One run of a unit, in seconds since 1970-01-01 00:00 UTC.
 
-    `serves` is None for a unit that is on from before the time that was asked for, and `drains` for one that is on
-    after it.
+    `serves` is None if the run began before the time in question, `drains` if it ends after it.
     """
 
     unit: str
@@ -43,18 +42,18 @@ class Run:
 
     @property
     def starts(self) -> float | None:
-        """When it takes its nodes."""
+        """The instant at which it takes its nodes."""
         return None if self.serves is None else self.serves - self.warm_up_s
 
     @property
     def stops(self) -> float | None:
-        """When its nodes are free again."""
+        """The instant at which its nodes are free again."""
         return None if self.drains is None else self.drains + self.drain_s
 
 
 @dataclass(frozen=True)
 class Act:
-    """Something to be done about a unit at an instant."""
+    """One step of a unit's run, due at an instant."""
 
     instant: float
     kind: Kind
@@ -62,12 +61,12 @@ class Act:
 
 
 def runs_between(timetable: Timetable, begin: int, end: int) -> tuple[Run, ...]:
-    """Return the runs of which some part, warm-up and drain included, lies after `begin` and before `end`."""
+    """Return the runs that overlap the time from `begin` to `end`, warm-up and drain included."""
     warm_up_s, drain_s = timetable.warm_up_s, timetable.drain_s
     reach = round(warm_up_s + drain_s)
     found: list[Run] = []
     last: dict[str, int] = {}  # unit -> the place of its last run
-    for unit, serves, drains in _services(timetable, begin - reach, end + reach):
+    for unit, serves, drains in _iterate_services(timetable, begin - reach, end + reach):
         stops = found[last[unit]].stops if unit in last else None
         if stops is not None and serves is not None and serves - warm_up_s < stops:
             found[last[unit]] = replace(found[last[unit]], drains=drains)
@@ -79,24 +78,21 @@ def runs_between(timetable: Timetable, begin: int, end: int) -> tuple[Run, ...]:
     )
 
 
-def acts_of(runs: Sequence[Run]) -> tuple[Act, ...]:
-    """Return what the runs ask for, in order of time.
-
-    At one instant units serve before others drain, and start after others have stopped.
-    """
+def list_acts(runs: Sequence[Run]) -> tuple[Act, ...]:
+    """Return the acts of all runs in order of time; at one instant in the order serve, drain, stop, start."""
     order: tuple[Kind, ...] = ("serve", "drain", "stop", "start")
-    return tuple(sorted(_all_acts(runs), key=lambda act: (act.instant, order.index(act.kind))))
+    return tuple(sorted(_iterate_acts(runs), key=lambda act: (act.instant, order.index(act.kind))))
 
 
-def _all_acts(runs: Sequence[Run]) -> Iterator[Act]:
+def _iterate_acts(runs: Sequence[Run]) -> Iterator[Act]:
     for run in runs:
         for kind, instant in zip(KINDS, (run.starts, run.serves, run.drains, run.stops), strict=True):
             if instant is not None:
                 yield Act(instant, kind, run.unit)
 
 
-def _services(timetable: Timetable, begin: int, end: int) -> Iterator[tuple[str, int | None, int | None]]:
-    """Yield each unit, since when it is on, and until when; those of one unit are in order of time."""
+def _iterate_services(timetable: Timetable, begin: int, end: int) -> Iterator[tuple[str, int | None, int | None]]:
+    """Yield each time that a unit is on, as unit, begin and end; those of one unit are in order."""
     since: dict[str, int | None] = dict.fromkeys(units_at(timetable, begin))
     for change in changes_between(timetable, begin, end):
         for unit in change.stops:

@@ -1,18 +1,18 @@
-"""What a start of units takes, and how long before a window it must begin.
+"""The time that a start of units takes, and so how long before a window it must begin.
 
     start = pods, then weights, then join, maps, graphs, ready
 
-Each stage but one is a time of the spec. Weights are read by all nodes of all units that start, at once: a node reads
-no faster than its own link, and all together no faster than the storage. A start that begins while an earlier one still
-reads waits for it, so storage is busy without a pause and the last byte comes as early as in any other order.
+The spec gives the time of each stage but the weights. All nodes of all starting units read weights at once. A node is
+limited by its own link, and all together by the storage. A start that begins while an earlier one still reads waits for
+it, so the storage is never idle and the last byte arrives as early as in any other order.
 
     loaded(i) = max(begin(i), loaded(i - 1)) + bytes(i) / storage, and >= begin(i) + bytes of a node / its link
 
-All starts begin the same time before their windows, so a longer warm-up moves all of them alike. That makes the least
-warm-up a formula: the stages' times, and the longest time to load of any start of the day.
+All starts begin equally long before their windows, so a longer warm-up moves all of them together. The least warm-up is
+therefore the sum of the other stages and the longest time to load of any start of the day.
 
-A node reads each part that all its GPUs share once, and the slots of each GPU. It is not asked whether two GPUs of a
-node hold the same expert, so this is at most a little more than is read.
+A node reads what its GPUs share once, and the slots of each GPU. Experts that two of its GPUs hold count twice, so the
+result is slightly above what is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ __all__ = [
     "UnitRead",
     "Window",
     "least_warm_up",
-    "loading_s",
+    "loading_times",
     "start_times",
     "starts_of",
 ]
@@ -46,7 +46,7 @@ READY_S = 10.0  # the period of a readiness probe is 10 s unless given (kubernet
 
 @dataclass(frozen=True)
 class UnitRead:
-    """What a unit of a phase reads when it starts."""
+    """The nodes of a unit that read when it starts, and the bytes of each."""
 
     nodes: int
     node_bytes: float
@@ -54,7 +54,7 @@ class UnitRead:
 
 @dataclass(frozen=True)
 class StartTimes:
-    """What a start takes in this deployment."""
+    """The times of a start in this deployment."""
 
     spec: StartSpec
     node_bytes_per_s: float
@@ -67,13 +67,13 @@ class StartTimes:
 
     @property
     def after_weights_s(self) -> float:
-        """Return the time of the stages that follow the weights."""
+        """Return the time of the stages after the weights."""
         return self.spec.join + MAPS_S + self.spec.graphs + READY_S
 
 
 @dataclass(frozen=True)
 class Window:
-    """The units of each phase that are on from a minute, counted from the first day's midnight."""
+    """The number of units of each phase that are on from a minute after the first day's midnight."""
 
     minute: int
     units: Mapping[Phase, int]
@@ -81,17 +81,17 @@ class Window:
 
 @dataclass(frozen=True)
 class Start:
-    """The units that start for one window, and what they read together."""
+    """The number of units that start for one window, and the bytes that they read."""
 
     minute: int
     units: Mapping[Phase, int]
     num_bytes: float
     bytes_per_s: float  # of the storage
-    node_s: float  # that the slowest node reads, alone
+    node_s: float  # seconds in which the slowest node reads, alone
 
 
 def start_times(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequence[MemoryPlan]) -> StartTimes | None:
-    """Return what a start takes; None without a schedule, or where memory is not known, as on a CPU."""
+    """Return the times of a start; None without a schedule, or if memory is unknown, as on a CPU."""
     if spec.written.schedule is None or len(memory) < len(layouts):
         return None
     units = {
@@ -111,7 +111,7 @@ def start_times(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequ
 
 
 def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]:
-    """Return the starts of one or more days in order; `windows` are sorted, and the last one comes before the first."""
+    """Return the starts of one or more days, in order. `windows` are sorted, and the first follows the last."""
     starts = []
     for index, window in enumerate(windows):
         before = windows[index - 1].units
@@ -121,15 +121,15 @@ def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]
     return tuple(starts)
 
 
-def loading_s(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ...]:
-    """Return for each start the time until the last of its weights is there; infinite where the days are too short.
+def loading_times(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ...]:
+    """Return the time to load of each start; infinite if the days are too short for all the bytes.
 
-    The starts are those of so many days, which come again and again.
+    The starts of `num_days` days repeat for ever.
     """
     if sum(each.num_bytes / each.bytes_per_s for each in starts) > num_days * DAY_S:
         return (inf,) * len(starts)
     loaded, found = -inf, [0.0] * len(starts)
-    for turn in (0, 1):  # the first is what was before, whose last start may still read
+    for turn in (0, 1):  # the first turn stands for the past, whose last start may still be reading
         for index, each in enumerate(starts):
             begin = each.minute * MINUTE_S + turn * num_days * DAY_S
             loaded = max(begin, loaded) + each.num_bytes / each.bytes_per_s
@@ -138,8 +138,8 @@ def loading_s(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ...]:
 
 
 def least_warm_up(starts: Sequence[Start], times: StartTimes, num_days: int = 1) -> float:
-    """Return the least whole seconds of warm-up in which every start of so many days is ready at its window."""
-    longest = max(loading_s(starts, num_days), default=0.0)
+    """Return the least warm-up, in whole seconds, with which every start of `num_days` days is ready in time."""
+    longest = max(loading_times(starts, num_days), default=0.0)
     return ceil(times.fixed_s + longest) if longest < inf else inf
 
 

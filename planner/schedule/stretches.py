@@ -1,7 +1,7 @@
-"""A day cut into stretches in which nothing changes: the same units on, the same prices and demand.
+"""A day cut into stretches in which nothing changes: neither units, nor prices, nor demand.
 
-Units and prices are step functions of the time of day, each entry from its time until the next one's, the last
-until the first's on the next day. So every sum over a day is a sum over its stretches, without any error of sampling.
+Units and prices are step functions of the time of day: an entry holds until the next one, and the last until the first
+on the next day. So every sum over a day is an exact sum over its stretches.
 """
 
 from bisect import bisect_right
@@ -23,28 +23,28 @@ NodesOn = Mapping[Phase, int]
 
 @dataclass(frozen=True)
 class TimesOfDay(Generic[Value]):
-    """What holds at each time of day."""
+    """A step function of the time of day."""
 
-    entries: tuple[tuple[int, Value], ...]  # minute from midnight -> what holds from then on; sorted, one at least
+    entries: tuple[tuple[int, Value], ...]  # minute from midnight -> value from then on; sorted, at least one
 
     @classmethod
     def always(cls, value: Value) -> "TimesOfDay[Value]":
-        """Return the same value for the whole day."""
+        """Return `value` for the whole day."""
         return cls(((0, value),))
 
     @classmethod
     def written(cls, times: Iterable[tuple[str, Value]], otherwise: Value) -> "TimesOfDay[Value]":
-        """Read `HH:MM` and what holds from then on; `otherwise` holds where there is none."""
+        """Return the function with these values from `HH:MM` on; without any it is `otherwise` all day."""
         entries = tuple(sorted(((minute_of(at), value) for at, value in times), key=lambda entry: entry[0]))
         return cls(entries) if entries else cls.always(otherwise)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Return the minutes at which something else begins to hold."""
+        """Return the minutes at which entries begin."""
         return tuple(minute for minute, _ in self.entries)
 
     def at(self, minute: int) -> Value:
-        """Return what holds at `minute`: before the first entry it is yesterday's last."""
+        """Return the value at `minute`; before the first entry it is the last one's."""
         number = bisect_right(self.starts, minute)
         return self.entries[number - 1][1]
 
@@ -58,7 +58,7 @@ class Stretch:
 
     @property
     def hours(self) -> float:
-        """Return how long it lasts."""
+        """Return its length in hours."""
         return self.minutes / HOUR_MINUTES
 
 
@@ -69,7 +69,7 @@ def stretches_between(starts: Iterable[int]) -> tuple[Stretch, ...]:
 
 
 def nodes_on(schedule: DaySchedule | None, per_unit: Mapping[Phase, Sequence[int]]) -> TimesOfDay[NodesOn]:
-    """Return how many nodes each phase has on; `per_unit` has the nodes of each of its units, in their order."""
+    """Return how many nodes of each phase are on; `per_unit` has the number of nodes of each of its units."""
     if schedule is None:
         return TimesOfDay.always({phase: sum(nodes) for phase, nodes in per_unit.items()})
     steps = [
@@ -80,15 +80,15 @@ def nodes_on(schedule: DaySchedule | None, per_unit: Mapping[Phase, Sequence[int
 
 
 def entry_starts(profile: Sequence[float] | None) -> range:
-    """Return the minutes at which the entries of a profile begin; midnight without one."""
+    """Return the minutes at which the entries of a profile begin; midnight without a profile."""
     return range(0, DAY_MINUTES, DAY_MINUTES // len(profile or [1.0]))
 
 
 def demand_shares(profile: Sequence[float] | None, stretches: Sequence[Stretch]) -> tuple[float, ...]:
-    """Return the share of the day's tokens in each of `stretches`, which begin at each of `entry_starts` at least.
+    """Return the share of the day's tokens in each of `stretches`. A stretch must begin at each of `entry_starts`.
 
-    Demand is even within an entry of the profile, and over the day without one. Shares add up to 1, or to 0 on a day
-    that asks for nothing.
+    Demand is constant within an entry of the profile, or all day without a profile. Shares sum to 1, or to 0 on a day
+    without demand.
     """
     entries = profile or [1.0]
     total, minutes = fsum(entries) or 1.0, DAY_MINUTES // len(entries)

@@ -1,22 +1,21 @@
-"""The ways between the states of a day: which units start and stop, and when their nodes are taken and free.
+"""The transitions between the states of a day: which units start and stop, and when they take and free their nodes.
 
-A unit that starts has its nodes for `warm_up` before it serves; one that stops keeps them for `drain`. Whoever uses the
-nodes is told `notice` before they are taken. A stop whose next start is sooner than both together frees nothing: its
-nodes stay with the unit all the while. Units start in their order, all of a transition at once because they share the
-storage, and stop in the opposite order: those with the highest numbers first. Nodes of units that start and of those
-that stop at the same time are different ones, since every unit has its own.
+A unit that starts takes its nodes `warm_up` before it serves; one that stops keeps them for `drain`. Other work on the
+nodes gets `notice` before they are taken. If a unit starts again within `drain` + `warm_up` of a stop, it keeps its
+nodes and the stop frees nothing. All units of a transition start at once, in the order of their numbers, because they
+share the storage; they stop in the opposite order. Units share no nodes, so no start waits for a stop.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.facts.day import DAY_MINUTES, MINUTE_S, hh_mm_ss
-from planner.schedule.starts import MAPS_S, READY_S, StartTimes, Window, loading_s, starts_of
+from planner.schedule.starts import MAPS_S, READY_S, StartTimes, Window, loading_times, starts_of
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["Freed", "Number", "Stage", "State", "Transition", "nodes_taken", "stages_of", "transitions_of"]
+__all__ = ["Freed", "Number", "Stage", "State", "Transition", "nodes_taken", "plan_stages", "plan_transitions"]
 
-Number = int | float  # a digest is of JSON's text, in which 0 and 0.0 differ: what was counted as an int stays one
+Number = int | float  # an int stays an int: 0 and 0.0 differ in JSON, and so in a digest
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Freed:
-    """The nodes of a unit that stops, until they are taken again."""
+    """The nodes that a stopping unit frees, and the time until it takes them again."""
 
     unit: str
     begins: str
@@ -49,28 +48,28 @@ class Freed:
 
 @dataclass(frozen=True)
 class Transition:
-    """One change of the units that serve. Times are `HH:MM:SS`, of the same clock as the schedule's."""
+    """One change of the serving units. Times are `HH:MM:SS`, in the schedule's time zone."""
 
     at: str
     starts: tuple[str, ...]
-    notice_from: str | None  # none where no unit starts
+    notice_from: str | None  # None if no unit starts
     warm_up_from: str | None
-    stages: tuple[Stage, ...]  # of the start, where what it reads is known
+    stages: tuple[Stage, ...]  # of the start, if the bytes that it reads are known
     stops: tuple[str, ...]  # in this order
     drained_by: str | None
     freed: tuple[Freed, ...]
-    freed_node_hours: Number  # of the units that stop, until their nodes are taken again
+    freed_node_hours: Number  # of all stopping units
 
 
-def transitions_of(
+def plan_transitions(
     states: Sequence[State],
     nodes: Mapping[str, int],
     schedule: ScheduleSpec,
     stages: Mapping[int, tuple[Stage, ...]] | None = None,
 ) -> tuple[Transition, ...]:
-    """Return the way into each of `states`, in order of the day.
+    """Return the transition into each of `states`, in order.
 
-    `nodes` are those of each unit, `stages` the parts of each minute's start.
+    `nodes` has the number of nodes of each unit, `stages` those of each minute's start.
     """
     ordered = sorted(states, key=lambda state: state.minute)
     found = []
@@ -97,17 +96,17 @@ def transitions_of(
     return tuple(found)
 
 
-def stages_of(windows: Sequence[Window], times: StartTimes, warm_up: float) -> dict[int, tuple[Stage, ...]]:
-    """Return the stages of the start of each minute at which one serves."""
+def plan_stages(windows: Sequence[Window], times: StartTimes, warm_up: float) -> dict[int, tuple[Stage, ...]]:
+    """Return the stages of each start, by the minute at which its units serve."""
     starts = starts_of(windows, times)
     return {
         each.minute: _stages(each.minute * MINUTE_S - warm_up, loading, times)
-        for each, loading in zip(starts, loading_s(starts), strict=True)
+        for each, loading in zip(starts, loading_times(starts), strict=True)
     }
 
 
 def nodes_taken(nodes: Mapping[str, int], states: Sequence[State], transitions: Sequence[Transition]) -> float:
-    """Return how many nodes units that are on at some time have on average, while they warm up and drain too."""
+    """Return the mean number of nodes in use, by units that serve, warm up or drain."""
     ever = {unit for state in states for unit in state.units}
     return sum(nodes[unit] for unit in ever) - sum(each.freed_node_hours for each in transitions) / 24
 
@@ -122,14 +121,14 @@ def _stages(begin: float, loading: float, times: StartTimes) -> tuple[Stage, ...
 
 
 def _freed(ordered: Sequence[State], index: int, unit: str, nodes: int, schedule: ScheduleSpec) -> Freed:
-    """Return when the nodes of `unit`, which stops at a state, are free."""
+    """Return when the nodes of `unit` are free after it stops at state `index`."""
     begins = ordered[index].minute * MINUTE_S + schedule.drain
     seconds = max(_off_minutes(ordered, index, unit) * MINUTE_S - schedule.drain - schedule.warm_up, 0.0)
     return Freed(unit, hh_mm_ss(begins), hh_mm_ss(begins + seconds), nodes, nodes * seconds / 3600)
 
 
 def _off_minutes(ordered: Sequence[State], index: int, unit: str) -> int:
-    """Return how long `unit`, which stops at a state, is off."""
+    """Return how long `unit` is off after it stops at state `index`."""
     for ahead in range(1, len(ordered)):
         state = ordered[(index + ahead) % len(ordered)]
         if unit in state.units:

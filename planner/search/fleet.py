@@ -25,7 +25,7 @@ from planner.layout.layout import lay_out
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
 from planner.rules.check import with_values
-from planner.schedule.demand import whole_units
+from planner.schedule.demand import round_up_units
 from planner.search.decision import Decision
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
@@ -92,7 +92,7 @@ class Demand:
     def required_units(self, offer: Offer) -> int:
         """Return how many units of `offer` serve the demand."""
         asked = self.capacity * self.tokens_per_s[offer.phase] / offer.tokens_per_s
-        return whole_units(asked, self.floor[offer.phase])
+        return round_up_units(asked, self.floor[offer.phase])
 
     def shortfall(self, fleet: Fleet) -> float:
         """Return 0 if the fleet serves the demand; else the sum over short phases of 1 / (speed over the best)."""

@@ -19,8 +19,8 @@ from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import memory_of
 from planner.rules.check import with_values
 from planner.rules.starts import LONGEST_S, explain_longest_start, required_warm_up, to_spec_time
-from planner.schedule.demand import units_at_rate, units_of_busiest, whole_units
-from planner.schedule.derived import Asked, DerivedDay, derived_days
+from planner.schedule.demand import demand_from_rate, demand_from_units, round_up_units
+from planner.schedule.derived import Demand, DerivedDay, derive_days
 from planner.schedule.starts import StartTimes, start_times
 from planner.search.decision import Decision
 from planner.spec.resolved import ResolvedSpec
@@ -61,8 +61,8 @@ def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> 
     schedule, traffic = spec.written.schedule, spec.written.traffic
     if schedule is None or traffic is None or not is_undecided(schedule.windows):
         return number
-    (asked,) = units_of_busiest([traffic.busiest], number, traffic.capacity)
-    return whole_units(asked * (1 + schedule.headroom), schedule.min_units.of(phase))
+    (asked,) = demand_from_units([traffic.busiest], number, traffic.capacity)
+    return round_up_units(asked * (1 + schedule.headroom), schedule.min_units.of(phase))
 
 
 def _decide_schedule(
@@ -139,7 +139,7 @@ def _day_planner(
     days = [None, *(each.days[0] for each in traffic.other_days)]
     of_nodes = {phase: layouts[phase].num_units / (1 + schedule.headroom) for phase in filling}
     asked = [_required_units(traffic, each, layouts, rates, of_nodes) for each in days]
-    return lambda warm_up: derived_days(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
+    return lambda warm_up: derive_days(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
 
 
 def _required_units(
@@ -148,7 +148,7 @@ def _required_units(
     layouts: Mapping[Phase, PhaseLayout],
     rates: Mapping[Phase, float],
     of_nodes: Mapping[Phase, float],
-) -> Asked:
+) -> Demand:
     """Return how many units of each phase each entry of a day's profile needs.
 
     `of_nodes` has the units that the busiest entry needs, for the phases whose units fill the nodes.
@@ -157,11 +157,11 @@ def _required_units(
     asked: dict[Phase, Sequence[float]] = {}
     for phase, each in layouts.items():
         if phase in rates:
-            asked[phase] = units_at_rate(profile, scale * traffic.tokens_of(phase), rates[phase])
+            asked[phase] = demand_from_rate(profile, scale * traffic.tokens_of(phase), rates[phase])
         elif phase in of_nodes:
-            asked[phase] = units_of_busiest(profile, of_nodes[phase], traffic.busiest)
+            asked[phase] = demand_from_units(profile, of_nodes[phase], traffic.busiest)
         else:
-            asked[phase] = units_of_busiest(profile, each.num_units, traffic.capacity or traffic.busiest)
+            asked[phase] = demand_from_units(profile, each.num_units, traffic.capacity or traffic.busiest)
     return asked
 
 

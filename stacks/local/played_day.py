@@ -22,7 +22,7 @@ from planner.facts.day import DAY_S, MINUTE_S, hh_mm, hh_mm_ss
 from planner.facts.quantities import read_seconds
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
-from planner.schedule.runs import Act, Kind, Run, acts_of, runs_between
+from planner.schedule.runs import Act, Kind, Run, list_acts, runs_between
 from planner.schedule.timetable import Timetable
 
 __all__ = ["DayRecord", "DueAct", "MachineTimes", "advance", "machine_times", "plan_play", "read_length"]
@@ -133,7 +133,7 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
     _require_length(runs, day, length_s, times)
     pace = DAY_S / length_s
     played = [_extend_run(run, times, pace) for run in runs]
-    acts = [act for act in acts_of(played) if act.instant > 0]
+    acts = [act for act in list_acts(played) if act.instant > 0]
     first = {run.unit for run in played if run.starts is None or run.starts <= 0}
     return DayRecord(
         length_s,

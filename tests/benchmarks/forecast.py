@@ -18,8 +18,8 @@ import numpy as np
 
 from planner.facts.forecast import forecast
 from planner.facts.history import History, PastDay
-from planner.schedule.demand import units_of_busiest
-from planner.schedule.derived import derived_days
+from planner.schedule.demand import demand_from_units
+from planner.schedule.derived import derive_days
 from planner.spec.schedule import ScheduleSpec
 from tests.benchmarks.goals import Goals
 
@@ -70,8 +70,8 @@ def history_before(demand, day):
 
 def planned(profile, carried):
     """The best day for a profile, where all units carry `carried`."""
-    asked = {phase: units_of_busiest(profile, number, carried) for phase, number in UNITS.items()}
-    return derived_days(RULES, [asked], NODES)[0]
+    asked = {phase: demand_from_units(profile, number, carried) for phase, number in UNITS.items()}
+    return derive_days(RULES, [asked], NODES)[0]
 
 
 def hours_short(day, demand, carried):

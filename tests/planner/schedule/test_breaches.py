@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.schedule.demand import units_of_busiest
-from planner.schedule.derived import derived_days
+from planner.schedule.demand import demand_from_units
+from planner.schedule.derived import derive_days
 from planner.schedule.schedule import DaySchedule, Step
-from planner.schedule.transitions import State, nodes_taken, transitions_of
+from planner.schedule.transitions import State, nodes_taken, plan_transitions
 from planner.spec.schedule import ScheduleSpec
 from tests.planner.schedule.breaches import breaches
 from tests.planner.schedule.test_optimum import DEEPSEEK
@@ -31,7 +31,7 @@ def day_of(windows, rules):
         steps.append(Step(each["at"], minutes, numbers, units, 0, None))
     states = [State(start, step.units) for start, step in zip(starts, steps, strict=True)]
     sizes = {name: NODES[phase] for phase in NODES for name in names[phase]}
-    transitions = transitions_of(states, sizes, rules)
+    transitions = plan_transitions(states, sizes, rules)
     day = DaySchedule("UTC", tuple(steps), transitions, nodes_taken(sizes, states, transitions), 8)
     return day, {name: [f"{name}-{index}" for index in range(size)] for name, size in sizes.items()}
 
@@ -42,8 +42,8 @@ def rules(warm_up=600, drain=300):
 
 def planned(profile, units, rules):
     """The derived day, the nodes of its units, and what was asked for."""
-    asked = {phase: units_of_busiest(profile, number) for phase, number in units.items()}
-    day = derived_days(rules, [asked], NODES)[0]
+    asked = {phase: demand_from_units(profile, number) for phase, number in units.items()}
+    day = derive_days(rules, [asked], NODES)[0]
     return *day_of(day.windows, rules), asked
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from planner.compiler import run_passes
 from planner.problems.errors import InfeasibleError
 from planner.rules.check import check_spec, with_values
-from planner.schedule.demand import units_at_rate, units_of_busiest
-from planner.schedule.derived import derived_days
-from planner.schedule.transitions import State, nodes_taken, transitions_of
+from planner.schedule.demand import demand_from_rate, demand_from_units
+from planner.schedule.derived import derive_days
+from planner.schedule.transitions import State, nodes_taken, plan_transitions
 from planner.spec.schedule import ScheduleSpec, UnitCounts
 from tests.planner.schedule.test_optimum import DEEPSEEK
 
@@ -37,7 +37,7 @@ def schedule(warm_up=0, drain=0, **others):
 
 def asked_of(profile, units):
     """What a profile asks for where `units` just carry its busiest entry."""
-    return {phase: units_of_busiest(profile, number) for phase, number in units.items()}
+    return {phase: demand_from_units(profile, number) for phase, number in units.items()}
 
 
 def minute(at):
@@ -62,9 +62,9 @@ def test_capacity_is_never_below_demand_and_nodes_are_counted_once(profile, pref
     """Enough units serve at any time, with headroom and the floor; transitions take the nodes that were counted."""
     units = {"prefill": prefill, "decode": decode}
     rules = schedule().model_copy(update=constraint)
-    day = derived_days(rules, [asked_of(profile, units)], NODES)[0]
+    day = derive_days(rules, [asked_of(profile, units)], NODES)[0]
     states, nodes = states_of(day)
-    transitions = transitions_of(states, nodes, rules)
+    transitions = plan_transitions(states, nodes, rules)
 
     for at in range(0, 1440, 5):
         begun = [each for each in day.windows if minute(each["at"]) <= at]
@@ -82,14 +82,14 @@ def test_more_demand_never_takes_fewer_nodes(asked, hour, constraint):
     """Whatever hour asks for one unit more, the day takes as many nodes at least."""
     rules = schedule().model_copy(update=constraint)
     more = [units + (index == hour) for index, units in enumerate(asked)]
-    before, after = (derived_days(rules, [{"decode": each}], NODES)[0].mean_nodes for each in (asked, more))
+    before, after = (derive_days(rules, [{"decode": each}], NODES)[0].mean_nodes for each in (asked, more))
 
     assert after >= before - 1e-9
 
 
 def test_units_of_a_known_speed_carry_what_they_make():
     """A day of 86,400 tokens, half of them in one hour of 24: 12 tokens/s then, six units of 2 tokens/s."""
-    asked = units_at_rate([23] + [1] * 23, 86_400, 2.0)
+    asked = demand_from_rate([23] + [1] * 23, 86_400, 2.0)
 
     assert asked[0] == pytest.approx(6)
     assert asked[1] == pytest.approx(6 / 23)
@@ -97,17 +97,17 @@ def test_units_of_a_known_speed_carry_what_they_make():
 
 def test_finer_entries_move_steps_to_where_they_are_needed():
     """Ten-minute entries let a window begin at ten past, which no quarter of an hour does."""
-    day = derived_days(schedule(), [asked_of([1] + [0.1] * 143, {"decode": 4})], NODES)[0]
+    day = derive_days(schedule(), [asked_of([1] + [0.1] * 143, {"decode": 4})], NODES)[0]
 
     assert [each["at"] for each in day.windows] == ["00:00", "00:15"]  # a stay of 15 minutes is the least
-    late = derived_days(schedule(), [asked_of([0.1] + [1] * 12 + [0.1] * 131, {"decode": 4})], NODES)[0]
+    late = derive_days(schedule(), [asked_of([0.1] + [1] * 12 + [0.1] * 131, {"decode": 4})], NODES)[0]
     assert [each["at"] for each in late.windows] == ["00:10", "02:10"]
 
 
 def test_a_transition_takes_nodes_before_and_frees_them_after():
     """Ten minutes of warm-up before a window, five of drain after one; across midnight too."""
     states = [State(23 * 60 + 55, ("a",)), State(5, ("a", "b"))]
-    first, second = transitions_of(states, {"a": 4, "b": 18}, schedule(warm_up=10, drain=5))
+    first, second = plan_transitions(states, {"a": 4, "b": 18}, schedule(warm_up=10, drain=5))
 
     assert (first.at, first.starts, first.warm_up_from, first.stops) == ("00:05:00", ("b",), "23:55:00", ())
     assert (second.at, second.stops, second.drained_by, second.freed_node_hours) == ("23:55:00", ("b",), "00:00:00", 0)
@@ -115,7 +115,7 @@ def test_a_transition_takes_nodes_before_and_frees_them_after():
 
 def test_deepseeks_traffic_takes_fewer_nodes_than_its_windows():
     """From noon to noon as from midnight: 217.25 nodes serve at least, 220.19 are taken, 278 at the peak."""
-    day = derived_days(schedule(10, 5), [asked_of(DEEPSEEK, {"prefill": 29, "decode": 9})], NODES)[0]
+    day = derive_days(schedule(10, 5), [asked_of(DEEPSEEK, {"prefill": 29, "decode": 9})], NODES)[0]
 
     assert (day.binding, round(day.bounds["decode"], 2)) == ("decode", 128.25)
     assert (day.bound, round(day.mean_nodes, 2), len(day.windows)) == (217.25, 220.19, 19)

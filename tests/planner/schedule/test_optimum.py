@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.schedule.optimum import Switching, fewest_of_each_day, fewest_unit_slots, unit_slots
+from planner.schedule.optimum import Switching, count_unit_slots, solve_day, solve_days
 
 # facts.md, section 1: DeepSeek's demand of each hour from noon, relative to its maximum.
 DEEPSEEK = (
@@ -37,13 +37,13 @@ def keeps(on, switching):
 @given(needs, switchings)
 def test_no_other_day_is_cheaper(needed, switching):
     """Every day of small numbers that carries the demand and keeps stays costs as much at least."""
-    found = fewest_unit_slots(needed, switching)
+    found = solve_day(needed, switching)
     days = product(*(range(need, 4) for need in needed))
-    cheapest = min(unit_slots(day, switching) for day in days if keeps(day, switching))
+    cheapest = min(count_unit_slots(day, switching) for day in days if keeps(day, switching))
 
     assert all(on >= need for on, need in zip(found, needed, strict=True))
     assert keeps(found, switching)
-    assert unit_slots(found, switching) == pytest.approx(cheapest)
+    assert count_unit_slots(found, switching) == pytest.approx(cheapest)
 
 
 @given(needs, switchings, st.data())
@@ -52,7 +52,7 @@ def test_more_demand_never_costs_less(needed, switching, data):
     slot = data.draw(st.integers(0, len(needed) - 1))
     more = [need + (index == slot) for index, need in enumerate(needed)]
 
-    before, after = (unit_slots(fewest_unit_slots(each, switching), switching) for each in (needed, more))
+    before, after = (count_unit_slots(solve_day(each, switching), switching) for each in (needed, more))
     assert after >= before - 1e-9
 
 
@@ -64,7 +64,7 @@ def begins(day, first, switching):
 @given(st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=2), switchings, st.data())
 def test_unlike_days_follow_each_other_in_any_order(needed, switching, data):
     """Stays hold over midnight, no day of that beginning is cheaper, and none can begin with fewer units."""
-    found = fewest_of_each_day(needed, switching)
+    found = solve_days(needed, switching)
     first = found[0][0]
     row = data.draw(st.lists(st.sampled_from(found), min_size=2, max_size=4))
 
@@ -74,7 +74,9 @@ def test_unlike_days_follow_each_other_in_any_order(needed, switching, data):
     assert keeps([number for day in row for number in day], switching)
     for day, needs in zip(found, needed, strict=True):
         others = [each for each in product(*(range(need, 3) for need in needs)) if begins(each, first, switching)]
-        assert unit_slots(day, switching) == pytest.approx(min(unit_slots(each, switching) for each in others))
+        assert count_unit_slots(day, switching) == pytest.approx(
+            min(count_unit_slots(each, switching) for each in others)
+        )
     for fewer in range(first):
         for needs in needed:
             days = product(*(range(need, 3) for need in needs))
@@ -93,7 +95,7 @@ def test_deepseeks_day_takes_fewer_nodes_than_it_had(warm_up, drain, mean_nodes)
     for units, nodes in ((29, 4), (9, 18)):
         needed = [ceil(units * demand - 1e-9) for demand in DEEPSEEK for _ in range(60 // slot)]
         switching = Switching(warm_up / slot, drain / slot)
-        on = fewest_unit_slots(needed, switching)
-        total += nodes * unit_slots(on, switching) / len(on)
+        on = solve_day(needed, switching)
+        total += nodes * count_unit_slots(on, switching) / len(on)
 
     assert total == pytest.approx(mean_nodes, abs=0.005)

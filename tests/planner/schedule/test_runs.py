@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.facts.day import DAY_S, hh_mm
 from planner.schedule.clock import units_at
-from planner.schedule.runs import KINDS, acts_of, runs_between
+from planner.schedule.runs import KINDS, list_acts, runs_between
 from planner.schedule.schedule import OtherDays, Step
 from planner.schedule.timetable import Timetable
 
@@ -26,7 +26,7 @@ def timetable(windows, warm_up_min=10, drain_min=5, zone="UTC"):
 
 def acts(day, begin=0, end=DAY_S):
     """What is done in a day of 1970, by the clock."""
-    done = acts_of(runs_between(day, begin, end))
+    done = list_acts(runs_between(day, begin, end))
     return [f"{hh_mm(round(act.instant) // MINUTE_S)} {act.kind} {act.unit}" for act in done]
 
 

@@ -10,7 +10,7 @@ from planner.compiler import run_passes
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.rules.check import check_spec, with_values
-from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_s, starts_of
+from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_times, starts_of
 from planner.spec.start import StartSpec
 
 DAY_S = 86_400
@@ -56,7 +56,7 @@ def loaded_second_by_second(starts):
 @given(starts_of_a_day)
 def test_storage_feeds_starts_in_their_order(starts):
     """The formula agrees with a storage that is played second by second, over midnight too."""
-    assert loading_s(starts) == pytest.approx(loaded_second_by_second(starts), abs=1.0)
+    assert loading_times(starts) == pytest.approx(loaded_second_by_second(starts), abs=1.0)
 
 
 @given(starts_of_a_day, st.integers(0, 5))
@@ -65,7 +65,7 @@ def test_a_larger_start_never_makes_any_ready_sooner(starts, index):
     index %= len(starts)
     larger = [replace(each, num_bytes=each.num_bytes * (1 + (i == index))) for i, each in enumerate(starts)]
 
-    assert all(after >= before for before, after in zip(loading_s(starts), loading_s(larger), strict=True))
+    assert all(after >= before for before, after in zip(loading_times(starts), loading_times(larger), strict=True))
 
 
 def times_of(load_rate=10e9, **spec):
@@ -83,7 +83,7 @@ def test_all_units_of_a_window_share_the_storage():
     (start,) = starts_of(WINDOWS, times)
 
     assert (start.minute, start.units, start.num_bytes) == (480, {"prefill": 5, "decode": 2}, 3_800e9)
-    assert loading_s([start]) == (38.0,)
+    assert loading_times([start]) == (38.0,)
     assert least_warm_up([start], times) == 38 + 30 + 30 + 5 + 60 + 10
 
 
@@ -91,7 +91,7 @@ def test_a_node_reads_no_faster_than_its_link():
     """However fast the storage is, 100 GB at 1 GB/s take 100 s."""
     (start,) = starts_of(WINDOWS, times_of(1e9, storage="1TB/s"))
 
-    assert loading_s([start]) == (100.0,)
+    assert loading_times([start]) == (100.0,)
 
 
 SPEC = """
