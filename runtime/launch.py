@@ -190,7 +190,7 @@ class UnitLaunch(_Part, kw_only=True):
 
 
 class GatewayLaunch(_Part, kw_only=True):
-    """The launch file of the gateway."""
+    """The launch file of the gateway. `sharing` says whose prompts share cached KV: those of one API key, or all."""
 
     version: Literal[2]
     kind: Literal["gateway"]
@@ -203,6 +203,7 @@ class GatewayLaunch(_Part, kw_only=True):
     stall_timeout_s: AtLeastOne  # the seconds that a ready rank may make no step
     # the seconds that a request waits for another rank when it has lost one
     resume_timeout_s: Annotated[int, msgspec.Meta(ge=0)]
+    sharing: Literal["tenant", "all"] = "tenant"
     tls: GatewayTls
     ports: GatewayPorts
 

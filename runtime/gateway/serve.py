@@ -102,7 +102,8 @@ def run(
         resumptions = ResumptionLine(registry, metrics, launch.resume_timeout_s)
         admission = Admission(resumptions, metrics, _line_limits(launch, num_gateways))
         schemas = _make_schemas(launch, model)
-        gateway = Gateway(model, schemas, admission, metrics, int(time.time()), key_ring, traces)
+        shares_kv = launch.sharing == "all"
+        gateway = Gateway(model, schemas, admission, metrics, int(time.time()), key_ring, traces, shares_kv)
         _tune_garbage_collection()
         log.info("serving %s on http://%s:%d", model.name, address, launch.ports.http)
         asyncio.run(_serve(gateway, http, RankPort(ranks, credentials), drain_s))

@@ -61,6 +61,8 @@ T = TypeVar("T")
 class Gateway:
     """The objects that all routes share. `started` is in seconds since 1970. Without `keys`, anybody may call.
 
+    Prompts reuse cached KV of their own key alone, or of every key if it `shares_kv`.
+
     Large bodies are read on threads of their own, so that small ones do not wait behind them.
     """
 
@@ -71,6 +73,7 @@ class Gateway:
     started: int
     keys: KeyRing | None = None
     traces: Traces | None = None
+    shares_kv: bool = False
     log: RequestLog = field(default_factory=RequestLog)
     idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     bodies: Bodies = field(default_factory=Bodies)
@@ -263,7 +266,7 @@ async def _read_call(
         _refuse_early(pending.num_choices, gateway.admission.answers, request)
 
         def prepare() -> Call:
-            return pending.prepare().assign_tenant(account.name)
+            return pending.prepare().assign_tenant(None if gateway.shares_kv else account.name)
 
         call = await _process_body(request, len(raw), prepare)  # tokenizing and naming a long prompt take a while
         return call, idempotent

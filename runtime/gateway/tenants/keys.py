@@ -11,8 +11,8 @@ changed, so that a key can be revoked while answers run.
 Tokens are those that the usage reports. A call may begin while tokens are left, and takes as many as it may need. What
 it did not use comes back at its end. So a key gets its tokens a minute, and at most one call beyond them.
 With several gateways, each grants its share of a key's limits, at least one: they do not ask each other.
-A key's name identifies a tenant. A prompt reuses cached KV of its own tenant only (`make_salt`). Otherwise the time to
-an answer would show what other tenants ask.
+A key's name identifies a tenant. A prompt reuses cached KV of its own tenant only (`make_salt`), unless the launch file
+has all share it. The time to an answer would show what other tenants ask.
 It does not know which routes need a key (`app.py` does).
 """
 
