@@ -24,6 +24,7 @@ from planner.facts import names
 from planner.facts.digest import canonical_json, digest_of, digest_of_texts
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
+from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.memory import in_pages, kv_bytes, static_fraction
 from planner.layout.nodes import spares_with
@@ -42,6 +43,7 @@ __all__ = [
     "build_launch_documents",
     "launch_digest",
     "launch_documents",
+    "move_disk",
     "restore_map",
     "strip_map",
     "unit_digest",
@@ -123,6 +125,16 @@ def launch_digest(document: LaunchDocument) -> str:
     return _launch_digest(_canonical_values(document))
 
 
+def move_disk(document: LaunchDocument, path: str) -> LaunchDocument:
+    """Return the document with its disk's folder at `path`, where it has a disk."""
+    if "disk" not in document["limits"]:
+        return document
+    limits = document["limits"] | {"disk": document["limits"]["disk"] | {"path": path}}
+    moved = document | {"limits": limits}
+    moved["unit_digest"] = unit_digest(moved)
+    return moved | {"launch_digest": launch_digest(moved)}
+
+
 def strip_map(document: LaunchDocument) -> LaunchDocument:
     """Replace the document's map by its digest. The plan's JSON holds each shared map once."""
     if document["kind"] == "gateway" or document.get("expert_map") is None:
@@ -173,7 +185,7 @@ def _unit_document(
         "deterministic": spec.deterministic,
         **shared,
         "kv_digest": digest_of(shared),
-        "limits": _limits(phase, phase, _kv_tokens(phase, unit.phase, inputs)),
+        "limits": _limits(phase, phase, _kv_tokens(phase, unit.phase, inputs)) | _kept_kv(spec, unit),
     }
     document |= _tidemill_fields(spec) if spec.engine_name == OURS else _engine_fields(spec, unit, inputs)
     texts = _canonical_values(document, phase_map.text)
@@ -240,6 +252,7 @@ def _gateway_document(spec: Spec, units: Sequence[Unit], inputs: LaunchInputs) -
     fields: LaunchDocument = {}
     if spec.engine_name == OURS:
         fields["tls"] = {"units": names.unit_identities(spec.kubernetes.namespace, spec.name)}
+        fields |= {"sharing": "all"} if spec.kv_cache.sharing == "all" else {}
     else:
         fields["engine"] = {"name": spec.engine_name, "version": spec.engine_version}
         if inputs.is_runnable:
@@ -275,6 +288,7 @@ def _kv_contract(spec: Spec, inputs: LaunchInputs) -> LaunchDocument:
         "wire_version": KV_WIRE_VERSION,
         "dtype": _kv_dtype(spec),
         "bytes_per_token": inputs.kv_bytes_per_token,
+        **({} if spec.kv_cache.transport == "tcp" else {"transport": spec.kv_cache.transport}),
     }
     return {"kv_cache": kv_cache, "model": _served_model(spec), "checkpoint": inputs.checkpoint}
 
@@ -313,6 +327,19 @@ def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocu
         "max_batch_tokens": prefill.max_batch_tokens,
         "kv_tokens": kv_tokens,
     }
+
+
+def _kept_kv(spec: Spec, unit: Unit) -> LaunchDocument:
+    """Return what each rank keeps of prompts outside its own cache. Decode ranks name no blocks, so they keep none."""
+    kept, disk = spec.kv_cache, spec.kv_cache.disk
+    if kept.memory is None or unit.phase == "decode":
+        return {}
+    found: LaunchDocument = {"host_bytes": kept.memory}
+    if disk is not None:
+        found["disk"] = {"path": disk.path, "max_bytes": disk.size}
+        if disk.bandwidth is not None:
+            found["disk"]["bytes_per_s"] = max(int(disk.bandwidth * BYTES_PER_GBIT / unit.ranks_per_node), 1)
+    return found
 
 
 def _kv_tokens(spec: PhaseSpec, phase: Phase, inputs: LaunchInputs) -> int:

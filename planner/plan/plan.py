@@ -33,7 +33,7 @@ from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
 from planner.plan.expected import Balance, Demand, Performance, Search
-from planner.plan.launch import LaunchDocument, restore_map
+from planner.plan.launch import LaunchDocument, move_disk, restore_map
 from planner.plan.pods import PhasePods, pods_of
 from planner.plan.row import Row
 from planner.plan.sections import (
@@ -201,10 +201,16 @@ class Plan(Part):
         """Return the launch document of `unit`."""
         return self.documents[names.launch_file(unit.name)]
 
-    def launch_files(self) -> dict[str, str]:
-        """Return file name -> text for the runtime. Raises InfeasibleError if it cannot run the plan."""
+    def launch_files(self, disk: str | None = None) -> dict[str, str]:
+        """Return file name -> text for the runtime. Raises InfeasibleError if it cannot run the plan.
+
+        KV is kept on a disk in the folder `disk` instead of the spec's, where it is given.
+        """
         self.require_runnable()
-        return {name: pretty_json(document) for name, document in self.documents.items()}
+        documents = self.documents
+        if disk is not None:
+            documents = {name: move_disk(document, disk) for name, document in documents.items()}
+        return {name: pretty_json(document) for name, document in documents.items()}
 
     def require_runnable(self) -> None:
         """Raise InfeasibleError with every reason if the plan's engine cannot run it."""

@@ -18,6 +18,7 @@ from planner.rules import (
     forms,
     gateway,
     kubernetes,
+    kv_cache,
     model,
     operating_point,
     overlay,
@@ -38,7 +39,7 @@ __all__ = ["broken_rules", "findings_at", "refusals_of", "rules_at", "warnings_o
 SECTIONS = (
     forms,
     *(gateway, phases, expert_load, model, engine, attention, cluster, schedule, autos, traffic, cost),
-    *(kubernetes, volumes, pods, overlay, operating_point, plausible, exposed),
+    *(kubernetes, volumes, pods, overlay, kv_cache, operating_point, plausible, exposed),
 )
 RULES: tuple[Rule, ...] = tuple(chain.from_iterable(each.RULES for each in SECTIONS))
 LIMITS: Mapping[EngineName, tuple[Rule, ...]] = {

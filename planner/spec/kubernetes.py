@@ -272,6 +272,13 @@ class KubernetesSpec(Section):
         "compiles none.",
         examples=["/mnt/nvme/kernels"],
     )
+    kv_cache_claim: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead of each node's own disk, a PersistentVolumeClaim that many nodes can mount, for"
+        " kv_cache.disk; its blocks are found by all units.",
+        examples=["kv-cache"],
+    )
     load_rate: Annotated[float, *quantity("link")] = Field(
         default="2GB/s",
         validate_default=True,

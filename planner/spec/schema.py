@@ -22,6 +22,7 @@ from planner.families import MODELS
 from planner.spec.cluster import A_GPU, ClusterSpec
 from planner.spec.cost import CostSpec
 from planner.spec.kubernetes import KubernetesSpec
+from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.model import A_MODEL, ModelSpec
 from planner.spec.operating_point import OperatingPointSpec, SloSpec
 from planner.spec.phase import PhaseSpec
@@ -208,6 +209,11 @@ class Spec(Section):
         default=False,
         description="Whether greedy tokens depend on their request alone, not on batch or restart. Costs speed.",
         examples=[True],
+    )
+    kv_cache: KvCacheSpec = Field(
+        default=KvCacheSpec(),
+        description="Where the KV of prompts is kept, so that a prompt that begins alike is not computed again.",
+        examples=[{"memory": "64GiB", "disk": {"path": "/mnt/nvme/kv", "size": "4TB", "bandwidth": "6GB/s"}}],
     )
     gateway: GatewaySpec = Field(
         default=GatewaySpec(), description="HTTP gateway that clients call.", examples=[{"port": 8000}]

@@ -16,7 +16,7 @@ from runtime.errors import LaunchError
 from runtime.expert_parallel.group import STEP_TIMEOUT
 from runtime.kernels.precision import DTYPES
 from runtime.kv.receiver import check_layout
-from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, read_gateway_launch, read_unit_launch
+from runtime.launch import KV_DIGEST_KEYS, UNIT_DIGEST_KEYS, Disk, read_gateway_launch, read_unit_launch
 from runtime.model.config import read_model_config
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.frames import VERSION as WIRE_VERSION
@@ -79,6 +79,27 @@ def test_precision_travels_from_the_spec_to_the_runtime(tmp_path):
     VALIDATOR.validate(json.loads((tmp_path / "unit.json").read_text()))
     assert (launch.precision, launch.kv_cache.dtype) == ("fp8", "bf16")
     assert DTYPES[launch.precision] == torch.float8_e4m3fn
+
+
+def test_ranks_that_compute_prompts_read_where_to_keep_kv(tmp_path, units):
+    """Memory, and on a disk each rank's share of what its node may write; on this machine the disk is another folder.
+
+    Decode ranks keep none, the gateway reads who shares KV, and KV still goes from one phase to the other.
+    """
+    spec = tmp_path / "keeps.yaml"
+    kept = "kv_cache: {memory: 1GiB, disk: {path: /kv, size: 1TB, bandwidth: 6GB/s}, sharing: all}\n"
+    spec.write_text(DEMO.read_text().replace("../../runtime/demo", str(HERE.parents[1] / "runtime" / "demo")) + kept)
+    files = {}
+    for name, text in compile_plan(check_spec(spec)).launch_files(disk="/home/kv").items():
+        files[name] = tmp_path / name
+        files[name].write_text(text)
+        VALIDATOR.validate(json.loads(text))
+    prefill, decode = (read_unit_launch(files[f"demo-{phase}-0.launch.json"]) for phase in ("prefill", "decode"))
+
+    assert (prefill.limits.host_bytes, prefill.limits.disk) == (2**30, Disk("/home/kv", 10**12, bytes_per_s=3 * 10**9))
+    assert decode.unit_digest == units["decode"].unit_digest
+    assert read_gateway_launch(files["gateway.launch.json"]).sharing == "all"
+    assert prefill.kv_digest == units["prefill"].kv_digest
 
 
 def test_the_plan_fits_the_checkpoint(units):

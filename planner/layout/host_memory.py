@@ -1,0 +1,21 @@
+"""The host memory of a pod's ranks, as far as a plan knows it.
+
+    pod = ranks on the node x (what each keeps of prompts' KV + what a process takes)
+
+In a rank, requests whose KV waits outside the GPU share the memory of kept KV, which gives way to them
+(`runtime/kv/room.py`). So they add nothing. Weights and KV of ranks on `cpu` lie in host memory too; nobody knows how
+much that is before they run.
+"""
+
+from planner.facts.terms import Phase
+from planner.spec.schema import Spec
+
+__all__ = ["PROCESS_BYTES", "pod_host_bytes"]
+
+PROCESS_BYTES = 2 * 2**30  # assumed: Python, torch, the driver's part of a CUDA context
+
+
+def pod_host_bytes(spec: Spec, phase: Phase, ranks_per_node: int) -> int | None:
+    """Return what a pod of `phase` needs at least; None if its ranks keep no KV in host memory."""
+    kept = spec.kv_cache.memory
+    return None if kept is None or phase == "decode" else ranks_per_node * (kept + PROCESS_BYTES)

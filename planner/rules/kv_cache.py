@@ -1,0 +1,144 @@
+"""The rules of `kv_cache`: where KV of prompts is kept, and whether nodes and pods have room for it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from planner.facts import names
+from planner.facts.engines import OURS
+from planner.facts.quantities import read_bytes
+from planner.facts.terms import Phase
+from planner.layout.host_memory import PROCESS_BYTES
+from planner.layout.memory import in_pages
+from planner.problems.finding import Finding, Unknown
+from planner.problems.fix import for_example, nearest
+from planner.rules.forms import is_folder
+from planner.rules.rule import Rule, without_effect
+from planner.rules.written import Written
+from planner.spec.pods import is_in
+from planner.spec.precision import KV_BYTES, kv_dtype
+
+__all__ = ["RULES"]
+
+MEMORY, DISK = "kv_cache.memory", "kv_cache.disk"
+POD_MEMORY = "kubernetes.resources.unit.memory"
+KEEPS: Sequence[Phase] = ("prefill", "mixed")  # phases whose ranks compute prompts, and so keep their KV
+
+
+def engine_keeps_kv_by_plan(c: Written) -> Iterator[Finding]:
+    """Reject the section for other engines: the plan does not configure their caches."""
+    used = c.engine
+    if used not in (None, OURS) and "kv_cache" in c.sections:
+        reason = "the plan configures only the bundled runtime's cache; other engines have options of their own for it"
+        yield without_effect(f"with engine {used}", reason, "kv_cache")
+
+
+def disk_needs_memory(c: Written) -> Iterator[Finding]:
+    """Reject a disk without memory, which is the only way to it."""
+    c.require(f"{DISK}.path")
+    if c[MEMORY] is None:
+        reason = "blocks reach the disk through host memory"
+        yield Finding(MEMORY, None, "S202 is required with kv_cache.disk", reason, for_example("memory: 64GiB"))
+
+
+def disk_exceeds_memory(c: Written) -> Iterator[Finding]:
+    """Reject a disk with less room than the memory of a node's ranks: it would have nothing that memory lacks."""
+    size: str = c[f"{DISK}.size"]
+    kept = _kept_bytes(c)
+    for phase in KEEPS:
+        ranks = _ranks_per_node(c, phase)
+        if ranks and (least := ranks * kept) > (read_bytes(size) or 0):
+            rule = f"S504 must be at least {_in_binary(least)}: {ranks} ranks a node x {MEMORY} ({c[MEMORY]})"
+            reason = "what is on the disk is in memory first, so a smaller disk would have nothing that memory lacks"
+            yield Finding(f"{DISK}.size", size, rule, reason, nearest(_in_binary(least)))
+
+
+def memory_holds_a_prompt(c: Written) -> Iterator[Finding]:
+    """Reject memory that cannot hold the longest prompt: its KV is loaded from there at once."""
+    kept = _kept_bytes(c)
+    for phase in KEEPS:
+        tokens, precision = c.get(f"{phase}.max_request_tokens"), c.get(f"{phase}.precision")
+        if tokens is None or precision is None:
+            continue
+        per_token = c.model.kv_bytes_per_token(KV_BYTES[kv_dtype(precision, c.get(f"{phase}.kv_precision"))])
+        if (least := in_pages(tokens) * per_token) > kept:
+            rule = f"S504 must be at least {_in_binary(least)}, the KV of {tokens:,} tokens"
+            reason = f"KV of the longest prompt ({phase}.max_request_tokens) is loaded from there at once"
+            yield Finding(MEMORY, c[MEMORY], rule, reason, nearest(_in_binary(least)))
+
+
+def pods_hold_kept_kv(c: Written) -> Iterator[Finding]:
+    """Reject pods whose memory is too small for what their ranks keep: the kernel would kill them."""
+    kept, written = _kept_bytes(c), c[POD_MEMORY]
+    for phase in KEEPS:
+        ranks = _ranks_per_node(c, phase)
+        if ranks and (least := ranks * (kept + PROCESS_BYTES)) > (read_bytes(written) or 0):
+            each = f"{MEMORY} ({c[MEMORY]}) + {_in_binary(PROCESS_BYTES)} for its process"
+            rule = f"S504 must be at least {_in_binary(least)}: {ranks} ranks a pod x {each}"
+            reason = "the kernel kills a pod that takes more"
+            yield Finding(POD_MEMORY, written, rule, reason, nearest(_in_binary(least)))
+
+
+def disk_path_is_free(c: Written) -> Iterator[Finding]:
+    """Reject a path at which pods have something else."""
+    path: str = c[f"{DISK}.path"]
+    volumes: Sequence[Mapping[str, Any]] = c["kubernetes.volumes"]
+    taken = [*names.MOUNTED, *(volume.get("mount_path") for volume in volumes)]
+    if c.get("kubernetes.stage.source") is not None:
+        taken.append(c.get("model.checkpoint"))
+    other = next((each for each in taken if each and (is_in(path, each) or is_in(each, path))), None)
+    if is_folder(path) and other is not None:
+        fix = for_example("path: /mnt/nvme/kv")
+        yield Finding(f"{DISK}.path", path, f"S413 must not be {other}, nor in or above it", "pods mount it", fix)
+
+
+def claim_needs_disk(c: Written) -> Iterator[Finding]:
+    """Reject a claim for a disk that the spec does not have."""
+    claim: str | None = c["kubernetes.kv_cache_claim"]
+    if claim is not None and c[DISK] is None:
+        reason = "the claim is mounted at kv_cache.disk.path"
+        yield without_effect("without kv_cache.disk", reason, "kubernetes.kv_cache_claim", claim)
+
+
+def nixl_connects_phases_here(c: Written) -> Iterator[Finding]:
+    """Reject NIXL where no two ranks of different phases are on one machine."""
+    if c["kv_cache.transport"] == "tcp":
+        return
+    path = "kv_cache.transport"
+    if "mixed" in c.sections:
+        yield without_effect("with mixed units", "they send no KV", path, "nixl")
+    elif "cluster.gpu" in c.values and c["cluster.gpu"] != "cpu":
+        reason = "it writes between ranks of one machine, and units on GPUs share no node"
+        yield without_effect("on GPUs", reason, path, "nixl")
+
+
+def _kept_bytes(c: Written) -> int:
+    """Return the memory in which a rank keeps KV. Raises Unknown without any."""
+    kept = read_bytes(c[MEMORY] or "")
+    if kept is None:
+        raise Unknown(MEMORY)
+    return kept
+
+
+def _ranks_per_node(c: Written, phase: Phase) -> int | None:
+    """Return the ranks on a node of `phase`; None if it is not there or not known."""
+    ep_size, per_node = c.get(f"{phase}.ep_size"), c.get("cluster.gpus_per_node")
+    return None if ep_size is None or per_node is None else min(ep_size, per_node)
+
+
+def _in_binary(num_bytes: int) -> str:
+    """Write a size as a spec has it, rounded up: `1GiB`, `1536MiB`."""
+    amount = ceil(num_bytes / 2**20)
+    return f"{amount}MiB" if amount % 1024 else f"{amount // 1024}GiB"
+
+
+RULES = (
+    Rule("S560", "fields", engine_keeps_kv_by_plan),
+    Rule("S202", "fields", disk_needs_memory),
+    Rule("S504", "fields", disk_exceeds_memory),
+    Rule("S504", "resolved", memory_holds_a_prompt),
+    Rule("S504", "fields", pods_hold_kept_kv),
+    Rule("S413", "fields", disk_path_is_free),
+    Rule("S560", "fields", claim_needs_disk),
+    Rule("S560", "fields", nixl_connects_phases_here),
+)
