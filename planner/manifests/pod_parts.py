@@ -11,13 +11,20 @@ __all__ = ["memory", "mounts_of", "priority_of", "requests_of", "tolerations_of"
 Variables = dict[str, Any]
 
 
-def requests_of(resources: PodResources | None, devices: Mapping[str, str] | None = None) -> Variables:
-    """CPUs are requested without a limit, because a limit throttles; memory is both, because what is over it kills."""
+def requests_of(
+    resources: PodResources | None, devices: Mapping[str, str] | None = None, least_bytes: int | None = None
+) -> Variables:
+    """CPUs are requested without a limit, because a limit throttles; memory is both, because what is over it kills.
+
+    Where the spec gives no memory, `least_bytes` are requested, without a limit: nobody knows the most.
+    """
     requests, limits = dict(devices or {}), dict(devices or {})
     if resources is not None:
         requests = {"cpu": _cpu(resources.cpus), "memory": memory(resources.memory)} | requests
         limits = {"memory": memory(resources.memory)} | limits
-    return {"requests": requests, "limits": limits} if requests else {}
+    elif least_bytes is not None:
+        requests = {"memory": memory(least_bytes)} | requests
+    return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
 def priority_of(kubernetes: KubernetesSpec) -> Variables:
@@ -33,7 +40,8 @@ def tolerations_of(tolerations: Sequence[TolerationSpec]) -> list[Variables]:
 def volumes_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
     """Return the spec's volumes, as a pod has them."""
     return [
-        {"name": f"volume-{index}"} | volume.model_dump(include={"host_path", "claim"}, exclude_none=True)
+        {"name": f"volume-{index}", "read_only": True}
+        | volume.model_dump(include={"host_path", "claim"}, exclude_none=True)
         for index, volume in enumerate(volumes)
     ]
 

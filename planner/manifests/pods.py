@@ -15,6 +15,7 @@ from planner.facts import names
 from planner.facts.engines import OURS
 from planner.facts.exchange import EXCHANGES
 from planner.layout.dispatch import is_normal
+from planner.layout.host_memory import pod_host_bytes
 from planner.layout.unit import Unit
 from planner.manifests.nics import nic_variables
 from planner.manifests.pod_parts import (
@@ -36,7 +37,8 @@ __all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "secu
 SHARED_MEMORY_BYTES = 2 * 2**30
 PROBE_PERIOD_S = 10  # Kubernetes' default
 PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
-KILLED_AFTER_S = 10  # assumed, after the time to drain: what ends by itself has ended by then
+# assumed, after the time to drain: what ends by itself has ended by then; a rank that keeps KV on a disk writes for 3 s
+KILLED_AFTER_S = 10
 # A pod that is to end takes new requests for so long, since those who send them hear of it later: the nodes' proxies in
 # front of the gateway, a router that watches pods in front of the units.
 LEAVE_S = 5  # assumed: proxies take a second on an idle node
@@ -111,6 +113,7 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
     """Return what each pod of `unit` is made of, around `container`."""
     kubernetes = plan.kubernetes
     volumes, mounts = volumes_of(kubernetes.volumes), mounts_of(kubernetes.volumes)
+    disk = plan.unit_document(unit)["limits"].get("disk")
     if plan.pods[unit.phase].gpu_resource:
         shared = {"medium": "Memory", "size": memory(SHARED_MEMORY_BYTES)}
         volumes.append({"name": "shared-memory", "memory": shared})
@@ -118,7 +121,8 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
     optional = {
         "resources": _unit_resources(plan, unit),
         "probes": _probes(plan, unit, container),
-        "is_root": bool(kubernetes.rdma or kubernetes.kernel_cache),  # kubelets make such folders for root
+        # kubelets make folders of nodes for root
+        "is_root": bool(kubernetes.rdma or kubernetes.kernel_cache or (disk and not kubernetes.kv_cache_claim)),
         "capabilities": [PINNED_MEMORY] if kubernetes.rdma else None,
         "stage": _stage(plan),
         "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
@@ -133,6 +137,10 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
     if kubernetes.kernel_cache is not None:
         volumes.append({"name": "kernels", "own_path": kubernetes.kernel_cache})
         mounts.append({"name": "kernels", "mount_path": names.KERNEL_CACHE})
+    if disk is not None:
+        claim = kubernetes.kv_cache_claim
+        volumes.append({"name": "kv"} | ({"claim": claim} if claim else {"own_path": disk["path"]}))
+        mounts.append({"name": "kv", "mount_path": disk["path"]})
     return {
         "image": container.image or kubernetes.image,
         "volumes": volumes,
@@ -162,7 +170,9 @@ def security_needs(plan: Plan) -> list[str]:
     kubernetes = plan.kubernetes
     needs = [f"{PINNED_MEMORY} for RDMA"] if kubernetes.rdma else []
     volumes = [*kubernetes.volumes, *(kubernetes.gateway.volumes or ())]
-    if kubernetes.stage or kubernetes.kernel_cache or any(volume.host_path for volume in volumes):
+    keeps_kv = plan.spec.kv_cache.disk is not None and kubernetes.kv_cache_claim is None
+    own_folders = kubernetes.stage or kubernetes.kernel_cache or keeps_kv
+    if own_folders or any(volume.host_path for volume in volumes):
         needs.append("folders of the nodes")
     return needs + (["the network of the nodes"] if kubernetes.host_network else [])
 
@@ -173,7 +183,8 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
     devices = {needs.gpu_resource: str(unit.ranks_per_node)} if needs.gpu_resource else {}
     if kubernetes.rdma:
         devices[kubernetes.rdma.resource] = str(kubernetes.rdma.count)
-    found = requests_of(kubernetes.resources.unit, devices)
+    least_bytes = pod_host_bytes(plan.spec, unit.phase, unit.ranks_per_node)
+    found = requests_of(kubernetes.resources.unit, devices, least_bytes)
     if has_compute_domain(plan, unit):
         found["claims"] = [_claim(unit)["name"]]
     return found

@@ -355,6 +355,33 @@ def test_volumes_and_resources_of_the_spec_reach_every_pod(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("claim", "source", "user", "level"),
+    [
+        ("", {"hostPath": {"path": "/mnt/kv", "type": "DirectoryOrCreate"}}, 0, "privileged"),
+        ("  kv_cache_claim: kv\n", {"persistentVolumeClaim": {"claimName": "kv"}}, None, None),
+    ],
+    ids=["the nodes' own disks", "a claim"],
+)
+def test_pods_of_ranks_that_keep_kv_have_its_memory_and_its_disk(tmp_path, claim, source, user, level):
+    """They may write to the disk, and request the memory of their two ranks; pods of decode and gateway get neither."""
+    kept = "kv_cache: {memory: 1GiB, disk: {path: /mnt/kv, size: 1TB}}\n"
+    rendered = rendered_demo(tmp_path, lambda text: f"{text}{kept}kubernetes:\n  image: example.com/runtime:1\n{claim}")
+    workloads = [each for each in rendered if each["kind"] in ("Deployment", "LeaderWorkerSet")]
+    pods = {each["metadata"]["name"]: pod_of(each) for each in workloads}
+    (container,) = pods["demo-prefill-0"]["containers"]
+    (namespace,) = (each["metadata"]["labels"] for each in rendered if each["kind"] == "Namespace")
+
+    assert pods["demo-prefill-0"]["volumes"][-1] == {"name": "kv", **source}
+    assert container["volumeMounts"][-1] == {"name": "kv", "mountPath": "/mnt/kv"}
+    assert container["resources"] == {"requests": {"memory": "6Gi"}}
+    assert container["securityContext"].get("runAsUser") == user
+    assert namespace.get("pod-security.kubernetes.io/enforce") == level
+    for name in ("demo-decode-0", "demo-gateway"):
+        assert "kv" not in [volume["name"] for volume in pods[name]["volumes"]]
+        assert "resources" not in pods[name]["containers"][0]
+
+
 def test_secrets_to_pull_the_image_reach_every_account(tmp_path):
     """By reference, and only where the spec names some."""
     rendered = rendered_with(tmp_path, "  image_pull_secrets: [registry-login, mirror]\n")
