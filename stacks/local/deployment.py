@@ -112,7 +112,7 @@ def start(
     """
     require_runtime()
     folder = deployment_folder(plan.name)
-    layout = lay_out_locally(plan, folder.launch_folder, folder.certificates, host, keys)
+    layout = lay_out_locally(plan, folder.launch_folder, folder.certificates, folder.kv_folder, host, keys)
     record = _first_record(plan, layout, keys, day)
     from stacks.local.supervisor import supervise  # its imports take as long as the rest of this room
 
@@ -122,6 +122,7 @@ def start(
             locks.enter_context(folder.hold_lock())
             require_free(layout.listeners)
             record = replace(record, weights_before=_previous_weights(folder, plan))
+            folder.kv_folder.mkdir(exist_ok=True)
             _write_launch_files(folder.launch_folder, layout.files)
             log = open_log(folder.path / "supervisor.log", is_new=True)
             supervisor = _fork(lambda on_started: supervise(folder, layout, record, on_started), log, detached)

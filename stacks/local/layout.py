@@ -92,10 +92,13 @@ class Layout:
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text, of the launch files
 
 
-def lay_out_locally(plan: Plan, folder: Path, certificates: Path, host: str, keys: Path | None = None) -> Layout:
+def lay_out_locally(
+    plan: Plan, folder: Path, certificates: Path, kv_folder: Path, host: str, keys: Path | None = None
+) -> Layout:
     """Return the processes of `plan`, whose launch files lie in `folder`, and a folder for each one's certificate.
 
-    `keys` is the gateways' file of keys.
+    KV that a plan keeps on disks lies in `kv_folder`: this machine need not have the nodes' disks. `keys` is the
+    gateways' file of keys.
 
     Raise CallError when `host` is not loopback.
     """
@@ -119,7 +122,7 @@ def lay_out_locally(plan: Plan, folder: Path, certificates: Path, host: str, key
             command = _runtime("node", *launch, *place, "--gateway", gateway_hosts, *drain, *tls)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
     identities, listeners = _identities(plan, gateways, certificates), _listeners(plan, gateways, addresses)
-    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), plan.launch_files())
+    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), plan.launch_files(str(kv_folder)))
 
 
 def _gateway_names(number: int) -> list[str]:

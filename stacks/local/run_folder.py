@@ -2,6 +2,7 @@
 
     $XDG_STATE_HOME/tidemill/NAME/   deployment.json   the record, replaced as a whole at every change
                                      launch/           the plan's launch files
+                                     kv/               KV of prompts, where the plan keeps it on a disk
                                      *.log             what each process said on stderr
 
 The folder itself is locked: by the `up` that writes these files and starts the supervisor, then by the supervisor for
@@ -70,6 +71,11 @@ class RunFolder:
     def served_weights(self) -> Path:
         """The file with the digest of the weights that this deployment serves with, or served with to its end."""
         return self.launch_folder / SERVED_WEIGHTS
+
+    @property
+    def kv_folder(self) -> Path:
+        """The folder for KV on a disk. It stays when the deployment ends, so that the next one finds it."""
+        return self.path / "kv"
 
     @property
     def certificates(self) -> Path:

@@ -134,7 +134,7 @@ class Demo:
         plan = compile_plan(check_spec(SPEC))
         for name, text in plan.launch_files().items():
             (self._folder / name).write_text(text)
-        self._layout = lay_out_locally(plan, self._folder, self._folder / "tls", HOST)
+        self._layout = lay_out_locally(plan, self._folder, self._folder / "tls", self._folder / "kv", HOST)
         Certificates(self._layout.identities, now())
         self._ports = {"prefill": [], "decode": []}
         for node in self._layout.nodes:

@@ -35,7 +35,7 @@ def test_every_rule_is_on_the_page():
 def test_every_address_is_asked_before_anything_starts():
     """Whoever has one of them, be it a gateway or a node of ours: the port that its process would take is in use."""
     plan = compile_plan(check_spec(DEMO_SPEC))
-    listeners = lay_out_locally(plan, Path("launch"), Path("tls"), "127.99.7.1").listeners
+    listeners = lay_out_locally(plan, Path("launch"), Path("tls"), Path("kv"), "127.99.7.1").listeners
     taken = listeners[-1].address, listeners[-1].port
     with socket.create_server(taken), pytest.raises(LocalError, match=f"cannot listen on {taken[0]}:{taken[1]} .*R123"):
         deployment.require_free(listeners)

@@ -72,7 +72,7 @@ def served(plan: Plan, folder: Path, one_host: bool) -> Iterator["Deployment"]:
     launch_files.mkdir()
     for name, text in plan.launch_files().items():
         (launch_files / name).write_text(text)
-    layout = lay_out_locally(plan, launch_files, folder / "certificates", next(HOSTS))
+    layout = lay_out_locally(plan, launch_files, folder / "certificates", folder / "kv", next(HOSTS))
     require_free(layout.listeners)
     Certificates(layout.identities, now())
     deployment = Deployment(plan, layout, folder, one_host)

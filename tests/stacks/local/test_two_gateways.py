@@ -34,7 +34,7 @@ def after(command, flag):
 def test_each_gateway_has_an_address_and_a_certificate_of_its_own_and_every_node_calls_both(tmp_path, write_spec):
     """They prove one identity and hold half of the limits each; the nodes' addresses come after theirs."""
     plan = plan_from(write_spec(gateway={"replicas": 2}), None)
-    layout = lay_out_locally(plan, tmp_path, tmp_path / "tls", "127.0.0.1")
+    layout = lay_out_locally(plan, tmp_path, tmp_path / "tls", tmp_path / "kv", "127.0.0.1")
     commands = [gateway.process.command for gateway in layout.gateways]
     (first, second), units = layout.identities[:2], layout.identities[2:]
 
