@@ -12,7 +12,13 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest
 
-__all__ = ["MISSING", "is_awaited", "is_off", "missing"]
+__all__ = ["MISSING", "is_awaited", "is_off", "missing", "num_withheld"]
+
+
+def num_withheld(live: Manifest) -> int:
+    """Return how many groups of a LeaderWorkerSet keep their template until they are drained; 0 for other kinds."""
+    rollout = live["spec"].get("rolloutStrategy") or {}
+    return int((rollout.get("rollingUpdateConfiguration") or {}).get("partition", 0))
 
 
 def missing(live: Manifest) -> str | None:
@@ -60,14 +66,15 @@ def _stateful_set(live: Manifest) -> str | None:
 def _leader_worker_set(live: Manifest) -> str | None:
     """Return what is missing until every group is whole, its leader and all its workers.
 
-    With no group wanted there is nothing to wait for.
+    With no group wanted there is nothing to wait for. A group that `partition` withholds from the newest template is
+    whole as it is.
     """
     if not _wanted_replicas(live):
         return None
     is_available = any(each["type"] == "Available" and each["status"] == "True" for each in _conditions(live))
     return (
         _unseen_spec(live)
-        or _too_few(live, "updatedReplicas", "groups updated")
+        or _too_few(live, "updatedReplicas", "groups updated", num_withheld(live))
         or _too_few(live, "readyReplicas", "groups ready")
         or (None if is_available else "an update of its groups is in progress")
     )
@@ -116,8 +123,9 @@ def _unseen_spec(live: Manifest) -> str | None:
     return None if is_seen else "not yet seen by its controller"
 
 
-def _too_few(live: Manifest, field: str, what: str) -> str | None:
-    found, wanted = _count(live, field), _wanted_replicas(live)
+def _too_few(live: Manifest, field: str, what: str, num_spared: int = 0) -> str | None:
+    """Return how many replicas are counted in a field of the status, if fewer than wanted; some need not be."""
+    found, wanted = _count(live, field), max(_wanted_replicas(live) - num_spared, 0)
     return f"{found} of {wanted} {what}" if found < wanted else None
 
 

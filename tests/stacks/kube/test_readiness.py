@@ -40,6 +40,14 @@ def unit(*conditions, **more):
     return live("LeaderWorkerSet", **({"readyReplicas": 2, "updatedReplicas": 2, "conditions": found} | more))
 
 
+def withheld(*conditions, partition=2, **more):
+    """A unit whose first groups keep their template."""
+    found = unit(*conditions, **more)
+    return found | {
+        "spec": found["spec"] | {"rolloutStrategy": {"rollingUpdateConfiguration": {"partition": partition}}}
+    }
+
+
 def job(*conditions, **spec):
     return {"apiVersion": "batch/v1", "kind": "Job", "spec": spec, "status": {"conditions": list(conditions)}}
 
@@ -78,6 +86,11 @@ TABLE = [
     (unit(readyReplicas=1), "1 of 2 groups ready"),
     (unit(updatedReplicas=0), "0 of 2 groups updated"),
     (unit("Progressing"), "an update of its groups is in progress"),
+    (withheld(updatedReplicas=0), None),
+    (withheld(updatedReplicas=0, partition=1), "0 of 1 groups updated"),
+    (withheld(updatedReplicas=0, readyReplicas=1), "1 of 2 groups ready"),
+    (withheld(updatedReplicas=0, generation=4), UNSEEN),
+    (withheld(partition=5), None),
     (live("LeaderWorkerSet", updatedReplicas=2), "0 of 2 groups ready"),  # absent means 0
     (live("LeaderWorkerSet", wanted=0, generation=4), None),  # nothing to wait for, at night
     (job(condition("Complete")), None),
