@@ -42,6 +42,8 @@ def controller_variables(plan: Plan) -> Variables | None:
         "timezone": day.timezone,
         "warm_up_s": f"{day.warm_up_s:g}",
         "drain_s": f"{day.drain_s:g}",
+        "turns": kubernetes.controller.turns,
+        "ready_s": f"{kubernetes.ready_timeout:g}",
         "units": _units(plan),
         "steps": _steps(day.steps),
     }
@@ -55,11 +57,9 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 def _units(plan: Plan) -> list[dict[str, Any]]:
     """Return the units in the order in which steps count them."""
-    lends, heals = plan.kubernetes.lends_nodes, plan.kubernetes.heals
     return [
-        {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes)}
-        | ({"nodes": list(unit.nodes)} if lends or heals else {})
-        | ({"spares": plan.unit_document(unit)["spares"]} if heals else {})
+        {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes), "nodes": list(unit.nodes)}
+        | ({"spares": plan.unit_document(unit)["spares"]} if plan.kubernetes.heals else {})
         for unit in plan.units
     ]
 

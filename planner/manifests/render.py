@@ -39,6 +39,7 @@ __all__ = ["KUSTOMIZATION", "MARK", "render_files"]
 
 KUSTOMIZATION = "kustomization.yaml"
 MARK = "# Written by tidemill render"  # its first line says so, with the digest of the others
+GROUPS_OF_A_UNIT = 1
 PAST_ASCII = re.compile(r"[^ -~]")
 MARK_ENDS = ", which replaces and removes the files listed here. Change the spec instead."
 
@@ -242,6 +243,7 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
         "spares": document["spares"],
         "plan_selector": names.plan_selector(plan.name),
         "unit_label": names.UNIT_LABEL,
+        **_partition(plan.kubernetes),
     }
     yield from _launch_configs(parts, workload)
     yield from _certificate(plan, service)
@@ -308,6 +310,11 @@ def _unpruned(plan: Plan) -> dict[str, str]:
 def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:
     """The label by which Kueue admits a unit."""
     return {names.QUEUE_LABEL: kubernetes.queue} if kubernetes.queue else {}
+
+
+def _partition(kubernetes: KubernetesSpec) -> Variables:
+    """Return what withholds a new template until the controller gives the unit its turn: its only group stays."""
+    return {"partition": GROUPS_OF_A_UNIT} if kubernetes.controller else {}
 
 
 def _digests(document: dict[str, Any], *kinds: str) -> dict[str, str]:

@@ -112,6 +112,13 @@ class ControllerSpec(Section):
     resources: PodResources | None = Field(
         default=None, description="What its pod is sure to get.", examples=[{"cpus": 0.1, "memory": "256MiB"}]
     )
+    turns: Literal["now", "with_room"] = Field(
+        default="now",
+        description="When units take a new template, one of a phase at a time, while another one stands in where nodes"
+        " are free. Where none are, now lets the phase lack one, and with_room waits for a state of the day that has"
+        " them.",
+        examples=["with_room"],
+    )
     lend_nodes: bool = Field(
         default=False,
         description="Label the nodes of units that are off, for batch jobs, and taint them schedule.start.notice"

@@ -1,7 +1,8 @@
 """Decides which units to start and drain now, so that they follow the day. Pure: it reads no clock and no cluster.
 
     start   a unit that the day wants, from its warm-up on, or that demand asks for
-    drain   a unit that neither asks for, as soon as enough others of every phase are ready
+    drain   a unit that neither asks for, as soon as enough others of every phase are ready;
+            and one whose turn it is to take a new template (`turns.py`), once nothing else is to do
 
 A unit is one group: if somebody scales it to more, it is scaled to 1 again.
 
@@ -9,7 +10,9 @@ A unit is drained by scaling it to 0: its pods are told to end, the gateway send
 their answers are done. Prefill and decode change together, since no unit goes while either phase would have fewer ready
 units than the day wants. So a unit that stays away keeps another one in its place.
 
-Demand adds the next units of a phase to those of the day, as long as the day's largest state takes no fewer nodes.
+Demand adds the next units of a phase to those of the day, as long as the day's largest state takes no fewer nodes. So
+do turns, which add one that stands in. A unit starts once its newest template is current, and no other one has pods on
+its nodes.
 
 An operator may hold everything as it is, or force another state of the day, each until a given time; demand adds
 nothing meanwhile. If the end of a hold cannot be read, units start and none drains.
@@ -26,6 +29,7 @@ from planner.schedule.clock import changes_between, state_at, units_at
 from planner.schedule.runs import runs_between
 from planner.schedule.schedule import Step
 from stacks.controller.situation import Force, LiveUnit, Situation
+from stacks.controller.turns import Turns, decide_turns, holders
 
 __all__ = ["Decision", "NextChange", "Scale", "count_planned_units", "decide", "required_units", "units_required_soon"]
 
@@ -63,6 +67,7 @@ class Decision:
     shortages: tuple[str, ...]  # phases with fewer ready units than wanted: `1 of 2 decode units are ready`
     extra_demand: tuple[str, ...]  # phases with more demand than planned: `demand asks for 3 decode units, ...`
     unmet_demand: tuple[str, ...]  # phases with more demand than units, and what the operator can do
+    turns: Turns
     reason: str
 
 
@@ -81,6 +86,7 @@ def decide(situation: Situation, now: float) -> Decision:
         shortages=shortages,
         extra_demand=tuple(_describe_extra_demand(situation, planned, wanted)),
         unmet_demand=tuple(_describe_unmet_demand(situation, wanted, force)),
+        turns=_pause_turns(situation, "held as it is"),
         reason="; ".join([*orders.unreadable, "held as it is"]),
     )
     if decision.is_held:
@@ -92,12 +98,17 @@ def decide(situation: Situation, now: float) -> Decision:
     drained = {each.unit for each in drains}
     kept = [unit.name for unit in may_go if unit.name not in drained]
     single = tuple(_undo_extra_groups(unit for unit in situation.units if unit.name not in drained))
-    return replace(decision, scales=starts + single + drains, reason=_explain(situation, decision, kept, force))
+    scales = starts + single + drains
+    turns = _turns(situation, decision.wanted, on, scales, _stand_ins(situation, now))
+    decision = replace(decision, scales=scales + tuple(_take_turns(turns)), turns=turns)
+    return replace(decision, reason=_explain(situation, decision, kept, force))
 
 
 def required_units(situation: Situation, now: float) -> set[str]:
-    """Return the units that have to run now: those that serve, and those that warm up for it."""
-    return _planned_running_units(situation, now, 0.0) | {*_wanted_units(situation, now, _active_force(situation, now))}
+    """Return the units that have to run now: those that serve, those that warm up for it, and those that stand in."""
+    wanted = _wanted_units(situation, now, _active_force(situation, now))
+    stand_ins = _stand_ins(situation, now) if situation.has_given_notice else set()
+    return _planned_running_units(situation, now, 0.0) | {*wanted} | stand_ins
 
 
 def units_required_soon(situation: Situation, now: float) -> set[str]:
@@ -105,6 +116,7 @@ def units_required_soon(situation: Situation, now: float) -> set[str]:
     return (
         _planned_running_units(situation, now, situation.timetable.notice_s)
         | required_units(situation, now)
+        | _stand_ins(situation, now)
         | situation.expected_units
     )
 
@@ -131,7 +143,17 @@ def _planned_running_units(situation: Situation, now: float, ahead_s: float) -> 
 def _wanted_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
     """Return the units that have to serve now."""
     planned = _planned_units(situation, now, force)
-    return planned if force else _add_units_for_demand(situation, planned, situation.floors)
+    return planned if force else _add_units(situation, planned, situation.floors)
+
+
+def _stand_ins(situation: Situation, now: float) -> set[str]:
+    """Return the next unit of each phase in which a wanted one is outdated; none while a state is forced."""
+    if _active_force(situation, now):
+        return set()
+    wanted = _wanted_units(situation, now, None)
+    behind = {each.phase for each in situation.units if each.is_on and each.is_outdated and each.name in wanted}
+    floors = {phase: count + 1 for phase, count in _count_by_phase(situation, wanted).items() if phase in behind}
+    return {*_add_units(situation, wanted, floors)} - {*wanted}
 
 
 def _planned_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
@@ -141,7 +163,7 @@ def _planned_units(situation: Situation, now: float, force: Force | None) -> tup
     return units_at(situation.timetable, floor(now))
 
 
-def _add_units_for_demand(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
+def _add_units(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
     """Return the planned units and the next ones of each phase up to its floor, within the largest state's nodes."""
     sizes = {unit.name: unit.num_nodes for unit in situation.units}
     left = _most_nodes(situation) - sum(sizes[name] for name in planned)
@@ -169,9 +191,32 @@ def _forced_step(situation: Situation, force: Force) -> Step:
 
 
 def _starts(units: Sequence[LiveUnit], on: set[str], asked: set[str]) -> Iterator[Scale]:
+    """Yield the units to start. Before its new template is current, a unit may start with either."""
     for unit in units:
-        if unit.name in on and unit.replicas == 0:
+        if unit.name in on and unit.replicas == 0 and not unit.is_outdated and not holders(unit, units):
             yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
+
+
+def _turns(
+    situation: Situation, wanted: Sequence[str], on: set[str], scales: Sequence[Scale], stand_ins: set[str]
+) -> Turns:
+    """Return whose turn it is, if nothing else is to do."""
+    if not situation.orders.may_drain:
+        return _pause_turns(situation, "nobody knows until when to hold")
+    if scales:
+        return _pause_turns(situation, f"{', '.join(each.unit for each in scales)} start or drain first")
+    needed = _count_by_phase(situation, wanted)
+    return decide_turns(situation.units, on, needed, stand_ins, may_lack_one=situation.may_lack_one)
+
+
+def _pause_turns(situation: Situation, why: str) -> Turns:
+    outdated = tuple(unit.name for unit in situation.units if unit.is_on and unit.is_outdated)
+    return Turns((), outdated, f"{', '.join(outdated)} keep their template: {why}" if outdated else "")
+
+
+def _take_turns(turns: Turns) -> Iterator[Scale]:
+    for unit in turns.begin:
+        yield Scale(unit, False, "its turn has come: it starts again with its newest template")
 
 
 def _undo_extra_groups(units: Iterable[LiveUnit]) -> Iterator[Scale]:
@@ -241,6 +286,7 @@ def _explain(situation: Situation, decision: Decision, kept: Sequence[str], forc
     missing = [unit.name for unit in situation.units if unit.replicas is None]
     parts = [*situation.orders.unreadable, *([f"state {force.state} is forced"] if force else [])]
     parts += [*decision.unmet_demand, *decision.extra_demand, *decision.shortages]
+    parts += [decision.turns.reason] if decision.turns.reason else []
     parts += [f"{', '.join(kept)} stays until {' and '.join(awaited)} are ready"] if kept else []
     parts += [f"{', '.join(missing)} not created"] if missing else []
     parts += [situation.unseen] if situation.unseen else []

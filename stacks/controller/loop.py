@@ -18,7 +18,7 @@ from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, decide_marks, lending_events
 from stacks.controller.measure import Measurement, measure, previous_suspects
-from stacks.controller.observe import Observation, WrongDay, find_deployment, observe, previous_marks
+from stacks.controller.observe import CURRENT, Observation, WrongDay, find_deployment, observe, previous_marks
 from stacks.controller.quota import update_quota
 from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wrong_day_status, previous_condition
 from stacks.controller.situation import Situation
@@ -104,6 +104,7 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
     for condition, reason, messages in (
         (FOLLOWING, "WrongOrder", unread),
         (FORECAST, "BeyondPlan", decision.unmet_demand),
+        (CURRENT, "Stopped", (decision.turns.reason,) if decision.turns.is_stopped else ()),
     ):
         said = previous_condition(deployment, condition).get("message", "").split("; ")
         yield from ((reason, each, True) for each in messages if each not in said)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from planner.facts import names
@@ -17,9 +18,10 @@ from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
-from stacks.kube.readiness import missing
+from stacks.kube.readiness import missing, num_withheld
 
 __all__ = [
+    "CURRENT",
     "Observation",
     "WrongDay",
     "deployment_reference",
@@ -32,6 +34,11 @@ __all__ = [
 ]
 
 UNIT_API_VERSION, UNIT_KIND = names.UNIT_OBJECTS["leaderworkerset"]
+# A unit's StatefulSet of leaders has its name; those of workers name their group as well.
+# Source: github.com/kubernetes-sigs/lws 060ab4d pkg/controllers/leaderworkerset_controller.go and pod_controller.go
+LEADERS = "leaderworkerset.sigs.k8s.io/name,!leaderworkerset.sigs.k8s.io/group-index"
+CURRENT = "Current"  # the condition that no unit waits for a new template
+NOW = "now"
 
 
 class WrongDay(ValueError):
@@ -64,8 +71,19 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
         raise WrongDay(f"spec.pace ({clock.pace:g}) has left the calendar since {began}: create the object anew")
     selector = f"{names.PLAN_LABEL}={metadata['name']}"
     units = api.list_all(UNIT_API_VERSION, UNIT_KIND, metadata["namespace"], labelSelector=selector)
-    ending, unseen = _units_with_pods(api, metadata["namespace"], _units_being_left(deployment, units))
-    return Observation(replace(read_situation(spec, units, clock, now, ending), unseen=unseen), clock)
+    outdated, unknown = _find_outdated(api, metadata["namespace"], units)
+    looked = [each["metadata"]["name"] for each in units] if outdated else _units_being_left(deployment, units)
+    occupied, unseen = _occupied_nodes(api, metadata["namespace"], looked)
+    situation = read_situation(spec, units, clock, now, occupied, outdated)
+    noticed_s = (now - _outdated_since(deployment, now)) * clock.pace
+    return Observation(
+        replace(
+            situation,
+            unseen="; ".join(filter(None, (unseen, unknown))) or None,
+            has_given_notice=noticed_s >= situation.timetable.notice_s,
+        ),
+        clock,
+    )
 
 
 def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
@@ -82,17 +100,31 @@ def read_clock(deployment: Manifest) -> Clock:
 
 
 def read_situation(
-    spec: Mapping[str, Any], objects: Sequence[Manifest], clock: Clock, now: float, ending: Collection[str] = ()
+    spec: Mapping[str, Any],
+    objects: Sequence[Manifest],
+    clock: Clock,
+    now: float,
+    occupied: Mapping[str, Collection[str]] = MappingProxyType({}),
+    outdated: Collection[str] = (),
 ) -> Situation:
     """Return what a deployment's spec and its units' objects say at `now`, in real time. Raise WrongDay.
 
-    Units in `ending` still have pods.
+    `occupied` has the nodes of the pods of units, as far as somebody has looked.
     """
     live = {each["metadata"]["name"]: each for each in objects}
-    units = tuple(_unit(each, live.get(each["name"]), ending) for each in spec["units"])
+    units = []
+    for each in spec["units"]:
+        unit = _unit(each, live.get(each["name"]), occupied.get(each["name"]))
+        is_late = unit.is_on and not unit.is_ready and _is_late(live[unit.name], spec, now)
+        units.append(replace(unit, is_outdated=unit.name in outdated, is_late=is_late))
     steps = tuple(_read_steps(spec, "steps", spec["steps"]))
-    orders = _read_orders(spec, {step.at for step in steps}, clock, now)
-    return Situation(_read_timetable(spec, steps), units, orders, lends_nodes="lendNodes" in spec)
+    return Situation(
+        _read_timetable(spec, steps),
+        tuple(units),
+        _read_orders(spec, {step.at for step in steps}, clock, now),
+        lends_nodes="lendNodes" in spec,
+        may_lack_one=spec.get("turns", NOW) == NOW,
+    )
 
 
 def previous_marks(deployment: Manifest) -> Marks:
@@ -114,29 +146,94 @@ def _units_being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[s
     ]
 
 
-def _units_with_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[set[str], str | None]:
-    """Return the units that have or may have pods, and why that is not known. Only lending waits for pods to end."""
-    if not units:
-        return set(), None
+def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple[set[str], str | None]:
+    """Return the units whose pods have an older template than their objects, and why that is not known.
+
+    A unit that is off is outdated until its new template is current: started before, it may get either.
+    """
+    unseen = {_name(unit) for unit in units if num_withheld(unit) and _is_off(unit) and not _is_observed(unit)}
+    doubtful = {_name(unit) for unit in units if num_withheld(unit) and _is_observed(unit) and not _is_current(unit)}
+    if not doubtful:
+        return unseen, None
     try:
-        pods = api.list_all("v1", "Pod", namespace, labelSelector=f"{names.UNIT_LABEL} in ({','.join(units)})")
+        leaders = api.list_all("apps/v1", "StatefulSet", namespace, labelSelector=LEADERS)
     except ProviderError as error:
-        return set(units), f"no further node becomes free, since pods cannot be looked at: {error}"
-    return {each["metadata"]["labels"][names.UNIT_LABEL] for each in pods}, None
+        return unseen, f"no unit takes a new template, since StatefulSets cannot be looked at: {error}"
+    return unseen | {_name(each) for each in leaders if _name(each) in doubtful and _withholds(each)}, None
 
 
-def _unit(settings: Mapping[str, Any], live: Manifest | None, ending: Collection[str]) -> LiveUnit:
+def _is_current(unit: Manifest) -> bool:
+    """Return whether a unit's status alone shows that its newest template is the one that it has, or starts with."""
+    status = unit.get("status") or {}
+    if _is_off(unit):
+        return not status.get("replicas")
+    return bool(status.get("updatedReplicas", 0) >= unit["spec"].get("replicas", 1))
+
+
+def _withholds(leader: Manifest) -> bool:
+    """Return whether a unit's StatefulSet of leaders keeps a template from its pods, or has not seen the newest."""
+    status = leader.get("status") or {}
+    return not _is_observed(leader) or bool(status.get("currentRevision") != status.get("updateRevision"))
+
+
+def _is_observed(live: Manifest) -> bool:
+    return bool((live.get("status") or {}).get("observedGeneration", 0) >= live["metadata"]["generation"])
+
+
+def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
+    """Return whether a unit has been starting for longer than it may take."""
+    conditions = (unit.get("status") or {}).get("conditions") or []
+    began = [each.get("lastTransitionTime") or "" for each in conditions if each["type"] == "Progressing"]
+    since = parse_instant(began[0]) if began else None
+    return since is not None and "readySeconds" in spec and now - since > spec["readySeconds"]
+
+
+def _outdated_since(deployment: Manifest, now: float) -> float:
+    """Return since when units are outdated, as the status has it; `now` if it does not say so yet."""
+    conditions = (deployment.get("status") or {}).get("conditions") or []
+    found = [each["lastTransitionTime"] for each in conditions if (each["type"], each["status"]) == (CURRENT, "False")]
+    since = parse_instant(found[0]) if found else None
+    return now if since is None else since
+
+
+def _occupied_nodes(api: Api, namespace: str, units: Sequence[str]) -> tuple[Mapping[str, Collection[str]], str | None]:
+    """Return the nodes of those of `units` that have or may have pods, and why that is not known."""
+    if not units:
+        return {}, None
+    selector = f"{names.UNIT_LABEL} in ({','.join(units)})"
+    try:
+        pods = api.list_all("v1", "Pod", namespace, labelSelector=selector, resourceVersion="0")
+    except ProviderError as error:
+        return dict.fromkeys(units, ()), f"no further node becomes free, since pods cannot be looked at: {error}"
+    found: dict[str, set[str]] = {}
+    for each in pods:
+        nodes = found.setdefault(each["metadata"]["labels"][names.UNIT_LABEL], set())
+        nodes |= {each["spec"]["nodeName"]} if each["spec"].get("nodeName") else set()
+    return found, None
+
+
+def _unit(settings: Mapping[str, Any], live: Manifest | None, occupied: Collection[str] | None) -> LiveUnit:
     replicas = None if live is None else int(live["spec"].get("replicas", 1))
     return LiveUnit(
         settings["name"],
         settings["phase"],
         replicas,
         is_ready=live is not None and bool(replicas) and missing(live) is None,
-        has_pods=bool(replicas) or settings["name"] in ending,
+        has_pods=bool(replicas) or occupied is not None,
         num_nodes=settings["pods"],
         nodes=tuple(settings.get("nodes", ())),
+        holds=frozenset(occupied or ()),
         spares=tuple(settings.get("spares", ())),
     )
+
+
+def _is_off(unit: Manifest) -> bool:
+    return bool(unit["spec"].get("replicas", 1) == 0)
+
+
+def _name(live: Manifest) -> str:
+    name: str = live["metadata"]["name"]
+    return name
 
 
 def _read_timetable(spec: Mapping[str, Any], steps: tuple[Step, ...]) -> Timetable:

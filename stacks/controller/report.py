@@ -5,6 +5,7 @@ conditions              Following: the day is followed, or held, or cannot be re
                         Served: every unit that is wanted is ready
                         Healthy: no unit has to stay on a faulty node
                         Forecast: demand asks for no more units than the day
+                        Current: no unit waits for a new template, or takes one
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ from stacks.controller.decide import Decision, NextChange
 from stacks.controller.demand import Demand
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.measure import Measurement
+from stacks.controller.observe import CURRENT
 from stacks.controller.situation import Orders, Situation
 from stacks.controller.stragglers import Suspect
+from stacks.controller.turns import Turns
 
 __all__ = [
     "FOLLOWING",
@@ -54,6 +57,7 @@ def build_status(
     lending_events = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
     conditions = [
         (FOLLOWING, *_following_status(situation.orders, decision), decision.reason),
+        (CURRENT, *_current_status(decision.turns)),
         ("Served", "False" if decision.shortages else "True", *_served_reason(decision.shortages)),
         *_healthy_condition(problems, previous_condition(deployment, HEALTHY)),
         *_forecast_condition(decision, demand),
@@ -101,6 +105,12 @@ def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
 
 def _served_reason(short: Sequence[str]) -> tuple[str, str]:
     return ("TooFewUnits", "; ".join(short)) if short else ("AllReady", "every unit that is wanted is ready")
+
+
+def _current_status(turns: Turns) -> tuple[str, str, str]:
+    if not turns.outdated:
+        return "True", "NewestTemplates", "every unit has its newest template"
+    return "False", "Stopped" if turns.is_stopped else "InTurns", turns.reason
 
 
 def _healthy_condition(

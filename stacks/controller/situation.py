@@ -22,8 +22,11 @@ class LiveUnit:
     replicas: int | None  # the number that it is scaled to; None if its object does not exist
     is_ready: bool  # whether all its pods are ready
     has_pods: bool = False  # also pods that are ending
+    is_outdated: bool = False  # pods have an older template than the object, or would have if they started now
     num_nodes: int = 1
-    nodes: tuple[str, ...] = ()  # its own nodes; empty if the controller looks at no nodes
+    is_late: bool = False  # it has been starting for longer than that may take
+    nodes: tuple[str, ...] = ()  # its own nodes
+    holds: frozenset[str] = frozenset()  # nodes that its pods are on; empty while no unit of the plan is outdated
     spares: tuple[str, ...] = ()  # nodes that it may move to; empty if units do not leave faulty nodes
 
     @property
@@ -61,6 +64,8 @@ class Situation:
     floors: Mapping[Phase, int] = field(default_factory=dict)  # units that demand asks for at least
     unseen: str | None = None  # what could not be read, and what does not happen because of it
     expected_units: frozenset[str] = frozenset()  # units that will be on if the measured load lasts
+    may_lack_one: bool = True  # whether a phase may lack a unit during a turn
+    has_given_notice: bool = True  # whether users of free nodes have known for long enough that units change
 
     def phases(self) -> Mapping[str, Phase]:
         """Return the phase of each unit."""

@@ -78,6 +78,26 @@ def test_the_account_scales_the_plans_own_units_and_no_other(objects):
     assert scales["resourceNames"] == [name for kind, name in objects if kind == "LeaderWorkerSet"]
 
 
+def test_a_new_template_waits_for_the_units_turn(objects, tmp_path):
+    """A constant in the group's spec, which is in no pod: a plan that gets a controller restarts nobody by it."""
+    without = rendered(tmp_path, controller=None)
+    for key in (key for key in objects if key[0] == "LeaderWorkerSet"):
+        assert objects[key]["spec"].pop("rolloutStrategy") == {
+            "type": "RollingUpdate",
+            "rollingUpdateConfiguration": {"partition": 1},
+        }
+        assert objects[key]["spec"] == without[key]["spec"]
+
+
+@pytest.mark.parametrize(("controller", "turns"), [({}, "now"), ({"turns": "with_room"}, "with_room")])
+def test_the_controller_knows_when_units_change_and_how_long_they_may_take(controller, turns, tmp_path):
+    """And each unit's nodes, since a unit may have to wait for another one to leave them."""
+    day = rendered(tmp_path, controller=controller, ready_timeout="20min")["TidemillDeployment", "demo-day"]["spec"]
+
+    assert (day["turns"], day["readySeconds"]) == (turns, 1200)
+    assert [each["nodes"] for each in day["units"]] == [[f"node-{index}"] for index in range(4)]
+
+
 def test_the_day_is_the_plans(objects):
     """The units in the plan's order, and the states that the schedule has."""
     day = objects["TidemillDeployment", "demo-day"]["spec"]

@@ -27,6 +27,7 @@ def test_the_account_may_do_what_its_page_says_and_no_more(account):
         ("patch", "deployments/status", NAME),
         ("list", "leaderworkersets", ""),
         *(("patch", "leaderworkersets/scale", unit) for unit in UNITS),
+        ("list", "statefulsets", ""),
         ("get", "leases", ACCOUNT),
         ("patch", "leases", ACCOUNT),
         ("create", "leases", ""),

@@ -109,7 +109,10 @@ def _has(labels, selector):
     if word:
         return labels.get(key) in values.strip("()").split(",")
     asked = (each.partition("=") for each in selector.split(",") if each)
-    return all(labels.get(key) == value if equals else key in labels for key, equals, value in asked)
+    return all(
+        labels.get(key) == value if equals else (key.lstrip("!") in labels) != key.startswith("!")
+        for key, equals, value in asked
+    )
 
 
 def _merge(stored, changes):

@@ -11,17 +11,19 @@ __all__ = ["day_plan", "write_day"]
 DAY = REPOSITORY / "stacks" / "specs" / "demo-day.yaml"
 
 
-def write_day(folder, *, cluster=None, schedule=None, **kubernetes):
-    """The path of the spec, in `folder`, with more fields of `cluster`, `schedule` and `kubernetes`."""
+def write_day(folder, *, cluster=None, schedule=None, phases=None, **kubernetes):
+    """The path of the spec, in `folder`, with more fields of `cluster`, `schedule`, both phases and `kubernetes`."""
     document = yaml.safe_load(DAY.read_text().replace("../../", f"{REPOSITORY}/"))
     document["kubernetes"] |= {"controller": {}} | kubernetes
     document["cluster"] |= cluster or {}
     document["schedule"] |= schedule or {}
+    document["prefill"] |= phases or {}
+    document["decode"] |= phases or {}
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
 
 
-def day_plan(folder, *, cluster=None, schedule=None, **kubernetes):
+def day_plan(folder, **changes):
     """Its plan."""
-    return compile_plan(check_spec(write_day(folder, cluster=cluster, schedule=schedule, **kubernetes)))
+    return compile_plan(check_spec(write_day(folder, **changes)))

@@ -4,10 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from planner.facts import names
 from stacks.controller.clock import Clock
 from stacks.controller.decide import decide
-from stacks.controller.observe import WrongDay, observe, read_situation
+from stacks.controller.observe import UNIT_KIND, WrongDay, deployment_reference, observe, read_situation
 from stacks.controller.situation import Orders
+from stacks.kube.readiness import missing
+from tests.stacks.controller.cluster import NAMESPACE, PLAN, MemoryCluster
 from tests.stacks.controller.days import MIDNIGHT
 
 CLOCK = Clock(MIDNIGHT, 1)
@@ -33,7 +36,7 @@ def group(name, **spec):
 
 def test_the_day_is_read_as_it_was_planned():
     """States last until the next one, the last into the next day, with the first units of each phase."""
-    seen = read_situation(SPEC, [group("p0"), group("d0", replicas=0)], CLOCK, MIDNIGHT, ending=["d0"])
+    seen = read_situation(SPEC, [group("p0"), group("d0", replicas=0)], CLOCK, MIDNIGHT, {"d0": ["node-d0"]})
 
     steps = seen.timetable.steps
     assert [(step.at, step.minutes, step.units, step.num_nodes) for step in steps] == [
@@ -46,6 +49,69 @@ def test_the_day_is_read_as_it_was_planned():
         ("d0", 0, True),
         ("d1", None, False),
     ]
+
+
+def withheld(name, wanted=1, *, generation=2, **status):
+    """A ready unit whose template waits for its turn; the status says how far its controller is."""
+    partition = {"rollingUpdateConfiguration": {"partition": 1}}
+    found = group(name, replicas=wanted, rolloutStrategy=partition)
+    found["metadata"] |= {"generation": generation, "labels": {names.PLAN_LABEL: PLAN}}
+    seen = {"observedGeneration": 2, "replicas": wanted, "readyReplicas": wanted, "updatedReplicas": wanted}
+    return found | {"status": seen | {"conditions": [{"type": "Available", "status": "True"}]} | status}
+
+
+LAGGING = {"observedGeneration": 1, "currentRevision": "a", "updateRevision": "a"}
+OLD, SAME = ({"observedGeneration": 2, "currentRevision": each, "updateRevision": "b"} for each in "ab")
+
+
+@pytest.mark.parametrize(
+    ("unit", "leader", "outdated"),
+    [
+        (withheld("p0", updatedReplicas=0), OLD, True),
+        (withheld("p0", updatedReplicas=0, readyReplicas=0), OLD, True),
+        (withheld("p0", updatedReplicas=0), LAGGING, True),
+        (withheld("p0", updatedReplicas=0, readyReplicas=0), SAME, False),  # its pods are being made
+        (withheld("p0"), OLD, False),  # its own status says so, and nobody asks for more
+        (withheld("p0", generation=3, updatedReplicas=0), OLD, False),  # it is not ready either, so nobody gets a turn
+        (withheld("p0", 0, replicas=1, updatedReplicas=0), OLD, True),
+        (withheld("p0", 0, replicas=1), SAME, False),
+        (withheld("p0", 0), OLD, False),
+        (withheld("p0", 0, generation=3), SAME, True),
+        (withheld("p0", updatedReplicas=0) | {"spec": {"replicas": 1}}, OLD, False),  # nothing is withheld
+    ],
+)
+def test_a_unit_is_outdated_while_its_pods_have_an_older_template(unit, leader, outdated):
+    """One that is off is, until the new template is what it will start with."""
+    cluster = MemoryCluster(SPEC)
+    cluster.objects[UNIT_KIND, "p0"] = unit
+    cluster.put("StatefulSet", "p0", labels={"leaderworkerset.sigs.k8s.io/name": "p0"}, status=leader, generation=2)
+    found = observe(cluster, cluster.get(deployment_reference(NAMESPACE, PLAN)), MIDNIGHT).situation.units[0]
+
+    assert found.is_outdated is outdated
+    assert found.is_ready is (missing(unit) is None and bool(found.replicas))
+
+
+def test_a_unit_that_takes_too_long_is_late():
+    """Its own status says since when it starts."""
+    starting = {"type": "Progressing", "status": "True", "lastTransitionTime": "2025-11-24T23:49:59Z"}
+    unit = withheld("p0", readyReplicas=0, conditions=[starting])
+    late, early = (
+        read_situation(SPEC | {"readySeconds": seconds}, [unit], CLOCK, MIDNIGHT).units[0] for seconds in (600, 602)
+    )
+
+    assert late.is_late
+    assert not early.is_late
+
+
+def test_units_are_turned_on_where_nobody_may_look_at_their_templates():
+    """The status says that none takes a new one, and why."""
+    cluster = MemoryCluster(SPEC)
+    cluster.objects[UNIT_KIND, "p0"] = withheld("p0", updatedReplicas=0)
+    cluster.refused.add(("list", "StatefulSet"))
+    situation = observe(cluster, cluster.get(deployment_reference(NAMESPACE, PLAN)), MIDNIGHT).situation
+
+    assert not situation.units[0].is_outdated
+    assert situation.unseen.startswith("no unit takes a new template, since StatefulSets cannot be looked at: ")
 
 
 def test_other_days_are_read_like_the_day():

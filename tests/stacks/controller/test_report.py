@@ -47,7 +47,7 @@ def test_a_deployment_that_follows_its_day_alone_says_nothing_of_demand():
     """Neither a condition nor a floor."""
     found = status(None)
 
-    assert [each["type"] for each in found["conditions"]] == ["Following", "Served"]
+    assert [each["type"] for each in found["conditions"]] == ["Following", "Current", "Served"]
     assert "demand" not in found
 
 

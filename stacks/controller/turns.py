@@ -1,0 +1,123 @@
+"""Decides whose turn it is to take a new template. Pure: it reads no clock and no cluster.
+
+A unit's object withholds a new template from running pods (`partition`), so the unit is outdated until it is drained:
+at 0 replicas the new template becomes current, and the next start uses it. A turn is that drain. The start follows from
+the day, since the unit is still wanted (`decide.py`).
+
+    begins    while all units that are to run are on, and those with the newest template are ready
+    whose     the first outdated unit of each phase, prefill and decode side by side; unready ones come first
+    costs     nothing while its phase has a stand-in: the next unit that is off, which starts with the new template.
+              Without nodes for one, `with_room` waits for a state of the day that has them, and `now` lacks a unit
+
+So a template that does not start takes one unit of a phase, or only the stand-in, and nothing further begins until that
+unit is ready or has another template: the former one, for which it has the first turn.
+
+Outdated units that are not ready serve nobody. Once their phase has a ready unit with the new template they all go at
+once: after a change of the KV format the new gateway refuses them.
+
+A unit may get other nodes. It waits for a unit that still has pods there; units that wait for each other go together.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.facts.terms import Phase
+from stacks.controller.situation import LiveUnit
+
+__all__ = ["Turns", "decide_turns", "holders"]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The units whose turn begins now, all outdated ones, and what they wait for."""
+
+    begin: tuple[str, ...] = ()
+    outdated: tuple[str, ...] = ()
+    reason: str = ""
+    is_stopped: bool = False  # a unit with its newest template has not become ready in time
+
+
+def decide_turns(
+    units: Sequence[LiveUnit],
+    on: Collection[str],
+    needed: Mapping[Phase, int],
+    stand_ins: Collection[str],
+    *,
+    may_lack_one: bool,
+) -> Turns:
+    """Return the turns of running units. `on` are those that are to run, `needed` those that have to serve.
+
+    `stand_ins` are on, or will be once whoever uses their nodes has had notice.
+    """
+    outdated = tuple(unit.name for unit in units if unit.is_outdated and (unit.is_on or unit.name in on))
+    if not outdated:
+        return Turns()
+    if paused := next(_pauses(units, on), None):
+        unit, why = paused
+        return Turns((), outdated, _say([name for name in outdated if name != unit.name], why), unit.is_late)
+    noticed = {unit.phase for unit in units if unit.name in stand_ins and unit.name not in on}
+    ready = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
+    begin: list[str] = []
+    for group in _next_groups(units, on):
+        lost = Counter(unit.phase for unit in group if unit.is_ready)
+        has_stand_in = all(ready[phase] - number >= needed.get(phase, 0) for phase, number in lost.items())
+        if has_stand_in or (may_lack_one and noticed.isdisjoint(lost)):
+            begin += [unit.name for unit in group]
+    if begin:
+        return Turns(tuple(begin), outdated, f"{', '.join(begin)} take their new template")
+    why = "whoever uses free nodes gets notice first" if noticed else "no unit is left over in this state of the day"
+    return Turns((), outdated, _say(outdated, why))
+
+
+def holders(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
+    """Return the other units that have pods on the nodes of `unit`."""
+    return [each for each in units if each.name != unit.name and not each.holds.isdisjoint(unit.nodes)]
+
+
+def _pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tuple[LiveUnit, str]]:
+    """Yield the units that have to start or get ready before another turn begins, and why in words.
+
+    A unit that waits for the nodes of an outdated one is no reason: that one's turn is what it waits for.
+    """
+    for unit in units:
+        if any(each.is_on and each.is_outdated for each in holders(unit, units)):
+            continue
+        if unit.name in on and unit.replicas == 0:
+            yield unit, f"{unit.name} has to start"
+        elif unit.is_on and not unit.is_ready and not unit.is_outdated:
+            late = "has not become ready in time" if unit.is_late else "is not ready yet"
+            yield unit, f"{unit.name} {late} with its newest template"
+
+
+def _next_groups(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[list[LiveUnit]]:
+    """Yield the units that come next, those that go together as one group."""
+    waiting = sorted((unit for unit in units if unit.is_outdated and unit.is_on and unit.name in on), key=_is_serving)
+    free = [unit for unit in waiting if not holders(unit, units)]
+    if waiting and not free:
+        yield _find_cycle(waiting[0], units)
+    proven = {unit.phase for unit in units if unit.is_on and unit.is_ready and not unit.is_outdated}
+    for phase in dict.fromkeys(unit.phase for unit in free):
+        first, *others = [unit for unit in free if unit.phase == phase]
+        is_down = not first.is_ready and phase in proven
+        yield [first, *(unit for unit in others if is_down and not unit.is_ready)]
+
+
+def _is_serving(unit: LiveUnit) -> bool:
+    return unit.is_ready
+
+
+def _find_cycle(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
+    """Return the units that wait for each other's nodes, beginning from one that waits; empty if one of them stays."""
+    way = [unit]
+    while True:
+        unit = holders(unit, units)[0]
+        if not (unit.is_on and unit.is_outdated):
+            return []
+        if unit in way:
+            return way[way.index(unit) :]
+        way.append(unit)
+
+
+def _say(waiting: Sequence[str], why: str) -> str:
+    return f"{', '.join(waiting)} {'waits' if len(waiting) == 1 else 'wait'}: {why}" if waiting else why

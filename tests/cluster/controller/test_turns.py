@@ -1,0 +1,133 @@
+"""Units take new templates in turn, whoever applies them: real LeaderWorkerSets on fake nodes.
+
+The tests are in the order of a deployment's life. The controller acts by the rights of its own account. What cannot
+start here is a template that no node admits: KWOK calls every pod ready that is bound to a node, whatever its image.
+"""
+
+import time
+from collections import Counter
+
+import pytest
+import yaml
+from kubernetes import client
+
+from planner.manifests.render import KUSTOMIZATION, render_files
+from stacks.controller.loop import run_round
+from tests.cluster.controller.day import ACCOUNT, LWS, NAMESPACE, UNITS, api_of_account, condition, following_as
+from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
+from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, FakeNode, create_nodes, running_control_plane_for_fake_nodes
+from tests.cluster.objects import Objects
+from tests.stacks.controller.day_spec import day_plan
+
+ALL_DAY = {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 2}]}
+DEADLINE_S = 60
+LOOK_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def control_plane(toolchain, tmp_path_factory):
+    """Eight fake nodes."""
+    toolchain(*FAKE_NODE_PRODUCTS)
+    with running_control_plane_for_fake_nodes(tmp_path_factory.mktemp("turns")) as started:
+        create_nodes(started, [FakeNode(f"node-{index}", "rack", "leaf") for index in range(8)])
+        serve_definitions(started, [OUR_DEFINITION])
+        yield started
+
+
+@pytest.fixture(scope="module")
+def apply(control_plane, tmp_path_factory):
+    """Apply the demo's day, all units of which are on, with these fields of `kubernetes`."""
+    objects = Objects(control_plane.api, str(tmp_path_factory.mktemp("discovery") / "cache.json"))
+
+    def apply(**kubernetes):
+        told = {"namespace": NAMESPACE, "drain": "5s", "ready_timeout": "10s", "controller": {}} | kubernetes
+        folder, sizes = tmp_path_factory.mktemp("day"), {"cluster": {"nodes": 8}, "phases": {"ep_size": 2}}
+        files = render_files(day_plan(folder, schedule=ALL_DAY, **sizes, **told))
+        for text in (text for name, text in files.items() if name != KUSTOMIZATION):
+            objects.apply(yaml.safe_load(text))
+
+    return apply
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane, apply):
+    """The day, deployed and followed."""
+    apply()
+    return Watched(control_plane)
+
+
+class Watched:
+    """A deployment, its controller, and the fewest units that have served."""
+
+    def __init__(self, control_plane):
+        self.custom = client.CustomObjectsApi(control_plane.api)
+        self.core = client.CoreV1Api(control_plane.api)
+        self.said = []
+        self.follower = following_as("one", api_of_account(control_plane, ACCOUNT), self.said)
+
+    def play(self, is_over):
+        """Let the controller act until it is over. Return the fewest units of a phase that were ready at a look."""
+        deadline, fewest = time.monotonic() + DEADLINE_S, 4
+        while True:
+            run_round(self.follower, time.time())
+            ready = self.ready()
+            fewest = min(fewest, *(ready[phase] for phase in ("prefill", "decode")))
+            if is_over():
+                return fewest
+            assert time.monotonic() < deadline, condition(self.custom, "Current")
+            time.sleep(LOOK_S)
+
+    def ready(self):
+        """Phase -> its ready units."""
+        found = self.custom.list_namespaced_custom_object(*LWS)["items"]
+        phases = (each["metadata"]["labels"]["tidemill.dev/phase"] for each in found if is_ready(each))
+        return Counter(phases)
+
+    def pods(self):
+        """Pod -> its uid, and a variable in which templates differ."""
+        found = self.core.list_namespaced_pod(NAMESPACE, label_selector="tidemill.dev/unit").items
+        return {each.metadata.name: (each.metadata.uid, revision(each.spec.containers[0].env)) for each in found}
+
+    def is_settled(self):
+        """Whether every unit is ready with its newest template."""
+        return condition(self.custom, "Current")[0] == "True" and self.ready().total() == 4
+
+
+def is_ready(unit):
+    return unit["spec"]["replicas"] == 1 and unit.get("status", {}).get("readyReplicas") == 1
+
+
+def revision(env):
+    return next((each.value for each in env if each.name == "REVISION"), "")
+
+
+def test_a_new_template_takes_one_unit_of_a_phase_at_a_time(cluster, apply):
+    """Nothing restarts when it is applied; then each unit is drained and started, and the other one serves."""
+    cluster.play(cluster.is_settled)
+    before = cluster.pods()
+    apply(env={"REVISION": "2"})
+    time.sleep(2)  # LeaderWorkerSet would have begun by now
+    assert cluster.pods() == before
+    fewest = cluster.play(lambda: cluster.is_settled() and {each for _, each in cluster.pods().values()} == {"2"})
+
+    assert fewest == 1
+    drained = [each.partition(":")[0] for each in cluster.said if "its turn has come" in each]
+    assert sorted(drained) == sorted(f"drain {unit}" for unit in UNITS)
+    assert [each.rpartition("-")[2] for each in drained] == ["0", "0", "1", "1"]
+
+
+def test_a_template_that_does_not_start_stops_after_one_unit_and_the_former_one_heals_it(cluster, apply):
+    """The others keep their pods all the while, and the status says what is wrong."""
+    before = cluster.pods()
+    apply(env={"REVISION": "3"}, node_selector={"pool": "nowhere"})
+    cluster.play(lambda: condition(cluster.custom, "Current")[1] == "Stopped")
+    stopped = condition(cluster.custom, "Current")
+    apply(env={"REVISION": "2"})
+    fewest = cluster.play(cluster.is_settled)
+    after = cluster.pods()
+
+    assert "has not become ready in time with its newest template" in stopped[2]
+    assert fewest == 1
+    assert {each for _, each in after.values()} == {"2"}
+    second = {f"{unit}-0{worker}" for unit in UNITS if unit.endswith("-1") for worker in ("", "-1")}
+    assert {pod for pod in before if before[pod] == after.get(pod)} == second
