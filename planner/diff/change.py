@@ -32,6 +32,7 @@ __all__ = [
     "UnitCount",
     "Verdict",
     "WarningMoves",
+    "WarningSides",
     "WeightReads",
 ]
 
@@ -121,6 +122,7 @@ class StateSides(Part):
 
     before: tuple[State, ...]
     after: tuple[State, ...]
+    is_executed: bool  # False if one of the plans switches units, but has no controller: all its units stay on
 
 
 class Sides(Part):
@@ -137,11 +139,19 @@ class LossSides(Part):
     after: dict[str, Loss]
 
 
+class WarningSides(Part):
+    """A warning of both plans that has other numbers in each."""
+
+    before: JsonFinding
+    after: JsonFinding
+
+
 class WarningMoves(Part):
-    """Warnings that only one of the plans has."""
+    """Warnings that only one of the plans has, or that differ in their numbers."""
 
     new: tuple[JsonFinding, ...]
     gone: tuple[JsonFinding, ...]
+    changed: tuple[WarningSides, ...]
 
 
 class Change(Part):

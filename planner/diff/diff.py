@@ -15,11 +15,12 @@ from planner.diff.change import (
     State,
     StateSides,
     WarningMoves,
+    WarningSides,
 )
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.pods import compare_pods
 from planner.diff.rollout import judge_rollouts, rollout_assumptions, worst_rollout
-from planner.facts.terms import Phase
+from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.problems.finding import Finding
@@ -28,14 +29,17 @@ from planner.report.report import Report
 __all__ = ["compare_plans"]
 
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
+IF_ALL_ARE_ON = "usd_per_day_if_all_are_on"
 COSTS = (
     "usd_per_day",
+    IF_ALL_ARE_ON,
     "usd_per_million_output_tokens",
     "usd_per_million_input_tokens",
     "margin",
     "answered_share",
     "mean_nodes",
 )
+LOADS = ("highest_load_of_most", "hours_beyond")
 SPEEDS = (
     "tokens_per_s_per_gpu",
     "tokens_per_s_per_unit",
@@ -70,8 +74,11 @@ def compare_plans(before: Plan, after: Plan, notes: Sequence[str] = ()) -> Chang
         weights=estimate_weight_reads(after, units),
         nodes=_nodes(before, after),
         schedule=_schedule(before, after),
-        performance={phase: _sides(before, after, f"performance.{phase}", SPEEDS) for phase in _phases(before, after)},
-        cost=_sides(before, after, "cost", COSTS),
+        performance={
+            phase: Sides(before=_performance(before, phase), after=_performance(after, phase))
+            for phase in _phases(before, after)
+        },
+        cost=Sides(before=_cost(before), after=_cost(after)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),
         assumed=(*notes, *rollout_assumptions(before, after, units)),
@@ -91,26 +98,41 @@ def _nodes(before: Plan, after: Plan) -> NodeMoves:
 
 
 def _schedule(before: Plan, after: Plan) -> StateSides | None:
-    if before.schedule is None and after.schedule is None:
+    if before.timetable is None and after.timetable is None:
         return None
-    return StateSides(before=_states(before), after=_states(after))
+    is_executed = not any(_stays_on(plan) for plan in (before, after))
+    return StateSides(before=_states(before), after=_states(after), is_executed=is_executed)
+
+
+def _stays_on(plan: Plan) -> bool:
+    """Return whether all units stay on although the schedule switches some off: nothing executes it."""
+    return plan.switches_units and plan.kubernetes.controller is None
 
 
 def _states(plan: Plan) -> tuple[State, ...]:
-    steps = plan.schedule.steps if plan.schedule else ()
-    phase_of = {unit.name: unit.phase for unit in plan.units}
+    """Return the states of an ordinary day; one with all units on if there is no schedule."""
+    if plan.timetable is None:
+        units = {phase: len(plan.units_of(phase)) for phase in PHASES if phase in plan.phases}
+        return (State(at="00:00", nodes=sum(len(unit.nodes) for unit in plan.units), units=units),)
     return tuple(
         State(
             at=step.at,
-            nodes=step.nodes,
-            units={phase: sum(phase_of[unit] == phase for unit in step.units) for phase in plan.phases},
+            nodes=step.num_nodes,
+            units={phase: step.num_units[phase] for phase in PHASES if phase in plan.phases},
         )
-        for step in steps
+        for step in plan.timetable.steps
     )
 
 
-def _sides(before: Plan, after: Plan, section: str, names: Sequence[str]) -> Sides:
-    return Sides(before=_figures(before, section, names), after=_figures(after, section, names))
+def _performance(plan: Plan, phase: Phase) -> dict[str, Row]:
+    """Return a phase's speed, and its highest load as a share of the most that its units serve."""
+    return _figures(plan, f"performance.{phase}", SPEEDS) | _figures(plan, f"demand.{phase}", LOADS)
+
+
+def _cost(plan: Plan) -> dict[str, Row]:
+    """Return the figures of a day; what it costs if all units stay on only where they do."""
+    found = _figures(plan, "cost", COSTS)
+    return {name: row for name, row in found.items() if name != IF_ALL_ARE_ON or _stays_on(plan)}
 
 
 def _figures(plan: Plan, section: str, names: Sequence[str]) -> dict[str, Row]:
@@ -129,11 +151,16 @@ def _warnings(before: Plan, after: Plan) -> WarningMoves:
     A plan without estimates, as in rendered folders, has no warnings to compare.
     """
     if before.report is None or after.report is None:
-        return WarningMoves(new=(), gone=())
+        return WarningMoves(new=(), gone=(), changed=())
     old, new = ({_wording_key(each): each for each in plan.warnings} for plan in (before, after))
     return WarningMoves(
         new=tuple(each for said, each in new.items() if said not in old),
         gone=tuple(each for said, each in old.items() if said not in new),
+        changed=tuple(
+            WarningSides(before=old[said], after=each)
+            for said, each in new.items()
+            if said in old and old[said].message != each.message
+        ),
     )
 
 

@@ -1,6 +1,7 @@
 """Write a change as text for a terminal of 80 columns. It always fits one screen."""
 
 import textwrap
+from collections.abc import Sequence
 
 from planner.diff.change import Change
 from planner.diff.wording import Topic, headline, topics
@@ -15,15 +16,23 @@ CUT = "  ...         --format json has what is cut"
 
 
 def diff_text(change: Change) -> str:
-    """Return the change as text, ending with a newline."""
-    lines, is_cut = [headline(change), ""], False
-    for topic in topics(change):
-        own = _lines(topic)
-        is_cut |= len(own) > topic.most
-        lines += own if len(own) <= topic.most else [*own[: topic.most - 1], f"{' ' * INDENT}..."]
-    shown = [*lines, *([CUT] if is_cut else [])]
-    assert len(shown) <= MAX_LINES
-    return "".join(f"{printable(without_passwords(line))}\n" for line in shown)
+    """Return the change as text, ending with a newline. Where it is too long, the longest topics are cut first."""
+    told = [(topic.most, _lines(topic)) for topic in topics(change)]
+    room = MAX_LINES - len((headline(change), "", CUT))
+    cuts = (_cut(told, cap) for cap in range(room, 0, -1))
+    shown = next(lines for lines in cuts if len(lines) <= room)
+    is_cut = len(shown) < sum(len(lines) for _, lines in told)
+    lines = [headline(change), "", *shown, *([CUT] if is_cut else [])]
+    return "".join(f"{printable(without_passwords(line))}\n" for line in lines)
+
+
+def _cut(told: Sequence[tuple[int, list[str]]], cap: int) -> list[str]:
+    """Return the topics' lines, of each at most as many as it may have, and no more than `cap`."""
+    found: list[str] = []
+    for most, lines in told:
+        room = min(most, cap)
+        found += lines if len(lines) <= room else [*lines[: room - 1], f"{' ' * INDENT}..."]
+    return found
 
 
 def _lines(topic: Topic) -> list[str]:

@@ -4,11 +4,22 @@
 of three; the JSON has all of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.diff.change import ENDING_FATES, Change, Fate, PhaseMoves, Rollout, Sides, State, Tool, UnitChange
+from planner.diff.change import (
+    ENDING_FATES,
+    Change,
+    Fate,
+    PhaseMoves,
+    Rollout,
+    Sides,
+    State,
+    Tool,
+    UnitChange,
+    WarningSides,
+)
 from planner.facts.quantities import counted
 from planner.plan.row import Row
 from planner.report.columns import group_numbered, numeric_order
@@ -24,12 +35,16 @@ TOOL_WORDS: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi"
 COSTS = {
     "answered_share": "answered",
     "usd_per_day": "each day",
+    "usd_per_day_if_all_are_on": "each day if all units stay on",
     "usd_per_million_output_tokens": "per million output tokens",
     "usd_per_million_input_tokens": "per million input tokens",
     "margin": "margin",
     "mean_nodes": "nodes on average",
 }
+AS_SCHEDULED = "as scheduled, but without kubernetes.controller all units stay on"
+PROMISES = {"slo.ttft_ms.promised", "ttft_promise", "slo.tpot_ms.promised", "tpot_promise"}
 SPEEDS = {
+    "highest_load_of_most": "peak load over capacity",
     "tokens_per_s_per_gpu": "tokens/s per GPU",
     "ttft_ms": "ms TTFT",
     "slo.ttft_ms.promised": "ms TTFT promised",
@@ -58,7 +73,7 @@ def headline(change: Change) -> str:
 
 def topics(change: Change) -> tuple[Topic, ...]:
     """Return all topics with something to say."""
-    performance = (Topic(phase, tuple(_figures(each, SPEEDS)), 4) for phase, each in change.performance.items())
+    performance = (Topic(phase, tuple(_figures(each, SPEEDS)), 5) for phase, each in change.performance.items())
     found = (
         Topic("verdict", verdicts(change), 6),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
@@ -66,10 +81,11 @@ def topics(change: Change) -> tuple[Topic, ...]:
         Topic("experts", tuple(_experts(change)), 4),
         Topic("nodes", tuple(_nodes(change)), 3),
         Topic("day", tuple(_day(change)), 4, is_detail=True),
-        Topic("cost", tuple(_figures(change.cost, COSTS)), 7),
+        Topic("cost", tuple(_cost(change)), 8),
         *performance,
         Topic("failure", tuple(_failures(change)), 3, is_detail=True),
         Topic("warned", tuple(f"{each.message} [{each.id}]" for each in change.warnings.new), 4),
+        Topic("changed", tuple(f"{_numbers_changed(each)} [{each.after.id}]" for each in change.warnings.changed), 4),
         Topic("gone", tuple(f"{each.message} [{each.id}]" for each in change.warnings.gone), 2, is_detail=True),
         Topic("assumed", change.assumed, 4, is_detail=True),
     )
@@ -154,19 +170,40 @@ def _nodes(change: Change) -> Iterator[str]:
 
 
 def _day(change: Change) -> Iterator[str]:
-    """Yield the states that differ, each beside the state at that time before."""
+    """Yield a line for each time from which another state holds than before."""
     if change.schedule is None:
         return
-    old, new = ({each.at: each for each in side} for side in (change.schedule.before, change.schedule.after))
-    for at in sorted({**old, **new}):
-        if old.get(at) != new.get(at):
-            yield f"{at} {_state(old.get(at))} -> {_state(new.get(at))}"
+    before, after = change.schedule.before, change.schedule.after
+    times = sorted({each.at for each in (*before, *after)})
+    states = {at: (_state_at(before, at), _state_at(after, at)) for at in times}
+    lines = [
+        f"{at} {_describe_states(old, new)}"
+        for at, (old, new) in states.items()
+        if (old.nodes, old.units) != (new.nodes, new.units)
+    ]
+    if lines and not change.schedule.is_executed:
+        yield AS_SCHEDULED
+    yield from lines
 
 
-def _state(state: State | None) -> str:
-    if state is None:
-        return "no change of units"
-    return f"{counted(state.nodes, 'node')} ({', '.join(f'{number} {phase}' for phase, number in state.units.items())})"
+def _state_at(states: Sequence[State], at: str) -> State:
+    """Return the state that holds at a time of day: the last one to begin, perhaps the day before."""
+    return max(states, key=lambda each: (each.at <= at, each.at))
+
+
+def _describe_states(old: State, new: State) -> str:
+    counts = [("nodes", old.nodes, new.nodes)]
+    counts += [(phase, old.units.get(phase, 0), new.units.get(phase, 0)) for phase in {**new.units, **old.units}]
+    return ", ".join(
+        f"{name} {before}" if before == after else f"{name} {before} -> {after}" for name, before, after in counts
+    )
+
+
+def _cost(change: Change) -> Iterator[str]:
+    figures = list(_figures(change.cost, COSTS))
+    if figures and change.schedule is not None and not change.schedule.is_executed:
+        yield AS_SCHEDULED
+    yield from figures
 
 
 def _figures(sides: Sides, names: dict[str, str]) -> Iterator[str]:
@@ -174,9 +211,14 @@ def _figures(sides: Sides, names: dict[str, str]) -> Iterator[str]:
     told = {name: (_format_figure(sides.before.get(name)), _format_figure(sides.after.get(name))) for name in names}
     for name, (old, new) in told.items():
         if old != new:
-            yield f"{names[name]}: {old or 'unknown'} -> {new or 'unknown'}"
+            yield f"{names[name]}: {old or _missing(name, sides.before)} -> {new or _missing(name, sides.after)}"
     if same := [f"{names[name]} {new}" for name, (old, new) in told.items() if old == new != ""]:
         yield f"as before: {', '.join(same)}"
+
+
+def _missing(name: str, side: Mapping[str, Row]) -> str:
+    """Return what stands for a missing figure. A plan with figures has no promise where the spec makes none."""
+    return "none" if side and name in PROMISES else "unknown"
 
 
 def _format_figure(row: Row | None) -> str:
@@ -194,6 +236,16 @@ def _failures(change: Change) -> Iterator[str]:
             old, new = (f"{each.units} of {counted(each.of_units, 'unit')}" for each in losses)
             if old != new:
                 yield f"{phase}, one {domain} lost: stops {old} -> {new}"
+
+
+def _numbers_changed(sides: WarningSides) -> str:
+    """Return the warning with an arrow from each number before to the one after."""
+    old, new = sides.before.message.split(), sides.after.message.split()
+    if len(old) != len(new):
+        return f"{sides.after.message} (before: {sides.before.message})"
+    return " ".join(
+        after if before == after else f"{before} -> {after}" for before, after in zip(old, new, strict=True)
+    )
 
 
 def _format_bytes(size: int) -> str:

@@ -1,9 +1,15 @@
 """A change is what both plans say: pods as rendered, bytes as maps differ, and nothing where nothing changes."""
 
+import re
+
 import pytest
 
+from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
-from tests.planner.diff.pairs import base, changed, check_pair
+from planner.diff.text import diff_text
+from planner.report.report import format_value
+from planner.rules.check import with_values
+from tests.planner.diff.pairs import KINDS, base, changed, check_pair
 
 SIZE = 40
 
@@ -27,12 +33,27 @@ def test_equal_plans_make_an_empty_change():
     assert all(each.before == each.after for each in (*change.performance.values(), change.cost, change.schedule))
 
 
-def test_a_warning_in_other_numbers_is_not_new():
-    """More traffic than before is the same warning; a promise that is missed brings one of its own."""
-    found = compare_plans(base(SIZE)[1], changed(SIZE, "promise")).warnings
+def test_a_warning_in_other_numbers_is_shown_with_both():
+    """It is neither new nor gone: it may have got worse."""
+    more = with_values(base(SIZE)[0], {"traffic.output_tokens": 400e9})
+    change = compare_plans(changed(SIZE, "more traffic"), compile_plan(more, changed(SIZE, "more traffic")))
+    old, new = (side["highest_load_of_most"] for side in vars(change.performance["decode"]).values())
+    (worse,) = change.warnings.changed
+    text = " ".join(diff_text(change).split())
 
-    assert [each.id for each in found.new] == ["W115"]
-    assert found.gone == ()
+    assert (worse.after.id, change.warnings.new, change.warnings.gone) == ("W138", (), ())
+    assert re.search(r"changed traffic asks for [\d.]+ -> [\d.]+ times", text)
+    assert f"peak load over capacity: {format_value(old)} -> {format_value(new)}" in text
+
+
+def test_a_warning_of_one_plan_is_new_or_gone():
+    """A promise that is missed brings one of its own."""
+    there = compare_plans(base(SIZE)[1], changed(SIZE, "promise"))
+    back = compare_plans(changed(SIZE, "promise"), base(SIZE)[1])
+
+    assert [each.id for each in there.warnings.new] == ["W115"]
+    assert [each.id for each in back.warnings.gone] == ["W115"]
+    assert "ms TPOT promised: none -> 50" in diff_text(there)
 
 
 def test_figures_stand_side_by_side():
@@ -42,3 +63,30 @@ def test_figures_stand_side_by_side():
 
     assert bills[1] == pytest.approx(bills[0] * 3 / 2)
     assert all(each.before == each.after for each in change.performance.values())
+
+
+def test_what_nothing_switches_is_told_as_scheduled():
+    """Without a controller all units stay on: verdict, day and cost must not contradict each other."""
+    executed = compare_plans(base(SIZE)[1], changed(SIZE, "fewer decode units"))
+    spec = with_values(base(SIZE)[0], {"kubernetes.controller": None})
+    fewer = KINDS["fewer decode units"](spec)
+    change = compare_plans(compile_plan(spec), compile_plan(with_values(spec, fewer)))
+    text = diff_text(change)
+
+    assert executed.schedule.is_executed
+    assert "usd_per_day_if_all_are_on" not in executed.cost.after
+    assert not change.schedule.is_executed
+    assert text.count("as scheduled, but without kubernetes.controller all units stay on") == 2
+    assert "each day if all units stay on: $" in text
+
+
+def test_a_state_is_compared_with_the_one_that_held_before():
+    """Also where only one of the plans switches units at that time."""
+    spec, before = base(SIZE)
+    windows = [
+        {"at": "07:00", "prefill_units": 4, "decode_units": 2},
+        {"at": "00:00", "prefill_units": 2, "decode_units": 1},
+    ]
+    change = compare_plans(before, compile_plan(with_values(spec, {"schedule.windows": windows}), before))
+
+    assert "  day       07:00 nodes 17 -> 34, prefill 2 -> 4, decode 1 -> 2\n" in diff_text(change)
