@@ -10,7 +10,6 @@ A stranger may have written the change. So nothing is read outside the checkouts
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -24,12 +23,12 @@ from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.problems.finding import Finding
-from stacks.gitops.gate import CHECK, Condition, Evidence, find_objections, promises_of
+from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
 from stacks.gitops.report import Report
 
 __all__ = ["Call", "check_change", "require_call"]
 
-OTHER_FIGURES = "figures before the change are unknown: the base's folder is not what the base's spec renders"
+OTHER_FOLDER = "the base's folder is not what the base's spec renders, so render it there"
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ def require_call(call: Call) -> None:
     """Raise CallError where the base cannot be looked into, or a condition needs one."""
     if call.base is None:
         for condition in call.conditions:
-            if condition.percent is not None:
-                reason = "a folder keeps no figures, so what a day costs today follows from the base's spec"
+            if condition.needs_figures:
+                reason = "a folder keeps no figures, so those before the change follow from the base's spec"
                 fix = "give --base, with a checkout of the branch that the change is for"
                 raise _refused("--fail-on", condition.word, "R602 needs --base", reason, fix)
         return
@@ -96,9 +95,10 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     kept = kept_plan(call.folder)
     plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
     stale = stale_files(call.folder, files_of(plan, kept))
-    before, notes = (kept, ()) if call.base is None else _base_plan(call, call.base)
+    before, unknown = (kept, "") if call.base is None else _base_plan(call, call.base)
+    notes = [f"figures before the change are unknown: {unknown}"] if unknown else []
     change = None if before is None else compare_plans(before, plan, notes)
-    objections = find_objections(call.conditions, Evidence(change, promises_of(plan), stale))
+    objections = find_objections(call.conditions, gather_evidence(plan, change, stale, unknown))
     return plan, Report(
         name=plan.name,
         plan_digest=plan.digest,
@@ -109,19 +109,21 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     )
 
 
-def _base_plan(call: Call, base: Path) -> tuple[Plan | None, Sequence[str]]:
-    """Return the plan that the base's folder keeps; None where nothing runs yet.
+def _base_plan(call: Call, base: Path) -> tuple[Plan | None, str]:
+    """Return the plan that the base's folder keeps, and why its figures are unknown; None where nothing runs yet.
 
     Its figures are those of the base's spec: what a folder says of them, anybody may have written.
     """
-    if not (base / call.folder).exists():
-        return None, ()
-    kept = read_plan(base / call.folder)
+    folder = base / call.folder
+    is_linked = any((base / each).is_symlink() for each in (call.folder, *call.folder.parents[:-1]))
+    if not folder.exists() and not is_linked:  # behind a link that leads nowhere, something may run
+        return None, ""
+    kept = read_plan(folder)
     try:
         found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
-    except (SpecError, CallError, InfeasibleError):  # a base that is wrong must not keep out the change that mends it
-        return kept.without_estimates(), (OTHER_FIGURES,)
-    return (found, ()) if found.digest == kept.digest else (kept.without_estimates(), (OTHER_FIGURES,))
+    except (SpecError, CallError, InfeasibleError) as error:  # the change may be what mends the base
+        return kept.without_estimates(), f"the base's spec is refused ({error.findings[0]})"
+    return (found, "") if found.digest == kept.digest else (kept.without_estimates(), OTHER_FOLDER)
 
 
 def _refused(path: str, value: str, rule: str, reason: str, fix: str) -> CallError:

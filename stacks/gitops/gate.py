@@ -3,33 +3,47 @@
     outage      a phase has no unit that serves, or may have none at some hour
     degraded    a phase serves less than is asked of it; an outage is worse, so it counts too
     slo         a promised latency is missed at the expected speed
+    capacity    less of the day's traffic is answered than before, or a phase's peak load rises above its capacity
     cost+10%    a day costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file
 
 A condition that cannot be judged holds: a gate that nobody can read must not open. Where nothing runs yet, there is no
-outage and no cost to compare with.
+outage, and no capacity and no cost to compare with.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.diff.change import Change, Verdict
+from planner.diff.change import Change, Sides, Verdict
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import verdicts
 from planner.facts.part import Part
 from planner.facts.quantities import counted
+from planner.facts.terms import Phase
 from planner.plan.expected import Promise
 from planner.plan.plan import Plan
+from planner.plan.row import Row
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.report.report import format_value
 
-__all__ = ["CHECK", "Condition", "Evidence", "Objection", "find_objections", "promises_of", "read_conditions"]
+__all__ = [
+    "CHECK",
+    "Condition",
+    "Evidence",
+    "Objection",
+    "find_objections",
+    "gather_evidence",
+    "promises_of",
+    "read_conditions",
+]
 
 CHECK = "tidemill gitops check"
 COST = re.compile(r"cost\+(\d{1,6}(?:\.\d{1,6})?)%")
+COST_BEFORE = "what a day costs before the change is unknown"
 MAX_NAMES = 3  # of files that are not as rendered
+LEAST_SHARE = 0.0005  # shares are told in tenths of a per cent
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,11 @@ class Condition:
     word: str
     percent: float | None = None
 
+    @property
+    def needs_figures(self) -> bool:
+        """Return whether it compares estimates with those before the change."""
+        return self.percent is not None or self.word == "capacity"
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -47,6 +66,8 @@ class Evidence:
     change: Change | None
     promises: Mapping[str, Promise | None]  # latency -> the promise beside the prediction; None where none can be made
     stale: tuple[str, ...]  # names of files
+    not_predicted: str = ""  # the phases whose speed nobody can predict, and why
+    no_figures_before: str = ""  # why nobody knows the figures before the change
 
 
 class Objection(Part):
@@ -71,6 +92,13 @@ def _condition(word: str) -> Condition:
     return Condition(word)
 
 
+def gather_evidence(plan: Plan, change: Change | None, stale: tuple[str, ...], no_figures_before: str = "") -> Evidence:
+    """Return what the conditions are judged by, for a change to `plan`."""
+    speeds = (plan.performance or {}).items()
+    unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
+    return Evidence(change, promises_of(plan), stale, unknown, no_figures_before)
+
+
 def promises_of(plan: Plan) -> dict[str, Promise | None]:
     """Return each latency that the spec promises, with what is predicted of it."""
     promised = [name for name, value in plan.spec.slo.model_dump().items() if value is not None]
@@ -88,7 +116,7 @@ def find_objections(conditions: Sequence[Condition], evidence: Evidence) -> tupl
 def _judge(condition: Condition, evidence: Evidence) -> str:
     """Return why the condition holds; empty where it does not."""
     if condition.percent is not None:
-        return _costs_more(evidence.change, condition.percent)
+        return _costs_more(evidence, condition.percent)
     return JUDGES[condition.word](evidence)
 
 
@@ -103,7 +131,8 @@ def _misses_promises(evidence: Evidence) -> str:
     reasons = []
     for name, promise in evidence.promises.items():
         if promise is None:
-            reasons.append(f"slo.{name} cannot be predicted")
+            why = f" ({evidence.not_predicted})" if evidence.not_predicted else ""
+            reasons.append(f"slo.{name} cannot be predicted{why}: take it out of the spec, or slo out of --fail-on")
         elif not promise.met:
             reasons.append(f"slo.{name} of {promise.promised:g} is missed: {promise.predicted:,.4g} ms are expected")
     return "; ".join(reasons)
@@ -118,21 +147,82 @@ def _is_stale(evidence: Evidence) -> str:
     return f"tidemill render would change {counted(len(names), 'file')}: {listed}; render again, and commit the folder"
 
 
-def _costs_more(change: Change | None, percent: float) -> str:
+def _loses_capacity(evidence: Evidence) -> str:
+    change = evidence.change
     if change is None:
         return ""
-    old, new = (side.get("usd_per_day") for side in (change.cost.before, change.cost.after))
-    if old is None or new is None or isinstance(old.value, str) or isinstance(new.value, str):
-        return f"what a day costs {'before' if new else 'after'} the change is unknown"
-    if new.value <= old.value * (1 + percent / 100):
+    reasons = [_answers_less(change.cost)]
+    reasons += [_is_overloaded(phase, sides, evidence) for phase, sides in change.performance.items() if sides.after]
+    return "; ".join(filter(None, reasons))
+
+
+def _answers_less(cost: Sides) -> str:
+    """Return why less of the day's traffic is answered. A spec without `cost` has no such figure: loads tell alone."""
+    before, after = cost.before.get("answered_share"), cost.after.get("answered_share")
+    if before is None or after is None or _number(after) > _number(before) - LEAST_SHARE:
         return ""
-    more = f", {new.value / old.value - 1:.1%} more" if old.value else ""
+    return f"{format_value(after)} of the day's traffic is answered instead of {format_value(before)}"
+
+
+def _is_overloaded(phase: Phase, sides: Sides, evidence: Evidence) -> str:
+    """Return why a phase has more to do than it can. A change is not to blame for a load that it leaves as it was."""
+    before, after = (side.get("highest_load_of_most") for side in (sides.before, sides.after))
+    if after is None:
+        return _explain_unknown_load(phase, sides.after)
+    is_higher = before is None or _number(after) > _number(before) + LEAST_SHARE
+    if _number(after) <= 1 or not is_higher:
+        return ""
+    was = f"instead of {format_value(before)}" if before else f"and before unknown: {evidence.no_figures_before}"
+    return f"{phase}'s peak load is {format_value(after)} of its capacity {was}"
+
+
+def _explain_unknown_load(phase: Phase, after: Mapping[str, Row]) -> str:
+    if "hours_beyond" in after:
+        return f"{phase} has no unit in its fullest hour"
+    if why := after.get("not_predicted"):
+        fix = "take capacity out of --fail-on"
+        return f"{phase}'s load is unknown, since its speed cannot be predicted ({why.value}): {fix}"
+    return f"{phase}'s load is unknown: write what the day asks for in traffic"
+
+
+def _costs_more(evidence: Evidence, percent: float) -> str:
+    change = evidence.change
+    if change is None:
+        return ""
+    old, new = map(_paid, (change.cost.before, change.cost.after))
+    if new is None:
+        return "what a day costs after the change is unknown: write cost.usd_per_gpu_hour"
+    if old is None:
+        return _explain_unknown_cost(change, evidence.no_figures_before)
+    if _number(new) <= _number(old) * (1 + percent / 100):
+        return ""
+    more = f", {_number(new) / _number(old) - 1:.1%} more" if old.value else ""
     return f"a day costs {format_value(new)} instead of {format_value(old)}{more}"
+
+
+def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:
+    """Return why nobody knows the cost before; empty if the same plan runs on, which costs no more at any price."""
+    if no_figures_before:
+        return f"{COST_BEFORE}: {no_figures_before}"
+    if change.old == change.new:
+        return ""
+    return f"{COST_BEFORE}: merge cost.usd_per_gpu_hour first, in a change of nothing else"
+
+
+def _paid(side: Mapping[str, Row]) -> Row | None:
+    """Return what a day costs: with all units on where they stay on."""
+    return side.get("usd_per_day_if_all_are_on") or side.get("usd_per_day")
+
+
+def _number(row: Row) -> float:
+    assert not isinstance(row.value, str)
+    return row.value
 
 
 JUDGES: dict[str, Callable[[Evidence], str]] = {
     "outage": lambda evidence: _goes_worse(evidence, "outage"),
     "degraded": lambda evidence: _goes_worse(evidence, "degraded"),
     "slo": _misses_promises,
+    "capacity": _loses_capacity,
     "stale": _is_stale,
 }

@@ -102,6 +102,19 @@ def test_the_first_change_has_nothing_to_compare_with(head, capsys):
     assert "diff" not in json.loads(said.out)
 
 
+@pytest.mark.parametrize("place", ["deploy", "env"])
+def test_a_link_that_leads_nowhere_is_no_empty_base(place, head, capsys):
+    """Else whoever can have a link merged turns the gate off."""
+    base = head.parent / "base"
+    (base / "deploy").rename(base / "was")
+    (base / place).symlink_to("nowhere")
+    folder = "deploy" if place == "deploy" else "env/deploy"
+    status, said = _run(capsys, "gitops", "check", "spec.yaml", folder, "--base", "../base", "--format", "json")
+
+    assert status == 2
+    assert [each["rule"][:4] for each in json.loads(said.out)["errors"]] == ["S905"]
+
+
 def test_costs_before_are_those_of_the_bases_spec(head, capsys):
     """A price changes no file, so the folder does not have it; the base's spec does, while the folder is its own."""
     plan = "\ncost: {usd_per_gpu_hour: 1}\n"

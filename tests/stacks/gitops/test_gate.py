@@ -3,6 +3,7 @@
 import pytest
 
 from planner.compiler import compile_plan
+from planner.diff.change import Sides
 from planner.diff.diff import compare_plans
 from planner.plan.expected import Promise
 from planner.plan.row import Row
@@ -12,7 +13,10 @@ from stacks.gitops.gate import Evidence, find_objections, promises_of, read_cond
 from tests.planner.test_shipped_specs import SPECS
 from tests.stacks.deployments import DEMO_SPEC
 
-ALL = "outage,degraded,slo,cost+10%,stale"
+ALL = "outage,degraded,slo,capacity,cost+10%,stale"
+
+
+OTHER = f"sha256:{'0' * 64}"
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +44,12 @@ def _promise(predicted):
     return Promise(promised=50, predicted=predicted, met=met, met_at_slowest=False, met_at_fastest=True)
 
 
+def _objections(words, change, promises=None, stale=()):
+    return find_objections(read_conditions(words), Evidence(change, promises or {}, stale))
+
+
 def _held(words, change, promises=None, stale=()):
-    return [each.condition for each in find_objections(read_conditions(words), Evidence(change, promises or {}, stale))]
+    return [each.condition for each in _objections(words, change, promises, stale)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,89 @@ def test_an_outage_is_also_degraded(verdict, held, change):
 )
 def test_a_day_may_cost_so_much_more(before, after, held, change):
     """Exactly so much more is allowed, and a cost that nobody knows is not."""
-    assert _held("cost+10%", _with_cost(change, before, after)) == held
+    assert _held("cost+10%", _with_cost(change, before, after).model_copy(update={"new": OTHER})) == held
+
+
+def test_the_same_plan_costs_no_more_at_its_first_price(change):
+    """So prices can be merged into a repository without any, in a change of nothing else."""
+    priced = _with_cost(change, None, 1000)
+    reason, *_ = (each.reason for each in _objections("cost+10%", priced.model_copy(update={"new": OTHER})))
+
+    assert _held("cost+10%", priced) == []
+    assert reason == (
+        "what a day costs before the change is unknown: merge cost.usd_per_gpu_hour first, in a change of nothing else"
+    )
+
+
+def test_a_cost_is_that_of_the_units_that_stay_on(change):
+    """Without a controller a schedule saves nothing."""
+    all_on = Row("cost", "usd_per_day_if_all_are_on", 1200, "USD")
+    dear = _with_cost(change, 1000, 1000)
+    after = {**dear.cost.after, all_on.name: all_on}
+
+    assert _held("cost+10%", dear.model_copy(update={"cost": dear.cost.model_copy(update={"after": after})})) == [
+        "cost+10%"
+    ]
+
+
+def _with_demand(change, answered, loads):
+    """Set what is answered, and the only phase's peak load, before and after; None where nobody knows."""
+
+    def rows(name, values):
+        return [{} if each is None else {name: Row("", name, each, "share")} for each in values]
+
+    cost, performance = (
+        Sides(**dict(zip(("before", "after"), each, strict=True)))
+        for each in (rows("answered_share", answered), rows("highest_load_of_most", loads))
+    )
+    return change.model_copy(update={"cost": cost, "performance": {"decode": performance}})
+
+
+@pytest.mark.parametrize(
+    ("answered", "loads", "held"),
+    [
+        ((0.99, 0.582), (1.2, 1.2), True),
+        ((1, 1), (0.8, 0.99), False),
+        ((1, 1), (0.8, 1.01), True),
+        ((0.9, 0.9), (1.3, 1.3), False),
+        ((0.9, 0.95), (1.3, 1.2), False),
+        ((None, 0.5), (None, 1.3), True),
+        ((None, 1), (None, 0.9), False),
+        ((0.9, None), (0.9, 0.9), False),
+        ((None, None), (0.9, 1.3), True),
+    ],
+)
+def test_capacity_may_not_fall_below_the_demand(answered, loads, held, change):
+    """A change is not to blame for a shortage that it leaves as it was, nor for one that it lessens."""
+    assert _held("capacity", _with_demand(change, answered, loads)) == (["capacity"] if held else [])
+
+
+def test_a_condition_that_cannot_be_judged_says_what_is_missing(change):
+    """Each reason has a next step."""
+    unknown = {"decode": change.performance["decode"].model_copy(update={"after": {"x": Row("", "x", 1)}})}
+    bare = _with_cost(change, None, None).model_copy(update={"performance": unknown})
+    evidence = Evidence(bare, {"tpot_ms": None}, (), "decode: no figures")
+    reasons = {each.condition: each.reason for each in find_objections(read_conditions(ALL), evidence)}
+
+    assert reasons == {
+        "slo": "slo.tpot_ms cannot be predicted (decode: no figures): take it out of the spec, or slo out of --fail-on",
+        "capacity": "decode's load is unknown: write what the day asks for in traffic",
+        "cost+10%": "what a day costs after the change is unknown: write cost.usd_per_gpu_hour",
+    }
+
+
+def test_a_smaller_unit_is_refused_for_the_traffic_it_cannot_answer():
+    """With half the GPUs in each decode unit, a day costs less and no promise is missed."""
+    spec = check_spec(SPECS / "deepseek-h800.yaml")
+    before = compile_plan(spec)
+    change = compare_plans(before, compile_plan(with_values(spec, {"decode.ep_size": 72}), before))
+    (found,) = _objections("slo,capacity,cost+10%,stale", change)
+
+    assert found.condition == "capacity"
+    assert found.reason == (
+        "58.2% of the day's traffic is answered instead of 99.0%; "
+        "decode's peak load is 216.1% of its capacity instead of 120.8%"
+    )
 
 
 @pytest.mark.parametrize(
