@@ -291,7 +291,7 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import plan_from
     from planner.diff.diff import compare_plans
     from planner.diff.wording import verdicts
-    from planner.manifests.folder import files_of, kept_plan, write_folder
+    from planner.manifests.folder import files_of, kept_plan, stale_files, write_folder
     from planner.problems.finding import warnings_json
     from planner.problems.printable import without_passwords
 
@@ -299,13 +299,21 @@ def _render(arguments: argparse.Namespace) -> None:
     plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
     files = files_of(plan, kept)
     change = compare_plans(kept, plan) if kept and kept.runnable else None
+    differing = stale_files(arguments.output, files)
     write_folder(arguments.output, files, overwrite=arguments.overwrite)
     warn(plan.warnings)
     if arguments.format == "json":
-        told = {"plan_digest": plan.digest, "folder": str(arguments.output), "files": sorted(files)}
+        told = {
+            "plan_digest": plan.digest,
+            "folder": str(arguments.output),
+            "files": sorted(files),
+            "changed": list(differing),
+        }
         print_json(told | warnings_json(plan.warnings) | ({"diff": change.as_json()} if change else {}))
     else:
-        lines = [f"{arguments.output}: {len(files)} files of plan {plan.digest}", *(verdicts(change) if change else ())]
+        changed = f"{len(differing)} changed" if differing else "unchanged"
+        lines = [f"{arguments.output}: {len(files)} files of plan {plan.digest}, {changed}"]
+        lines += verdicts(change) if change else ()
         print(without_passwords("\n".join(lines)))
 
 

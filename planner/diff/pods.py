@@ -20,12 +20,15 @@ __all__ = ["compare_pods"]
 
 KINDS = ("LeaderWorkerSet", "StatefulSet", "Deployment")
 TEMPLATE = "workerTemplate"
+LIMITS = "limits"  # of a launch file
 FIELD_NAMES = {
     "affinity": "nodes",
     "terminationGracePeriodSeconds": "time to end",
+    "startupProbe": "time to start",
     "size": "nodes",
     # of launch files
-    "ranks": "parallelism",
+    "ranks": "GPUs",
+    "kv_tokens": "KV memory",
     "places": "nodes",
     "kv_cache": "KV format",
     "model": "model name",
@@ -121,7 +124,15 @@ def _launch_file_causes(name: str, before: Plan, after: Plan) -> list[str]:
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old, new = (plan.launch_documents.get(file, {}) for plan in (before, after))
     differing = [key for key in {**new, **old} if old.get(key) != new.get(key) and key not in IGNORED_LAUNCH_FIELDS]
-    return [FIELD_NAMES.get(key, key.replace("_", " ")) for key in differing if not key.endswith("_digest")]
+    fields = [FIELD_NAMES.get(key, key.replace("_", " ")) for key in differing if not key.endswith("_digest")]
+    at = fields.index(LIMITS) if LIMITS in fields else len(fields)
+    return [*fields[:at], *_differing_limits(old, new), *fields[at + 1 :]]
+
+
+def _differing_limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the limits that differ: a spec's fields by their names, and what else there is in words."""
+    before, after = old.get(LIMITS, {}), new.get(LIMITS, {})
+    return [FIELD_NAMES.get(key, key) for key in {**after, **before} if before.get(key) != after.get(key)]
 
 
 def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -170,4 +181,4 @@ def _field_name(path: tuple[str, ...]) -> str:
     _, of_container, *rest = below
     if of_container == "args" and rest:
         return rest[0]
-    return " ".join((of_container, *rest[:1])) if of_container == "env" else of_container
+    return " ".join((of_container, *rest[:1])) if of_container == "env" else FIELD_NAMES.get(of_container, of_container)

@@ -27,6 +27,10 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan
     before, after = read_input(old, overlays), read_input(new, overlays)
     if overlays and isinstance(before, Plan) and isinstance(after, Plan):
         raise refuse_option("-f", overlays[0], new)
+    if overlays and isinstance(before, ResolvedSpec) and isinstance(after, ResolvedSpec):
+        notes.append(
+            f"OLD and NEW are both read under {' and '.join(map(str, overlays))}: plan OLD first if it had others"
+        )
     if isinstance(before, ResolvedSpec):
         before = run_passes(before).plan
         notes.append(OLD_IS_PLANNED)

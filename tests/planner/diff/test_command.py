@@ -85,3 +85,23 @@ def test_a_plan_that_cannot_run_is_refused(folder, capsys):
 
     assert status == 3
     assert (beside, "verdict" in out) == (0, False)
+
+
+def test_overlays_of_both_sides_are_named(folder, capsys):
+    """Whoever changed the overlay itself would see no change."""
+    (folder / "prod.yaml").write_text("gateway: {port: 8002}")
+    _, out = _run(capsys, "diff", folder / "old.yaml", folder / "new.yaml", "-f", folder / "prod.yaml", "--format=json")
+    change = json.loads(out)
+
+    assert change["verdict"] == "no_restart"
+    assert change["assumed"][0].startswith(f"OLD and NEW are both read under {folder / 'prod.yaml'}: ")
+
+
+def test_rendering_says_what_it_changed(folder, capsys):
+    """As text and as JSON: nothing the second time."""
+    words = ("render", folder / "old.yaml", "-o", folder / "deploy")
+    said = [_run(capsys, *words)[1] for _ in range(2)]
+    document = json.loads(_run(capsys, "render", folder / "new.yaml", "-o", folder / "deploy", "--format=json")[1])
+
+    assert [each.splitlines()[0].rpartition(", ")[2] for each in said] == ["19 changed", "unchanged"]
+    assert {"kustomization.yaml", "plan.json"} <= set(document["changed"]) < set(document["files"])

@@ -22,7 +22,7 @@ CAUSES = (
     "--max-num-seqs",
     "env NCCL_DEBUG",
     "KV format",
-    "limits",
+    "max_requests",
     "nodes",
     "priorityClassName",
 )
