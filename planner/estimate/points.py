@@ -58,7 +58,7 @@ def check_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[F
 
 
 def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
-    """Return the fields that the phase's point inherits: drafts, cache hit rate and read rate."""
+    """Return the fields that the phase's point inherits: drafts, cache hit rate and read rate, that of the disk."""
     drafts, traffic = spec.written.draft_tokens, spec.written.traffic
     accepted = spec.written.operating_point.acceptance_rate
     if accepted is None:
@@ -66,8 +66,9 @@ def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
     found: dict[str, Any] = {"draft_tokens": drafts, "acceptance_rate": accepted if drafts else 0.0}
     if phase == "decode":
         return found
-    hits = traffic.cache_hit_rate if traffic else 0.0
-    return found | {"cache_hit_rate": hits, "cache_read_gbps": read_link(CACHE_READ_RATE)}
+    hits, disk = traffic.cache_hit_rate if traffic else 0.0, spec.written.kv_cache.disk
+    read_gbps = read_link(CACHE_READ_RATE) if disk is None or disk.bandwidth is None else disk.bandwidth
+    return found | {"cache_hit_rate": hits, "cache_read_gbps": read_gbps}
 
 
 def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:

@@ -3,12 +3,13 @@
 Estimates never change what is deployed, and never refuse a plan.
 """
 
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from planner.candidate.candidate import Candidate
 from planner.estimate.coverage import uncovered_experts
-from planner.estimate.kv_cache import CONVERSATION, KvCache, kv_cache
+from planner.estimate.kv_cache import KvCache, PromptNodes, kv_cache
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.predict import Prediction
@@ -105,17 +106,25 @@ def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | No
 
 
 def _kv_cache(candidate: Candidate) -> KvCache | None:
-    """Return the estimated prefix cache, or None without cache hits or without a known KV size."""
-    layout, traffic = candidate.layouts[0], candidate.spec.traffic
+    """Return the estimated prefix cache, or None without hits and kept KV, or without a known KV size."""
+    layout, traffic, kept = candidate.layouts[0], candidate.spec.traffic, candidate.spec.kv_cache
     memory = next((each for each in candidate.memory if each.phase == layout.phase), None)
-    if memory is None or traffic is None or not traffic.cache_hit_rate:
+    if memory is None or traffic is None or not (traffic.cache_hit_rate or kept.memory):
         return None
+    is_shared = candidate.spec.kubernetes.kv_cache_claim is not None
+    return kv_cache(traffic, kept, memory.kv_bytes_per_token, _prompt_nodes(candidate, layout), is_shared=is_shared)
+
+
+def _prompt_nodes(candidate: Candidate, layout: PhaseLayout) -> PromptNodes:
+    """Return the nodes that compute prompts over the day."""
     on = [(layout.num_units, DAY_MINUTES)]
     if candidate.schedule is not None:
         on = [(step.num_units[layout.phase], step.minutes) for step in candidate.schedule.steps]
     mean_units = sum(units * minutes for units, minutes in on) / DAY_MINUTES
-    most = layout.nodes_per_unit * max(units for units, _ in on)
-    return kv_cache(traffic, memory.kv_bytes_per_token, layout.nodes_per_unit * mean_units, most, CONVERSATION)
+    started = sum(max(after - before, 0) for (before, _), (after, _) in pairwise([on[-1], *on]))
+    per_unit = layout.nodes_per_unit
+    most = max(units for units, _ in on)
+    return PromptNodes(per_unit * mean_units, per_unit * most, layout.ranks_per_node, per_unit * started)
 
 
 def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:

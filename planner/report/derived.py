@@ -22,6 +22,7 @@ from planner.plan.sections import Step
 from planner.report.prerequisites import prerequisites
 from planner.report.spares import suggest_spare
 from planner.search.decision import DEFAULT
+from planner.spec.operating_point import CACHE_READ_RATE
 from planner.spec.request_lengths import assuming_lengths
 
 __all__ = ["derived_rows", "field_origin"]
@@ -326,6 +327,17 @@ def _assumed(plan: Plan) -> Iterator[Row]:
     for each in plan.decisions:
         if each.why == DEFAULT and each.path.startswith(GUESSES):
             yield from make_rows("assumed", (each.path, _format_setting(each.value), "", "default"))
+    if _assumes_read_rate(plan):
+        path = "operating_point.prefill.cache_read_rate"
+        yield from make_rows("assumed", (path, CACHE_READ_RATE, "", "default", "the most that 3FS gave a node"))
+
+
+def _assumes_read_rate(plan: Plan) -> bool:
+    """Return whether a prediction reads KV at a rate that the spec does not give."""
+    found = (plan.performance or {}).get("prefill")
+    written, disk = plan.spec.operating_point.prefill, plan.spec.kv_cache.disk
+    is_given = (written and written.cache_read_rate) or (disk and disk.bandwidth)
+    return found is not None and found.cache_reads is not None and not is_given
 
 
 def _decisions(plan: Plan) -> Iterator[Row]:

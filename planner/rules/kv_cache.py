@@ -73,8 +73,8 @@ def pods_hold_kept_kv(c: Written) -> Iterator[Finding]:
     for phase in KEEPS:
         ranks = _ranks_per_node(c, phase)
         if ranks and (least := ranks * (kept + PROCESS_BYTES)) > (read_bytes(written) or 0):
-            each = f"{MEMORY} ({c[MEMORY]}) + {_in_binary(PROCESS_BYTES)} for its process"
-            rule = f"S504 must be at least {_in_binary(least)}: {ranks} ranks a pod x {each}"
+            each = f"{c[MEMORY]} of {MEMORY} + {_in_binary(PROCESS_BYTES)} for the process"
+            rule = f"S504 must be at least {_in_binary(least)}: {ranks} ranks a pod x ({each})"
             reason = "the kernel kills a pod that takes more"
             yield Finding(POD_MEMORY, written, rule, reason, nearest(_in_binary(least)))
 

@@ -69,11 +69,10 @@ class PrefillPointSpec(Section):
         " traffic to say it.",
         examples=[0.563],
     )
-    cache_read_rate: Annotated[float, *quantity("link")] = Field(
-        default=CACHE_READ_RATE,
-        validate_default=True,
-        description="How fast a node reads such KV from its disks or other storage, where the default is the most that "
-        "DeepSeek's 3FS gave one.",
+    cache_read_rate: Annotated[float, *quantity("link")] | None = Field(
+        default=None,
+        description="How fast a node reads such KV from its disks or other storage. Unless given, kv_cache.disk's"
+        f" bandwidth, or without one {CACHE_READ_RATE}, the most that DeepSeek's 3FS gave a node.",
         examples=["12GB/s"],
     )
     utilisation: float | None = Field(

@@ -9,8 +9,7 @@ plan serve all the time: the simulation by flows plays days. The gateway knows e
 real one hears of it a little later. It does not know how long an answer will be and, as the real one does, expects the
 mean of those that have ended.
 
-A prompt hits every block that an earlier prompt of the trace had: all units share a cache that is never full. So all
-ranks hold the same of a prompt, and the gateway knows it.
+All units share one cache (`prefix_cache.py`). So all ranks hold the same of a prompt, and the gateway knows it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,12 +31,13 @@ from runtime.gateway.ranks.router import (
     Work,
     choose_ranks,
 )
+from stacks.simulator.requests.prefix_cache import planned_cache
 from stacks.simulator.requests.step_times import PhaseSpeed, predicted_speeds
-from stacks.simulator.requests.trace import BLOCK_TOKENS, TraceRequest
+from stacks.simulator.requests.trace import TraceRequest
 from stacks.simulator.requests.units import Job, PromptUnit, Rank, TokenUnit
 from stacks.simulator.speed import Level
 
-__all__ = ["PrefixCache", "Replay", "Sample", "replay"]
+__all__ = ["Replay", "Sample", "replay"]
 
 SAMPLES = 240  # of the curves
 
@@ -66,25 +66,6 @@ class Replay:
     prompt_busy_s: float = 0.0  # summed over all units that compute prompts
     num_prompt_units: int = 0
     seconds: float = 0.0  # until the last request was done
-
-
-class PrefixCache:
-    """The blocks of all prompts so far. It keeps all, and has a prompt's blocks as soon as the prompt comes."""
-
-    def __init__(self) -> None:
-        self._blocks: set[int] = set()
-
-    def hits(self, blocks: Sequence[int], prompt_tokens: int) -> int:
-        """Return how many tokens at the beginning of a prompt are cached.
-
-        The last token is always computed, since its logits are needed.
-        """
-        known = next((place for place, block in enumerate(blocks) if block not in self._blocks), len(blocks))
-        return max(min(known * BLOCK_TOKENS, prompt_tokens - 1), 0)
-
-    def keep(self, blocks: Sequence[int]) -> None:
-        """Keep the blocks of a prompt that is computed."""
-        self._blocks.update(blocks)
 
 
 @dataclass
@@ -130,7 +111,7 @@ class _Loop:
         self._trace = trace
         self._units = _build_units(plan, speeds)
         self.result.num_prompt_units = len(self._units.prompts)
-        self._answer_lengths, self._cache = AnswerLengths(), PrefixCache()
+        self._answer_lengths, self._cache = AnswerLengths(), planned_cache(plan)
         self._max_request_tokens = min(plan.spec.phase(phase).max_request_tokens for phase in plan.spec.phases)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.estimate.kv_cache import CONVERSATION, kv_cache
+from planner.estimate.kv_cache import CONVERSATION, WRITTEN_SHARE, PromptNodes, kept_hit_rate, kv_cache
+from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.traffic import TrafficSpec
 from tests.benchmarks.kv_reuse import reuse_of
 
+NODES = PromptNodes(mean=95.5, most=116, ranks=8)
+KEPT = KvCacheSpec(memory="48GiB", disk={"path": "/kv", "size": "4TB"})
 DEEPSEEK = {"input_tokens": 608e9, "output_tokens": 168e9, "cache_hit_rate": 342 / 608}
 prompts = st.lists(
     st.tuples(st.integers(1, 20), st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True)), min_size=1
@@ -18,7 +21,7 @@ prompts = st.lists(
 
 def test_deepseeks_disks_give_278_gb_per_s():
     """342 G tokens of hits a day, 70,272 bytes each; without a profile the busiest hour is the mean."""
-    cache = kv_cache(TrafficSpec(**DEEPSEEK), 70_272, 95.5, 116, CONVERSATION)
+    cache = kv_cache(TrafficSpec(**DEEPSEEK), KvCacheSpec(), 70_272, NODES)
 
     assert cache.mean_read_bytes_per_s == cache.read_bytes_per_s == pytest.approx(278.2e9, rel=1e-3)
     assert cache.write_bytes_per_s == pytest.approx((608 - 342 + 168) * 1e9 * 70_272 / 86_400, rel=1e-5)
@@ -28,7 +31,7 @@ def test_deepseeks_disks_give_278_gb_per_s():
 def test_the_busiest_hour_asks_for_more():
     """An hour of twice the mean reads twice as much, and needs twice the capacity."""
     even, peaked = (
-        kv_cache(TrafficSpec(**DEEPSEEK, profile=profile), 70_272, 95.5, 116, CONVERSATION)
+        kv_cache(TrafficSpec(**DEEPSEEK, profile=profile), KvCacheSpec(), 70_272, NODES)
         for profile in ([1.0] * 24, [2.0] + [22 / 23] * 23)
     )
 
@@ -42,6 +45,8 @@ def test_a_trace_of_three_prompts_by_hand():
     short, long = reuse_of([(0.0, [1, 2]), (10.0, [1, 2]), (40.0, [1, 3])], [10, 60])
 
     assert (short.hit_rate, long.hit_rate) == (2 / 6, 3 / 6)
+    assert (short.twice_hit_rate, long.twice_hit_rate) == (0, 1 / 6)  # 1's third use, 30 s after its second
+    assert (short.twice_kept_s, long.twice_kept_s) == ((10 + 10) / 6, (30 + 30) / 6)
     assert short.kept_s == (10 + 10 + 10 + 10 + 0 + 0) / 6  # 2's second use keeps it for 10 of the 30 s that are left
     assert long.kept_s == (10 + 30 + 10 + 30 + 0 + 0) / 6
 
@@ -68,3 +73,47 @@ def test_longer_keeping_never_loses_hits():
     for before, after in pairwise(CONVERSATION):
         assert (before.keep_s, before.hit_rate, before.kept_s) < (after.keep_s, after.hit_rate, after.kept_s)
         assert after.kept_s <= after.keep_s
+
+
+def test_a_given_size_keeps_deepseeks_day_for_minutes():
+    """116 nodes of 8 x 48 GiB hold 97 s of 608 G tokens a day; a disk is written to with the second use of a block."""
+    cache = kv_cache(TrafficSpec(**DEEPSEEK), KEPT, 70_272, NODES)
+    assert cache.kept is not None
+    kept = cache.kept
+
+    seconds = 116 * 8 * 48 * 2**30 / (608e9 * 70_272 / 86_400)
+    assert 60 < kept.memory_minutes * 60 < 120
+    assert kept.hit_rate == pytest.approx(kept_hit_rate(seconds, 116 * 4e12 / (608e9 * 70_272 / 86_400)), rel=1e-5)
+    assert kept.saved_nodes == pytest.approx(95.5 / (1 - 342 / 608) * kept.hit_rate, rel=1e-5)
+    assert kept.drive_writes_per_day == pytest.approx(WRITTEN_SHARE * 608e9 * 70_272 / 95.5 / 4e12, rel=1e-5)
+    assert kept.lost_share is None
+
+
+def test_all_nodes_write_to_one_claim():
+    """It holds what its size is, however many nodes there are, and gets all that they write."""
+    own, shared = (
+        kv_cache(TrafficSpec(**DEEPSEEK), KEPT, 70_272, NODES, is_shared=is_shared).kept for is_shared in (False, True)
+    )
+
+    assert (own.disk_bytes, shared.disk_bytes) == (116 * 4e12, 4e12)
+    assert shared.written_bytes_per_day == pytest.approx(95.5 * own.written_bytes_per_day, rel=1e-5)
+    assert shared.hit_rate < own.hit_rate
+
+
+def test_units_that_start_again_have_lost_their_memory():
+    """At most all of it is computed again: 8 ranks of 64 GiB on each of 10 nodes are 78 M tokens."""
+    nodes = PromptNodes(mean=95.5, most=116, ranks=8, started=10)
+    kept = kv_cache(TrafficSpec(**DEEPSEEK), KvCacheSpec(memory="64GiB"), 70_272, nodes).kept
+
+    assert kept.lost_share == pytest.approx(10 * 8 * 64 * 2**30 / 70_272 / 266e9, rel=1e-5)
+    assert kept.disk_bytes is None
+
+
+@given(st.floats(0, 4000), st.floats(0, 4000), st.floats(0, 1000))
+def test_more_room_never_hits_less(memory_s, disk_s, more_s):
+    """Whether it is memory's or the disk's, and no room at all hits nothing."""
+    hit_rate = kept_hit_rate(memory_s, disk_s)
+
+    assert kept_hit_rate(0, 0) == 0
+    assert hit_rate <= kept_hit_rate(memory_s + more_s, disk_s) + 1e-9
+    assert hit_rate <= kept_hit_rate(memory_s, disk_s + more_s) + 1e-9

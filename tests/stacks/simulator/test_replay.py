@@ -9,17 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.compiler import run_passes
 from planner.problems.errors import CallError
+from planner.rules.check import with_values
 from runtime.gateway.ranks.router import Policy
+from runtime.serving import fetches
 from stacks import cli
 from stacks.simulator.flows.fleet import planned_fleet
 from stacks.simulator.flows.fluid import play_day
 from stacks.simulator.flows.latency import prompt_waits
 from stacks.simulator.flows.service import build_service
 from stacks.simulator.requests.columns import ReplayColumn
-from stacks.simulator.requests.replay import PrefixCache, Replay, replay
-from stacks.simulator.requests.trace import TraceRequest, read_trace, read_window, select_window
+from stacks.simulator.requests.prefix_cache import NAMES_PER_BLOCK, PrefixCache, planned_cache
+from stacks.simulator.requests.replay import Replay, replay
+from stacks.simulator.requests.trace import BLOCK_TOKENS, TraceRequest, read_trace, read_window, select_window
 from stacks.simulator.variants import Variant
+from tests.runtime.hit_rates import conversations, lru_hits, second_use_hits
 
 AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MINUTES = 4  # of a trace that is compared with flows
@@ -97,6 +102,39 @@ def test_a_prompt_hits_the_blocks_that_an_earlier_one_had():
 
     assert [cache.hits(blocks, 1400) for blocks in ((1, 2, 9), (9, 1), (1, 8))] == [1024, 0, 512]
     assert cache.hits((4, 1), 1000) == 999
+
+
+@pytest.mark.parametrize("size", [40, 200, 1000])
+def test_tiers_hit_what_an_lru_of_their_size_hits(size):
+    """Memory as many blocks as an LRU; with a disk behind it, as a second one of the blocks that were used twice."""
+    chains = list(conversations(2000))
+    total = sum(map(len, chains))
+    small = 30
+    twice, _ = second_use_hits(chains, small, size)
+
+    assert play(PrefixCache(size), chains) == lru_hits(chains, size)
+    assert play(PrefixCache(small, size), chains) / total == pytest.approx(twice / total, abs=0.01)
+    assert NAMES_PER_BLOCK == fetches.NAMES_PER_BLOCK
+
+
+def play(cache, chains):
+    """Return how many blocks of these prompts are found."""
+    hits = 0
+    for chain in chains:
+        hits += cache.hits(chain, BLOCK_TOKENS * len(chain) + 1) // BLOCK_TOKENS
+        cache.keep(chain)
+    return hits
+
+
+@pytest.mark.parametrize(("disk", "found"), [(None, 536), ({"path": "/kv", "size": "40GB"}, 537)])
+def test_what_a_plan_keeps_bounds_what_prompts_find(duo, disk, found):
+    """Eight ranks' 2,304 MiB hold 537 blocks of 36 MB. One more pushes out the last, which a disk has had twice."""
+    kept = {"memory": "2304MiB"} | ({} if disk is None else {"disk": disk})
+    cache = planned_cache(run_passes(with_values(duo.resolved, {"kv_cache": kept})))
+    for chain in (range(537), range(537), [537]):
+        cache.keep(chain)
+
+    assert cache.hits(range(537), 10**6) == found * BLOCK_TOKENS
 
 
 def test_a_request_alone_takes_its_steps(duo):
