@@ -55,4 +55,4 @@ def examine(plan: Plan, context: str, *, runs_probe: bool, report: Callable[[str
         probed = probe(api, needs, facts, Patience(STARTED_TIMEOUT_S, threading.Event(), report))
     except ProviderError as error:
         raise ClusterError(error) from None
-    return Examination((*looked.findings, *probe_findings(probed)), probe_summary(probed))
+    return Examination((*looked.findings, *probe_findings(probed, needs.disk)), probe_summary(probed))

@@ -40,6 +40,7 @@ Check = Literal[
     "image",
     "reach",
     "slow",
+    "disk",
 ]
 
 

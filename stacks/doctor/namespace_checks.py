@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
+from planner.facts.quantities import counted
 from stacks.doctor.facts import ClusterFacts, Refusal
 from stacks.doctor.findings import Check, Finding, split_sentence
 from stacks.doctor.needs import Needs, pod_limits, pod_requests, sum_amounts
@@ -23,6 +24,7 @@ REQUIRED: Mapping[str, tuple[Check, str]] = {
     "NetworkAttachmentDefinition": ("network", "create it"),
 }
 FOR_MANY_NODES = {"ReadOnlyMany", "ReadWriteMany"}
+FOR_WRITERS = {"ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"}
 
 # Host folders, host networks and IPC_LOCK, all that our pods may have beyond `restricted`, are in no other standard.
 # Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
@@ -67,15 +69,23 @@ def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
         phase = (found.get("status") or {}).get("phase", "Pending")
         modes = (found.get("status") or {}).get("accessModes") or found["spec"].get("accessModes") or []
         num_nodes = len(_nodes_mounting(required.name, needs))
+        is_written = any(required.name in each.written_claims for each in needs.pod_sets)
         if is_ending(found):
             yield Finding("storage", str(required), "it is being deleted", "wait until it is gone, and create it again")
         elif phase != "Bound" and not (phase == "Pending" and _waits_for_pods(found, facts)):
             fix = f"see why: kubectl describe pvc {required.name} --namespace {required.namespace}"
             yield Finding("storage", str(required), f"it has no volume: its phase is {phase}", fix)
-        elif num_nodes > 1 and not FOR_MANY_NODES.intersection(modes):
-            reason = f"pods on {num_nodes} nodes mount it, and {', '.join(modes)} allows only one node"
-            fix = "create the claim again with ReadOnlyMany or ReadWriteMany, on storage that can do that"
-            yield Finding("storage", str(required), reason, fix)
+        elif modes and not (allowed := _allowed_modes(num_nodes, is_written=is_written)).intersection(modes):
+            who = f"pods on {counted(num_nodes, 'node')} {'write to' if is_written else 'mount'} it"
+            lacks = "does not let them" if is_written else "allows only one node"
+            fix = f"create the claim again with {' or '.join(sorted(allowed))}, on storage that can do that"
+            yield Finding("storage", str(required), f"{who}, and {', '.join(modes)} {lacks}", fix)
+
+
+def _allowed_modes(num_nodes: int, *, is_written: bool) -> set[str]:
+    """Return the access modes of which a claim needs one for pods on so many nodes."""
+    any_node = FOR_MANY_NODES if num_nodes > 1 else FOR_MANY_NODES | FOR_WRITERS
+    return any_node & FOR_WRITERS if is_written else any_node
 
 
 def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:

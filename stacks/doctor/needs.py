@@ -18,6 +18,7 @@ from planner.facts.names import KEYS_FILE, PLAN_LABEL, UNIT_LABEL
 from planner.plan.plan import Plan
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
+from planner.spec.kv_cache import KvDiskSpec
 from planner.spec.pods import OverlaySpec
 from stacks.doctor.corrections import suggest_correction
 from stacks.kube.manifest import Manifest, Reference
@@ -78,8 +79,20 @@ class PodSet:
     @property
     def claims(self) -> list[str]:
         """The PersistentVolumeClaims that each pod mounts."""
+        return [each["claimName"] for each in self._claims()]
+
+    @property
+    def written_claims(self) -> list[str]:
+        """Those that it writes to."""
+        return [each["claimName"] for each in self._claims() if not each.get("readOnly")]
+
+    def mounts(self, path: str) -> bool:
+        """Return whether the pods' container has something mounted at `path`."""
+        return path in [each["mountPath"] for each in self.template["spec"]["containers"][0].get("volumeMounts") or []]
+
+    def _claims(self) -> Iterator[dict[str, Any]]:
         claims = (each.get("persistentVolumeClaim") for each in self.template["spec"].get("volumes") or [])
-        return [each["claimName"] for each in claims if each]
+        return (each for each in claims if each)
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,7 @@ class Needs:
     pod_sets: tuple[PodSet, ...]
     required_objects: tuple[RequiredObject, ...]
     overlay: OverlaySpec | None = None
+    disk: KvDiskSpec | None = None  # where ranks keep KV
 
     @property
     def kinds(self) -> list[tuple[str, str]]:
@@ -142,6 +156,7 @@ def read_needs(plan: Plan) -> Needs:
         pod_sets=pod_sets,
         required_objects=tuple(dict.fromkeys(_find_required(objects, pod_sets, namespace))),
         overlay=plan.kubernetes.overlay,
+        disk=plan.spec.kv_cache.disk,
     )
 
 
@@ -258,7 +273,8 @@ def _required_issuer(reference: dict[str, str], namespace: str) -> RequiredObjec
 def _required_by_pod(pod_set: PodSet, namespace: str) -> Iterator[RequiredObject]:
     spec = pod_set.template["spec"]
     for claim in pod_set.claims:
-        yield RequiredObject("", "PersistentVolumeClaim", namespace, claim, "kubernetes.volumes")
+        field = "kubernetes.kv_cache_claim" if claim in pod_set.written_claims else "kubernetes.volumes"
+        yield RequiredObject("", "PersistentVolumeClaim", namespace, claim, field)
     for secret in _secrets(spec):
         yield RequiredObject("", "Secret", namespace, secret, "kubernetes.env")
     for secret, keys in _mounted_secrets(spec):

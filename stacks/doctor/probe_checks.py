@@ -3,17 +3,20 @@
 import statistics
 from collections.abc import Iterator, Mapping
 
+from planner.facts.quantities import BYTES_PER_GBIT, counted, gb
+from planner.spec.kv_cache import KvDiskSpec
 from stacks.doctor.findings import Finding, split_sentence
-from stacks.doctor.probing import Probe
+from stacks.doctor.probing import Disk, Probe
 from stacks.kube.manifest import Reference
 
 __all__ = ["probe_findings", "probe_summary"]
 
+MB_PER_GBIT = BYTES_PER_GBIT / 1e6
 SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by far less, and a wrong link by far more
 
 
-def probe_findings(probe: Probe) -> Iterator[Finding]:
-    """Yield each node that keeps a unit from working as planned, once."""
+def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Finding]:
+    """Yield each node that keeps a unit from working as planned, once. `disk` is the one that the plan has."""
     for each in probe.foreign_objects:
         reason = "it has a name that the probe gives its own, and this run has not made it"
         fix = f"delete it if a killed probe left it: {_delete_command(each)}; else rename it, or the plan"
@@ -26,6 +29,8 @@ def probe_findings(probe: Probe) -> Iterator[Finding]:
         fix = "look at its network, and at policies and firewalls between the nodes: units need all TCP ports"
         yield Finding("reach", f"Node {node}", reason, fix)
     yield from _slow_nodes(probe)
+    if disk is not None:
+        yield from _poor_disks(probe, disk)
 
 
 def probe_summary(probe: Probe) -> str:
@@ -33,12 +38,44 @@ def probe_summary(probe: Probe) -> str:
     if probe.foreign_objects:
         return "nodes were not probed: objects of others have the names of the probe's"
     if probe.median is None:
-        return f"nothing was measured between {len(probe.nodes)} nodes"
+        return f"nothing was measured between {len(probe.nodes)} nodes{_disk_summary(probe)}"
     worst = min(probe.mb_per_s, key=lambda pair: probe.mb_per_s[pair])
     return (
         f"all to all between {len(probe.nodes)} nodes: {probe.median:g} MB/s between two nodes in the median, "
-        f"{probe.mb_per_s[worst]:g} in the worst case ({worst[0]} to {worst[1]})"
+        f"{probe.mb_per_s[worst]:g} in the worst case ({worst[0]} to {worst[1]}){_disk_summary(probe)}"
     )
+
+
+def _disk_summary(probe: Probe) -> str:
+    found = [each for each in probe.disks.values() if isinstance(each, Disk)]
+    if not found:
+        return ""
+    write, read = min(each.write_mb_per_s for each in found), min(each.read_mb_per_s for each in found)
+    named = sum(not each.is_nameless for each in found)
+    others = f"; {counted(named, 'disk')} can link no file without a name, so ranks rename theirs" if named else ""
+    return f"; KV on {counted(len(found), 'disk')}, at least {write:g} MB/s written and {read:g} read{others}"
+
+
+def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
+    """Yield each node whose disk is less than the spec says. Ranks serve there all the same, and keep less."""
+    for node, found in probe.disks.items():
+        if isinstance(found, str):
+            reason = f"pods cannot write to {disk.path} there: {found}"
+            yield Finding("disk", f"Node {node}", reason, "let the pods' user write to that folder", blocks=False)
+            continue
+        if found.bytes < disk.size:
+            reason = (
+                f"the disk of {disk.path} has {gb(found.bytes)} there, less than kv_cache.disk.size ({gb(disk.size)})"
+            )
+            yield Finding("disk", f"Node {node}", reason, "write a smaller size, or use a larger disk", blocks=False)
+        slowest = min(found.write_mb_per_s, found.read_mb_per_s)
+        if disk.bandwidth is not None and slowest < (wanted := disk.bandwidth * MB_PER_GBIT):
+            reason = (
+                f"it writes {found.write_mb_per_s:g} MB/s to {disk.path} and reads {found.read_mb_per_s:g}; "
+                f"kv_cache.disk.bandwidth says {wanted:g}"
+            )
+            fix = "write the lower rate as bandwidth, so that ranks do not queue more than the disk takes"
+            yield Finding("disk", f"Node {node}", reason, fix, blocks=False)
 
 
 def _cut_off(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -1,6 +1,6 @@
-"""The script of each pod of `doctor --probe`: connect to all others, then send to all of them at the same time.
+"""The script of each pod of `doctor --probe`: connect to all others, send to all at the same time, try the disk.
 
-    python3 -c SCRIPT INDEX NUM_PODS SERVICE PORT SECONDS DEADLINE_S
+    python3 -c SCRIPT INDEX NUM_PODS SERVICE PORT SECONDS DEADLINE_S [FOLDER]
 
 Its text is handed to `python3 -c` in whatever image the units have, ours or an engine's. So it uses the standard
 library alone, and imports nothing of ours. Pods find each other by the names that a headless Service gives them, as
@@ -9,11 +9,16 @@ ranks do.
 Every pod connects to every other, one connection a direction. A pod that has all of its connections reports to pod 0,
 and once all have, pod 0 tells them to start. Then each sends to every other for SECONDS, and counts what it receives.
 
+Where ranks keep KV in FOLDER, it then writes files without names there for SECONDS, and reads them back. Bytes that are
+not on the disk do not count as written, and the page cache is told to forget them before they are read.
+
 The result is one line of JSON where Kubernetes keeps a container's last words, of which it takes 4096 bytes:
-    {"missing": [peers without a connection], "mb_per_s": [received from each peer; null from itself]}
+    {"missing": [peers without a connection], "mb_per_s": [received from each peer; null from itself],
+     "disk": {"bytes", "write_mb_per_s", "read_mb_per_s", "is_nameless"} or {"error"}, where there is a FOLDER}
 """
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -25,6 +30,9 @@ __all__ = ["main"]
 
 LAST_WORDS = "/dev/termination-log"
 CHUNK = bytes(1 << 20)
+FILES = 4  # at a time: as many threads of a rank read
+MOST_CHUNKS = 1024  # of a file
+MOST_SHARE = 16  # of what is free, a file takes at most this part
 RETRY_S = 0.2
 READY, GO = b"R", b"G"
 
@@ -46,12 +54,96 @@ def main(words: Sequence[str], last_words: str = LAST_WORDS) -> None:
     rates: list[float | None] = [None] * num_pods
     if not missing and _agree(index, incoming, outgoing, deadline):
         rates = _exchange(num_pods, incoming, outgoing, seconds)
-    Path(last_words).write_text(json.dumps({"missing": missing, "mb_per_s": rates}, separators=(",", ":")))
+    disk = {"disk": try_disk(words[6], seconds)} if words[6:] else {}
+    Path(last_words).write_text(json.dumps({"missing": missing, "mb_per_s": rates, **disk}, separators=(",", ":")))
 
 
 def peer_address(peer: int, service: str, port: int) -> tuple[str, int]:
     """Return the address where a peer listens."""
     return f"probe-{peer}.{service}", port
+
+
+def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
+    """Return the size and the rates of the folder's disk, or why it cannot be written to. It leaves nothing there."""
+    files: list[int] = []
+    try:
+        name = f"tidemill-probe-{os.getpid()}-{time.time_ns()}"
+        is_nameless = _links_nameless(folder, name)
+        names = (f"{folder}/{name}-{number}" for number in range(FILES))
+        files += (_open_nameless(folder) if is_nameless else _open_unlinked(each) for each in names)
+        size = os.statvfs(folder)
+        most = min(size.f_bavail * size.f_frsize // MOST_SHARE // len(CHUNK), MOST_CHUNKS)
+        written = _rate(files, lambda file: _write(file, most, time.monotonic() + seconds))
+        rates = {"write_mb_per_s": written, "read_mb_per_s": _rate(files, _read)}
+        return {"bytes": size.f_blocks * size.f_frsize, "is_nameless": is_nameless, **rates}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _links_nameless(folder: str, name: str) -> bool:
+    """Return whether a file without a name can get one there, as ranks write blocks. Raise OSError."""
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        file = _open_nameless(folder)
+        try:
+            os.link(f"/proc/self/fd/{file}", name, dst_dir_fd=place)
+            os.unlink(name, dir_fd=place)
+        finally:
+            os.close(file)
+    except OSError:
+        return False  # whoever cannot write there at all finds out with the next file
+    finally:
+        os.close(place)
+    return True
+
+
+def _open_nameless(folder: str) -> int:
+    return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+
+
+def _open_unlinked(name: str) -> int:
+    file = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    os.unlink(name)
+    return file
+
+
+def _write(file: int, most: int, stop: float) -> int:
+    """Write up to so many chunks until then, and wait until they are on the disk; return the bytes."""
+    chunk, written = os.urandom(len(CHUNK)), 0  # a file system may compress zeros
+    while written < most * len(chunk) and time.monotonic() < stop:
+        written += os.write(file, chunk)
+    os.fsync(file)
+    return written
+
+
+def _read(file: int) -> int:
+    """Read a file from its beginning; return the bytes."""
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    done = 0
+    while size := len(os.pread(file, len(CHUNK), done)):
+        done += size
+    return done
+
+
+def _rate(files: "list[int]", work: "Callable[[int], int]") -> float:
+    """Return the MB/s of all files together. Raise OSError."""
+    failed: list[OSError] = []
+    done: list[int] = []
+
+    def run(file: int) -> None:
+        try:
+            done.append(work(file))
+        except OSError as error:
+            failed.append(error)
+
+    began = time.monotonic()
+    _run_at_once(lambda file=file: run(file) for file in files)  # type: ignore[misc]
+    if failed:
+        raise failed[0]
+    return round(sum(done) / (time.monotonic() - began) / 1e6, 1)
 
 
 def _accept(server: socket.socket, incoming: Connections) -> None:

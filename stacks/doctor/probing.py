@@ -14,7 +14,7 @@ What was measured is judged in `probe_checks.py`. Sockets between pods are measu
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -34,10 +34,22 @@ LABEL = "tidemill.dev/probe"
 PORT = 29499  # below those of ranks: a node's own may be taken where pods share its network
 SECONDS = 3.0
 STARTED_TIMEOUT_S = 600.0  # for pulling images
-WORDS = {"missing": [int], "mb_per_s": list}  # those of `probe_pod.py`
+WORDS = {"missing": [int], "mb_per_s": list, "disk?": dict}  # those of `probe_pod.py`
+DISK = {"bytes": int, "write_mb_per_s": float, "read_mb_per_s": float, "is_nameless": bool}
+NO_DISK = {"error": str}
 LARGEST_RATE = 1e9  # MB/s; assumed: no link carries a thousandth of it
 POD_KEYS = ("hostNetwork", "dnsPolicy", "nodeSelector", "priorityClassName", "runtimeClassName", "securityContext")
 CONTAINER_KEYS = ("image", "imagePullPolicy", "securityContext")
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What a pod found of the disk where ranks keep KV, while all pods tried theirs."""
+
+    bytes: int  # of its file system
+    write_mb_per_s: float
+    read_mb_per_s: float
+    is_nameless: bool  # whether it has files without names, which a killed rank leaves no parts of
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class Probe:
     unreached: Mapping[str, tuple[str, ...]]  # node -> the nodes that it has no connection with
     mb_per_s: Mapping[tuple[str, str], float]  # (from, to), while all sent to all
     foreign_objects: tuple[Reference, ...] = ()  # others' objects with the names of the probe's; then nothing ran
+    disks: Mapping[str, Disk | str] = field(default_factory=dict)  # node -> its disk, or why nobody can write to it
 
     @property
     def median(self) -> float | None:
@@ -128,6 +141,8 @@ def _manifests(
     secrets = [secret for each in needs.objects for secret in each.get("imagePullSecrets") or []]
     for index, (node, pod_set) in enumerate(places):
         words = [str(index), str(len(places)), service, str(PORT), str(SECONDS), str(timeout_s / 2)]
+        if needs.disk is not None and pod_set.mounts(needs.disk.path):
+            words.append(needs.disk.path)
         template = pod_set.template
         annotations = (template.get("metadata") or {}).get("annotations") or {}
         metadata = _metadata(needs, f"{service}-{index}", namespace)
@@ -208,6 +223,7 @@ def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
     not_started: dict[str, str] = {}
     unreached: dict[str, tuple[str, ...]] = {}
     rates: dict[tuple[str, str], float] = {}
+    disks: dict[str, Disk | str] = {}
     for name, node in names.items():
         pod = by_name.get(name)
         said = _last_words(pod) if pod else None
@@ -222,25 +238,32 @@ def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
                 f"its container ended with {said[:60]!r}; run python3 in the image by hand, and see what it says"
             )
             continue
-        missing, received = answer
+        missing, received, disk = answer
+        disks |= {} if disk is None else {node: disk}
         if missing:
             unreached[node] = tuple(nodes[peer] for peer in missing)
         rates |= {(nodes[peer], node): rate for peer, rate in enumerate(received) if rate is not None}
-    return Probe(tuple(nodes), not_started, unreached, rates)
+    return Probe(tuple(nodes), not_started, unreached, rates, disks=disks)
 
 
-def _parse_answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None]] | None:
-    """Return the peers that a probe misses, and what it received from each; None for words that no probe writes."""
+def _parse_answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None], Disk | str | None] | None:
+    """Return the peers that a probe misses, what it received from each, and its disk if it has one.
+
+    Return None for words that no probe writes.
+    """
     try:
         answer = json.loads(said)
     except (ValueError, RecursionError):
         return None
     if misfit(answer, WORDS) is not None:
         return None
-    missing, rates = answer["missing"], answer["mb_per_s"]
+    missing, rates, disk = answer["missing"], answer["mb_per_s"], answer.get("disk")
+    is_disk = disk is None or misfit(disk, NO_DISK) is None or misfit(disk, DISK) is None
     are_peers = all(0 <= peer < num_nodes for peer in missing) and len(rates) == num_nodes
     are_rates = all(each is None or (type(each) in (int, float) and 0 <= each < LARGEST_RATE) for each in rates)
-    return (missing, rates) if are_peers and are_rates else None
+    if not (are_peers and are_rates and is_disk):
+        return None
+    return missing, rates, disk and (disk["error"] if "error" in disk else Disk(**disk))
 
 
 def _explain_silence(pod: Manifest | None) -> str:

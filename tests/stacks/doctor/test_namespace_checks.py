@@ -30,7 +30,7 @@ def guest(needs):
 @pytest.fixture(scope="module")
 def mounting(needs):
     """The demo's with a claim in every pod."""
-    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "models"}}
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
     return replace(changed_pods(needs, lambda spec: spec.update(volumes=[volume])), required_objects=(CLAIM,))
 
 
@@ -114,6 +114,31 @@ def test_a_claim_has_a_volume_that_all_nodes_may_mount(mounting, live, reason):
     assert [(each.check, each.reason) for each in findings(mounting, facts)] == (
         [("storage", reason)] if reason else []
     )
+
+
+@pytest.mark.parametrize(
+    ("component", "modes", "reason"),
+    [
+        (None, ("ReadWriteMany",), None),
+        (
+            None,
+            ("ReadOnlyMany", "ReadWriteOnce"),
+            "pods on 4 nodes write to it, and ReadOnlyMany, ReadWriteOnce does not",
+        ),
+        ("prefill", ("ReadWriteOnce",), None),
+        ("prefill", ("ReadOnlyMany",), "pods on 1 node write to it, and ReadOnlyMany does not let them"),
+    ],
+)
+def test_a_claim_lets_those_write_who_keep_kv_there(needs, component, modes, reason):
+    """Whoever mounts it without readOnly writes to it."""
+    volume = {"name": "kv", "persistentVolumeClaim": {"claimName": "models"}}
+    writing = changed_pods(needs, lambda spec: spec.update(volumes=[volume]), component)
+    writing = replace(writing, required_objects=(CLAIM,))
+    reasons = [
+        each.reason for each in findings(writing, good_cluster(writing, required_objects={CLAIM: claim(*modes)}))
+    ]
+
+    assert [each.startswith(reason or "-") for each in reasons] == ([True] if reason else [])
 
 
 def test_a_claim_of_one_node_may_let_one_node_in(needs):

@@ -61,4 +61,24 @@ def test_it_imports_nothing_that_an_image_may_lack():
 
     modules = {module for module, _ in imports(ROOT / "stacks" / "doctor" / "probe_pod.py")}
 
-    assert modules == {"json", "socket", "sys", "threading", "time", "collections.abc", "pathlib"}
+    assert modules == {"json", "os", "socket", "sys", "threading", "time", "collections.abc", "pathlib"}
+
+
+@pytest.mark.parametrize("is_nameless", [True, False])
+def test_a_disk_is_tried_and_left_empty(tmp_path, monkeypatch, is_nameless):
+    """Also where files need names, as on NFS: they lose them at once."""
+    if not is_nameless:
+        monkeypatch.setattr(probe_pod, "_links_nameless", lambda folder, name: False)
+    monkeypatch.setattr(probe_pod, "MOST_CHUNKS", 4)
+
+    found = probe_pod.try_disk(str(tmp_path), 0.5)
+
+    assert found["is_nameless"] == is_nameless
+    assert found["bytes"] > 2**20
+    assert min(found["write_mb_per_s"], found["read_mb_per_s"]) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_not_there_has_a_reason():
+    """The system's own words travel to whoever asked."""
+    assert probe_pod.try_disk("/nowhere/kv", 0.1) == {"error": "No such file or directory"}

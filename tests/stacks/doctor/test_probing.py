@@ -1,9 +1,11 @@
 """The pods of a probe, and what is made of their last words."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from planner.spec.kv_cache import KvDiskSpec
 from stacks.doctor.probe_checks import probe_findings, probe_summary
 from stacks.doctor.probing import Probe, _describe_running, _manifests, _places, _read_results
 from tests.stacks.doctor.clusters import changed_pods, demo_needs
@@ -71,6 +73,39 @@ def pod(index, phase="Succeeded", said=None, waiting=None):
     container = {"name": "probe", "image": "x", "state": state}
     status = {"phase": phase, "containerStatuses": [container] if state else []}
     return {"metadata": {"name": f"demo-probe-{index}"}, "spec": {"nodeName": NODES[index]}, "status": status}
+
+
+def test_pods_try_the_disk_where_their_ranks_keep_kv(needs):
+    """Those of prefill mount it, so they are told its path; those of decode are not."""
+    mount = {"name": "kv", "mountPath": "/kv"}
+    mounting = changed_pods(needs, lambda spec: spec["containers"][0]["volumeMounts"].append(mount), "prefill")
+    keeping = replace(mounting, disk=KvDiskSpec(path="/kv", size="1TB"))
+    _, *pods = _manifests(keeping, list(_places(keeping)), "tidemill", 600)
+
+    assert [each["spec"]["containers"][0]["command"][9:] for each in pods] == [["/kv"], [], []]
+
+
+def test_a_disk_that_is_less_than_the_spec_says_is_a_note():
+    """Ranks serve without it. What it has and what the spec says stand side by side."""
+    good = {"bytes": 10**12, "write_mb_per_s": 7000.0, "read_mb_per_s": 6500.0, "is_nameless": False}
+    disks = (good, good | {"bytes": 10**9}, good | {"write_mb_per_s": 500.0}, {"error": "Permission denied"})
+    names = {f"demo-probe-{number}": node for number, node in enumerate(NODES)}
+    rates = [None, None, None, None]
+    probe = _read_results(
+        names, [pod(index, said={"missing": [], "mb_per_s": rates, "disk": each}) for index, each in enumerate(disks)]
+    )
+    found = list(probe_findings(probe, KvDiskSpec(path="/kv", size="1TB", bandwidth="6GB/s")))
+
+    assert [(each.check, each.object, each.blocks) for each in found] == [
+        ("disk", f"Node {node}", False) for node in NODES[1:]
+    ]
+    assert "has 1.0 GB there, less than kv_cache.disk.size (1,000.0 GB)" in found[0].reason
+    assert found[1].reason == "it writes 500 MB/s to /kv and reads 6500; kv_cache.disk.bandwidth says 6000"
+    assert found[2].reason == "pods cannot write to /kv there: Permission denied"
+    assert probe_summary(probe).endswith(
+        "KV on 3 disks, at least 500 MB/s written and 6500 read; 3 disks can link no file without a name, so ranks "
+        "rename theirs"
+    )
 
 
 def test_last_words_become_rates_from_node_to_node():
@@ -156,6 +191,7 @@ ODD_WORDS = [
     '{"missing": "ab", "mb_per_s": [null, 1]}',
     '{"missing": [], "mb_per_s": ["x", null]}',
     '{"missing": [], "mb_per_s": [NaN, 1e400]}',
+    '{"missing": [], "mb_per_s": [null, 1], "disk": {"bytes": "x"}}',
     "[" * 5000,
 ]
 
