@@ -19,8 +19,8 @@ UNIT_KINDS = ("leaderworkerset", "statefulset")
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """On H800s."""
-    return gpu_plan(tmp_path_factory.mktemp("gpu"))
+    """On H800s, whose prefill ranks keep KV in memory and on a disk."""
+    return gpu_plan(tmp_path_factory.mktemp("gpu"), {"memory": "16GiB", "disk": {"path": "/mnt/kv", "size": "1TB"}})
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def pod(template, namespace):
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-@pytest.mark.parametrize("unit_kind", UNIT_KINDS)
-def test_every_object_is_stored_as_we_wrote_it(objects, plan, unit_kind):
+@pytest.mark.parametrize(("unit_kind", "disk"), zip(UNIT_KINDS, ({}, {"kv_cache_claim": "kv"}), strict=True))
+def test_every_object_is_stored_as_we_wrote_it(objects, plan, unit_kind, disk):
     """Each passes strictly, and the server changes and drops nothing; applying again changes nothing."""
-    found = documents(plan, unit_kind)
+    found = documents(plan, unit_kind, **disk)
     assert len([each for each in found if each["kind"] == "PodMonitor"]) == 2
     for document in found:
         objects.apply(document)

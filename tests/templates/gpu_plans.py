@@ -23,11 +23,12 @@ SPEC = {
 }
 
 
-def gpu_plan(folder, **cluster):
+def gpu_plan(folder, kv_cache=None, **cluster):
     """Two prefill units of two nodes and a decode unit of four, of eight GPUs each."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     path = folder / "spec.json"
-    path.write_text(json.dumps(SPEC | {"cluster": SPEC["cluster"] | cluster}))
+    kept = {} if kv_cache is None else {"kv_cache": kv_cache}
+    path.write_text(json.dumps(SPEC | kept | {"cluster": SPEC["cluster"] | cluster}))
     return compile_plan(check_spec(path)).changed(refusals=())
 
 
