@@ -57,7 +57,7 @@ class UnitChange(Part):
     phase: Workload
     change: Fate
     why: tuple[str, ...]  # differences in its pods; empty if they keep running
-    in_turn: bool  # the provider changes it while other units of its phase serve
+    in_turn: bool  # it changes while other units of its phase serve: in a turn of the controller, or of the provider
 
 
 class UnitCount(Part):

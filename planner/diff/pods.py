@@ -97,13 +97,34 @@ def _phase(name: str, plan: Plan) -> Workload:
 
 
 def _takes_turns(name: str, old: _Pods, new: _Pods, before: Plan, after: Plan) -> bool:
-    """Return whether the provider changes it in turn: same nodes and same KV, as in `stacks/provider/rollout.py`."""
-    places = [(each.kind, each.namespace, each.group, each.template["spec"].get("affinity")) for each in (old, new)]
+    """Return whether it changes while others serve, in a turn of the controller or else of the provider.
+
+    Either needs the same KV. The provider's turns need the same nodes as well (`stacks/provider/rollout.py`). The
+    controller's wait until a unit's new nodes are free, but units that wait for each other go together.
+    """
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old_kv, new_kv = (
         [plan.launch_documents.get(file, {}).get(key) for key in ("kv_digest", "engine")] for plan in (before, after)
     )
-    return places[0] == places[1] and old_kv == new_kv and new_kv[0] is not None
+    if (old.kind, old.namespace) != (new.kind, new.namespace) or old_kv != new_kv or new_kv[0] is None:
+        return False
+    if after.kubernetes.controller and new.kind == "LeaderWorkerSet":
+        return not _waits_for_itself(name, before, after)
+    affinities = [each.template["spec"].get("affinity") for each in (old, new)]
+    return bool(old.group == new.group and affinities[0] == affinities[1])
+
+
+def _waits_for_itself(name: str, before: Plan, after: Plan) -> bool:
+    """Return whether a unit gets nodes of another that, perhaps by way of further ones, gets its own."""
+    holder = {node: unit for unit, nodes in before.nodes_by_unit.items() for node in nodes}
+    found: set[str] = set()
+    left = [name]
+    while left:
+        unit = left.pop()
+        holders = {holder.get(node, unit) for node in after.nodes_by_unit.get(unit, ())} - {unit}
+        left += holders - found
+        found |= holders
+    return name in found
 
 
 def _causes(name: str, old: _Pods, new: _Pods, before: Plan, after: Plan) -> list[str]:

@@ -1,13 +1,14 @@
 """Judge how much of each phase keeps serving during a change, hour by hour and for each tool.
 
-    Git, kubectl    every pod that differs ends at once, and starts again with all others
-    pulumi up       units that leave end first. One unit of a phase changes at a time, prefill and decode side by side;
-                    units on other nodes or with another KV format change at once (docs/design/rollouts.md)
+    with a controller    one unit of a phase changes at a time, prefill and decode side by side, whoever applies it.
+                         Another unit stands in at hours with nodes for it (docs/design/rollouts.md)
+    pulumi up            likewise, but no unit stands in, and units on other nodes change at once
+    Git, kubectl         every pod that differs ends at once, and starts again with all others
 
-The new gateway is ready before the old one ends, with either tool. A starting unit counts only once it serves. So the
-least of a phase is
+Units with another KV format change at once, whoever applies. The new gateway is ready before the old one ends. A
+starting unit counts only once it serves. So the least of a phase is
 
-    served = units on that are kept + (pulumi up: units that take turns, less one)
+    served = units on that are kept + (units that take turns, less one for which nobody stands in)
     asked  = the hour's tokens / a unit's maximum rate, at most the units that are on
 
 `served` of zero is an outage, below `asked` it is degraded, else the change rolls. Hours are judged one by one, each as
@@ -18,6 +19,7 @@ Only ordinary days are judged, not `other_days`.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from planner.diff.change import ENDING_FATES, Rollout, Tool, UnitChange, UnitCount, Verdict
 from planner.diff.minutes import rollout_minutes, start_stages
@@ -33,6 +35,8 @@ TOOLS: tuple[Tool, ...] = ("git", "pulumi")
 SEVERITY: tuple[Verdict, ...] = ("no_restart", "rolling", "degraded", "outage")
 ROUNDING = 1e-9
 
+Turns = Literal["none", "now", "with_room"]
+
 
 @dataclass(frozen=True)
 class _Hour:
@@ -41,6 +45,7 @@ class _Hour:
     stretch: Stretch
     on: Mapping[Phase, tuple[UnitChange, ...]]
     asked: Mapping[Phase, float]
+    stand_ins: frozenset[Phase]  # phases with a unit that is off and may be on while the others change
 
 
 def judge_rollouts(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> dict[Tool, Rollout]:
@@ -65,6 +70,8 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
     ending = {each.phase for each in changes if each.change in ENDING_FATES}
     if any(_full_unit_rate(after, phase) is None for phase in after.phases if phase in ending):
         yield "no hour's demand is known: every unit that stays in the plan is needed"
+    if _never_has_room(after) and any(each.in_turn for each in changes):
+        yield "units wait for a state with room, and all states want as many: set kubernetes.controller.turns: now"
     if before.switches_units and not _has_controller(before):
         yield "without kubernetes.controller all units are on all day"
 
@@ -81,7 +88,30 @@ def _judged_hours(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> I
         on = {phase: tuple(each for each in changes if each.phase == phase and each.name in now) for phase in phases}
         per_s = share / (stretch.minutes * MINUTE_S)
         wanted = {phase: _units_needed(after, phase, later, per_s, rates.get(phase)) for phase in phases}
-        yield _Hour(stretch, on, {phase: min(wanted[phase], len(units)) for phase, units in on.items()})
+        asked = {phase: min(wanted[phase], len(units)) for phase, units in on.items()}
+        yield _Hour(stretch, on, asked, frozenset(_stand_ins(after, changes, later)))
+
+
+def _stand_ins(plan: Plan, changes: Sequence[UnitChange], on: Collection[str]) -> Iterator[Phase]:
+    """Yield the phases in which the controller starts one unit more than `on`: the largest state has nodes for it."""
+    if not _has_controller(plan) or plan.timetable is None:
+        return
+    sizes = {unit.name: len(unit.nodes) for unit in plan.units}
+    left = max(step.num_nodes for step in plan.timetable.all_steps) - sum(sizes[name] for name in on)
+    for phase in plan.phases:
+        changing = any(each.phase == phase and each.in_turn and each.name in on for each in changes)
+        off = [sizes[unit.name] for unit in plan.units_of(phase) if unit.name not in on]
+        if changing and off and off[0] <= left:
+            left -= off[0]
+            yield phase
+
+
+def _never_has_room(plan: Plan) -> bool:
+    """Return whether units wait for a state of the day that wants fewer, and none does."""
+    controller = plan.kubernetes.controller
+    if controller is None or controller.turns == "now" or plan.timetable is None:
+        return False
+    return len({step.num_nodes for step in plan.timetable.all_steps}) == 1
 
 
 def _units_needed(
@@ -135,23 +165,32 @@ def _has_controller(plan: Plan) -> bool:
 
 def _rollout(tool: Tool, hours: Sequence[_Hour], after: Plan, changes: Sequence[UnitChange]) -> Rollout:
     ends = any(each.change in ENDING_FATES for each in changes)
-    verdicts = [_verdict(tool, hour) if ends else SEVERITY[0] for hour in hours]
+    turns = _turns_of(tool, after)
+    verdicts = [_verdict(turns, hour) if ends else SEVERITY[0] for hour in hours]
     phases = [phase for phase in hours[0].on if any(hour.on[phase] for hour in hours)]
-    least = {phase: _lowest_capacity(tool, phase, hours) for phase in phases}
+    least = {phase: _lowest_capacity(turns, phase, hours) for phase in phases}
     return Rollout(
         verdict=max(verdicts, key=SEVERITY.index),
-        minutes=rollout_minutes(after, changes, in_turns=tool == "pulumi"),
+        minutes=rollout_minutes(after, changes, in_turns=turns != "none"),
         least_capacity={phase: units / of_units for phase, (units, of_units) in least.items()},
         least_units={phase: UnitCount(units=units, of_units=of_units) for phase, (units, of_units) in least.items()},
         times=_verdict_times(hours, verdicts) if len(set(verdicts)) > 1 else {},
     )
 
 
-def _verdict(tool: Tool, hour: _Hour) -> Verdict:
+def _turns_of(tool: Tool, plan: Plan) -> Turns:
+    """Return whether units change in turn, and whether a phase may lack one meanwhile."""
+    controller = plan.kubernetes.controller
+    if controller is not None:
+        return controller.turns
+    return "now" if tool == "pulumi" else "none"
+
+
+def _verdict(turns: Turns, hour: _Hour) -> Verdict:
     """Return the verdict of an hour in which pods end."""
     worst: Verdict = "rolling"
     for phase, units in hour.on.items():
-        served = _min_serving(tool, units)
+        served = _min_serving(turns, hour, phase)
         if units and not served:
             return "outage"
         if served < hour.asked[phase] - ROUNDING:
@@ -159,11 +198,13 @@ def _verdict(tool: Tool, hour: _Hour) -> Verdict:
     return worst
 
 
-def _min_serving(tool: Tool, units: Sequence[UnitChange]) -> int:
-    """Return the least number of a phase's `units` that serve during the change."""
-    kept = sum(each.change == "kept" for each in units)
-    turns = sum(each.in_turn for each in units)
-    return kept + (turns - 1 if turns and tool == "pulumi" else 0)
+def _min_serving(turns: Turns, hour: _Hour, phase: Phase) -> int:
+    """Return the least number of a phase's units that serve during the change."""
+    kept = sum(each.change == "kept" for each in hour.on[phase])
+    in_turn = sum(each.in_turn for each in hour.on[phase])
+    if not in_turn or turns == "none":
+        return kept
+    return kept + in_turn - (turns == "now" and phase not in hour.stand_ins)
 
 
 def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[Verdict, str]:
@@ -174,7 +215,7 @@ def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[
     return {verdict: periods(stretches) for verdict, stretches in found.items() if stretches}
 
 
-def _lowest_capacity(tool: Tool, phase: Phase, hours: Sequence[_Hour]) -> tuple[int, int]:
+def _lowest_capacity(turns: Turns, phase: Phase, hours: Sequence[_Hour]) -> tuple[int, int]:
     """Return (serving, on) with the least share, over hours with units of the phase on; of equals, the first."""
-    found = [(_min_serving(tool, hour.on[phase]), len(hour.on[phase])) for hour in hours if hour.on[phase]]
+    found = [(_min_serving(turns, hour, phase), len(hour.on[phase])) for hour in hours if hour.on[phase]]
     return min(found, key=lambda each: each[0] / each[1])

@@ -29,7 +29,7 @@ from stacks.kube.errors import (
 )
 from stacks.kube.manifest import Manifest, Reference, is_ending, object_uid
 from stacks.kube.ownership import is_still_ours, owning_plan, require_still_ours, require_takeable
-from stacks.kube.readiness import is_off, missing
+from stacks.kube.readiness import is_off, is_withheld, missing
 from stacks.kube.waiting import Patience, await_gone, await_ready, try_list
 
 __all__ = [
@@ -56,6 +56,7 @@ class StoredObject:
 
     uid: str
     is_off: bool  # somebody scaled it to 0; its manifest does not set replicas
+    is_withheld: bool = False  # its pods keep the template of before until somebody drains it
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,8 @@ def _store(
         # It may be stored, or become so: an object that is not in the state would never be deleted.
         raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
     ready = await_ready(api, reference, object_uid(stored), patience) if waits and missing(stored) else stored
-    return StoredObject(object_uid(ready), is_off(ready) and "replicas" not in manifest["spec"])
+    off = is_off(ready) and "replicas" not in manifest["spec"]
+    return StoredObject(object_uid(ready), off, is_withheld=not off and waits and is_withheld(ready))
 
 
 def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:

@@ -12,13 +12,18 @@ from typing import Any
 
 from stacks.kube.manifest import Manifest
 
-__all__ = ["MISSING", "is_awaited", "is_off", "missing", "num_withheld"]
+__all__ = ["MISSING", "is_awaited", "is_off", "is_withheld", "missing", "num_withheld"]
 
 
 def num_withheld(live: Manifest) -> int:
     """Return how many groups of a LeaderWorkerSet keep their template until they are drained; 0 for other kinds."""
-    rollout = live["spec"].get("rolloutStrategy") or {}
+    rollout = (live.get("spec") or {}).get("rolloutStrategy") or {}
     return int((rollout.get("rollingUpdateConfiguration") or {}).get("partition", 0))
+
+
+def is_withheld(live: Manifest) -> bool:
+    """Return whether groups of a ready LeaderWorkerSet keep an older template, because its `partition` says so."""
+    return bool(num_withheld(live)) and _count(live, "updatedReplicas") < _wanted_replicas(live)
 
 
 def missing(live: Manifest) -> str | None:

@@ -1,6 +1,7 @@
 """Rolling updates: one unit of a phase at a time, and none after one that did not become ready.
 
-The gateway is one of these too, alone in its phase.
+The gateway is one of these too, alone in its phase. Units whose objects withhold a new template are not: the
+controller gives them their turns.
 
 A unit is updated in its turn if its pods change, and its nodes and the format of its KV stay. Then old and new units
 serve together, and each phase lacks one unit at most. A unit that does not become ready is restored.
@@ -19,6 +20,7 @@ from typing import Any
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 from stacks.kube.object_set import Manifests, main_object
+from stacks.kube.readiness import num_withheld
 
 __all__ = ["Rollout", "rolled_phase"]
 
@@ -73,7 +75,7 @@ def rolled_phase(old: Manifests, new: Manifests) -> str | None:
     before, after = main_object(old)[1], main_object(new)[1]
     labels = after["metadata"].get("labels") or {}
     phase = labels.get(PHASE_LABEL) or (GATEWAY if labels.get(COMPONENT_LABEL) == GATEWAY else None)
-    if phase is None or _template(before) == _template(after):
+    if phase is None or _template(before) == _template(after) or num_withheld(after):
         return None
     kv = _kv_format(new)
     keeps = _places(before) == _places(after) and kv is not None and kv == _kv_format(old)

@@ -291,6 +291,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             if stored.is_off:
                 text = f"{reference} is scaled to 0 and serves nothing until somebody scales it"
                 self.engine.warn(request.urn, text)
+            if stored.is_withheld:
+                self.engine.warn(
+                    request.urn, f"{reference} keeps its pods and waits for its turn, which the controller gives"
+                )
 
         try:
             object_set.store(

@@ -1,11 +1,14 @@
 """What still serves while a change is carried out, hour by hour, and how long that takes."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
+from planner.diff.pods import compare_pods
 from planner.rules.check import check_spec, with_values
-from tests.planner.diff.pairs import base, changed
+from tests.planner.diff.pairs import KINDS, base, changed
 from tests.planner.test_shipped_specs import SPECS
 
 PHASES = ("prefill", "decode")
@@ -82,11 +85,75 @@ def test_turns_take_their_time(spec, before):
 
 
 def test_hours_have_verdicts_of_their_own():
-    """At night one decode unit is on, and its restart is an outage; by day two share less than half of their load."""
-    way = compare_plans(base(40)[1], changed(40, "image")).ways["pulumi"]
+    """At night one decode unit is on and no node is free for another; by day two share less than half of their load."""
+    day, night = ({"at": at, "prefill_units": units, "decode_units": 2} for at, units in (("08:00", 4), ("00:00", 5)))
+    spec = with_values(base(40)[0], {"schedule.windows": [day, night | {"decode_units": 1}]})
+    plan = compile_plan(spec)
+    way = compare_plans(plan, compile_plan(with_values(spec, IMAGE), plan)).ways["pulumi"]
 
     assert way.times == {"rolling": "08:00-00:00", "outage": "00:00-08:00"}
     assert (way.least_units["decode"].units, way.least_units["decode"].of_units) == (0, 1)
+
+
+def _with_controller(kind="image", **controller):
+    """Both ways of a change of the small day: by day all its 4 and 2 units are on, by night 2 and 1."""
+    spec = with_values(base(40)[0], {"kubernetes.controller": controller})
+    before = compile_plan(spec)
+    change = compare_plans(before, compile_plan(with_values(spec, KINDS[kind]), before))
+    assert change.ways["git"] == change.ways["pulumi"]
+    return change
+
+
+def test_with_a_controller_units_have_turns_whoever_applies():
+    """By day each phase lacks one unit; by night the next one stands in, also for the only decode unit."""
+    found = _with_controller()
+
+    assert found.verdict == "rolling"
+    assert {phase: (each.units, each.of_units) for phase, each in found.ways["git"].least_units.items()} == {
+        "prefill": (3, 4),
+        "decode": (1, 2),
+    }
+    assert found.minutes == compare_plans(base(40)[1], changed(40, "image")).ways["pulumi"].minutes
+
+
+def test_turns_with_room_cost_nothing():
+    """They wait for the night, when another unit stands in."""
+    found = _with_controller(turns="with_room")
+
+    assert found.verdict == "rolling"
+    assert found.least_capacity == {"prefill": 1.0, "decode": 1.0}
+
+
+def test_turns_that_never_come_are_told():
+    """A day of one state has no hour with nodes for one unit more."""
+    alone = [{"at": "08:00", "prefill_units": 4, "decode_units": 2}]
+    spec = with_values(base(40)[0], {"schedule.windows": alone, "kubernetes.controller": {"turns": "with_room"}})
+    plan = compile_plan(spec)
+    found = compare_plans(plan, compile_plan(with_values(spec, IMAGE), plan))
+
+    assert "all states want as many: set kubernetes.controller.turns: now" in " ".join(found.assumed)
+
+
+def test_a_controller_changes_units_with_another_kv_format_at_once():
+    """The gateway takes none of the old ones any more."""
+    assert _with_controller("model name").verdict == "outage"
+
+
+def test_units_that_get_each_others_nodes_go_together():
+    """One that waits for another to leave has a turn after it."""
+    before = base(40)[1]
+    first, second, third = (unit.nodes for unit in before.units_of("prefill")[:3])
+    free = tuple(f"gpu-{number}" for number in range(90, 94))
+
+    assert _turns_on(before, second, first) == [False, False]
+    assert _turns_on(before, second, third, free) == [True, True, True]
+
+
+def _turns_on(before, *nodes):
+    """Whether the first prefill units have turns, if they get these nodes."""
+    moved = dict(zip([unit.name for unit in before.units_of("prefill")], nodes, strict=False))
+    units = tuple(replace(unit, nodes=moved.get(unit.name, unit.nodes)) for unit in before.units)
+    return [each.in_turn for each in compare_pods(before, before.changed(units=units)) if each.name in moved]
 
 
 def test_nobody_knows_how_long_cpus_take():

@@ -118,7 +118,7 @@ def test_details_are_folded(change):
     assert "| verdict |" in shown
     assert "- **kept**: " in folded
     assert "- **assumed**: " in folded
-    assert shown.startswith("| **outage** | Change of deepseek-r1")
+    assert shown.startswith("| **rolling** | Change of deepseek-r1")
 
 
 def test_its_json_has_the_published_shape(change):

@@ -5,18 +5,21 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 from pulumi.runtime.proto import provider_pb2 as pb
 
+from planner.compiler import compile_plan
 from planner.diff.pods import compare_pods
 from planner.facts import names
+from planner.rules.check import with_values
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import OBJECTS
 from stacks.program.plan_objects import plan_objects
 from stacks.provider.rollout import Rollout, rolled_phase
 from stacks.provider.wire import encode_struct
-from tests.planner.diff.pairs import base, changed
+from tests.planner.diff.pairs import KINDS, base, changed
 from tests.stacks.provider.test_servicer import GROUPS, fake, servicer  # noqa: F401
 
 READY = {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 1}
@@ -170,10 +173,20 @@ def _manifests(objects):
     return {f"{each.kind} {each.name}": each.manifest for each in objects}
 
 
+@cache
+def without_controller(kind=None):
+    """A plan whose units the provider gives turns: the small base one, or with a change of this kind."""
+    spec = base(40)[0]
+    change = KINDS[kind] if kind else {}
+    return compile_plan(
+        with_values(spec, {"kubernetes.controller": None} | change), without_controller() if kind else None
+    )
+
+
 @pytest.mark.parametrize("kind", ["expert loads", "limits", "another EP size", "checkpoint", "port"])
 def test_a_change_foretells_the_turns(kind):
     """`tidemill diff` says of each unit whether it has a turn, and so does the provider once it has the objects."""
-    plans = base(40)[1], changed(40, kind)
+    plans = without_controller(), without_controller(kind)
     turns = turns_of(*plans)
     foretold = {each.name: each.phase if each.in_turn else None for each in compare_pods(*plans) if each.name in turns}
 
@@ -182,7 +195,13 @@ def test_a_change_foretells_the_turns(kind):
 
 def test_units_whose_maps_are_in_another_object_have_turns():
     """The launch file of a published unit is in two ConfigMaps, and its first part alone is no JSON."""
-    assert set(turns_of(base(40)[1], changed(40, "image")).values()) == {"prefill", "decode", None}
+    assert set(turns_of(without_controller(), without_controller("image")).values()) == {"prefill", "decode", None}
+
+
+def test_units_that_a_controller_gives_turns_have_none_of_the_provider():
+    """Their objects withhold the new template, so each is stored at once; the gateway's turn is the provider's."""
+    assert set(turns_of(base(40)[1], changed(40, "image")).values()) == {None}
+    assert set(turns_of(base(40)[1], changed(40, "limits")).values()) == {"gateway", None}
 
 
 def test_whoever_waits_for_a_turn_hears_of_the_end():

@@ -225,6 +225,19 @@ def test_a_list_of_no_objects_is_refused(servicer, objects):
     assert failure.property == "objects"
 
 
+def test_a_unit_that_waits_for_its_turn_is_warned_of(fake, servicer):
+    """`up` is done with it: the controller restarts it later, and its pods go on serving until then."""
+    unit = group("decode-0") | {"spec": {"rolloutStrategy": {"rollingUpdateConfiguration": {"partition": 1}}}}
+    ready = {"observedGeneration": 1, "readyReplicas": 1, "conditions": [{"type": "Available", "status": "True"}]}
+    fake.store(f"{GROUPS}/decode-0", unit | {"status": ready})
+
+    create(servicer, unit)
+
+    assert servicer.engine.warnings == [
+        "LeaderWorkerSet demo/decode-0 keeps its pods and waits for its turn, which the controller gives"
+    ]
+
+
 def test_a_unit_scaled_to_nothing_is_warned_of(fake, servicer):
     """`up` has nothing to wait for, and must not look as if the unit served."""
     unit = group("decode-0") | {"spec": {}}
