@@ -6,6 +6,11 @@ conditions              Following: the day is followed, or held, or cannot be re
                         Healthy: no unit has to stay on a faulty node
                         Forecast: demand asks for no more units than the day
                         Current: no unit waits for a new template, or takes one
+                        Ready: the plan is carried out: Served and Current, by a day that can be followed
+                        Stalled: it will not be until a person does something; absent otherwise
+
+The last two, with `observedGeneration`, are what Flux and `kubectl wait` read of any kind.
+Source: github.com/kubernetes-sigs/cli-utils pkg/kstatus/README.md
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +40,12 @@ __all__ = [
     "timestamp",
 ]
 
-FOLLOWING, HEALTHY, FORECAST = "Following", "Healthy", "Forecast"
+FOLLOWING, SERVED, HEALTHY, FORECAST = "Following", "Served", "Healthy", "Forecast"
+READY, STALLED = "Ready", "Stalled"
+WRONG_DAY, STOPPED = "WrongDay", "Stopped"  # reasons that only a person ends
 
 Status = dict[str, Any]
+Condition = tuple[str, str, str, str]  # type, status, reason, message
 
 
 def build_status(
@@ -58,7 +66,7 @@ def build_status(
     conditions = [
         (FOLLOWING, *_following_status(situation.orders, decision), decision.reason),
         (CURRENT, *_current_status(decision.turns)),
-        ("Served", "False" if decision.shortages else "True", *_served_reason(decision.shortages)),
+        (SERVED, "False" if decision.shortages else "True", *_served_reason(decision.shortages)),
         *_healthy_condition(problems, previous_condition(deployment, HEALTHY)),
         *_forecast_condition(decision, demand),
     ]
@@ -70,7 +78,7 @@ def build_status(
         **(lending_events if situation.lends_nodes else {}),
         **({"demand": list(_floors_json(demand))} if demand else {}),
         **({"stragglers": list(_suspects_json(measurement.suspects))} if measurement.suspects else {}),
-        **_conditions_json(conditions, deployment, now),
+        **_conditions_json([*conditions, *_ready_conditions(conditions)], deployment, now),
     }
 
 
@@ -81,7 +89,8 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
         for key, value in (deployment.get("status") or {}).items()
         if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers")
     }
-    return kept | {"why": why, **_conditions_json([(FOLLOWING, "False", "WrongDay", why)], deployment, now)}
+    conditions = [(FOLLOWING, "False", WRONG_DAY, why)]
+    return kept | {"why": why, **_conditions_json([*conditions, *_ready_conditions(conditions)], deployment, now)}
 
 
 def timestamp(instant: float) -> str:
@@ -103,6 +112,18 @@ def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
     return follows, "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
 
 
+def _ready_conditions(others: Sequence[Condition]) -> Iterator[Condition]:
+    """Yield whether the plan is carried out, and that only a person can help where that is so."""
+    stops = [each for each in others if each[2] in (WRONG_DAY, STOPPED)]
+    unmet = stops or [each for each in others if each[0] in (CURRENT, SERVED) and each[1] != "True"]
+    if unmet:
+        yield READY, "False", unmet[0][2], "; ".join(message for *_, message in unmet)
+    else:
+        yield READY, "True", "CarriedOut", "every unit that is wanted is ready, with its newest template"
+    for _, _, reason, message in stops:
+        yield STALLED, "True", reason, message
+
+
 def _served_reason(short: Sequence[str]) -> tuple[str, str]:
     return ("TooFewUnits", "; ".join(short)) if short else ("AllReady", "every unit that is wanted is ready")
 
@@ -110,12 +131,10 @@ def _served_reason(short: Sequence[str]) -> tuple[str, str]:
 def _current_status(turns: Turns) -> tuple[str, str, str]:
     if not turns.outdated:
         return "True", "NewestTemplates", "every unit has its newest template"
-    return "False", "Stopped" if turns.is_stopped else "InTurns", turns.reason
+    return "False", STOPPED if turns.is_stopped else "InTurns", turns.reason
 
 
-def _healthy_condition(
-    problems: Sequence[str] | None, before: Mapping[str, str]
-) -> Iterator[tuple[str, str, str, str]]:
+def _healthy_condition(problems: Sequence[str] | None, before: Mapping[str, str]) -> Iterator[Condition]:
     if problems:
         yield HEALTHY, "False", "Stuck", "; ".join(problems)
     elif problems is not None:
@@ -124,7 +143,7 @@ def _healthy_condition(
         yield HEALTHY, before["status"], before["reason"], before["message"]
 
 
-def _forecast_condition(decision: Decision, demand: Demand | None) -> Iterator[tuple[str, str, str, str]]:
+def _forecast_condition(decision: Decision, demand: Demand | None) -> Iterator[Condition]:
     if demand is None:
         return
     if demand.unknown:
@@ -170,9 +189,7 @@ def _next_change_text(change: NextChange | None, timezone: str, clock: Clock) ->
     return f"{at}: {', '.join(parts)} ({timestamp(clock.world_time(change.instant))})"
 
 
-def _conditions_json(
-    conditions: Sequence[tuple[str, str, str, str]], deployment: Mapping[str, Any], now: float
-) -> dict[str, Any]:
+def _conditions_json(conditions: Sequence[Condition], deployment: Mapping[str, Any], now: float) -> dict[str, Any]:
     before = {kind: previous_condition(deployment, kind) for kind, *_ in conditions}
     return {
         "observedGeneration": deployment["metadata"]["generation"],
@@ -181,7 +198,7 @@ def _conditions_json(
 
 
 def _conditions(
-    conditions: Sequence[tuple[str, str, str, str]], before: Mapping[str, Mapping[str, str]], now: float
+    conditions: Sequence[Condition], before: Mapping[str, Mapping[str, str]], now: float
 ) -> Iterator[dict[str, str]]:
     """Yield the conditions with the time at which each took its present status."""
     for kind, status, reason, message in conditions:
