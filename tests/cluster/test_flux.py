@@ -1,0 +1,203 @@
+"""A rendered folder, applied by the real Flux from a Git server: one deployment, tested in the order of its life.
+
+API server, LeaderWorkerSet's controller, Flux and our controller with its own account's rights are real. KWOK plays the
+pods, which serve nothing. The day stands still at ten in the morning, when all units are on.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes import client
+
+import templates
+from planner.facts.names import UNIT_LABEL
+from stacks.cli import main
+from stacks.controller.health import Health
+from stacks.controller.loop import follow
+from tests.cluster.controller.day import (
+    ACCOUNT,
+    LWS,
+    NAME,
+    NAMESPACE,
+    UNITS,
+    api_of_account,
+    at,
+    condition,
+    deployment,
+    following_as,
+    order,
+)
+from tests.cluster.definitions import OUR_DEFINITION
+from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, FakeNode, create_nodes, running_control_plane_for_fake_nodes
+from tests.cluster.flux import FLUX_PRODUCTS, running_flux, serving_repository
+from tests.stacks.controller.day_spec import write_day
+
+NUM_NODES = 6
+TIDEMILL = Path(sys.executable).with_name("tidemill")
+UNTIL = "2026-12-01T13:00:00Z"
+MORE = {"windows": [{"at": "06:00", "prefill_units": 3, "decode_units": 2}]}
+THIRD = f"{NAME}-prefill-2"
+HEALTH_CHECKS = Path(templates.__file__).parent / "gitops" / "health" / "flux.yaml"
+
+
+@pytest.fixture(scope="module")
+def plan(toolchain, tmp_path_factory):
+    """The demo's day in a repository, which Flux follows; the controller's pod is one of KWOK's, and does nothing."""
+    toolchain(*FAKE_NODE_PRODUCTS, *FLUX_PRODUCTS)
+    nodes, git = tmp_path_factory.mktemp("nodes"), tmp_path_factory.mktemp("git")
+    with serving_repository(git) as repository, running_control_plane_for_fake_nodes(nodes) as control_plane:
+        create_nodes(control_plane, [FakeNode(f"node-{index}", "rack", "leaf") for index in range(NUM_NODES)])
+        (repository.checkout / "kinds").mkdir()
+        (repository.checkout / "kinds" / "definition.yaml").write_text(OUR_DEFINITION.read_text())
+        render(repository)
+        with running_flux(control_plane, repository) as flux:
+            flux.follow(_documents(repository.url))
+            yield flux
+
+
+def _documents(url):
+    """What a team gives Flux: where the plans are, and that the kinds come first."""
+    source = {"sourceRef": {"kind": "GitRepository", "name": "plans"}, "interval": "1h", "wait": True, "timeout": "1m"}
+    checks = {"dependsOn": [{"name": "kinds"}], "healthCheckExprs": yaml.safe_load(HEALTH_CHECKS.read_text())}
+    made = {
+        ("source.toolkit.fluxcd.io/v1", "GitRepository", "plans"): {
+            "url": url,
+            "ref": {"branch": "main"},
+            "interval": "1h",
+        },
+        ("kustomize.toolkit.fluxcd.io/v1", "Kustomization", "kinds"): source | {"path": "./kinds", "prune": False},
+        ("kustomize.toolkit.fluxcd.io/v1", "Kustomization", "deploy"): source
+        | checks
+        | {"path": "./deploy", "prune": True},
+    }
+    for (api_version, kind, name), spec in made.items():
+        metadata = {"name": name, "namespace": "flux-system"}
+        yield {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def render(repository, **fields):
+    """Write the day's folder again, with other fields, and commit it."""
+    cluster = {"nodes": NUM_NODES}
+    spec = write_day(repository.checkout, cluster=cluster, namespace=NAMESPACE, controller={}, drain=None, **fields)
+    assert main(["render", str(spec), "-o", str(repository.checkout / "deploy")]) == 0
+    repository.commit("render")
+
+
+@pytest.fixture(scope="module")
+def custom(plan):
+    """The administrator's way to objects of other groups."""
+    return client.CustomObjectsApi(plan.control_plane.api)
+
+
+def test_a_folder_is_deployed_when_the_controller_says_so(plan, custom):
+    """The kind comes first. All pods run by then, and still Flux waits for the first look of the controller."""
+    plan.wait(lambda: len(pods(plan)) == len(UNITS), "every unit has its pod")
+    plan.wait(lambda: not any_starting(custom), "every unit is ready")
+    assert deployment(custom)["status"] == {"observedGeneration": -1}
+    assert plan.condition("deploy")[0] != "True"
+
+    with running_controller(plan):
+        plan.wait_until_ready("deploy")
+
+    assert condition(custom, "Ready") == (
+        "True",
+        "CarriedOut",
+        "every unit that is wanted is ready, with its newest template",
+    )
+
+
+def test_one_more_unit_restarts_no_pod(plan, custom):
+    """Three prefill units instead of two: those that run go on."""
+    before = pods(plan)
+    render(plan.repository, schedule=MORE)
+
+    with running_controller(plan):
+        plan.reconcile("kinds", "deploy")
+
+    assert pods(plan).keys() - before.keys() == {f"{THIRD}-0"}
+    assert before.items() <= pods(plan).items()
+
+
+@pytest.mark.parametrize("way", ["tidemill hold", "kubectl patch"])
+def test_a_persons_order_stays(plan, custom, way):
+    """Through three looks of Flux, of which the first puts back what else was edited in the same object."""
+    if way == "kubectl patch":
+        order(custom, hold={"until": UNTIL})
+    else:
+        environment = os.environ | {"KUBECONFIG": str(plan.control_plane.kubeconfig)}
+        subprocess.run([TIDEMILL, "hold", f"{NAMESPACE}/{NAME}", "--until", UNTIL], env=environment, check=True)
+    order(custom, warmUpSeconds=1)
+    with running_controller(plan):
+        for _ in range(3):
+            plan.reconcile("kinds", "deploy")
+
+    spec = deployment(custom)["spec"]
+    assert (spec["hold"], spec["warmUpSeconds"]) == ({"until": UNTIL}, 1800)
+    assert condition(custom, "Following")[:2] == ("False", "Held")
+    order(custom, hold=None)
+
+
+def test_what_somebody_edited_is_put_back(plan):
+    """In an object of which Flux owns every field, one that was added goes as well."""
+    core = client.CoreV1Api(plan.control_plane.api)
+    edit = {
+        "metadata": {"annotations": {"mine": "x"}},
+        "spec": {"ports": [{"name": "http", "port": 8000, "targetPort": 1}]},
+    }
+    before = core.read_namespaced_service(f"{NAME}-gateway", NAMESPACE)
+    core.patch_namespaced_service(f"{NAME}-gateway", NAMESPACE, edit, field_manager="kubectl-edit")
+
+    with running_controller(plan):
+        plan.reconcile("kinds", "deploy")
+
+    after = core.read_namespaced_service(f"{NAME}-gateway", NAMESPACE)
+    assert (after.spec.ports, after.metadata.annotations) == (before.spec.ports, before.metadata.annotations)
+
+
+def test_a_unit_that_left_git_serves_until_the_controller_drains_it(plan, custom):
+    """Flux prunes neither it nor what its pods need."""
+    before = pods(plan)
+    render(plan.repository)
+
+    with running_controller(plan):
+        plan.reconcile("kinds", "deploy")
+
+    assert pods(plan) == before
+    labelled = {"label_selector": f"{UNIT_LABEL}={THIRD}"}
+    assert client.CoreV1Api(plan.control_plane.api).list_namespaced_service(NAMESPACE, **labelled).items
+    assert client.NetworkingV1Api(plan.control_plane.api).list_namespaced_network_policy(NAMESPACE, **labelled).items
+
+
+@contextmanager
+def running_controller(plan):
+    """Follow the day as the controller's pod would, with its rights, at ten in the morning."""
+    began, ended = time.time(), threading.Event()
+    account = api_of_account(plan.control_plane, ACCOUNT)
+    follower = replace(following_as("one", account), clock=lambda: at(10) + time.time() - began)
+    thread = threading.Thread(target=follow, args=(follower, ended.is_set, lambda _: ended.wait(0.2), Health()))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def pods(plan):
+    """Name -> uid of the units' pods that run."""
+    found = client.CoreV1Api(plan.control_plane.api).list_namespaced_pod(NAMESPACE, label_selector=UNIT_LABEL).items
+    return {each.metadata.name: each.metadata.uid for each in found if each.status.phase == "Running"}
+
+
+def any_starting(custom):
+    return any(
+        not each.get("status", {}).get("readyReplicas") for each in custom.list_namespaced_custom_object(*LWS)["items"]
+    )
