@@ -23,7 +23,7 @@ from planner.facts.loads import Loads
 from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout, lay_out
-from planner.layout.memory import MemoryPlan, memory_of, split_memory
+from planner.layout.memory import MemoryPlan, loaded_bytes, memory_of, split_memory
 from planner.layout.unit import Unit
 from planner.placement.enough import find_missing_nodes
 from planner.problems.errors import SpecError
@@ -132,7 +132,7 @@ class Candidate:
     @cached_property
     def start_times(self) -> StartTimes | None:
         """How long units take to start; None if unknown."""
-        return start_times(self.resolved, self.layouts, self.memory)
+        return start_times(self.spec, self.layouts, loaded_bytes(self.memory))
 
     @cached_property
     def placement(self) -> "Placement":

@@ -41,6 +41,7 @@ __all__ = [
     "MemoryPlan",
     "in_pages",
     "kv_bytes",
+    "loaded_bytes",
     "memory_of",
     "misfits",
     "node_bytes",
@@ -192,6 +193,11 @@ def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_by
     """
     free = gpu_bytes - (RESERVE_BYTES if engine == "sglang" else 0)
     return ceil(10_000 * (weight_bytes + kv_bytes) / free) / 10_000
+
+
+def loaded_bytes(memory: Sequence[MemoryPlan]) -> dict[Phase, tuple[int, int]]:
+    """Return the weights on one GPU of each phase, and what its expert slots take of them."""
+    return {each.phase: (each.weight_bytes, each.parts["routed"]) for each in memory}
 
 
 def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:

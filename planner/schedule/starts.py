@@ -23,8 +23,8 @@ from planner.facts.day import DAY_S, MINUTE_S
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.memory import MemoryPlan, node_bytes
-from planner.spec.resolved import ResolvedSpec
+from planner.layout.memory import node_bytes
+from planner.spec.schema import Spec
 from planner.spec.start import StartSpec
 
 __all__ = [
@@ -90,24 +90,24 @@ class Start:
     node_s: float  # seconds in which the slowest node reads, alone
 
 
-def start_times(spec: ResolvedSpec, layouts: Sequence[PhaseLayout], memory: Sequence[MemoryPlan]) -> StartTimes | None:
-    """Return the times of a start; None without a schedule, or if memory is unknown, as on a CPU."""
-    if spec.written.schedule is None or len(memory) < len(layouts):
+def start_times(
+    spec: Spec, layouts: Sequence[PhaseLayout], weights: Mapping[Phase, tuple[int, int]]
+) -> StartTimes | None:
+    """Return the times of a start; None without a schedule, or if memory is unknown, as on a CPU.
+
+    `weights` are the bytes on one GPU of each phase: all of them, and those of its expert slots (`loaded_bytes`).
+    """
+    if spec.schedule is None or len(weights) < len(layouts):
         return None
+    gpus_per_node = spec.cluster.gpus_per_node
     units = {
         layout.phase: UnitRead(
             nodes=layout.nodes_per_unit,
-            node_bytes=node_bytes(
-                of_phase.weight_bytes,
-                of_phase.parts["routed"],
-                layout.ep_size,
-                layout.attention_tp,
-                spec.cluster.gpus_per_node,
-            ),
+            node_bytes=node_bytes(*weights[layout.phase], layout.ep_size, layout.attention_tp, gpus_per_node),
         )
-        for layout, of_phase in zip(layouts, memory, strict=True)
+        for layout in layouts
     }
-    return StartTimes(spec.written.schedule.start, spec.written.kubernetes.load_rate * BYTES_PER_GBIT, units)
+    return StartTimes(spec.schedule.start, spec.kubernetes.load_rate * BYTES_PER_GBIT, units)
 
 
 def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]:

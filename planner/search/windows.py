@@ -16,7 +16,7 @@ from typing import Any
 from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout, lay_out
-from planner.layout.memory import memory_of
+from planner.layout.memory import loaded_bytes, memory_of
 from planner.rules.check import with_values
 from planner.rules.starts import LONGEST_S, explain_longest_start, required_warm_up, to_spec_time
 from planner.schedule.demand import demand_from_rate, demand_from_units, round_up_units
@@ -43,7 +43,7 @@ def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Re
         return spec, []
     layouts = {phase: lay_out(spec, phase) for phase in spec.phases}
     memory = [each for phase in spec.phases if (each := memory_of(spec, phase)) is not None]
-    times = start_times(spec, list(layouts.values()), memory)
+    times = start_times(spec.written, list(layouts.values()), loaded_bytes(memory))
     spec, decisions = _decide_schedule(spec, schedule, layouts, rates, times)
     decided = spec.written.schedule
     if is_undecided(schedule.warm_up) and decided and times:
