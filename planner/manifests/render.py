@@ -127,8 +127,7 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
         variables = {"name": namespace, "labels": labels | privileged, "annotations": annotations}
         yield Manifest("namespace", namespace, variables)
     shared = {"namespace": namespace, "labels": labels}
-    digest = {names.digest_annotation("plan"): plan.digest}  # here, since the namespace may be the user's
-    runtime = {**shared, "annotations": digest | reason, **_pull_secrets(plan.kubernetes)}
+    runtime = {**shared, **({"annotations": reason} if reason else {}), **_pull_secrets(plan.kubernetes)}
     yield Manifest("serviceaccount", account, {"name": account, **runtime})
     yield from _policy(plan, plan.name, shared | {"selector": names.plan_selector(plan.name)}, edges_of_all())
     for phase in dict.fromkeys(unit.phase for unit in plan.units):

@@ -28,7 +28,7 @@ METADATA: Picture = {
     **dict.fromkeys(("name", "namespace", "generateName", "deletionTimestamp"), PLANNED),
     **dict.fromkeys(("finalizers", "ownerReferences"), PLANNED),
     "labels": dict.fromkeys(names.labels("", "", "", "decode"), PLANNED),
-    "annotations": dict.fromkeys(map(names.digest_annotation, ("plan", "launch", "unit", "expert-map")), PLANNED),
+    "annotations": dict.fromkeys(map(names.digest_annotation, ("launch", "unit", "expert-map")), PLANNED),
 }
 CONTAINER: Picture = {
     "env": [{"name": each, "value": PLANNED, "valueFrom": PLANNED} for each in names.CONTAINER_VARIABLES],

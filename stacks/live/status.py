@@ -50,11 +50,12 @@ class LiveUnit:
 
 @dataclass(frozen=True)
 class LivePlan:
-    """A plan's state in the cluster; `plan_digest` is that of the plan applied last, None if there is none."""
+    """A plan's state in the cluster; `plan_digest` is the plan's if the cluster has all its units as planned."""
 
     endpoint: str
     plan_digest: str | None
     units: tuple[LiveUnit, ...]
+    differing: tuple[str, ...]  # units that are told other things than the plan says
     unseen: str | None  # why nodes could not be read
     unasked: str | None  # why a gateway could not be asked
 
@@ -81,14 +82,14 @@ def read_live_plan(plan: Plan, api: Api) -> LivePlan:
     """Return the state of `plan` in the cluster behind `api`. Raises ProviderError."""
     down, unseen = _nodes_down(api)
     refusals, unasked = _refusals(plan, api)
+    found = [(unit, api.get(_reference(plan, unit)), plan.unit_document(unit)) for unit in plan.units]
     units = tuple(
-        _apply_refusal(
-            _look_at_unit(unit, _reference(plan, unit), plan.unit_document(unit)["spares"], api, down),
-            refusals.get(unit.name),
-        )
-        for unit in plan.units
+        _apply_refusal(_look_at_unit(unit, live, told["spares"], api, down), refusals.get(unit.name))
+        for unit, live, told in found
     )
-    return LivePlan(plan.endpoint, _applied_digest(plan, api), units, unseen, unasked)
+    differing = tuple(unit.name for unit, live, told in found if live and _launch_digest(live) != told["launch_digest"])
+    is_applied = not differing and all(live for _, live, _ in found)
+    return LivePlan(plan.endpoint, plan.digest if is_applied else None, units, differing, unseen, unasked)
 
 
 def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
@@ -125,10 +126,9 @@ def _gateway_pods(plan: Plan, api: Api) -> list[Manifest]:
     return [each for each in found if (each.get("status") or {}).get("phase") == "Running"]
 
 
-def _applied_digest(plan: Plan, api: Api) -> str | None:
-    account = Reference("v1", "ServiceAccount", plan.kubernetes.namespace, names.runtime_account(plan.name))
-    annotations = (api.get(account) or {}).get("metadata", {}).get("annotations") or {}
-    digest = annotations.get(names.digest_annotation("plan"))
+def _launch_digest(live: Manifest) -> str | None:
+    """The digest of what the unit was told; no object has the whole plan's."""
+    digest = (live["metadata"].get("annotations") or {}).get(names.digest_annotation("launch"))
     return str(digest) if digest else None
 
 
@@ -138,13 +138,12 @@ def _reference(plan: Plan, unit: Unit) -> Reference:
     return Reference(api_version, kind, plan.kubernetes.namespace, unit.name)
 
 
-def _look_at_unit(unit: Unit, reference: Reference, spares: Sequence[str], api: Api, down: Set[str]) -> LiveUnit:
-    live = api.get(reference)
+def _look_at_unit(unit: Unit, live: Manifest | None, spares: Sequence[str], api: Api, down: Set[str]) -> LiveUnit:
     if live is None:
         return LiveUnit(unit.name, unit.phase, unit.ranks, "absent", None, None)
     selector = pods.pod_selector(live)
     assert selector
-    found = api.list_all("v1", "Pod", reference.namespace, labelSelector=selector)
+    found = api.list_all("v1", "Pod", live["metadata"]["namespace"], labelSelector=selector)
     state, reason = _judge(live, unit, spares, found, down)
     on_spares = stand_ins(unit.nodes, spares, found) or None
     return LiveUnit(unit.name, unit.phase, unit.ranks, state, reason, on_spares)

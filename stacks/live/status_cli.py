@@ -129,8 +129,8 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
 
     plan = plan_from(arguments.given or DEMO, overlays=arguments.overlays)
     live = ask_cluster(plan, arguments.context)
-    if live.plan_digest not in (None, plan.digest):
-        say(f"the cluster has another plan, {live.plan_digest}; this one is {plan.digest}")
+    if live.differing:
+        say(f"the cluster has another plan; units with another launch file: {', '.join(live.differing)}")
     if live.unseen:
         say(f"the nodes could not be read: {live.unseen}")
     if live.unasked:
@@ -141,7 +141,7 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         units = [{key: value for key, value in asdict(unit).items() if value is not None} for unit in live.units]
         print_json({"endpoint": live.endpoint, "plan_digest": live.plan_digest, "units": units})
         return
-    print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or 'not applied'}")
+    print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or ('another' if live.differing else 'not applied')}")
     for unit in live.units:
         where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
         print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _bracket(unit.reason))

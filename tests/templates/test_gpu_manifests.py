@@ -168,7 +168,7 @@ def test_the_namespace_admits_what_the_pods_need(plan, kubernetes, reason):
 
     assert level == (None if reason is None else "privileged")
     assert namespace["metadata"].get("annotations", {}).get(annotation) == reason
-    assert accounts["river-runtime"]["metadata"]["annotations"].get(annotation) == reason
+    assert accounts["river-runtime"]["metadata"].get("annotations", {}).get(annotation) == reason
 
 
 def test_further_networks_are_an_annotation_of_pods(full, plan):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from planner.compiler import compile_plan
-from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.manifests.render import render_files
 from planner.problems.fix import apply_change
 from planner.rules.check import check_spec
 from stacks import cli
@@ -38,12 +38,10 @@ def plan():
 def server(plan):
     """(fake, api) with the plan's units ready."""
     with running_fake_api() as (fake, api):
-        for name, text in render_files(plan).items():
+        for text in render_files(plan).values():
             document = yaml.safe_load(text)
             if document["kind"] == "LeaderWorkerSet":
                 fake.store(f"{GROUPS}/{document['metadata']['name']}", document | {"status": READY})
-            elif document["kind"] == "ServiceAccount" and name != KUSTOMIZATION:
-                fake.store(f"{NAMESPACE}/serviceaccounts/{document['metadata']['name']}", document)
         yield fake, api
 
 
@@ -52,13 +50,26 @@ def states(live):
 
 
 def test_units_of_an_applied_plan_are_ready(server, plan):
-    """The plan's digest is where the units' account has it: the namespace may be the user's."""
+    """So the plan is applied: no object has the plan's digest, but each unit has that of its launch file."""
     _, api = server
 
     live = read_live_plan(plan, api)
 
     assert states(live) == {"demo-prefill-0": ("ready", None), "demo-decode-0": ("ready", None)}
     assert (live.plan_digest, live.unseen) == (plan.digest, None)
+
+
+def test_a_unit_of_another_plan_is_named(server, plan, monkeypatch, capsys):
+    """Its launch file is another; so the cluster has not this plan, and the command says why."""
+    fake, api = server
+    told = fake.objects[f"{GROUPS}/demo-decode-0"]["metadata"]["annotations"]
+    told["tidemill.dev/launch-digest"] = "sha256:0"
+    live = read_live_plan(plan, api)
+
+    assert (live.plan_digest, live.differing) == (None, ("demo-decode-0",))
+    monkeypatch.setattr(status, "connect", lambda context: api)
+    assert cli.main(["status", str(DEMO_SPEC), "--context", "any"]) == 0
+    assert "the cluster has another plan; units with another launch file: demo-decode-0" in capsys.readouterr().err
 
 
 def test_a_unit_scaled_to_nothing_is_off(server, plan):
