@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from planner.command.options import add_command, add_format, add_given, add_overlays, add_previous, add_spec
-from planner.command.printed import print_json, warn
+from planner.command.printed import print_json, say, warn
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
+from planner.facts.quantities import first_of
 from planner.plan.fit import Fit, check_fit
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError, TidemillError
@@ -146,7 +147,6 @@ def add_render(commands: Any) -> None:
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
     render.add_argument("--anew", action="store_true", help="do not plan near the plan that DIR keeps")
-    render.add_argument("--overwrite", action="store_true", help="overwrite even files that somebody has edited")
     add_format(render)
     render.set_defaults(command=_render)
 
@@ -291,7 +291,7 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import plan_from
     from planner.diff.diff import compare_plans
     from planner.diff.wording import verdicts
-    from planner.manifests.folder import files_of, kept_plan, stale_files, write_folder
+    from planner.manifests.folder import altered_files, files_of, kept_plan, stale_files, write_folder
     from planner.problems.finding import warnings_json
     from planner.problems.printable import without_passwords
 
@@ -299,9 +299,12 @@ def _render(arguments: argparse.Namespace) -> None:
     plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
     files = files_of(plan, kept)
     change = compare_plans(kept, plan) if kept and kept.runnable else None
+    altered = altered_files(arguments.output, kept, files) if kept else ()
     differing = stale_files(arguments.output, files)
-    write_folder(arguments.output, files, overwrite=arguments.overwrite)
+    write_folder(arguments.output, files)
     warn(plan.warnings)
+    if altered:
+        say(f"replaced files that were edited, merged or of another version: {first_of(altered)}")
     if arguments.format == "json":
         told = {
             "plan_digest": plan.digest,

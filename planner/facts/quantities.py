@@ -7,6 +7,7 @@ meant; a unit as others spell it (Kubernetes' `512Gi`) is refused with ours.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -21,6 +22,7 @@ __all__ = [
     "Kind",
     "as_we_spell",
     "counted",
+    "first_of",
     "gb",
     "quantity",
     "read_bytes",
@@ -115,6 +117,12 @@ def gb(num_bytes: float) -> str:
 def counted(number: int, thing: str) -> str:
     """Return `1 node`, `2 nodes` or `1,200 nodes`: every `thing` but one takes an s."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names with commas, and how many others there are."""
+    more = [f"and {counted(len(names) - most, 'other')}"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
 
 
 def _number(kind: Kind, written: Any) -> float | None:

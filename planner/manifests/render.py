@@ -14,7 +14,6 @@ from typing import Any
 import jinja2
 
 from planner.facts import names
-from planner.facts.digest import digest_of_text
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
@@ -35,13 +34,11 @@ from planner.manifests.secrets import certificate, gateway_arguments, gateway_se
 from planner.plan.plan import Plan
 from planner.spec.kubernetes import KubernetesSpec
 
-__all__ = ["KUSTOMIZATION", "MARK", "render_files"]
+__all__ = ["KUSTOMIZATION", "render_files"]
 
 KUSTOMIZATION = "kustomization.yaml"
-MARK = "# Written by tidemill render"  # its first line says so, with the digest of the others
 GROUPS_OF_A_UNIT = 1
 PAST_ASCII = re.compile(r"[^ -~]")
-MARK_ENDS = ", which replaces and removes the files listed here. Change the spec instead."
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,7 @@ def render_files(plan: Plan) -> dict[str, str]:
         manifest.file_name: overlaid(_text(environment, manifest), plan.kubernetes.overlay)
         for manifest in _manifests(plan)
     }
-    resources = [{"name": name, "digest": digest_of_text(text)} for name, text in files.items()]
-    listing = environment.get_template(f"{KUSTOMIZATION}.j2").render(resources=resources)
-    return {KUSTOMIZATION: f"{MARK} ({digest_of_text(listing)}){MARK_ENDS}\n{listing}"} | files
+    return {KUSTOMIZATION: environment.get_template(f"{KUSTOMIZATION}.j2").render(resources=list(files))} | files
 
 
 def _text(environment: jinja2.Environment, manifest: Manifest) -> str:

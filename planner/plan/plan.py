@@ -16,7 +16,7 @@ does not make another plan.
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -59,20 +59,8 @@ from planner.spec.section import Section
 
 __all__ = ["PLAN_VERSION", "Plan", "document_digest", "plan_digest", "seal_plan"]
 
-PLAN_VERSION = 3
+PLAN_VERSION: Final = 3
 UNSEALED = f"sha256:{'0' * 64}"
-ESTIMATES = (  # nothing that runs depends on these sections
-    "balance",
-    "failures",
-    "traffic",
-    "performance",
-    "demand",
-    "kv_cache",
-    "uptime",
-    "cost",
-    "report",
-    "diff",
-)
 DEPLOYED_OF_UNIT = (
     "name",
     "phase",
@@ -134,12 +122,6 @@ class Plan(Part):
         """Return a copy with other sections, not validated. The digests stay those of the old sections."""
         known = {name: getattr(self, name) for name in type(self).model_fields} | sections
         return type(self).model_construct(**known | {"spec": known["written"]})
-
-    def without_estimates(self) -> "Plan":
-        """Return the plan as rendered folders keep it: no estimates, and no warnings about them."""
-        maps = {sha256: each.model_copy(update={"coverage": None}) for sha256, each in self.expert_maps.items()}
-        kept = self.changed(**dict.fromkeys(ESTIMATES), expert_maps=maps, warnings=())
-        return kept.changed(document_digest=document_digest(kept.as_json()))
 
     def beside(self, diff: dict[str, Any]) -> "Plan":
         """Return the plan with the diff from another plan, for display beside it."""

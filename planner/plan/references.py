@@ -4,8 +4,8 @@ Each check runs only after the checks before it passed, so lookups cannot fail.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
@@ -16,22 +16,52 @@ from planner.layout.layout import layout_of
 from planner.layout.nodes import nodes_of
 from planner.plan.plan import Plan
 from planner.plan.sections import OtherDays, PlannedUnit, Schedule, Step
+from planner.plan.shapes import WRITE_ONE
 from planner.problems.finding import Finding
+from planner.rules.check import mistakes_in
 from planner.spec.declared import undecided_in
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 
-__all__ = ["WRITE_ONE", "find_contradictions"]
-
-WRITE_ONE = "write one with tidemill plan -o"
+__all__ = ["find_contradictions", "find_engine_contradictions", "spec_mistakes"]
 
 _Reference = tuple[str, object, str, bool]  # path, value, source to agree with, whether it agrees
 
 
+def spec_mistakes(written: Mapping[str, Any], spec: Spec) -> Iterator[Finding]:
+    """Yield the rules that a plan's spec breaks, and what it leaves open. Names become files and objects, as ever."""
+    for mistake in mistakes_in(written):
+        fix = "change the spec and plan it again"
+        yield Finding(f"spec.{mistake.path}", mistake.value, mistake.rule, mistake.reason, fix)
+    yield from _findings((f"spec.{path}", AUTO, "the plan, which has decided it", False) for path in undecided_in(spec))
+
+
 def find_contradictions(plan: Plan, spec: Spec) -> Iterator[Finding]:
     """Yield a finding for each reference to a missing or mismatched part."""
-    parts = (_check_plan_references, _check_phases, _check_engine_inputs, _check_unit_references, _check_schedule)
-    for path, value, source, agrees in chain.from_iterable(part(plan, spec) for part in parts):
+    yield from _findings(_check_plan_references(plan, spec))
+    yield from _findings(_check_phases(plan, spec))
+    if plan.runnable:
+        yield from find_engine_contradictions(spec, plan.model.model_type, plan.memory.keys())
+    yield from _findings(_check_unit_references(plan, spec))
+    yield from _findings(_check_schedule(plan, spec))
+
+
+def find_engine_contradictions(spec: Spec, model_type: str, memory: Collection[Phase]) -> Iterator[Finding]:
+    """Yield a finding for each input that another engine's containers lack; `memory` has phases of known memory."""
+    if spec.engine_name == OURS:
+        return
+    known = ENGINE_MODELS[spec.engine_name].get(spec.engine_version or "", {})
+    yield from _findings(
+        [
+            ("memory", sorted(memory), "phases", set(memory) == set(spec.phases)),
+            ("model.model_type", model_type, f"the models that {spec.engine_name} runs", model_type in known),
+            ("spec.model.checkpoint", None, "runnable", spec.checkpoint is not None),
+        ]
+    )
+
+
+def _findings(references: Iterable[_Reference]) -> Iterator[Finding]:
+    for path, value, source, agrees in references:
         if not agrees:
             reason = "the parts of this plan contradict each other"
             yield Finding(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
@@ -41,7 +71,6 @@ def _check_plan_references(plan: Plan, spec: Spec) -> Iterator[_Reference]:
     unit_names = [unit.name for unit in plan.units]
     files = {*map(names.launch_file, unit_names), names.GATEWAY_LAUNCH_FILE}
     gateway = plan.launch_documents.get(names.GATEWAY_LAUNCH_FILE, {})
-    yield from ((f"spec.{path}", AUTO, "the plan, which has decided it", False) for path in undecided_in(spec))
     yield "name", plan.name, "spec.name", plan.name == spec.name
     yield "runnable", plan.runnable, "refusals", plan.runnable is not bool(plan.refusals)
     why_not = tuple(problem.message for problem in plan.refusals)
@@ -69,16 +98,6 @@ def _check_phases(plan: Plan, spec: Spec) -> Iterator[_Reference]:
         for key, value in shape:
             expected = getattr(layout, key)
             yield f"phases.{phase}.{key}", value, f"spec.{phase} ({expected})", value == expected
-
-
-def _check_engine_inputs(plan: Plan, spec: Spec) -> Iterator[_Reference]:
-    """Check that the inputs of another engine's containers are present."""
-    if spec.engine_name == OURS or not plan.runnable:
-        return
-    model_type, known = plan.model.model_type, ENGINE_MODELS[spec.engine_name].get(spec.engine_version or "", {})
-    yield "memory", sorted(plan.memory), "phases", plan.memory.keys() == plan.phases.keys()
-    yield "model.model_type", model_type, f"the models that {spec.engine_name} runs", model_type in known
-    yield "spec.model.checkpoint", None, "runnable", spec.checkpoint is not None
 
 
 def _check_unit_references(plan: Plan, spec: Spec) -> Iterator[_Reference]:

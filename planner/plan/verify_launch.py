@@ -17,7 +17,7 @@ from planner.plan.plan import Plan
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
-__all__ = ["differences", "verify_launch_documents"]
+__all__ = ["differences", "expected_checkpoint", "verify_launch_documents"]
 
 REASON = "launch documents are built from the plan"
 FIX = "change the spec and plan it again"
@@ -51,14 +51,14 @@ def verify_launch_documents(plan: Plan) -> Iterator[Finding]:
 
 def _verify_checkpoint(plan: Plan, checkpoint: LaunchDocument | None) -> Iterator[Finding]:
     """Yield each checkpoint field that differs from the spec or from the recorded inputs."""
-    for key, (value, source) in _expected_checkpoint(plan.spec, plan.inputs).items():
+    for key, (value, source) in expected_checkpoint(plan.spec, plan.inputs).items():
         stored = checkpoint[key] if checkpoint else None
         if stored != value and (checkpoint or key == "uri"):
             where = f"launch_documents.{names.GATEWAY_LAUNCH_FILE}.checkpoint.{key}"
             yield Finding(where, stored, f"S908 must agree with {source}", REASON, FIX)
 
 
-def _expected_checkpoint(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
+def expected_checkpoint(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
     """Return each checkpoint key with its expected value and the field that the value comes from."""
     uri, model = (spec.checkpoint, "spec.model.checkpoint"), spec.model
     if isinstance(model, str) or model.config is None:

@@ -122,8 +122,8 @@ def _base_plan(call: Call, base: Path) -> tuple[Plan | None, str]:
     try:
         found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
     except (SpecError, CallError, InfeasibleError) as error:  # the change may be what mends the base
-        return kept.without_estimates(), f"the base's spec is refused ({error.findings[0]})"
-    return (found, "") if found.digest == kept.digest else (kept.without_estimates(), OTHER_FOLDER)
+        return kept, f"the base's spec is refused ({error.findings[0]})"
+    return (found, "") if found.digest == kept.digest else (kept, OTHER_FOLDER)
 
 
 def _refused(path: str, value: str, rule: str, reason: str, fix: str) -> CallError:

@@ -19,7 +19,7 @@ from planner.diff.change import Change, Sides, Verdict
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import verdicts
 from planner.facts.part import Part
-from planner.facts.quantities import counted
+from planner.facts.quantities import counted, first_of
 from planner.facts.terms import Phase
 from planner.plan.expected import Promise
 from planner.plan.plan import Plan
@@ -42,7 +42,6 @@ __all__ = [
 CHECK = "tidemill gitops check"
 COST = re.compile(r"cost\+(\d{1,6}(?:\.\d{1,6})?)%")
 COST_BEFORE = "what a day costs before the change is unknown"
-MAX_NAMES = 3  # of files that are not as rendered
 LEAST_SHARE = 0.0005  # shares are told in tenths of a per cent
 
 
@@ -142,9 +141,8 @@ def _is_stale(evidence: Evidence) -> str:
     names = evidence.stale
     if not names:
         return ""
-    more = [f"and {counted(len(names) - MAX_NAMES, 'other')}"] if len(names) > MAX_NAMES else []
-    listed = ", ".join([*names[:MAX_NAMES], *more])
-    return f"tidemill render would change {counted(len(names), 'file')}: {listed}; render again, and commit the folder"
+    changes = f"tidemill render would change {counted(len(names), 'file')}: {first_of(names)}"
+    return f"{changes}; render again, and commit the folder"
 
 
 def _loses_capacity(evidence: Evidence) -> str:

@@ -1,7 +1,8 @@
-"""The folder of manifests: what somebody changed by hand is not lost in silence."""
+"""The folder of manifests: it is ours as a whole, and what somebody changed by hand is not replaced in silence."""
 
 import errno
-from pathlib import Path
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -10,20 +11,22 @@ from hypothesis import strategies as st
 from planner.cli import main
 from planner.compiler import compile_plan
 from planner.facts.files import MAX_FILE_BYTES
+from planner.facts.stamp import stamped
 from planner.manifests import folder as writer
 from planner.manifests.folder import files_of, kept_plan, stale_files, write_folder
-from planner.manifests.render import render_files
 from planner.problems.errors import CallError, OutputError
 from planner.rules.check import check_spec, with_values
+from stacks import cli
 from tests.planner.conftest import SPEC
 
 UNIT = "leaderworkerset-river-decode-0.yaml"
+PLANNED_UNIT = "plan/river-decode-0.yaml"
 
 
 @pytest.fixture(scope="module")
 def files(spec_file):
     """The right spec's manifests."""
-    return render_files(compile_plan(check_spec(spec_file(SPEC, "rendered.yaml"))))
+    return files_of(compile_plan(check_spec(spec_file(SPEC, "rendered.yaml"))), None)
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def folder(files, tmp_path):
 
 def text_of(folder):
     """File name -> text."""
-    return {path.name: path.read_text() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 def append(path, text):
@@ -44,36 +47,21 @@ def append(path, text):
 
 
 @pytest.mark.parametrize("name", [UNIT, "kustomization.yaml"])
-def test_a_file_that_somebody_changed_is_kept(folder, files, name):
-    """S913 names it, and nothing in the folder is touched."""
-    append(folder / name, "# by hand\n")
-    before = text_of(folder)
-    with pytest.raises(CallError) as error:
-        write_folder(folder, files | {"namespace-tidemill.yaml": "new\n"})
+def test_a_file_that_somebody_changed_is_replaced_and_named(name, spec_file, tmp_path, capsys):
+    """A merge looks the same, and must not stop the next run. Without an edit nothing is named."""
+    words = ["render", str(spec_file(SPEC, "rendered.yaml")), "-o", str(tmp_path / "out")]
+    said = []
+    for edit in ("", "# by hand\n", ""):
+        if (tmp_path / "out").exists():
+            append(tmp_path / "out" / name, edit)
+        assert main(words) == 0
+        said.append(capsys.readouterr().err)
 
-    assert [(problem.rule[:4], Path(problem.file).name) for problem in error.value.findings] == [("S913", name)]
-    assert text_of(folder) == before
-
-
-def test_a_stale_file_that_somebody_changed_is_kept(folder, files):
-    """It would be removed, which is a loss too."""
-    append(folder / UNIT, "# by hand\n")
-    with pytest.raises(CallError):
-        write_folder(folder, {name: text for name, text in files.items() if name != UNIT})
-
-    assert (folder / UNIT).read_text().endswith("# by hand\n")
+    assert said == ["", f"replaced files that were edited, merged or of another version: {name}\n", ""]
+    assert "by hand" not in (tmp_path / "out" / name).read_text()
 
 
-def test_overwrite_replaces_what_somebody_changed(folder, spec_file):
-    """As the message offers; without it the command exits with 2."""
-    append(folder / UNIT, "# by hand\n")
-    words = ["render", str(spec_file(SPEC, "rendered.yaml")), "-o", str(folder)]
-
-    assert (main(words), main([*words, "--overwrite"]), main(words)) == (2, 0, 0)
-    assert "by hand" not in (folder / UNIT).read_text()
-
-
-@pytest.mark.parametrize("name", [UNIT, "kustomization.yaml", "plan.json"])
+@pytest.mark.parametrize("name", [UNIT, "kustomization.yaml", PLANNED_UNIT])
 def test_a_file_that_is_longer_than_any_of_ours_is_not_read(folder, files, name):
     """S902 names it: one of zeros takes no room in a repository, and would fill the memory of who renders."""
     with (folder / name).open("a") as file:
@@ -92,103 +80,68 @@ def test_other_line_ends_are_no_change(folder, files):
     write_folder(folder, files)
 
 
-def test_an_interrupted_run_can_be_repeated(folder, files, spec_file, monkeypatch):
-    """Wherever it stopped: the folder is still ours, and what is half written is no change by hand."""
+def test_an_interrupted_run_can_be_repeated(files, spec_file, tmp_path, monkeypatch):
+    """Wherever it stopped, a first run too: the folder is still ours, and no file of it looks changed by hand."""
     other = SPEC.replace("port: 8000", "port: 8001").replace("runtime:0.1.0", "runtime:0.1.1")
-    new = render_files(compile_plan(check_spec(spec_file(other, "other.yaml"))))
+    new = files_of(compile_plan(check_spec(spec_file(other, "other.yaml"))), None)
     write = writer._write
-    for stop_at in range(len(files) + 1):
-        calls = iter(range(len(files) + 1))
+    for stop_at in range(len(files)):
 
-        def torn(path, text, calls=calls, stop_at=stop_at):
-            is_last = next(calls) == stop_at
-            write(path, text[: len(text) // 2] if is_last else text)
-            if is_last:
+        def torn(calls, folder, name, text, stop_at=stop_at):
+            if next(calls) == stop_at:
+                (folder / writer.PARTIAL).write_text(text[: len(text) // 2])
                 raise KeyboardInterrupt
+            write(folder, name, text)
 
-        monkeypatch.setattr(writer, "_write", torn)
-        with pytest.raises(KeyboardInterrupt):
-            write_folder(folder, new)
-        monkeypatch.setattr(writer, "_write", write)
-        write_folder(folder, files)
+        for folder in (tmp_path / f"first-{stop_at}", tmp_path / "again"):
+            calls = iter(range(len(files)))
+            monkeypatch.setattr(writer, "_write", partial(torn, calls))
+            with pytest.raises(KeyboardInterrupt):
+                write_folder(folder, new)
+            monkeypatch.setattr(writer, "_write", write)
+            write_folder(folder, files)
 
-        assert text_of(folder) == files
-
-
-def test_a_folder_that_lists_no_digests_is_renewed(folder, files):
-    """Nothing is known of it but that it is ours."""
-    kustomization = folder / "kustomization.yaml"
-    kustomization.write_text(writer._strip_digests(kustomization.read_text()))
-    append(folder / UNIT, "# by hand\n")
-    write_folder(folder, files)
-
-    assert text_of(folder) == files
+            assert text_of(folder) == files
 
 
-@pytest.mark.parametrize("name", [UNIT, "kustomization.yaml.partial"])
+@pytest.mark.parametrize("name", [UNIT, writer.PARTIAL, PLANNED_UNIT])
 def test_nothing_is_written_through_a_link(name, files, folder, tmp_path):
-    """The link goes, and what it points to stays."""
+    """What it points to stays; a link in place of a file of ours is somebody's, and refused (S902)."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("precious")
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(elsewhere)
-    write_folder(folder, files, overwrite=True)
+    with nullcontext() if name == writer.PARTIAL else pytest.raises(CallError, match="S902"):
+        write_folder(folder, files)
 
     assert elsewhere.read_text() == "precious"
-    assert text_of(folder) == dict(files)
 
 
-HOSTILE = [
-    "resources: 5\n",
-    'resources: ["a\\0b"]\n',
-    "x: 2020-13-45\nresources: []\n",
-    "resources: [2020-99-99]\n",
-    "resources: " + "[" * 200_000 + "\n",
-    'resources: ["", ".", ".."]\n',
-    "- 1\n",
-]
+def test_no_plan_is_written_through_a_linked_folder(files, folder, tmp_path):
+    """S901 names the link; what it points to is somebody else's."""
+    (folder / "plan").rename(tmp_path / "elsewhere")
+    (folder / "plan").symlink_to(tmp_path / "elsewhere")
+    before = text_of(tmp_path / "elsewhere")
+    with pytest.raises(CallError, match=r"plan: must be a folder; it is a link.*S901"):
+        write_folder(folder, files | {PLANNED_UNIT: "new"})
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_list_that_names_no_files_is_replaced(text, files, tmp_path):
-    """Its first line says that the folder is ours; what follows may be anything."""
-    (tmp_path / "kustomization.yaml").write_text(f"{writer.MARK}\n{text}")
-
-    write_folder(tmp_path, files)
-
-    assert text_of(tmp_path) == dict(files)
-
-
-def test_a_list_reaches_no_file_outside_its_folder(files, tmp_path):
-    """Whether somebody changed that is not ours to say."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    outside = tmp_path / "precious"
-    outside.write_text("mine")
-    entry = f'  - "../precious"  # sha256:{"0" * 64}'
-    (folder / "kustomization.yaml").write_text(f"{writer.MARK}\nresources:\n{entry}\n")
-
-    write_folder(folder, files)
-
-    assert outside.read_text() == "mine"
-    assert text_of(folder) == dict(files)
+    assert text_of(tmp_path / "elsewhere") == before
 
 
 def test_two_runs_at_once_do_not_mix(folder, files, monkeypatch):
     """Whoever comes into the middle of a run is told (S903), and the folder is the first one's as a whole."""
     write, refused = writer._write, []
 
-    def disturbed(path, text):
-        write(path, text)
+    def disturbed(*words):
+        write(*words)
         with pytest.raises(OutputError, match=r"another tidemill render is writing into it.*S903") as error:
-            write_folder(folder, {**files, "namespace-other.yaml": "new\n"}, overwrite=True)
+            write_folder(folder, {**files, "namespace-other.yaml": "new\n"})
         refused.append(error)
 
     monkeypatch.setattr(writer, "_write", disturbed)
     write_folder(folder, files)
 
-    assert len(refused) == len(files) + 1  # the list is written twice
+    assert len(refused) == len(files)
     assert text_of(folder) == files
 
 
@@ -226,11 +179,11 @@ VARIANTS = (
 )
 
 
-def render(spec, folder, **options):
+def render(spec, folder):
     """Render a spec as the command does: near the plan that the folder keeps."""
     kept = kept_plan(folder)
     plan = compile_plan(spec, kept)
-    write_folder(folder, files_of(plan, kept), **options)
+    write_folder(folder, files_of(plan, kept))
     return plan
 
 
@@ -280,7 +233,7 @@ def test_the_command_says_what_the_change_does(spec_file, tmp_path, capsys):
 
 
 def test_a_folder_is_a_plan(spec_file, tmp_path, capsys):
-    """`diff`, `render` and `--previous` take it; one without a plan is refused with what to do."""
+    """`diff`, `render` and `--previous` take it."""
     old, new = (str(spec_file(SPEC.replace("8000", port), f"{port}.yaml")) for port in ("8000", "8001"))
     folder = str(tmp_path / "out")
     main(["render", old, "-o", folder])
@@ -293,27 +246,37 @@ def test_a_folder_is_a_plan(spec_file, tmp_path, capsys):
     assert [main(call) for call in calls] == [0, 0, 0]
     assert text_of(tmp_path / "copy") == text_of(tmp_path / "out")
 
-    (tmp_path / "out" / "plan.json").unlink()
-    capsys.readouterr()
 
-    assert (main(["diff", folder, new]), main(["render", old, "-o", folder])) == (2, 0)
-    assert "render its spec into the folder again [S905]" in capsys.readouterr().err
+@pytest.mark.parametrize(("left", "runs"), [("plan.json", "{folder}/plan.json"), ("none", "PLAN.json, the plan of ")])
+def test_a_folder_of_an_earlier_version_is_told_what_to_do(left, runs, folder, spec_file, capsys):
+    """S905: planned as if nothing ran, units that run would move; so no command does that unasked."""
+    spec = str(spec_file(SPEC, "rendered.yaml"))
+    main(["plan", spec, "-o", str(folder / left)])
+    for path in (folder / "plan").iterdir():
+        path.unlink()
+    for words in (
+        ["render", spec, "-o", str(folder)],
+        ["gitops", "check", spec, str(folder)],
+        ["diff", str(folder), spec],
+    ):
+        capsys.readouterr()
+
+        assert cli.main(words) == 2
+        assert f"into a new folder with --previous {runs.format(folder=folder)}" in capsys.readouterr().err
+
+    assert main(["render", spec, "-o", str(folder), "--anew"]) == 0
 
 
 def test_a_plan_that_somebody_edited_stops_the_run(spec_file, tmp_path, capsys):
-    """Its digest names it, and `--anew` replaces it; a file of that name that is no plan is somebody else's."""
+    """Its file's digest names it, and `--anew` replaces it."""
     words = ["render", str(spec_file(SPEC, "rendered.yaml")), "-o", str(tmp_path / "out")]
     main(words)
-    plan = tmp_path / "out" / "plan.json"
-    plan.write_text(plan.read_text().replace("node-0", "node-9"))
+    unit = tmp_path / "out" / PLANNED_UNIT
+    unit.write_text(unit.read_text().replace("node-1", "node-9"))
 
-    assert (main(words), main([*words, "--anew"]), main(words)) == (2, 0, 0)
-    assert "render with --anew to plan as if nothing ran [S909]" in capsys.readouterr().err
-
-    plan.write_text("my plan for today")
-
-    assert (main(words), main([*words, "--anew"])) == (2, 2)
-    assert plan.read_text() == "my plan for today"
+    assert main(words) == 2
+    assert f"{PLANNED_UNIT}: must match the digest in its first line" in capsys.readouterr().err
+    assert [main([*words, "--anew"]), main(words)] == [0, 0]
 
 
 def _remove_a_unit(folder):
@@ -324,13 +287,12 @@ def _edit_a_unit(folder):
     append(folder / UNIT, "# by hand\n")
 
 
-def _list_one_more(folder):
-    (folder / "old.yaml").write_text("old\n")
-    kustomization = folder / "kustomization.yaml"
-    kustomization.write_text(kustomization.read_text().replace("resources:\n", 'resources:\n  - "old.yaml"\n'))
+def _keep_one_more(folder):
+    (folder / "plan" / "old.yaml").write_text(stamped("old\n"))
+    (folder / "readme.yaml").write_text("not ours\n")
 
 
-@pytest.mark.parametrize("change", [lambda _: None, _remove_a_unit, _edit_a_unit, _list_one_more])
+@pytest.mark.parametrize("change", [lambda _: None, _remove_a_unit, _edit_a_unit, _keep_one_more])
 def test_stale_files_are_those_that_writing_changes(change, folder, files):
     """Written, edited and removed ones alike; to ask changes nothing."""
     change(folder)
@@ -338,7 +300,7 @@ def test_stale_files_are_those_that_writing_changes(change, folder, files):
     stale = stale_files(folder, files)
 
     assert text_of(folder) == before
-    write_folder(folder, files, overwrite=True)
+    write_folder(folder, files)
     after = text_of(folder)
     assert stale == tuple(sorted(name for name in before | after if before.get(name) != after.get(name)))
 

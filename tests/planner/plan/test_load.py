@@ -415,9 +415,7 @@ def test_a_loaded_plan_deploys_what_was_planned(spec_file, tmp_path):
     assert main(["plan", str(spec_file()), "-o", str(plan)]) == 0
     for folder, path in {"a": spec_file(), "b": plan, "c": plan}.items():
         assert main(["render", str(path), "-o", str(tmp_path / folder)]) == 0
-    first, second, third = (
-        {path.name: path.read_bytes() for path in (tmp_path / each).iterdir()} for each in ("a", "b", "c")
-    )
+    first, second, third = (_files(tmp_path / each) for each in ("a", "b", "c"))
 
     assert first == second == third
 
@@ -440,14 +438,15 @@ def test_render_stays_near_the_previous_plan(spec_file, spec_text, tmp_path):
     main(["plan", str(before), "-o", str(tmp_path / "before.json")])
     main(["render", str(before), "-o", str(tmp_path / "a")])
     assert main(["render", str(after), "--previous", str(tmp_path / "before.json"), "-o", str(tmp_path / "b")]) == 0
-    changed = {
-        path.name
-        for path in (tmp_path / "b").iterdir()
-        if not (tmp_path / "a" / path.name).exists() or path.read_bytes() != (tmp_path / "a" / path.name).read_bytes()
-    }
+    old, new = _files(tmp_path / "a"), _files(tmp_path / "b")
+    changed = {name for name, content in new.items() if old.get(name) != content}
 
-    of_the_plan = {"kustomization.yaml", "plan.json", "serviceaccount-river-runtime.yaml"}  # the account has its digest
-    assert {name for name in changed if "prefill-1" not in name} == of_the_plan
+    assert {name for name in changed if "prefill-1" not in name} == {"kustomization.yaml", "plan/plan.yaml"}
+
+
+def _files(folder):
+    """File name -> content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_plan_is_not_planned_again(document, tmp_path, capsys):

@@ -3,15 +3,12 @@
 Whoever changes a message reads it there, as a user would, beside those of its kind.
 """
 
-import io
 import json
 import re
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from planner.cli import main
 from planner.compiler import compile_plan
 from planner.estimate.coverage import check_map_coverage
 from planner.facts.digest import pretty_json
@@ -85,16 +82,6 @@ def _with_other_references(folder):
     return _rendered(folder, document | {"document_digest": document_digest(document)})
 
 
-def _changed_by_hand(folder):
-    """Render a plan, edit a file of it and render it again."""
-    _written(folder, "spec.yaml", SPEC)
-    with redirect_stdout(io.StringIO()):
-        main(["render", str(folder / "spec.yaml"), "-o", str(folder / "edited"), "--overwrite"])
-    with (folder / "edited" / "kustomization.yaml").open("a") as file:
-        file.write("# by hand\n")
-    return answers(folder, "render", "spec.yaml", "-o", "edited")
-
-
 def _raised(function, *arguments):
     try:
         function(*arguments)
@@ -162,7 +149,6 @@ OTHERS = {
     "S909": lambda folder: _rendered(folder, _with_other_nodes(folder)),
     "S911": lambda folder: _rendered(folder, _plan(folder), "--previous", "plan.json"),
     "S912": lambda folder: _validated("plan.json", pretty_json(_plan(folder)))(folder),
-    "S913": _changed_by_hand,
     "S914": lambda folder: answers(folder, "plan", _written(folder, "spec.yaml", SPEC), "--calibration", "none.json"),
     "S915": lambda folder: answers(
         folder,

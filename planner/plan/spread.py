@@ -1,0 +1,267 @@
+"""A plan as the files of a rendered folder: one for each unit, one for each phase's map, one for what all share.
+
+    plan/plan.yaml          the spec as planned, the files that it names, the model, one GPU's memory
+    plan/NAME-decode-0.yaml the nodes of a unit, in the order of its ranks
+    plan/decode-map.yaml    the expert map of a phase, a line a layer
+
+Two branches change different files, so Git merges them. Nothing is stored that follows from these: launch documents,
+digests and the schedule are made again when the folder is read. No estimate and no reason is stored: a folder says what
+runs. `join_plan(folder)` returns a plan with the `digest` of the one that `spread_plan` wrote.
+
+A unit's and a map's file have a digest of their own (`stamp.py`), so an edit by hand is refused. The shared file has
+none, because most changes touch it; what it says is checked as a spec is.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from planner.facts import names
+from planner.facts.digest import digest_of, digest_of_text, pretty_json
+from planner.facts.part import Digest, Maybe, Part
+from planner.facts.stamp import is_stamped, stamped, unstamped
+from planner.facts.terms import Phase
+from planner.layout.dispatch import split_of
+from planner.layout.layout import PhaseLayout, layout_of
+from planner.layout.unit import Unit
+from planner.plan.launch import LaunchDocument, LaunchInputs, build_launch_documents, strip_map
+from planner.plan.plan import PLAN_VERSION, Plan, seal_plan
+from planner.plan.references import find_contradictions, find_engine_contradictions, spec_mistakes
+from planner.plan.sections import Map, Memory, ModelShape, PlannedUnit
+from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
+from planner.plan.verify_launch import expected_checkpoint
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
+from planner.schedule.schedule import plan_schedule
+from planner.schedule.starts import start_times
+from planner.spec.schema import Spec
+
+__all__ = ["PLAN_FOLDER", "SHARED_FILE", "join_plan", "spread_plan"]
+
+PLAN_FOLDER = "plan"
+SHARED_FILE = f"{PLAN_FOLDER}/plan.yaml"
+PUT_BACK = "put back what tidemill render wrote, or plan as if nothing ran: render with --anew"
+UNIT_PATH = re.compile(r"units\.(\d+)\.(.+)")
+
+Count = Annotated[int, Field(ge=1)]
+Row = Annotated[tuple[int, ...], Field(min_length=1)]
+P = TypeVar("P", bound=Part)
+
+
+class _Shared(Part):
+    """What all units share."""
+
+    version: Literal[3]
+    spec: dict[str, Any]  # with defaults, and with numbers for `auto`
+    inputs: dict[str, Digest]  # digest of each file that the spec names, by that name
+    model: ModelShape
+    memory: dict[Phase, Memory]  # empty if ranks share host memory
+    shared_experts: Annotated[int, Field(ge=0)]
+    kv_bytes_per_token: Count
+    brings_code: Maybe[bool] = None
+    quant_method: Maybe[str] = None
+
+
+class _UnitFile(Part):
+    nodes: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class _MapFile(Part):
+    physical_to_logical: Annotated[tuple[Row, ...], Field(min_length=1)]
+
+
+def spread_plan(plan: Plan) -> dict[str, str]:
+    """Return file name -> text of a plan that its engine can run."""
+    unit = plan.launch_documents[names.launch_file(plan.units[0].name)]
+    shared = _Shared(
+        version=PLAN_VERSION,
+        spec=plan.written,
+        inputs=plan.inputs,
+        model=plan.model,
+        memory=plan.memory,
+        shared_experts=next(iter(plan.phases.values())).shared_per_gpu,
+        kv_bytes_per_token=unit["kv_cache"]["bytes_per_token"],
+        brings_code=unit.get("brings_code"),
+        quant_method=unit.get("quant_method"),
+    )
+    maps = {
+        _map_file(phase): _MapFile(physical_to_logical=plan.expert_maps[sha256].physical_to_logical)
+        for phase, sha256 in plan.map_of.items()
+    }
+    units = {_unit_file(each.name): _UnitFile(nodes=tuple(each.nodes)) for each in plan.units}
+    texts = {name: stamped(_text(each), with_digest=True) for name, each in {**maps, **units}.items()}
+    return {SHARED_FILE: stamped(_text(shared))} | texts
+
+
+def join_plan(folder: Path) -> Plan:
+    """Return the plan that a rendered folder keeps. Raises CallError, with the file, for the first that is wrong."""
+    if not (folder / SHARED_FILE).is_file():
+        raise _keeps_no_plan(folder)
+    try:
+        return _join(folder)
+    except CallError as error:
+        raise CallError([replace(each, fix=PUT_BACK) for each in error.findings]) from None
+
+
+def _keeps_no_plan(folder: Path) -> CallError:
+    """Say what to do with a folder of an earlier version, which kept its plan as one file or kept none."""
+    before = folder / "plan.json"
+    runs = str(before) if before.is_file() else "PLAN.json, the plan of what runs"
+    fix = f"render into a new folder with --previous {runs}"
+    reason = "only a folder that this version of tidemill render wrote has it"
+    return plan_error(folder / SHARED_FILE, "S905 must be a readable plan", reason, fix)
+
+
+def _join(folder: Path) -> Plan:
+    shared, file = _read(folder, SHARED_FILE, _Shared, PLAN_VERSION), folder / SHARED_FILE
+    spec = validate_spec(shared.spec, file)
+    _refuse(spec_mistakes(shared.spec, spec), file)
+    _refuse(find_engine_contradictions(spec, shared.model.model_type, shared.memory.keys()), file)
+    layouts = {phase: _layout(spec, phase, shared) for phase in spec.phases}
+    units = tuple(_units(folder, spec, layouts))
+    maps = {phase: _read(folder, _map_file(phase), _MapFile) for phase in spec.phases}
+    _refuse_unknown_files(folder, {SHARED_FILE, *map(_map_file, maps), *(_unit_file(each.name) for each in units)})
+    plan = seal_plan(_sections(shared, spec, layouts, units, maps))
+    for finding in find_contradictions(plan, spec):
+        raise CallError([_in_its_file(finding, plan, folder)])
+    return plan
+
+
+def _layout(spec: Spec, phase: Phase, shared: _Shared) -> PhaseLayout:
+    return layout_of(spec, phase, shared.model.num_routed_experts, shared.shared_experts)
+
+
+def _units(folder: Path, spec: Spec, layouts: Mapping[Phase, PhaseLayout]) -> Iterator[Unit]:
+    for phase, layout in layouts.items():
+        for index in range(layout.num_units):
+            name = names.unit_name(spec.name, phase, index)
+            nodes = _read(folder, _unit_file(name), _UnitFile).nodes
+            yield Unit(name, phase, index, nodes, layout.ep_size, "where the folder has it")
+
+
+def _sections(
+    shared: _Shared,
+    spec: Spec,
+    layouts: Mapping[Phase, PhaseLayout],
+    units: tuple[Unit, ...],
+    maps: Mapping[Phase, _MapFile],
+) -> dict[str, Any]:
+    """Return the plan's sections: those that are stored, those that follow from them, and no reasons or estimates."""
+    digests = {phase: digest_of(each.physical_to_logical) for phase, each in maps.items()}
+    documents = _launch_documents(shared, spec, units, maps, digests)
+    weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in shared.memory.items()}
+    return {
+        "name": spec.name,
+        "spec": shared.spec,
+        "inputs": shared.inputs,
+        "model": shared.model,
+        "memory": shared.memory,
+        "phases": layouts,
+        "units": tuple(
+            PlannedUnit(
+                **vars(unit),
+                unit_digest=documents[names.launch_file(unit.name)]["unit_digest"],
+                expert_map=digests[unit.phase],
+            )
+            for unit in units
+        ),
+        "launch_documents": {file: strip_map(each) for file, each in documents.items()},
+        "expert_maps": {digests[phase]: _map(spec, layouts[phase], each) for phase, each in maps.items()},
+        "schedule": plan_schedule(spec, units, start_times(spec, list(layouts.values()), weights)),
+        "placement": {"method": "previous", "why": "", "objectives": (), "unusable_nodes": {}, "spares": ()},
+        "runnable": True,  # no other plan is rendered
+        **dict.fromkeys(("why_not", "refusals", "warnings", "decisions"), ()),
+        **{key: {} for key in ("gpu", "sources", "assumed")},
+    }
+
+
+def _launch_documents(
+    shared: _Shared,
+    spec: Spec,
+    units: tuple[Unit, ...],
+    maps: Mapping[Phase, _MapFile],
+    digests: Mapping[Phase, str],
+) -> dict[str, LaunchDocument]:
+    checkpoint = {key: value for key, (value, _) in expected_checkpoint(spec, shared.inputs).items()}
+    inputs = LaunchInputs(
+        checkpoint=checkpoint if checkpoint["uri"] is not None else None,
+        kv_bytes_per_token=shared.kv_bytes_per_token,
+        memory=shared.memory,
+        expert_maps={
+            phase: {
+                "sha256": digests[phase],
+                "num_logical_experts": shared.model.num_routed_experts,
+                "physical_to_logical": each.physical_to_logical,
+            }
+            for phase, each in maps.items()
+        },
+        first_moe_layer=shared.model.num_dense_layers,
+        model_type=shared.model.model_type,
+        brings_code=bool(shared.brings_code),
+        other_method=shared.quant_method,
+        is_runnable=True,
+    )
+    return build_launch_documents(spec, units, inputs)
+
+
+def _map(spec: Spec, layout: PhaseLayout, stored: _MapFile) -> Map:
+    """Return a stored map. Its balance is not known: that follows from loads, which the folder does not have."""
+    rows = stored.physical_to_logical
+    return Map(physical_to_logical=rows, max_over_mean=(), bound=(), binding=(), split=split_of(spec, layout))
+
+
+def _text(part: Part) -> str:
+    return pretty_json(part.model_dump(mode="json", by_alias=True))
+
+
+def _unit_file(name: str) -> str:
+    return f"{PLAN_FOLDER}/{name}.yaml"
+
+
+def _map_file(phase: Phase) -> str:
+    return f"{PLAN_FOLDER}/{phase}-map.yaml"
+
+
+def _read(folder: Path, name: str, part: type[P], version: int | None = None) -> P:
+    """Return the part in one file. Raises CallError if it is missing, was edited, or is no such part."""
+    path = folder / name
+    body, digest = unstamped(_text_in(path))
+    if digest not in (None, digest_of_text(body)) or (digest is None and name != SHARED_FILE):
+        rule, reason = "S909 must match the digest in its first line", "it was edited after tidemill render wrote it"
+        raise plan_error(path, rule, reason)
+    parse_object(body.encode(), path, version)
+    return validate_part(part, body.encode(), path)
+
+
+def _text_in(path: Path) -> str:
+    """Return what the file says, whichever line ends Git gave it."""
+    try:
+        return read_content(path).decode().replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        raise plan_error(path, NO_PLAN, "it is not UTF-8") from None
+
+
+def _refuse(findings: Iterator[Finding], file: Path) -> None:
+    for finding in findings:
+        raise CallError([finding.at(str(file))])
+
+
+def _refuse_unknown_files(folder: Path, known: set[str]) -> None:
+    """Refuse a stored unit or map that the spec does not have. A merge may leave one."""
+    for path in sorted((folder / PLAN_FOLDER).glob("*.yaml")):
+        if f"{PLAN_FOLDER}/{path.name}" not in known and is_stamped(_text_in(path)):
+            raise plan_error(path, f"S908 must agree with {SHARED_FILE}", "its spec has no such unit or phase")
+
+
+def _in_its_file(finding: Finding, plan: Plan, folder: Path) -> Finding:
+    """Return the finding with the file that says what is wrong."""
+    found = UNIT_PATH.fullmatch(finding.path)
+    if found is None:
+        return finding.at(str(folder / SHARED_FILE))
+    unit, key = plan.units[int(found[1])], found[2]
+    file = _map_file(unit.phase) if key == "expert_map" else _unit_file(unit.name)
+    return replace(finding, path=key).at(str(folder / file))
