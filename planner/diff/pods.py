@@ -1,25 +1,19 @@
 """Compare the pods of two plans: which are new, moved, restarted, removed or kept.
 
-Kubernetes replaces a pod if anything in its template differs. So both plans are rendered, with their overlays, and the
-templates of each workload are compared. Manual changes in the cluster are not seen: the provider and `kubectl diff`
-show those.
+Both plans are rendered, and the pod templates of each workload are compared (`manifests/workloads.py`). Manual changes
+in the cluster are not seen: the provider and `kubectl diff` show those.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import yaml
 
 from planner.diff.change import UnitChange, Workload
 from planner.facts import names
-from planner.manifests.render import render_files
+from planner.manifests.workloads import Pods, pods_of_workloads
 from planner.plan.plan import Plan
 
 __all__ = ["compare_pods"]
 
-KINDS = ("LeaderWorkerSet", "StatefulSet", "Deployment")
-TEMPLATE = "workerTemplate"
 LIMITS = "limits"  # of a launch file
 FIELD_NAMES = {
     "affinity": "nodes",
@@ -43,40 +37,16 @@ IGNORED_LAUNCH_FIELDS = {
 }  # names, or also visible in the pod
 
 
-@dataclass(frozen=True)
-class _Pods:
-    """The pods of one workload: the kind of their owner, and their template."""
-
-    kind: str
-    namespace: str
-    group: Any  # the group settings of a LeaderWorkerSet
-    template: Any  # of one pod
-
-
 def compare_pods(before: Plan, after: Plan) -> tuple[UnitChange, ...]:
     """Return what happens to the pods of each unit, of gateway and controller.
 
     Raises InfeasibleError if one of the plans cannot be rendered.
     """
-    old, new = _pods_by_workload(before), _pods_by_workload(after)
+    old, new = pods_of_workloads(before), pods_of_workloads(after)
     return tuple(_compare_workload(name, old.get(name), new.get(name), before, after) for name in {**new, **old})
 
 
-def _pods_by_workload(plan: Plan) -> dict[str, _Pods]:
-    """Return workload name -> its pods."""
-    objects = [each for text in render_files(plan).values() for each in yaml.load_all(text, Loader=yaml.CSafeLoader)]
-    return {each["metadata"]["name"]: _pods(each) for each in objects if each["kind"] in KINDS}
-
-
-def _pods(workload: Mapping[str, Any]) -> _Pods:
-    spec, place = workload["spec"], (workload["kind"], workload["metadata"]["namespace"])
-    if workload["kind"] != "LeaderWorkerSet":
-        return _Pods(*place, None, spec["template"])
-    group = spec["leaderWorkerTemplate"]
-    return _Pods(*place, {key: value for key, value in group.items() if key != TEMPLATE}, group[TEMPLATE])
-
-
-def _compare_workload(name: str, old: _Pods | None, new: _Pods | None, before: Plan, after: Plan) -> UnitChange:
+def _compare_workload(name: str, old: Pods | None, new: Pods | None, before: Plan, after: Plan) -> UnitChange:
     phase = _phase(name, before if new is None else after)
     if old is None or new is None:
         return UnitChange(name=name, phase=phase, change="new" if old is None else "removed", why=(), in_turn=False)
@@ -96,7 +66,7 @@ def _phase(name: str, plan: Plan) -> Workload:
     return phase or ("gateway" if name == names.gateway_name(plan.name) else "controller")
 
 
-def _takes_turns(name: str, old: _Pods, new: _Pods, before: Plan, after: Plan) -> bool:
+def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> bool:
     """Return whether it changes while others serve, in a turn of the controller or else of the provider.
 
     Either needs the same KV. The provider's turns need the same nodes as well (`stacks/provider/rollout.py`). The
@@ -127,7 +97,7 @@ def _waits_for_itself(name: str, before: Plan, after: Plan) -> bool:
     return name in found
 
 
-def _causes(name: str, old: _Pods, new: _Pods, before: Plan, after: Plan) -> list[str]:
+def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> list[str]:
     """Return the differences between the pods in words; none if they are kept."""
     found = [field for field in ("kind", "namespace") if getattr(old, field) != getattr(new, field)]
     if old.kind == new.kind:

@@ -1,0 +1,43 @@
+"""The pods of each rendered workload: what Kubernetes compares to decide whether a pod ends.
+
+Kubernetes replaces a pod if anything in its template differs. So whether a unit restarts is asked of rendered objects,
+with their overlays, and not of fields of the spec.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from planner.manifests.render import render_files
+from planner.plan.plan import Plan
+
+__all__ = ["Pods", "pods_of_workloads"]
+
+KINDS = ("LeaderWorkerSet", "StatefulSet", "Deployment")
+TEMPLATE = "workerTemplate"
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The pods of one workload: the kind of their owner, and their template."""
+
+    kind: str
+    namespace: str
+    group: Any  # the group settings of a LeaderWorkerSet
+    template: Any  # of one pod
+
+
+def pods_of_workloads(plan: Plan) -> dict[str, Pods]:
+    """Return workload name -> its pods. Raises InfeasibleError if the plan cannot be rendered."""
+    objects = [each for text in render_files(plan).values() for each in yaml.load_all(text, Loader=yaml.CSafeLoader)]
+    return {each["metadata"]["name"]: _pods(each) for each in objects if each["kind"] in KINDS}
+
+
+def _pods(workload: Mapping[str, Any]) -> Pods:
+    spec, place = workload["spec"], (workload["kind"], workload["metadata"]["namespace"])
+    if workload["kind"] != "LeaderWorkerSet":
+        return Pods(*place, None, spec["template"])
+    group = spec["leaderWorkerTemplate"]
+    return Pods(*place, {key: value for key, value in group.items() if key != TEMPLATE}, group[TEMPLATE])
