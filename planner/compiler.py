@@ -7,7 +7,7 @@ Pure: no network, no clock, no unseeded randomness. The same spec gives the same
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +59,9 @@ class Compiled(Candidate):
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
     """Return the plan for `spec`.
 
-    Near a `previous` plan, units stay on their nodes and few slots of the maps change. `calibration`, a user's own
-    measurements, corrects predictions. Raises InfeasibleError, with changes that help, if no plan is possible.
+    Near a `previous` plan, units stay on their nodes, and a phase keeps its map unless a fresh one is worth a restart
+    or costs none. `calibration`, a user's own measurements, corrects predictions. Raises InfeasibleError, with changes
+    that help, if no plan is possible.
     """
     return run_passes(spec, previous, calibration).plan
 
@@ -71,7 +72,24 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     resolved = choice.spec
     candidate = Compiled(resolved.document, previous, calibration, known=resolved, choice=choice)
     require_feasible(candidate, "mapped", choice.original)
+    if previous is not None and (restarting := _restarting(candidate, previous)):
+        candidate = replace(candidate, restarting=restarting)
+        require_feasible(candidate, "mapped", choice.original)
     return candidate
+
+
+def _restarting(candidate: Compiled, previous: Plan) -> frozenset[Phase]:
+    """Return the phases that keep a map though a better one costs nothing: all their units restart anyway."""
+    kept = [phase for phase, each in candidate.maps.items() if each.kept_despite is not None]
+    if not kept or candidate.refusals or not previous.runnable:
+        return frozenset()
+    from planner.manifests.workloads import pods_of_workloads  # renders both plans, which few calls need
+
+    before, after = pods_of_workloads(previous), pods_of_workloads(candidate.deployed)
+    stays = {name for name, pods in before.items() if after.get(name) == pods}
+    return frozenset(
+        phase for phase in kept if stays.isdisjoint(unit.name for unit in candidate.units if unit.phase == phase)
+    )
 
 
 def plan_from(

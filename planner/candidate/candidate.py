@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "Previous"]
 
+# Loss of balance for which no unit restarts. Assumed: a start takes some ten minutes, 0.7 % of a day, and loads drift
+# from day to day.
+WORTH_A_RESTART = 0.01
+
 
 class Previous(Protocol):
     """A previous plan: units keep its nodes, and maps stay near its maps."""
@@ -71,6 +75,7 @@ class Candidate:
     document: Document
     previous: Previous | None = None
     calibration: "Calibration | None" = None  # a user's own measurements, which correct `speed`
+    restarting: frozenset[Phase] = frozenset()  # phases whose units restart all the same, whatever their map
     level: Level = "predicted"  # results beyond it raise Unknown
     known: ResolvedSpec | None = field(default=None, repr=False)  # the resolved document, if the caller has it
 
@@ -168,7 +173,7 @@ class Candidate:
 
     @cached_property
     def maps(self) -> "dict[Phase, ExpertMap]":
-        """The expert map of each phase, near the previous plan's map if there is one."""
+        """The expert map of each phase: the previous plan's, or a fresh one where that is worth a restart."""
         self._require("mapped")
         return {each.phase: self._map_for(each, self._previous_map(each)) for each in self.layouts}
 
@@ -298,6 +303,8 @@ class Candidate:
             num_groups=num_groups if split == "equal" else 1,  # only equal shares are weighed against bytes
             gate=gate_of(spec.model, layout.precision),
             previous=previous,
+            keep_within=0.0 if layout.phase in self.restarting else WORTH_A_RESTART,
+            as_a_whole=True,  # each change of a map restarts the phase's units, and they read all weights anew
             domains=self.places[layout.phase].of(spec.written.coverage) if domains is None else domains,
             split=split,
         )

@@ -28,6 +28,7 @@ def balance(
     keep_within: float = 0.0,
     domains: Domains = (),
     split: SplitRule = "equal",
+    as_a_whole: bool = False,
 ) -> ExpertMap:
     """Return a map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
 
@@ -35,7 +36,8 @@ def balance(
     node. The `gate` says how many bytes between nodes a split group costs. For the rest see `balance_windows`.
     """
     sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups, gate)
-    return balance_windows([loads], sizes, effort, policy, None, previous, keep_within, domains, split)
+    words = (effort, policy, None, previous, keep_within, domains, split)
+    return balance_windows([loads], sizes, *words, as_a_whole=as_a_whole)
 
 
 def balance_windows(
@@ -48,13 +50,16 @@ def balance_windows(
     keep_within: float = 0.0,
     domains: Domains = (),
     split: SplitRule = "equal",
+    *,
+    as_a_whole: bool = False,
 ) -> ExpertMap:
     """Return a map that makes max over mean small: its `quantile` over windows, or without one that of their mean.
 
     Effort `refined` kicks the result of the first descent many times; `fast` does so only for layers worse than EPLB's.
 
     With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change. A layer does not change at all if its
-    fullest GPU carries at most `1 + keep_within` times the load that counts as even (`renew`).
+    fullest GPU carries at most `1 + keep_within` times the load that counts as even (`renew`). With
+    `as_a_whole` all layers are kept or none (`keep_or_replace`).
 
     With `domains`, every expert gets replicas in at least two of them, provided that there are enough slots
     (`fewest_slots_per_gpu`). Groups then do not stay on nodes.
@@ -74,6 +79,7 @@ def balance_windows(
     order_LE = order_by_load(keys_WLE, sizes.num_groups if stay_together else 1, previous)
     ordered_WLE = np.take_along_axis(loads_WLE, order_LE[None], axis=-1)
     problem = Problem(ordered_WLE, sizes, effort, policy, quantile, domains, split)
-    found = make_map(problem, None if previous is None else number_experts(previous, order_LE, sizes), keep_within)
+    kept = None if previous is None else number_experts(previous, order_LE, sizes)
+    found = make_map(problem, kept, keep_within, as_a_whole=as_a_whole)
     rows = restore_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)
     return replace(found, physical_to_logical=rows)

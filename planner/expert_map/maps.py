@@ -23,7 +23,7 @@ from planner.expert_map.front import drop_dominated, find_knee, make_front
 from planner.expert_map.hierarchy import choose_policy, fullest_node_bound, split_by_node, sum_groups
 from planner.expert_map.native import Search
 from planner.expert_map.problem import Problem
-from planner.expert_map.renew import prices_within_nodes, renew, search_windows
+from planner.expert_map.renew import keep_or_replace, prices_within_nodes, renew, search_windows
 from planner.expert_map.types import BoundKind, Effort, ExpertMap, FrontPoint, Policy, Sizes, WindowsOutcome
 from planner.expert_map.weigh import (
     Floats,
@@ -84,14 +84,18 @@ class _FreshMap:
         return self.within_nodes and not self.front
 
 
-def make_map(problem: Problem, previous_LGS: Ints | None = None, keep_within: float = 0.0) -> ExpertMap:
+def make_map(
+    problem: Problem, previous_LGS: Ints | None = None, keep_within: float = 0.0, *, as_a_whole: bool = False
+) -> ExpertMap:
     """Return the map for `problem`; see `balance`."""
     first = _first_map(problem)
     bound_L, binding = _compute_bounds(problem, first)
-    slots_LGS, moved_slots, dispatch = _search_further(problem, first, bound_L), None, first.dispatch
+    fresh_LGS, moved_slots, dispatch = _search_further(problem, first, bound_L), None, first.dispatch
+    slots_LGS = fresh_LGS
     if previous_LGS is not None:
         nodes = {"within_nodes": first.within_nodes, "keeps_groups_whole": first.keeps_groups_whole}
-        slots_LGS = renew(problem, previous_LGS, slots_LGS, keep_within, **nodes)
+        choose = keep_or_replace if as_a_whole else renew
+        slots_LGS = choose(problem, previous_LGS, fresh_LGS, keep_within, **nodes)
         moved_slots = int((slots_LGS != previous_LGS).sum())
     if dispatch is not None and slots_LGS is not first.slots_LGS:
         (dispatch,) = make_front(problem.mean_loads, slots_LGS[None], problem.sizes, (first.policy,))
@@ -107,10 +111,17 @@ def make_map(problem: Problem, previous_LGS: Ints | None = None, keep_within: fl
         is_covered=bool(problem.domains) and count_uncovered(rows, problem.domains) == 0,
         split=problem.split,
         moved_slots=moved_slots,
+        kept_despite=None if moved_slots != 0 else _mean_if_better(problem, fresh_LGS, slots_LGS),
         front=first.front,
         dispatch=dispatch,
         windows=_summarize_windows(problem, first, slots_LGS),
     )
+
+
+def _mean_if_better(problem: Problem, fresh_LGS: Ints, slots_LGS: Ints) -> float | None:
+    """Return the fresh map's max over mean, averaged over layers, if it is below that of the map in use."""
+    fresh, used = (float(problem.ratio(each).mean()) for each in (fresh_LGS, slots_LGS))
+    return fresh if fresh * (1 + ROUNDING) < used else None
 
 
 def _summarize_windows(problem: Problem, first: _FreshMap, slots_LGS: Ints) -> WindowsOutcome | None:

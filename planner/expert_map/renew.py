@@ -26,7 +26,7 @@ from planner.expert_map.problem import Problem
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, as_rows
 
-__all__ = ["align_slots", "match_gpus", "prices_within_nodes", "remove_repeats", "renew", "search_windows"]
+__all__ = ["align_slots", "keep_or_replace", "match_gpus", "prices_within_nodes", "remove_repeats", "renew", "search_windows"]
 
 Flags = NDArray[np.bool_]
 ROUNDING = 1e-9  # our loads are rounded down to whole numbers, EPLB's are not
@@ -61,24 +61,59 @@ def renew(
     target_L = target_L * (1 + ROUNDING) * (1 + keep_within)
 
     def is_acceptable(slots_LGS: Ints) -> Flags:
-        is_even_L = problem.ratio(slots_LGS) <= target_L * (1 + ROUNDING)
-        is_covered_L = [
-            not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)
-        ]
-        is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, sizes, loads_LE.shape[1])
-        return is_even_L & is_covered_L & is_whole_L
+        is_even_L: Flags = problem.ratio(slots_LGS) <= target_L * (1 + ROUNDING)
+        return is_even_L & _is_sound(problem, slots_LGS, keeps_groups_whole)
 
     choices = [previous_LGS, fresh_LGS]
     if not problem.gpus_hold_all_experts:  # else repeats cannot be removed
-        num_nodes = sizes.num_nodes if within_nodes or problem.split != "equal" else 1
-        start_LGS = remove_repeats(loads_LE, previous_LGS, num_nodes)
+        start_LGS = remove_repeats(loads_LE, previous_LGS, _num_matched_nodes(problem, within_nodes))
         near_LGS = _search_near(problem, start_LGS, target_L, within_nodes and not keeps_groups_whole, within_nodes)
-        matched_LGS = np.stack([match_gpus(*each, num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
-        choices[1:1] = [near_LGS, matched_LGS]
+        choices[1:1] = [near_LGS, _match_all(problem, fresh_LGS, previous_LGS, within_nodes)]
     slots_LGS = choices.pop()
     for each in reversed(choices):
         slots_LGS = np.where(is_acceptable(each)[:, None, None], each, slots_LGS)
     return align_slots(slots_LGS, previous_LGS)
+
+
+def keep_or_replace(
+    problem: Problem,
+    previous_LGS: Ints,
+    fresh_LGS: Ints,
+    keep_within: float,
+    *,
+    within_nodes: bool,
+    keeps_groups_whole: bool,
+) -> Ints:
+    """Return the previous map as it is, or the fresh one, slots `[L, G, S]`; nothing in between.
+
+    The previous one is kept while its max over mean, averaged over layers, is at most `1 + keep_within` times the fresh
+    one's. The fresh one has its GPUs numbered so that most experts stay where they are.
+    """
+    most = problem.ratio(fresh_LGS).mean() * (1 + keep_within) * (1 + ROUNDING)
+    is_sound = _is_sound(problem, previous_LGS, keeps_groups_whole).all()
+    if is_sound and problem.ratio(previous_LGS).mean() <= most:
+        return previous_LGS
+    matched_LGS = _match_all(problem, fresh_LGS, previous_LGS, within_nodes)
+    is_as_good_L = problem.ratio(matched_LGS) <= problem.ratio(fresh_LGS) * (1 + ROUNDING)
+    is_as_good_L &= _is_sound(problem, matched_LGS, keeps_groups_whole)
+    return align_slots(np.where(is_as_good_L[:, None, None], matched_LGS, fresh_LGS), previous_LGS)
+
+
+def _is_sound(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
+    """Return for each layer whether it is covered, and has whole groups where groups stay whole, `[L]`."""
+    is_covered_L = [not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)]
+    is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.mean_loads.shape[1])
+    return np.array(is_covered_L) & is_whole_L
+
+
+def _num_matched_nodes(problem: Problem, within_nodes: bool) -> int:
+    """Return the number of nodes whose GPUs stay together; 1 if any GPU may stand for any other."""
+    return problem.sizes.num_nodes if within_nodes or problem.split != "equal" else 1
+
+
+def _match_all(problem: Problem, fresh_LGS: Ints, previous_LGS: Ints, within_nodes: bool) -> Ints:
+    num_nodes = _num_matched_nodes(problem, within_nodes)
+    return np.stack([match_gpus(*each, num_nodes) for each in zip(fresh_LGS, previous_LGS, strict=True)])
 
 
 def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split: bool, within_nodes: bool) -> Ints:

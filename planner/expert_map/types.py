@@ -97,6 +97,7 @@ class ExpertMap:
     is_covered: bool = False
     split: SplitRule = "equal"
     moved_slots: int | None = None  # slots that differ from the previous map; None without one
+    kept_despite: float | None = None  # mean max over mean of a better map, if the previous one was kept all the same
     front: tuple[FrontPoint, ...] = ()  # the maps that `auto` could choose from, if groups can stay on nodes (`front`)
     dispatch: FrontPoint | None = None  # the point of this map
     windows: WindowsOutcome | None = None  # if there are several

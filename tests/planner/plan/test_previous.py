@@ -1,10 +1,14 @@
-"""`plan --previous`: expert maps start from the previous plan's, and few of their slots change."""
+"""`plan --previous`: expert maps stay as they are, or are fresh where that is worth a restart or costs none."""
 
 import json
+from statistics import fmean
 
 import pytest
 
 from planner.cli import main
+from planner.compiler import run_passes
+from planner.rules.check import check_spec, with_values
+from tests.planner.conftest import SPEC
 from tests.planner.layout.test_memory import PAIR
 
 
@@ -118,6 +122,91 @@ def test_other_loads_move_fewer_slots_than_a_fresh_map_would(plan, spec_text):
 
     assert maps_of(renewed)["decode"]["moves"]["moved_slots"] == moved(near) < moved(anew)
     assert all(set(row) == set(range(32)) for row in near)
+
+
+LOADS = [
+    [round(1e5 / (1 + expert) ** 0.6 * (1 + (7 * expert + layer) % 5)) for expert in range(32)] for layer in range(4)
+]
+RESTARTS = {
+    "an image": {"kubernetes.image": "runtime:2"},
+    "a limit": {"decode.max_requests": 8, "prefill.max_requests": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def drifting(spec_folder):
+    """(spec, previous plan, drifts): loads by how far each expert's is off, `drift(0.02)` by up to 2 %."""
+    text = SPEC.replace("  alpha: 1.01\n  seed: 0\n", "  file: loads-0.json\n")
+    (spec_folder / "drifting.yaml").write_text(text)
+
+    def drift(share):
+        rows = [
+            [round(load * (1 + share * ((5 * number) % 7 / 3 - 1))) for number, load in enumerate(row)] for row in LOADS
+        ]
+        (spec_folder / f"loads-{share}.json").write_text(json.dumps(rows))
+        return {"expert_load.file": f"loads-{share}.json"}
+
+    drift(0)
+    spec = check_spec(spec_folder / "drifting.yaml")
+    return spec, run_passes(spec).deployed, drift
+
+
+def test_a_map_stays_while_a_better_one_is_not_worth_a_restart(drifting):
+    """Loads off by 2 %: no slot changes, and the map says that a fresh one would be more even. Off by 40 %: one is."""
+    spec, before, drift = drifting
+    little, much = (run_passes(with_values(spec, drift(share)), before) for share in (0.02, 0.4))
+
+    assert [each.moved_slots for each in little.maps.values()] == [0, 0]
+    assert all(1 <= each.kept_despite < fmean(each.max_over_mean) < 1.01 for each in little.maps.values())
+    assert all(each.moved_slots > 0 for each in much.maps.values())
+
+
+def test_a_fresh_map_is_as_even_as_one_that_is_made_anew(drifting):
+    """There is no map in between, which would restart the same units; but its GPUs are numbered so that less moves."""
+    spec, before, drift = drifting
+    after = with_values(spec, drift(0.4))
+    near, anew = run_passes(after, before).deployed, run_passes(after).deployed
+    old, new, fresh = (
+        {unit.phase: plan.expert_maps[unit.expert_map] for unit in plan.units} for plan in (before, near, anew)
+    )
+
+    for phase in old:
+        assert new[phase].max_over_mean == fresh[phase].max_over_mean
+        slots = len(new[phase].physical_to_logical[0]) // near.phases[phase].ep_size
+        moved = [count_moved(old[phase], each, slots) for each in (new[phase], fresh[phase])]
+        assert moved[0] < moved[1]
+
+
+def count_moved(old, new, slots):
+    """Slots whose GPU did not hold the expert."""
+    return sum(
+        len(set(after[gpu : gpu + slots]) - set(before[gpu : gpu + slots]))
+        for before, after in zip(old.physical_to_logical, new.physical_to_logical, strict=True)
+        for gpu in range(0, len(after), slots)
+    )
+
+
+@pytest.mark.parametrize("other", RESTARTS)
+def test_units_that_restart_anyway_take_the_fresh_map(other, drifting):
+    """Where every unit of a phase has another reason to restart; the next plan after it keeps that map."""
+    spec, before, drift = drifting
+    changed = with_values(spec, drift(0.02) | RESTARTS[other])
+    after = run_passes(changed, before)
+    again = run_passes(changed, after.deployed)
+
+    assert after.restarting == {"prefill", "decode"}
+    assert all(each.moved_slots > 0 and each.kept_despite is None for each in after.maps.values())
+    assert (again.restarting, again.deployed.digest) == (frozenset(), after.deployed.digest)
+
+
+def test_one_unit_that_stays_keeps_the_map(drifting):
+    """A second decode unit restarts no other, and prefill's other limit no decode unit."""
+    spec, before, drift = drifting
+    changed = drift(0.02) | {"cluster.nodes": 5, "decode.units": 2, "prefill.max_requests": 9}
+    after = run_passes(with_values(spec, changed), before)
+
+    assert after.restarting == {"prefill"}
+    assert after.maps["decode"].moved_slots == 0
 
 
 def test_a_map_of_other_sizes_is_no_start(plan, spec_text):
