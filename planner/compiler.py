@@ -18,7 +18,9 @@ from planner.plan.decided import decided_sections
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan, seal_plan
 from planner.plan.user_input import read_input, refuse_option
-from planner.rules.table import findings_at
+from planner.problems.errors import InfeasibleError
+from planner.problems.fix import Fix
+from planner.rules.table import findings_at, refusals_of
 from planner.search.auto import Choice, decide
 from planner.search.repair import require_feasible
 from planner.spec.resolved import ResolvedSpec
@@ -71,11 +73,27 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     choice = decide(spec)
     resolved = choice.spec
     candidate = Compiled(resolved.document, previous, calibration, known=resolved, choice=choice)
-    require_feasible(candidate, "mapped", choice.original)
+    _require_plan(candidate)
     if previous is not None and (restarting := _restarting(candidate, previous)):
         candidate = replace(candidate, restarting=restarting)
-        require_feasible(candidate, "mapped", choice.original)
+        _require_plan(candidate)
     return candidate
+
+
+def _require_plan(candidate: Compiled) -> None:
+    """Raise InfeasibleError if no plan is possible, and say so if one is without the previous plan."""
+    try:
+        require_feasible(candidate, "mapped", candidate.choice.original)
+    except InfeasibleError as error:
+        if candidate.previous is None or refusals_of(replace(candidate, previous=None), "mapped"):
+            raise
+        raise InfeasibleError([replace(each, fix=_or_anew(each.fix)) for each in error.findings]) from None
+
+
+def _or_anew(fix: Fix | str) -> Fix:
+    """Return the fix with another way, which was tried: to place all units anew."""
+    changes = fix.changes if isinstance(fix, Fix) else ()
+    return Fix(f"{fix}; or move running units: without the previous plan (render --anew) the spec is feasible", changes)
 
 
 def _restarting(candidate: Compiled, previous: Plan) -> frozenset[Phase]:

@@ -7,6 +7,7 @@ import pytest
 
 from planner.cli import main
 from planner.compiler import run_passes
+from planner.problems.errors import InfeasibleError
 from planner.rules.check import check_spec, with_values
 from tests.planner.conftest import SPEC
 from tests.planner.layout.test_memory import PAIR
@@ -229,3 +230,24 @@ def test_a_map_that_splits_a_few_groups_stays_in_service(plan):
 
     assert prefill["moves"]["moved_slots"] == 0
     assert prefill["dispatch"] == first["balance"]["prefill"]["dispatch"] in prefill["front"]
+
+
+def with_racks(spec_text, leaf, more=""):
+    """The spec with a pair of units of two nodes: two racks of two nodes, perhaps with leaves across them."""
+    places = [f"{{name: node-{index}, rack: {'aabb'[index]}{leaf and f', leaf: {leaf[index]}'}}}" for index in range(4)]
+    text = spec_text.replace("  ep_size: 2\n", "  ep_size: 4\n").replace("experts: 4", "experts: 32")
+    return text.replace("  nodes: 3\n", f"  nodes: [{', '.join(places)}]\n") + more
+
+
+@pytest.mark.parametrize(("leaf", "helps"), [("xyxy", True), ("xxyy", False)])
+def test_a_refusal_that_placing_anew_avoids_says_so(leaf, helps, spec_text, spec_file):
+    """S721: units stay inside a rack each. Placed anew, leaves spread them over both racks, or do not."""
+    before = run_passes(check_spec(spec_file(with_racks(spec_text, ""), "racks.yaml"))).deployed
+    after = check_spec(spec_file(with_racks(spec_text, leaf, "coverage: rack\n"), "covered.yaml"))
+    with pytest.raises(InfeasibleError) as error:
+        run_passes(after, before)
+
+    assert {each.id for each in error.value.findings} == {"S721"}
+    assert {"without the previous plan (render --anew)" in each.message for each in error.value.findings} == {helps}
+    if helps:
+        assert run_passes(after).deployed.runnable
