@@ -45,6 +45,7 @@ from planner.search.decision import DEFAULT, MAX_REQUESTS, Decision, is_auto, ne
 from planner.search.fleet import Demand, count_nodes, require_speeds, traffic_demand, with_max_nodes
 from planner.search.unit_sizes import all_sizes
 from planner.search.windows import decide_windows
+from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
@@ -140,6 +141,7 @@ def _unused_fields(spec: Spec) -> set[str]:
         found |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
     if spec.engine_name != OURS:
         found |= {"split", "kubernetes.image"}  # the engine has its own
+        found |= {f"kv_cache.{name}" for name in KvCacheSpec.model_fields}
     return found
 
 
