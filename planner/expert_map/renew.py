@@ -26,7 +26,15 @@ from planner.expert_map.problem import Problem
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, as_rows
 
-__all__ = ["align_slots", "keep_or_replace", "match_gpus", "prices_within_nodes", "remove_repeats", "renew", "search_windows"]
+__all__ = [
+    "align_slots",
+    "keep_or_replace",
+    "match_gpus",
+    "prices_within_nodes",
+    "remove_repeats",
+    "renew",
+    "search_windows",
+]
 
 Flags = NDArray[np.bool_]
 ROUNDING = 1e-9  # our loads are rounded down to whole numbers, EPLB's are not

@@ -103,5 +103,5 @@ def test_rendering_says_what_it_changed(folder, capsys):
     said = [_run(capsys, *words)[1] for _ in range(2)]
     document = json.loads(_run(capsys, "render", folder / "new.yaml", "-o", folder / "deploy", "--format=json")[1])
 
-    assert [each.splitlines()[0].rpartition(", ")[2] for each in said] == ["19 changed", "unchanged"]
-    assert {"kustomization.yaml", "plan.json"} <= set(document["changed"]) < set(document["files"])
+    assert [each.splitlines()[0].rpartition(", ")[2] for each in said] == ["24 changed", "unchanged"]
+    assert {"plan/plan.yaml", "service-demo-gateway.yaml"} <= set(document["changed"]) < set(document["files"])

@@ -24,7 +24,8 @@ CONTENTS = {
     "YAML": f"version: 1\n{SECRET}: [{SECRET}",
 }
 BESIDE_THE_MODEL = ("tidemill-checkpoint.json", "hf_quant_config.json")
-LINKED = ("spec.yaml", "prod.yaml", "deploy/plan.json", "deploy/kustomization.yaml", *BESIDE_THE_MODEL)
+PLANNED = ("deploy/plan/plan.yaml", "deploy/plan/demo-decode-0.yaml", "deploy/plan/decode-map.yaml")
+LINKED = ("spec.yaml", "prod.yaml", *PLANNED, "deploy/kustomization.yaml", *BESIDE_THE_MODEL)
 
 
 @pytest.fixture
@@ -70,6 +71,9 @@ def test_a_link_leads_to_no_file_outside(name, checkout, capsys):
 
     No field names these files: the spec itself, an overlay, the folder's, and those beside a config.json.
     """
+    if name in PLANNED:
+        main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy"])
+        capsys.readouterr()
     for outside in (checkout.parent / "secret.json", checkout / ".git" / "config"):
         outside.write_text(SECRET)
         (checkout / name).unlink(missing_ok=True)
@@ -97,12 +101,17 @@ def test_a_message_repeats_no_text_of_a_file(field, content, checkout, capsys):
 
 def test_a_plan_in_a_folder_is_not_repeated(checkout, capsys):
     """Its version and a key that stands there twice were."""
+    main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy"])
+    capsys.readouterr()
     for content in CONTENTS.values():
-        (checkout / "deploy" / "plan.json").write_text(content)
-        status, said = _check(capsys)
+        for name in PLANNED:
+            before = (checkout / name).read_text()
+            (checkout / name).write_text(f"{before.splitlines()[0]}\n{content}")
+            status, said = _check(capsys)
+            (checkout / name).write_text(before)
 
-        assert status == 2
-        assert SECRET not in said
+            assert status == 2
+            assert SECRET not in said
 
 
 def test_a_link_into_another_checkout_is_outside(checkout, capsys):
@@ -123,8 +132,8 @@ def test_the_base_has_a_checkout_of_its_own(checkout, capsys):
     main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy"])
     subprocess.run(["cp", "-r", str(checkout), str(base)], check=True)
     passed, _ = _check(capsys, base=("--base", "../base"))
-    (base / "deploy" / "plan.json").rename(checkout.parent / "secret.json")
-    (base / "deploy" / "plan.json").symlink_to("../../secret.json")
+    (base / "deploy" / "plan" / "plan.yaml").rename(checkout.parent / "secret.yaml")
+    (base / "deploy" / "plan" / "plan.yaml").symlink_to("../../../secret.yaml")
     refused, said = _check(capsys, base=("--base", "../base"))
 
     assert (passed, refused) == (0, 2)
