@@ -9,9 +9,11 @@ __all__ = ["printable", "without_passwords", "without_secrets"]
 
 # An @, in other spellings too, but not the one before an image digest.
 AT = "@(?!sha256:)|%40|\N{FULLWIDTH COMMERCIAL AT}|\N{SMALL COMMERCIAL AT}"
-# An address up to the end of its user and password. An address that was parsed as a path has only one slash.
-ADDRESS = re.compile(rf"\b([a-z][a-z0-9+.-]*:/+)\S*(?:{AT})", re.IGNORECASE)
-QUERY = re.compile(r"\b(https?:/+[^\s?#]*)[?#][^\s),]+", re.IGNORECASE)
+# Each of these takes time in proportion to a text's length: texts of strangers may be long.
+WORD = re.compile(r"\S+")
+SCHEME_END = re.compile(r"(?<=[a-z0-9+.-]):/+", re.IGNORECASE)  # one slash in an address that was parsed as a path
+HTTP = re.compile("https?:/", re.IGNORECASE)
+QUERY = re.compile(r"[?#][^\s),]+")
 
 
 def printable(text: str) -> str:
@@ -21,7 +23,20 @@ def printable(text: str) -> str:
 
 def without_passwords(text: str) -> str:
     """Return a message without the user, password, query and fragment of any address in it."""
-    return QUERY.sub(r"\1", ADDRESS.sub(r"\1", text))
+    return WORD.sub(lambda word: _without_secrets_of_address(word[0]), text)
+
+
+def _without_secrets_of_address(word: str) -> str:
+    shown = _without_user(word)
+    return QUERY.sub("", shown) if HTTP.search(word) else shown
+
+
+def _without_user(word: str) -> str:
+    """Return a word without what stands between an address's scheme and the last @."""
+    scheme, ats = SCHEME_END.search(word), list(re.finditer(AT, word))
+    if scheme is None or not ats or ats[-1].start() < scheme.end():
+        return word
+    return word[: scheme.end()] + word[ats[-1].end() :]
 
 
 def without_secrets(url: str) -> str:

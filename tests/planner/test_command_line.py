@@ -4,12 +4,15 @@ import json
 from importlib import metadata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner.cli import main
 from planner.facts.digest import pretty_json
 from planner.facts.loads import read_loads
 from planner.plan.plan import document_digest
 from planner.plan.user_input import read_input
+from planner.problems.printable import without_passwords
 from planner.spec.resolved import ResolvedSpec
 
 
@@ -153,6 +156,24 @@ def test_a_reason_in_a_plan_does_not_write_to_the_terminal(plan_of, spec_text, t
 
     assert (status, r"\x1b]0;owned\x07\u202e" in err) == (3, True)
     assert all(line.isprintable() for line in err.splitlines())
+
+
+@given(st.lists(st.sampled_from(["http", "oci", ":/", "/", "a", "?", "#", ")", ",", " "]), max_size=12).map("".join))
+def test_addresses_lose_user_and_query(text):
+    """Wherever an address stands in a text; the rest of the text stays."""
+    shown = without_passwords(f"{text}http://eve:hunter2@h/x?t=hunter2 rest {text}")
+
+    assert "hunter2" not in shown
+    assert " rest " in shown
+    assert without_passwords(shown) == shown
+
+
+@pytest.mark.parametrize("piece", ["a:/", "http://", "a.b+", "http:/x?", "@"])
+def test_long_texts_are_printed_at_once(piece):
+    """A stranger's text may be as long as a file: a square of its length was minutes."""
+    text = piece * 300_000
+
+    assert len(without_passwords(text)) <= len(text)
 
 
 def test_a_key_that_a_plan_has_twice_is_refused(plan_text, tmp_path, error_of):
