@@ -3,9 +3,10 @@
 A figure is rounded where it is written, since estimates are no more exact; a rounded one stays as it is.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 __all__ = ["Digest", "Maybe", "Part", "Rounded", "Rounded6"]
 
@@ -28,7 +29,8 @@ Rounded6 = Annotated[float, _rounded(6)]
 class Part(BaseModel):
     """A part of a document: its keys are read from JSON, or from the attributes of what a pass found.
 
-    An attribute with another name than its key is the key's alias.
+    An attribute with another name than its key is the key's alias. A list is refused at its first wrong entry: a
+    hostile file may have millions.
     """
 
     model_config = ConfigDict(
@@ -41,3 +43,21 @@ class Part(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's schema, with lists that end at their first error."""
+        schema = handler(source)
+        _end_lists_early(schema)
+        return schema
+
+
+def _end_lists_early(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple"):
+            schema["fail_fast"] = True
+        for each in schema.values():
+            _end_lists_early(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            _end_lists_early(each)

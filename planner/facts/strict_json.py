@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 __all__ = ["NotStrict", "each_once", "parsed_json"]
 
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
+MAX_PARTS = 2**20  # lists and objects; a plan of 20,000 nodes has a quarter of it
+MAX_VALUES = 2**22  # such a plan has a third of it
 MAX_NUMBER = 1e30  # assumed: a day's bytes of the largest fleet are below 1e20
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is none by itself
 
@@ -21,6 +23,7 @@ class NotStrict(ValueError):
 
 def parsed_json(content: bytes) -> Any:
     """Return what `content` says. Raises NotStrict."""
+    _require_few_parts(content)
     try:
         text = content.decode()  # Python's reader would also take UTF-16 and half characters
         found = json.loads(
@@ -46,6 +49,14 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise NotStrict("an object in it has the same key twice")
         found[key] = value
     return found
+
+
+def _require_few_parts(content: bytes) -> None:
+    """Raise NotStrict where small parts would take far more time and memory than their bytes. Text counts, too."""
+    if content.count(b"[") + content.count(b"{") > MAX_PARTS:
+        raise NotStrict(f"it has more than {MAX_PARTS:,} lists and objects")
+    if content.count(b",") > MAX_VALUES:
+        raise NotStrict(f"it has more than {MAX_VALUES:,} values")
 
 
 def _not_a_number(word: str) -> NoReturn:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from planner.cli import main
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.digest import digest_of, pretty_json
+from planner.facts.strict_json import NotStrict, parsed_json
 from planner.plan.launch import launch_digest, restore_map, unit_digest
 from planner.plan.load import load_plan, read_plan
 from planner.plan.plan import Plan, document_digest, plan_digest
@@ -256,6 +257,21 @@ def test_a_key_of_no_version_is_refused(document, tmp_path):
 
         assert problem.rule[:4] == "S906", keys
         assert "extra" in problem.reason, keys
+
+
+def test_a_list_is_refused_at_its_first_wrong_entry(document):
+    """Millions of them took minutes to be told apart, and one is told."""
+    with pytest.raises(ValidationError) as refused:
+        Plan.model_validate_json(json.dumps(document | {"units": [[]] * 1000}))
+
+    assert [each["loc"] for each in refused.value.errors() if len(each["loc"]) > 1] == [("units", 0)]
+
+
+@pytest.mark.parametrize(("text", "reason"), [(b"[],", "lists and objects"), (b"1,", "values")])
+def test_a_document_of_too_many_parts_is_not_parsed(text, reason):
+    """They take a hundred times more memory than their bytes."""
+    with pytest.raises(NotStrict, match=reason):
+        parsed_json(b"[" + text * 2**23 + b"0]")
 
 
 def test_a_map_is_known_by_its_digest(document, tmp_path):
