@@ -272,17 +272,24 @@ FAULTS = (
 )
 
 
-def test_a_probe_measures_between_nodes_and_leaves_nothing(cluster, spec):
-    """A pod on each planned node has the image and reaches the others by name."""
+def test_a_probe_measures_between_nodes_and_leaves_nothing(cluster, spec, tmp_path):
+    """A pod on each planned node has the image and reaches the others by name; prefill's tries the disk for KV."""
     before = listing(cluster.api)
+    keeping = tmp_path / "spec.yaml"
+    keeping.write_text(spec.read_text())
+    disk = Path("/var/tidemill-test-kv")  # of the machine: nodes share its file system
+    kept = {"memory": "16MiB", "disk": {"path": str(disk), "size": "100MB"}}
+    change(keeping, lambda document: document.update(kv_cache=kept))
 
-    done = doctor(spec, cluster.kubeconfig, "--probe")
+    done = doctor(keeping, cluster.kubeconfig, "--probe")
 
     assert (done.returncode, json.loads(done.stdout)) == (0, {"findings": []}), done.stderr
     said = re.search(r"all to all between 3 nodes: ([\d.]+) MB/s .*, ([\d.]+) in the worst case \(node-", done.stderr)
+    assert "KV on 1 disk, at least" in done.stderr
     assert said, done.stderr
     assert float(said[1]) >= float(said[2]) > 0
     assert listing(cluster.api) == before
+    disk.rmdir()  # it is empty
 
 
 def test_a_probe_finds_the_image_that_nobody_has(cluster, spec, tmp_path):

@@ -370,7 +370,7 @@ def test_pods_of_ranks_that_keep_kv_have_its_memory_and_its_disk(tmp_path, claim
 
     assert pods["demo-prefill-0"]["volumes"][-1] == {"name": "kv", **source}
     assert container["volumeMounts"][-1] == {"name": "kv", "mountPath": "/mnt/kv"}
-    assert container["resources"] == {"requests": {"memory": "6Gi"}}
+    assert container["resources"] == {"requests": {"memory": "3Gi"}}
     assert container["securityContext"].get("runAsUser") == user
     assert namespace.get("pod-security.kubernetes.io/enforce") == level
     for name in ("demo-decode-0", "demo-gateway"):
