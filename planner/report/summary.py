@@ -23,6 +23,7 @@ def summary(report: Report) -> dict[str, str]:
         "cost": _cost(report),
         "load": _load(report),
         "speed": _speed(report),
+        "KV kept": _kept_kv(report),
         "TTFT": _latency(report, "ttft"),
         "TPOT": _latency(report, "tpot"),
         "failure": _failure(report),
@@ -154,6 +155,22 @@ def _speed(report: Report) -> str:
         if takes and now != then:
             faster.append(f"{takes} more per GPU would cut {phase}'s imbalance from {now} to {then}")
     return "; ".join([f"tokens/s per GPU: {', '.join(rates)}", *faster]) if rates else ""
+
+
+def _kept_kv(report: Report) -> str:
+    """Say how long the spec's memory and disk keep a block, and what hits that gives beside those of the spec."""
+    kept = "kv_cache.kept"
+    if report.find(kept, "hit_rate") is None:
+        return ""
+    tiers = {"in memory": "memory_minutes", "on the disk": "disk_minutes"}
+    stays = " and ".join(
+        f"{report.text(kept, name)} min {tier}" for tier, name in tiers.items() if report.find(kept, name)
+    )
+    hits = f"{report.text(kept, 'hit_rate')} hits in Mooncake's conversations"
+    said = f"traffic.cache_hit_rate is {report.text('kv_cache', 'hit_rate')}"
+    writes = report.text(kept, "drive_writes_per_day")
+    worn = f"; up to {writes} drive writes a day" if writes else ""
+    return f"a block stays {stays} in the busiest hour: {hits}, {said}{worn}"
 
 
 def _latency(report: Report, name: str) -> str:

@@ -97,6 +97,24 @@ def test_the_first_lines_say_what_is_not_known(shipped):
     assert lines["units"].endswith("3 of 3 nodes (2 CPU ranks each)")
 
 
+def test_kept_kv_is_told_with_the_hits_that_it_gives(shipped, tmp_path):
+    """Beside the spec's rate. Predictions read KV at the disk's rate, and 84 nodes a day begin with empty memory."""
+    kept = {"memory": "48GiB", "disk": {"path": "/kv", "size": "4TB", "bandwidth": "6GB/s"}}
+    plan, path = shipped(kv_cache=kept), tmp_path / "plan.json"
+    path.write_text(json.dumps(plan.as_json()))
+    lines = lines_of(plan)
+
+    assert lines["KV kept"] == (
+        "a block stays 1.34 min in memory and 30 min on the disk in the busiest hour: 25.3% hits in Mooncake's"
+        " conversations, traffic.cache_hit_rate is 56.3%; up to 17.11 drive writes a day"
+    )
+    assert plan.kv_cache.kept.lost_share == pytest.approx(84 * 8 * 48 * 2**30 / 70_272 / (608e9 * 0.437), rel=1e-3)
+    assert plan.performance["prefill"].operating_point.cache_read_gbps == 48
+    assert "cache_read_rate" not in lines["assumed"]
+    assert "KV kept" not in lines_of(shipped())
+    assert read_plan(path).report == plan.report
+
+
 def test_an_engine_that_cannot_run_it_is_a_blocker(shipped):
     """The first lines name the rule's id, as `validate` prints it; the message stands below."""
     plan = shipped("mi300x-single-node.yaml")
