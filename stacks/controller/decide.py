@@ -3,6 +3,7 @@
     start   a unit that the day wants, from its warm-up on, or that demand asks for
     drain   a unit that neither asks for, as soon as enough others of every phase are ready;
             and one whose turn it is to take a new template (`turns.py`), once nothing else is to do
+    delete  a unit that has left the plan, as soon as it might be drained, or a unit that is to run needs its nodes
 
 A unit is one group: if somebody scales it to more, it is scaled to 1 again.
 
@@ -19,7 +20,7 @@ nothing meanwhile. If the end of a hold cannot be read, units start and none dra
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
@@ -68,6 +69,7 @@ class Decision:
     extra_demand: tuple[str, ...]  # phases with more demand than planned: `demand asks for 3 decode units, ...`
     unmet_demand: tuple[str, ...]  # phases with more demand than units, and what the operator can do
     turns: Turns
+    leaving: tuple[str, ...]  # units to delete, which have left the plan
     reason: str
 
 
@@ -87,20 +89,22 @@ def decide(situation: Situation, now: float) -> Decision:
         extra_demand=tuple(_describe_extra_demand(situation, planned, wanted)),
         unmet_demand=tuple(_describe_unmet_demand(situation, wanted, force)),
         turns=_pause_turns(situation, "held as it is"),
+        leaving=(),
         reason="; ".join([*orders.unreadable, "held as it is"]),
     )
     if decision.is_held:
         return decision
     on = required_units(situation, now)
-    starts = tuple(_starts(situation.units, on, {*wanted} - {*planned}))
+    starts = tuple(_starts(situation, on, {*wanted} - {*planned}))
     may_go = [unit for unit in situation.units if unit.is_on and unit.name not in on] if orders.may_drain else []
-    drains = tuple(_drains(situation, wanted, may_go))
+    leaving = _leaving(situation, wanted, on) if orders.may_drain else []
+    drains = tuple(_drains(situation, wanted, may_go, leaving))
     drained = {each.unit for each in drains}
     kept = [unit.name for unit in may_go if unit.name not in drained]
     single = tuple(_undo_extra_groups(unit for unit in situation.units if unit.name not in drained))
     scales = starts + single + drains
     turns = _turns(situation, decision.wanted, on, scales, _stand_ins(situation, now))
-    decision = replace(decision, scales=scales + tuple(_take_turns(turns)), turns=turns)
+    decision = replace(decision, scales=scales + tuple(_take_turns(turns)), turns=turns, leaving=tuple(leaving))
     return replace(decision, reason=_explain(situation, decision, kept, force))
 
 
@@ -190,10 +194,11 @@ def _forced_step(situation: Situation, force: Force) -> Step:
     return next(step for step in situation.timetable.steps if step.at == force.state)
 
 
-def _starts(units: Sequence[LiveUnit], on: set[str], asked: set[str]) -> Iterator[Scale]:
+def _starts(situation: Situation, on: set[str], asked: set[str]) -> Iterator[Scale]:
     """Yield the units to start. Before its new template is current, a unit may start with either."""
-    for unit in units:
-        if unit.name in on and unit.replicas == 0 and not unit.is_outdated and not holders(unit, units):
+    everybody = [*situation.units, *situation.departed]
+    for unit in situation.units:
+        if unit.name in on and unit.replicas == 0 and not unit.is_outdated and not holders(unit, everybody):
             yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
 
 
@@ -226,9 +231,21 @@ def _undo_extra_groups(units: Iterable[LiveUnit]) -> Iterator[Scale]:
             yield Scale(unit.name, True, f"it was scaled to {unit.replicas} groups, and a unit is one")
 
 
-def _drains(situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUnit]) -> Iterator[Scale]:
+def _leaving(situation: Situation, wanted: Sequence[str], on: set[str]) -> list[str]:
+    """Return the departed units to delete: those that nobody misses, and those that keep others from their nodes."""
+    awaited = [unit for unit in situation.units if unit.name in on and not unit.is_ready]
+    blocking = {each.name for unit in awaited for each in holders(unit, situation.departed)}
+    found = [unit.name for unit in situation.departed if not unit.is_on or unit.name in blocking]
+    staying = [unit for unit in situation.departed if unit.name not in found]
+    return found + [each.unit for each in _drains(situation, wanted, staying, found)]
+
+
+def _drains(
+    situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUnit], leaving: Collection[str]
+) -> Iterator[Scale]:
     """Yield the units of `may_go` to drain, last ones first, as long as every phase keeps the units wanted."""
-    needed, ready = _count_by_phase(situation, wanted), _count_ready(situation.units)
+    there = [*situation.units, *(unit for unit in situation.departed if unit.name not in leaving)]
+    needed, ready = _count_by_phase(situation, wanted), _count_ready(there)
     for unit in reversed(may_go):
         left = ready - Counter({unit.phase: int(unit.is_ready)})
         if all(left[phase] >= number for phase, number in needed.items()):
@@ -284,10 +301,12 @@ def _explain(situation: Situation, decision: Decision, kept: Sequence[str], forc
     ready = {unit.name for unit in situation.units if unit.is_on and unit.is_ready}
     awaited = [unit for unit in decision.wanted if unit not in ready]
     missing = [unit.name for unit in situation.units if unit.replicas is None]
+    departed = [unit.name for unit in situation.departed if unit.name not in decision.leaving]
     parts = [*situation.orders.unreadable, *([f"state {force.state} is forced"] if force else [])]
     parts += [*decision.unmet_demand, *decision.extra_demand, *decision.shortages]
     parts += [decision.turns.reason] if decision.turns.reason else []
     parts += [f"{', '.join(kept)} stays until {' and '.join(awaited)} are ready"] if kept else []
+    parts += [f"{', '.join(departed)} left the plan, and serves on until nobody misses it"] if departed else []
     parts += [f"{', '.join(missing)} not created"] if missing else []
     parts += [situation.unseen] if situation.unseen else []
     return "; ".join(parts) or "as planned"

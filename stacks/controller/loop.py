@@ -1,6 +1,6 @@
 """The controller's loop: look at a deployment, decide, act, report, and again.
 
-    lease -> deployment -> units -> gateway -> decide -> scale -> events -> mark nodes -> heal -> status
+    lease -> deployment -> units -> gateway -> decide -> scale -> events -> mark nodes -> heal -> sweep -> status
 
 Each round reads everything anew, so a controller may end at any moment: what it has done is in the cluster, and the
 next one goes on from there. The time is the API server's, which also writes the deadlines of pods: with a clock of our
@@ -22,6 +22,7 @@ from stacks.controller.observe import CURRENT, Observation, WrongDay, find_deplo
 from stacks.controller.quota import update_quota
 from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wrong_day_status, previous_condition
 from stacks.controller.situation import Situation
+from stacks.controller.sweep import remove_departed, sweep
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
 
@@ -92,8 +93,10 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
         report_event(follower, deployment, reason, message, now, is_warning=is_warning)
     marks, unmarked = _lend_nodes(follower, deployment, observation, now, elapsed_s)
     problems = handle_faulty_nodes(follower, deployment, observation.situation, decision, now, elapsed_s)
+    unit_names = remove_departed(follower, deployment, decision.leaving, now)
+    sweep(follower, deployment, now, elapsed_s)
     if not follower.is_dry_run:
-        status = build_status(measurement, decision, marks, problems, now, deployment)
+        status = build_status(measurement, decision, marks, problems, unit_names, now, deployment)
         write_status(api, deployment, status)
     return "; ".join([f"state {decision.state}: {decision.reason}", *unmarked])
 

@@ -26,8 +26,10 @@ __all__ = [
     "WrongDay",
     "deployment_reference",
     "find_deployment",
+    "list_units",
     "observe",
     "previous_marks",
+    "previous_units",
     "read_clock",
     "read_situation",
     "unit_pods",
@@ -69,10 +71,11 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
     if not clock.has_date(now):
         began = metadata["creationTimestamp"]
         raise WrongDay(f"spec.pace ({clock.pace:g}) has left the calendar since {began}: create the object anew")
-    selector = f"{names.PLAN_LABEL}={metadata['name']}"
-    units = api.list_all(UNIT_API_VERSION, UNIT_KIND, metadata["namespace"], labelSelector=selector)
+    units = list_units(api, deployment)
     outdated, unknown = _find_outdated(api, metadata["namespace"], units)
-    looked = [each["metadata"]["name"] for each in units] if outdated else _units_being_left(deployment, units)
+    departed = _find_departed(deployment, units)
+    is_changing = bool(outdated or departed)
+    looked = [_name(each) for each in units] if is_changing else _units_being_left(deployment, units)
     occupied, unseen = _occupied_nodes(api, metadata["namespace"], looked)
     situation = read_situation(spec, units, clock, now, occupied, outdated)
     noticed_s = (now - _outdated_since(deployment, now)) * clock.pace
@@ -81,9 +84,16 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
             situation,
             unseen="; ".join(filter(None, (unseen, unknown))) or None,
             has_given_notice=noticed_s >= situation.timetable.notice_s,
+            departed=tuple(_departed_unit(each, occupied) for each in departed),
         ),
         clock,
     )
+
+
+def list_units(api: Api, deployment: Manifest) -> list[Manifest]:
+    """Return the LeaderWorkerSets of the plan, also of units that have left it. Raise ProviderError."""
+    selector = f"{names.PLAN_LABEL}={deployment['metadata']['name']}"
+    return api.list_all(UNIT_API_VERSION, UNIT_KIND, deployment["metadata"]["namespace"], labelSelector=selector)
 
 
 def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
@@ -131,6 +141,24 @@ def previous_marks(deployment: Manifest) -> Marks:
     """Return the marks of nodes as they were written last."""
     nodes = (deployment.get("status") or {}).get("nodes") or {}
     return Marks(tuple(nodes.get(FREE) or ()), tuple(nodes.get(RECLAIMED) or ()))
+
+
+def previous_units(deployment: Manifest) -> list[str]:
+    """Return the units that have been in the plan and were still there, as the status has it."""
+    return list((deployment.get("status") or {}).get("unitNames") or ())
+
+
+def _find_departed(deployment: Manifest, units: Sequence[Manifest]) -> list[Manifest]:
+    """Return the units that have been in the plan before and are not now."""
+    planned, known = {each["name"] for each in deployment["spec"]["units"]}, {*previous_units(deployment)}
+    return [
+        each for each in units if _name(each) in known - planned and names.PHASE_LABEL in each["metadata"]["labels"]
+    ]
+
+
+def _departed_unit(live: Manifest, occupied: Mapping[str, Collection[str]]) -> LiveUnit:
+    settings = {"name": _name(live), "phase": live["metadata"]["labels"][names.PHASE_LABEL], "pods": 0}
+    return _unit(settings, live, occupied.get(settings["name"]))
 
 
 def _units_being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[str]:

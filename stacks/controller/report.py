@@ -53,12 +53,14 @@ def build_status(
     decision: Decision,
     marks: Marks,
     problems: Sequence[str] | None,
+    unit_names: Sequence[str],
     now: float,
     deployment: Mapping[str, Any],
 ) -> Status:
     """Return the status at the real time `now`; fields that have not changed stay as they are.
 
-    `problems` say what keeps units on faulty nodes; None if this round did not look.
+    `problems` say what keeps units on faulty nodes; None if this round did not look. `unit_names` are the units of the
+    plan, and those that have left it and are still there.
     """
     observation, demand = measurement.observation, measurement.demand
     situation = observation.situation
@@ -75,6 +77,7 @@ def build_status(
         "units": _units_text(situation, decision),
         "next": _next_change_text(decision.next_change, situation.timetable.timezone, observation.clock),
         "why": decision.reason,
+        "unitNames": [*unit_names],
         **(lending_events if situation.lends_nodes else {}),
         **({"demand": list(_floors_json(demand))} if demand else {}),
         **({"stragglers": list(_suspects_json(measurement.suspects))} if measurement.suspects else {}),
@@ -87,7 +90,7 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
     kept = {
         key: value
         for key, value in (deployment.get("status") or {}).items()
-        if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers")
+        if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers", "unitNames")
     }
     conditions = [(FOLLOWING, "False", WRONG_DAY, why)]
     return kept | {"why": why, **_conditions_json([*conditions, *_ready_conditions(conditions)], deployment, now)}

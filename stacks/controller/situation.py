@@ -65,6 +65,7 @@ class Situation:
     unseen: str | None = None  # what could not be read, and what does not happen because of it
     expected_units: frozenset[str] = frozenset()  # units that will be on if the measured load lasts
     may_lack_one: bool = True  # whether a phase may lack a unit during a turn
+    departed: Sequence[LiveUnit] = ()  # units that have left the plan and are still there
     has_given_notice: bool = True  # whether users of free nodes have known for long enough that units change
 
     def phases(self) -> Mapping[str, Phase]:

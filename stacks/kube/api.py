@@ -20,6 +20,7 @@ __all__ = ["DEFAULT_NAMESPACE", "Api", "connect", "connect_inside"]
 
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 DEFAULT_NAMESPACE = "default"
 POD_TIMEOUT_S = 5  # assumed: a gateway answers at once, and a policy may let nothing through to it
 REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
@@ -103,6 +104,15 @@ class Api:
         items = self._object("GET", path, f"list of {kind}s", list_shapes(kind), query=query)["items"] or []
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
 
+    def list_metadata(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
+        """Return the metadata alone of all objects of a kind, which may be large."""
+        path = self._collection(Reference(api_version, kind, namespace, ""), everywhere=False)
+        query = list(selectors.items())
+        items = (
+            self._object("GET", path, f"list of {kind}s", list_shapes(""), query=query, accept=METADATA)["items"] or []
+        )
+        return [each | {"apiVersion": api_version, "kind": kind} for each in items]
+
     def ask_pod(self, pod: Reference, port: int, path: str, shape: Shape) -> Manifest:
         """Return the JSON that a pod's HTTP port answers, with any status. The request goes through the API server.
 
@@ -149,17 +159,17 @@ class Api:
         query = [("fieldManager", manager)]
         self._connection.request("POST", self._collection(reference), str(reference), query=query, body=manifest)
 
-    def delete(self, reference: Reference, uid: str, *, immediately: bool = False) -> None:
+    def delete(self, reference: Reference, uid: str | None = None, *, immediately: bool = False) -> None:
         """Start a foreground deletion: the object stays until all that it owns is gone. If it is gone, do nothing.
 
-        An object of the same name with another uid stays: a request may arrive late, or twice. With `immediately`, the
-        server removes a pod without waiting for its kubelet.
+        With `uid`, an object of the same name with another one stays: a request may arrive late, or twice. With
+        `immediately`, the server removes a pod without waiting for its kubelet.
         """
         way: dict[str, Any] = {"propagationPolicy": "Foreground"}
         if immediately:
             way = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
         try:
-            how = way | {"preconditions": {"uid": uid}}
+            how = way | ({"preconditions": {"uid": uid}} if uid else {})
             self._connection.request("DELETE", self._path(reference), str(reference), body=how)
         except RefusedError as error:
             if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):

@@ -127,6 +127,7 @@ class Connection:
         query: Sequence[tuple[str, str]] = (),
         body: Any = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
         """Return the JSON of the answer.
@@ -138,7 +139,7 @@ class Connection:
                 verb,
                 path,
                 query_params=list(query),
-                header_params={"Accept": "application/json", "Content-Type": content_type},
+                header_params={"Accept": accept, "Content-Type": content_type},
                 body=body,
                 auth_settings=["BearerToken"],
             )

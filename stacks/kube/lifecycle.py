@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 
-from planner.facts.names import PLAN_LABEL
+from planner.facts.names import PLAN_LABEL, UNIT_LABEL, UNPRUNED
 from stacks.kube import pods
 from stacks.kube.api import DEFAULT_NAMESPACE, Api
 from stacks.kube.diff import Difference, path_text
@@ -27,7 +27,7 @@ from stacks.kube.errors import (
     SharedError,
     UnreachableError,
 )
-from stacks.kube.manifest import Manifest, Reference, is_ending, object_uid
+from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs, object_uid
 from stacks.kube.ownership import is_still_ours, owning_plan, require_still_ours, require_takeable
 from stacks.kube.readiness import is_off, is_withheld, missing
 from stacks.kube.waiting import Patience, await_gone, await_ready, try_list
@@ -183,7 +183,8 @@ def read(api: Api, manifest: Manifest) -> FoundObject | None:
 def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collection[str] = ()) -> None:
     """Delete the object made from `manifest`, with all that it owns, and wait. It may be gone already.
 
-    An object whose uid is in `kept_uids` stays, and so does somebody else's object of the same name.
+    An object whose uid is in `kept_uids` stays, and so does somebody else's object of the same name. So does a launch
+    file that a pod still mounts, if the controller deletes it later: a unit that waits for its turn needs it.
 
     Raise SharedError for a namespace that other plans use.
     """
@@ -191,6 +192,8 @@ def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collecti
     try:
         live = api.get(reference)
         if live is None or object_uid(live) in kept_uids or not is_still_ours(live, manifest):
+            return
+        if UNPRUNED.keys() <= (manifest["metadata"].get("annotations") or {}).keys() and _is_mounted(api, live):
             return
         _delete(api, reference, object_uid(live), owning_plan(manifest), patience)
     except NotServedError:
@@ -217,6 +220,16 @@ def _run_concurrently(act: Callable[[Manifest], None], manifests: Sequence[Manif
         ended = [threads.submit(act, each) for each in manifests]
     for each in ended:
         each.result()
+
+
+def _is_mounted(api: Api, live: Manifest) -> bool:
+    """Return whether a pod of its unit, or else of its plan, mounts a ConfigMap."""
+    if live["kind"] != "ConfigMap":
+        return False
+    labels, name = live["metadata"]["labels"], live["metadata"]["name"]
+    label = UNIT_LABEL if UNIT_LABEL in labels else PLAN_LABEL
+    found = try_list(api, "Pod", live["metadata"]["namespace"], labelSelector=f"{label}={labels[label]}")
+    return any(name in mounted_configs(pod) for pod in found)
 
 
 def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience: Patience) -> None:

@@ -3,10 +3,11 @@
 A manifest is plain JSON, decoded from YAML or from Pulumi. The server checks the rest of it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CORE", "OBJECTS", "Manifest", "Reference", "is_ending", "object_uid", "type_token"]
+__all__ = ["CORE", "OBJECTS", "Manifest", "Reference", "is_ending", "mounted_configs", "object_uid", "type_token"]
 
 Manifest = dict[str, Any]
 
@@ -51,3 +52,15 @@ def object_uid(live: Manifest) -> str:
 def is_ending(live: Manifest) -> bool:
     """Return whether a live object is being deleted."""
     return "deletionTimestamp" in live["metadata"]
+
+
+def mounted_configs(value: Any) -> Iterator[str]:
+    """Yield the names of all ConfigMaps that volumes anywhere in an object's fields mount."""
+    if isinstance(value, dict):
+        config = value.get("configMap")
+        if isinstance(config, dict) and isinstance(config.get("name"), str):
+            yield config["name"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from mounted_configs(inner)

@@ -171,9 +171,9 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
     }
     rules = healing["Role", NAME]["rules"]
     assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]} in rules
-    assert [each["resourceNames"] for each in rules if each["verbs"] == ["delete"]] == [
-        [f"demo-day-{phase}-{index}-0" for phase in ("prefill", "decode") for index in (0, 1)]
-    ]
+    assert [
+        each["resourceNames"] for each in rules if (each["resources"], each["verbs"]) == (["pods"], ["delete"])
+    ] == [[f"demo-day-{phase}-{index}-0" for phase in ("prefill", "decode") for index in (0, 1)]]
     assert day["heal"] == {"conditions": ["GPUMissing"], "labels": []}
     assert "lendNodes" not in day
     assert day["units"][3] == {

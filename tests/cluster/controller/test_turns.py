@@ -4,6 +4,7 @@ The tests are in the order of a deployment's life. The controller acts by the ri
 start here is a template that no node admits: KWOK calls every pod ready that is bound to a node, whatever its image.
 """
 
+import math
 import time
 from collections import Counter
 
@@ -13,13 +14,23 @@ from kubernetes import client
 
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.controller.loop import run_round
-from tests.cluster.controller.day import ACCOUNT, LWS, NAMESPACE, UNITS, api_of_account, condition, following_as
+from tests.cluster.controller.day import (
+    ACCOUNT,
+    LWS,
+    NAMESPACE,
+    UNITS,
+    api_of_account,
+    condition,
+    deployment,
+    following_as,
+)
 from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
 from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, FakeNode, create_nodes, running_control_plane_for_fake_nodes
 from tests.cluster.objects import Objects
 from tests.stacks.controller.day_spec import day_plan
 
 ALL_DAY = {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 2}]}
+ONE_LESS = {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 1}]}
 DEADLINE_S = 60
 LOOK_S = 0.3
 
@@ -39,10 +50,10 @@ def apply(control_plane, tmp_path_factory):
     """Apply the demo's day, all units of which are on, with these fields of `kubernetes`."""
     objects = Objects(control_plane.api, str(tmp_path_factory.mktemp("discovery") / "cache.json"))
 
-    def apply(**kubernetes):
+    def apply(schedule=ALL_DAY, **kubernetes):
         told = {"namespace": NAMESPACE, "drain": "5s", "ready_timeout": "10s", "controller": {}} | kubernetes
         folder, sizes = tmp_path_factory.mktemp("day"), {"cluster": {"nodes": 8}, "phases": {"ep_size": 2}}
-        files = render_files(day_plan(folder, schedule=ALL_DAY, **sizes, **told))
+        files = render_files(day_plan(folder, schedule=schedule, **sizes, **told))
         for text in (text for name, text in files.items() if name != KUSTOMIZATION):
             objects.apply(yaml.safe_load(text))
 
@@ -79,9 +90,11 @@ class Watched:
 
     def ready(self):
         """Phase -> its ready units."""
-        found = self.custom.list_namespaced_custom_object(*LWS)["items"]
-        phases = (each["metadata"]["labels"]["tidemill.dev/phase"] for each in found if is_ready(each))
-        return Counter(phases)
+        return Counter(each["metadata"]["labels"]["tidemill.dev/phase"] for each in self.units() if is_ready(each))
+
+    def units(self):
+        """The units' objects."""
+        return self.custom.list_namespaced_custom_object(*LWS)["items"]
 
     def pods(self):
         """Pod -> its uid, and a variable in which templates differ."""
@@ -131,3 +144,23 @@ def test_a_template_that_does_not_start_stops_after_one_unit_and_the_former_one_
     assert {each for _, each in after.values()} == {"2"}
     second = {f"{unit}-0{worker}" for unit in UNITS if unit.endswith("-1") for worker in ("", "-1")}
     assert {pod for pod in before if before[pod] == after.get(pod)} == second
+
+
+def test_a_unit_that_leaves_the_plan_is_deleted_with_its_objects(cluster, apply):
+    """No tool prunes it. LeaderWorkerSet's copies of former templates go as well."""
+    leaving = UNITS[-1]
+    apply(ONE_LESS, env={"REVISION": "2"})
+    cluster.play(lambda: deployment(cluster.custom)["status"]["unitNames"] == UNITS[:-1])
+    run_round(cluster.follower, time.time(), math.inf)
+    revisions = client.AppsV1Api(cluster.core.api_client).list_namespaced_controller_revision(
+        NAMESPACE, label_selector="leaderworkerset.sigs.k8s.io/name"
+    )
+    owners = Counter(each.metadata.owner_references[0].name for each in revisions.items if is_of_unit(each))
+
+    assert leaving not in [each["metadata"]["name"] for each in cluster.units()]
+    assert leaving not in {each.metadata.name for each in cluster.core.list_namespaced_service(NAMESPACE).items}
+    assert owners == dict.fromkeys(UNITS[:-1], 1)
+
+
+def is_of_unit(revision):
+    return revision.metadata.owner_references[0].kind == "LeaderWorkerSet"

@@ -82,6 +82,10 @@ class MemoryCluster:
         found = [{"apiVersion": api_version} | each for (of, _), each in self.objects.items() if of == kind]
         return copy.deepcopy([each for each in found if _has(each["metadata"]["labels"], labelSelector)])
 
+    def list_metadata(self, api_version, kind, namespace, **selectors):
+        found = self.list_all(api_version, kind, namespace, **selectors)
+        return [{key: each[key] for key in ("apiVersion", "kind", "metadata")} for each in found]
+
     def merge(self, reference, changes, *, manager, part=""):
         self._may("merge", reference)
         stored = self.objects[reference.kind, reference.name]
@@ -94,9 +98,11 @@ class MemoryCluster:
         else:
             self.put(manifest["kind"], manifest["metadata"]["name"], spec=manifest["spec"])
 
-    def delete(self, reference, uid, *, immediately=False):
+    def delete(self, reference, uid=None, *, immediately=False):
         self._may("delete", reference)
-        del self.objects[reference.kind, reference.name]
+        live = self.objects.get((reference.kind, reference.name))
+        if live and uid in (None, live["metadata"]["uid"]):
+            del self.objects[reference.kind, reference.name]
 
     def _may(self, verb, reference):
         if (verb, reference.kind) in self.refused:

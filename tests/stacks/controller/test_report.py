@@ -12,7 +12,7 @@ from stacks.controller.measure import Measurement, previous_floors, previous_sus
 from stacks.controller.observe import Observation
 from stacks.controller.report import build_status, build_wrong_day_status
 from stacks.controller.stragglers import Suspect
-from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, STARTING, situation
+from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, STARTING, UNITS, situation
 
 NOW = MIDNIGHT + 2 * HOUR
 DONE = "every unit that is wanted is ready, with its newest template"
@@ -28,7 +28,7 @@ def status(demand, suspects=None):
 def build(seen, demand=None, suspects=None):
     """The status of what was seen."""
     measurement = Measurement(Observation(seen, Clock(MIDNIGHT, 1)), demand, suspects)
-    return build_status(measurement, decide(seen, NOW), Marks(), None, NOW, DEPLOYMENT)
+    return build_status(measurement, decide(seen, NOW), Marks(), None, [*UNITS], NOW, DEPLOYMENT)
 
 
 @pytest.mark.parametrize(

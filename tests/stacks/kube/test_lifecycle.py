@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from planner.facts.names import UNPRUNED
 from stacks.kube import lifecycle
 from stacks.kube.connection import Connection
 from stacks.kube.errors import ForeignError, NotReadyError, OtherPlanError, RefusedError, SharedError
@@ -131,6 +132,25 @@ def test_a_deletion_never_takes_what_was_made_since(server):
     lifecycle.delete(api, config_map(a="1"), patience())
 
     assert fake.objects[MAP_PATH]["data"] == {"a": "2"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "mounted", "is_kept"),
+    [(UNPRUNED, "settings", True), (UNPRUNED, "others", False), ({}, "settings", False)],
+)
+def test_a_launch_file_stays_that_a_pod_still_mounts(server, annotations, mounted, is_kept):
+    """A unit that waits for its turn makes its pods anew with it; the controller deletes it once nobody needs it."""
+    fake, api = server
+    launch = config_map()
+    launch["metadata"] = launch["metadata"] | {"annotations": dict(annotations)}
+    fake.store(MAP_PATH, launch)
+    volumes = [{"name": "launch", "projected": {"sources": [{"configMap": {"name": mounted}}]}}]
+    pod = {"metadata": metadata("decode-0", "demo"), "spec": {"containers": [], "volumes": volumes}}
+    fake.store("/api/v1/namespaces/demo/pods/decode-0", {"apiVersion": "v1", "kind": "Pod"} | pod)
+
+    lifecycle.delete(api, launch, patience())
+
+    assert (MAP_PATH in fake.objects) is is_kept
 
 
 def test_a_replacement_keeps_what_it_has_just_made(server):

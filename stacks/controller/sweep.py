@@ -1,0 +1,138 @@
+"""Deletes what nobody needs any more: units that have left the plan, and launch files of former templates.
+
+A tool that applies the plan prunes neither. A unit that leaves goes on serving until others do (`decide.py`), and a
+group that keeps an older template needs that one's ConfigMaps whenever a pod of it is made anew.
+
+    a unit      its LeaderWorkerSet is deleted, which drains it; then the objects that have its name
+    a revision  LeaderWorkerSet keeps each template as a ControllerRevision, for ever while `partition` is set. It goes
+                once no pod has that template and it is not the newest
+    a ConfigMap goes once no pod, no Deployment and no template names it. It is a day old by then, so nobody is about to
+                apply what names it
+
+Which units have been in the plan is kept in the deployment's status: a unit that the plan does not have yet is applied
+before the plan says so.
+"""
+
+from collections.abc import Collection, Sequence
+
+from planner.facts import names
+from planner.facts.day import DAY_S
+from stacks.controller.clock import parse_instant
+from stacks.controller.follower import Follower, report_event
+from stacks.controller.observe import list_units, previous_units
+from stacks.kube.errors import NotServedError, ProviderError
+from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs, object_uid
+
+__all__ = ["find_unused_configs", "find_unused_revisions", "remove_departed", "sweep"]
+
+LOOK_S = 300.0  # assumed: what is left costs a few kB
+# The kinds of a unit's other objects, which all have its name.
+COMPANIONS = (
+    ("v1", "Service"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("cert-manager.io/v1", "Certificate"),
+    ("resource.nvidia.com/v1beta1", "ComputeDomain"),
+)
+SET_LABEL = "leaderworkerset.sigs.k8s.io/name"
+REVISION_LABEL = "leaderworkerset.sigs.k8s.io/template-revision-hash"
+
+
+def remove_departed(follower: Follower, deployment: Manifest, leaving: Collection[str], now: float) -> list[str]:
+    """Delete units that leave, and the other objects of those that are gone. Return all units that there still are.
+
+    Raise ProviderError.
+    """
+    planned = [each["name"] for each in deployment["spec"]["units"]]
+    departed = [unit for unit in previous_units(deployment) if unit not in planned]
+    if not departed:
+        return planned
+    live = {each["metadata"]["name"]: each for each in list_units(follower.api, deployment)}
+    left = []
+    for unit in departed:
+        if unit not in live and _delete_companions(follower, deployment, unit):
+            continue
+        left.append(unit)
+        if unit in leaving and not is_ending(live[unit]):
+            _delete_unit(follower, deployment, live[unit], now)
+    return planned + left
+
+
+def sweep(follower: Follower, deployment: Manifest, now: float, elapsed_s: float) -> None:
+    """Delete revisions and ConfigMaps that nobody uses; few rounds look. The last round was `elapsed_s` ago."""
+    if now % LOOK_S >= elapsed_s or follower.is_dry_run:
+        return
+    api, namespace = follower.api, deployment["metadata"]["namespace"]
+    selector = f"{names.PLAN_LABEL}={deployment['metadata']['name']}"
+    try:
+        units = list_units(api, deployment)
+        pods = api.list_all("v1", "Pod", namespace, labelSelector=selector, resourceVersion="0")
+        revisions = api.list_all("apps/v1", "ControllerRevision", namespace, labelSelector=SET_LABEL)
+        unused = find_unused_revisions(units, pods, revisions)
+        kept = [each for each in revisions if object_uid(each) not in {object_uid(old) for old in unused}]
+        gateways = api.list_all("apps/v1", "Deployment", namespace, labelSelector=selector)
+        configs = api.list_metadata("v1", "ConfigMap", namespace, labelSelector=selector)
+        for each in [*unused, *find_unused_configs([*units, *pods, *kept, *gateways], configs, now)]:
+            api.delete(Reference.from_manifest(each), object_uid(each))
+    except ProviderError as error:
+        follower.say(f"cannot delete what nobody needs any more: {error}")
+
+
+def find_unused_revisions(
+    units: Sequence[Manifest], pods: Sequence[Manifest], revisions: Sequence[Manifest]
+) -> list[Manifest]:
+    """Return the revisions of units that are neither the newest nor the newest with the template of a pod."""
+    owners = {object_uid(unit) for unit in units}
+    used = {_revision(pod) for pod in pods}
+    unused, newest = [], set()
+    for each in sorted(revisions, key=lambda each: int(each["revision"]), reverse=True):
+        if not any(owner["uid"] in owners for owner in each["metadata"].get("ownerReferences") or []):
+            continue
+        unit, template = _revision(each)
+        if unit in newest and (unit, template) not in used:
+            unused.append(each)
+        newest.add(unit)
+        used.discard((unit, template))  # a template that has come back has two revisions
+    return unused
+
+
+def find_unused_configs(users: Sequence[Manifest], configs: Sequence[Manifest], now: float) -> list[Manifest]:
+    """Return the ConfigMaps of the plan, at least a day old, that none of these objects names anywhere."""
+    named = {name for user in users for name in mounted_configs(user)}
+    return [
+        each
+        for each in configs
+        if each["metadata"]["name"] not in named
+        and (made := parse_instant(each["metadata"]["creationTimestamp"])) is not None
+        and now - made >= DAY_S
+    ]
+
+
+def _delete_unit(follower: Follower, deployment: Manifest, unit: Manifest, now: float) -> None:
+    name = unit["metadata"]["name"]
+    if follower.is_dry_run:
+        follower.say(f"would delete {name}: it has left the plan")
+        return
+    follower.api.delete(Reference.from_manifest(unit), object_uid(unit))
+    follower.say(f"delete {name}: it has left the plan")
+    report_event(follower, deployment, "Delete", f"{name}: it has left the plan", now)
+
+
+def _delete_companions(follower: Follower, deployment: Manifest, unit: str) -> bool:
+    """Delete a unit's other objects. Return whether none is left; its ConfigMaps go in a sweep."""
+    if follower.is_dry_run:
+        return False
+    for api_version, kind in COMPANIONS:
+        try:
+            follower.api.delete(Reference(api_version, kind, deployment["metadata"]["namespace"], unit))
+        except NotServedError:
+            continue
+        except ProviderError as error:
+            follower.say(f"cannot delete {kind} {unit}: {error}")
+            return False
+    return True
+
+
+def _revision(live: Manifest) -> tuple[str | None, str | None]:
+    """Return the unit, and the template's hash, that a pod or a revision has."""
+    labels = live["metadata"].get("labels") or {}
+    return labels.get(SET_LABEL), labels.get(REVISION_LABEL)
