@@ -10,6 +10,7 @@ are those of the spec before.
 from collections.abc import Callable
 from typing import Any
 
+from planner.facts import names
 from stacks.kube.manifest import Manifest
 
 __all__ = ["MISSING", "is_awaited", "is_off", "is_withheld", "missing", "num_withheld"]
@@ -27,7 +28,13 @@ def is_withheld(live: Manifest) -> bool:
 
 
 def missing(live: Manifest) -> str | None:
-    """Return what `live` still lacks to be ready: `1 of 2 groups ready`."""
+    """Return what `live` still lacks to be ready: `1 of 2 groups ready`.
+
+    A TidemillDeployment is ready once it exists. Its own condition tells how its units are, for hours of a change, and
+    awaiting it would keep the controller that changes them from being updated.
+    """
+    if _kind(live) == (names.DOMAIN, names.DEPLOYMENT_KIND):
+        return None
     return MISSING.get(_kind(live), _ready_condition)(live)
 
 

@@ -102,6 +102,7 @@ TABLE = [
     (pod("Succeeded", condition("Ready", "False", reason="PodCompleted")), None),
 ]
 OTHERS = [
+    (other(condition("Ready", "False")) | {"apiVersion": "tidemill.dev/v1alpha1", "kind": "TidemillDeployment"}, None),
     (other(), None),
     ({"apiVersion": "example.org/v1", "kind": "Database"}, None),
     (other(condition("Synced", "False")), None),
