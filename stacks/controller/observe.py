@@ -209,10 +209,15 @@ def _is_observed(live: Manifest) -> bool:
 
 
 def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
-    """Return whether a unit has been starting for longer than it may take."""
+    """Return whether a unit has been starting for longer than it may take.
+
+    Until its own controller has seen that it is on, its status tells of an earlier start.
+    """
     conditions = (unit.get("status") or {}).get("conditions") or []
-    began = [each.get("lastTransitionTime") or "" for each in conditions if each["type"] == "Progressing"]
-    since = parse_instant(began[0]) if began else None
+    starting = [each for each in conditions if (each["type"], each["status"]) == ("Progressing", "True")]
+    if not starting or not _is_observed(unit):
+        return False
+    since = parse_instant(starting[0].get("lastTransitionTime") or "")
     return since is not None and "readySeconds" in spec and now - since > spec["readySeconds"]
 
 

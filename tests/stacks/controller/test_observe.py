@@ -103,6 +103,21 @@ def test_a_unit_that_takes_too_long_is_late():
     assert not early.is_late
 
 
+@pytest.mark.parametrize("lacks", [{"observedGeneration": 1}, {"status": "False"}])
+def test_a_unit_that_has_just_been_turned_on_is_not_late(lacks):
+    """Its status still tells of the start before, which may be hours ago."""
+    before = {
+        "type": "Progressing",
+        "status": lacks.get("status", "True"),
+        "lastTransitionTime": "2025-11-24T20:00:00Z",
+    }
+    unit = withheld("p0", readyReplicas=0, conditions=[before])
+    unit["status"] |= {key: value for key, value in lacks.items() if key != "status"}
+    (found, *_) = read_situation(SPEC | {"readySeconds": 600}, [unit], CLOCK, MIDNIGHT).units
+
+    assert (found.is_ready, found.is_late) == (False, False)
+
+
 def test_units_are_turned_on_where_nobody_may_look_at_their_templates():
     """The status says that none takes a new one, and why."""
     cluster = MemoryCluster(SPEC)
