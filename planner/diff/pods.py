@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.diff.change import UnitChange, Workload
 from planner.facts import names
+from planner.facts.engines import OURS
 from planner.manifests.workloads import Pods, pods_of_workloads
 from planner.plan.plan import Plan
 
@@ -70,7 +71,8 @@ def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> 
     """Return whether it changes while others serve, in a turn of the controller or else of the provider.
 
     Either needs the same KV. The provider's turns need the same nodes as well (`stacks/provider/rollout.py`). The
-    controller's wait until a unit's new nodes are free, but units that wait for each other go together.
+    controller's wait until a unit's new nodes are free, but units that wait for each other go together. It takes units
+    of another engine for strangers if their image changes.
     """
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old_kv, new_kv = (
@@ -79,7 +81,8 @@ def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> 
     if (old.kind, old.namespace) != (new.kind, new.namespace) or old_kv != new_kv or new_kv[0] is None:
         return False
     if after.kubernetes.controller and new.kind == "LeaderWorkerSet":
-        return not _waits_for_itself(name, before, after)
+        is_foreign = after.engine != OURS and len(after.phases) > 1 and old.image != new.image
+        return not is_foreign and not _waits_for_itself(name, before, after)
     affinities = [each.template["spec"].get("affinity") for each in (old, new)]
     return bool(old.group == new.group and affinities[0] == affinities[1])
 

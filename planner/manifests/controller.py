@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.facts import names
+from planner.facts.engines import OURS
 from planner.manifests.pod_parts import priority_of, requests_of
 from planner.manifests.pods import Variables
 from planner.plan.plan import Plan
@@ -47,7 +48,8 @@ def controller_variables(plan: Plan) -> Variables | None:
         "units": _units(plan),
         "steps": _steps(day.steps),
     }
-    more = priority_of(kubernetes) | ({"resources": resources} if resources else {})
+    same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}  # its router knows none
+    more = priority_of(kubernetes) | same_image | ({"resources": resources} if resources else {})
     return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
 
 

@@ -28,6 +28,11 @@ class Pods:
     group: Any  # the group settings of a LeaderWorkerSet
     template: Any  # of one pod
 
+    @property
+    def image(self) -> str:
+        """The image of the first container, which is the runtime's or the engine's."""
+        return str(self.template["spec"]["containers"][0]["image"])
+
 
 def pods_of_workloads(plan: Plan) -> dict[str, Pods]:
     """Return workload name -> its pods. Raises InfeasibleError if the plan cannot be rendered."""

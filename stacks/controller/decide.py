@@ -152,7 +152,7 @@ def _wanted_units(situation: Situation, now: float, force: Force | None) -> tupl
 
 def _stand_ins(situation: Situation, now: float) -> set[str]:
     """Return the next unit of each phase in which a wanted one is outdated; none while a state is forced."""
-    if _active_force(situation, now):
+    if _active_force(situation, now) or any(unit.is_stranger for unit in situation.units):
         return set()
     wanted = _wanted_units(situation, now, None)
     behind = {each.phase for each in situation.units if each.is_on and each.is_outdated and each.name in wanted}

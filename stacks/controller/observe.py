@@ -76,8 +76,10 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
     departed = _find_departed(deployment, units)
     is_changing = bool(outdated or departed)
     looked = [_name(each) for each in units] if is_changing else _units_being_left(deployment, units)
-    occupied, unseen = _occupied_nodes(api, metadata["namespace"], looked)
-    situation = read_situation(spec, units, clock, now, occupied, outdated)
+    pods, unseen = _list_pods(api, metadata["namespace"], looked)
+    occupied = dict.fromkeys(looked, ()) if unseen else _occupied_nodes(pods)
+    strangers = _find_strangers(units, pods) & outdated if "sameImage" in spec else set()
+    situation = read_situation(spec, units, clock, now, occupied, outdated, strangers)
     noticed_s = (now - _outdated_since(deployment, now)) * clock.pace
     return Observation(
         replace(
@@ -116,6 +118,7 @@ def read_situation(
     now: float,
     occupied: Mapping[str, Collection[str]] = MappingProxyType({}),
     outdated: Collection[str] = (),
+    strangers: Collection[str] = (),
 ) -> Situation:
     """Return what a deployment's spec and its units' objects say at `now`, in real time. Raise WrongDay.
 
@@ -126,7 +129,8 @@ def read_situation(
     for each in spec["units"]:
         unit = _unit(each, live.get(each["name"]), occupied.get(each["name"]))
         is_late = unit.is_on and not unit.is_ready and _is_late(live[unit.name], spec, now)
-        units.append(replace(unit, is_outdated=unit.name in outdated, is_late=is_late))
+        is_outdated, is_stranger = unit.name in outdated, unit.name in strangers
+        units.append(replace(unit, is_outdated=is_outdated, is_stranger=is_stranger, is_late=is_late))
     steps = tuple(_read_steps(spec, "steps", spec["steps"]))
     return Situation(
         _read_timetable(spec, steps),
@@ -229,20 +233,36 @@ def _outdated_since(deployment: Manifest, now: float) -> float:
     return now if since is None else since
 
 
-def _occupied_nodes(api: Api, namespace: str, units: Sequence[str]) -> tuple[Mapping[str, Collection[str]], str | None]:
-    """Return the nodes of those of `units` that have or may have pods, and why that is not known."""
+def _list_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[list[Manifest], str | None]:
+    """Return the pods of these units, and why they are not known."""
     if not units:
-        return {}, None
+        return [], None
     selector = f"{names.UNIT_LABEL} in ({','.join(units)})"
     try:
-        pods = api.list_all("v1", "Pod", namespace, labelSelector=selector, resourceVersion="0")
+        return api.list_all("v1", "Pod", namespace, labelSelector=selector, resourceVersion="0"), None
     except ProviderError as error:
-        return dict.fromkeys(units, ()), f"no further node becomes free, since pods cannot be looked at: {error}"
+        return [], f"no further node becomes free, since pods cannot be looked at: {error}"
+
+
+def _occupied_nodes(pods: Sequence[Manifest]) -> Mapping[str, Collection[str]]:
+    """Return unit -> the nodes of its pods."""
     found: dict[str, set[str]] = {}
     for each in pods:
         nodes = found.setdefault(each["metadata"]["labels"][names.UNIT_LABEL], set())
         nodes |= {each["spec"]["nodeName"]} if each["spec"].get("nodeName") else set()
-    return found, None
+    return found
+
+
+def _find_strangers(units: Sequence[Manifest], pods: Sequence[Manifest]) -> set[str]:
+    """Return the units with a pod of another image than their objects have."""
+    newest = {_name(each): _image(each["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]) for each in units}
+    owners = ((each["metadata"]["labels"][names.UNIT_LABEL], _image(each["spec"])) for each in pods)
+    return {unit for unit, image in owners if image != newest.get(unit)}
+
+
+def _image(pod: Mapping[str, Any]) -> Any:
+    """Return the image of a pod's first container, which is the engine's."""
+    return pod["containers"][0].get("image")
 
 
 def _unit(settings: Mapping[str, Any], live: Manifest | None, occupied: Collection[str] | None) -> LiveUnit:

@@ -67,7 +67,7 @@ def build_status(
     lending_events = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
     conditions = [
         (FOLLOWING, *_following_status(situation.orders, decision), decision.reason),
-        (CURRENT, *_current_status(decision.turns)),
+        (CURRENT, *_current_status(decision.turns, [unit.name for unit in situation.departed])),
         (SERVED, "False" if decision.shortages else "True", *_served_reason(decision.shortages)),
         *_healthy_condition(problems, previous_condition(deployment, HEALTHY)),
         *_forecast_condition(decision, demand),
@@ -131,7 +131,13 @@ def _served_reason(short: Sequence[str]) -> tuple[str, str]:
     return ("TooFewUnits", "; ".join(short)) if short else ("AllReady", "every unit that is wanted is ready")
 
 
-def _current_status(turns: Turns) -> tuple[str, str, str]:
+def _current_status(turns: Turns, departed: Sequence[str]) -> tuple[str, str, str]:
+    if departed and not turns.outdated:
+        return (
+            "False",
+            "Leaving",
+            f"{', '.join(departed)} left the plan, and {'is' if len(departed) == 1 else 'are'} there",
+        )
     if not turns.outdated:
         return "True", "NewestTemplates", "every unit has its newest template"
     return "False", STOPPED if turns.is_stopped else "InTurns", turns.reason

@@ -24,6 +24,7 @@ class LiveUnit:
     has_pods: bool = False  # also pods that are ending
     is_outdated: bool = False  # pods have an older template than the object, or would have if they started now
     num_nodes: int = 1
+    is_stranger: bool = False  # it is outdated, and exchanges no KV with units that have the newest template
     is_late: bool = False  # it has been starting for longer than that may take
     nodes: tuple[str, ...] = ()  # its own nodes
     holds: frozenset[str] = frozenset()  # nodes that its pods are on; empty while no unit of the plan is outdated

@@ -15,6 +15,9 @@ unit is ready or has another template: the former one, for which it has the firs
 Outdated units that are not ready serve nobody. Once their phase has a ready unit with the new template they all go at
 once: after a change of the KV format the new gateway refuses them.
 
+Units of another engine may exchange KV only with those of their own image, and its router does not know. They all go at
+once when the image changes, and nobody stands in. `with_room`, they never go.
+
 A unit may get other nodes. It waits for a unit that still has pods there; units that wait for each other go together.
 """
 
@@ -53,19 +56,22 @@ def decide_turns(
     outdated = tuple(unit.name for unit in units if unit.is_outdated and (unit.is_on or unit.name in on))
     if not outdated:
         return Turns()
+    if any(unit.is_stranger for unit in units):
+        begin = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on) if may_lack_one else ()
+        return Turns(begin, outdated, "units exchange KV only with those of their own image, so all change at once")
     if paused := next(_pauses(units, on), None):
         unit, why = paused
         return Turns((), outdated, _say([name for name in outdated if name != unit.name], why), unit.is_late)
     noticed = {unit.phase for unit in units if unit.name in stand_ins and unit.name not in on}
     ready = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
-    begin: list[str] = []
+    found: list[str] = []
     for group in _next_groups(units, on):
         lost = Counter(unit.phase for unit in group if unit.is_ready)
         has_stand_in = all(ready[phase] - number >= needed.get(phase, 0) for phase, number in lost.items())
         if has_stand_in or (may_lack_one and noticed.isdisjoint(lost)):
-            begin += [unit.name for unit in group]
-    if begin:
-        return Turns(tuple(begin), outdated, f"{', '.join(begin)} take their new template")
+            found += [unit.name for unit in group]
+    if found:
+        return Turns(tuple(found), outdated, f"{', '.join(found)} take their new template")
     why = "whoever uses free nodes gets notice first" if noticed else "no unit is left over in this state of the day"
     return Turns((), outdated, _say(outdated, why))
 

@@ -7,8 +7,9 @@ import pytest
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
 from planner.diff.pods import compare_pods
+from planner.manifests.render import render_files
 from planner.rules.check import check_spec, with_values
-from tests.planner.diff.pairs import KINDS, base, changed
+from tests.planner.diff.pairs import base, changed
 from tests.planner.test_shipped_specs import SPECS
 
 PHASES = ("prefill", "decode")
@@ -87,38 +88,40 @@ def test_turns_take_their_time(spec, before):
 def test_hours_have_verdicts_of_their_own():
     """At night one decode unit is on and no node is free for another; by day two share less than half of their load."""
     day, night = ({"at": at, "prefill_units": units, "decode_units": 2} for at, units in (("08:00", 4), ("00:00", 5)))
-    spec = with_values(base(40)[0], {"schedule.windows": [day, night | {"decode_units": 1}]})
-    plan = compile_plan(spec)
-    way = compare_plans(plan, compile_plan(with_values(spec, IMAGE), plan)).ways["pulumi"]
+    plan = compile_plan(with_values(base(40)[0], {"schedule.windows": [day, night | {"decode_units": 1}]}))
+    way = compare_plans(plan, _with_kubernetes(plan, image="another:2")).ways["pulumi"]
 
     assert way.times == {"rolling": "08:00-00:00", "outage": "00:00-08:00"}
     assert (way.least_units["decode"].units, way.least_units["decode"].of_units) == (0, 1)
 
 
-def _with_controller(kind="image", **controller):
+def _with_kubernetes(plan, **fields):
+    """The plan with other fields of `kubernetes`, which decide nothing else here."""
+    return plan.changed(written=plan.written | {"kubernetes": plan.written["kubernetes"] | fields})
+
+
+def _ways_with_controller(kind, **controller):
     """Both ways of a change of the small day: by day all its 4 and 2 units are on, by night 2 and 1."""
-    spec = with_values(base(40)[0], {"kubernetes.controller": controller})
-    before = compile_plan(spec)
-    change = compare_plans(before, compile_plan(with_values(spec, KINDS[kind]), before))
+    plans = base(40)[1], changed(40, kind)
+    change = compare_plans(*(_with_kubernetes(each, controller=controller) for each in plans))
     assert change.ways["git"] == change.ways["pulumi"]
     return change
 
 
 def test_with_a_controller_units_have_turns_whoever_applies():
     """By day each phase lacks one unit; by night the next one stands in, also for the only decode unit."""
-    found = _with_controller()
+    found = _ways_with_controller("image")
 
     assert found.verdict == "rolling"
     assert {phase: (each.units, each.of_units) for phase, each in found.ways["git"].least_units.items()} == {
         "prefill": (3, 4),
         "decode": (1, 2),
     }
-    assert found.minutes == compare_plans(base(40)[1], changed(40, "image")).ways["pulumi"].minutes
 
 
 def test_turns_with_room_cost_nothing():
     """They wait for the night, when another unit stands in."""
-    found = _with_controller(turns="with_room")
+    found = _ways_with_controller("image", turns="with_room")
 
     assert found.verdict == "rolling"
     assert found.least_capacity == {"prefill": 1.0, "decode": 1.0}
@@ -129,14 +132,28 @@ def test_turns_that_never_come_are_told():
     alone = [{"at": "08:00", "prefill_units": 4, "decode_units": 2}]
     spec = with_values(base(40)[0], {"schedule.windows": alone, "kubernetes.controller": {"turns": "with_room"}})
     plan = compile_plan(spec)
-    found = compare_plans(plan, compile_plan(with_values(spec, IMAGE), plan))
+    found = compare_plans(plan, _with_kubernetes(plan, image="another:2"))
 
     assert "all states want as many: set kubernetes.controller.turns: now" in " ".join(found.assumed)
 
 
 def test_a_controller_changes_units_with_another_kv_format_at_once():
     """The gateway takes none of the old ones any more."""
-    assert _with_controller("model name").verdict == "outage"
+    assert _ways_with_controller("model name").verdict == "outage"
+
+
+def test_another_engines_units_go_at_once_with_another_image():
+    """Its version decides what KV is, and its router does not know; the controller is told to look at images."""
+    engine = {"engine": "sglang", "kubernetes.tidemill_image": "registry.example.com/tidemill:1"}
+    spec = with_values(base(40)[0], engine | {"kubernetes.image": "registry.example.com/sglang:v0.5.23"})
+    plan = compile_plan(spec)
+    rebuilt = compile_plan(with_values(spec, {"kubernetes.image": "registry.example.com/sglang:v0.5.23-1"}), plan)
+    image = compare_plans(plan, rebuilt).verdict
+    variable = compare_plans(plan, _with_kubernetes(plan, env={"NCCL_DEBUG": "INFO"})).verdict
+
+    assert (image, variable) == ("outage", "rolling")
+    assert "\n  sameImage: {}\n" in render_files(plan)["tidemilldeployment-deepseek-r1.yaml"]
+    assert "sameImage" not in render_files(base(40)[1])["tidemilldeployment-deepseek-r1.yaml"]
 
 
 def test_units_that_get_each_others_nodes_go_together():

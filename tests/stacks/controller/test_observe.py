@@ -91,6 +91,26 @@ def test_a_unit_is_outdated_while_its_pods_have_an_older_template(unit, leader, 
     assert found.is_ready is (missing(unit) is None and bool(found.replicas))
 
 
+@pytest.mark.parametrize(
+    ("same_image", "image", "is_stranger"), [(1, "a:1", True), (1, "a:2", False), (0, "a:1", False)]
+)
+def test_a_unit_of_another_image_is_a_stranger_where_images_decide_what_kv_is(same_image, image, is_stranger):
+    """The pods' own image tells, beside that of the unit's object."""
+    cluster = MemoryCluster(SPEC | ({"sameImage": {}} if same_image else {}))
+    unit = withheld("p0", updatedReplicas=0)
+    for name in cluster.replicas():
+        template = {"workerTemplate": {"spec": {"containers": [{"image": "a:2"}]}}}
+        cluster.objects[UNIT_KIND, name]["spec"]["leaderWorkerTemplate"] = template
+    unit["spec"]["leaderWorkerTemplate"] = template
+    cluster.objects[UNIT_KIND, "p0"] = unit
+    cluster.put("StatefulSet", "p0", labels={"leaderworkerset.sigs.k8s.io/name": "p0"}, status=OLD, generation=2)
+    cluster.pod("p0", "node-a")["spec"]["containers"] = [{"image": image}]
+    found = observe(cluster, cluster.get(deployment_reference(NAMESPACE, PLAN)), MIDNIGHT).situation.units
+
+    assert [each.is_stranger for each in found] == [is_stranger, False, False, False]
+    assert found[0].holds == {"node-a"}
+
+
 def test_a_unit_that_takes_too_long_is_late():
     """Its own status says since when it starts."""
     starting = {"type": "Progressing", "status": "True", "lastTransitionTime": "2025-11-24T23:49:59Z"}

@@ -228,6 +228,17 @@ def test_units_that_wait_for_each_other_go_together():
     assert decide(stuck, NOON).turns.begin == ()
 
 
+def test_units_that_exchange_no_kv_with_new_ones_go_all_at_once():
+    """As those of another engine with another image; nobody stands in, and where a phase may lack none, none goes."""
+    look = seen((OLD, OFF, OLD, OFF))
+    look = replace(look, units=tuple(replace(unit, is_stranger=unit.is_outdated) for unit in look.units))
+    waiting = decide(replace(look, may_lack_one=False), LATE)
+
+    assert set(decide(look, LATE).turns.begin) == {"p0", "d0"}
+    assert {each.unit for each in decide(look, LATE).scales} == {"p0", "d0"}
+    assert (waiting.scales, waiting.turns.outdated) == ((), ("p0", "d0"))
+
+
 def test_a_person_is_told_what_turns_wait_for():
     """By name, and whether it is over its time."""
     look = seen((OLD, STARTING, READY, OLD))
