@@ -1,10 +1,13 @@
 """Fixtures: the demo's day with a controller, written as the provider writes it; nothing runs pods."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 from kubernetes import client
 
 from planner.manifests.render import KUSTOMIZATION, render_files
+from stacks.kube.connection import Connection
 from tests.cluster.controller.day import (
     ACCOUNT,
     DEPLOYMENTS,
@@ -15,6 +18,7 @@ from tests.cluster.controller.day import (
     SPARE,
     TAINT,
     UNITS,
+    SeenByLeaderWorkerSet,
     api_of_account,
     following_as,
     report,
@@ -79,4 +83,4 @@ def custom(api_server, objects):
 @pytest.fixture
 def following(custom, account):
     """The controller of the demo's day."""
-    return following_as("one", account)
+    return replace(following_as("one", account), api=SeenByLeaderWorkerSet(Connection(account), custom))

@@ -21,6 +21,7 @@ __all__ = [
     "SPARE",
     "TAINT",
     "UNITS",
+    "SeenByLeaderWorkerSet",
     "api_of_account",
     "at",
     "condition",
@@ -51,6 +52,19 @@ def at(hour, minute=0):
 def following_as(holder, account, said=None):
     lease = Lease(NAMESPACE, ACCOUNT, holder, FIELD_MANAGER)
     return Follower(Api(Connection(account)), NAMESPACE, NAME, lease, (said if said is not None else []).append)
+
+
+class SeenByLeaderWorkerSet(Api):
+    """The API, where LeaderWorkerSet's controller sees at once what is drained."""
+
+    def __init__(self, connection, custom):
+        super().__init__(connection)
+        self._custom = custom
+
+    def merge(self, reference, changes, *, manager, part=""):
+        super().merge(reference, changes, manager=manager, part=part)
+        if part == "scale" and not changes["spec"]["replicas"]:
+            report(self._custom, reference.name, ready=0)
 
 
 def api_of_account(api_server, name):
