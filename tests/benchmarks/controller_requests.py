@@ -68,6 +68,7 @@ def measure(times, goals):
         following = Follower(api, NAMESPACE, NAME, lease, lambda _: None)
         for number in range(12):
             run_round(following, NIGHT + number * PERIOD_S)
+        see_drained(control_plane.api)
         connection.counted.clear()
         rounds = [timed(following, NIGHT + 60 + number * PERIOD_S) for number in range(round(MINUTES * 60 / PERIOD_S))]
     counted = connection.counted
@@ -109,6 +110,15 @@ def create(api, plan, nodes):
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(lambda node: core.create_node(node.manifest), nodes))
         list(threads.map(report, plan.units))
+
+
+def see_drained(api):
+    """Say of all units that are off what LeaderWorkerSet's controller would."""
+    custom = client.CustomObjectsApi(api)
+    for unit in custom.list_namespaced_custom_object(*LWS)["items"]:
+        if not unit["spec"]["replicas"]:
+            seen = {"observedGeneration": unit["metadata"]["generation"], "replicas": 0, "updatedReplicas": 0}
+            custom.patch_namespaced_custom_object_status(*LWS, unit["metadata"]["name"], {"status": seen})
 
 
 class Counted(Connection):
