@@ -57,21 +57,20 @@ def decide_turns(
     if not outdated:
         return Turns()
     if any(unit.is_stranger for unit in units):
-        begin = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on) if may_lack_one else ()
-        return Turns(begin, outdated, "units exchange KV only with those of their own image, so all change at once")
+        together = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on) if may_lack_one else ()
+        return Turns(together, outdated, "units exchange KV only with those of their own image, so all change at once")
     if paused := next(_pauses(units, on), None):
         unit, why = paused
         return Turns((), outdated, _say([name for name in outdated if name != unit.name], why), unit.is_late)
     noticed = {unit.phase for unit in units if unit.name in stand_ins and unit.name not in on}
     ready = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
-    found: list[str] = []
+    begin: list[str] = []
     for group in _next_groups(units, on):
         lost = Counter(unit.phase for unit in group if unit.is_ready)
-        has_stand_in = all(ready[phase] - number >= needed.get(phase, 0) for phase, number in lost.items())
-        if has_stand_in or (may_lack_one and noticed.isdisjoint(lost)):
-            found += [unit.name for unit in group]
-    if found:
-        return Turns(tuple(found), outdated, f"{', '.join(found)} take their new template")
+        if _is_spared(lost, ready, needed) or (may_lack_one and noticed.isdisjoint(lost)):
+            begin += [unit.name for unit in group]
+    if begin:
+        return Turns(tuple(begin), outdated, f"{', '.join(begin)} take their new template")
     why = "whoever uses free nodes gets notice first" if noticed else "no unit is left over in this state of the day"
     return Turns((), outdated, _say(outdated, why))
 
@@ -100,8 +99,8 @@ def _next_groups(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[lis
     """Yield the units that come next, those that go together as one group."""
     waiting = sorted((unit for unit in units if unit.is_outdated and unit.is_on and unit.name in on), key=_is_serving)
     free = [unit for unit in waiting if not holders(unit, units)]
-    if waiting and not free:
-        yield _find_cycle(waiting[0], units)
+    if not free:
+        yield _find_cycle(waiting, units)
     proven = {unit.phase for unit in units if unit.is_on and unit.is_ready and not unit.is_outdated}
     for phase in dict.fromkeys(unit.phase for unit in free):
         first, *others = [unit for unit in free if unit.phase == phase]
@@ -109,20 +108,30 @@ def _next_groups(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[lis
         yield [first, *(unit for unit in others if is_down and not unit.is_ready)]
 
 
+def _is_spared(lost: Mapping[Phase, int], ready: Mapping[Phase, int], needed: Mapping[Phase, int]) -> bool:
+    """Return whether each phase has enough ready units without those that it would lose."""
+    return all(ready[phase] - number >= needed.get(phase, 0) for phase, number in lost.items())
+
+
 def _is_serving(unit: LiveUnit) -> bool:
     return unit.is_ready
 
 
-def _find_cycle(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
-    """Return the units that wait for each other's nodes, beginning from one that waits; empty if one of them stays."""
-    way = [unit]
-    while True:
-        unit = holders(unit, units)[0]
-        if not (unit.is_on and unit.is_outdated):
-            return []
-        if unit in way:
-            return way[way.index(unit) :]
-        way.append(unit)
+def _find_cycle(waiting: Sequence[LiveUnit], units: Sequence[LiveUnit]) -> list[LiveUnit]:
+    """Return the fewest units that wait for each other's nodes; none if they wait for one that stays."""
+    cycles = [found for unit in waiting if unit in (found := _find_awaited(unit, units))]
+    return min((each for each in cycles if all(unit.is_on and unit.is_outdated for unit in each)), key=len, default=[])
+
+
+def _find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
+    """Return the units that have to go before `unit` can start on its nodes, and those that these wait for."""
+    found: list[LiveUnit] = []
+    left = [unit]
+    while left:
+        more = [each for each in holders(left.pop(), units) if each not in found]
+        found += more
+        left += more
+    return found
 
 
 def _say(waiting: Sequence[str], why: str) -> str:

@@ -220,11 +220,11 @@ def test_a_unit_waits_for_the_one_that_has_pods_on_its_new_nodes():
 
 
 def test_units_that_wait_for_each_other_go_together():
-    """Also those of two phases; and none goes while one that stays has pods on their nodes."""
-    cycle = placed(p0=(OLD, "b", "a"), d0=(OLD, "a", "b"))
+    """Also those of two phases, before one that waits for them; none goes while one that stays is on their nodes."""
+    cycle = placed(p0=(OLD, "c", "d"), p1=(OLD, "b", "c"), d0=(OLD, "c", "b"))
     stuck = placed(p0=(OLD, "b", "a"), d0=(READY, "a", "b"))
 
-    assert set(decide(cycle, NOON).turns.begin) == {"p0", "d0"}
+    assert set(decide(cycle, NOON).turns.begin) == {"p1", "d0"}
     assert decide(stuck, NOON).turns.begin == ()
 
 
