@@ -7,6 +7,8 @@ start here is a template that no node admits: KWOK calls every pod ready that is
 import math
 import time
 from collections import Counter
+from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import yaml
@@ -27,6 +29,7 @@ from tests.cluster.controller.day import (
 from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
 from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, FakeNode, create_nodes, running_control_plane_for_fake_nodes
 from tests.cluster.objects import Objects
+from tests.cluster.published import bound_nodes
 from tests.stacks.controller.day_spec import day_plan
 
 ALL_DAY = {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 2}]}
@@ -50,10 +53,12 @@ def apply(control_plane, tmp_path_factory):
     """Apply the demo's day, all units of which are on, with these fields of `kubernetes`."""
     objects = Objects(control_plane.api, str(tmp_path_factory.mktemp("discovery") / "cache.json"))
 
-    def apply(schedule=ALL_DAY, **kubernetes):
+    def apply(schedule=ALL_DAY, nodes=MappingProxyType({}), **kubernetes):
         told = {"namespace": NAMESPACE, "drain": "5s", "ready_timeout": "10s", "controller": {}} | kubernetes
         folder, sizes = tmp_path_factory.mktemp("day"), {"cluster": {"nodes": 8}, "phases": {"ep_size": 2}}
-        files = render_files(day_plan(folder, schedule=schedule, **sizes, **told))
+        plan = day_plan(folder, schedule=schedule, **sizes, **told)
+        units = tuple(replace(unit, nodes=nodes.get(unit.name, unit.nodes)) for unit in plan.units)
+        files = render_files(plan.changed(units=units))
         for text in (text for name, text in files.items() if name != KUSTOMIZATION):
             objects.apply(yaml.safe_load(text))
 
@@ -101,6 +106,10 @@ class Watched:
         found = self.core.list_namespaced_pod(NAMESPACE, label_selector="tidemill.dev/unit").items
         return {each.metadata.name: (each.metadata.uid, revision(each.spec.containers[0].env)) for each in found}
 
+    def nodes(self):
+        """Unit -> the nodes of its pods."""
+        return bound_nodes(self.core.list_namespaced_pod(NAMESPACE, label_selector="tidemill.dev/unit").items)
+
     def is_settled(self):
         """Whether every unit is ready with its newest template."""
         return condition(self.custom, "Current")[0] == "True" and self.ready().total() == 4
@@ -144,6 +153,21 @@ def test_a_template_that_does_not_start_stops_after_one_unit_and_the_former_one_
     assert {each for _, each in after.values()} == {"2"}
     second = {f"{unit}-0{worker}" for unit in UNITS if unit.endswith("-1") for worker in ("", "-1")}
     assert {pod for pod in before if before[pod] == after.get(pod)} == second
+
+
+def test_units_that_get_each_others_nodes_go_together(cluster, apply):
+    """A prefill and a decode unit swap their nodes; the other two stay, and serve meanwhile."""
+    first, second, third, fourth = UNITS
+    before, nodes = cluster.pods(), cluster.nodes()
+    swapped = {first: nodes[third], third: nodes[first]}
+    apply(nodes={unit: tuple(sorted(each)) for unit, each in swapped.items()}, env={"REVISION": "2"})
+    fewest = cluster.play(lambda: cluster.is_settled() and cluster.nodes() == nodes | swapped)
+    after = cluster.pods()
+
+    assert fewest == 1
+    assert {pod for pod in before if before[pod] == after[pod]} == {
+        f"{unit}-0{worker}" for unit in (second, fourth) for worker in ("", "-1")
+    }
 
 
 def test_a_unit_that_leaves_the_plan_is_deleted_with_its_objects(cluster, apply):
