@@ -115,8 +115,9 @@ def plan_from(
 ) -> Plan:
     """Return the plan in the file at `path`, or plan the spec there, without predictions.
 
-    A spec is read with its `overlays`, and planned near the plan at `previous`, else near the `kept` plan. Raises
-    SpecError, CallError or InfeasibleError if there is no plan.
+    A spec is read with its `overlays`, and planned near the plan at `previous`, else near the `kept` plan. A rendered
+    folder is carried out only if its manifests are what its plan renders. Raises SpecError, CallError or
+    InfeasibleError if there is no plan.
     """
     given = read_input(path, overlays)
     if isinstance(given, ResolvedSpec):
@@ -125,4 +126,8 @@ def plan_from(
         raise refuse_option("--previous", previous, path)
     if overlays:
         raise refuse_option("-f", overlays[0], path)
+    if path.is_dir():
+        from planner.manifests.folder import require_rendered  # renders the plan, as only a folder's needs
+
+        require_rendered(path, given)
     return given

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.compiler import run_passes
+from planner.manifests.folder import altered_files
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_input, refuse_option
 from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["read_pair"]
 
+ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
 OLD_IS_PLANNED = "OLD is a spec and was planned as if nothing ran: give the plan that runs to see what really restarts"
 NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
 
@@ -37,4 +39,10 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan
     if isinstance(after, ResolvedSpec):
         after = run_passes(after, before).plan
         notes.append(NEW_IS_PLANNED)
+    notes += [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
     return before, after, tuple(notes)
+
+
+def _is_altered(path: Path, plan: Plan) -> bool:
+    """Return whether a rendered folder has manifests other than its plan's, so that these may be what runs."""
+    return path.is_dir() and bool(altered_files(path, plan, {}))

@@ -27,7 +27,7 @@ from planner.plan.spread import PLAN_FOLDER, join_plan, spread_plan
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
 
-__all__ = ["altered_files", "files_of", "kept_plan", "stale_files", "write_folder"]
+__all__ = ["altered_files", "files_of", "kept_plan", "require_rendered", "stale_files", "write_folder"]
 
 ATTRIBUTES = ".gitattributes"
 FOLDED = "* linguist-generated gitlab-generated\n"  # by GitHub and GitLab, in what a pull request shows
@@ -55,10 +55,26 @@ def altered_files(folder: Path, kept: Plan, files: Mapping[str, str]) -> tuple[s
 
     Somebody edited them, a merge joined them, or another version of tidemill wrote them.
     """
-    found = {name: _text_of(folder / name) for name in _manifests(kept) if (folder / name).is_file()}
-    return tuple(
-        name for name, text in _manifests(kept).items() if found.get(name, text) not in (text, files.get(name))
-    )
+    return tuple(name for name, text in _differing(folder, kept) if text is not None and text != files.get(name))
+
+
+def require_rendered(folder: Path, plan: Plan) -> None:
+    """Raise CallError for manifests in `folder` that are not what its plan renders.
+
+    Whoever carries out the plan must do what reviewers saw, and they saw manifests.
+    """
+    reason = "it was edited, merged from two branches or written by another version"
+    rule, fix = "S908 must agree with the plan beside it", "render its spec into the folder again"
+    if wrong := [Finding("", None, rule, reason, fix).at(str(folder / name)) for name, _ in _differing(folder, plan)]:
+        raise CallError(wrong)
+
+
+def _differing(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
+    """Yield name and present text of each manifest that is not as the plan renders it; None where there is none."""
+    for name, text in _manifests(plan).items():
+        found = _text_of(folder / name) if (folder / name).is_file() else None
+        if found != text:
+            yield name, found
 
 
 def _manifests(plan: Plan) -> dict[str, str]:

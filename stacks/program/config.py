@@ -23,13 +23,18 @@ def configured_plan(spec: str | None, plan: str | None, previous: str | None) ->
         case str(), None:
             return plan_from(Path(spec), Path(previous) if previous else None)
         case None, str() if previous is None:
-            return read_plan(Path(plan))
+            return _planned(Path(plan))
         case None, str():
             rule = "R302 tidemill:previous must come with tidemill:spec"
             raise _configuration_error(rule, "a plan is not planned again", "pulumi config rm tidemill:previous")
     found = "neither is set" if spec is None else "both are set"
     fix = "pulumi config set tidemill:plan PLAN.json, or tidemill:spec SPEC"
     raise _configuration_error("R301 exactly one of tidemill:spec and tidemill:plan must be set", found, fix)
+
+
+def _planned(path: Path) -> Plan:
+    """Return the plan at `path`, or of the rendered folder there. Raises CallError for a spec."""
+    return plan_from(path) if path.is_dir() else read_plan(path)
 
 
 def _configuration_error(rule: str, reason: str, fix: str) -> CallError:

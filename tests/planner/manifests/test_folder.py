@@ -247,6 +247,19 @@ def test_a_folder_is_a_plan(spec_file, tmp_path, capsys):
     assert text_of(tmp_path / "copy") == text_of(tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["plan/plan.yaml", UNIT])
+def test_a_folder_is_carried_out_only_as_reviewers_saw_it(name, folder, spec_file, tmp_path, capsys):
+    """S908 names manifests that its plan would not render; a diff compares the plan, and says so."""
+    (folder / name).write_text((folder / name).read_text().replace("runtime:0.1.0", "runtime:9"))
+    given, out = str(folder), str(tmp_path / "copy")
+    for words in (["render", given, "-o", out], ["up", given, "--detach"]):
+        assert cli.main(words) == 2
+        assert f"{folder / UNIT}: must agree with the plan beside it" in capsys.readouterr().err
+
+    assert cli.main(["diff", given, str(spec_file(SPEC, "rendered.yaml"))]) == 0
+    assert "manifests were edited, merged" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(("left", "runs"), [("plan.json", "{folder}/plan.json"), ("none", "PLAN.json, the plan of ")])
 def test_a_folder_of_an_earlier_version_is_told_what_to_do(left, runs, folder, spec_file, capsys):
     """S905: planned as if nothing ran, units that run would move; so no command does that unasked."""
