@@ -7,7 +7,7 @@
     controller              units in a cluster that follow the plan's day
     hold, force             a person's orders to it
     simulate                a day of a spec's traffic over its plan
-    gitops                  changes of a spec, checked before they are merged
+    gitops                  changes of a spec, proposed and checked before they are merged
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
 No command waits for another's imports: a file is imported when one of its commands is called. `planner/command`

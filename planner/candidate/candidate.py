@@ -55,6 +55,7 @@ __all__ = ["Candidate", "Previous"]
 # Loss of balance for which no unit restarts. Assumed: a start takes some ten minutes, 0.7 % of a day, and loads drift
 # from day to day.
 WORTH_A_RESTART = 0.01
+ANY_BALANCE = 1e6  # no map is so uneven, with at most as many GPUs as a unit may have
 
 
 class Previous(Protocol):
@@ -175,7 +176,12 @@ class Candidate:
     def maps(self) -> "dict[Phase, ExpertMap]":
         """The expert map of each phase: the previous plan's, or a fresh one where that is worth a restart."""
         self._require("mapped")
-        return {each.phase: self._map_for(each, self._previous_map(each)) for each in self.layouts}
+        return {
+            each.phase: self._map_for(
+                each, self._previous_map(each), 0.0 if each.phase in self.restarting else WORTH_A_RESTART
+            )
+            for each in self.layouts
+        }
 
     @cached_property
     def maps_with_one_more_slot(self) -> "dict[Phase, ExpertMap]":
@@ -194,6 +200,20 @@ class Candidate:
         from planner.estimate.performance import predict_phases
 
         return predict_phases(self.resolved, self.layouts, self.memory, self.maps, self.loads, self.calibration)
+
+    @cached_property
+    def speed_if_kept(self) -> "tuple[PhaseOutlook, ...]":
+        """The predicted speed of each phase under these loads if the previous plan's maps stayed as they are.
+
+        Raises Unknown if the phases have none, or may not keep them.
+        """
+        from planner.estimate.performance import predict_phases
+
+        kept = {each.phase: self._previous_map(each) for each in self.layouts}
+        maps = {each.phase: self._map_for(each, kept[each.phase], ANY_BALANCE) for each in self.layouts}
+        if any(each.moved_slots != 0 for each in maps.values()):
+            raise Unknown
+        return predict_phases(self.resolved, self.layouts, self.memory, maps, self.loads, self.calibration)
 
     @cached_property
     def traffic(self) -> "dict[Phase, Traffic]":
@@ -285,11 +305,15 @@ class Candidate:
         self,
         layout: PhaseLayout,
         previous: Sequence[Sequence[int]] | None = None,
+        keep_within: float = 0.0,
         *,
         more_slots: int = 0,
         domains: "Domains | None" = None,
     ) -> "ExpertMap":
-        """Balance the experts of a phase, near the `previous` map if given, under `domains` (default: `coverage`'s)."""
+        """Balance the experts of a phase, near the `previous` map if given, under `domains` (default: `coverage`'s).
+
+        The previous map stays while it is at most the share `keep_within` less even than a fresh one.
+        """
         from planner.expert_map import balance
 
         spec = self.resolved
@@ -303,7 +327,7 @@ class Candidate:
             num_groups=num_groups if split == "equal" else 1,  # only equal shares are weighed against bytes
             gate=gate_of(spec.model, layout.precision),
             previous=previous,
-            keep_within=0.0 if layout.phase in self.restarting else WORTH_A_RESTART,
+            keep_within=keep_within,
             as_a_whole=True,  # each change of a map restarts the phase's units, and they read all weights anew
             domains=self.places[layout.phase].of(spec.written.coverage) if domains is None else domains,
             split=split,

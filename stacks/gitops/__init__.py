@@ -1,1 +1,1 @@
-"""The `gitops` commands: pull requests, checked before they are merged."""
+"""The `gitops` commands: pull requests, proposed and checked."""

@@ -26,7 +26,7 @@ from planner.problems.finding import Finding
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
 from stacks.gitops.report import Report
 
-__all__ = ["Call", "check_change", "require_call"]
+__all__ = ["Call", "check_change", "plan_before", "require_call"]
 
 OTHER_FOLDER = "the base's folder is not what the base's spec renders, so render it there"
 
@@ -95,7 +95,7 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     kept = kept_plan(call.folder)
     plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
     stale = stale_files(call.folder, files_of(plan, kept))
-    before, unknown = (kept, "") if call.base is None else _base_plan(call, call.base)
+    before, unknown = (kept, "") if call.base is None else plan_before(call, call.base)
     notes = [f"figures before the change are unknown: {unknown}"] if unknown else []
     change = None if before is None else compare_plans(before, plan, notes)
     objections = find_objections(call.conditions, gather_evidence(plan, change, stale, unknown))
@@ -109,7 +109,7 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     )
 
 
-def _base_plan(call: Call, base: Path) -> tuple[Plan | None, str]:
+def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:
     """Return the plan that the base's folder keeps, and why its figures are unknown; None where nothing runs yet.
 
     Its figures are those of the base's spec: what a folder says of them, anybody may have written.

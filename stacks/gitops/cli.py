@@ -12,7 +12,8 @@ from planner.problems.output import require_writable, write_result
 
 __all__ = ["add_gitops"]
 
-FORGES: tuple[Literal["github", "gitlab"], ...] = ("github", "gitlab")
+CHECKED_BY: tuple[Literal["github", "gitlab"], ...] = ("github", "gitlab")
+FORGES = ("github", "gitlab", "gitea")
 NEXT = {".gitlab/tidemill.yml": ": include it in .gitlab-ci.yml (include: [{local: .gitlab/tidemill.yml}])"}
 
 
@@ -21,13 +22,14 @@ def add_gitops(commands: Any) -> None:
     gitops = add_command(
         commands,
         "gitops",
-        "check changes of a spec before they are merged",
-        "What a pull request is checked by, where a spec and the folder that is rendered from it are kept in Git.",
+        "propose changes of a spec, and check them before they are merged",
+        "Pull requests, where a spec and the folder that is rendered from it are kept in Git: opened, and checked.",
     )
     ours = gitops.add_subparsers(metavar="COMMAND", required=True)
     _add_init(ours)
     _add_check(ours)
     _add_comment(ours)
+    _add_propose(ours)
 
 
 def _add_init(commands: Any) -> None:
@@ -86,6 +88,43 @@ def _add_comment(commands: Any) -> None:
     comment.set_defaults(command=_comment)
 
 
+def _add_propose(commands: Any) -> None:
+    propose = add_command(
+        commands,
+        "propose",
+        "open a pull request for a change, or for new expert maps",
+        "Render SPEC into FOLDER on a branch of its own, push that, and open a pull request with the diff as its text, "
+        "or update the one that is open. The checkout stays as it is. Whose commits these are, git config says. The "
+        "environment variable TIDEMILL_TOKEN has a token that may write code and pull requests.",
+    )
+    add_spec(propose)
+    propose.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render writes for it")
+    propose.add_argument(
+        "--loads",
+        type=Path,
+        metavar="LOADS",
+        help="propose new expert maps: put these loads into the spec's expert_load.file, if what the maps gain is "
+        "worth the restarts",
+    )
+    propose.add_argument(
+        "--payback",
+        dest="most_hours",
+        type=float,
+        metavar="HOURS",
+        help="time in which new maps must make up for what their restarts cost; default: 24",
+    )
+    propose.add_argument("--remote", default="origin", metavar="NAME", help="where to push to; default: origin")
+    propose.add_argument(
+        "--into", metavar="BRANCH", help="the branch that the change is for; default: the remote's default branch"
+    )
+    propose.add_argument(
+        "--branch", metavar="BRANCH", help="the branch of the change; default: tidemill/ and the folder's name"
+    )
+    propose.add_argument("--forge", choices=FORGES, help="what runs on the remote's host, where its name does not say")
+    add_format(propose)
+    propose.set_defaults(command=_propose)
+
+
 def _init(arguments: argparse.Namespace) -> None:
     from planner.plan.user_input import read_spec
     from stacks.gitops.init import require_plain, workflow_files, write_workflows
@@ -95,8 +134,8 @@ def _init(arguments: argparse.Namespace) -> None:
     for each in arguments.overlays:
         require_plain("-f", each)
     read_spec(arguments.spec, arguments.overlays)
-    named = [forge for forge in FORGES if getattr(arguments, forge)]
-    files = workflow_files(arguments.spec, arguments.folder, named or FORGES, arguments.overlays)
+    named = [forge for forge in CHECKED_BY if getattr(arguments, forge)]
+    files = workflow_files(arguments.spec, arguments.folder, named or CHECKED_BY, arguments.overlays)
     write_workflows(Path(), files)
     if arguments.format == "json":
         print_json({"files": list(files)})
@@ -128,3 +167,14 @@ def _comment(arguments: argparse.Namespace) -> None:
     from stacks.gitops.comment import comment_on
 
     print(comment_on(arguments.report), end="")
+
+
+def _propose(arguments: argparse.Namespace) -> None:
+    from stacks.gitops.propose import Call, propose
+
+    named = {name: getattr(arguments, name) for name in ("loads", "most_hours", "remote", "into", "branch", "forge")}
+    outcome = propose(Call(arguments.spec, arguments.folder, tuple(arguments.overlays), **named))
+    if arguments.format == "json":
+        print_json(outcome.as_json())
+    else:
+        print(outcome.as_text(), end="")

@@ -17,6 +17,7 @@ from tests.cluster.cluster import CLUSTER_PRODUCTS, Cluster, running_cluster
 from tests.cluster.control_plane import Address, ControlPlane, running_api_server, start_controllers
 from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
 from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, create_nodes, h800_nodes, running_control_plane_for_fake_nodes
+from tests.cluster.gitea import Gitea, running_gitea
 from tests.cluster.leaderworkersets import serve_leaderworkersets
 from tests.cluster.processes import Daemons
 from tests.cluster.products import (
@@ -24,6 +25,7 @@ from tests.cluster.products import (
     CERT_MANAGER_CRDS,
     CONTROLLER_MANAGER,
     ETCD,
+    GITEA,
     LWS_CRDS,
     MONITOR_CRDS,
     Product,
@@ -31,7 +33,7 @@ from tests.cluster.products import (
 from tests.cluster.runs import only_run
 
 # Fixtures; tests without any come first.
-ORDER = ("toolchain", "api_server", "control_plane", "fake_nodes", "cluster")
+ORDER = ("toolchain", "gitea", "api_server", "control_plane", "fake_nodes", "cluster")
 BUILD_TIMEOUT_S = 45 * 60  # 25 minutes on 2 cores; the lock may make us wait for another run's build
 NODE_GRACE_S = 40
 
@@ -90,6 +92,14 @@ def toolchain(aloud: Callable[[], AbstractContextManager[None]]) -> Callable[...
             return [build.obtain(each) for each in products]
 
     return obtain
+
+
+@pytest.fixture(scope="session")
+def gitea(toolchain: Callable[..., list[Path]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gitea]:
+    """A Gitea with one user. Use a repository of your own."""
+    (program,) = toolchain(GITEA)
+    with running_gitea(program, tmp_path_factory.mktemp("gitea")) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ GROUPS = {
     "R3": "The configuration of a Pulumi stack",
     "R4": "Calls of `tidemill simulate` (exit status 2; 3 if speed cannot be predicted, 1 if a file cannot be written)",
     "R5": "Calls of `tidemill controller`, `hold` and `force` (exit status 2)",
-    "R6": "Calls of `tidemill gitops` (exit status 2)",
+    "R6": "Calls of `tidemill gitops` (exit status 2; 1 if git or a forge fails)",
     "W1": "Warnings: the spec is right, but probably not what was meant (exit status 0)",
 }
 

@@ -5,7 +5,9 @@ wait for (a supervisor that does not end, a base install) is put in its place.
 """
 
 import errno
+import os
 import re
+import subprocess
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,8 +26,12 @@ from stacks.controller.order_cli import read_state, read_until, require_deployme
 from stacks.doctor import needs
 from stacks.gitops.check import Call, require_call
 from stacks.gitops.comment import comment_on
+from stacks.gitops.forge import TOKEN, ForgeError, Repository, read_repository
 from stacks.gitops.gate import read_conditions
+from stacks.gitops.git import Checkout, GitError, find_checkout, require_branch, require_unchanged, require_within
 from stacks.gitops.init import require_plain, write_workflows
+from stacks.gitops.propose import Call as ProposeCall
+from stacks.gitops.propose import require_payback, wrong_loads
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
@@ -162,6 +168,32 @@ def _edited_workflow(folder):
     write_workflows(folder, {"check.yml": "as written"})
 
 
+def _forge(address, token="a-token"):
+    with patch.dict(os.environ, {TOKEN: token}):
+        read_repository(address, None)
+
+
+def _spec_that_others_changed(folder):
+    """In a repository whose next commit, not checked out, changes the spec."""
+
+    def git(*words):
+        identity = ("-c", "user.name=Ada", "-c", "user.email=ada@git.example", "-c", "init.defaultBranch=main")
+        return subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    git("init")
+    for text in ("before", "after"):
+        (folder / "spec.yaml").write_text(text)
+        git("add", "spec.yaml")
+        git("commit", "-m", text)
+    base = git("rev-parse", "HEAD").strip()
+    git("checkout", "--detach", "HEAD~")
+    require_unchanged(find_checkout(folder), base, [Path("spec.yaml")])
+
+
+def _raise(error):
+    raise error
+
+
 def _without_matplotlib(_):
     with patch.object(plot.importlib.util, "find_spec", lambda _: None):
         plot.require_plot(Path("day.png"))
@@ -207,6 +239,8 @@ def _too_short_a_day(_):
 def _fails(error):
     raise error
 
+
+OUR_REPOSITORY = Repository("github", "https://github.com/o/r", "https://github.com", "o/r", "a-token")
 
 BROUGHT_ABOUT = {
     "R101": _two_supervisors,
@@ -272,6 +306,16 @@ BROUGHT_ABOUT = {
     "R605": lambda _: comment_on(Path("no-report.json")),
     "R606": lambda _: require_plain("SPEC", Path("my spec.yaml")),
     "R607": _edited_workflow,
+    "R610": lambda _: _forge("https://github.com/o/r", token=""),
+    "R611": lambda _: _forge("/srv/git/deployments.git"),
+    "R612": lambda _: _forge("https://git.example/o/r.git"),
+    "R613": lambda folder: require_within(folder, "SPEC", Path("/srv/spec.yaml")),
+    "R614": _spec_that_others_changed,
+    "R615": lambda _: _raise(wrong_loads(None, "the spec has none", "write expert_load: {file: loads.json}")),
+    "R616": lambda _: _raise(GitError("push", "error: failed to push some refs")),
+    "R617": lambda _: _raise(ForgeError(OUR_REPOSITORY, "HTTP 401: Bad credentials")),
+    "R618": lambda folder: require_branch(Checkout(folder, folder), "main", "main"),
+    "R619": lambda _: require_payback(ProposeCall(Path("spec.yaml"), Path("deploy"), most_hours=12.0)),
     "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),
 }
 

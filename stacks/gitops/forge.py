@@ -1,0 +1,307 @@
+"""Pull requests of GitHub, GitLab and Gitea, by REST: found by their branch, opened, and given another text.
+
+    Repository(forge, host, path)     from the address of a remote, or a reason why it is none
+    PullRequest                       what all three say of one, in the same words
+
+An answer is bounded and may say anything. No redirect is followed: it would carry the token to another place.
+"""
+
+import json
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any, Literal, NoReturn
+from urllib.parse import quote, urlencode, urlsplit
+
+from planner.problems.errors import CallError, TidemillError
+from planner.problems.finding import Finding
+from planner.problems.printable import without_passwords
+
+__all__ = [
+    "FORGES",
+    "TOKEN",
+    "Forge",
+    "ForgeError",
+    "PullRequest",
+    "Repository",
+    "change_text",
+    "find_request",
+    "open_request",
+    "read_repository",
+]
+
+Forge = Literal["github", "gitlab", "gitea"]
+FORGES: tuple[Forge, ...] = ("github", "gitlab", "gitea")
+HOSTS: dict[str, Forge] = {
+    "github.com": "github",
+    "gitlab.com": "gitlab",
+    "gitea.com": "gitea",
+    "codeberg.org": "gitea",
+}
+TOKEN = "TIDEMILL_TOKEN"  # noqa: S105 (the variable's name)
+COMMAND = "tidemill gitops propose"
+SCP = re.compile(r"(?:[\w.-]+@)?([\w.-]+):(?!/)(.+)")  # git@github.com:owner/name.git
+PATH = re.compile(r"(?!.*(^|/)\.+(/|$))[\w.~-]+(/[\w.~-]+)+")
+TIMEOUT_S = 30  # assumed: of each read from a forge
+MAX_ANSWER_BYTES = 2**24  # assumed: a page of 50 pull requests, each with a text of 64 KiB, has a fifth
+PAGE = 50  # what Gitea gives at most, and GitHub and GitLab give too
+MAX_PAGES = 100  # assumed: no repository has more pull requests into one branch than these hold
+
+
+class ForgeError(TidemillError):
+    """The forge refuses, cannot be reached, or answers with something else."""
+
+    exit_status = 1
+
+    def __init__(self, repository: "Repository", reason: str, fix: str = "correct what it says") -> None:
+        rule = f"R617 must let {COMMAND} read and write pull requests"
+        shown = repository.without_token(reason)
+        super().__init__([Finding("", None, rule, shown, fix).at(repository.api)])
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository of a forge."""
+
+    forge: Forge
+    address: str  # what git pushes to
+    host: str  # `https://git.example:3000`
+    path: str  # `group/name`
+    token: str = field(repr=False)
+
+    @property
+    def by_http(self) -> bool:
+        """Whether git itself needs the token: it needs none by SSH."""
+        return self.address.startswith(("http://", "https://"))
+
+    @property
+    def api(self) -> str:
+        """The address of the repository's resources."""
+        if self.forge == "gitlab":
+            return f"{self.host}/api/v4/projects/{quote(self.path, safe='')}"
+        if self.forge == "gitea":
+            return f"{self.host}/api/v1/repos/{self.path}"
+        root = "https://api.github.com" if self.host == "https://github.com" else f"{self.host}/api/v3"
+        return f"{root}/repos/{self.path}"
+
+    def without_token(self, text: str) -> str:
+        """Return text that may be printed, whatever a server sent."""
+        return without_passwords(text.replace(self.token, "***"))
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """A pull request, or a merge request of GitLab."""
+
+    number: int
+    address: str
+    text: str
+    head: str  # the commit that its branch had at last
+    is_open: bool
+    is_merged: bool
+
+
+def read_repository(address: str, forge: Forge | None) -> Repository:
+    """Return the repository at the address of a remote. Raises CallError for one that no forge of ours has."""
+    token = os.environ.get(TOKEN, "")
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        rule, reason = "R610 must hold a token", "the branch is pushed, and the pull request opened, with its rights"
+        _refuse(TOKEN, None, rule, reason, "export one that may write code and pull requests")
+    host, path = _split(address)
+    known = forge or HOSTS.get(urlsplit(host).hostname or "")
+    if known is None:
+        rule, reason = "R612 must be given for this host", f"{host} may be any of {', '.join(FORGES)}"
+        _refuse("--forge", None, rule, reason, "for example --forge gitea")
+    if not PATH.fullmatch(path) or (known != "gitlab" and path.count("/") != 1):
+        _refuse_address(address, "it names no repository of an owner")
+    return Repository(known, address, host, path, token)
+
+
+def find_request(repository: Repository, branch: str, into: str, *, is_open: bool) -> PullRequest | None:
+    """Return the newest pull request of `branch` into `into` that is open, or that is closed. Raises ForgeError."""
+    for found in FINDERS[repository.forge](repository, branch, into, is_open):
+        if found.is_open == is_open:
+            return found
+    return None
+
+
+def open_request(repository: Repository, branch: str, into: str, title: str, text: str) -> PullRequest:
+    """Open a pull request. Raises ForgeError."""
+    if repository.forge == "gitlab":
+        request = {"source_branch": branch, "target_branch": into, "title": title, "description": text}
+        return _read_gitlab(repository, _ask(repository, "POST", "/merge_requests", request))
+    request = {"head": branch, "base": into, "title": title, "body": text}
+    return _read_github(repository, _ask(repository, "POST", "/pulls", request))
+
+
+def change_text(repository: Repository, number: int, title: str, text: str) -> PullRequest:
+    """Give a pull request another title and text. Raises ForgeError."""
+    if repository.forge == "gitlab":
+        request = {"title": title, "description": text}
+        return _read_gitlab(repository, _ask(repository, "PUT", f"/merge_requests/{number}", request))
+    return _read_github(repository, _ask(repository, "PATCH", f"/pulls/{number}", {"title": title, "body": text}))
+
+
+def _find_on_github(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
+    owner = repository.path.partition("/")[0]
+    asked = {"head": f"{owner}:{branch}", "base": into, "sort": "created", "direction": "desc"}
+    for each in _ask_list(repository, "/pulls", asked | {"state": "open" if is_open else "closed"}):
+        yield _read_github(repository, each)
+
+
+def _find_on_gitlab(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
+    """Yield merge requests of the project's own branch: a fork may have one of the same name."""
+    asked = {"source_branch": branch, "target_branch": into, "order_by": "created_at", "sort": "desc"}
+    for each in _ask_list(repository, "/merge_requests", asked | ({"state": "opened"} if is_open else {})):
+        if each.get("source_project_id") == each.get("target_project_id"):
+            yield _read_gitlab(repository, each)
+
+
+def _find_on_gitea(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
+    """Yield pull requests, newest first. Gitea finds none by its branch but the oldest, so all into `into` are read."""
+    asked = {"base_branch": into, "state": "open" if is_open else "closed"}
+    for each in _ask_list(repository, "/pulls", asked):
+        head, base = (each.get(side) or {} for side in ("head", "base"))
+        if head.get("ref") == branch and head.get("repo_id") == base.get("repo_id"):
+            yield _read_github(repository, each)
+
+
+FINDERS: dict[Forge, Callable[[Repository, str, str, bool], Iterator[PullRequest]]] = {
+    "github": _find_on_github,
+    "gitlab": _find_on_gitlab,
+    "gitea": _find_on_gitea,
+}
+
+
+def _read_github(repository: Repository, answer: Any) -> PullRequest:
+    """Read a pull request of GitHub or Gitea, which took over its words."""
+    try:
+        is_merged, text = answer.get("merged_at") is not None, answer.get("body") or ""
+        told = answer["number"], answer["html_url"], text, answer["head"]["sha"], answer["state"] == "open", is_merged
+        return _check_shape(PullRequest(*told))
+    except (AttributeError, KeyError, TypeError):
+        raise _no_request(repository) from None
+
+
+def _read_gitlab(repository: Repository, answer: Any) -> PullRequest:
+    try:
+        state, text = answer["state"], answer.get("description") or ""
+        told = answer["iid"], answer["web_url"], text, answer.get("sha") or "", state == "opened", state == "merged"
+        return _check_shape(PullRequest(*told))
+    except (AttributeError, KeyError, TypeError):
+        raise _no_request(repository) from None
+
+
+def _check_shape(found: PullRequest) -> PullRequest:
+    """Return a pull request whose number may stand in an address. Raises TypeError."""
+    texts = (found.address, found.text, found.head)
+    if type(found.number) is not int or not all(isinstance(each, str) for each in texts):
+        raise TypeError
+    return found
+
+
+def _no_request(repository: Repository) -> ForgeError:
+    return ForgeError(repository, "it answers with something else than a pull request", "is --forge right?")
+
+
+def _ask_list(repository: Repository, path: str, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the items of all pages."""
+    for page in range(1, MAX_PAGES + 1):
+        query = urlencode(asked | {"page": str(page), "per_page": str(PAGE), "limit": str(PAGE)})
+        items = _ask(repository, "GET", f"{path}?{query}")
+        if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
+            raise ForgeError(repository, "it answers with something else than a list", "is --forge right?")
+        yield from items
+        if len(items) < PAGE:
+            return
+
+
+def _ask(repository: Repository, method: str, path: str, body: dict[str, str] | None = None) -> Any:
+    """Return the JSON of an answer. Raises ForgeError for any other."""
+    headers = {"Authorization": f"Bearer {repository.token}", "Accept": "application/json", "User-Agent": "tidemill"}
+    content = None if body is None else json.dumps(body).encode()
+    if content is not None:
+        headers["Content-Type"] = "application/json"
+    request = urllib.request.Request(  # noqa: S310 (its scheme is http or https: `_split`)
+        f"{repository.api}{path}", content, headers, method=method
+    )
+    try:
+        with OPENER.open(request, timeout=TIMEOUT_S) as response:
+            answer = response.read(MAX_ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        raise ForgeError(repository, _explain(error)) from None
+    except (OSError, urllib.error.URLError) as error:
+        raise ForgeError(repository, f"it cannot be reached: {getattr(error, 'reason', error)}") from None
+    if len(answer) > MAX_ANSWER_BYTES:
+        raise ForgeError(repository, f"its answer has over {MAX_ANSWER_BYTES:,} bytes")
+    try:
+        return json.loads(answer)
+    except (ValueError, RecursionError):
+        raise ForgeError(repository, "its answer is no JSON", "is --forge right?") from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes an error of every redirect."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+OPENER = urllib.request.build_opener(_NoRedirect)  # heeds the proxies of the environment
+
+
+def _explain(error: urllib.error.HTTPError) -> str:
+    """Return the status and what the forge says of it."""
+    if error.code in range(300, 400):
+        return f"HTTP {error.code}, a redirect: the repository has moved, so correct the remote's address"
+    try:
+        answer = json.loads(error.read(MAX_ANSWER_BYTES))
+        said = answer.get("message") or answer.get("error") or "" if isinstance(answer, dict) else ""
+        more = [each.get("message") for each in answer.get("errors") or [] if isinstance(each, dict)] if said else []
+    except (OSError, ValueError, RecursionError, TypeError):
+        said, more = "", []
+    parts = [said if isinstance(said, str) else json.dumps(said), *filter(None, map(str, more))]
+    return f"HTTP {error.code}: {'; '.join(filter(None, parts)) or error.reason}"
+
+
+def _split(address: str) -> tuple[str, str]:
+    """Return the host, as `https://name:port`, and the path of a remote's address. Raises CallError."""
+    if "://" not in address and (found := SCP.fullmatch(address)):
+        return f"https://{found[1]}", found[2].removesuffix(".git").strip("/")
+    try:
+        parts = urlsplit(address)
+        name, port = parts.hostname or "", parts.port
+    except ValueError:
+        _refuse_address(address, "it is no address")
+    path = parts.path.removesuffix("/").removesuffix(".git").strip("/")
+    if parts.scheme == "ssh" and name:
+        return f"https://{name}", path
+    if parts.scheme not in ("http", "https") or not name:
+        _refuse_address(address, "it is none of https://, ssh:// and git@HOST:PATH")
+    if parts.username is not None or parts.password is not None:
+        _refuse_address(address, "it has a user or password in it, which git config and lists of processes show")
+    if parts.scheme == "http" and not _is_loopback(name):
+        _refuse_address(address, "http:// would send the token unencrypted")
+    shown = f"[{name}]" if ":" in name else name
+    return f"{parts.scheme}://{shown}{f':{port}' if port else ''}", path
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _refuse_address(address: str, reason: str) -> NoReturn:
+    rule = f"R611 must be the address of a repository of {', '.join(FORGES)}"
+    _refuse("--remote", without_passwords(address), rule, reason, "git remote set-url NAME https://HOST/OWNER/NAME.git")
+
+
+def _refuse(path: str, value: str | None, rule: str, reason: str, fix: str) -> NoReturn:
+    raise CallError([Finding(path, value, rule, reason, fix).at(COMMAND)])

@@ -1,0 +1,263 @@
+"""Run git so that the checkout stays as it is, and nobody but the remote learns the token.
+
+A commit is made of a folder and an index outside the checkout, so it does not matter which branch is checked out and
+what somebody is editing there. git gets the token from a credential helper that prints an environment variable, for the
+remote's host alone: it stands in no address, configuration or list of processes. Hooks do not run, because they would
+inherit that variable. Traces are off, redirects are refused, and no helper of the user's stores what ours prints.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.problems.errors import CallError, TidemillError
+from planner.problems.finding import Finding
+from stacks.gitops.forge import TOKEN, Repository
+
+__all__ = [
+    "Checkout",
+    "GitError",
+    "Heads",
+    "commit_folder",
+    "export_commit",
+    "fetch_heads",
+    "find_checkout",
+    "is_own_commit",
+    "list_entries",
+    "push_commit",
+    "read_heads",
+    "remote_address",
+    "require_branch",
+    "require_identity",
+    "require_unchanged",
+    "require_within",
+]
+
+TIMEOUT_S = 600  # assumed: a fetch of a repository of manifests takes seconds
+COMMAND = "tidemill gitops propose"
+TRAILER = "Tidemill-Proposal: "
+NO_TRACES = {"GIT_TRACE2": "0", "GIT_TRACE2_EVENT": "0", "GIT_TRACE2_PERF": "0"}  # git config may name files for them
+UNATTENDED = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "GIT_LITERAL_PATHSPECS": "1", "LC_ALL": "C"}
+HELPER = f'!f() {{ test "$1" = get && printf "username=x-access-token\\npassword=%s\\n" "${TOKEN}"; }}; f'
+
+
+class GitError(TidemillError):
+    """git failed, or would not do what it was asked for."""
+
+    exit_status = 1
+
+    def __init__(self, verb: str, reason: str, fix: str = "correct what git says, and call it again") -> None:
+        super().__init__([Finding("", None, f"R616 git {verb} failed", reason, fix).at(COMMAND)])
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout, and the folder where git keeps its objects."""
+
+    root: Path
+    git_folder: Path
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The remote's branches: the one that proposals are for, and the proposal's own if it is there."""
+
+    into: str
+    base: str
+    tip: str | None
+
+
+def find_checkout(folder: Path) -> Checkout:
+    """Return the checkout that `folder` is in. Raises GitError where there is none."""
+    told = _git("rev-parse", ["--show-toplevel", "--absolute-git-dir"], folder).splitlines()
+    return Checkout(Path(told[0]), Path(told[1]))
+
+
+def require_within(root: Path, name: str, path: Path) -> Path:
+    """Return `path`, from the root of a checkout. Raises CallError if it leads out of there, by `..` or by a link."""
+    found, top = (Path.cwd() / path).resolve(), root.resolve()
+    if not found.is_relative_to(top) or found == top:
+        rule, reason = "R613 must be a path inside the checkout, also behind links", "a commit holds nothing else"
+        raise _refused(name, str(path), rule, reason, "give a path inside it that no link leads out of")
+    return found.relative_to(top)
+
+
+def remote_address(checkout: Checkout, remote: str) -> str:
+    """Return the address that a remote is pushed to."""
+    return _git("remote", ["get-url", "--push", "--", remote], checkout.root).strip()
+
+
+def require_identity(checkout: Checkout) -> None:
+    """Raise GitError if git does not know whose commits these will be."""
+    try:
+        _git("var", ["GIT_COMMITTER_IDENT"], checkout.root)
+    except GitError:
+        reason, fix = "it knows no name and address for commits", "git config user.name NAME, and user.email ADDRESS"
+        raise GitError("commit", reason, fix) from None
+
+
+def require_branch(checkout: Checkout, branch: str, into: str) -> None:
+    """Raise CallError if git has no branch of that name, or a proposal would be for itself."""
+    rule, fix = f"R618 must be the name of a branch other than {into}", "for example tidemill/deploy"
+    try:
+        _git("check-ref-format", [f"refs/heads/{branch}"], checkout.root)
+    except GitError:
+        raise _refused("--branch", branch, rule, "git takes no such name", fix) from None
+    if branch == into:
+        raise _refused("--branch", branch, rule, "a pull request needs two branches", fix)
+
+
+def read_heads(checkout: Checkout, repository: Repository, into: str | None, branch: str) -> Heads:
+    """Ask the remote for its branches; `into` is its default branch unless given. Raises GitError."""
+    wanted = ["HEAD", *(f"refs/heads/{each}" for each in (into, branch) if each)]
+    told = _git("ls-remote", ["--symref", repository.address, *wanted], checkout.root, repository)
+    default = re.search(r"^ref: refs/heads/(\S+)\tHEAD$", told, re.M)
+    refs = {name: commit for commit, name in re.findall(r"^([0-9a-f]{40,64})\t(\S+)$", told, re.M)}
+    into = into or (default[1] if default else None)
+    base = refs.get(f"refs/heads/{into}") or (refs.get("HEAD") if default and into == default[1] else None)
+    if into is None or base is None:
+        raise GitError("ls-remote", f"the remote has no branch {into or 'that is its default'}", "give --into BRANCH")
+    return Heads(into, base, refs.get(f"refs/heads/{branch}"))
+
+
+def fetch_heads(checkout: Checkout, repository: Repository, heads: Heads, branch: str) -> None:
+    """Fetch the commits of `heads`, without a ref of our own. Raises GitError, also if a branch moves meanwhile."""
+    names = [heads.into, *([branch] if heads.tip else [])]
+    words = ["--no-tags", "--no-write-fetch-head", repository.address, *(f"refs/heads/{each}" for each in names)]
+    _git("fetch", words, checkout.root, repository)
+    for commit in filter(None, (heads.base, heads.tip)):
+        _git("cat-file", ["-e", f"{commit}^{{commit}}"], checkout.root)
+
+
+def require_unchanged(checkout: Checkout, base: str, paths: Sequence[Path]) -> None:
+    """Raise CallError if `base` has newer versions of files than the checkout began from."""
+    try:
+        start = _git("merge-base", ["HEAD", base], checkout.root).strip()
+    except GitError:
+        raise GitError("merge-base", "the checkout lacks the history that it shares", "git fetch --unshallow") from None
+    if changed := _git("diff", ["--name-only", start, base, "--", *map(str, paths)], checkout.root).split("\n")[0]:
+        rule, reason = "R614 must be as the branch has it, or newer", "others have changed it, and that would be undone"
+        raise _refused("", None, rule, reason, "git pull, and call it again", changed)
+
+
+def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:
+    """Write a commit's files to a folder in `scratch`, beside the index that belongs to it, and return the folder."""
+    tree = scratch / "tree"
+    tree.mkdir()
+    _git("read-tree", [commit], tree, more=_apart(checkout, tree))
+    _git("checkout-index", ["--all", "--force"], tree, more=_apart(checkout, tree))
+    return tree
+
+
+def commit_folder(checkout: Checkout, tree: Path, parent: str, paths: Sequence[Path], title: str) -> str | None:
+    """Commit `paths` of an exported folder, and return the commit; None if nothing differs from its parent."""
+    apart = _apart(checkout, tree)
+    _git("add", ["--all", "--force", "--", *map(str, paths)], tree, more=apart)
+    written = _git("write-tree", [], tree, more=apart).strip()
+    if written == _git("rev-parse", [f"{parent}^{{tree}}"], checkout.root).strip():
+        return None
+    message = f"{title}\n\n{TRAILER}{_seal(parent, written, title)}\n"
+    return _git("commit-tree", [written, "-p", parent, "-m", message], checkout.root).strip()
+
+
+def is_own_commit(checkout: Checkout, commit: str) -> bool:
+    """Return whether `commit_folder` made it, and nobody has changed its files, its parent or its message since.
+
+    So a commit of somebody else's on top or below is noticed without the history.
+    """
+    head, _, message = _git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
+    tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)
+    title, _, seal = message.strip().partition(f"\n\n{TRAILER}")
+    return len(parents) == 1 and seal == _seal(parents[0], tree[0], title)
+
+
+def list_entries(checkout: Checkout, commit: str, paths: Sequence[Path]) -> str:
+    """Return what a commit, or its parent (`COMMIT^`), holds at `paths`; equal texts mean equal contents."""
+    return _git("ls-tree", [commit, "--", *map(str, paths)], checkout.root)
+
+
+def push_commit(checkout: Checkout, repository: Repository, commit: str, branch: str, tip: str | None) -> None:
+    """Make `branch` point to `commit`, if the remote still has it at `tip`. Raises GitError."""
+    ref = f"refs/heads/{branch}"
+    words = ["--no-verify", f"--force-with-lease={ref}:{tip or ''}", repository.address, f"{commit}:{ref}"]
+    _git("push", words, checkout.root, repository)
+
+
+def _apart(checkout: Checkout, tree: Path) -> dict[str, str]:
+    """Return the environment in which git works on `tree` instead of the checkout."""
+    places = {"GIT_DIR": checkout.git_folder, "GIT_WORK_TREE": tree, "GIT_INDEX_FILE": tree.parent / "index"}
+    return {name: str(path) for name, path in places.items()}
+
+
+def _seal(parent: str, tree: str, title: str) -> str:
+    return hashlib.sha256(f"{parent}\n{tree}\n{title}".encode()).hexdigest()
+
+
+def _git(
+    verb: str,
+    words: Sequence[str],
+    folder: Path,
+    repository: Repository | None = None,
+    more: dict[str, str] | None = None,
+) -> str:
+    """Run git in `folder` and return what it prints. With a `repository` it may ask for the token. Raises GitError."""
+    options = ["-c", "core.hooksPath=/dev/null", "-c", "user.useConfigOnly=true", *_access(repository)]
+    command = ["git", *options, verb, *words]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=_environment(repository) | (more or {}),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+    except FileNotFoundError:
+        raise GitError(verb, "there is no program git, or no such folder", "install git") from None
+    except subprocess.TimeoutExpired:
+        raise GitError(verb, f"it did not end within {TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        raise GitError(verb, _last_words(done.stderr, repository))
+    return done.stdout
+
+
+def _access(repository: Repository | None) -> list[str]:
+    """Return the options by which git may ask for the token, and send it to the repository's host alone.
+
+    An empty value takes away what the configuration has: helpers that would store the token, and the header by which
+    GitHub's checkout action would push as somebody else.
+    """
+    if repository is None or not repository.by_http:
+        return []
+    settings = {
+        "credential.helper": "",
+        f"credential.{repository.host}.helper": HELPER,
+        "http.extraHeader": "",
+        f"http.{repository.host}/.extraHeader": "",
+        "http.followRedirects": "false",
+    }
+    return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+
+
+def _environment(repository: Repository | None) -> dict[str, str]:
+    traces = ("GIT_TRACE", "GIT_CURL_VERBOSE")
+    kept = {name: value for name, value in os.environ.items() if name != TOKEN and not name.startswith(traces)}
+    token = {TOKEN: repository.token} if repository is not None and repository.by_http else {}
+    return kept | NO_TRACES | UNATTENDED | token
+
+
+def _last_words(stderr: str, repository: Repository | None) -> str:
+    """Return git's own error, in a line. A server may have sent the token back."""
+    lines = [line for line in stderr.splitlines() if line.startswith(("fatal:", "error:", " ! [", "remote:"))]
+    said = "; ".join(line.strip() for line in lines) or "it says nothing"
+    return repository.without_token(said) if repository else said
+
+
+def _refused(path: str, value: str | None, rule: str, reason: str, fix: str, file: str = COMMAND) -> CallError:
+    return CallError([Finding(path, value, rule, reason, fix).at(file)])

@@ -1,0 +1,337 @@
+"""Propose a change: render a spec on a branch of its own, and open one pull request with the diff as its text.
+
+The proposal is the branch that it is for, plus SPEC and its overlays as they are in the checkout, plus FOLDER rendered
+from them. It is made in a folder apart, so nothing else that somebody edits gets in. With `--loads` it is a new expert
+map instead, and proposed only if that is worth its restarts (`worth.py`).
+
+The branch belongs to its one commit. A commit of somebody else's there ends our part: then the branch and its pull
+request are left alone. A pull request that was closed with this very change is not opened again.
+"""
+
+import math
+from collections.abc import Mapping
+from contextlib import chdir
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from planner.compiler import run_passes
+from planner.diff.change import Change
+from planner.diff.diff import compare_plans
+from planner.diff.markdown import diff_markdown, escaped
+from planner.facts.files import only_within, read_file
+from planner.facts.quantities import counted
+from planner.facts.terms import PHASES
+from planner.manifests.folder import files_of, kept_plan, write_folder
+from planner.plan.plan import Plan
+from planner.plan.user_input import read_spec
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
+from planner.problems.printable import printable, without_passwords
+from planner.spec.resolved import ResolvedSpec
+from planner.spec.yaml import read_content
+from stacks.gitops.check import Call as Paths
+from stacks.gitops.check import plan_before
+from stacks.gitops.forge import (
+    Forge,
+    PullRequest,
+    Repository,
+    change_text,
+    find_request,
+    open_request,
+    read_repository,
+)
+from stacks.gitops.git import (
+    Checkout,
+    Heads,
+    commit_folder,
+    export_commit,
+    fetch_heads,
+    find_checkout,
+    is_own_commit,
+    list_entries,
+    push_commit,
+    read_heads,
+    remote_address,
+    require_branch,
+    require_identity,
+    require_unchanged,
+    require_within,
+)
+from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
+
+__all__ = ["Call", "Outcome", "Proposal", "Standing", "Step", "decide", "propose", "require_payback", "wrong_loads"]
+
+Result = Literal["opened", "updated", "unchanged", "left_alone", "nothing"]
+
+WORDS: dict[Result, str] = {
+    "opened": "opened",
+    "updated": "updated",
+    "unchanged": "already open:",
+    "left_alone": "left alone",
+    "nothing": "nothing to propose",
+}
+FOOTER = (
+    "Written by `tidemill gitops propose`. A later run replaces the commit and this text, until somebody else commits "
+    "on the branch.\n"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The command's arguments. Paths are relative to the working directory."""
+
+    spec: Path
+    folder: Path
+    overlays: tuple[Path, ...] = ()
+    loads: Path | None = None
+    most_hours: float | None = None  # within which new maps have to pay for their restarts
+    remote: str = "origin"
+    into: str | None = None
+    branch: str | None = None
+    forge: Forge | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done. `lines` say why, and what a new map is worth."""
+
+    result: Result
+    lines: tuple[str, ...]
+    branch: str
+    plan: Plan
+    request: PullRequest | None = None
+    change: Change | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of `--format json`."""
+        request = self.request and {"number": self.request.number, "url": self.request.address}
+        return {
+            "result": self.result,
+            "why": list(self.lines),
+            "branch": self.branch,
+            "pull_request": request,
+            "plan_digest": self.plan.digest,
+        } | ({"diff": self.change.as_json()} if self.change else {})
+
+    def as_text(self) -> str:
+        """Return a line of what was done, and the lines that say why."""
+        where = f" {self.request.address}" if self.request else ""
+        lines = [f"{WORDS[self.result]}{where} ({self.branch})", *(f"  {line}" for line in self.lines)]
+        return "".join(f"{printable(without_passwords(line))}\n" for line in lines)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a proposal is made of: paths from the root of the checkout, and the contents of files."""
+
+    paths: Paths
+    contents: Mapping[Path, bytes]
+    loads: bytes | None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change that was planned, and rendered and committed if it is worth it and changes a file."""
+
+    plan: Plan
+    change: Change | None  # None if nothing runs yet
+    worth: Worth | None  # of new expert maps
+    paths: tuple[Path, ...] = ()
+    commit: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Return the verdict in a line."""
+        if self.change is None:
+            return f"{self.plan.name}: first plan"
+        units = sum(each.change in ("moved", "restarted") and each.phase in PHASES for each in self.change.units)
+        what = "new expert maps, " if self.worth else ""
+        ending = f", restarts {counted(units, 'unit')}" if units else ""
+        return f"{self.plan.name}: {what}{self.change.verdict}{ending}"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A proposal's branch on the remote, and the pull request that it has or had."""
+
+    tip: str | None
+    is_ours: bool  # the tip is a commit of ours, as we made it
+    is_same: bool  # it changes the same files in the same way
+    request: PullRequest | None  # the open one, else the newest closed one
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done with the branch and its pull request."""
+
+    result: Result
+    pushes: bool = False
+    why: str = ""
+
+
+def propose(call: Call) -> Outcome:
+    """Propose what `call` says, and return what was done.
+
+    Raises CallError, SpecError or InfeasibleError before anything is pushed; GitError or ForgeError where the remote
+    does not do its part. The same call may be repeated then.
+    """
+    require_payback(call)
+    checkout = find_checkout(Path.cwd())
+    repository = read_repository(remote_address(checkout, call.remote), call.forge)
+    require_identity(checkout)
+    source = _read_source(checkout, call)
+    branch = call.branch or _usual_branch(source)
+    heads = read_heads(checkout, repository, call.into, branch)
+    require_branch(checkout, branch, heads.into)
+    fetch_heads(checkout, repository, heads, branch)
+    require_unchanged(checkout, heads.base, list(source.contents))
+    with TemporaryDirectory(prefix="tidemill-") as scratch:
+        tree = export_commit(checkout, heads.base, Path(scratch))
+        with chdir(tree), only_within([tree]):  # a file from elsewhere is in no reviewer's checkout
+            proposal = _make_proposal(checkout, heads.base, source, call.most_hours or PAYBACK_HOURS)
+    if proposal.commit is None:
+        why = _explain_nothing(proposal, source, heads)
+        return Outcome("nothing", why, branch, proposal.plan, None, proposal.change)
+    return _bring(checkout, repository, heads, branch, proposal)
+
+
+def decide(standing: Standing) -> Step:
+    """Return what to do with the branch and its pull request."""
+    request, tip = standing.request, standing.tip
+    is_open = request is not None and request.is_open
+    if tip is not None and not standing.is_ours:
+        if request is not None and request.is_merged and request.head == tip:
+            return Step("opened", pushes=True)
+        return Step("left_alone", why="somebody else has committed on the branch")
+    if tip is not None and standing.is_same:
+        if request is not None and not is_open and not request.is_merged:
+            return Step("left_alone", why="it was closed with this very change; to have it again, delete the branch")
+        return Step("updated" if is_open else "opened")
+    return Step("updated" if is_open else "opened", pushes=True)
+
+
+def require_payback(call: Call) -> None:
+    """Raise CallError for a payback that is no time, or that nothing is judged by."""
+    if call.most_hours is not None and (call.loads is None or not 0 < call.most_hours < math.inf):
+        rule, reason = "R619 must be a number above 0, beside --loads", "new expert maps have to pay for their restarts"
+        raise _refused("--payback", str(call.most_hours), rule, reason, f"for example --payback {PAYBACK_HOURS:g}")
+
+
+def _read_source(checkout: Checkout, call: Call) -> Source:
+    """Read the files that the call names. Raises CallError or SpecError for one that is not there or not inside."""
+    files = [("SPEC", call.spec), *(("-f", each) for each in call.overlays)]
+    contents = {require_within(checkout.root, name, path): read_content(path) for name, path in files}
+    spec, *overlays = contents
+    folder = require_within(checkout.root, "FOLDER", call.folder)
+    try:
+        loads = read_file(call.loads) if call.loads else None
+    except OSError as error:
+        raise wrong_loads(str(call.loads), error.strerror or str(error), "give another") from None
+    return Source(Paths(spec, folder, Path(), (), tuple(overlays)), contents, loads)
+
+
+def _usual_branch(source: Source) -> str:
+    """Return the branch of a folder's proposals: one for changes of its spec, and one for new expert maps."""
+    return f"tidemill/{'.'.join(source.paths.folder.parts)}{'.loads' if source.loads else ''}"
+
+
+def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: float) -> Proposal:
+    """Plan, render and commit in the working directory, which holds the files of `base`."""
+    paths, named = source.paths, list(source.contents)
+    for each in (*named, paths.folder):
+        require_within(Path.cwd(), "", each)
+    kept = kept_plan(paths.folder)
+    before, notes = plan_before(paths, Path())
+    for path, content in source.contents.items():
+        _write(path, content)
+    if source.loads is not None:
+        named.append(_replace_loads(read_spec(paths.spec, paths.overlays), source.loads))
+    found = run_passes(read_spec(paths.spec, paths.overlays), kept)
+    change = None if before is None else compare_plans(before, found.plan, notes)
+    worth = weigh_maps(found, change, most_hours) if change is not None and source.loads is not None else None
+    planned = Proposal(found.plan, change, worth, (*named, paths.folder))
+    if source.loads is not None and (worth is None or not worth.is_enough):
+        return planned
+    write_folder(paths.folder, files_of(found.plan, kept))
+    return replace(planned, commit=commit_folder(checkout, Path.cwd(), base, planned.paths, planned.title))
+
+
+def _replace_loads(spec: ResolvedSpec, loads: bytes) -> Path:
+    """Put new loads into the file that the spec has them in, and return its path."""
+    written = spec.written.expert_load.file
+    if written is None:
+        raise wrong_loads(None, "the spec has none", "write expert_load: {file: loads.json}, and commit such a file")
+    path = require_within(Path.cwd(), "expert_load.file", Path(spec.document.file).parent / written)
+    _write(path, loads)
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _explain_nothing(proposal: Proposal, source: Source, heads: Heads) -> tuple[str, ...]:
+    if proposal.worth is not None and not proposal.worth.is_enough:
+        return tuple(proposal.worth.lines())
+    if source.loads is not None and proposal.change is None:
+        return ("nothing runs yet: propose the first plan without --loads",)
+    return (f"{source.paths.folder} on {heads.into} is what the spec renders",)
+
+
+def _bring(checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal) -> Outcome:
+    """Push the proposal and open its pull request, or do as much of it as is left to do."""
+    assert proposal.commit is not None
+    standing = _look_up(checkout, repository, heads, branch, proposal)
+    step, request = decide(standing), standing.request
+    if step.pushes:
+        push_commit(checkout, repository, proposal.commit, branch, heads.tip)
+    shown = proposal.commit if step.pushes else heads.tip
+    mark, result = f"<!-- tidemill {shown} -->\n", step.result
+    text = f"{mark}{_text(proposal)}"
+    if result == "opened":
+        request = open_request(repository, branch, heads.into, proposal.title, text)
+    elif result == "updated" and request is not None:
+        if request.text.startswith(mark):
+            result = "unchanged"
+        else:
+            request = change_text(repository, request.number, proposal.title, text)
+    lines = (step.why,) if step.why else (proposal.title, *(proposal.worth.lines() if proposal.worth else ()))
+    return Outcome(result, lines, branch, proposal.plan, request, proposal.change)
+
+
+def _look_up(checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal) -> Standing:
+    """Return how branch and pull request stand. Only a branch that is there can have one that was closed."""
+    tip, paths = heads.tip, proposal.paths
+    request = find_request(repository, branch, heads.into, is_open=True)
+    if tip is None:
+        return Standing(None, is_ours=False, is_same=False, request=request)
+    request = request or find_request(repository, branch, heads.into, is_open=False)
+    is_ours = is_own_commit(checkout, tip)
+    is_same = is_ours and all(
+        list_entries(checkout, theirs, paths) == list_entries(checkout, ours, paths)
+        for theirs, ours in ((tip, proposal.commit), (f"{tip}^", heads.base))
+        if ours is not None
+    )
+    return Standing(tip, is_ours, is_same, request)
+
+
+def _text(proposal: Proposal) -> str:
+    """Return the text of the pull request. What a spec says is shown as it is."""
+    worth = proposal.worth.lines() if proposal.worth else []
+    lines = "".join(f"- {escaped(line)}\n" for line in worth)
+    first = f"{escaped(proposal.title)}: nothing runs yet\n"
+    shown = first if proposal.change is None else diff_markdown(proposal.change)
+    return f"{lines}\n{shown}\n{FOOTER}"
+
+
+def wrong_loads(value: str | None, reason: str, fix: str) -> CallError:
+    """Return the error for loads that cannot take the place of the spec's."""
+    rule = "R615 must be a file of loads, to replace the spec's expert_load.file"
+    return _refused("--loads", value, rule, reason, fix)
+
+
+def _refused(path: str, value: str | None, rule: str, reason: str, fix: str) -> CallError:
+    return CallError([Finding(path, value, rule, reason, fix).at("tidemill gitops propose")])

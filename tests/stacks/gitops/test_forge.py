@@ -1,0 +1,186 @@
+"""The REST calls of each forge, against a stand-in that records them and answers as the forge is documented to.
+
+The stand-in is ours, so it shows what we send and how we read answers, not what GitHub and GitLab do with them.
+`tests/cluster/test_propose.py` has a real Gitea.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from planner.problems.errors import CallError
+from stacks.gitops.forge import ForgeError, Repository, change_text, find_request, open_request, read_repository
+
+HEAD = "c" * 40
+PULL = {"number": 7, "html_url": "https://git.example/7", "body": "text", "state": "open", "merged_at": None}
+GITHUB = PULL | {"head": {"sha": HEAD, "ref": "tidemill/deploy", "repo_id": 1}, "base": {"repo_id": 1}}
+MERGE = {"iid": 7, "web_url": "https://git.example/7", "description": "text", "state": "opened", "sha": HEAD}
+GITLAB = MERGE | {"source_project_id": 1, "target_project_id": 1}
+
+
+@pytest.fixture
+def served():
+    """A server that keeps what it is asked, and answers with what a test puts into `answers`."""
+    asked, answers = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def handle_any(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            asked.append((self.command, self.path, json.loads(self.rfile.read(length) or "null"), dict(self.headers)))
+            status, body, headers = answers.pop(0) if answers else (200, [], {})
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(content))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = do_PATCH = handle_any
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked, answers
+    server.shutdown()
+    server.server_close()
+
+
+def repository(host, forge):
+    return Repository(forge, f"{host}/group/name.git", host, "group/name", "secret-token")
+
+
+def test_githubs_calls(served):
+    """The head is one of the owner's own: a fork's branch of the same name is another."""
+    host, asked, answers = served
+    answers += [(200, [GITHUB], {}), (201, GITHUB, {}), (200, GITHUB, {})]
+    found = find_request(repository(host, "github"), "tidemill/deploy", "main", is_open=True)
+    open_request(repository(host, "github"), "tidemill/deploy", "main", "a title", "a text")
+    change_text(repository(host, "github"), 7, "another", "text")
+    query = parse_qs(urlsplit(asked[0][1]).query)
+
+    assert (found.number, found.head, found.is_open, found.is_merged) == (7, HEAD, True, False)
+    assert [(verb, urlsplit(path).path) for verb, path, *_ in asked] == [
+        ("GET", "/api/v3/repos/group/name/pulls"),
+        ("POST", "/api/v3/repos/group/name/pulls"),
+        ("PATCH", "/api/v3/repos/group/name/pulls/7"),
+    ]
+    assert (query["head"], query["base"], query["state"]) == (["group:tidemill/deploy"], ["main"], ["open"])
+    assert asked[1][2] == {"head": "tidemill/deploy", "base": "main", "title": "a title", "body": "a text"}
+    assert asked[2][2] == {"title": "another", "body": "text"}
+    assert {headers["Authorization"] for *_, headers in asked} == {"Bearer secret-token"}
+
+
+def test_gitlabs_calls(served):
+    """A fork's merge request from a branch of the same name is not ours."""
+    host, asked, answers = served
+    merged = GITLAB | {"iid": 6, "state": "merged"}
+    answers += [(200, [GITLAB | {"source_project_id": 2}, merged], {}), (201, GITLAB, {}), (200, GITLAB, {})]
+    found = find_request(repository(host, "gitlab"), "tidemill/deploy", "main", is_open=False)
+    open_request(repository(host, "gitlab"), "tidemill/deploy", "main", "a title", "a text")
+    change_text(repository(host, "gitlab"), 7, "another", "text")
+    query = parse_qs(urlsplit(asked[0][1]).query)
+
+    assert (found.number, found.is_open, found.is_merged) == (6, False, True)
+    assert [(verb, urlsplit(path).path) for verb, path, *_ in asked] == [
+        ("GET", "/api/v4/projects/group%2Fname/merge_requests"),
+        ("POST", "/api/v4/projects/group%2Fname/merge_requests"),
+        ("PUT", "/api/v4/projects/group%2Fname/merge_requests/7"),
+    ]
+    assert (query["source_branch"], query["target_branch"]) == (["tidemill/deploy"], ["main"])
+    assert asked[1][2]["source_branch"] == "tidemill/deploy"
+    assert asked[2][2] == {"title": "another", "description": "text"}
+
+
+def test_giteas_pages_are_read_until_the_branch_is_found(served):
+    """It finds no pull request by its branch, and gives fifty at a time."""
+    host, asked, answers = served
+    others = [GITHUB | {"number": each, "head": {"ref": "other", "sha": HEAD, "repo_id": 1}} for each in range(50)]
+    answers += [(200, others, {}), (200, [GITHUB], {})]
+    found = find_request(repository(host, "gitea"), "tidemill/deploy", "main", is_open=True)
+
+    assert found.number == 7
+    assert [parse_qs(urlsplit(path).query)["page"] for _, path, *_ in asked] == [["1"], ["2"]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((302, {}, {"Location": "http://127.0.0.1:1/elsewhere"}), "HTTP 302, a redirect"),
+        ((401, {"message": "Bad secret-token"}, {}), r"HTTP 401: Bad \*\*\*"),
+        ((422, {"message": "Validation Failed", "errors": [{"message": "No commits"}]}, {}), "Failed; No commits"),
+        ((409, {"message": ["Another open merge request already exists"]}, {}), "HTTP 409: ..Another open"),
+        ((200, b"<html>", {}), "its answer is no JSON"),
+        ((200, {"a": 1}, {}), "something else than a list"),
+        ((200, [{"number": "7/../8"}], {}), "something else than a pull request"),
+        ((500, b"", {}), "HTTP 500: Internal Server Error"),
+    ],
+)
+def test_every_other_answer_is_an_error(answer, said, served):
+    """It quotes what the forge says, without the token, and no redirect is followed."""
+    host, asked, answers = served
+    answers.append(answer)
+    with pytest.raises(ForgeError, match=said) as caught:
+        find_request(repository(host, "github"), "tidemill/deploy", "main", is_open=True)
+
+    assert len(asked) == 1
+    assert "secret-token" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "forge", "api"),
+    [
+        ("https://github.com/o/r.git", None, "https://api.github.com/repos/o/r"),
+        ("git@github.com:o/r.git", None, "https://api.github.com/repos/o/r"),
+        ("ssh://git@github.com/o/r", None, "https://api.github.com/repos/o/r"),
+        ("https://gitlab.com/a/b/c.git", None, "https://gitlab.com/api/v4/projects/a%2Fb%2Fc"),
+        ("https://codeberg.org/o/r/", None, "https://codeberg.org/api/v1/repos/o/r"),
+        ("https://git.example:3000/o/r", "gitea", "https://git.example:3000/api/v1/repos/o/r"),
+        ("https://git.example/o/r", "github", "https://git.example/api/v3/repos/o/r"),
+        ("http://[::1]:3000/o/r", "gitea", "http://[::1]:3000/api/v1/repos/o/r"),
+    ],
+)
+def test_repositories_are_read_from_addresses(address, forge, api, monkeypatch):
+    """By the host's name where that says what runs there, else by --forge."""
+    monkeypatch.setenv("TIDEMILL_TOKEN", "secret-token")
+    found = read_repository(address, forge)
+
+    assert found.api == api
+    assert "secret-token" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("address", "forge", "rule"),
+    [
+        ("https://git.example/o/r", None, "R612"),
+        ("https://user:hunter2@github.com/o/r", None, "R611"),
+        ("https://hunter2@github.com/o/r", None, "R611"),
+        ("http://git.example/o/r", "gitea", "R611"),
+        ("/srv/git/r.git", "gitea", "R611"),
+        ("file:///srv/git/r.git", "gitea", "R611"),
+        ("https://github.com/o/r/s", None, "R611"),
+        ("https://github.com/o", None, "R611"),
+        ("https://github.com/o/..", None, "R611"),
+        ("https://gitlab.com/o/../r/s", None, "R611"),
+        ("https://git.example:x/o/r", "gitea", "R611"),
+    ],
+)
+def test_other_addresses_are_refused(address, forge, rule, monkeypatch):
+    """Those with a password in them, without encryption, or of no repository; the password is not repeated."""
+    monkeypatch.setenv("TIDEMILL_TOKEN", "secret-token")
+    with pytest.raises(CallError, match=rule) as caught:
+        read_repository(address, forge)
+
+    assert "hunter2" not in json.dumps(caught.value.findings[0].as_json())
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\nend", "umläut"])
+def test_the_token_must_be_one(token, monkeypatch):
+    """It becomes part of a header."""
+    monkeypatch.setenv("TIDEMILL_TOKEN", token)
+    with pytest.raises(CallError, match="R610"):
+        read_repository("https://github.com/o/r", None)
