@@ -16,7 +16,7 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
 
-__all__ = ["add_controller", "read_deployment"]
+__all__ = ["DEFINITION", "add_controller", "read_deployment"]
 
 DEFINITION = Path(__file__).parent / "definition.yaml"
 

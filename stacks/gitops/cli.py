@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from planner.command.options import add_command, add_format, add_spec
 from planner.command.printed import print_json
@@ -12,7 +12,6 @@ from planner.problems.output import require_writable, write_result
 
 __all__ = ["add_gitops"]
 
-CHECKED_BY: tuple[Literal["github", "gitlab"], ...] = ("github", "gitlab")
 FORGES = ("github", "gitlab", "gitea")
 NEXT = {".gitlab/tidemill.yml": ": include it in .gitlab-ci.yml (include: [{local: .gitlab/tidemill.yml}])"}
 
@@ -36,14 +35,24 @@ def _add_init(commands: Any) -> None:
     init = add_command(
         commands,
         "init",
-        "write a workflow that checks pull requests",
-        "Write the files by which GitHub and GitLab check changes of SPEC, into the repository whose root is the "
-        "working directory. Files that are there already and say something else are kept.",
+        "write what checks pull requests, and what applies them",
+        "Write the files by which GitHub and GitLab check changes of SPEC, and by which Argo CD or Flux applies them, "
+        "into the repository whose root is the working directory. Files that are there already and say something else "
+        "are kept.",
     )
     add_spec(init)
     init.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render writes for it")
-    init.add_argument("--github", action="store_true", help="write GitHub's files; default: those of both")
-    init.add_argument("--gitlab", action="store_true", help="write GitLab's file; default: those of both")
+    init.add_argument(
+        "--environments",
+        metavar="NAMES",
+        help="names with commas between them, for one cluster each: the environment NAME has the overlay NAME.yaml "
+        "beside SPEC, which is written where it is missing, and the folder FOLDER/NAME",
+    )
+    init.add_argument("--github", action="store_true", help="write GitHub's files; default: those of both forges")
+    init.add_argument("--gitlab", action="store_true", help="write GitLab's file; default: those of both forges")
+    init.add_argument("--argocd", action="store_true", help="write an Application of Argo CD for each environment")
+    init.add_argument("--flux", action="store_true", help="write the objects of Flux for each environment")
+    init.add_argument("--repository", metavar="URL", help="where clusters fetch from, for --argocd and --flux")
     add_format(init)
     init.set_defaults(command=_init)
 
@@ -85,6 +94,12 @@ def _add_comment(commands: Any) -> None:
         "refused if it is none, and nothing in it is read as markdown.",
     )
     comment.add_argument("report", type=Path, metavar="REPORT.json", help="the report")
+    comment.add_argument(
+        "--environment",
+        default="",
+        metavar="NAME",
+        help="the environment that was checked: each has a comment of its own",
+    )
     comment.set_defaults(command=_comment)
 
 
@@ -127,18 +142,22 @@ def _add_propose(commands: Any) -> None:
 
 def _init(arguments: argparse.Namespace) -> None:
     from planner.plan.user_input import read_spec
-    from stacks.gitops.init import require_plain, workflow_files, write_workflows
+    from stacks.gitops import init
 
-    require_plain("SPEC", arguments.spec)
-    require_plain("FOLDER", arguments.folder)
-    for each in arguments.overlays:
-        require_plain("-f", each)
-    read_spec(arguments.spec, arguments.overlays)
-    named = [forge for forge in CHECKED_BY if getattr(arguments, forge)]
-    files = workflow_files(arguments.spec, arguments.folder, named or CHECKED_BY, arguments.overlays)
-    write_workflows(Path(), files)
+    environments = init.name_environments(arguments.spec, arguments.folder, arguments.overlays, arguments.environments)
+    engines = [each for each in init.ENGINES if getattr(arguments, each)]
+    repository = init.require_repository(arguments.repository) if engines else ""
+    namespace = read_spec(arguments.spec, arguments.overlays).written.kubernetes.namespace
+    files = init.write_new_files(Path(), init.overlay_files(environments, namespace))
+    named = [forge for forge in init.FORGES if getattr(arguments, forge)]
+    written = init.workflow_files(environments, named or init.FORGES)
+    for each in environments:
+        spec = read_spec(each.spec, each.overlays)
+        written |= init.engine_files(each, spec, engines, repository) if engines else {}
+    init.write_files(Path(), written)
+    files += written
     if arguments.format == "json":
-        print_json({"files": list(files)})
+        print_json({"files": files})
     else:
         print("".join(f"{path}{NEXT.get(path, '')}\n" for path in files), end="")
 
@@ -166,7 +185,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _comment(arguments: argparse.Namespace) -> None:
     from stacks.gitops.comment import comment_on
 
-    print(comment_on(arguments.report), end="")
+    print(comment_on(arguments.report, arguments.environment), end="")
 
 
 def _propose(arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ That report is whatever the fork's code wrote. It is read as hostile: bounded, s
 shown as text. What it says may still be a lie, as whatever a pull request says of itself.
 """
 
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,9 +18,9 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from stacks.gitops.report import Report, report_markdown
 
-__all__ = ["MARK", "MAX_BYTES", "comment_on"]
+__all__ = ["MAX_BYTES", "MAX_COMMENT", "comment_on"]
 
-MARK = "<!-- tidemill -->"  # by which the comment is found again
+ENVIRONMENT = re.compile(r"[a-z0-9-]*")
 MAX_BYTES = 1_000_000  # assumed: twenty times the report of the published system's plan
 MAX_COMMENT = 65_535  # of GitHub (runatlantis/atlantis, pull request 278); GitLab takes more
 MAX_NUMBER = 10**18  # assumed: nothing that a plan counts comes near
@@ -47,8 +48,13 @@ class _Mistakes(BaseModel):
     errors: list[_Mistake]
 
 
-def comment_on(path: Path) -> str:
-    """Return the comment for the report in the file at `path`. Raises CallError where it is no report."""
+def comment_on(path: Path, environment: str = "") -> str:
+    """Return the comment for the report in the file at `path`, which begins with a mark by which it is found again.
+
+    Raises CallError where it is no report.
+    """
+    if not ENVIRONMENT.fullmatch(environment):
+        raise _refused(path, "--environment has no such name")
     content = _read(path)
     try:
         document = parsed_json(content)
@@ -60,7 +66,8 @@ def comment_on(path: Path) -> str:
         body = _mistakes(_Mistakes.model_validate_json(content)) if "errors" in document else _change(content)
     except ValueError:  # ValidationError is one
         raise _refused(path, "its keys or values are not those of a report") from None
-    comment = f"{MARK}\n{body}"
+    mark, heading = (f"{environment} ", f"**{environment}**\n\n") if environment else ("", "")
+    comment = f"<!-- tidemill {mark}-->\n{heading}{body}"
     if len(comment) > MAX_COMMENT:
         raise _refused(path, f"its comment would have over {MAX_COMMENT:,} characters")
     return comment

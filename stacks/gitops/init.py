@@ -1,10 +1,15 @@
-"""Write the files by which GitHub and GitLab check changes of one spec: jobs without a cluster and without torch.
+"""Write the files by which forges check changes of a spec, and by which Argo CD or Flux applies them.
 
-The files belong to whoever asked for them, and are edited like any other of the repository. So none is overwritten.
+    one environment     SPEC under its overlays, rendered into FOLDER
+    several             for each NAME: SPEC under its overlays and NAME.yaml beside it, rendered into FOLDER/NAME
+
+The jobs need neither a cluster nor torch. The files belong to whoever asked for them, and are edited like any other of
+the repository. So none is overwritten.
 """
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -14,12 +19,31 @@ import jinja2
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
 from planner.problems.output import write_result
-from stacks.gitops.comment import MARK, MAX_BYTES
+from planner.spec.resolved import ResolvedSpec
+from stacks.controller.cli import DEFINITION
+from stacks.gitops.comment import MAX_BYTES, MAX_COMMENT
 
-__all__ = ["Forge", "require_plain", "workflow_files", "write_workflows"]
+__all__ = [
+    "ENGINES",
+    "FORGES",
+    "Engine",
+    "Environment",
+    "Forge",
+    "engine_files",
+    "name_environments",
+    "overlay_files",
+    "require_plain",
+    "require_repository",
+    "workflow_files",
+    "write_files",
+    "write_new_files",
+]
 
 Forge = Literal["github", "gitlab"]
-FILES: dict[Forge, dict[str, str]] = {  # path -> template
+Engine = Literal["argocd", "flux"]
+FORGES: tuple[Forge, ...] = ("github", "gitlab")
+ENGINES: tuple[Engine, ...] = ("argocd", "flux")
+WORKFLOWS: dict[Forge, dict[str, str]] = {  # path -> template
     "github": {
         ".github/workflows/tidemill-check.yml": "github-check.yml.j2",
         ".github/workflows/tidemill-comment.yml": "github-comment.yml.j2",
@@ -28,6 +52,50 @@ FILES: dict[Forge, dict[str, str]] = {  # path -> template
 }
 CONDITIONS = "outage,stale"  # what nobody wants unasked; the file is where others are written
 PLAIN = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)*")  # neither YAML nor a shell reads more into it
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?")  # of an object of Kubernetes; neither YAML's `on` nor a number
+RESERVED = ("on", "off", "yes", "no", "true", "false", "null", "y", "n")  # no text to YAML 1.1
+REPOSITORY = re.compile(r"(https?|ssh)://[\w.@:/~-]+")
+OVERLAY = """\
+# What environment {name} has otherwise than {spec}: these keys replace the spec's, and null takes one away.
+kubernetes:
+  namespace: {namespace}
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A cluster's spec, under overlays, and the folder that is rendered from it."""
+
+    name: str
+    spec: Path
+    overlays: tuple[Path, ...]
+    folder: Path
+    own_overlay: Path | None = None  # the one that is this environment's alone
+
+    @property
+    def spec_words(self) -> str:
+        """Return the spec and its overlays as words of a command."""
+        return " -f ".join(map(str, [self.spec, *self.overlays]))
+
+
+def name_environments(spec: Path, folder: Path, overlays: Sequence[Path], names: str | None) -> tuple[Environment, ...]:
+    """Return an environment for each name of the list `names`; one that is called as its folder without a list.
+
+    Raises CallError for a name that cannot stand in a script, or a path that cannot.
+    """
+    for option, path in (("SPEC", spec), ("FOLDER", folder), *(("-f", each) for each in overlays)):
+        require_plain(option, path)
+    if names is None:
+        name = re.sub("[^a-z0-9]+", "-", folder.name.lower()).strip("-")
+        return (Environment(_require_name(name if NAME.fullmatch(name) else "plan"), spec, tuple(overlays), folder),)
+    found = [_require_name(each) for each in names.split(",")]
+    if len(set(found)) < len(found):
+        raise _wrong_name(names, "each has files of its own", "name each once")
+    return tuple(
+        Environment(each, spec, (*overlays, own), folder / each, own)
+        for each in found
+        for own in [spec.with_name(f"{each}.yaml")]
+    )
 
 
 def require_plain(name: str, path: Path) -> None:
@@ -38,44 +106,76 @@ def require_plain(name: str, path: Path) -> None:
             "a job's script has it",
         )
         fix = "call tidemill at the root of the repository, for example with deploy/spec.yaml"
-        raise CallError([Finding(name, str(path), rule, reason, fix).at("tidemill gitops init")])
+        raise _refused(name, str(path), rule, reason, fix)
 
 
-def workflow_files(
-    spec: Path, folder: Path, forges: Collection[Forge], overlays: Sequence[Path] = ()
-) -> dict[str, str]:
-    """Return path -> text of each file, for a spec under its overlays and the folder that is rendered from it."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("templates", "gitops"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701 (YAML, not HTML; every value is a plain word)
-        keep_trailing_newline=True,
-        variable_start_string="<<",  # both forges read braces themselves
-        variable_end_string=">>",
-    )
+def require_repository(address: str | None) -> str:
+    """Return the address from which a cluster fetches the repository. Raises CallError for one that Flux cannot use."""
+    if address is None or not REPOSITORY.fullmatch(address) or re.search(r"://[^/]*:[^/]*@", address):
+        rule, reason = "R609 must be an https:// or ssh:// address without a password", "a cluster fetches from there"
+        raise _refused("--repository", None, rule, reason, "for example ssh://git@git.example/team/deployments.git")
+    return address
+
+
+def overlay_files(environments: Sequence[Environment], namespace: str) -> dict[str, str]:
+    """Return path -> text of an overlay for each environment of several."""
+    return {
+        str(each.own_overlay): OVERLAY.format(name=each.name, spec=each.spec, namespace=f"{namespace[:30]}-{each.name}")
+        for each in environments
+        if each.own_overlay is not None
+    }
+
+
+def workflow_files(environments: Sequence[Environment], forges: Collection[Forge]) -> dict[str, str]:
+    """Return path -> text of each forge's files."""
     values = {
-        "spec": " -f ".join(map(str, [spec, *overlays])),
-        "folder": folder,
+        "environments": environments,
         "version": metadata.version("tidemill"),
         "conditions": CONDITIONS,
-        "mark": MARK,
         "max_bytes": MAX_BYTES,
         "too_many_bytes": MAX_BYTES + 1,
+        "max_comment": MAX_COMMENT,
     }
-    return {
-        path: environment.get_template(template).render(values)
-        for forge in forges
-        for path, template in FILES[forge].items()
-    }
+    return {path: _fill(template, values) for forge in forges for path, template in WORKFLOWS[forge].items()}
 
 
-def write_workflows(root: Path, files: dict[str, str]) -> None:
-    """Write the files below `root`. Raises CallError where another file is in the way, before any is written."""
+def engine_files(
+    environment: Environment, spec: ResolvedSpec, engines: Collection[Engine], repository: str
+) -> dict[str, str]:
+    """Return path -> text of what a cluster is given once, so that it applies the environment's folder from then on."""
+    folder = Path("clusters") / environment.name
+    kubernetes = spec.written.kubernetes
+    values = {
+        "environment": environment,
+        "plan": spec.written.name,
+        "namespace": kubernetes.namespace,
+        "repository": repository,
+        "kinds": folder / "kinds",
+        "is_single": environment.own_overlay is None,
+        "has_controller": kubernetes.controller is not None,
+    }
+    files = {str(folder / f"{each}.yaml"): _fill(f"{each}.yaml.j2", values) for each in engines}
+    if kubernetes.controller is None:
+        return files
+    definition = {str(folder / "kinds" / "tidemilldeployment.yaml"): DEFINITION.read_text(encoding="utf-8")}
+    return files | {str(folder / "kinds" / "kustomization.yaml"): _fill("kinds.yaml.j2", values)} | definition
+
+
+def write_new_files(root: Path, files: dict[str, str]) -> list[str]:
+    """Write those of `files` that are not there, and return their paths."""
+    new = {path: text for path, text in files.items() if not (root / path).exists()}
+    write_files(root, new)
+    return list(new)
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    """Write the files below `root`. Raises CallError before any is written, for one that is there or behind a link."""
     for path, text in files.items():
+        _refuse_links(root, path)
         if (root / path).exists() and _text_in(root / path) != text:
             rule, reason = "R607 must not be there yet", "somebody may have edited it, and the edit would be lost"
-            fix = "remove it, and call tidemill gitops init again"
-            raise CallError([Finding("", None, rule, reason, fix).at(path)])
+            fix = "keep it, or remove it first; all environments of a repository go into one call, with --environments"
+            raise _refused("", None, rule, reason, fix, path)
     for path, text in files.items():
         try:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -87,5 +187,44 @@ def write_workflows(root: Path, files: dict[str, str]) -> None:
         write_result(root / path, text)
 
 
+def _refuse_links(root: Path, path: str) -> None:
+    for each in (Path(path), *Path(path).parents):
+        if (root / each).is_symlink():
+            rule, reason = "R608 must not be a link", "what it leads to may belong to somebody else"
+            raise _refused("", None, rule, reason, "put a folder or file in its place", str(each))
+
+
+def _require_name(name: str) -> str:
+    if not NAME.fullmatch(name) or name in RESERVED:
+        raise _wrong_name(
+            name, "files, artifacts and objects of Kubernetes are called after it", "for example dev,prod"
+        )
+    return name
+
+
+def _wrong_name(names: str, reason: str, fix: str) -> CallError:
+    rule = "R620 must be names of at most 32 small letters, digits and -, with commas between them"
+    return _refused("--environments", names, rule, reason, fix)
+
+
+def _fill(template: str, values: dict[str, object]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("templates", "gitops"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 (YAML, not HTML; every value is a plain word)
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        variable_start_string="<<",  # both forges read braces themselves
+        variable_end_string=">>",
+    )
+    return environment.get_template(template).render(values)
+
+
 def _text_in(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+
+def _refused(
+    path: str, value: str | None, rule: str, reason: str, fix: str, file: str = "tidemill gitops init"
+) -> CallError:
+    return CallError([Finding(path, value, rule, reason, fix).at(file)])

@@ -29,7 +29,7 @@ from stacks.gitops.comment import comment_on
 from stacks.gitops.forge import TOKEN, ForgeError, Repository, read_repository
 from stacks.gitops.gate import read_conditions
 from stacks.gitops.git import Checkout, GitError, find_checkout, require_branch, require_unchanged, require_within
-from stacks.gitops.init import require_plain, write_workflows
+from stacks.gitops.init import name_environments, require_plain, require_repository, write_files
 from stacks.gitops.propose import Call as ProposeCall
 from stacks.gitops.propose import require_payback, wrong_loads
 from stacks.live import recorded
@@ -165,7 +165,12 @@ def _no_such_node(_):
 
 def _edited_workflow(folder):
     (folder / "check.yml").write_text("edited")
-    write_workflows(folder, {"check.yml": "as written"})
+    write_files(folder, {"check.yml": "as written"})
+
+
+def _linked_workflow(folder):
+    (folder / "comment.yml").symlink_to("elsewhere.yml")
+    write_files(folder, {"comment.yml": "as written"})
 
 
 def _forge(address, token="a-token"):
@@ -306,6 +311,8 @@ BROUGHT_ABOUT = {
     "R605": lambda _: comment_on(Path("no-report.json")),
     "R606": lambda _: require_plain("SPEC", Path("my spec.yaml")),
     "R607": _edited_workflow,
+    "R608": _linked_workflow,
+    "R609": lambda _: require_repository("git@git.example:team/deployments.git"),
     "R610": lambda _: _forge("https://github.com/o/r", token=""),
     "R611": lambda _: _forge("/srv/git/deployments.git"),
     "R612": lambda _: _forge("https://git.example/o/r.git"),
@@ -316,6 +323,7 @@ BROUGHT_ABOUT = {
     "R617": lambda _: _raise(ForgeError(OUR_REPOSITORY, "HTTP 401: Bad credentials")),
     "R618": lambda folder: require_branch(Checkout(folder, folder), "main", "main"),
     "R619": lambda _: require_payback(ProposeCall(Path("spec.yaml"), Path("deploy"), most_hours=12.0)),
+    "R620": lambda _: name_environments(Path("spec.yaml"), Path("deploy"), (), "dev,Prod"),
     "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),
 }
 

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from planner.problems.errors import CallError
 from stacks.cli import main
-from stacks.gitops.init import workflow_files
+from stacks.gitops.init import FORGES, name_environments, workflow_files
 from tests.stacks.deployments import DEMO_SPEC, write_demo
 
 ROOT = DEMO_SPEC.parents[2]
-CHECK, COMMENT, GITLAB = workflow_files(Path("spec.yaml"), Path("deploy"), ("github", "gitlab")).values()
+ENVIRONMENTS = name_environments(Path("spec.yaml"), Path("deploy"), (), None)
+CHECK, COMMENT, GITLAB = workflow_files(ENVIRONMENTS, FORGES).values()
+MARK = "<!-- tidemill deploy -->"
 TIDEMILL = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m stacks.cli "$@"\n'
 # `gh`: notes each call, and answers with what the folder of the same name has for it.
 GH = f"""#!{sys.executable}
@@ -24,6 +27,8 @@ import pathlib, sys
 answers, call = pathlib.Path(__file__).parent / "answers", " ".join(sys.argv[1:])
 with open(answers / "calls", "a") as calls:
     print(call, file=calls)
+for body in [word for word in sys.argv if word.startswith("body=@")]:
+    (answers / "posted").write_text(pathlib.Path(body.removeprefix("body=@")).read_text())
 name = next((n for n in ("zip", "artifacts", "comments", "pulls") if n in call and "--method" not in call), None)
 if name:
     sys.stdout.buffer.write((answers / name).read_bytes())
@@ -31,7 +36,8 @@ if name:
 # `unzip -p FILE NAME`, which runners have and machines of ours may lack.
 UNZIP = f"""#!{sys.executable}
 import sys, zipfile
-sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[2]).read(sys.argv[3]))
+names = zipfile.ZipFile(sys.argv[2]).namelist()
+sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[2]).read(sys.argv[3]) if sys.argv[3] in names else b"")
 """
 # `curl`: notes each call and what it reads from stdin; two answers are JSON.
 CURL = f"""#!{sys.executable}
@@ -62,8 +68,8 @@ def programs_of(folder):
 
 
 def _step(text, name):
-    (job,) = yaml.safe_load(text)["jobs"].values()
-    return next(each["run"] for each in job["steps"] if each.get("name") == name)
+    jobs = yaml.safe_load(text)["jobs"].values()
+    return next(each["run"] for job in jobs for each in job["steps"] if each.get("name") == name)
 
 
 def _git(folder, *words):
@@ -102,6 +108,8 @@ def _check_on_github(repository):
     _git(repository, "checkout", "-q", "--detach", "origin/main")
     _git(repository, "merge", "-q", "--no-ff", "--no-edit", "origin/change")
     variables = {"RUNNER_TEMP": str(repository.parent), "NUMBER": "7", "GITHUB_STEP_SUMMARY": "/dev/null"}
+    (matrix,) = yaml.safe_load(CHECK)["jobs"]["check"]["strategy"]["matrix"]["include"]
+    variables |= {name.upper(): value for name, value in matrix.items()}
     _run(_step(CHECK, "Put the base branch beside it"), repository, {}, **variables)
     return _run(_step(CHECK, "Check"), repository, {}, **variables)
 
@@ -137,12 +145,20 @@ def test_gitlabs_check_judges_the_merge_result(repository):
     _commit(repository)
     script = [line for line in yaml.safe_load(GITLAB)["tidemill-check"]["script"] if "pip install" not in line]
     request = {"CI_MERGE_REQUEST_PROJECT_ID": "1", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main"}
-    done = _run("\n".join(script), repository, {}, **request)
+    (matrix,) = yaml.safe_load(GITLAB)["tidemill-check"]["parallel"]["matrix"]
+    done = _run("\n".join(script), repository, {}, **request, **matrix)
 
     assert done.returncode == 0
     assert not (repository / "tidemill-report" / "comment.md").is_symlink()
     assert (repository / "README").read_text() == "later"
-    assert "| **rolling** |" in (repository / "tidemill-report" / "comment.md").read_text()
+    assert "| **rolling** |" in (repository / "tidemill-report" / "deploy" / "comment.md").read_text()
+
+
+def test_gitlabs_check_does_not_run_beside_the_token(job):
+    """It installs programs and reads the branch, so a token without the environment's scope ends it."""
+    done = _run("\n".join(yaml.safe_load(GITLAB)["tidemill-check"]["script"][:2]), job, {}, TIDEMILL_TOKEN="secret")
+
+    assert (done.returncode, "environment scope tidemill-comment" in done.stdout) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +167,12 @@ def test_gitlabs_check_judges_the_merge_result(repository):
 )
 def test_github_has_one_comment(comments, call, job):
     """A later report replaces it."""
-    (job / "number").write_text("7\n")
-    done, calls = _on_github(job, "Post it", pulls="abc", comments=comments)
+    _keep(job, {"deploy.md": f"{MARK}\nnews", "deploy.number": "7\n"})
+    done, calls = _on_github(job, "Post the comments", artifacts="5", pulls="abc", comments=comments)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert f"api {call} -F body=@comment.md --silent" in calls
+    assert (answers_of(job) / "posted").read_text() == f"{MARK}\nnews"
 
 
 @pytest.mark.parametrize(
@@ -164,29 +181,46 @@ def test_github_has_one_comment(comments, call, job):
 )
 def test_the_number_must_be_that_of_the_checked_pull_request(number, head, status, job):
     """The artifact of a fork names any: nothing is posted where the checked commit is not the head."""
-    (job / "number").write_text(number)
-    done, calls = _on_github(job, "Post it", pulls=head, comments="")
+    _keep(job, {"deploy.md": f"{MARK}\nnews", "deploy.number": number})
+    done, calls = _on_github(job, "Post the comments", artifacts="5", pulls=head, comments="")
 
     assert done.returncode == status
     assert "--method" not in calls
     assert not (job / "hacked").exists()
 
 
+@pytest.mark.parametrize("text", [{}, {"deploy.md": "news"}, {"deploy.md": "<!-- tidemill prod -->\nnews"}])
+def test_only_a_comment_with_the_environments_mark_is_posted(text, job):
+    """Another one would be found again by nobody, or replace another environment's."""
+    _keep(job, {**text, "deploy.number": "7"})
+    done, calls = _on_github(job, "Post the comments", artifacts="5", pulls="abc", comments="")
+
+    assert (done.returncode, "--method" in calls) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("artifact", "report", "status"),
-    [("5", '{"errors": []}', 0), ("5", "{}", 2), ("5", " " * 2_000_000, 2), ("", "", 1)],
+    [("5", '{"errors": []}', 0), ("5", "{}", 1), ("5", " " * 2_000_000, 1), ("", "", 0)],
 )
 def test_an_artifact_becomes_a_comment_or_nothing(artifact, report, status, job):
-    """One that is too large, or holds no report, ends the job before anything is posted."""
-    with zipfile.ZipFile(answers_of(job) / "zip", "w") as file:
-        file.writestr("number", "7" * 1000)
-        file.writestr("report.json", report)
-    done, _ = _on_github(job, "Write the comment", artifacts=artifact)
+    """One that is too large, or holds no report, is left out."""
+    _keep(job, {"number": "7" * 1000, "report.json": report})
+    _on_github(job, "Fetch the reports", artifacts=artifact)
+    done, _ = _on_github(job, "Write the comments")
+    written = {path.name: path.read_text() for path in (job / "comments").iterdir()}
 
     assert done.returncode == status
-    if status == 0:
-        assert (job / "comment.md").read_text().startswith("<!-- tidemill -->\n- refused")
-        assert len((job / "number").read_text()) == 20
+    assert written.keys() == ({"deploy.md", "deploy.number"} if artifact and not status else set())
+    if written:
+        assert written["deploy.md"].startswith(f"{MARK}\n**deploy**\n\n- refused")
+        assert len(written["deploy.number"]) == 20
+
+
+def _keep(job, texts):
+    """Have `gh` answer with an artifact of these files."""
+    with zipfile.ZipFile(answers_of(job) / "zip", "w") as file:
+        for each, text in texts.items():
+            file.writestr(each, text)
 
 
 @pytest.fixture
@@ -212,62 +246,72 @@ def _on_github(job, step, **answers):
 @pytest.mark.parametrize(("author", "call"), [(3, "--request PUT"), (4, "--request POST")])
 def test_gitlab_has_one_note(author, call, job):
     """It is replaced if the token's user wrote it; the token is in no argument."""
-    (job / "tidemill-report").mkdir()
-    (job / "tidemill-report" / "comment.md").write_text("news")
+    (job / "tidemill-report" / "deploy").mkdir(parents=True)
+    (job / "tidemill-report" / "deploy" / "comment.md").write_text("news")
     (job / "json.py").write_text("raise SystemExit('a file of the branch ran')")
     answers = answers_of(job)
     (answers / "user").write_text('{"id": 3}')
-    (answers / "notes").write_text(
-        json.dumps([{"id": 9, "author": {"id": author}, "body": "<!-- tidemill -->\nolder"}])
-    )
+    (answers / "notes").write_text(json.dumps([{"id": 9, "author": {"id": author}, "body": f"{MARK}\nolder"}]))
     done = _comment_on_gitlab(job)
     *_, last = (answers / "calls").read_text().splitlines()
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"{call} --data-urlencode body@tidemill-report/comment.md" in last
+    assert f"{call} --data-urlencode body@tidemill-report/deploy/comment.md" in last
     assert last.endswith("/notes/9") == (author == 3)
     assert "secret" not in (answers / "calls").read_text()
     assert (answers / "stdin").read_text() == 'header = "PRIVATE-TOKEN: secret"\n'
 
 
-@pytest.mark.parametrize("linked", ["tidemill-report", "tidemill-report/comment.md"])
+@pytest.mark.parametrize("linked", ["tidemill-report", "tidemill-report/deploy", "tidemill-report/deploy/comment.md"])
 def test_gitlab_posts_no_file_behind_a_link(linked, job):
     """A link could lead to the job's own environment, where the token is."""
-    (job / "secrets").mkdir()
-    (job / "secrets" / "comment.md").write_text("secret")
-    (job / linked).parent.mkdir(exist_ok=True)
-    (job / linked).symlink_to(job / ("secrets" if linked == "tidemill-report" else "secrets/comment.md"))
+    (job / "secrets" / "deploy").mkdir(parents=True)
+    (job / "secrets" / "deploy" / "comment.md").write_text("secret")
+    (job / linked).parent.mkdir(exist_ok=True, parents=True)
+    (job / linked).symlink_to(job / linked.replace("tidemill-report", "secrets"))
+    for name, answer in (("user", '{"id": 3}'), ("notes", "[]")):
+        (answers_of(job) / name).write_text(answer)
     done = _comment_on_gitlab(job)
 
-    assert (done.returncode, done.stdout) == (1, "The check left no report.\n")
-    assert not (answers_of(job) / "calls").exists()
+    assert (done.returncode, done.stdout) == (1, "The check of deploy left no report.\n")
+    assert "--request" not in (answers_of(job) / "calls").read_text()
 
 
-def _comment_on_gitlab(job):
+def test_gitlab_posts_nothing_without_a_token(job):
+    """Pipelines of forks have none, and that is no failure."""
+    done = _comment_on_gitlab(job, token="")
+
+    assert (done.returncode, "nothing is posted" in done.stdout) == (0, True)
+
+
+def _comment_on_gitlab(job, token="secret"):
     (script,) = yaml.safe_load(GITLAB)["tidemill-comment"]["script"]
     variables = {"CI_API_V4_URL": "https://g/api/v4", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_IID": "2"}
-    return _run(script, job, {"curl": CURL}, TIDEMILL_TOKEN="secret", **variables)
+    return _run(script, job, {"curl": CURL}, TIDEMILL_TOKEN=token, **variables)
 
 
 def test_workflows_have_the_least_rights():
-    """The one that runs what a fork says may only read, and the one that may write runs nothing of it."""
+    """What runs a fork's words may only read, and what may write installs nothing and checks nothing out."""
     check, comment = (yaml.safe_load(text) for text in (CHECK, COMMENT))
     triggers = [set(each[True]) for each in (check, comment)]  # YAML 1.1 reads `on` as true
 
     assert triggers == [{"pull_request"}, {"workflow_run"}]
     assert (check["permissions"], comment["permissions"]) == ({"contents": "read"}, {})
-    assert comment["jobs"]["comment"]["permissions"] == {"actions": "read", "pull-requests": "write"}
-    assert not any("checkout" in each.get("uses", "") for each in comment["jobs"]["comment"]["steps"])
+    assert comment["jobs"]["read"]["permissions"] == {"actions": "read"}
+    assert comment["jobs"]["post"]["permissions"] == {"actions": "read", "pull-requests": "write"}
+    assert [list(each) for each in comment["jobs"]["post"]["steps"]] == [["name", "env", "run"]]
+    assert "checkout" not in COMMENT
+    assert "tidemill gitops" not in comment["jobs"]["post"]["steps"][0]["run"]
 
 
 @pytest.mark.parametrize("text", [CHECK, COMMENT])
 def test_actions_are_pinned_by_commit(text):
     """A tag can be moved, and no script has an expression in it, which would be text of a stranger."""
-    (job,) = yaml.safe_load(text)["jobs"].values()
+    steps = [each for job in yaml.safe_load(text)["jobs"].values() for each in job["steps"]]
     used = re.findall(r"uses: (\S+)", text)
 
     assert used == [each for each in used if re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", each)]
-    assert not any("${{" in each.get("run", "") for each in job["steps"])
+    assert not any("${{" in each.get("run", "") for each in steps)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +338,10 @@ def test_init_writes_what_is_asked_for(options, files, repository, capsys):
 
 def test_overlays_stand_in_the_call():
     """An environment's spec is a base under overlays."""
-    (text,) = workflow_files(Path("spec.yaml"), Path("deploy"), ("gitlab",), [Path("prod.yaml")]).values()
+    environments = name_environments(Path("spec.yaml"), Path("deploy"), [Path("prod.yaml")], None)
+    (text,) = workflow_files(environments, ("gitlab",)).values()
 
-    assert "tidemill gitops check spec.yaml -f prod.yaml deploy --base " in text
+    assert yaml.safe_load(text)["tidemill-check"]["parallel"]["matrix"][0]["SPEC"] == "spec.yaml -f prod.yaml"
 
 
 @pytest.mark.parametrize("schema", ["github-workflows", "gitlab-ci"])
@@ -310,3 +355,74 @@ def test_the_files_are_what_the_forges_read(schema, tmp_path):
     call = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, paths)]
 
     assert subprocess.run(call, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("forge", FORGES)
+def test_each_environment_has_its_own_check(forge):
+    """Its spec under its overlay, its folder, and artifacts and a comment of its own name."""
+    environments = name_environments(Path("deploy/spec.yaml"), Path("deploy"), [], "dev,prod")
+    texts = [yaml.safe_load(each) for each in workflow_files(environments, (forge,)).values()]
+    matrix = (
+        texts[0]["jobs"]["check"]["strategy"]["matrix"]["include"]
+        if forge == "github"
+        else [
+            {name.lower(): value for name, value in each.items()}
+            for each in texts[0]["tidemill-check"]["parallel"]["matrix"]
+        ]
+    )
+    told = "\n".join(workflow_files(environments, (forge,)).values())
+
+    assert [(each["environment"], each["spec"], each["folder"]) for each in matrix] == [
+        ("dev", "deploy/spec.yaml -f deploy/dev.yaml", "deploy/dev"),
+        ("prod", "deploy/spec.yaml -f deploy/prod.yaml", "deploy/prod"),
+    ]
+    assert "for environment in dev prod; do" in told
+
+
+def test_github_posts_a_comment_for_each_environment(job):
+    """One that is missing keeps no other back."""
+    environments = name_environments(Path("spec.yaml"), Path("deploy"), [], "dev,stage,prod")
+    _, comment = workflow_files(environments, ("github",)).values()
+    marks = {f"{name}.md": f"<!-- tidemill {name} -->\nnews of {name}" for name in ("dev", "prod")}
+    _keep(job, marks | {"dev.number": "7", "prod.number": "7"})
+    for name, answer in {"calls": "", "artifacts": "5", "pulls": "abc", "comments": ""}.items():
+        (answers_of(job) / name).write_text(answer)
+    variables = {"GITHUB_REPOSITORY": "o/r", "CHECKED": "abc", "GITHUB_RUN_ID": "1"}
+    done = _run(_step(comment, "Post the comments"), job, {"gh": GH, "unzip": UNZIP}, **variables)
+    calls = (answers_of(job) / "calls").read_text()
+
+    assert (done.returncode, done.stdout) == (0, "There is no comment for stage.\n")
+    assert calls.count("--method POST") == 2
+
+
+def test_init_writes_overlays_once(repository, capsys):
+    """An environment's overlay is written where it is missing, is a right one, and belongs to its user then."""
+    words = ["gitops", "init", "spec.yaml", "deploy", "--environments", "dev,prod"]
+    first = main(words)
+    (repository / "dev.yaml").write_text("name: mine\n")
+    again = main(words)
+
+    assert (first, again) == (0, 0)
+    assert main(["validate", "spec.yaml", "-f", "prod.yaml"]) == 0
+    assert (repository / "dev.yaml").read_text() == "name: mine\n"
+
+
+@pytest.mark.parametrize("linked", [".github", ".github/workflows", ".github/workflows/tidemill-check.yml"])
+def test_init_writes_through_no_link(linked, repository, capsys):
+    """It would change what the link leads to, inside or outside the repository."""
+    outside = repository.parent / "outside"
+    outside.mkdir()
+    (repository / linked).parent.mkdir(parents=True, exist_ok=True)
+    (repository / linked).symlink_to(outside / "file.yml" if linked.endswith(".yml") else outside)
+    status = main(["gitops", "init", "spec.yaml", "deploy"])
+
+    assert status == 2
+    assert "[R608]" in capsys.readouterr().err
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("names", ["", "dev,", "dev,dev", "Dev", "dev prod", "on", "1", "a" * 33, "dev,-"])
+def test_names_that_could_be_misread_are_refused(names):
+    """YAML reads some as no text, Kubernetes takes others for no name."""
+    with pytest.raises(CallError, match="R620"):
+        name_environments(Path("spec.yaml"), Path("deploy"), [], names)
