@@ -8,12 +8,14 @@ import sys
 import zipfile
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
 from planner.problems.errors import CallError
+from planner.rules.check import check_spec
 from stacks.cli import main
-from stacks.gitops.init import FORGES, name_environments, workflow_files
+from stacks.gitops.init import FORGES, engine_files, name_environments, require_repository, workflow_files
 from tests.stacks.deployments import DEMO_SPEC, write_demo
 
 ROOT = DEMO_SPEC.parents[2]
@@ -426,3 +428,51 @@ def test_names_that_could_be_misread_are_refused(names):
     """YAML reads some as no text, Kubernetes takes others for no name."""
     with pytest.raises(CallError, match="R620"):
         name_environments(Path("spec.yaml"), Path("deploy"), [], names)
+
+
+# The fields that are used, with their types, from argoproj/argo-cd 37ee0097, manifests/crds/application-crd.yaml.
+TEXT, WORDS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+FLAG, NUMBER = {"type": "boolean"}, {"type": "integer"}
+
+
+def _object(**fields):
+    return {"type": "object", "properties": fields, "additionalProperties": False}
+
+
+APPLICATION_SPEC = _object(
+    project=TEXT,
+    sources={"type": "array", "items": _object(repoURL=TEXT, targetRevision=TEXT, path=TEXT)},
+    destination=_object(name=TEXT, server=TEXT, namespace=TEXT),
+    syncPolicy=_object(
+        automated=_object(prune=FLAG, selfHeal=FLAG),
+        syncOptions=WORDS,
+        retry=_object(limit=NUMBER, backoff=_object(duration=TEXT, factor=NUMBER, maxDuration=TEXT)),
+    ),
+)
+
+
+@pytest.mark.parametrize(("spec", "num_sources"), [("demo.yaml", 1), ("demo-day.yaml", 2)])
+@pytest.mark.parametrize("names", [None, "dev,prod"])
+def test_argo_cd_applies_definitions_and_plan(spec, num_sources, names):
+    """In one sync, in which definitions come first and are never pruned; each environment goes to a cluster."""
+    found = check_spec(DEMO_SPEC.with_name(spec))
+    for each in name_environments(Path("spec.yaml"), Path("deploy"), (), names):
+        files = engine_files(each, found, ("argocd",), "https://git.example/team/deployments.git")
+        application, *kinds = (yaml.safe_load(text) for text in files.values())
+        jsonschema.validate(application["spec"], APPLICATION_SPEC)
+
+        assert [source["path"] for source in application["spec"]["sources"]][-1] == str(each.folder)
+        assert len(application["spec"]["sources"]) == num_sources
+        assert len(application["spec"]["destination"]) == 2
+        assert [kind["kind"] for kind in kinds] == ["Kustomization", "CustomResourceDefinition"][: 2 * num_sources - 2]
+        assert all(kind["commonAnnotations"]["argocd.argoproj.io/sync-wave"] == "-1" for kind in kinds[:1])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [None, "git@git.example:team/r.git", "https://user:pass@git.example/r", "https://git.example/a b", "/srv/r"],
+)
+def test_clusters_fetch_from_an_address(address):
+    """Flux takes no other form of one, and a password would be committed."""
+    with pytest.raises(CallError, match="R609"):
+        require_repository(address)
