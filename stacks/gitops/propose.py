@@ -1,8 +1,8 @@
 """Propose a change: render a spec on a branch of its own, and open one pull request with the diff as its text.
 
-The proposal is the branch that it is for, plus SPEC and its overlays as they are in the checkout, plus FOLDER rendered
-from them. It is made in a folder apart, so nothing else that somebody edits gets in. With `--loads` it is a new expert
-map instead, and proposed only if that is worth its restarts (`worth.py`).
+The proposal is the branch that it is for, plus SPEC, its overlays and the files they name as these are in the checkout,
+plus FOLDER rendered from them. It is made in a folder apart, so nothing else that somebody edits gets in. With
+`--loads` it is a new expert map instead, and proposed only if that is worth its restarts (`worth.py`).
 
 The branch belongs to its one commit. A commit of somebody else's there ends our part: then the branch and its pull
 request are left alone. A pull request that was closed with this very change is not opened again.
@@ -220,11 +220,16 @@ def require_payback(call: Call) -> None:
 
 
 def _read_source(checkout: Checkout, call: Call) -> Source:
-    """Read the files that the call names. Raises CallError or SpecError for one that is not there or not inside."""
-    files = [("SPEC", call.spec), *(("-f", each) for each in call.overlays)]
-    contents = {require_within(checkout.root, name, path): read_content(path) for name, path in files}
-    spec, *overlays = contents
+    """Read the files that the call and its spec name.
+
+    Raises SpecError for one that is wrong, and CallError for one outside the checkout.
+    """
     folder = require_within(checkout.root, "FOLDER", call.folder)
+    files = [("SPEC", call.spec), *(("-f", each) for each in call.overlays)]
+    spec, *overlays = (require_within(checkout.root, name, path) for name, path in files)
+    named = read_spec(call.spec, call.overlays).inputs
+    files += [(name, call.spec.parent / name) for name in named]
+    contents = {require_within(checkout.root, name, path): read_content(path) for name, path in files}
     try:
         loads = read_file(call.loads) if call.loads else None
     except OSError as error:

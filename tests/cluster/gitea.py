@@ -7,6 +7,7 @@ files. All its state is thrown away.
 import json
 import os
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,12 @@ from typing import Any
 
 from tests.cluster.processes import Daemons
 from tests.ports import free_port
+from tests.stacks.deployments import wait_until
 
 __all__ = ["Gitea", "running_gitea"]
 
 USER = "mill"
+TRY_LATER = 405
 CONFIGURATION = """\
 RUN_USER = {user}
 WORK_PATH = {folder}
@@ -61,6 +64,19 @@ class Gitea:
         """Create an empty repository, and return its address."""
         self.ask("POST", "/user/repos", {"name": name, "default_branch": "main"})
         return f"{self.address}/{USER}/{name}.git"
+
+    def merge(self, pull_request: str, how: str) -> None:
+        """Merge the pull request at this path of the API. Gitea refuses while it still looks at the last push."""
+
+        def is_merged() -> bool:
+            try:
+                self.ask("POST", f"{pull_request}/merge", {"Do": how})
+            except urllib.error.HTTPError as error:
+                if error.code != TRY_LATER:
+                    raise
+            return self.ask("GET", pull_request)["merged"]
+
+        wait_until(is_merged)
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Return the JSON of an answer; None for an empty one."""
