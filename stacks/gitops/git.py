@@ -22,6 +22,7 @@ __all__ = [
     "Checkout",
     "GitError",
     "Heads",
+    "changed_elsewhere",
     "commit_folder",
     "export_commit",
     "fetch_heads",
@@ -140,8 +141,12 @@ def require_unchanged(checkout: Checkout, base: str, paths: Sequence[Path]) -> N
     except GitError:
         raise GitError("merge-base", "the checkout lacks the history that it shares", "git fetch --unshallow") from None
     if changed := _git("diff", ["--name-only", start, base, "--", *map(str, paths)], checkout.root).split("\n")[0]:
-        rule, reason = "R614 must be as the branch has it, or newer", "others have changed it, and that would be undone"
-        raise _refused("", None, rule, reason, "git pull, and call it again", changed)
+        raise changed_elsewhere(changed, "others have changed it since, and that would be undone")
+
+
+def changed_elsewhere(path: str, reason: str) -> CallError:
+    """Return the error for a file that is another one on the branch that the change is for."""
+    return _refused("", None, "R614 must be as the branch has it", reason, "git pull, and call it again", path)
 
 
 def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:

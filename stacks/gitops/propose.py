@@ -45,6 +45,7 @@ from stacks.gitops.forge import (
 from stacks.gitops.git import (
     Checkout,
     Heads,
+    changed_elsewhere,
     commit_folder,
     export_commit,
     fetch_heads,
@@ -246,12 +247,14 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     """Plan, render and commit in the working directory, which holds the files of `base`."""
     paths, named = source.paths, list(source.contents)
     for each in (*named, paths.folder):
-        require_within(Path.cwd(), "", each)
+        require_within(Path.cwd(), str(each), each)
     kept = kept_plan(paths.folder)
     before, notes = plan_before(paths, Path())
-    for path, content in source.contents.items():
-        _write(path, content)
-    if source.loads is not None:
+    if source.loads is None:
+        for path, content in source.contents.items():
+            _write(path, content)
+    else:
+        _require_same(source.contents)
         named.append(_replace_loads(read_spec(paths.spec, paths.overlays), source.loads))
     found = run_passes(read_spec(paths.spec, paths.overlays), kept)
     change = None if before is None else compare_plans(before, found.plan, notes)
@@ -261,6 +264,13 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
         return planned
     write_folder(paths.folder, files_of(found.plan, kept))
     return replace(planned, commit=commit_folder(checkout, Path.cwd(), base, planned.paths, planned.title))
+
+
+def _require_same(contents: Mapping[Path, bytes]) -> None:
+    """Raise CallError if a file of the checkout is not as the branch has it."""
+    for path, content in contents.items():
+        if not path.is_file() or path.read_bytes() != content:
+            raise changed_elsewhere(str(path), "new expert maps are weighed without any other change")
 
 
 def _replace_loads(spec: ResolvedSpec, loads: bytes) -> Path:

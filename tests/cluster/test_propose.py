@@ -171,7 +171,11 @@ def test_new_maps_are_proposed_if_they_pay(gitea, checkout, capsys):
     (request,) = requests_of(gitea, checkout)
     files = {each["filename"] for each in gitea.ask("GET", f"{repository_of(checkout)}/pulls/1/files?limit=50")}
 
+    edit(checkout, "tidemill-runtime-gpu:0.2.0")
+    with_another_change = main(["gitops", "propose", "spec.yaml", "deploy", "--forge", "gitea", *words])
+
     assert (refused["result"], none_open) == ("nothing", [])
+    assert (with_another_change, "[R614]" in capsys.readouterr().err) == (2, True)
     assert refused["why"][2].startswith("not worth it: the gain equals ")
     assert opened["branch"] == "tidemill/deploy.loads"
     assert all(f"- {escaped(line)}\n" in request["body"] for line in opened["why"][1:])

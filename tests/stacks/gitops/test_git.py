@@ -1,0 +1,177 @@
+"""Git as `tidemill gitops propose` runs it: commits that know their own, and a token that only the remote gets."""
+
+import subprocess
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from stacks.gitops.forge import Repository
+from stacks.gitops.git import (
+    GitError,
+    commit_folder,
+    export_commit,
+    find_checkout,
+    is_own_commit,
+    list_entries,
+    read_heads,
+    require_identity,
+)
+
+NAME = ("-c", "user.name=Ada", "-c", "user.email=ada@git.example")
+
+
+def git(folder, *words):
+    return subprocess.run(["git", *NAME, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with one commit, somebody's edit, and a hook for everything."""
+    root = tmp_path / "checkout"
+    (root / "deploy").mkdir(parents=True)
+    git(root, "init", "-q", "-b", "main")
+    (root / "spec.yaml").write_text("one")
+    (root / ".gitignore").write_text("deploy")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "First")
+    git(root, "config", "user.name", "Ada")
+    git(root, "config", "user.email", "ada@git.example")
+    for hook in ("pre-commit", "commit-msg", "post-checkout", "pre-push", "reference-transaction"):
+        (root / ".git" / "hooks" / hook).write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+        (root / ".git" / "hooks" / hook).chmod(0o755)
+    (root / "spec.yaml").write_text("edited by somebody")
+    return find_checkout(root)
+
+
+def make_commit(checkout, scratch, text="two"):
+    base = git(checkout.root, "rev-parse", "HEAD")
+    scratch.mkdir()
+    tree = export_commit(checkout, base, scratch)
+    (tree / "deploy").mkdir()
+    (tree / "deploy" / "plan.json").write_text(text)
+    return commit_folder(checkout, tree, base, [Path("deploy")], "A title")
+
+
+def test_a_commit_is_made_apart(checkout, tmp_path):
+    """Nothing of the checkout changes, what it edits stays out, no hook runs, and ignored files get in."""
+    before = git(checkout.root, "status", "--porcelain")
+    commit = make_commit(checkout, tmp_path / "scratch")
+
+    assert git(checkout.root, "show", f"{commit}:spec.yaml") == "one"
+    assert git(checkout.root, "show", f"{commit}:deploy/plan.json") == "two"
+    assert git(checkout.root, "status", "--porcelain") == before == "M spec.yaml"
+    assert git(checkout.root, "branch", "--list") == "* main"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_without_changes_is_no_commit(checkout, tmp_path):
+    """So nothing is pushed."""
+    scratch, base = tmp_path / "scratch", git(checkout.root, "rev-parse", "HEAD")
+    scratch.mkdir()
+    tree = export_commit(checkout, base, scratch)
+
+    assert commit_folder(checkout, tree, base, [Path("spec.yaml")], "A title") is None
+
+
+def test_a_commit_knows_its_own(checkout, tmp_path):
+    """Not once somebody has amended files or message, rebased it, or put a commit on top."""
+    root, ours = checkout.root, make_commit(checkout, tmp_path / "scratch")
+    message = git(root, "log", "-1", "--format=%B", ours)
+    git(root, "stash", "-q")
+    git(root, "checkout", "-q", "--detach", ours)
+    again = git(root, "commit-tree", f"{ours}^{{tree}}", "-p", f"{ours}^", "-m", message)
+    git(root, "commit", "-q", "--allow-empty", "-m", "On top")
+    on_top = git(root, "rev-parse", "HEAD")
+    reworded = git(root, "commit-tree", f"{ours}^{{tree}}", "-p", f"{ours}^", "-m", f"Please wait\n\n{message}")
+    of_other_files = git(root, "commit-tree", f"{ours}^^{{tree}}", "-p", f"{ours}^", "-m", message)
+    rebased = git(root, "commit-tree", f"{ours}^{{tree}}", "-p", on_top, "-m", message)
+    merged = git(root, "commit-tree", f"{ours}^{{tree}}", "-p", f"{ours}^", "-p", on_top, "-m", message)
+
+    assert [is_own_commit(checkout, each) for each in (ours, again)] == [True, True]
+    others = (f"{ours}^", on_top, reworded, of_other_files, rebased, merged)
+    assert [each for each in others if is_own_commit(checkout, each)] == []
+
+
+def test_equal_entries_are_equal_contents(checkout, tmp_path):
+    """A commit is compared by what it holds at a few paths."""
+    one, same = (make_commit(checkout, tmp_path / name) for name in ("one", "same"))
+    other = make_commit(checkout, tmp_path / "other", "three")
+    paths = [Path("deploy"), Path("spec.yaml")]
+    entries = [list_entries(checkout, each, paths) for each in (one, same, other, f"{other}^")]
+
+    assert entries[0] == entries[1]
+    assert len(set(entries)) == 3
+
+
+def test_git_must_know_whose_commits_these_are(checkout, monkeypatch):
+    """It would make up an address of this machine's name."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, "/dev/null")
+    for name in ("GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "EMAIL"):
+        monkeypatch.delenv(name, raising=False)
+    git(checkout.root, "config", "--unset", "user.email")
+
+    with pytest.raises(GitError, match=r"user\.email"):
+        require_identity(checkout)
+
+
+@contextmanager
+def serving(respond):
+    """Serve `respond(handler)`, and collect what each request says of itself."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            asked.append(self.headers.get("Authorization"))
+            respond(self)
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def demand_login(handler):
+    handler.send_response(401)
+    handler.send_header("WWW-Authenticate", 'Basic realm="git"')
+
+
+def test_the_token_goes_to_no_other_host(checkout):
+    """A redirect is an error, and nobody asks for a password."""
+    with serving(demand_login) as (elsewhere, asked_elsewhere):
+
+        def redirect(handler):
+            handler.send_response(302)
+            handler.send_header("Location", f"{elsewhere}/o/r.git/info/refs?service=git-upload-pack")
+
+        with serving(redirect) as (host, asked):
+            repository = Repository("gitea", f"{host}/o/r.git", host, "o/r", "secret-token")
+            with pytest.raises(GitError, match="R616"):
+                read_heads(checkout, repository, "main", "tidemill/deploy")
+
+    assert asked == [None]
+    assert asked_elsewhere == []
+
+
+def test_a_refused_token_is_not_repeated(checkout, tmp_path):
+    """The remote gets it once it asks, and no helper of the user's is told."""
+    git(checkout.root, "config", "credential.helper", f"!touch {tmp_path / 'told'}; :")
+    with serving(demand_login) as (host, asked):
+        repository = Repository("gitea", f"{host}/o/r.git", host, "o/r", "secret-token")
+        with pytest.raises(GitError, match="Authentication failed") as caught:
+            read_heads(checkout, repository, "main", "tidemill/deploy")
+
+    assert asked[0] is None
+    assert asked[1].startswith("Basic ")
+    assert "secret-token" not in str(caught.value)
+    assert not (tmp_path / "told").exists()
