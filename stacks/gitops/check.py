@@ -26,7 +26,7 @@ from planner.problems.finding import Finding
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
 from stacks.gitops.report import Report
 
-__all__ = ["Call", "check_change", "plan_before", "require_call"]
+__all__ = ["Call", "check_change", "note_unknown", "plan_before", "require_call"]
 
 OTHER_FOLDER = "the base's folder is not what the base's spec renders, so render it there"
 
@@ -96,8 +96,7 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
     stale = stale_files(call.folder, files_of(plan, kept))
     before, unknown = (kept, "") if call.base is None else plan_before(call, call.base)
-    notes = [f"figures before the change are unknown: {unknown}"] if unknown else []
-    change = None if before is None else compare_plans(before, plan, notes)
+    change = None if before is None else compare_plans(before, plan, note_unknown(unknown))
     objections = find_objections(call.conditions, gather_evidence(plan, change, stale, unknown))
     return plan, Report(
         name=plan.name,
@@ -124,6 +123,11 @@ def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:
     except (SpecError, CallError, InfeasibleError) as error:  # the change may be what mends the base
         return kept, f"the base's spec is refused ({error.findings[0]})"
     return (found, "") if found.digest == kept.digest else (kept, OTHER_FOLDER)
+
+
+def note_unknown(why: str) -> list[str]:
+    """Return what a change says of figures that are unknown before it, as `plan_before` found."""
+    return [f"figures before the change are unknown: {why}"] if why else []
 
 
 def _refused(path: str, value: str, rule: str, reason: str, fix: str) -> CallError:

@@ -32,7 +32,7 @@ from planner.problems.printable import printable, without_passwords
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import read_content
 from stacks.gitops.check import Call as Paths
-from stacks.gitops.check import plan_before
+from stacks.gitops.check import note_unknown, plan_before
 from stacks.gitops.forge import (
     Forge,
     PullRequest,
@@ -249,7 +249,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     for each in (*named, paths.folder):
         require_within(Path.cwd(), str(each), each)
     kept = kept_plan(paths.folder)
-    before, notes = plan_before(paths, Path())
+    before, unknown = plan_before(paths, Path())
     if source.loads is None:
         for path, content in source.contents.items():
             _write(path, content)
@@ -257,7 +257,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
         _require_same(source.contents)
         named.append(_replace_loads(read_spec(paths.spec, paths.overlays), source.loads))
     found = run_passes(read_spec(paths.spec, paths.overlays), kept)
-    change = None if before is None else compare_plans(before, found.plan, notes)
+    change = None if before is None else compare_plans(before, found.plan, note_unknown(unknown))
     worth = weigh_maps(found, change, most_hours) if change is not None and source.loads is not None else None
     planned = Proposal(found.plan, change, worth, (*named, paths.folder))
     if source.loads is not None and (worth is None or not worth.is_enough):
