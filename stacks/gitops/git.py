@@ -141,12 +141,12 @@ def require_unchanged(checkout: Checkout, base: str, paths: Sequence[Path]) -> N
     except GitError:
         raise GitError("merge-base", "the checkout lacks the history that it shares", "git fetch --unshallow") from None
     if changed := _git("diff", ["--name-only", start, base, "--", *map(str, paths)], checkout.root).split("\n")[0]:
-        raise changed_elsewhere(changed, "others have changed it since, and that would be undone")
+        raise changed_elsewhere(changed, "others have changed it since, and that would be undone", "git pull first")
 
 
-def changed_elsewhere(path: str, reason: str) -> CallError:
+def changed_elsewhere(path: str, reason: str, fix: str) -> CallError:
     """Return the error for a file that is another one on the branch that the change is for."""
-    return _refused("", None, "R614 must be as the branch has it", reason, "git pull, and call it again", path)
+    return _refused("", None, "R614 must be as the branch has it", reason, fix, path)
 
 
 def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:

@@ -270,7 +270,8 @@ def _require_same(contents: Mapping[Path, bytes]) -> None:
     """Raise CallError if a file of the checkout is not as the branch has it."""
     for path, content in contents.items():
         if not path.is_file() or path.read_bytes() != content:
-            raise changed_elsewhere(str(path), "new expert maps are weighed without any other change")
+            reason, fix = "new expert maps are weighed alone", "propose the other change without --loads, or undo it"
+            raise changed_elsewhere(str(path), reason, fix)
 
 
 def _replace_loads(spec: ResolvedSpec, loads: bytes) -> Path:

@@ -86,7 +86,9 @@ def requests_of(gitea, folder, state="all"):
 
 
 def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
-    """It is opened, given the next commit and text, and then not touched while the change is the same."""
+    """It is opened once there is one, given the next commit and text, and not touched while the change is the same."""
+    nothing = propose(capsys)
+    none_open = requests_of(gitea, checkout)
     edit(checkout, "tidemill-runtime-gpu:0.2.0")
     opened = propose(capsys)
     (first,) = requests_of(gitea, checkout)
@@ -96,6 +98,8 @@ def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
     (last,) = requests_of(gitea, checkout)
     files = gitea.ask("GET", f"{repository_of(checkout)}/pulls/{last['number']}/files")
 
+    assert (nothing["result"], nothing["why"]) == ("nothing", ["deploy on main is what the spec renders"])
+    assert none_open == []
     assert [each["result"] for each in (opened, updated, unchanged)] == ["opened", "updated", "unchanged"]
     assert {each["pull_request"]["url"] for each in (opened, updated, unchanged)} == {last["html_url"]}
     assert first["title"] == "deepseek-r1: outage, restarts 3 units"
@@ -104,14 +108,6 @@ def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
     assert last["body"].startswith(f"<!-- tidemill {last['head']['sha']} -->")
     assert "spec.yaml" in {each["filename"] for each in files}
     assert git(checkout, "status", "--porcelain") == "M spec.yaml"
-
-
-def test_a_change_of_nothing_is_not_proposed(gitea, checkout, capsys):
-    """Neither is a comment in the spec, which renders the same files but is a change of its own."""
-    told = propose(capsys)
-
-    assert (told["result"], told["why"]) == ("nothing", ["deploy on main is what the spec renders"])
-    assert requests_of(gitea, checkout) == []
 
 
 def test_a_branch_with_somebody_elses_commit_is_left_alone(gitea, checkout, capsys):
