@@ -1,15 +1,23 @@
 """What `tidemill gitops propose` decides before it pushes. `tests/cluster/test_propose.py` has it on a real Gitea."""
 
+import json
 import math
+import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
+from planner.compiler import run_passes
+from planner.diff.diff import compare_plans
+from planner.facts.drawn import draw_loads
+from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
 from stacks.gitops.forge import PullRequest
 from stacks.gitops.git import require_within
 from stacks.gitops.propose import Standing, decide
-from stacks.gitops.worth import Worth
+from stacks.gitops.worth import Worth, weigh_maps
+from tests.stacks.deployments import DEMO_SPEC
 
 TIP, OTHER = "a" * 40, "b" * 40
 OPEN = PullRequest(7, "https://git.example/7", "", TIP, is_open=True, is_merged=False)
@@ -87,3 +95,56 @@ def test_paths_stay_inside_the_checkout(tmp_path, monkeypatch):
 
     assert str(require_within(root, "FOLDER", root / "deploy" / "spec.yaml")) == "deploy/spec.yaml"
     assert str(require_within(root, "FOLDER", root / "alias")) == "deploy"
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A function that plans the H20 spec with loads of a seed, near a previous plan."""
+    folder = tmp_path_factory.mktemp("planned")
+    text = re.sub(
+        r"expert_load:\n.*\n", "expert_load: {file: loads.json}\n", DEMO_SPEC.with_name("h20.yaml").read_text()
+    )
+    (folder / "spec.yaml").write_text(text)
+
+    def plan(seed, previous=None):
+        rows = [[round(1000 * each) for each in row] for row in draw_loads(1.01, seed, 58, 256, 8)]
+        (folder / "loads.json").write_text(json.dumps(rows))
+        return run_passes(read_spec(folder / "spec.yaml"), previous)
+
+    return plan
+
+
+def test_the_same_loads_are_worth_no_new_map(planned):
+    """Kept maps make what they made, so there is nothing to gain and nothing to lose."""
+    before = planned(1).plan
+    found = planned(1, before)
+    worth = weigh_maps(found, compare_plans(before, found.plan), 24.0)
+
+    assert [old for old, _ in worth.rates.values()] == [new for _, new in worth.rates.values()]
+    assert (worth.gained_gpus, worth.lost_gpu_hours, worth.is_enough) == (0.0, 0.0, False)
+
+
+def test_both_maps_are_judged_under_the_new_loads(planned):
+    """The present one makes less than it did; what is lost is every restarting unit's GPUs for its minutes."""
+    before = planned(1).plan
+    found = planned(2, before)
+    worth = weigh_maps(found, compare_plans(before, found.plan), 24.0)
+    new = {phase: each.tokens_per_s_per_gpu.mid for phase, each in found.plan.performance.items()}
+
+    assert all(
+        old < each.tokens_per_s_per_gpu.mid
+        for (old, _), each in zip(worth.rates.values(), before.performance.values(), strict=True)
+    )
+    assert {phase: rate for phase, (_, rate) in worth.rates.items()} == pytest.approx(new, rel=1e-3)
+    assert worth.restarts == 3
+    assert worth.lost_gpu_hours == pytest.approx((2 * 16 + 32) * worth.restart_minutes / 60)
+    assert worth.is_enough
+
+
+def test_a_map_that_does_not_fit_cannot_be_weighed(planned):
+    """Nobody can tell what it would make, so nothing is proposed."""
+    before = planned(1).plan
+    found = replace(planned(1, before), previous=None)
+    worth = weigh_maps(found, compare_plans(before, found.plan), 24.0)
+
+    assert (worth.is_enough, "other sizes" in worth.lines()[0]) == (False, True)
