@@ -50,6 +50,8 @@ WORKFLOWS: dict[Forge, dict[str, str]] = {  # path -> template
     },
     "gitlab": {".gitlab/tidemill.yml": "gitlab-ci.yml.j2"},
 }
+OBJECTS: dict[Engine, tuple[str, ...]] = {"argocd": ("argocd.yaml", "argocd-cm.yaml"), "flux": ("flux.yaml",)}
+ARGOCD_KINDS = ("leaderworkerset.x-k8s.io_LeaderWorkerSet", "tidemill.dev_TidemillDeployment")  # health/*.lua
 CONDITIONS = "outage,stale"  # what nobody wants unasked; the file is where others are written
 PLAIN = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)*")  # neither YAML nor a shell reads more into it
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?")  # of an object of Kubernetes; neither YAML's `on` nor a number
@@ -153,8 +155,9 @@ def engine_files(
         "kinds": folder / "kinds",
         "is_single": environment.own_overlay is None,
         "has_controller": kubernetes.controller is not None,
+        "argocd_kinds": ARGOCD_KINDS,
     }
-    files = {str(folder / f"{each}.yaml"): _fill(f"{each}.yaml.j2", values) for each in engines}
+    files = {str(folder / name): _fill(f"{name}.j2", values) for each in engines for name in OBJECTS[each]}
     if kubernetes.controller is None:
         return files
     definition = {str(folder / "kinds" / "tidemilldeployment.yaml"): DEFINITION.read_text(encoding="utf-8")}

@@ -240,7 +240,7 @@ def _read_source(checkout: Checkout, call: Call) -> Source:
 
 def _usual_branch(source: Source) -> str:
     """Return the branch of a folder's proposals: one for changes of its spec, and one for new expert maps."""
-    return f"tidemill/{'.'.join(source.paths.folder.parts)}{'.loads' if source.loads else ''}"
+    return f"tidemill/{'.'.join(source.paths.folder.parts)}{'.loads' if source.loads is not None else ''}"
 
 
 def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: float) -> Proposal:

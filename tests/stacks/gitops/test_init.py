@@ -19,6 +19,7 @@ from stacks.gitops.init import FORGES, engine_files, name_environments, require_
 from tests.stacks.deployments import DEMO_SPEC, write_demo
 
 ROOT = DEMO_SPEC.parents[2]
+HEALTH = ROOT / "templates" / "gitops" / "health"
 ENVIRONMENTS = name_environments(Path("spec.yaml"), Path("deploy"), (), None)
 CHECK, COMMENT, GITLAB = workflow_files(ENVIRONMENTS, FORGES).values()
 MARK = "<!-- tidemill deploy -->"
@@ -458,9 +459,15 @@ def test_argo_cd_applies_definitions_and_plan(spec, num_sources, names):
     found = check_spec(DEMO_SPEC.with_name(spec))
     for each in name_environments(Path("spec.yaml"), Path("deploy"), (), names):
         files = engine_files(each, found, ("argocd",), "https://git.example/team/deployments.git")
-        application, *kinds = (yaml.safe_load(text) for text in files.values())
+        application, settings, *kinds = (yaml.safe_load(text) for text in files.values())
         jsonschema.validate(application["spec"], APPLICATION_SPEC)
 
+        scripts = {
+            name.removeprefix("resource.customizations.health."): text for name, text in settings["data"].items()
+        }
+
+        assert scripts.keys() == {path.stem for path in HEALTH.glob("*.lua")}
+        assert all(text.rstrip() == (HEALTH / f"{name}.lua").read_text().rstrip() for name, text in scripts.items())
         assert [source["path"] for source in application["spec"]["sources"]][-1] == str(each.folder)
         assert len(application["spec"]["sources"]) == num_sources
         assert len(application["spec"]["destination"]) == 2
