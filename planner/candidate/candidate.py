@@ -262,13 +262,13 @@ class Candidate:
 
     @cached_property
     def fullest(self) -> "tuple[PhaseLoad, ...]":
-        """The fullest load of each phase on any kind of day; prefill is as full as its prompts may wait."""
+        """The highest load of each phase on any kind of day; prefill's is relative to what its TTFT allows."""
         from planner.cost.demand import peak_loads
 
         return peak_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
 
     def fuller(self, load: "PhaseLoad") -> "Prediction | None":
-        """Return what units do that serve all of a `load` of `fullest`; None where they cannot."""
+        """Return the prediction for units that serve all of a `load` of `fullest`; None if they cannot."""
         from planner.estimate.overload import most_requests, predict_at_load
         from planner.estimate.utilisation import relative_utilisation
 
@@ -279,7 +279,7 @@ class Candidate:
         return predict_at_load(outlook, most_requests(self.spec, self.memory, outlook), times)
 
     def predicted_with(self, phase: Phase, change: Change) -> "Prediction | None":
-        """Predict a phase with its expert map and a change of the spec."""
+        """Return the prediction for a phase with its expert map and a change of the spec."""
         from planner.estimate.performance import predict_phases
 
         tried, layouts = with_values(self.resolved, change), [each for each in self.layouts if each.phase == phase]

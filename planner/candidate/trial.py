@@ -71,17 +71,17 @@ class Trial:
 
 
 def trial_of(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> Trial:
-    """Return the trial of `phase` with `numbers` and `requests`. The number of units does not matter to it."""
+    """Return the trial of `phase` with `numbers` and `requests`. It does not depend on the number of units."""
     units = {"units": 1} if is_undecided(spec.phase(phase).units) else {}
     return Trial(spec.trying(phase, {**numbers, **units, "max_requests": requests}), phase)
 
 
 def speed_of(trial: Trial, balance: Balance) -> Speed:
-    """Predict the speed of a trial with the balance that `balance` expects."""
+    """Return the predicted speed of a trial with the imbalance that `balance` expects."""
     case, unit = trial.case, trial.case.unit
     slots = trial.layout.num_physical_experts
     case = replace(case, imbalance=balance.of(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
-    fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as a plan tells it
+    fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as in plans
     if case.phase == "mixed":
         return _mixed_speed(case, mixed_turns(case), fullest)
     rate = saturated_rate(case)

@@ -1,1 +1,1 @@
-"""Other engines: what each is told."""
+"""Other engines: the command line, ports and probes of each."""

@@ -1,12 +1,12 @@
-"""What both routers are told alike: vLLM's began as a copy of SGLang's.
+"""Options that both routers share, because vLLM's began as a copy of SGLang's.
 
-A router watches the plan's pods at the API server, by their labels. It opens its port at once, long before units have
-read their weights, and calls only pods that are ready. A pod that is to end leaves its list as soon as it is told so,
-before it refuses requests. Units that the day turns on and off come and go by themselves.
+A router watches the plan's pods at the API server, by label. It opens its port at once, long before units have loaded
+weights, and calls only ready pods. A terminating pod leaves its list at once, before it refuses requests. So units that
+the schedule starts and stops need no further options.
 
-A process that dies without a word is noticed by the router's own look at `/health`, and less soon by the kubelet's.
-With their defaults routers look once a minute and believe the third failure. How long requests then fail, by what a
-router is told, is measured in docs/performance.md.
+A process that dies silently fails the router's own check of `/health`, which notices sooner than the kubelet. By
+default routers check once a minute and act on the third failure. docs/performance.md has measurements of how long
+requests fail, by option.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ Option = tuple[str, ...]  # its name and its values
 
 
 def discovery(spec: Spec, port: int, *labels: str) -> Iterator[Option]:
-    """Yield which pods answer requests at `port`: those of the plan's units that have `labels` too."""
+    """Yield the options that find the pods to call at `port`: those of the plan's units that also have `labels`."""
     yield ("--service-discovery",)
     yield "--service-discovery-namespace", spec.kubernetes.namespace
     yield "--service-discovery-port", str(port)
@@ -33,9 +33,9 @@ def discovery(spec: Spec, port: int, *labels: str) -> Iterator[Option]:
 
 
 def health_checks(start_s: int) -> Iterator[Option]:
-    """Yield how soon a dead pod is noticed; a new one gets `start_s` to answer.
+    """Yield the options of health checks. A new pod gets `start_s` seconds to answer.
 
-    vLLM's router takes in one pod after the other, and asks one that does not answer every 30 s unless told otherwise.
+    vLLM's router adds pods one after the other, and by default retries one that does not answer every 30 s.
     """
     yield "--worker-startup-timeout-secs", str(start_s)
     yield "--worker-startup-check-interval", "2"

@@ -1,25 +1,25 @@
-"""SGLang 0.5.23: a unit is one server over all of its pods, and SGLang's router finds the servers by their labels.
+"""Run units on SGLang 0.5.23: a unit is one server over all its pods, and SGLang's router finds servers by label.
 
-What the plan calls otherwise, with DeepSeek's decode unit of 144 GPUs as the worked example:
+SGLang's options in terms of the plan, with DeepSeek's decode unit of 144 GPUs as the worked example:
     --tp-size                 GPUs of the unit                                       144
     --attn-dp-size            groups that each own their requests (DP size)          144
     --ep-size                 GPUs that routed experts are spread over               144
-    --max-running-requests    of the whole server: 128 of each group x 144           18,432
-    --chunked-prefill-size    of the whole server too: tokens of a group's step x groups
+    --max-running-requests    requests of the server: 128 of each group x 144        18,432
+    --chunked-prefill-size    tokens of a step of the server: those of a group x groups
     --max-total-tokens        tokens of KV of one rank
     --mem-fraction-static     share of a GPU's free memory for weights and KV
 
-Experts start where `--init-expert-location` says, in a file with a row for each layer (`facts/map_files.py`). They
-stay there: nothing rebalances unless it is told to. `--ep-dispatch-algorithm dynamic` draws a replica for each token;
-`static`, the default, draws one for each rank once.
+`--init-expert-location` names the file of the expert map, with a row for each layer (`facts/map_files.py`). Experts
+stay there, because SGLang does not rebalance by default. `--ep-dispatch-algorithm dynamic` draws a replica for each
+token; `static`, the default, draws one for each rank once.
 
 `dual_batch` and `five_stage` both become two-batch overlap: in prefill one micro-batch computes while the other
-dispatches, in decode each layer is cut into the five stages that DeepSeek describes.
+dispatches, in decode each layer is split into the five stages that DeepSeek describes.
 
-A unit that is one attention group dispatches nothing: its GPUs compute the same tokens and sum what their experts add.
+A unit that is one attention group dispatches nothing: its GPUs compute the same tokens and sum their experts' results.
 
 The first pod of a unit answers requests. The others answer `/health` once all ranks have joined. On SIGTERM the first
-answers what it has begun, and then ends them all.
+finishes its requests and then ends all pods.
 
 Sources: github.com/sgl-project/sglang 0.5.23, python/sglang/srt: arg_groups/parallel_hook.py (sizes, dispatch),
 arg_groups/memory_hook.py, model_executor/pool_configurator.py (requests), layers/moe/token_dispatcher/deepep.py,
@@ -67,18 +67,18 @@ DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "decode": "low_latency",
     "mixed": "auto",
 }
-# What computes experts whose rows DeepEP brings. SGLang chooses well by itself for FP8 (DeepGEMM) and INT4 (CUTLASS).
-# NVFP4 is computed only in the low-latency form.
+# Kernels for experts whose rows come by DeepEP. SGLang's own choice is right for FP8 (DeepGEMM) and INT4 (CUTLASS).
+# NVFP4 has kernels for low-latency dispatch only.
 RUNNERS: dict[Precision, str] = {"bf16": "deep_gemm", "fp4": "flashinfer_cutedsl"}
 DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "fp8_mxfp4": "fp8"}  # others in BF16
 QUANTIZATION: dict[Precision, str] = {
     "fp8": "fp8",
     "fp4": "modelopt_fp4",
     "w4a8": "w4afp8",
-}  # of others, and of those by another method, the checkpoint says it
+}  # for other precisions and methods SGLang reads the checkpoint
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
-# The address that other pods are told for KV and messages. Without it SGLang asks for the route to a public address.
+# The address for KV and messages that other pods get. Without it SGLang looks up its route to a public address.
 OWN_ADDRESS = {"SGLANG_HOST_IP": POD_ADDRESS}
 
 METRICS = {
@@ -96,7 +96,7 @@ Option = tuple[str, ...]  # its name and its values
 
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
-    """Return what each pod of `unit` runs."""
+    """Return the container of each pod of `unit`."""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["sglang"][spec.engine_version or ""][known.model_type]
     options = (
         *_model(spec, phase, known),
@@ -128,7 +128,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
 
 
 def router(spec: Spec, start_s: int, image: str) -> Container:
-    """Return what stands before the units: it finds their first pods by label, and leaves out those not ready."""
+    """Return the router's container. The router finds the units' first pods by label and calls the ready ones."""
     options: tuple[Option, ...] = (
         ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),
@@ -155,9 +155,9 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
 
 
 def captured_batches(max_requests: int) -> list[int]:
-    """Return the batch sizes of CUDA graphs: close where batches are small, and the largest step itself.
+    """Return the batch sizes of CUDA graphs: dense for small batches, and up to the largest step.
 
-    Up to 512 requests they are 51 sizes at most, for which memory is planned.
+    Up to 512 requests there are at most 51 sizes, for which memory is planned.
     """
     sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, max_requests, 64))
     return [size for size in sizes if size < max_requests] + [max_requests]
@@ -176,7 +176,7 @@ def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
 
 
 def _group(unit: Unit) -> Iterator[Option]:
-    """Yield the options for the server's address and for the meeting of its pods."""
+    """Yield the options for the server's address and for how its pods find each other."""
     yield "--host", POD_ADDRESS
     yield "--port", str(HTTP_PORT)
     if len(unit.nodes) > 1:
@@ -224,28 +224,28 @@ def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> I
 
 
 def _states(phase: PhaseSpec) -> Iterator[Option]:
-    """Yield the option for as many states of linear layers as requests: memory is planned for them.
+    """Yield the option for one state of linear layers per request, for which memory is planned.
 
-    A cache of prefixes keeps 3 to 5 states a request, and SGLang would take their memory from the KV.
+    A prefix cache would keep 3 to 5 states per request, and SGLang would take their memory from the KV.
     """
     yield ("--disable-radix-cache",)
     yield "--max-mamba-cache-size", str(phase.max_requests * (phase.ep_size // phase.attention_tp))
 
 
 def _drafts(spec: Spec) -> Iterator[Option]:
-    """Yield how tokens are drafted: one after the other, by the MTP module of the same checkpoint.
+    """Yield the options for drafts: one after the other, by the MTP module of the same checkpoint.
 
-    Prefill is told it too: it computes the module's KV of prompts, and sends it with what the first draft follows from.
+    Prefill has them too, because it computes the module's KV of prompts and sends it with the input of the first draft.
     """
     if spec.draft_tokens:
         yield "--speculative-algorithm", "EAGLE"
         yield "--speculative-num-steps", str(spec.draft_tokens)
         yield "--speculative-eagle-topk", "1"
-        yield "--speculative-num-draft-tokens", str(spec.draft_tokens + 1)  # with the token that they follow
+        yield "--speculative-num-draft-tokens", str(spec.draft_tokens + 1)  # drafts and the token before them
 
 
 def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
-    """How KV goes from prefill to decode; a mixed unit keeps it."""
+    """Yield the options for KV transfer from prefill to decode; a mixed unit has none."""
     if phase == "mixed":
         return
     yield "--disaggregation-mode", phase
@@ -256,7 +256,7 @@ def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
 
 
 def _warm_up(known: Phased) -> dict[str, str]:
-    """Return how long the request of its own may take by which SGLang compiles kernels before it is healthy."""
+    """Return the time limit of SGLang's warm-up request, during which it compiles kernels."""
     return {"SGLANG_WARMUP_TIMEOUT": str(known.start_s)}
 
 
@@ -269,14 +269,14 @@ def _kernels(spec: Spec) -> dict[str, str]:
 
 
 def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
-    """The room that low-latency dispatch keeps for each rank's tokens."""
+    """Return the variable for how many tokens of each rank low-latency dispatch has room for."""
     if name == "prefill" or phase.ep_size == phase.attention_tp:
         return {}
     return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(dispatched_tokens(phase, "sglang"))}
 
 
 def _num_groups(spec: Spec) -> int:
-    """The groups that requests stay in: of decode, or of mixed units."""
+    """Return the number of groups that own requests, in decode or mixed units."""
     name = spec.phases[-1]
     phase = spec.phase(name)
     return spec.num_units(name) * phase.ep_size // phase.attention_tp

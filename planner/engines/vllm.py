@@ -1,23 +1,22 @@
-"""vLLM 0.33: every pod of a unit answers requests for its own groups, and vLLM's router spreads them over all pods.
+"""Run units on vLLM 0.33: every pod answers requests for its own groups, and vLLM's router spreads them over all pods.
 
-What the plan calls otherwise, with DeepSeek's decode unit of 144 GPUs as the worked example:
+vLLM's options in terms of the plan, with DeepSeek's decode unit of 144 GPUs as the worked example:
     --tensor-parallel-size       GPUs that share attention                                      1
     --data-parallel-size         groups that each own their requests                            144
     --data-parallel-size-local   those of one pod                                               8
-    --max-num-seqs               requests of one group, as the plan has it                      128
-    --kv-cache-memory-bytes      KV of one GPU, as planned, instead of a share of its memory
+    --max-num-seqs               requests of one group                                          128
+    --kv-cache-memory-bytes      KV of one GPU, in bytes and not as a share of its memory
 
 A pod's first rank follows from `--node-rank`. Each pod has an API server of its own (hybrid load balancing).
 
-vLLM reads no expert map. It starts with expert e in slot e and the redundant slots with the first experts again, counts
-loads itself, and moves experts from time to time (`--enable-eplb`). So the plan's map is what its maps can reach, and
-is told to nobody. Of some models, and in some forms, it moves no experts and refuses to be told to
-(`facts/engine_models.py`): those stay where they start.
+vLLM reads no expert map. It starts with expert e in slot e and with the first experts again in the redundant slots.
+Then it counts loads and moves experts from time to time (`--enable-eplb`). So the plan's map only shows what vLLM can
+reach. For some models and weight formats vLLM moves no experts and rejects the option (`facts/engine_models.py`).
 
-KV goes from prefill to decode by NIXL, whose connector deprecates `kv_both`: each side says what it does with KV. Every
-pod answers requests, and the router calls each of them.
+KV goes from prefill to decode by NIXL. Its connector deprecates `kv_both`, so each side declares its role. Every pod
+answers requests, and the router calls each of them.
 
-`dual_batch` is vLLM's dual-batch overlap, which changes micro-batches at dispatch and combine. It has nothing like
+`dual_batch` is vLLM's dual-batch overlap, which switches micro-batches at dispatch and combine. vLLM has nothing like
 `five_stage`.
 
 Sources: github.com/vllm-project/vllm 0.33.0, vllm: engine/arg_utils.py, config/{parallel,cache,kv_transfer,vllm}.py,
@@ -48,19 +47,19 @@ __all__ = ["router", "unit_container"]
 
 HTTP_PORT = 8000
 RENDEZVOUS_PORT, RPC_PORT = 29501, 29550
-SIDE_CHANNEL_PORT = 5600  # of NIXL, and one more for each further rank of a pod
+SIDE_CHANNEL_PORT = 5600  # of NIXL, and the next ports for further ranks of a pod
 ROUTER_METRICS_PORT = 29000
 # Source: github.com/llm-d/llm-d 39507f36
 # guides/wide-ep/modelserver/gpu/vllm-deepseek-r1-0528/base/disaggregatedset.yaml
-HEALTH_SECONDS = 5  # the server's one thread answers, after the tokens that it has to write
+HEALTH_SECONDS = 5  # the server's one thread answers after it has written pending tokens
 
 ALL_TO_ALL: dict[Phase, str] = {
     "prefill": "deepep_high_throughput",
     "decode": "deepep_low_latency",
-    "mixed": "allgather_reducescatter",  # the one that is as good with prompts as with single tokens
+    "mixed": "allgather_reducescatter",  # equally good for prompts and single tokens
 }
 QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4"}
-STATES = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}  # of linear layers, as the connector takes them
+STATES = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}  # layout of linear layers' states, as the connector needs it
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bfloat16", "fp8": "fp8"}
 
 # The address that other pods are told. Without it vLLM asks for the route to a public address.
@@ -92,7 +91,7 @@ PAIRED: tuple[Option, ...] = (
 
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
-    """Return what each pod of `unit` runs."""
+    """Return the container of each pod of `unit`."""
     version = spec.engine_version or ""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][version][known.model_type]
     moves_experts = model.replicas and moves_form("vllm", version, phase.precision, known.other_method)
@@ -128,7 +127,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
 
 
 def router(spec: Spec, start_s: int, image: str) -> Container:
-    """Return what stands before the units: it finds their pods by label, and leaves out those not ready."""
+    """Return the router's container. The router finds the units' pods by label and calls the ready ones."""
     options: tuple[Option, ...] = (
         ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),
@@ -202,24 +201,24 @@ def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> I
 
 
 def _drafts(spec: Spec) -> Iterator[Option]:
-    """Yield how tokens are drafted, which prefill and decode have to agree on."""
+    """Yield the options for drafts, on which prefill and decode must agree."""
     if spec.draft_tokens:
         yield "--speculative-config", _json(method="mtp", num_speculative_tokens=spec.draft_tokens)
 
 
 def _handover(phase: Phase) -> Iterator[Option]:
-    """How KV goes from prefill to decode; a mixed unit keeps it."""
+    """Yield the options for KV transfer from prefill to decode; a mixed unit has none."""
     if phase != "mixed":
         role = {"prefill": "kv_producer", "decode": "kv_consumer"}[phase]
         yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role=role)
 
 
 def _deep_ep(phase: PhaseSpec, name: Phase, known: Phased) -> dict[str, str]:
-    """Return what the low-latency kernels need beside `--all2all-backend`.
+    """Return the variables that low-latency kernels need beside `--all2all-backend`.
 
-    Queues have room for a decode step's tokens of a whole group: vLLM does not share them between the GPUs of the
-    group. The buffer of normal kernels is left out: it would take 1 GiB, and open the memory of other nodes' GPUs where
-    a node has fewer than eight. vLLM lets NVSHMEM use NVLink between nodes only where it is told to.
+    Queues hold a decode step's tokens of a whole group, because vLLM does not share them between the group's GPUs. The
+    normal kernels' buffer is left out: it would take 1 GiB and, on nodes with fewer than eight GPUs, open other nodes'
+    memory. vLLM lets NVSHMEM use NVLink between nodes only if a variable allows it.
     """
     if name != "decode" or phase.ep_size == phase.attention_tp:
         return {}

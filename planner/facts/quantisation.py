@@ -1,4 +1,4 @@
-"""What matrices are kept in, and the precision that a spec calls it. `families/quantised.py` reads it of checkpoints.
+"""The formats of matrices, and the precision that stands for them in a spec. `families/quantised.py` reads both.
 
 A format is one matrix's: bits of a weight, and a scale for a block of weights. A precision is a spec's word for a whole
 checkpoint: it has a format for each role, as the checkpoints are made that are named so.

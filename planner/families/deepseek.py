@@ -25,7 +25,7 @@ class LatentShapes(DenseFirstShapes):
     v_head_dim: Size
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan: also that layers with experts do not follow each other."""
+        """Return what the planner cannot plan, such as MoE layers that are not consecutive."""
         freq = self.moe_layer_freq
         between = None if freq == 1 else f"by moe_layer_freq ({freq}), dense layers stand among MoE layers"
         return between or super().unplanned()
@@ -45,16 +45,16 @@ class LatentShapes(DenseFirstShapes):
 
     @property
     def num_picked(self) -> int | None:
-        """Return how many tokens a query reads of those before it, where an indexer picks them."""
+        """Return how many earlier tokens a query reads, if an indexer picks them."""
         return None
 
     def indexer(self, index: int) -> Indexer | None:
-        """Return the indexer of layer `index`, where it has one of its own."""
+        """Return the indexer of layer `index`, or None."""
         return None
 
 
 class IndexedShapes(LatentShapes):
-    """The keys that V3.2 reads besides."""
+    """The keys that V3.2 adds."""
 
     index_n_heads: Count
     index_head_dim: Size
@@ -64,7 +64,7 @@ class IndexedShapes(LatentShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)
 
     def contradiction(self) -> str | None:
-        """Return that the list and the number of dense layers disagree, where it is so."""
+        """Return that the list and the number of dense layers disagree, or None."""
         types, dense = self.mlp_layer_types, self.first_k_dense_replace
         if types is None or [each == "dense" for each in types] == [index < dense for index in range(len(types))]:
             return None
@@ -76,5 +76,5 @@ class IndexedShapes(LatentShapes):
         return self.index_topk
 
     def indexer(self, index: int) -> Indexer | None:
-        """Return the indexer of layer `index`: each layer has one."""
+        """Return the indexer of layer `index`."""
         return Indexer(self.index_n_heads, self.index_head_dim)

@@ -1,4 +1,4 @@
-"""DeepSeek-V4: compressed attention that differs by layer, experts in every layer, of which the first are hashed.
+"""DeepSeek-V4: compressed attention that differs by layer, and experts in every layer. A hash routes the first layers.
 
 Source of the keys: transformers `DeepseekV4Config`, which reads those of published files too (`compress_ratios`,
 `num_hash_layers`, `qk_rope_head_dim`). Their lists go on for the MTP layers.
@@ -47,7 +47,7 @@ class DeepseekV4Shapes(Shapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types", "mlp_layer_types")
 
     def contradiction(self) -> str | None:
-        """Return what is missing, or unknown to the family."""
+        """Return a missing key or an unknown value, or None."""
         ratios = self.compress_ratios
         if self.layer_types is None and ratios is None:
             return "neither compress_ratios nor layer_types says how each layer compresses"
@@ -99,7 +99,7 @@ class DeepseekV4Shapes(Shapes):
         return [each == "hash_moe" for each in self.mlp_layer_types]
 
     def _unknown(self) -> str | None:
-        """Return a ratio, a kind of layer or a size that the family does not have."""
+        """Return a ratio, a kind of layer or a size unknown to the family, or None."""
         if self.qk_rope_head_dim is None and self.partial_rotary_factor is None:
             return "neither qk_rope_head_dim nor partial_rotary_factor says how much of a head is rotated"
         if self.qk_rope_head_dim is not None and self.qk_rope_head_dim >= self.head_dim:

@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: DeepSeek-V3's architecture, where a list may say which layers are dense.
+"""GLM-4.7-Flash: DeepSeek-V3's architecture, with an optional list of dense layers.
 
 Source of the keys: transformers `Glm4MoeLiteConfig`, whose default is one dense layer.
 """
@@ -15,7 +15,7 @@ __all__ = ["Glm4MoeLiteShapes"]
 
 
 class Glm4MoeLiteShapes(LatentShapes):
-    """The keys that the family reads beside V3's."""
+    """The keys that the family adds to V3's."""
 
     first_k_dense_replace: int = Field(default=1, ge=0, le=MAX_LAYERS)
     mlp_layer_types: PerLayer[Literal["dense", "sparse"]] | None = None
@@ -28,7 +28,7 @@ class Glm4MoeLiteShapes(LatentShapes):
         return super().order if self.mlp_layer_types is None else "mlp_layer_types"
 
     def is_moe(self) -> list[bool]:
-        """Return of each layer whether it has experts: as the list says, where there is one."""
+        """Return for each layer whether it has experts, by the list if there is one."""
         if self.mlp_layer_types is None:
             return super().is_moe()
         return [each == "sparse" for each in self.mlp_layer_types]

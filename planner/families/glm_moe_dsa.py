@@ -1,4 +1,4 @@
-"""GLM-5: DeepSeek-V3.2's architecture, where layers may share the indexer of an earlier one.
+"""GLM-5: DeepSeek-V3.2's architecture, in which layers may share an earlier layer's indexer.
 
 Source of the keys: transformers `GlmMoeDsaConfig`, which reads the schedule of indexers in this order: a list, a
 pattern of letters, a frequency and an offset.
@@ -17,7 +17,7 @@ __all__ = ["GlmMoeDsaShapes"]
 
 
 class GlmMoeDsaShapes(IndexedShapes):
-    """The keys that the family reads beside V3.2's."""
+    """The keys that the family adds to V3.2's."""
 
     indexer_types: PerLayer[Literal["full", "shared"]] | None = None
     index_topk_pattern: str | None = Field(default=None, pattern="^[FS]+$", max_length=2 * MAX_LAYERS)
@@ -27,15 +27,15 @@ class GlmMoeDsaShapes(IndexedShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types", "indexer_types", "index_topk_pattern")
 
     def contradiction(self) -> str | None:
-        """Return what disagrees, or that the first layer would read what no indexer has picked."""
+        """Return a contradiction, such as a first layer without an indexer, or None."""
         first = None if self._has_indexer(0) else "layer 0 shares an indexer, and no earlier layer has one"
         return super().contradiction() or first
 
     def draft_layer(self) -> None:
-        """Return None: whether an MTP module has an indexer of its own is not known here."""
+        """Return None, because it is unknown whether an MTP module has an indexer."""
 
     def indexer(self, index: int) -> Indexer | None:
-        """Return the indexer of layer `index`; None where it reads what an earlier layer's picked."""
+        """Return the indexer of layer `index`; None if it shares an earlier layer's."""
         return super().indexer(index) if self._has_indexer(index) else None
 
     def _has_indexer(self, index: int) -> bool:

@@ -41,7 +41,7 @@ class GptOssShapes(GroupedShapes):
         )
 
     def _is_windowed(self, index: int) -> bool:
-        """Return whether layer `index` has a window; where the file does not say, layers take turns."""
+        """Return whether layer `index` has a window; by default every other layer has."""
         if self.layer_types is not None:
             return self.layer_types[index] == "sliding_attention"
         return index % 2 == 0

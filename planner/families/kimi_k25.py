@@ -1,6 +1,6 @@
 """The tower of Kimi-K2.5 and later: its text model is Kimi-K2's.
 
-Source: transformers 5.23.0 models/kimi_k25/modeling_kimi_k25.py; published files call the keys otherwise (`vt_...`).
+Source: transformers 5.23.0 models/kimi_k25/modeling_kimi_k25.py; published files have other names (`vt_...`).
 """
 
 from pydantic import AliasChoices, Field

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Dense, Experts
-from planner.families.shapes import Count, GroupedShapes, PerLayer, Size, uneven
+from planner.families.shapes import Count, GroupedShapes, PerLayer, Size, explain_uneven
 
 __all__ = ["MiMoV2FlashShapes"]
 
@@ -50,7 +50,7 @@ class MiMoV2FlashShapes(GroupedShapes):
         return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
 
     def is_moe(self) -> list[bool]:
-        """Return of each layer whether it has experts; where the file does not say, all but the first."""
+        """Return for each layer whether it has experts; by default all but the first have."""
         if self.mlp_layer_types is not None:
             return [each == "sparse" for each in self.mlp_layer_types]
         if self.moe_layer_freq is not None:
@@ -58,9 +58,9 @@ class MiMoV2FlashShapes(GroupedShapes):
         return [index > 0 for index in range(self.num_hidden_layers)]
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield what is wrong with the numbers of heads, also those of layers with a window."""
+        """Yield what is wrong with the numbers of heads, those of windowed layers included."""
         yield from super().uneven_heads()
-        yield uneven(
+        yield explain_uneven(
             "swa_num_key_value_heads", self._windowed_kv_heads, "swa_num_attention_heads", self._windowed_heads
         )
 

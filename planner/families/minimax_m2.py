@@ -1,6 +1,6 @@
 """MiniMax-M2: grouped attention, experts in every layer, none shared.
 
-Source of the keys: transformers `MiniMaxM2Config`. Published files say besides that no layer's attention is linear.
+Source of the keys: transformers `MiniMaxM2Config`. Published files add that no layer has linear attention.
 """
 
 from typing import ClassVar
@@ -27,7 +27,7 @@ class MiniMaxM2Shapes(GroupedShapes):
     counts_experts: ClassVar[str] = "num_local_experts"
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan: also layers with another attention."""
+        """Return what the planner cannot plan, such as layers with linear attention."""
         is_linear = 0 in (self.attn_type_list or [])
         return "attn_type_list says that layers have linear attention" if is_linear else super().unplanned()
 
@@ -36,10 +36,10 @@ class MiniMaxM2Shapes(GroupedShapes):
         return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size)
 
     def attention(self, index: int) -> GroupedAttention:
-        """Return the attention of each layer, which norms all heads together."""
+        """Return the attention of each layer, with one norm over all heads."""
         return GroupedAttention(self.num_attention_heads, self.num_key_value_heads, self.head_dim, norms="heads")
 
     @property
     def num_mtp_layers(self) -> int:
-        """Return the number of MTP modules, which the family calls so."""
+        """Return the number of MTP modules."""
         return self.num_mtp_modules

@@ -1,4 +1,4 @@
-"""MiniMax-M3: grouped attention of which most layers read blocks that an indexer picks; dense layers first.
+"""MiniMax-M3: grouped attention, in most layers over blocks that an indexer picks; dense layers first.
 
 Source of the keys: transformers `MiniMaxM3VLTextConfig`, which reads those of published files too (`moe_layer_freq`,
 `sparse_attention_config`); of the tower, `MiniMaxM3VLVisionConfig` and modeling_minimax_m3_vl.py.
@@ -54,13 +54,13 @@ class MiniMaxM3Shapes(GroupedShapes):
         return "mlp_layer_types" if self.mlp_layer_types is not None else "moe_layer_freq"
 
     def is_moe(self) -> list[bool]:
-        """Return of each layer whether it has experts."""
+        """Return for each layer whether it has experts."""
         if self.mlp_layer_types is not None:
             return [each == "sparse" for each in self.mlp_layer_types]
         return [bool(each) for each in self.moe_layer_freq or [1] * self.num_hidden_layers]
 
     def contradiction(self) -> str | None:
-        """Return that the list of sparse layers has not one entry a layer, where it is so."""
+        """Return that the list of sparse layers does not have one entry per layer, or None."""
         sparse = self.sparse_attention_config
         return self.miscounted("sparse_attention_freq", sparse.sparse_attention_freq) if sparse else None
 
@@ -90,7 +90,7 @@ class MiniMaxM3Shapes(GroupedShapes):
 
     @property
     def num_mtp_layers(self) -> int:
-        """Return the number of MTP modules, which published files call so."""
+        """Return the number of MTP modules, under the name of published files."""
         return self.num_mtp_modules or self.num_nextn_predict_layers
 
     def _indexer(self) -> BlockIndexer:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.model import Experts
-from planner.families.shapes import Count, GroupedShapes, Size, uneven
+from planner.families.shapes import Count, GroupedShapes, Size, explain_uneven
 
 __all__ = ["MixtralShapes"]
 
@@ -23,12 +23,12 @@ class MixtralShapes(GroupedShapes):
     counts_experts: ClassVar[str] = "num_local_experts"
 
     def contradiction(self) -> str | None:
-        """Return that heads have no whole size, where it is so."""
+        """Return that heads do not divide the hidden size, or None."""
         heads, size = self.num_attention_heads, self.hidden_size
-        return None if self.head_dim else uneven("num_attention_heads", heads, "hidden_size", size)
+        return None if self.head_dim else explain_uneven("num_attention_heads", heads, "hidden_size", size)
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan: also a window, which no published checkpoint of the family has."""
+        """Return what the planner cannot plan, such as a window, which no published checkpoint of the family has."""
         return super().unplanned() if self.sliding_window is None else "sliding_window is set"
 
     def experts(self) -> Experts:

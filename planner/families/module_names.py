@@ -1,16 +1,16 @@
-r"""Lists of modules in quantisation files, and the names that they are held against.
+r"""Match the lists of modules in quantisation files with the modules of a model.
 
-Nothing in a list is rewritten, for `*attn*` is about `linear_attn` too. A module is spelled instead in each way that a
-list may know it: as transformers and the published checkpoint of its family do, at the levels of multimodal models, and
-as the matrix that engines fuse it into. An entry covers a module when it is about one spelling.
+Entries of a list are not rewritten, because `*attn*` also means `linear_attn`. Each module is spelled in all the ways
+that a list may use: as in transformers and in the family's published checkpoint, with the levels of multimodal models,
+and as the matrix that engines fuse it into. An entry covers a module if it matches one spelling.
 
-The planner calls modules as transformers does in DeepSeek-V3: `self_attn.q_a_proj`, in the layer `model.layers.3`.
-Routed experts have one name: no published file tells them apart.
+The planner names modules as transformers does in DeepSeek-V3: `self_attn.q_a_proj`, in the layer `model.layers.3`.
+Routed experts have one name, because no published file distinguishes them.
 
-A file may come from anywhere, and Python's `re` goes back and tries again: `(?:.|..)` twenty times over matches a name
-in a million ways. So the work is counted before it is done. A repetition can match a name of 79 characters in 80 ways,
-an alternation in as many as all its alternatives together, and what follows is tried after each of them:
-`.*mlp\.(gate|up)_proj` is tried in 80 x 2 ways. Repeated groups and rare syntax are not counted: they are refused.
+A file may come from anywhere, and Python's `re` backtracks: `(?:.|..)` repeated twenty times matches a name in a
+million ways. So the work is bounded before it is done. A repetition can match a name of 79 characters in 80 ways, an
+alternation in the sum of its alternatives' ways, and the rest is tried after each of them: `.*mlp\.(gate|up)_proj` is
+tried in 80 x 2 ways. Repeated groups and rare syntax are refused.
 """
 
 import re
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property
 
-__all__ = ["HEAD", "ModuleNames", "Spelled", "Unreadable", "draft_names", "spelled"]
+__all__ = ["HEAD", "ModuleNames", "Spelling", "Unreadable", "draft_names", "spell_module"]
 
 REGEX = "re:"
 MAX_PATTERN_CHARACTERS = 512  # of one; the longest published ones number the layers, in 250
@@ -89,11 +89,11 @@ MEANS_FUSED = re.compile(r"gate_up|qkv(?!\w*conv)|_ba\b")
 
 
 class Unreadable(ValueError):
-    """A quantisation file has something else in a place than belongs there; it says where."""
+    """A quantisation file has an unexpected value; the message says where."""
 
 
 @dataclass(frozen=True)
-class Spelled:
+class Spelling:
     """The names of one module, and of the matrix that it is fused into."""
 
     own: tuple[str, ...]
@@ -101,29 +101,29 @@ class Spelled:
 
     @cached_property
     def parts(self) -> frozenset[str]:
-        """Return every run of whole parts of its names."""
+        """Return every run of whole dotted parts of its names."""
         return frozenset(part for name in self.own for part in _parts(name))
 
     @cached_property
     def fused_parts(self) -> frozenset[str]:
-        """Return the same of what it is fused into."""
+        """Return the same for the fused matrix."""
         return frozenset(part for name in self.fused for part in _parts(name))
 
 
-HEAD = Spelled(("lm_head", "language_model.lm_head", "head"))
+HEAD = Spelling(("lm_head", "language_model.lm_head", "head"))
 
 
-def spelled(module: str, places: Sequence[str], model_type: str) -> Spelled:
-    """Return the names of a module of a layer that may be in any of `places`."""
+def spell_module(module: str, places: Sequence[str], model_type: str) -> Spelling:
+    """Return the names of a module in a layer at any of `places`."""
     names = [f"{place}.{module}" for place in places]
     stem, _, last = module.rpartition(".")
     fused = [f"{place}.{stem}.{FUSED[last]}" for place in places if last in FUSED]
     families = SPELLINGS.get(model_type, (TRANSFORMERS,))
-    return Spelled(*(tuple(dict.fromkeys(_spell(each, families))) for each in (names, fused)))
+    return Spelling(*(tuple(dict.fromkeys(_spell(each, families))) for each in (names, fused)))
 
 
 def draft_names(num_layers: int) -> Sequence[str]:
-    """Return where an MTP module may be: after the last layer, or in a place of its own."""
+    """Return the possible places of an MTP module: after the last layer, or its own."""
     return [f"model.layers.{num_layers}", "mtp.layers.0", "mtp.0", "model.mtp.layers.0"]
 
 
@@ -133,8 +133,8 @@ Globs = Mapping[str | None, re.Pattern[str]]  # of one layer, or of any
 class ModuleNames:
     """A list of names, globs and regular expressions. Raises Unreadable for a pattern that might take for ever.
 
-    Patterns are compiled when the first name is held against them. Before that, `num_characters` tells how long this
-    takes, and `num_ways` how long a name takes.
+    Patterns are compiled on first use. `num_characters` tells before how long this takes, and `num_ways` how long it
+    takes to match a name.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -151,11 +151,11 @@ class ModuleNames:
             if not each.startswith(REGEX):
                 self._globs_of.setdefault(_layer(each), []).append(each)
         self.num_characters = sum(map(len, patterns))
-        ways = (_ways(each.removeprefix(REGEX)) for each in self._expressions)
+        ways = (_count_ways(each.removeprefix(REGEX)) for each in self._expressions)
         self.num_ways = LIST_WAYS + sum(ways) + self._ways_of_globs()
 
     def _ways_of_globs(self) -> int:
-        """Return how often the globs are tried on a name: one asterisk after the other, and those of one layer."""
+        """Return an upper bound of the ways in which all globs can match a name."""
         ways = {
             layer: NAME_WAYS * sum(1 + each.count("*") for each in globs) for layer, globs in self._globs_of.items()
         }
@@ -179,17 +179,17 @@ class ModuleNames:
 
     @cached_property
     def _globs(self) -> Globs:
-        return {layer: _any_of(each) for layer, each in self._globs_of.items()}
+        return {layer: _compile_globs(each) for layer, each in self._globs_of.items()}
 
     @cached_property
     def _globs_of_fused(self) -> Globs:
         fused = {layer: list(filter(MEANS_FUSED.search, each)) for layer, each in self._globs_of.items()}
-        return {layer: _any_of(each) for layer, each in fused.items() if each}
+        return {layer: _compile_globs(each) for layer, each in fused.items() if each}
 
-    def cover(self, module: Spelled) -> bool:
-        """Return whether a module is in the list, by itself or with all that it belongs to.
+    def cover(self, module: Spelling) -> bool:
+        """Return whether the list has a module or one of its parents.
 
-        Raises Unreadable where the list has an expression that is none.
+        Raises Unreadable if the list has an invalid expression.
         """
         if self._plain and not (self._plain.isdisjoint(module.parts) and self._plain.isdisjoint(module.fused_parts)):
             return True
@@ -212,12 +212,12 @@ def _spell(names: Iterable[str], families: Sequence[Words]) -> Iterator[str]:
 
 
 def _bare(name: str) -> str:
-    """Return a name without the number of a routed expert."""
+    """Return a name without an expert's number."""
     return EXPERT.sub("", name)
 
 
 def _match(globs: Globs, regexes: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
-    """Return whether some pattern is about one of `names`."""
+    """Return whether some pattern matches one of `names`."""
     of_names = ((globs[each], name) for name in names for each in (_layer(name), None) if each in globs)
     return any(glob.match(name) for glob, name in of_names) or any(
         regex.match(name) for regex in regexes for name in names
@@ -225,7 +225,7 @@ def _match(globs: Globs, regexes: Sequence[re.Pattern[str]], names: Sequence[str
 
 
 def _layer(name: str) -> str | None:
-    """Return the number of the one layer that a name is about."""
+    """Return the number of the layer in a name, or None."""
     found = LAYER.search(name)
     return found[1] if found else None
 
@@ -238,15 +238,15 @@ def _parts(name: str) -> Iterator[str]:
             yield ".".join(words[first:last])
 
 
-def _any_of(globs: Sequence[str]) -> re.Pattern[str]:
-    """Return what matches the names that some glob matches, or that belong to such a module."""
+def _compile_globs(globs: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern for all names that some glob matches, and their children."""
     return re.compile("|".join(translate(form) for each in globs for form in (each, f"{each}.*")))
 
 
-def _ways(expression: str) -> int:
+def _count_ways(expression: str) -> int:
     """Return an upper bound of the ways in which an expression can match the beginning of a name.
 
-    Raises Unreadable where there are too many, or where it repeats a group or has other syntax without a bound.
+    Raises Unreadable if there are too many, or for repeated groups and other unbounded syntax.
     """
     total, ways = [0], [1]  # of each group that is open: of the alternatives before, and of this one
     before = ""

@@ -1,7 +1,7 @@
-"""Models of the catalog: what their published `config.json` says, from `published.json`, with its source.
+"""The models of the catalog, read from the keys of their published `config.json` in `published.json`.
 
-An entry there has the keys of that file which its family reads. A source is a repository, a commit and a path.
-`alike.json` has names of further checkpoints whose shapes are those of one in the catalog.
+An entry has the keys that its family reads, and a source: a repository, a commit and a path. `alike.json` names further
+checkpoints with the shapes of a model in the catalog.
 """
 
 import json
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 class _Published(Mapping[str, Model]):
     """The catalog: name -> model.
 
-    A model is made when it is first asked for: every command needs all names, and one model.
+    A model is made on first use, because a command needs all names but only one model.
     """
 
     def __init__(self, entries: list[dict[str, Any]]) -> None:
@@ -53,7 +53,7 @@ ALIKE: Mapping[str, str] = {each["name"]: each["is"] for each in json.loads((FOL
 
 
 def find_spelling(name: str) -> str | None:
-    """Return the catalog's model that `name` misspells, or calls as a hub does: `deepseek-ai/DeepSeek-R1`.
+    """Return the catalog's model for a misspelt `name`, or for a hub's, such as `deepseek-ai/DeepSeek-R1`.
 
     Another size, version or format of weights is another model.
     """

@@ -1,15 +1,15 @@
-"""What a checkpoint's files say of its quantisation, module by module.
+"""Read a checkpoint's quantisation from its files, module by module.
 
     quantization_config    in config.json; engines read it first
     hf_quant_config.json   beside it, NVIDIA ModelOpt's; also quantize_config.json (GPTQ) and quant_config.json (AWQ)
 
-A file has a format for all linear modules, or one for each of several lists, and a list of modules that stay as they
-were. Lists have names, globs and, after `re:`, regular expressions. So of two files that say NVFP4, one may keep
-attention and shared experts in BF16, 16 GB a GPU more for GLM-5.1. Each of a model's modules is held against the lists
-by the name that it would have in the checkpoint.
+A file has a format for all linear modules, or one for each of several lists, and a list of modules that are not
+quantised. Lists have names, globs and, after `re:`, regular expressions. So of two files that say NVFP4, one may keep
+attention and shared experts in BF16: 16 GB more per GPU for GLM-5.1. Each module of a model is matched with the lists
+by its name in the checkpoint.
 
-What no precision of a spec says is `Unplanned`, with the name that its makers give it: INT8, zero points, experts that
-differ by layer, what nobody here has read.
+A quantisation without a spec's precision is `Unplanned`, with its makers' name: INT8, zero points, experts that differ
+by layer, and unknown methods.
 
 Source of the keys: files of NVIDIA, Qwen, Moonshot, Z.ai and MiniMax in ai-dynamo/aiconfigurator 095f58a5,
 aic-core/src/aiconfigurator_core/model_configs; NVIDIA/Model-Optimizer 0bb92910 examples/deepseek/ptq.py. Lists are
@@ -42,9 +42,9 @@ from planner.facts.quantisation import (
     Quantisation,
 )
 from planner.facts.terms import KvPrecision, Precision
-from planner.families.module_names import HEAD, ModuleNames, Spelled, Unreadable, draft_names, spelled
+from planner.families.module_names import HEAD, ModuleNames, Spelling, Unreadable, draft_names, spell_module
 
-__all__ = ["BESIDE", "Form", "Unplanned", "form_of", "kv_of", "quantised"]
+__all__ = ["BESIDE", "Form", "Unplanned", "apply_form", "read_form", "read_kv_precision"]
 
 # A file beside config.json -> the quant_method of what it says
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -73,7 +73,7 @@ MAX_WAYS = 2**29  # to match all modules against all lists
 
 @dataclass(frozen=True)
 class Form:
-    """What a file says. `others` are the formats of modules that no list names, `precision` is None where they say."""
+    """The contents of a file. `others` is for modules in no list; `precision` is None if the modules decide it."""
 
     others: Formats
     left_out: ModuleNames
@@ -90,16 +90,16 @@ class Form:
 
 @dataclass(frozen=True)
 class Unplanned:
-    """A quantisation that no precision of a spec says, as its makers call it."""
+    """A quantisation without a spec's precision, by its makers' name."""
 
     words: str
 
 
-def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
-    """Return what a file says, or None where it says that nothing is quantised.
+def read_form(said: Any, expert_format: Any = None) -> Form | Unplanned | None:
+    """Return the contents of a file; None if nothing is quantised.
 
-    `said` is a quantization_config, or the same of a file beside it; `experts_in` is the config's `expert_dtype`.
-    Raises Unreadable where a list is none.
+    `said` is a quantization_config, from config.json or a file beside it; `expert_format` its `expert_dtype`.
+    Raises Unreadable for values that should be lists.
     """
     if not said:
         return None
@@ -115,15 +115,14 @@ def form_of(said: Any, experts_in: Any = None) -> Form | Unplanned | None:
     elif method == "compressed-tensors":
         found = _read_groups(said)
     else:
-        found = _read_known(said, method, experts_in)
+        found = _read_known(said, method, expert_format)
     return replace(found, method=method) if isinstance(found, Form) else found
 
 
-def kv_of(said: Any) -> KvPrecision | None:
-    """Return the precision that a file of ModelOpt says for KV; of any but FP8 nothing is known here.
+def read_kv_precision(said: Any) -> KvPrecision | None:
+    """Return the precision of KV in a ModelOpt file; only FP8 is known.
 
-    Engines take it where nobody tells them another: vLLM in get_kv_cache_quant_algo_string, SGLang in
-    configure_kv_cache_dtype.
+    It is the engines' default: vLLM in get_kv_cache_quant_algo_string, SGLang in configure_kv_cache_dtype.
     """
     if not isinstance(said, Mapping) or not isinstance(said.get("quantization", {}), Mapping):
         return None
@@ -135,11 +134,11 @@ def kv_of(said: Any) -> KvPrecision | None:
     return "fp8" if in_eight_bits or (isinstance(algorithm, str) and algorithm.upper() == "FP8") else None
 
 
-def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
-    """Return `model` with what `form` says of each layer, where some precision says it of the whole.
+def apply_form(model: Model, form: Form, said_in: str) -> Model | Unplanned:
+    """Return `model` with the formats of `form` in each layer; `Unplanned` if no precision describes the whole.
 
-    `said_in` is the file or the key that says it. Raises Unreadable where an expression is none, or the lists are so
-    long or so ambiguous that this would take for ever.
+    `said_in` is the file or key with `form`. Raises Unreadable for an invalid expression, and for lists so long or so
+    ambiguous that matching would take for ever.
     """
     _refuse_too_much_work(form, sum(1 for layer in model.layers for each in layer.matrices(1) if each.module))
     kept = partial(_format_modules, form, model)
@@ -164,9 +163,9 @@ def quantised(model: Model, form: Form, said_in: str) -> Model | Unplanned:
 
 
 def _covers_a_module(form: Form, model: Model) -> bool:
-    """Return whether some list has a module of the main model, or its head."""
+    """Return whether some list has a module or the head of the main model."""
     modules = (
-        spelled(each.module, [f"model.layers.{index}"], model.model_type)
+        spell_module(each.module, [f"model.layers.{index}"], model.model_type)
         for index, layer in enumerate(model.layers)
         for each in layer.matrices(model.hidden_size)
         if each.module
@@ -187,7 +186,7 @@ def _refuse_too_much_work(form: Form, num_modules: int) -> None:
 
 
 def _flatten(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a file's keys at one level: ModelOpt's has them under `quantization`, and its name may be missing."""
+    """Return a file's keys at one level. ModelOpt's are under `quantization`, and its name may be missing."""
     inner = said.get("quantization")
     if inner is not None and not isinstance(inner, Mapping):
         raise Unreadable(f"quantization is of type {type(inner).__name__}, not an object")
@@ -195,9 +194,9 @@ def _flatten(said: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"quant_method": "modelopt", **flat} if "quant_algo" in flat else flat
 
 
-def _read_known(said: Mapping[str, Any], method: str, experts_in: Any) -> Form | Unplanned:
-    """Return the one form that files of a method have here."""
-    known = _read_fp8(said, said.get("expert_dtype", experts_in)) if method == "fp8" else BY_METHOD.get(method)
+def _read_known(said: Mapping[str, Any], method: str, expert_format: Any) -> Form | Unplanned:
+    """Return the form of a method whose files have only one."""
+    known = _read_fp8(said, said.get("expert_dtype", expert_format)) if method == "fp8" else BY_METHOD.get(method)
     if known is None:
         return Unplanned(_name_form(said, method))
     left_out = () if known is FP8_NVFP4 else _read_left_out(said)  # there the list is what ModelOpt left in FP8
@@ -205,7 +204,7 @@ def _read_known(said: Mapping[str, Any], method: str, experts_in: Any) -> Form |
 
 
 def _read_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
-    """Return FP8 in blocks, with experts like the rest, in MXFP4 or in NVFP4; None for others."""
+    """Return FP8 in blocks, with experts in FP8, MXFP4 or NVFP4; None for other formats."""
     if said.get("weight_block_size") != [128, 128]:
         return None
     if algorithm := said.get("moe_quant_algo"):
@@ -216,7 +215,7 @@ def _read_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
 def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
     """Return one format for all linear modules, or that of each in `quantized_layers`.
 
-    A file without a list of what it leaves out is taken as NVIDIA made it of DeepSeek-V3: it says too little.
+    A file without a list of excluded modules says too little; it is read as NVIDIA's for DeepSeek-V3.
     """
     algorithm = said.get("quant_algo")
     if algorithm is None:
@@ -235,7 +234,7 @@ def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
 
 
 def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
-    """Return the format that ModelOpt's mixed precision has for each module that it names; others are as they were."""
+    """Return the format of each module in ModelOpt's mixed precision; others are not quantised."""
     named = said.get("quantized_layers")
     if not isinstance(named, Mapping):
         if isinstance(said.get("config_groups"), Mapping):
@@ -254,7 +253,7 @@ def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
 
 
 def _read_groups(said: Mapping[str, Any]) -> Form | Unplanned:
-    """Return the format of each group of compressed-tensors: of all linear modules, or of those that it names."""
+    """Return the format of each group of compressed-tensors: for all linear modules, or those that it names."""
     groups = said.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise Unreadable("config_groups is not an object of groups")
@@ -279,7 +278,7 @@ def _read_groups(said: Mapping[str, Any]) -> Form | Unplanned:
 
 
 def _read_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[str, Format | None]:
-    """Return a group's weights in words, and their format; None where it has none here."""
+    """Return a group's weights in words, and their format, or None if it is unknown."""
     bits, kind, size = (weights.get(key) for key in ("num_bits", "type", "group_size"))
     by = f" by {size}" if size else ""
     words = f"{bits}-bit {kind}{by}"[:60]
@@ -298,7 +297,7 @@ def _read_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple
 
 
 def _read_left_out(said: Mapping[str, Any]) -> Sequence[str]:
-    """Return the modules that a file leaves as they were, under whichever name."""
+    """Return the modules that a file excludes; the key differs by tool."""
     return [name for key in LEFT_OUT for name in _read_names(said.get(key) or [], key)]
 
 
@@ -312,7 +311,7 @@ def _read_names(names: Any, place: str) -> list[str]:
 
 
 def _name_form(said: Mapping[str, Any], method: str) -> str:
-    """Return how makers call a form that is not read further."""
+    """Return the makers' name for a form that is not planned."""
     bits, size = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
     if algorithm := said.get("moe_quant_algo"):
         return f"fp8 with experts in {str(algorithm)[:40]}"
@@ -324,9 +323,11 @@ def _name_form(said: Mapping[str, Any], method: str) -> str:
 
 
 def _format_modules(form: Form, model: Model, layer: Layer, places: Sequence[str]) -> Layer:
-    """Return `layer` with the format of each module, which may be named in any of `places`."""
+    """Return `layer` with the format of each module, named in any of `places`."""
     modules = {each.module: each for each in layer.matrices(model.hidden_size) if each.module}
-    formats = {name: _format_of(each, form, spelled(name, places, model.model_type)) for name, each in modules.items()}
+    formats = {
+        name: _format_of(each, form, spell_module(name, places, model.model_type)) for name, each in modules.items()
+    }
     by_role: dict[str, Format] = {}
     for role in ROLES:
         weights: Counter[Format] = Counter()
@@ -338,7 +339,7 @@ def _format_modules(form: Form, model: Model, layer: Layer, places: Sequence[str
     return replace(layer, kept_in=Formats(**by_role, modules=tuple(unlike)))
 
 
-def _format_of(matrix: Matrix, form: Form, module: Spelled) -> Format:
+def _format_of(matrix: Matrix, form: Form, module: Spelling) -> Format:
     if form.left_out.cover(module):
         return "bf16"
     listed = (kept_in for names, kept_in in form.lists if names.cover(module))
@@ -346,7 +347,7 @@ def _format_of(matrix: Matrix, form: Form, module: Spelled) -> Format:
 
 
 def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplanned:
-    """Return the precision by what routed experts are in, and what is quantised beside them."""
+    """Return the precision for the formats of routed experts and other modules."""
     if form.precision is not None:
         return Quantisation(form.precision, form.words)
     kept = [layer.kept_in for layer in layers if layer.kept_in]
@@ -367,7 +368,7 @@ def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplann
 
 
 def _choose_precision(expert: Format, *, has_eight_bits: bool) -> Precision | None:
-    """Return the precision of checkpoints with routed experts in `expert`, and some of the rest in 8 bits or none."""
+    """Return the precision of checkpoints with routed experts in `expert`, and with or without other 8-bit modules."""
     if expert == "nvfp4":
         return "fp8_fp4" if has_eight_bits else "fp4"
     if expert == "mxfp4":
@@ -378,7 +379,7 @@ def _choose_precision(expert: Format, *, has_eight_bits: bool) -> Precision | No
 
 
 def _drop_usual(layer: Layer, usual: Formats) -> Layer:
-    """Return `layer`, which says its formats only where they are not those of every checkpoint of the precision."""
+    """Return `layer` without formats that every checkpoint of the precision has."""
     assert layer.kept_in is not None
     present = {each.role for each in layer.matrices(hidden_size=1) if each.module}
     is_usual = not layer.kept_in.modules and all(

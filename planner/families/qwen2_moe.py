@@ -4,7 +4,7 @@ Source of the keys: transformers `Qwen2MoeConfig`.
 """
 
 from planner.facts.attention.grouped import GroupedAttention
-from planner.families.shapes import Size, uneven
+from planner.families.shapes import Size, explain_uneven
 from planner.families.sparse_step import SharedExpertShapes
 
 __all__ = ["Qwen2MoeShapes"]
@@ -18,13 +18,13 @@ class Qwen2MoeShapes(SharedExpertShapes):
     use_sliding_window: bool = False
 
     def contradiction(self) -> str | None:
-        """Return also that heads have no whole size, where it is so."""
+        """Return a contradiction, such as heads that do not divide the hidden size, or None."""
         heads, size = self.num_attention_heads, self.hidden_size
-        own = None if self.head_dim else uneven("num_attention_heads", heads, "hidden_size", size)
+        own = None if self.head_dim else explain_uneven("num_attention_heads", heads, "hidden_size", size)
         return own or super().contradiction()
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan: also a window, which no published checkpoint of the family has."""
+        """Return what the planner cannot plan, such as a window, which no published checkpoint of the family has."""
         return "use_sliding_window is true" if self.use_sliding_window else super().unplanned()
 
     def attention(self, index: int) -> GroupedAttention:

@@ -1,7 +1,6 @@
 """Qwen3 MoE: grouped attention, experts in every layer as published, none shared.
 
-Source of the keys: transformers `Qwen3MoeConfig`, which writes the number of experts under another name than it was
-published under.
+Source of the keys: transformers `Qwen3MoeConfig`, whose key for the number of experts differs from published files'.
 """
 
 from pydantic import AliasChoices, Field
@@ -22,7 +21,7 @@ class Qwen3MoeShapes(SparseStepShapes):
     use_sliding_window: bool = False
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan: also a window, which no published checkpoint of the family has."""
+        """Return what the planner cannot plan, such as a window, which no published checkpoint of the family has."""
         return "use_sliding_window is true" if self.use_sliding_window else super().unplanned()
 
     def attention(self, index: int) -> GroupedAttention:

@@ -13,7 +13,7 @@ from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.linear import LinearAttention
 from planner.facts.model import MAX_LAYERS
-from planner.families.shapes import Count, PerLayer, Size, Tower, encoder_layer, uneven
+from planner.families.shapes import Count, PerLayer, Size, Tower, encoder_layer, explain_uneven
 from planner.families.sparse_step import SharedExpertShapes
 
 __all__ = ["Qwen3NextShapes", "Qwen35Tower"]
@@ -38,10 +38,10 @@ class Qwen3NextShapes(SharedExpertShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types",)
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield what is wrong with the numbers of heads, also those of linear attention."""
+        """Yield what is wrong with the numbers of heads, those of linear attention included."""
         yield from super().uneven_heads()
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
-        yield uneven("linear_num_key_heads", keys, "linear_num_value_heads", values)
+        yield explain_uneven("linear_num_key_heads", keys, "linear_num_value_heads", values)
 
     def attention(self, index: int) -> Attention:
         """Return the attention of layer `index`."""

@@ -10,7 +10,7 @@ __all__ = ["Qwen3VlTower"]
 
 
 class Qwen3VlTower(Qwen35Tower):
-    """The keys of `vision_config` beside Qwen3.5's."""
+    """The keys of `vision_config` that Qwen3.5's lacks."""
 
     deepstack_visual_indexes: PerLayer[Entry]
 

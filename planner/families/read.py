@@ -1,7 +1,7 @@
-"""A checkpoint's `config.json` to a model of its family, or to what is wrong with the file.
+"""Read a checkpoint's `config.json` as a model of its family, or return what is wrong with the file.
 
-The planner never opens weights: shapes decide a layout, and the digest of the file's bytes lets the runtime refuse a
-checkpoint that is not the one planned for.
+The planner never opens weights: shapes decide a layout, and by the digest of the file's bytes the runtime rejects any
+other checkpoint than the planned one.
 """
 
 import errno
@@ -18,7 +18,7 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import explain_unreadable, read_file
 from planner.facts.model import Model
 from planner.families.module_names import Unreadable
-from planner.families.quantised import BESIDE, Unplanned, form_of, kv_of, quantised
+from planner.families.quantised import BESIDE, Unplanned, apply_form, read_form, read_kv_precision
 from planner.families.registry import BRING_CODE, FAMILIES, TOWERS, shapes_of, tower_of
 from planner.families.shapes import File
 from planner.problems.finding import Finding
@@ -34,7 +34,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # Source: github.com/
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shapes, and the sha256 of the very bytes that they were read from."""
+    """A model, and the sha256 of the bytes that it was read from."""
 
     model: Model
     digest: str
@@ -43,7 +43,7 @@ class ModelConfig:
 
 
 def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
-    """Return the config at `path`, which the spec calls `written`; or what is wrong with it."""
+    """Return the config at `path` or what is wrong with it; `written` is its path in the spec."""
     if URL.match(written):
         reason = "it is a URL, and the planner reads no network"
         return Finding(PATH, written, "S301 must be a readable file", reason, "download it, and write its path here")
@@ -59,7 +59,7 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
         config = None
         if said := _recognise_file(content):
             return _refuse(written, "S302 must be a checkpoint's config.json", *said)
-    beside = None if _quantization(config) else _read_beside(path, written)
+    beside = None if _quantization(config) else _read_quantisation_file(path, written)
     if isinstance(beside, Finding):
         return beside
     found = _read_model(config, written, beside)
@@ -75,22 +75,22 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
 
 
 def model_of(config: Any, written: str) -> Model | Finding:
-    """Return the model of a `config.json`'s content, which the spec calls `written`; or what is wrong with it."""
+    """Return the model of a `config.json`'s content or what is wrong with it; `written` is its path in the spec."""
     found = _read_model(config, written, None)
     return found if isinstance(found, Finding) else found[0]
 
 
 @dataclass(frozen=True)
-class _Beside:
-    """The file beside config.json that says how its checkpoint is quantised."""
+class _QuantisationFile:
+    """A file beside config.json with the checkpoint's quantisation."""
 
     name: str
     said: Mapping[str, Any]
     digest: str
 
 
-def _read_beside(path: Path, written: str) -> _Beside | Finding | None:
-    """Return the first of the files that `BESIDE` names; None where there is none."""
+def _read_quantisation_file(path: Path, written: str) -> _QuantisationFile | Finding | None:
+    """Return the first file of `BESIDE` that exists, or None."""
     for name, method in BESIDE.items():
         file = path.with_name(name)
         if not file.exists():
@@ -106,7 +106,9 @@ def _read_beside(path: Path, written: str) -> _Beside | Finding | None:
             return _refuse_quantisation(written, name, "it is not JSON")
         if not isinstance(said, Mapping):
             return _refuse_quantisation(written, name, f"it is of type {type(said).__name__}, not an object")
-        return _Beside(name, {**said, "quant_method": said.get("quant_method") or method}, digest_of_bytes(content))
+        return _QuantisationFile(
+            name, {**said, "quant_method": said.get("quant_method") or method}, digest_of_bytes(content)
+        )
     return None
 
 
@@ -114,27 +116,27 @@ def _refuse_quantisation(written: str, name: str, reason: str) -> Finding:
     return Finding(PATH, written, f"S314 must come with a {name} that can be read", reason, "correct the file")
 
 
-def _read_model(config: Any, written: str, beside: _Beside | None) -> tuple[Model, str | None] | Finding:
-    """Return the model in what its files say that its weights are in, and how a form is called that no spec says."""
+def _read_model(config: Any, written: str, beside: _QuantisationFile | None) -> tuple[Model, str | None] | Finding:
+    """Return the model with its weights' formats, and the name of a quantisation that is not planned."""
     found = _read_shapes(config, written)
     if isinstance(found, Finding):
         return found
     said_in = beside.name if beside else "quantization_config"
     try:
         said = beside.said if beside else _quantization(config)
-        form = form_of(said, _text(config).get("expert_dtype"))
-        if (kv := kv_of(said)) is not None:
+        form = read_form(said, _text(config).get("expert_dtype"))
+        if (kv := read_kv_precision(said)) is not None:
             found = replace(found, quantisation=replace(found.quantisation, kv=kv, said_in=said_in))
         if form is None:
             return found, None
-        of_files = form if isinstance(form, Unplanned) else quantised(found, form, said_in)
+        of_files = form if isinstance(form, Unplanned) else apply_form(found, form, said_in)
     except Unreadable as error:
         return _refuse_quantisation(written, said_in, str(error))
     return (found, of_files.words) if isinstance(of_files, Unplanned) else (of_files, None)
 
 
 def _quantization(config: Any) -> Any:
-    """Return what `config` itself says of its checkpoint's quantisation, where it says anything."""
+    """Return the quantisation in `config` itself, or None."""
     if not isinstance(config, Mapping):
         return None
     text = _text(config)
@@ -142,7 +144,7 @@ def _quantization(config: Any) -> Any:
 
 
 def _read_shapes(config: Any, written: str) -> Model | Finding:
-    """Return the model by its shapes alone."""
+    """Return the model by its shapes, without formats."""
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
         return _refuse(written, "S302 must be a checkpoint's config.json", "it is not a JSON object with a model_type")
@@ -159,7 +161,7 @@ def _read_shapes(config: Any, written: str) -> Model | Finding:
 
 
 def _tokenizer_with_code(path: Path) -> bytes | None:
-    """Return the `tokenizer_config.json` at `path` if it names code; who runs a model also runs without the file."""
+    """Return the `tokenizer_config.json` at `path` if it names code. The file is optional."""
     try:
         content = read_file(path, MAX_CONFIG_BYTES) if path.is_file() else b""
         config = json.loads(content)
@@ -169,7 +171,7 @@ def _tokenizer_with_code(path: Path) -> bytes | None:
 
 
 def _read_multimodal(config: Mapping[str, Any], file: File) -> Model | Finding:
-    """Return the text model of a multimodal one, with the weights of its tower."""
+    """Return a multimodal model's text model, with the number of its tower's weights."""
     _, text_types = TOWERS[file.model_type]
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
@@ -193,7 +195,7 @@ def _read_multimodal(config: Mapping[str, Any], file: File) -> Model | Finding:
 
 
 def _missing_keys(family: str, config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a family that are missing in `config`, or out of range."""
+    """Return the family's keys that are missing from `config` or out of range."""
     try:
         shapes_of(family).model_validate(config)
     except ValidationError as error:
@@ -220,18 +222,18 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of the text model, where multimodal files say its quantisation, beneath those of the whole."""
+    """Return the keys of the text model over those of the whole: either may have the quantisation."""
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, Mapping) else config
 
 
 def _tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the one key of the text model that multimodal files say outside it."""
+    """Return `tie_word_embeddings`, which multimodal files have outside the text model."""
     return {key: config[key] for key in ("tie_word_embeddings",) if key in config}
 
 
 def _wrong_keys(error: ValidationError) -> list[str]:
-    """Return each key that is wrong once, whatever number of its entries are."""
+    """Return each wrong key once, even if several of its entries are wrong."""
     return list(dict.fromkeys(str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]))
 
 
@@ -241,7 +243,7 @@ def _refuse_keys(keys: Sequence[str], file: File, place: str) -> Finding:
 
 
 def _refuse_family(config: Mapping[str, Any], written: str) -> Finding:
-    """Return that no file reads the family; the text model of a multimodal one may be known.
+    """Return that the family is unknown; a multimodal file's text model may still be known.
 
     Its model_type is not repeated: a file that was named by mistake or malice may be private.
     """
@@ -265,14 +267,14 @@ def _refuse_family(config: Mapping[str, Any], written: str) -> Finding:
 
 
 def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
-    """Return the family that a file's architecture is called after, where the file has its keys too."""
+    """Return the family of the file's architecture, if the file has that family's keys."""
     named = re.sub("For(CausalLM|ConditionalGeneration)$", "", _architecture(config) or "").lower()
     family = next((each for each in FAMILIES if each.replace("_", "") == named), None)
     return family if family and not _missing_keys(family, config) else None
 
 
 def _refuse_model_type(config: Mapping[str, Any], written: str, family: str) -> Finding:
-    """Return that only the model_type is not known."""
+    """Return that only the model_type is unknown."""
     found = _read_model({**config, "model_type": family}, written, None)
     if isinstance(found, Finding):
         return found
@@ -282,7 +284,7 @@ def _refuse_model_type(config: Mapping[str, Any], written: str, family: str) -> 
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
-    """Return whether some key, at any depth, is about experts."""
+    """Return whether any key, at any depth, names experts."""
     sections: list[Mapping[str, Any]] = [config]
     while sections:  # a list, for a file may nest as deep as Python's calls may
         section = sections.pop()
@@ -297,7 +299,7 @@ def _refuse(written: str, rule: str, reason: str, fix: str = "point to the check
 
 
 def _recognise_file(content: bytes) -> tuple[str, str] | None:
-    """Return what a file that is no JSON is, and what to do; None where nobody can tell."""
+    """Return what a file that is not JSON is, and what to do; None if unknown."""
     if content.startswith(LFS_POINTER):
         return "it is a pointer of git-lfs, and the file itself was not fetched", "fetch it with git lfs pull"
     if content.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):

@@ -1,7 +1,7 @@
 """The class that reads each family, by the `model_type` of its `config.json`.
 
-A spec names one model, so a family's file is imported when its class is first asked for. Engines run a family once it
-has its rows in `facts/engine_models.py`.
+A spec names one model, so a family's file is imported on first use. `facts/engine_models.py` says which engines run a
+family.
 """
 
 from importlib import import_module

@@ -1,11 +1,11 @@
-"""What every family's file has: the keys of its `config.json` as fields, what does not fit together, and the model.
+"""The base of every family: the keys of its `config.json` as fields, checks of their consistency, and the model.
 
-A spec names one model, and there are many families: pydantic builds what checks the keys of one when it is first used.
-A family's fields are the keys that it reads, as its checkpoints write them; other keys are the runtime's business. A
-key has a default only where published files leave it out and transformers has that default.
+A spec names one model of many families, so pydantic builds a family's validator on first use. A family's fields are the
+keys that the planner reads, as checkpoints write them. A key has a default only if published files leave it out and
+transformers has that default.
 
-A family says which layers have experts, what these are, and what each layer's attention is. That all of it fits
-together, and can be planned, is asked here for all families alike.
+A family says which layers have experts, what these are, and what each layer's attention is. This module checks for all
+families that the parts fit together and can be planned.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from planner.facts.model import MAX_LAYERS, Dense, Experts, Layer, Model
 
 __all__ = [
     *("Count", "DenseFirstShapes", "Entry", "File", "GroupedShapes", "PerLayer", "Shapes", "Size"),
-    *("Tower", "encoder_layer", "uneven"),
+    *("Tower", "encoder_layer", "explain_uneven"),
 ]
 
 MAX_SIZE = 1_000_000  # of any one dimension
@@ -34,7 +34,7 @@ PerLayer = Annotated[list[T], Field(max_length=2 * MAX_LAYERS)]  # some publishe
 
 @dataclass(frozen=True)
 class File:
-    """What of a `config.json` is read alike in all families."""
+    """The parts of a `config.json` that are read in the same way for all families."""
 
     source: str
     model_type: str
@@ -42,7 +42,7 @@ class File:
 
 
 class Shapes(BaseModel):
-    """The keys that all families call alike, and what a family says by its own."""
+    """The keys that all families share, and methods that a family may override."""
 
     model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
@@ -60,19 +60,19 @@ class Shapes(BaseModel):
 
     @property
     def order(self) -> str:
-        """Return the keys that say which layers are dense, where some may be."""
+        """Return the keys that say which layers are dense, if any may be."""
         return ""
 
     def is_moe(self) -> list[bool]:
-        """Return of each layer whether it has experts."""
+        """Return for each layer whether it has experts."""
         return [True] * self.num_hidden_layers
 
     def contradiction(self) -> str | None:
-        """Return what else of the family's own keys does not fit together; its lists have an entry for each layer."""
+        """Return a contradiction among the family's own keys, or None. Lists are known to have an entry per layer."""
         return None
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan of shapes that fit together."""
+        """Return what the planner cannot plan, of consistent shapes; None if it can plan all."""
         if not any(layer.attention.kv(1).entry_bytes for layer in self.layers()):
             return "no layer keeps KV of all tokens, by which memory for them is planned"
         is_moe = self.is_moe()  # the rows of a map are layers without gaps
@@ -87,7 +87,7 @@ class Shapes(BaseModel):
         raise NotImplementedError
 
     def dense(self) -> Dense:
-        """Return the FFN of each dense layer, where there are any."""
+        """Return the FFN of each dense layer; only called if there are some."""
         raise NotImplementedError
 
     def layers(self) -> tuple[Layer, ...]:
@@ -98,7 +98,7 @@ class Shapes(BaseModel):
         )
 
     def draft_layer(self) -> Layer | None:
-        """Return the layer of an MTP module; None where there is none, or where its shape is not known."""
+        """Return the layer of an MTP module; None if there is none or its shape is unknown."""
         return None
 
     @property
@@ -112,8 +112,8 @@ class Shapes(BaseModel):
         return 1
 
     def broken(self) -> str | None:
-        """Return how the shapes do not fit together: all that is wrong where no mistake follows from another."""
-        order = self._miscounted_list() or self.contradiction() or self._none_left()
+        """Return the contradictions in the shapes, without those that follow from others."""
+        order = self._miscounted_list() or self.contradiction() or self._has_no_layers()
         wrong = (order, *self.uneven_heads(), self._uneven_groups(), self._too_many_chosen())
         return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
 
@@ -122,7 +122,7 @@ class Shapes(BaseModel):
         yield None
 
     def model(self, file: File) -> Model:
-        """Return the model as the planner has it."""
+        """Return the planner's model of these shapes."""
         return Model(
             model_type=file.model_type,
             layers=self.layers(),
@@ -138,7 +138,7 @@ class Shapes(BaseModel):
         )
 
     def miscounted(self, key: str, entries: Sequence[Any] | None) -> str | None:
-        """Return that a list has not one entry a layer, where it is so."""
+        """Return that a list does not have one entry per layer, or None."""
         if entries is None or len(entries) == self.num_hidden_layers:
             return None
         return f"{key} has {len(entries)} entries, and num_hidden_layers is {self.num_hidden_layers}"
@@ -146,15 +146,15 @@ class Shapes(BaseModel):
     def _miscounted_list(self) -> str | None:
         return next(filter(None, (self.miscounted(key, getattr(self, key)) for key in self.per_layer)), None)
 
-    def _none_left(self) -> str | None:
+    def _has_no_layers(self) -> str | None:
         is_moe = self.is_moe()
         return None if any(is_moe) else f"by {self.order}, none of the {len(is_moe)} layers has experts"
 
     def _uneven_groups(self) -> str | None:
-        """Return that groups have not equally many experts each, or that a token goes to more than there are."""
+        """Return that groups do not divide the experts, or that a token goes to more groups than there are."""
         experts = self.experts()
         num_groups, chosen = experts.num_groups, experts.num_groups_per_token
-        if wrong := uneven("n_group", num_groups, self.counts_experts, experts.num_routed):
+        if wrong := explain_uneven("n_group", num_groups, self.counts_experts, experts.num_routed):
             return wrong
         return f"topk_group ({chosen}) is more than n_group ({num_groups})" if chosen > num_groups else None
 
@@ -171,13 +171,13 @@ class GroupedShapes(Shapes):
     num_key_value_heads: Count
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield that KV heads have not equally many query heads each, where it is so."""
+        """Yield that KV heads do not divide query heads, if so."""
         heads = self.num_attention_heads
-        yield uneven("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", heads)
+        yield explain_uneven("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", heads)
 
 
 class DenseFirstShapes(Shapes):
-    """The keys of families that say how many layers are dense; shared experts are of the routed ones' size.
+    """The keys of families with a number of leading dense layers; shared experts have the routed ones' size.
 
     MTP modules have a layer like the main model's last.
     """
@@ -196,7 +196,7 @@ class DenseFirstShapes(Shapes):
         return f"first_k_dense_replace ({self.first_k_dense_replace})"
 
     def is_moe(self) -> list[bool]:
-        """Return of each layer whether it has experts."""
+        """Return for each layer whether it has experts."""
         return [index >= self.first_k_dense_replace for index in range(self.num_hidden_layers)]
 
     def experts(self) -> Experts:
@@ -221,12 +221,12 @@ class DenseFirstShapes(Shapes):
 
 
 class Tower(BaseModel):
-    """The keys of `vision_config`, an encoder beside the text model, or of the whole file where that lacks them."""
+    """The keys of an encoder beside the text model, in `vision_config` or at the top of the file."""
 
     model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
     def num_weights(self, text_hidden_size: int) -> int:
-        """Return the parameters of the encoder and of what fits its output to the text model."""
+        """Return the parameters of the encoder and of the projection into the text model."""
         raise NotImplementedError
 
 
@@ -235,6 +235,6 @@ def encoder_layer(size: int, inner: int) -> int:
     return 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
 
 
-def uneven(part: str, number: int, whole: str, size: int) -> str | None:
-    """Return that the number under one key does not divide that under another, where it is so."""
+def explain_uneven(part: str, number: int, whole: str, size: int) -> str | None:
+    """Return that one key's number does not divide another's, or None."""
     return f"{part} ({number}) does not divide {whole} ({size})" if size % number else None

@@ -1,4 +1,4 @@
-"""What Qwen's families share: which layers have experts, and a shared expert behind a gate.
+"""The base of Qwen's families: which layers have experts, and a shared expert behind a gate.
 
 Experts are in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name. Published files of Qwen3 have
 them in every layer.
@@ -32,12 +32,12 @@ class SparseStepShapes(GroupedShapes):
         return "decoder_sparse_step and mlp_only_layers"
 
     def is_moe(self) -> list[bool]:
-        """Return of each layer whether it has experts."""
+        """Return for each layer whether it has experts."""
         step, dense = self.decoder_sparse_step, frozenset(self.mlp_only_layers or ())
         return [index not in dense and (index + 1) % step == 0 for index in range(self.num_hidden_layers)]
 
     def contradiction(self) -> str | None:
-        """Return that dense layers have no size, where it is so."""
+        """Return that dense layers have no size, or None."""
         is_missing = self.intermediate_size is None and not all(self.is_moe())
         return "some layers are dense, and there is no intermediate_size" if is_missing else None
 
@@ -52,7 +52,7 @@ class SparseStepShapes(GroupedShapes):
 
 
 class SharedExpertShapes(SparseStepShapes):
-    """The same with one shared expert, which a gate weighs."""
+    """The same with one shared expert, weighted by a gate."""
 
     shared_expert_intermediate_size: Size
 

@@ -1,17 +1,17 @@
-"""How the tokens of a phase travel to their experts: by which kind of dispatch, in how many bytes, and past which gate.
+"""How the tokens of a phase travel to their experts: the kind of dispatch, its bytes, and the gate.
 
-DeepEP has two kinds. Normal dispatch, which prefill takes, sends a token once to each NVLink domain that has one of its
-experts. Low latency, which decode takes, sends it once for each expert, to the GPU that has it.
+DeepEP has two kinds of dispatch. Normal dispatch, for prefill, sends a token once to each NVLink domain with one of its
+experts. Low-latency dispatch, for decode, sends it once for each expert, to the expert's GPU.
 
-So groups of experts are kept on nodes only where that saves something: with normal dispatch, with a gate that lets a
-token into fewer groups than there are, and where NVLink ends with the node.
+So keeping groups of experts on nodes saves bytes only with normal dispatch, with a gate that limits a token to some
+groups, and if NVLink ends with the node.
 
 Worked example: 7,168 channels in FP8 with a scale for each 128 are 7,392 B to dispatch, and 14,336 B in BF16 to
 combine.
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf README; open-infra-index 56d86855, day 6 (FP8 dispatch, BF16 combine);
 sglang 0.5.23 layers/moe/token_dispatcher/deepep.py and vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py
-(tokens that a GPU has room for).
+(room for tokens on a GPU).
 """
 
 from planner.facts.catalog import Gpu
@@ -34,20 +34,20 @@ SCALE_BYTES = 4
 
 
 def is_normal(phase: Phase) -> bool:
-    """Whether `phase` dispatches the normal way; mixed units do, since most of their tokens are of prompts."""
+    """Return whether `phase` uses normal dispatch. Mixed units do, because most of their tokens are prompt tokens."""
     return phase != "decode"
 
 
 def step_tokens(phase: PhaseSpec) -> int:
-    """Return the most tokens of a decode step of a group: one of each request, and its drafts."""
+    """Return the most tokens of a group's decode step: one for each request, and its drafts."""
     return phase.max_requests * (1 + phase.draft_tokens)
 
 
 def dispatched_tokens(phase: PhaseSpec, engine: EngineName) -> int:
-    """Return the tokens of a decode step that each GPU's low-latency buffer has room for.
+    """Return how many tokens of a decode step each GPU's low-latency buffer holds.
 
-    GPUs that share attention share its tokens too, but vLLM's buffer has room for all of its group. The bundled runtime
-    makes room for one half of an overlapped step: the halves take turns.
+    GPUs that share attention also share its tokens, but vLLM's buffer holds all tokens of the group. The bundled
+    runtime's buffer holds one half of an overlapped step, because the halves take turns.
     """
     tokens = step_tokens(phase)
     if engine == OURS and phase.overlap != "none":
@@ -56,20 +56,20 @@ def dispatched_tokens(phase: PhaseSpec, engine: EngineName) -> int:
 
 
 def gate_of(model: Model, precision: Precision) -> Gate:
-    """Return the gate of `model`, with the bytes of one token that it sends to another node."""
+    """Return the gate of `model`, with the bytes of a token that goes to another node."""
     dispatch, _ = message_bytes(model.hidden_size, precision)
     return Gate(model.num_experts_per_token, model.num_groups_per_token, dispatch)
 
 
 def limiting_groups(model: Model) -> int:
-    """Return the groups of experts of which the gate lets a token into some only; 1 where it may go to all."""
+    """Return the number of expert groups if the gate limits a token to some of them, else 1."""
     return model.num_expert_groups if model.num_groups_per_token < model.num_expert_groups else 1
 
 
 def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, layout: PhaseLayout) -> int:
-    """Return the groups of experts that a map of a phase had better keep on nodes; 1 where it need not mind them.
+    """Return the number of expert groups to keep on nodes; 1 if that saves no bytes.
 
-    A unit that is one attention group dispatches nothing, so its map need not.
+    A unit that is one attention group dispatches nothing, so it saves none.
     """
     links_leave_node = gpu.nvlink_leaves_node and (gpu.nvlink_domain or 0) > gpus_per_node
     saves_bytes = is_normal(layout.phase) and layout.dp_size > 1 and not links_leave_node
@@ -77,10 +77,10 @@ def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, layout: PhaseLay
 
 
 def split_of(spec: Spec, layout: PhaseLayout) -> SplitRule:
-    """Return which replica of an expert a token of a phase goes to.
+    """Return the rule by which a phase's tokens choose among replicas.
 
-    A unit of SGLang's that is one attention group dispatches nothing: its GPUs have the same tokens, and use an
-    expert's replicas by turns. Source: github.com/sgl-project/sglang 0.5.23
+    An SGLang unit that is one attention group dispatches nothing: its GPUs have the same tokens, and use an expert's
+    replicas in turn. Source: github.com/sgl-project/sglang 0.5.23
     python/sglang/srt/eplb/expert_location_dispatch.py, rank_invariant.
     """
     rule = spec.split_rule
@@ -88,7 +88,7 @@ def split_of(spec: Spec, layout: PhaseLayout) -> SplitRule:
 
 
 def message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:
-    """Return the bytes of one token, to dispatch and to combine."""
+    """Return the bytes of one token in dispatch and in combine."""
     if precision == "fp8":
         return hidden_size + SCALE_BYTES * (hidden_size // SCALE_CHANNELS), 2 * hidden_size
     return wide_bytes(precision) * hidden_size, wide_bytes(precision) * hidden_size

@@ -1,8 +1,8 @@
-"""What SGLang needs of a GPU while it computes, where that is more than the plan's own activations and CUDA graphs.
+"""The working memory that SGLang needs on a GPU, which may exceed the plan's own activations and CUDA graphs.
 
-SGLang sizes its KV before it captures graphs and before DeepEP makes its buffers: what it does not find afterwards, it
-lacks. `--mem-fraction-static` says how much of the memory that is free before weights are loaded is for these and KV.
-Unless told, it keeps free what its developers found to be enough, in MiB:
+SGLang sizes its KV before it captures graphs and before DeepEP allocates buffers, so it must leave room for them.
+`--mem-fraction-static` is the share of the memory, as free before loading, for weights and KV. By default SGLang leaves
+free, in MiB:
 
     512 + 1.5 x tokens of a step (2,048 at least)                activations, and what attention keeps
     + 2 x requests of a captured step, + 1,536 for prompts       CUDA graphs
@@ -10,12 +10,12 @@ Unless told, it keeps free what its developers found to be enough, in MiB:
     at least 10,240 on a GPU with more than 60 GiB
 
 Worked example, DeepSeek-V3 on H800: 10 GiB in decode, and 26 GiB in prefill with steps of 16,384 tokens. With DeepEP's
-buffers that leaves 0.84 of what is free to decode, and prefill KV of 124,000 tokens. What was published has 0.8, and a
-limit of 131,072 tokens.
+buffers that leaves a share of 0.84 in decode, and KV of 124,000 tokens in prefill. The published deployment has 0.8,
+and a limit of 131,072 tokens.
 
-SGLang's own default takes the tokens and requests of the whole server and more for each of its GPUs: from some ten GPUs
-on that is more than one has. Here they are those of one attention group, which is `assumed`. Buffers are planned apart
-(`working_memory.py`).
+SGLang's own default counts the tokens and requests of the whole server, and adds memory for each of its GPUs. From some
+ten GPUs on that exceeds a GPU's memory. The planner counts those of one attention group, which is `assumed`. Buffers
+are planned separately (`working_memory.py`).
 
 Sources: sglang 0.5.23 arg_groups/memory_hook.py (handle_gpu_memory_settings, reserve_for_graph_mb),
 mem_cache/kv_cache_configurator.py (_profile_available_bytes); published: github.com/sgl-project/sglang issues 7998 and

@@ -1,4 +1,4 @@
-"""How one phase is laid out over its unit's GPUs.
+"""The layout of one phase over its unit's GPUs.
 
 Glossary, with DeepSeek's decode unit as the worked example:
     EP size             GPUs over which the routed experts are spread                 144
@@ -11,7 +11,7 @@ Glossary, with DeepSeek's decode unit as the worked example:
 
 The invariant: slots_per_gpu x ep_size == num_physical_experts, and ranks_per_node x nodes_per_unit == ep_size.
 
-It does not choose a layout: the spec does, and `rules/phases.py` has refused those that cannot be.
+The spec chooses the layout, and `rules/phases.py` rejects impossible ones.
 
 Source of the example: DeepSeek open-infra-index, day 6.
 """
@@ -43,41 +43,42 @@ class PhaseLayout:
 
     @property
     def dp_size(self) -> int:
-        """Groups of ranks that each own their requests: attention is data-parallel over these."""
+        """The number of groups of ranks that each own their requests: attention is data-parallel over them."""
         return self.ep_size // self.attention_tp
 
     @property
     def dense_tp(self) -> int:
-        """GPUs that share dense layers, shared experts and embeddings: all of a unit that is one attention group.
+        """The number of GPUs that share dense layers, shared experts and embeddings.
 
-        Groups that exchange tokens have them whole on each GPU: most tokens of a group are on one of its GPUs alone.
-        Source: github.com/sgl-project/sglang 00114aef python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
+        That is all GPUs if the unit is one attention group. In a unit with several groups each GPU has them whole,
+        because most of a group's tokens are then on one GPU only. Source: github.com/sgl-project/sglang 00114aef
+        python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
         """
         return self.ep_size if self.dp_size == 1 else 1
 
     @property
     def slots_per_gpu(self) -> int:
-        """Physical routed experts on one GPU, in each MoE layer."""
+        """The number of physical routed experts on one GPU, in each MoE layer."""
         return self.num_physical_experts // self.ep_size
 
     @property
     def routed_per_gpu(self) -> int:
-        """Physical routed experts on one GPU, as they stand beside `shared_per_gpu`."""
+        """The same as `slots_per_gpu`, under the name that plans use beside `shared_per_gpu`."""
         return self.slots_per_gpu
 
     @property
     def ranks_per_node(self) -> int:
-        """One rank a GPU; a unit smaller than a node leaves the node's other GPUs idle."""
+        """The number of ranks on a node, one per GPU; a unit smaller than a node leaves other GPUs idle."""
         return self.ep_size // self.nodes_per_unit
 
 
 def lay_out(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
-    """Return the layout that `spec` asks for in `phase`, whether or not it fits."""
+    """Return the layout of `phase` in `spec`, whether or not it fits."""
     return layout_of(spec.written, phase, spec.model.num_routed_experts, spec.model.num_shared_experts)
 
 
 def layout_of(spec: Spec, phase: Phase, num_routed_experts: int, num_shared_experts: int) -> PhaseLayout:
-    """Return the same of a model that has these experts: a plan's reader has no more of the model."""
+    """Return the layout of `phase` for a model with these experts, for readers of a plan, which has no model."""
     section = spec.phase(phase)
     return PhaseLayout(
         phase=phase,

@@ -1,21 +1,21 @@
-"""The memory of one GPU: what takes its bytes, and how many tokens of KV fit into the rest.
+"""The memory of one GPU: what uses its bytes, and how many tokens of KV fit into the rest.
 
-Why it exists: running out of memory is the first way an expert-parallel deployment fails, and it is decidable before
-anything is deployed. It answers for the layout that it is given and estimates no speed. All ranks of a phase share one
-split: their experts differ, the number of them does not.
+Running out of memory is the first way an expert-parallel deployment fails, and it can be predicted before anything is
+deployed. All ranks of a phase have the same split: they hold different experts, but equally many. Nothing here
+estimates speed.
 
 Glossary, with DeepSeek-V3's decode unit on an H800 as the worked example:
     weights        resident parts + routed slots              20.1 GB + 2 x 2.554 GB = 25.2 GB
-    activations    of the largest step that the limits allow  (`working_memory.py`)
-    buffers        of dispatch, combine and collectives       (`working_memory.py`)
+    activations    those of the largest allowed step          (`working_memory.py`)
+    buffers        dispatch, combine and collectives          (`working_memory.py`)
     reserve        context, library workspaces, CUDA graphs   (and, for SGLang, `headroom.py`)
-    KV per token   of all layers                              576 x 2 B x 61 = 70,272 B
-    KV per request windows and states, which do not grow      none; 75.5 MB for Qwen3-Next
+    KV per token   over all layers                            576 x 2 B x 61 = 70,272 B
+    KV per request windows and states, of constant size       none; 75.5 MB for Qwen3-Next
 
-The invariant: weights + activations + buffers + reserve + KV == usable bytes, where KV is what `max_requests` keep of
-constant size, whole pages, and what is left of one. A layout fits when at least one request of full length does.
+The invariant: weights + activations + buffers + reserve + KV == usable bytes. KV is the constant part of `max_requests`
+requests, whole pages, and the rest of a page. A layout fits if at least one request of full length does.
 
-On `cpu` there is nothing to split: ranks share the host's memory, whose size no spec states.
+On `cpu` there is nothing to split: ranks share the host's memory, and no spec states its size.
 """
 
 from collections.abc import Sequence
@@ -39,24 +39,24 @@ __all__ = [
     "KV_PAGE_TOKENS",
     "USUAL_SHARE",
     "MemoryPlan",
+    "find_misfits",
     "in_pages",
     "kv_bytes",
     "loaded_bytes",
     "memory_of",
-    "misfits",
     "node_bytes",
     "split_memory",
     "static_fraction",
 ]
 
-# Of the KV that all requests of full length would take, what they hold at a time, at least: DeepSeek's decode has room
-# for 22 of 128, and its requests hold 4,989 of 32,768 tokens on average.
+# Requests hold at least this share of the KV of requests of full length: DeepSeek's decode has room for 22 of 128, and
+# its requests hold 4,989 of 32,768 tokens on average.
 USUAL_SHARE = 1 / 8
 
 RESERVE_BYTES = 3_758_096_384  # 3.5 GiB
 CUDA_GRAPH_BYTES = 2_695_091_978  # 2.51 GiB
 
-# As plans tell them; what begins with `assumed` is told apart, as figures of the catalog are.
+# As in plans. Those that begin with `assumed` are listed separately, like figures of the catalog.
 SOURCES = {
     "context": "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core/systems/h100_sxm.yaml, "
     "other_mem, alike for all GPUs",
@@ -65,14 +65,13 @@ SOURCES = {
     "headroom": HEADROOM_SOURCE,
 }
 
-# The runtime keeps a request's KV in pages of so many tokens, as FlashMLA: github.com/deepseek-ai/FlashMLA 26d30779
-# README.md
+# The runtime's pages, like FlashMLA's: github.com/deepseek-ai/FlashMLA 26d30779 README.md
 KV_PAGE_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """One GPU of `phase`, in bytes."""
+    """The memory of one GPU of `phase`, in bytes."""
 
     phase: Phase
     gpu_bytes: int
@@ -81,9 +80,9 @@ class MemoryPlan:
     activations: int
     buffers: int
     cuda_graphs: int
-    headroom: int  # that SGLang needs beside activations and graphs
+    headroom: int  # for SGLang, beyond activations and graphs
     kv_bytes_per_token: int
-    kv_bytes_per_request: int  # that do not grow with its tokens
+    kv_bytes_per_request: int  # of constant size
     max_requests: int
     max_request_tokens: int
     max_kv_tokens: int | None
@@ -101,7 +100,7 @@ class MemoryPlan:
 
     @property
     def reserve(self) -> int:
-        """What is left to others: the driver's context, libraries' workspaces, captured graphs, SGLang's headroom."""
+        """The bytes for the driver's context, library workspaces, CUDA graphs and SGLang's headroom."""
         return RESERVE_BYTES + self.cuda_graphs + self.headroom
 
     @property
@@ -112,43 +111,43 @@ class MemoryPlan:
 
     @property
     def free(self) -> int:
-        """Return the bytes left for KV, negative where the layout does not fit."""
+        """Return the bytes left for KV; negative if the layout does not fit."""
         return self.gpu_bytes - self.weight_bytes - self.activations - self.buffers - self.reserve
 
     @property
     def fixed_kv(self) -> int:
-        """Bytes of windows and states: engines reserve them for as many requests as they work on."""
+        """The bytes of windows and states, which engines reserve for `max_requests` requests."""
         return self.max_requests * self.kv_bytes_per_request
 
     @property
     def kv_tokens(self) -> int:
-        """Return the KV tokens in whole pages: what fits, or what the spec allows if that is less."""
+        """Return the KV tokens in whole pages: as many as fit, at most those that the spec allows."""
         fitting = max(0, self.free - self.fixed_kv) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
         return fitting if self.max_kv_tokens is None else min(fitting, in_pages(self.max_kv_tokens))
 
     @property
     def full_requests(self) -> int:
-        """Requests of full length that fit at a time."""
+        """The number of requests of full length that fit at a time."""
         return self.kv_tokens // in_pages(self.max_request_tokens)
 
     @property
     def short(self) -> int:
-        """Bytes that one request of full length lacks; 0 or less where it fits."""
+        """The bytes missing for one request of full length; 0 or less if it fits."""
         return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
 
 
-def misfits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
-    """Return what is found of each phase that has no room for the KV of one request."""
-    return [_misfit(plan, spec) for plan in memory if plan.short > 0]
+def find_misfits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
+    """Return a finding for each phase without room for the KV of one request."""
+    return [_report_misfit(plan, spec) for plan in memory if plan.short > 0]
 
 
 def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
-    """Return the memory of one phase, fitting or not; None where nobody knows how much there is, as on `cpu`."""
+    """Return the memory of one phase, even if not everything fits; None if its size is unknown, as on `cpu`."""
     return split_memory(spec, lay_out(spec, phase)) if spec.gpu_of(phase).usable_bytes else None
 
 
 def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
-    """Whether or not it fits."""
+    """Return the memory of a GPU with this layout, even if not everything fits."""
     model, gpu = checked.loaded_model.one_of(layout.attention_tp), checked.gpu_of(layout.phase)
     spec = checked.phase(layout.phase)
     assert gpu.usable_bytes is not None
@@ -161,7 +160,7 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     return MemoryPlan(
         phase=layout.phase,
         gpu_bytes=gpu.usable_bytes,
-        weights=_loaded(checked, weights_of(model, layout.precision, layout.dense_tp)),
+        weights=_drop_unloaded(checked, weights_of(model, layout.precision, layout.dense_tp)),
         num_slots=layout.slots_per_gpu,
         activations=activations,
         buffers=buffer_bytes(model, layout, dispatched),
@@ -176,20 +175,20 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
 
 
 def in_pages(num_tokens: int) -> int:
-    """The tokens for which whole pages have room that hold `num_tokens` of one request."""
+    """Return `num_tokens` of one request, rounded up to whole pages."""
     return -(-num_tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS
 
 
 def kv_bytes(num_tokens: int, bytes_per_token: int, fixed_bytes: int) -> int:
-    """Return the bytes of KV: what grows with its tokens, and what does not."""
+    """Return the bytes of KV: those per token and the constant ones."""
     return num_tokens * bytes_per_token + fixed_bytes
 
 
 def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
-    """Return the share that weights and KV take: what engines call static, rounded up to four digits.
+    """Return the memory share of weights and KV, which engines call static, rounded up to four digits.
 
-    It is a share of the GPU or, for SGLang, of what is free on it before weights are loaded. SGLang finds no less than
-    the plan leaves beside contexts and workspaces, so that it makes room for all of the planned KV.
+    It is a share of the GPU's memory or, for SGLang, of what is free before weights are loaded. That is assumed to be
+    all but the reserve. SGLang finds at least as much, so all of the planned KV has room.
     """
     free = gpu_bytes - (RESERVE_BYTES if engine == "sglang" else 0)
     return ceil(10_000 * (weight_bytes + kv_bytes) / free) / 10_000
@@ -201,23 +200,23 @@ def loaded_bytes(memory: Sequence[MemoryPlan]) -> dict[Phase, tuple[int, int]]:
 
 
 def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:
-    """Return the bytes of weights that a node of a unit reads: what all its GPUs hold alike once, experts for each.
+    """Return the bytes of weights that a unit's node reads: parts that its GPUs share once, and each GPU's experts.
 
-    `weights_bytes` are those of one GPU, and `routed_bytes` what its expert slots take of them.
+    `weights_bytes` are those of one GPU, of which `routed_bytes` are its expert slots.
     """
     gpus = min(ep_size, gpus_per_node)
     parts = min(attention_tp, gpus)  # of attention: a group's GPUs hold different ones
     return float((weights_bytes - routed_bytes) * parts + gpus * routed_bytes)
 
 
-def _loaded(spec: ResolvedSpec, weights: Weights) -> Weights:
-    """Return the weights that the engine loads: the bundled runtime leaves encoders in the checkpoint."""
+def _drop_unloaded(spec: ResolvedSpec, weights: Weights) -> Weights:
+    """Return the weights that the engine loads. The bundled runtime does not load encoders."""
     return replace(weights, towers=0) if spec.written.engine_name == OURS else weights
 
 
-def _misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Name what binds: the limit that is too high, else the largest of weights, step and the KV of one request."""
-    field = _limit_too_high(plan.phase, spec) or _largest_part(plan)
+def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
+    """Return the finding, at the limit that is too high or else at the field of the largest part."""
+    field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "
         f"{gb(_longest_request_bytes(plan))}), but {gb(plan.short)} are missing"
@@ -232,8 +231,8 @@ def _misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
     return Finding(f"{plan.phase}.{field}", getattr(spec.phase(plan.phase), field), rule, reason, fix)
 
 
-def _limit_too_high(phase: Phase, spec: ResolvedSpec) -> str | None:
-    """Return the limit of steps or requests that is above its default, and with that default would fit."""
+def _find_high_limit(phase: Phase, spec: ResolvedSpec) -> str | None:
+    """Return the limit of steps or requests that is above its default, if the layout fits with that default."""
     section = spec.phase(phase)
     for field in ("max_batch_tokens", "max_requests"):
         default = PhaseSpec.model_fields[field].default
@@ -243,8 +242,8 @@ def _limit_too_high(phase: Phase, spec: ResolvedSpec) -> str | None:
     return None
 
 
-def _largest_part(plan: MemoryPlan) -> str:
-    """Return the field that what takes most of a GPU follows from."""
+def _largest_part_field(plan: MemoryPlan) -> str:
+    """Return the field that decides the largest part of a GPU's memory."""
     parts = (
         (plan.weight_bytes, "ep_size"),
         (plan.activations + plan.buffers, largest_step_field(plan.phase)),

@@ -1,10 +1,10 @@
-"""The nodes of a cluster, whether the spec counts them or lists them, and which of them can be used.
+"""The nodes of a cluster, from a number or a list in the spec, and which of them are usable.
 
-A cluster given by counts has nodes node-0, node-1, ... in racks, under leaf switches and in power domains of equal
-sizes, in order. A listed one says all of that for each node, and also which nodes take no pods: those are kept out of
-every plan, with the reason. Spares are kept free of units as well, for one that loses a node of its own.
+With a number of nodes they are node-0, node-1, ... in racks, leaf switches and power domains of equal sizes, in order.
+A list gives all of that for each node, and says which nodes take no pods: no plan uses those, and it says why. Spares
+stay free of units as well, to replace a lost node.
 
-It asks no cluster: `tidemill inventory` will write the list.
+It asks no cluster: `tidemill inventory` writes the list.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,32 +26,33 @@ SPARE = "a spare"
 
 @dataclass(frozen=True)
 class Node:
-    """A node and where it stands, in the order of the spec; names of places are empty where the spec does not say."""
+    """A node and its places; a place that the spec does not name is empty."""
 
     index: int
     name: str
     rack: str
     leaf: str
     power: str
-    unusable: str | None  # why no unit is placed on it
+    unusable: str | None  # the reason if no unit may be placed on it
     gpu: str = ""
 
     @property
     def is_spare(self) -> bool:
-        """True if a unit may move to the node later."""
+        """Whether a unit may move to the node later."""
         return self.unusable == SPARE
 
 
 def nodes_of(
     cluster: ClusterSpec, gpus: Collection[str] = (), tolerations: Sequence[TolerationSpec] = ()
 ) -> tuple[Node, ...]:
-    """Return all nodes, in the order of the spec. `gpus`: those that phases run on, the cluster's unless given.
+    """Return all nodes, in the order of the spec.
 
-    `tolerations` are those of the units' pods. Only whether a node can be used depends on them.
+    Whether a node is usable depends on `gpus`, which phases run on (default: the cluster's), and on the `tolerations`
+    of the units' pods.
     """
     spares, used = frozenset(cluster.spares), gpus or (cluster.gpu_name,)
     nodes = (
-        (_count_node(cluster, index) for index in range(cluster.nodes))
+        (_make_node(cluster, index) for index in range(cluster.nodes))
         if isinstance(cluster.nodes, int)
         else (_read_node(cluster, node, index, used, tolerations) for index, node in enumerate(cluster.nodes))
     )
@@ -61,7 +62,7 @@ def nodes_of(
 
 
 def nodes_for(spec: ResolvedSpec) -> tuple[Node, ...]:
-    """Return all nodes, in the order of the spec, as the pods of its units can use them."""
+    """Return all nodes, in the order of the spec, usable or not for the pods of its units."""
     return nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
 
 
@@ -71,9 +72,9 @@ def spares_with(cluster: ClusterSpec, gpu: str, tolerations: Sequence[Toleration
 
 
 def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
-    """Return the `kind` of place that each of `nodes` is in; where some have a name, a node without one stands alone.
+    """Return the name of each node's place of this `kind`.
 
-    Where none has one, all names are empty.
+    If only some places are named, each other node is a place of its own. If none is named, all names are empty.
     """
     places: dict[str, str] = {node.name: getattr(node, kind) for node in nodes}
     if any(places.values()):
@@ -81,7 +82,7 @@ def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
     return places
 
 
-def _count_node(cluster: ClusterSpec, index: int) -> Node:
+def _make_node(cluster: ClusterSpec, index: int) -> Node:
     return Node(
         index=index,
         name=names.logical_node(index),
@@ -108,7 +109,7 @@ def _read_node(
 def _find_obstacle(
     cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str], taint: str | None
 ) -> str | None:
-    """Return why `node` may not be used, if so: a unit takes whole nodes, with the GPUs that were planned for."""
+    """Return why `node` is not usable, or None. A unit takes whole nodes with the planned GPUs."""
     if node.cordoned:
         return "cordoned"
     if gpu not in used:

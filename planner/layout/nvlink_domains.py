@@ -1,7 +1,7 @@
-"""NVLink domains: which nodes of a cluster reach each other without a NIC.
+"""NVLink domains: the nodes of a cluster that reach each other without a NIC.
 
-Those of HGX end with a node. One of NVL72 is 18 nodes of four GPUs, so that where a unit stands decides whether its
-traffic takes NVLink or the network. A domain is made of nodes in a row of one rack: no inventory says more.
+An HGX domain is one node. An NVL72 domain is 18 nodes of four GPUs, so placement decides whether a unit's traffic takes
+NVLink or the network. Consecutive nodes of a rack are assumed to form a domain, because no inventory says more.
 """
 
 from collections import Counter
@@ -14,9 +14,9 @@ __all__ = ["nvlink_domains"]
 
 
 def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
-    """Return the domain of each of `nodes`, all of a cluster: whole nodes of a rack, in order, as many as fill one.
+    """Return the domain of each of `nodes`, which are all of a cluster. Consecutive nodes of a rack fill a domain.
 
-    Where racks are not known, nodes in a row are taken to stand together; where some are, a node without one is alone.
+    If no rack is named, all nodes count as one rack. If some are, a node without a rack is alone.
     """
     nodes_per_domain = gpu.domain_size(gpus_per_node) // gpus_per_node
     if nodes_per_domain <= 1:

@@ -1,4 +1,4 @@
-"""A unit and its ranks: what is placed on nodes, drained, scaled and healed as one."""
+"""A unit and its ranks. A unit is placed on nodes, drained, scaled and healed as one."""
 
 from dataclasses import dataclass
 
@@ -18,18 +18,18 @@ class Rank:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is placed, drained, scaled and healed as one."""
+    """The ranks that are placed, drained, scaled and healed as one."""
 
     name: str
     phase: Phase
     index: int  # in its phase
     nodes: tuple[str, ...]
-    ranks: int  # alike on each node
-    why: str  # these nodes
+    ranks: int  # equally many on each node
+    why: str  # reason for these nodes
 
     @property
     def ranks_per_node(self) -> int:
-        """Return the processes on one of its nodes."""
+        """Return the number of ranks on each node."""
         return self.ranks // len(self.nodes)
 
     @property

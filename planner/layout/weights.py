@@ -1,7 +1,7 @@
-"""Bytes of a model's weights by part, as one GPU holds them under expert parallelism.
+"""The bytes of a model's weights on one GPU, by part, under expert parallelism.
 
-Attention, shared experts, dense layers, gates and embeddings are on every GPU, whole or in parts (`dense_tp`); routed
-experts are spread, so that their part is counted in slots: one physical expert over all MoE layers.
+Attention, shared experts, dense layers, gates and embeddings are on every GPU, whole or in parts (`dense_tp`). Routed
+experts are spread over GPUs and counted in slots: a slot is one physical expert over all MoE layers.
 
 Worked example, DeepSeek-V3 in FP8 (61 layers, 58 of them MoE layers):
     attention   61 x 187.1 M, and kv_b in BF16: it is absorbed into core attention   12.4 GB
@@ -12,9 +12,9 @@ Worked example, DeepSeek-V3 in FP8 (61 layers, 58 of them MoE layers):
     slot        58 x 44.04 M with an FP32 scale for each 128 x 128 block              2.554 GB
 so EP144 with two slots a GPU holds 20.1 + 2 x 2.554 = 25.2 GB.
 
-Norms are left out: 0.002 % of the whole. An MTP module is loaded where tokens are drafted: it is a layer more.
+Norms are left out: they are 0.002 %. If tokens are drafted, an MTP module is loaded: one more layer.
 
-What a precision says of each part, as the checkpoints are made that are named so:
+The format of each part by precision, as in checkpoints with these names:
     fp8         all matrices in FP8
     fp4         NVFP4, an FP8 scale for 16 weights: FFNs and attention's output; the rest of attention in BF16
     fp8_fp4     routed experts in NVFP4; the rest in FP8
@@ -22,7 +22,7 @@ What a precision says of each part, as the checkpoints are made that are named s
     fp8_mxfp4   the same experts; the rest in FP8
     w4a8        routed experts in INT4, a BF16 scale for 128 weights; the rest in FP8
     w4a16       routed experts in INT4, a BF16 scale for 32 weights; the rest in BF16
-Where the checkpoint's own files name modules, each is counted in the format that they say (`families/quantised.py`).
+If the checkpoint's own files give a module's format, that counts (`families/quantised.py`).
 
 Source of the matrices: github.com/deepseek-ai/DeepSeek-V3 and DeepSeek-V3.2-Exp, inference/model.py; what stays in
 BF16: `modules_to_not_convert` of FP8 checkpoints, and open-infra-index, day 6 (core attention in BF16); fp4:
@@ -64,19 +64,19 @@ SIZES: dict[Format, tuple[int, int, int]] = {
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of one GPU's weights by part; `slot` is one physical expert over all MoE layers."""
+    """The bytes of one GPU's weights by part; `slot` is one physical expert over all MoE layers."""
 
     attention: int
     dense: int
     shared: int
     gates: int
     embedding: int
-    towers: int  # encoders of multimodal models; 0 where the engine leaves them out
+    towers: int  # encoders of multimodal models; 0 if the engine does not load them
     slot: int
 
     @property
     def resident(self) -> int:
-        """The same on every GPU: 20.1 GB for DeepSeek-V3 in FP8."""
+        """The bytes of all parts but slots, equal on every GPU: 20.1 GB for DeepSeek-V3 in FP8."""
         return self.attention + self.dense + self.shared + self.gates + self.embedding + self.towers
 
     def total(self, num_slots: int) -> int:
@@ -86,13 +86,13 @@ class Weights:
 
 @lru_cache(maxsize=256)
 def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights:
-    """The parts of `model` whose matrices are kept in `precision`, one GPU's of `dense_tp` that share what is dense.
+    """Return the weights of one GPU of `model` in `precision`, if `dense_tp` GPUs share dense matrices.
 
-    A part of a matrix is whole blocks of a scale, so that of a small one several GPUs have the same.
+    A GPU's part of a matrix is whole scale blocks, so several GPUs may hold the same part of a small one.
     """
     formats, found, wide = FORMATS[precision], Counter[Part](), wide_bytes(precision)
     is_own = precision == model.weights_in
-    for matrix, count in _one_of(model, dense_tp).matrices():
+    for matrix, count in _dense_part(model, dense_tp).matrices():
         kept_in = matrix.kept_in if is_own else None
         found[matrix.part] += count * _matrix_bytes(matrix, kept_in, formats, wide)
     return Weights(
@@ -106,33 +106,35 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
     )
 
 
-def _one_of(model: Model, dense_tp: int) -> Model:
-    """Return the part of what is dense that one of `dense_tp` GPUs has."""
+def _dense_part(model: Model, dense_tp: int) -> Model:
+    """Return the model with one GPU's part of the dense matrices, out of `dense_tp` GPUs."""
     if dense_tp == 1:
         return model
-    part = model.with_layers(lambda layer: _part_of(layer, dense_tp))
+    part = model.with_layers(lambda layer: _split_ffn(layer, dense_tp))
     return replace(part, vocab_size=-(-model.vocab_size // dense_tp))
 
 
-def _part_of(layer: Layer, dense_tp: int) -> Layer:
+def _split_ffn(layer: Layer, dense_tp: int) -> Layer:
     ffn = layer.ffn
     if isinstance(ffn, Dense):
-        return replace(layer, ffn=Dense(_part(ffn.intermediate_size, dense_tp)))
-    return replace(layer, ffn=replace(ffn, shared_intermediate_size=_part(ffn.shared_intermediate_size, dense_tp)))
+        return replace(layer, ffn=Dense(_split_dimension(ffn.intermediate_size, dense_tp)))
+    return replace(
+        layer, ffn=replace(ffn, shared_intermediate_size=_split_dimension(ffn.shared_intermediate_size, dense_tp))
+    )
 
 
-def _part(size: int, num_gpus: int) -> int:
-    """One GPU's part of a dimension."""
+def _split_dimension(size: int, num_gpus: int) -> int:
+    """Return one GPU's part of a dimension."""
     return min(size, -(-size // (num_gpus * BLOCK_SIDE)) * BLOCK_SIDE) if num_gpus > 1 else size
 
 
 def _hash_tables(model: Model) -> int:
-    """Return the bytes of the tables that say each token's experts."""
+    """Return the bytes of the tables that map tokens to experts."""
     return sum(model.are_hashed) * model.vocab_size * model.num_experts_per_token * HASHED_BYTES
 
 
 def _matrix_bytes(matrix: Matrix, kept_in: Format | None, formats: Formats, wide: int) -> int:
-    """Return the bytes of a matrix with its scales; `kept_in` is what its checkpoint says of it in particular."""
+    """Return the bytes of a matrix with its scales; `kept_in` is its own format, if the checkpoint gives one."""
     if kept_in is None and matrix.role in ("wide", "fp32"):
         return matrix.num_weights * (wide if matrix.role == "wide" else 4)
     bits, block, scale = SIZES[kept_in or formats.of(matrix.role)]

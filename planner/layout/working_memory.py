@@ -1,21 +1,21 @@
-"""Bytes that a rank needs beside weights and KV: activations of one step, buffers of dispatch and combine.
+"""The memory of a rank beside weights and KV: activations of one step, buffers of dispatch and combine.
 
-Both are upper bounds for the largest step that the limits allow, so that a plan that fits does not run out of memory
-in its busiest second. What a runtime reuses between layers is counted once: the largest of attention, dense layer, MoE
-layer and head, on top of the residual stream. With overlap a step's tokens go in two halves that take turns: one half
-computes while the other holds no more than its stream, or its logits when it is through.
+Both are upper bounds for the largest step that the limits allow, so a plan that fits never runs out of memory. Memory
+that a runtime reuses between layers counts once: the largest of attention, dense layer, MoE layer and head, on top of
+the residual stream. With overlap a step's tokens are split in two halves that take turns. While one half computes, the
+other holds only its stream, or its logits if it is done.
 
 Worked example, DeepSeek-V3 in FP8, GB of 1e9 bytes:
     EP144 decode   2 slots x 144 x 64 rows, their experts 0.44, half of the logits 0.03, stream 0.01             0.48
     EP32 prefill   168,034 pairs of 8,192 tokens a rank: their results 2.41 and the sums of these 2.41; as many rows of
                    the other half 1.24; stream 0.70, shared experts 0.35, choices 0.06, logits 0.01              7.21
 
-A prefill rank may receive more than its share of tokens. How much more no map can promise, so the worst published
-imbalance without any balancing is allowed for. A decode rank has room for every token of the unit in every one of its
-slots, as low-latency kernels reserve it.
+A prefill rank may receive more than its share of tokens. No map can limit the excess, so this assumes the worst
+published imbalance without balancing. A decode rank has room for every token of the unit in each of its slots, because
+low-latency kernels reserve it.
 
-Where several GPUs share attention, `model` is one GPU's part of it (`Model.one_of`): each computes all tokens of its
-group with its own heads, and the group dispatches each token once.
+If several GPUs share attention, `model` is one GPU's part (`Model.one_of`): each GPU computes all tokens of its group
+with its own heads, and the group dispatches each token once.
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/config.hpp and deep_ep/buffers/legacy.py (buffers),
 csrc/legacy/buffer.hpp (what dispatch returns), csrc/kernels/legacy/compiled.cuh (workspace, alignment); DeepSeek-V3
@@ -34,7 +34,7 @@ from planner.spec.precision import wide_bytes
 
 __all__ = ["activation_bytes", "buffer_bytes", "largest_step_field", "largest_step_tokens", "low_latency_bytes"]
 
-MAX_IMBALANCE = 1 + 1.564  # of tokens received, over their mean
+MAX_IMBALANCE = 1 + 1.564  # received tokens / their mean
 
 # DeepEP
 CHANNELS = 10  # half of 20 SMs
@@ -47,16 +47,16 @@ GRANULE_BYTES = 2**29  # of NVSHMEM's memory, as DeepEP sets NVSHMEM_CUMEM_GRANU
 # EP size up to -> tokens of a receive chunk over NVLink and, rounded up to whole send chunks, over RDMA
 CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128: (560, 132), 160: (720, 132)}
 
-# NCCL, beside: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
+# NCCL: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
 NCCL_BYTES = 411_041_792
 
-# What a rank keeps of each choice of a token that came: the expert and its weight, as they come and as they are put in
-# order, and twice that while it is; and the rows to which DeepGEMM fills each expert's up:
-# github.com/deepseek-ai/DeepGEMM 54e22612 csrc/jit_kernels/heuristics/runtime.hpp
+# For each choice of a received token a rank keeps the expert and its weight, received and sorted, and twice that while
+# it sorts. DeepGEMM pads each expert's rows to tiles: github.com/deepseek-ai/DeepGEMM 54e22612
+# csrc/jit_kernels/heuristics/runtime.hpp
 CHOICE_BYTES = 4 * (8 + 4)
 TILE_ROWS = 128
 
-# Of a value that a matmul reads; what is dispatched in BF16 is made narrower as it is read.
+# Bytes of a value that a matmul reads. Values dispatched in BF16 are converted as they are read.
 COMPUTE_BYTES: dict[Precision, int] = {
     "fp8": 1,
     "bf16": 2,
@@ -72,23 +72,23 @@ LOGIT_BYTES = 4
 
 
 def largest_step_field(phase: Phase) -> str:
-    """The limit that says how many tokens one rank computes in one step, at most: longer prompts go in chunks."""
+    """Return the field that limits the tokens of one rank's step; longer prompts are split in chunks."""
     return "max_requests" if phase == "decode" else "max_batch_tokens"
 
 
 def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
-    """Return how many tokens one rank computes in one step, at most, without those of decode beside a chunk."""
+    """Return the most tokens of one rank's step, without decode tokens beside a prompt's chunk."""
     return step_tokens(spec) if phase == "decode" else spec.max_batch_tokens
 
 
 def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatched: int) -> int:
-    """Return the activation bytes of one rank's largest step; low-latency dispatch has room for `dispatched` tokens."""
+    """Return the activation bytes of one rank's largest step; low-latency buffers hold `dispatched` tokens."""
     answering = step_tokens(spec)
     tokens = largest_step_tokens(layout.phase, spec)
-    tokens += answering if layout.phase == "mixed" else 0  # those of each request beside a chunk
+    tokens += answering if layout.phase == "mixed" else 0  # decode tokens beside a chunk
     at_once, answers = _tokens_at_once(tokens, layout), min(tokens, answering)
     result = wide_bytes(layout.precision)
-    streams = 2 * model.num_streams + 1  # before and after attention, and what the experts read
+    streams = 2 * model.num_streams + 1  # before and after attention, and the experts' input
     stream = streams * tokens * model.hidden_size * result
     ahead = (answers - _tokens_at_once(answers, layout)) * model.vocab_size * LOGIT_BYTES
     attention = _attention_values(model, layout.phase, at_once, spec.max_request_tokens) * result
@@ -98,22 +98,22 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatc
     experts = _ffn_bytes(pairs, model.hidden_size, model.experts.intermediate_size, layout.precision)
     if layout.phase != "decode" and layout.dp_size > 1:
         experts = _normal_experts_bytes(model, layout, pairs, tokens, experts)
-    head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # of each half, then of all
+    head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # each half's logits, then all
     return stream + ahead + max(attention, dense, experts, head)
 
 
 def _tokens_at_once(tokens: int, layout: PhaseLayout) -> int:
-    """Return how many of a step's tokens a rank computes and dispatches together: with overlap, the larger half."""
+    """Return how many tokens of a step a rank computes and dispatches together: with overlap the larger half."""
     return tokens if layout.overlap == "none" else -(-tokens // 2)
 
 
 def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
-    """Return the values that the largest attention layer keeps for the tokens and one request's context."""
+    """Return the number of values of the largest attention layer, for the tokens and one request's context."""
     return max(each.values(tokens, max_request_tokens, absorbs=phase == "decode") for each in model.attentions)
 
 
 def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: int) -> int:
-    """Pairs of a token and an expert that one rank computes at once, at most, when each dispatches `tokens`."""
+    """Return the most pairs of token and expert that one rank computes at once, if each dispatches `tokens`."""
     in_all_slots = layout.slots_per_gpu * layout.ep_size * dispatched  # low latency: room for the whole unit
     if layout.phase == "decode":
         return in_all_slots
@@ -123,10 +123,10 @@ def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: 
 
 
 def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens: int, ffn: int) -> int:
-    """Return the most bytes in use between a normal dispatch and its combine, if each pair is of another token.
+    """Return the most bytes in use between a normal dispatch and its combine, if each pair has a different token.
 
-    The rows that came are put in order of their experts; the experts compute; each token's results are added up before
-    they are sent back. With overlap the other half's rows have come meanwhile. The step's shared experts are done.
+    The received rows are sorted by expert, the experts compute, and each token's results are summed before they are
+    sent back. With overlap the other half's rows have arrived meanwhile. The step's shared experts are done.
     """
     wide = wide_bytes(layout.precision) * model.hidden_size
     row, _ = message_bytes(model.hidden_size, layout.precision)
@@ -134,12 +134,15 @@ def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens:
     filled_up = pairs + layout.slots_per_gpu * (TILE_ROWS - 1)
     largest = max(filled_up * row + pairs * row, filled_up * ffn // max(pairs, 1), (filled_up + pairs) * wide)
     waiting = 0 if layout.overlap == "none" else pairs * row
-    shared = (tokens + _tokens_at_once(tokens, layout)) * wide  # of all the step's tokens, and this half's sums
+    shared = (tokens + _tokens_at_once(tokens, layout)) * wide  # for all tokens of the step, and this half's sums
     return largest + waiting + pairs * choices + shared
 
 
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:
-    """Input, the product of gate and up, and the larger of both and of the output: the output comes when both went."""
+    """Return the bytes of an FFN's input, of gate x up, and of the larger of (gate, up) and output.
+
+    The output is written after gate and up are freed.
+    """
     compute, result = COMPUTE_BYTES[precision], wide_bytes(precision)
     read = hidden_size + intermediate_size
     scales = 4 * read // SCALE_CHANNELS if precision == "fp8" else 0
@@ -148,11 +151,10 @@ def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: P
 
 
 def buffer_bytes(model: Model, layout: PhaseLayout, dispatched: int) -> int:
-    """Return the bytes of dispatch, combine and collectives on one rank; none where a unit is one GPU.
+    """Return the bytes of dispatch, combine and collectives on one rank; 0 if a unit is one GPU.
 
-    Low-latency dispatch has room for `dispatched` tokens of each rank.
-
-    A unit that is one attention group dispatches nothing: each of its GPUs has all tokens.
+    Low-latency buffers hold `dispatched` tokens of each rank. A unit that is one attention group dispatches nothing,
+    because each of its GPUs has all tokens.
     """
     if layout.ep_size == 1:
         return 0
@@ -165,12 +167,12 @@ def buffer_bytes(model: Model, layout: PhaseLayout, dispatched: int) -> int:
 
 
 def _round_to_granules(num_bytes: int) -> int:
-    """Return what NVSHMEM takes for so many bytes."""
+    """Return the bytes that NVSHMEM allocates for so many."""
     return -(-num_bytes // GRANULE_BYTES) * GRANULE_BYTES
 
 
 def _normal_bytes(hidden_size: int, ep_size: int) -> int:
-    """DeepEP's `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`, for its tuned configurations."""
+    """Return the sum of DeepEP's NVLink and RDMA buffer size hints, for its tuned configurations."""
     largest = max(CHUNK_TOKENS)
     nvlink_tokens, rdma_tokens = next(CHUNK_TOKENS[size] for size in CHUNK_TOKENS if min(ep_size, largest) <= size)
     token = 2 * hidden_size + SOURCE_META_BYTES + MAX_TOP_K * (8 + 4) + MAX_SCALES * 4  # BF16; index and weight; scale
@@ -184,7 +186,7 @@ def _normal_bytes(hidden_size: int, ep_size: int) -> int:
 
 
 def low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> int:
-    """DeepEP's `get_low_latency_rdma_size_hint`: 2.15 GB for 288 experts of 7,168 channels and 128 tokens."""
+    """Return DeepEP's `get_low_latency_rdma_size_hint`: 2.15 GB for 288 experts, 7,168 channels and 128 tokens."""
     scales = hidden_size // SCALE_CHANNELS
     dispatch_message = INT4_BYTES + max(2 * hidden_size, hidden_size + 4 * scales)
     combine_message = 4 * scales + 2 * hidden_size

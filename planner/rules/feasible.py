@@ -18,7 +18,7 @@ from planner.estimate.points import check_points_fit
 from planner.expert_map import Domains, ExpertMap
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.memory import misfits
+from planner.layout.memory import find_misfits
 from planner.placement.enough import find_missing_nodes
 from planner.problems.finding import Finding, Unknown
 from planner.rules.rule import Candidate, Rule
@@ -53,7 +53,7 @@ class LaidOut(Candidate, Protocol):
 
 def memory_holds_a_request(c: LaidOut) -> Iterator[Finding]:
     """Reject GPUs without memory for the weights and one request of full length."""
-    yield from misfits(c.resolved, c.memory)
+    yield from find_misfits(c.resolved, c.memory)
 
 
 def units_are_ready_in_time(c: LaidOut) -> Iterator[Finding]:

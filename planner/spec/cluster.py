@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag
 
 from planner.facts.catalog import GPUS
 from planner.facts.quantities import quantity
-from planner.spec.section import ONE_LINE, Section, form_of, one_of
+from planner.spec.section import ONE_LINE, Section, find_tag, one_of
 from planner.spec.undecided import AUTO, OR_AUTO
 
 __all__ = ["A_GPU", "OF_OWN_GPUS", "ClusterSpec", "GpuSpec", "NodeSpec"]
@@ -113,7 +113,7 @@ class ClusterSpec(Section):
     """The nodes that the units are placed on."""
 
     gpu: Annotated[
-        Annotated[str, one_of(GPUS), Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(form_of)
+        Annotated[str, one_of(GPUS), Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(find_tag)
     ] = Field(
         description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
         examples=[A_GPU, {"name": "a-gpu-96", "memory": "94GiB"}],

@@ -27,7 +27,7 @@ from planner.spec.model import A_MODEL, ModelSpec
 from planner.spec.operating_point import OperatingPointSpec, SloSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.schedule import ScheduleSpec
-from planner.spec.section import Section, form_of, one_of
+from planner.spec.section import Section, find_tag, one_of
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import SAYS_AUTO, is_undecided
 from planner.spec.uptime import UptimeSpec
@@ -129,7 +129,7 @@ class Spec(Section):
         description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
     )
     model: Annotated[
-        Annotated[str, one_of(MODELS), Tag("<name>")] | Annotated[ModelSpec, Tag("<own>")], Discriminator(form_of)
+        Annotated[str, one_of(MODELS), Tag("<name>")] | Annotated[ModelSpec, Tag("<own>")], Discriminator(find_tag)
     ] = Field(
         description="A model of the catalog, or a mapping that says where its checkpoint is.",
         examples=[
@@ -139,7 +139,7 @@ class Spec(Section):
         ],
     )
     engine: Annotated[
-        Annotated[EngineName, Tag("<name>")] | Annotated[EngineSpec, Tag("<own>")], Discriminator(form_of)
+        Annotated[EngineName, Tag("<name>")] | Annotated[EngineSpec, Tag("<own>")], Discriminator(find_tag)
     ] = Field(
         default=OURS,
         description="Engine that runs the model: the bundled runtime, or another engine that follows the plan.",

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-__all__ = ["ARGUMENT", "ONE_LINE", "UNION_TAGS", "Section", "form_of", "one_of", "quantity_field"]
+__all__ = ["ARGUMENT", "ONE_LINE", "UNION_TAGS", "Section", "find_tag", "one_of", "quantity_field"]
 
 UNION_TAGS = (
     "<name>",
@@ -31,7 +31,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
-def form_of(value: Any) -> str:
+def find_tag(value: Any) -> str:
     """Return the tag of what is named in the catalog, or brought along."""
     return "<own>" if isinstance(value, dict | Section) else "<name>"
 

@@ -113,8 +113,8 @@ def _in_form(path: str, meant: Any) -> Fix | str:
 
 
 def _quantity(path: str, kind: Kind, value: Any) -> tuple[str, Fix | str]:
-    if spelled := as_we_spell(kind, value):
-        return "the unit is spelt so here", _in_form(path, spelled)
+    if respelled := as_we_spell(kind, value):
+        return "the unit is spelt so here", _in_form(path, respelled)
     is_number = type(value) in (int, float) or (isinstance(value, str) and value.isdecimal())
     return "a number alone could mean any of them" if is_number else f"it is {_noun(value)}", example_at(path)
 

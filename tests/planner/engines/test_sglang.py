@@ -102,7 +102,7 @@ def with_word(words, option, *values):
     return [*words[:start], *values, *words[end:]]
 
 
-def misfits(words, rows, num_experts, num_layers):
+def find_misfits(words, rows, num_experts, num_layers):
     """Sizes of a command and its map that do not fit together, which neither SGLang's parser nor its check refuses."""
     said = {name: words[index + 1] for index, name in enumerate(words[:-1]) if name.startswith("--")}
     tp, groups = int(said["--tp-size"]), int(said.get("--attn-dp-size", 1))
@@ -202,14 +202,14 @@ def test_planted_mistakes_are_found(ask, tmp_path):
     said = ask(commands=[words, *(wrong for wrong, _ in mistakes.values())])["commands"]
 
     assert "refused" not in said[0]
-    assert misfits(words, rows, 256, 61) == []
+    assert find_misfits(words, rows, 256, 61) == []
     for (name, (wrong, refusal)), answer in zip(mistakes.items(), said[1:], strict=True):
         if refusal is not None:
             assert refusal in answer.get("refused", ""), (name, answer)
         else:
-            assert misfits(wrong, rows, 256, 61), name
-    assert misfits(words, rows[:58], 256, 61) == ["a row a layer"]
-    assert misfits(words, [row[:-1] for row in rows], 256, 61) == ["a slot a place"]
+            assert find_misfits(wrong, rows, 256, 61), name
+    assert find_misfits(words, rows[:58], 256, 61) == ["a row a layer"]
+    assert find_misfits(words, [row[:-1] for row in rows], 256, 61) == ["a slot a place"]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from planner.facts.model import Model
 from planner.families import model_of
-from planner.families.module_names import ModuleNames, spelled
+from planner.families.module_names import ModuleNames, spell_module
 from planner.families.registry import FAMILIES, TOWERS
 from tests.planner.families.model_parts import parameters_of
 
@@ -147,7 +147,7 @@ def test_modules_are_called_as_in_transformers(family):
     model = planned(config, family)
     known = ModuleNames([name.removesuffix(".weight") for name, _ in parameters(config)])
     ours = {(i, each.module) for i, layer in enumerate(model.layers) for each in layer.matrices(1) if each.module}
-    names = {each: spelled(each[1], [f"model.layers.{each[0]}"], model.model_type) for each in sorted(ours)}
+    names = {each: spell_module(each[1], [f"model.layers.{each[0]}"], model.model_type) for each in sorted(ours)}
 
     assert [each for each, name in names.items() if not known.cover(name)] == []
 

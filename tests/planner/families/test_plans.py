@@ -150,8 +150,8 @@ def test_no_precision_is_larger_than_bf16_or_smaller_than_its_weights(name, prec
 def test_kv_that_makers_say_is_fp8_is_not_planned_in_bf16_unsaid(tmp_path, engine, written, warned):
     """The engine is told BF16 as well, so the plan holds; but it has room for half the tokens."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    quantised = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantised}))
+    quantisation = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantisation}))
     phases = {phase: GPU_SPEC[phase] | written for phase in ("prefill", "decode")}
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(GPU_SPEC | {"engine": engine} | phases))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.facts.model import Model
 from planner.families import model_of, read_model_config
-from planner.families.module_names import NAME_WAYS, ModuleNames, Unreadable, spelled
+from planner.families.module_names import NAME_WAYS, ModuleNames, Unreadable, spell_module
 from planner.families.published import FOLDER
 from planner.layout.weights import weights_of
 from planner.problems.finding import Finding
@@ -286,7 +286,7 @@ def test_an_mtp_module_is_the_layer_after_the_last():
 def named(name, family="deepseek_v3"):
     """Return every spelling of a module of a layer."""
     place, module = re.match(r"(.*?layers\.\d+)\.(.*)", name).groups()
-    return spelled(module, [place], family)
+    return spell_module(module, [place], family)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_an_entry_covers_modules_as_engines_read_it(entry, module, is_covered):
 )
 def test_a_module_has_the_names_of_its_family(family, entry, module, is_covered):
     """Linear attention is `linear_attn`, and Qwen's shared expert is none of `experts`."""
-    assert ModuleNames([entry]).cover(spelled(module, ["model.layers.3"], family)) is is_covered
+    assert ModuleNames([entry]).cover(spell_module(module, ["model.layers.3"], family)) is is_covered
 
 
 # As published: in llm-compressor's recipes, and the files of those who use it
@@ -474,7 +474,7 @@ def test_names_are_shorter_than_a_repetition_is_counted():
     names = [
         name
         for module, family in matrices
-        for each in [spelled(module, [longest], family)]
+        for each in [spell_module(module, [longest], family)]
         for name in (*each.own, *each.fused)
     ]
 
