@@ -106,7 +106,7 @@ class KvLayout(_Part):
     this; otherwise it goes over TCP.
     """
 
-    wire_version: Literal[10]
+    wire_version: Literal[11]
     dtype: Literal["fp32", "bf16"]
     bytes_per_token: AtLeastOne
     transport: Literal["tcp", "nixl"] = "tcp"

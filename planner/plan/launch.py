@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 LAUNCH_VERSION = 2
-KV_WIRE_VERSION = 10
+KV_WIRE_VERSION = 11
 # A rank on a CPU compiles before it is ready, so a step stalls only in a collective, which times out after 120 s
 # (STEP_TIMEOUT in `runtime/expert_parallel/group.py`). The rest allows for heartbeats, which come every 10 s.
 CPU_STALL_S = 150

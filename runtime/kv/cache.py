@@ -169,6 +169,20 @@ class LatentCache:
         self.link.finish(self._pages.device)
         return latents
 
+    def join_outside(self, first: Tensor, rest: Tensor) -> Tensor | None:
+        """Copy latents in host memory, of tokens and of those that follow, to one piece `[num_layers, T, C]`.
+
+        Return None where it has no room for that.
+        """
+        if not self.memory.take("swapped", first.nbytes + rest.nbytes):
+            return None
+        num_first = first.shape[1]
+        latents = self.link.empty((len(first), num_first + rest.shape[1], first.shape[2]), first.dtype)
+        latents[:, :num_first] = first
+        latents[:, num_first:] = rest
+        self.memory.watch("swapped", latents)
+        return latents
+
     def _rows(self, table: PageTable, start: int, end: int) -> Tensor:
         """Return the rows of a request's tokens from `start` to before `end` in every layer."""
         return torch.tensor(slot_mapping(table, start, end), dtype=torch.long, device=self._pages.device)

@@ -2,7 +2,7 @@
 
     decode rank                                      prefill rank
         share(memory)
-        describe()  --Landing(description, address)-->   meet(description) -> peer
+        describe()  --Proceed(description, address)-->   meet(description) -> peer
                                                          await write(part, peer, address)
 
 UCX carries them: messages through POSIX shared memory, and bytes by process_vm_writev(2), which the kernel allows

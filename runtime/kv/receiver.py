@@ -1,6 +1,7 @@
 """The decode rank's end of KV transfer: a server on the rank's KV port.
 
-    Offer    short; ticket, digest, shape and size are checked before anything is allocated
+    Offer    short; ticket, digest, shape and size are checked before anything is allocated. The answer, Proceed, says
+             how much of it this rank has already (`held_prefix.py`)
     Piece    rows of one layer, in order within it, each with its CRC-32, read to where they stay
     Handover the request itself; with it every layer must be whole. Accepted, or Refused
 
@@ -24,20 +25,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from runtime.errors import RuntimeFailure, WireError
 from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
+from runtime.kv.held_prefix import HeldPrefix, PrefixHolder
+from runtime.kv.index import NAME_BYTES
 from runtime.kv.nixl import NixlAgent
 from runtime.kv.room import HostMemory, Staging, max_host_bytes, staged_bytes
-from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes
+from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes, num_offered_blocks
 from runtime.kv.tickets import Tickets
 from runtime.launch import KvLayout, UnitLaunch
+from runtime.protocol.block_chain import chain_blocks
 from runtime.protocol.bounds import explain_uncomputable
 from runtime.protocol.complaints import Complaints
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.frames import MAX_HEADER_BYTES, PIECE_BYTES, STRANGER_HEADER_BYTES, FrameReader, encode_frame
-from runtime.protocol.messages import Accepted, FromPrefill, Handover, HandoverReply, Landing, Offer, Piece, Refused
+from runtime.protocol.messages import Accepted, FromPrefill, Handover, HandoverReply, Offer, Piece, Proceed, Refused
 from runtime.protocol.sockets import detect_vanished_peer, is_local
 
 __all__ = ["KvReceiver", "check_layout"]
@@ -68,15 +74,18 @@ class KvReceiver:
         launch: UnitLaunch,
         token_shape: tuple[int, int],
         vocab_size: int,
-        accept: Callable[[Handover, Tensor], None],
+        accept: Callable[[Handover, Tensor, HeldPrefix], None],
         link: HostLink | None = None,
         memory: HostMemory | None = None,
         agent: NixlAgent | None = None,
+        holder: PrefixHolder | None = None,
     ) -> None:
         """Make the server. `token_shape` is (num_layers, latent_dim). Raise RuntimeFailure where memory is short.
 
-        `accept` gets every request that passed the checks, with its latents. `link` gives the memory that they come to,
-        from which a device copies them; `memory` is the ledger of it. With an `agent`, senders write to some of it.
+        `accept` gets every request that passed the checks, with its latents and with the prefix that they continue.
+        `link` gives the memory that they come to, from which a device copies them; `memory`
+        is the ledger of it. With an `agent`, senders write to some of it. `holder` holds what this rank has of a
+        prompt; without one, everything is sent.
         """
         self._launch = launch
         self._token_shape = token_shape
@@ -85,7 +94,7 @@ class KvReceiver:
         self._link = HostLink() if link is None else link
         is_staged = self._link.pins or agent is not None
         self._staging = Staging(self._link, staged_bytes(launch)) if is_staged else None
-        self._agent = agent
+        self._agent, self._holder = agent, holder
         if agent is not None and self._staging is not None:
             agent.share(self._staging.memory)
         self._max_requests = launch.limits.max_requests + MAX_QUEUED
@@ -139,67 +148,89 @@ class KvReceiver:
             if head is None:
                 return
             offer, payload_bytes = head
-            if not isinstance(offer, Offer) or payload_bytes:
+            if not isinstance(offer, Offer):
                 raise WireError("it does not begin with an offer")
-            reply = await self._take(offer, caller)
+            reply = await self._take(offer, payload_bytes, caller)
             caller.writer.write(encode_frame(reply))
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 await caller.writer.drain()
         self._complain(f"refused KV from {caller.writer.get_extra_info('peername')}: {reply.reason}")
 
-    async def _take(self, offer: Offer, caller: _Caller) -> HandoverReply:
+    async def _take(self, offer: Offer, payload_bytes: int, caller: _Caller) -> HandoverReply:
         if not await self._tickets.redeem(offer.request_id, offer.ticket):
             return Refused(offer.request_id, "it has no ticket, or one that was used or has ended")
         self._arriving[offer.request_id] = caller  # nobody else has: there is one ticket
+        prefix = HeldPrefix()
         try:
             _check_offer(offer, self._launch, self._token_shape)
-            latents = await self._room(offer)
-            self._name_place(offer, latents, caller)
-            handover = await _read_layers(offer, latents, caller)
-            _check_handover(handover, offer, self._launch, self._vocab_size)
+            prefix = await _read_prefix(offer, payload_bytes, caller.frames)
+            start = await self._hold(prefix)
+            latents = await self._room(offer, start)
+            self._proceed(offer, start, latents, caller)
+            handover = await _read_layers(offer, start, latents, caller)
+            _check_handover(handover, offer, prefix, self._launch, self._vocab_size)
+            if offer.request_id not in self._arriving:
+                raise WireError("it was aborted")
+            caller.place = None  # whoever hands over has nothing left to write
+            self._accept(handover, latents, prefix)
+            prefix = HeldPrefix()  # the request has the other one now
         except _Refusal as refusal:
             return Refused(offer.request_id, str(refusal))
         finally:
-            was_wanted = self._arriving.pop(offer.request_id, None) is not None
-        if not was_wanted:
-            raise WireError("it was aborted")
-        caller.place = None  # whoever hands over has nothing left to write
-        self._accept(handover, latents)
+            self._arriving.pop(offer.request_id, None)
+            if prefix.root is not None and self._holder is not None:
+                self._holder.release(prefix)
         return Accepted(offer.request_id)
 
-    def _name_place(self, offer: Offer, latents: Tensor, caller: _Caller) -> None:
-        """Tell a sender on this machine where to write, or that it may not."""
-        if self._agent is None or self._staging is None or not is_local(caller.writer):
-            return
+    async def _hold(self, prefix: HeldPrefix) -> int:
+        """Hold what this rank has of a prefix; return the number of tokens. The step loop answers between two steps."""
+        if prefix.root is None or self._holder is None:
+            return 0
+        loop = asyncio.get_running_loop()
+        held: asyncio.Future[int] = loop.create_future()
+
+        def answer(num_tokens: int) -> None:
+            if not held.done():
+                held.set_result(num_tokens)
+
+        self._holder.hold(prefix, lambda num_tokens: loop.call_soon_threadsafe(answer, num_tokens))
+        return await held
+
+    def _proceed(self, offer: Offer, start: int, latents: Tensor, caller: _Caller) -> None:
+        """Tell the sender what to send and, if it is on this machine, where it may write that."""
         if offer.request_id not in self._arriving:
             raise WireError("it was aborted")
-        if self._staging.contains(latents):
-            caller.place = latents
-        address = None if caller.place is None else latents.data_ptr()
-        caller.writer.write(encode_frame(Landing(offer.request_id, self._agent.describe(), address)))
+        agent = address = None
+        is_staged = self._staging is not None and self._staging.contains(latents)
+        if self._agent is not None and is_staged and is_local(caller.writer):
+            caller.place, agent, address = latents, self._agent.describe(), latents.data_ptr()
+        caller.writer.write(encode_frame(Proceed(offer.request_id, start, agent, address)))
 
-    async def _room(self, offer: Offer) -> Tensor:
-        """Return memory for a request that it stays in; its room is given back when nobody has it any more."""
-        num_bytes = offer.shape[1] * self._launch.kv_cache.bytes_per_token
+    async def _room(self, offer: Offer, start: int) -> Tensor:
+        """Return memory for latents from `start` on. Its room is given back when nobody has it any more."""
+        num_layers, num_tokens, latent_dim = offer.shape
+        shape = [num_layers, num_tokens - start, latent_dim]
+        num_bytes = shape[1] * self._launch.kv_cache.bytes_per_token
         if not self._host_memory.take("arriving", num_bytes, self._max_requests):
             raise _Refusal("this rank holds as much KV outside its cache as it may")
         try:
-            latents = await self._memory(offer)
+            latents = await self._memory(shape, DTYPES[offer.dtype])
         except BaseException:
             self._host_memory.give_back("arriving", num_bytes)
             raise
         self._host_memory.watch("arriving", latents)
         return latents
 
-    async def _memory(self, offer: Offer) -> Tensor:
+    async def _memory(self, shape: list[int], dtype: torch.dtype) -> Tensor:
         """Return memory for a request. Memory that is not pinned is there at once, and so is what was pinned before.
 
         Beyond that it is pinned now, which other connections need not wait for. Torch keeps it for later requests.
         """
-        memory = offer.shape, DTYPES[offer.dtype]
-        if self._staging is not None and (latents := self._staging.take(*memory)) is not None:
+        if self._staging is not None and (latents := self._staging.take(shape, dtype)) is not None:
             return latents
-        return await asyncio.to_thread(self._link.empty, *memory) if self._link.pins else self._link.empty(*memory)
+        if self._link.pins:
+            return await asyncio.to_thread(self._link.empty, shape, dtype)
+        return self._link.empty(shape, dtype)
 
 
 class _Refusal(Exception):
@@ -229,7 +260,19 @@ def _check_offer(offer: Offer, launch: UnitLaunch, token_shape: tuple[int, int])
         raise _Refusal(f"its KV is of {num_tokens:,} tokens, this unit takes 1 to {limit:,}")
 
 
-def _check_handover(handover: Handover, offer: Offer, launch: UnitLaunch, vocab_size: int) -> None:
+async def _read_prefix(offer: Offer, payload_bytes: int, frames: FrameReader[FromPrefill]) -> HeldPrefix:
+    """Return an offer's chain of block names, of which nothing is held yet. Raise _Refusal."""
+    if not payload_bytes:
+        return HeldPrefix()
+    expected = NAME_BYTES * (1 + num_offered_blocks(offer))
+    if payload_bytes != expected:
+        raise _Refusal(f"its chain of block names has {payload_bytes:,} bytes, that of its tokens {expected:,}")
+    chain = bytes(await frames.read_payload(payload_bytes))
+    root, *names = (chain[first : first + NAME_BYTES] for first in range(0, len(chain), NAME_BYTES))
+    return HeldPrefix(root, names)
+
+
+def _check_handover(handover: Handover, offer: Offer, prefix: HeldPrefix, launch: UnitLaunch, vocab_size: int) -> None:
     """Raise _Refusal."""
     limit = launch.limits.max_request_tokens
     reason = explain_uncomputable(handover.prompt_ids, handover.generated, handover.sampling, vocab_size, limit)
@@ -240,12 +283,19 @@ def _check_handover(handover: Handover, offer: Offer, launch: UnitLaunch, vocab_
     least, most = len(handover.prompt_ids), len(handover.prompt_ids) + len(handover.generated) - 1
     if not least <= offer.shape[1] <= most:
         raise _Refusal(f"its KV is of {offer.shape[1]:,} tokens, the request's would be of {least:,} to {most:,}")
+    if prefix.root is not None:
+        token_ids = [*handover.prompt_ids, *handover.generated][: len(prefix.names) * PAGE_TOKENS]
+        if chain_blocks(prefix.root, token_ids) != prefix.names:
+            raise _Refusal("its block names are not those of its tokens")
 
 
-async def _read_layers(offer: Offer, latents: Tensor, caller: _Caller) -> Handover:
-    """Read pieces until the request itself comes. Raise _Refusal, and WireError for what no sender does."""
-    num_layers, num_tokens, _ = latents.shape
-    num_read = [0] * num_layers
+async def _read_layers(offer: Offer, start: int, latents: Tensor, caller: _Caller) -> Handover:
+    """Read the latents of the tokens from `start` on, until the request itself comes.
+
+    Raise _Refusal, and WireError for what no sender does.
+    """
+    num_layers, num_tokens, _ = offer.shape
+    num_read = [start] * num_layers
     while True:
         head = await _next_header(caller.frames, LONGEST_PAUSE_S)
         if head is None:
@@ -258,7 +308,7 @@ async def _read_layers(offer: Offer, latents: Tensor, caller: _Caller) -> Handov
         num_read[message.layer] = end = message.start + message.num_tokens
         if not message.start < end <= num_tokens:
             raise WireError("a piece is empty, or longer than its layer")
-        place = as_bytes(latents[message.layer, message.start : end])
+        place = as_bytes(latents[message.layer, message.start - start : end - start])
         if payload_bytes or caller.place is None:
             await _read_payload(payload_bytes, place, caller.frames)
         if zlib.crc32(place) != message.checksum:

@@ -1,10 +1,14 @@
 """The prefill rank's end of KV transfer: each layer's latents leave while the layers after it are computed.
 
-    step loop --views of latents--> Outgoing --Offer, Piece, Piece, ..., Handover--> decode rank --Accepted--> counted
+    step loop --views of latents--> Outgoing --Offer--> decode rank --Proceed(start)-->
+                                    Outgoing --Piece, Piece, ..., Handover--> decode rank --Accepted--> counted
 
-Where both launch files say `nixl` and the decode rank is on this machine, it answers an offer with a place in its
-memory, and rows are written there; their pieces then bring no payload, only a checksum. The end of a connection is its
-last write's: the decode rank uses the place again once it sees that end, which a process that dies brings about too.
+An offer brings the names of the prompt's blocks. The decode rank answers how many tokens of them it has, and their
+latents are not sent.
+
+Where both launch files say `nixl` and the decode rank is on this machine, the answer also names a place in its memory,
+and rows are written there; their pieces then bring no payload, only a checksum. The end of a connection is its last
+write's: the decode rank uses the place again once it sees that end, which a process that dies brings about too.
 
 A request's pieces queue here until its decode rank has read them. A slow one holds up nobody else: each request has a
 connection to itself, kept for the next one, and what is held for all of them is bounded. Beyond the bound, the request
@@ -21,7 +25,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -30,11 +34,12 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure, WireError
 from runtime.kv.nixl import NixlAgent, Peer
 from runtime.protocol.complaints import Complaints
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Accepted, FromDecode, Handover, HandoverReply, Landing, Offer, Piece, Refused
+from runtime.protocol.messages import Accepted, FromDecode, Handover, HandoverReply, Offer, Piece, Proceed, Refused
 from runtime.protocol.sockets import detect_vanished_peer, is_connected, is_local
 
-__all__ = ["MAX_PIECE_BYTES", "KvSender", "Outgoing", "TransferCounters", "as_bytes"]
+__all__ = ["MAX_PIECE_BYTES", "KvSender", "Outgoing", "SentBytes", "TransferCounters", "as_bytes", "num_offered_blocks"]
 
 REPLY_TIMEOUT_S = 30.0  # for the answer, and for each piece
 MAX_PIECE_BYTES = 4 * 2**20  # assumed: its checksum takes 1.4 ms, for which this rank's other connections wait
@@ -46,11 +51,20 @@ TOO_SLOW = "it takes its KV too slowly"
 class TransferCounters(Protocol):
     """Counts what was handed over."""
 
-    def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float, seconds_after_prompt: float) -> None:
+    def kv_sent(self, num_bytes: "SentBytes", seconds: float, seconds_after_prompt: float) -> None:
         """Hear that one request was handed over and accepted.
 
         `seconds` are from its first layer on, `seconds_after_prompt` from the moment when all of it was computed.
         """
+
+
+@dataclass(frozen=True)
+class SentBytes:
+    """The bytes of a request's latents that were sent, of all that was sent around them, and of latents not sent."""
+
+    payload: int = 0
+    framing: int = 0
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,12 +76,20 @@ class _Rows:
     latent_TC: Tensor
     arrived: Callable[[], None] | None
 
+    def cut(self, start: int) -> "_Rows":
+        """Return the rows from position `start` on, perhaps none."""
+        num_cut = min(max(start - self.start, 0), len(self.latent_TC))
+        return replace(self, start=self.start + num_cut, latent_TC=self.latent_TC[num_cut:])
+
 
 class Outgoing:
-    """One request's KV, as far as it is computed and not sent. Used from one event loop."""
+    """One request's KV, as far as it is computed and not sent. Used from one event loop.
 
-    def __init__(self, offer: Offer) -> None:
-        self.offer = offer
+    `chain` is the offer's payload: the root and the names of `num_offered_blocks`, or nothing.
+    """
+
+    def __init__(self, offer: Offer, chain: bytes = b"") -> None:
+        self.offer, self.chain = offer, chain
         self.held_bytes = 0
         self.handover: Handover | None = None
         self.failure: str | None = None
@@ -164,7 +186,7 @@ class KvSender:
             self._complain(f"the decode rank at {host}:{port} refused KV: {reply.reason}")
             raise RuntimeFailure(f"the decode rank refused it: {reply.reason}")
         now = time.perf_counter()
-        self._counters.kv_sent(*connection.take_counts(), now - outgoing.began, now - outgoing.ended)
+        self._counters.kv_sent(connection.sent, now - outgoing.began, now - outgoing.ended)
 
     def _connection(self, host: str, port: int) -> "_Connection":
         idle = self._idle.get((host, port), [])
@@ -198,15 +220,16 @@ class KvSender:
 
 @dataclass(frozen=True)
 class _Place:
-    """A place in a peer's memory for one request's latents `[num_layers, num_cached, latent_dim]`."""
+    """A place in a peer's memory for a request's latents `[num_layers, end - start, latent_dim]`."""
 
     peer: Peer
     address: int
-    num_tokens: int
+    start: int
+    end: int
 
-    def find(self, layer: int, start: int, row_bytes: int) -> int:
+    def find(self, layer: int, position: int, row_bytes: int) -> int:
         """Return the address of a row."""
-        return self.address + (layer * self.num_tokens + start) * row_bytes
+        return self.address + (layer * (self.end - self.start) + position - self.start) * row_bytes
 
 
 class _Connection:
@@ -219,7 +242,7 @@ class _Connection:
         self._writer: asyncio.StreamWriter | None = None
         self._replies: FrameReader[FromDecode] | None = None
         self._writing: asyncio.Future[None] | None = None  # a write into the peer's memory that may go on
-        self._payload_bytes = self._framing_bytes = 0
+        self.sent = SentBytes()  # of the last request
         self.is_reusable = False
 
     @property
@@ -229,28 +252,21 @@ class _Connection:
 
     async def carry(self, outgoing: Outgoing) -> HandoverReply:
         """Send one request as it is computed, and return the answer. Raise OSError, TimeoutError or WireError."""
-        self.is_reusable = False
+        self.is_reusable, self.sent = False, SentBytes()
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             replies = await self._open()
         answer = _listen(replies, outgoing)
         try:
-            await self._write(encode_frame(outgoing.offer))
-            place = None
-            if (landing := await self._landing(answer)) is not None:
+            await self._write(encode_frame(outgoing.offer, len(outgoing.chain)) + outgoing.chain)
+            if (proceed := await _read_proceed(answer, outgoing)) is not None:
                 answer = _listen(replies, outgoing)
-                place = self._place(landing, outgoing.offer)
-            while (rows := await outgoing.next_rows(answer.done)) is not None:
-                await self._write_rows(rows, place)
+                place = self._place(proceed, outgoing.offer)
+                while (rows := await outgoing.next_rows(answer.done)) is not None:
+                    await self._write_rows(rows, proceed.start, place)
             return await self._end(outgoing, answer)
         finally:
             if not answer.cancel() and not answer.cancelled():
                 answer.exception()  # whatever broke the writing broke the reading too
-
-    def take_counts(self) -> tuple[int, int]:
-        """Return the bytes of payload and of framing since this was called last."""
-        counts = self._payload_bytes, self._framing_bytes
-        self._payload_bytes = self._framing_bytes = 0
-        return counts
 
     def abort(self) -> None:
         """Close it, after a write into the peer's memory that goes on; what is queued for it goes nowhere."""
@@ -266,30 +282,19 @@ class _Connection:
             self._replies = FrameReader(self._stream, FromDecode)
         return self._replies
 
-    async def _landing(self, answer: "_Answer") -> Landing | None:
-        """Return what the decode rank says first, if it is that: `_end` reports all else."""
-        assert self._writer is not None
-        if self._meet is None or not is_local(self._writer):
-            return None
-        await asyncio.wait({answer}, timeout=REPLY_TIMEOUT_S)
-        if not answer.done():
-            raise TimeoutError
-        frame = None if answer.exception() is not None else answer.result()
-        return frame[0] if frame is not None and isinstance(frame[0], Landing) else None
-
-    def _place(self, landing: Landing, offer: Offer) -> _Place | None:
+    def _place(self, proceed: Proceed, offer: Offer) -> _Place | None:
         """Return where to write, or None if the connection has to carry the payloads."""
-        assert self._meet is not None
-        if landing.address is None:
+        assert self._writer is not None
+        if proceed.agent is None or proceed.address is None or self._meet is None or not is_local(self._writer):
             return None
-        peer = self._meet(self._host, self._port, landing.agent)
-        return _Place(peer, landing.address, offer.shape[1]) if peer.is_writable else None
+        peer = self._meet(self._host, self._port, proceed.agent)
+        return _Place(peer, proceed.address, proceed.start, offer.shape[1]) if peer.is_writable else None
 
     async def _end(self, outgoing: Outgoing, answer: "_Answer") -> HandoverReply:
         """Send the request itself unless it is answered already, and return the answer."""
         if outgoing.failure is not None:
             raise WireError(outgoing.failure)
-        if not answer.done():
+        if has_asked := not answer.done():
             assert outgoing.handover is not None
             await self._write(encode_frame(outgoing.handover))
         async with asyncio.timeout(REPLY_TIMEOUT_S):
@@ -298,17 +303,21 @@ class _Connection:
             raise WireError("the decode rank closed the connection")
         reply = frame[0]
         if isinstance(reply, Accepted):
-            if outgoing.handover is None:
+            if not has_asked:
                 raise WireError("the decode rank accepted what it had not got")
             self.is_reusable = True
-        elif isinstance(reply, Landing):
-            raise WireError("the decode rank names a place out of turn")
+        elif isinstance(reply, Proceed):
+            raise WireError("the decode rank answers an offer twice")
         return reply
 
-    async def _write_rows(self, rows: _Rows, place: _Place | None) -> None:
+    async def _write_rows(self, rows: _Rows, start: int, place: _Place | None) -> None:
+        """Send rows, but none before position `start`."""
         if rows.arrived is not None:
             await asyncio.to_thread(rows.arrived)
-        num_tokens, row_bytes = len(rows.latent_TC), rows.latent_TC[0].nbytes
+        row_bytes, num_before = rows.latent_TC[0].nbytes, len(rows.latent_TC)
+        rows = rows.cut(start)
+        num_tokens = len(rows.latent_TC)
+        self._count(skipped=(num_before - num_tokens) * row_bytes)
         step = max(MAX_PIECE_BYTES // row_bytes, 1)
         payload = as_bytes(rows.latent_TC)
         for first in range(0, num_tokens, step):
@@ -330,17 +339,21 @@ class _Connection:
         self._writing.add_done_callback(lambda ended: ended.exception())  # nobody may be waiting for it any more
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             await asyncio.shield(self._writing)
-        self._payload_bytes += len(part)
+        self._count(payload=len(part))
 
     async def _write(self, frame: bytes, payload: memoryview | None = None) -> None:
         assert self._writer is not None
         self._writer.write(frame)
-        self._framing_bytes += len(frame)
+        self._count(framing=len(frame))
         if payload is not None:
             self._writer.write(payload)
-            self._payload_bytes += len(payload)
+            self._count(payload=len(payload))
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             await self._writer.drain()
+
+    def _count(self, payload: int = 0, framing: int = 0, skipped: int = 0) -> None:
+        sent = self.sent
+        self.sent = SentBytes(sent.payload + payload, sent.framing + framing, sent.skipped + skipped)
 
 
 _Answer = asyncio.Future[tuple[FromDecode, bytearray] | None]
@@ -351,6 +364,25 @@ def _listen(replies: FrameReader[FromDecode], outgoing: Outgoing) -> _Answer:
     answer = asyncio.ensure_future(replies.read())
     answer.add_done_callback(lambda _: outgoing.wake())
     return answer
+
+
+async def _read_proceed(answer: _Answer, outgoing: Outgoing) -> Proceed | None:
+    """Return how a decode rank proceeds with an offer. If it says anything else, `_end` reports that."""
+    await asyncio.wait({answer}, timeout=REPLY_TIMEOUT_S)
+    if not answer.done():
+        raise TimeoutError
+    frame = None if answer.exception() is not None else answer.result()
+    if frame is None or not isinstance(proceed := frame[0], Proceed):
+        return None
+    most = num_offered_blocks(outgoing.offer) if outgoing.chain else 0
+    if proceed.start % PAGE_TOKENS or proceed.start > most * PAGE_TOKENS:
+        raise WireError(f"the decode rank has {proceed.start:,} tokens of {most:,} offered blocks")
+    return proceed
+
+
+def num_offered_blocks(offer: Offer) -> int:
+    """Return how many blocks an offer names: the whole ones before its last token, so that something is to be sent."""
+    return max(offer.shape[1] - 1, 0) // PAGE_TOKENS
 
 
 def as_bytes(latents: Tensor) -> memoryview:

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAGIC = b"TDML"
-VERSION = 10
+VERSION = 11
 _PREFIX = struct.Struct("!4sHHIQ")
 FRAME_PREFIX_BYTES = _PREFIX.size
 MAX_HEADER_BYTES = 16 * 2**20

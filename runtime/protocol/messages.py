@@ -7,13 +7,14 @@
     gateway -> rank       Prefill and Embed start a request (at a prefill or mixed rank); Expect announces its KV to a
                           decode rank; Abort ends one; Dismissed lets a draining rank end; Rejected ends it at once;
                           Wait sends it no requests; Ping asks whether it lives; Renewed answers Renewal
-    prefill -> decode     Offer, then Pieces of the prompt's latent KV as they are computed, then Handover; answered by
-                          Accepted or Refused, and before that by Landing where the prefill rank may write it
+    prefill -> decode     Offer, answered by Proceed; then Pieces of the prompt's latent KV as they are computed, then
+                          Handover, answered by Accepted. Refused may come instead of either answer, or between them
     node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
 
 A request: gateway --Expect--> decode rank
            gateway --Prefill--> prefill rank --Token (the first)--> gateway
-                                prefill rank --Offer, KV, Handover--> decode rank --Token, Token, ...--> gateway
+                                prefill rank --Offer--> decode rank --Proceed--> prefill rank
+                                prefill rank --KV, Handover--> decode rank --Token, Token, ...--> gateway
 """
 
 from typing import Annotated, Literal
@@ -39,7 +40,6 @@ __all__ = [
     "Handover",
     "HandoverReply",
     "Hello",
-    "Landing",
     "Load",
     "Logprobs",
     "Moved",
@@ -50,6 +50,7 @@ __all__ = [
     "Pong",
     "Prefill",
     "PrefixHit",
+    "Proceed",
     "RankState",
     "Refused",
     "Rejected",
@@ -276,7 +277,11 @@ class Rejected(_Message):
 
 
 class Offer(_Message):
-    """A request's KV comes next: latents of `shape` `[num_layers, num_cached, latent_dim]`."""
+    """A request's KV comes next: latents of `shape` `[num_layers, num_cached, latent_dim]`.
+
+    The payload lets the decode rank find what it has of them: the root of the chain of block names, then the names of
+    the whole blocks before the last cached token. Without a payload the request shares nothing.
+    """
 
     request_id: str
     ticket: str
@@ -288,8 +293,8 @@ class Offer(_Message):
 class Piece(_Message):
     """The payload is `[num_tokens, latent_dim]` of one layer from position `start` on, C order; `checksum` its CRC-32.
 
-    The pieces of a layer come in order and without gaps; layers may take turns. A piece that was written to its Landing
-    has no payload.
+    The pieces of a layer come in order and without gaps; layers may take turns. A piece that was written to the decode
+    rank's memory has no payload.
     """
 
     layer: Amount
@@ -298,16 +303,17 @@ class Piece(_Message):
     checksum: Amount
 
 
-class Landing(_Message):
-    """An offer's latents may be written to the decode rank's memory, at `address`.
+class Proceed(_Message):
+    """The decode rank takes an offer, and has the latents of its tokens before `start`: the others are to be sent.
 
-    `agent` says how to reach that memory, as NIXL describes it, in base64. Without an address, the pieces bring their
-    payloads. Only ranks of one machine whose launch files say `nixl` send or read it, so it is no other version.
+    With an `address`, a prefill rank on the same machine may write them there, all layers of those tokens. `agent` says
+    how to reach that memory, as NIXL describes it, in base64. Otherwise the pieces bring them.
     """
 
     request_id: str
-    agent: str
-    address: Amount | None
+    start: Amount
+    agent: str | None = None
+    address: Amount | None = None
 
 
 class Handover(_Message):
@@ -321,6 +327,7 @@ class Handover(_Message):
     prompt_ids: list[int]
     generated: list[int]
     sampling: Sampling
+    cache_salt: str = ""
 
 
 class Accepted(_Message):
@@ -360,7 +367,7 @@ FromRank = Hello | Renewal | Moved | State | Load | StepTime | PrefixHit | Token
 FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Wait | Renewed | Ping
 FromPrefill = Offer | Piece | Handover
 HandoverReply = Accepted | Refused
-FromDecode = Landing | Accepted | Refused
+FromDecode = Proceed | Accepted | Refused
 FromLeader = Place | Wait | Rejected
 
 

@@ -2,28 +2,48 @@
 
 An Abort comes from the gateway. If it comes before the request's KV, it ends the transfer (`kv/receiver.py`), so no
 request arrives here after its Abort.
+
+Before a request arrives, this rank may be asked to hold what it has of the prompt (`kv/held_prefix.py`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from runtime.kv.held_prefix import HeldPrefix
 from runtime.protocol.messages import Handover
 from runtime.serving.request import Request
 from runtime.serving.step_loop import Phase
 
-__all__ = ["Arrival", "DecodePhase"]
+__all__ = ["Arrival", "DecodePhase", "Hold", "Release"]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The question how many tokens of an offered request are here. They are held until it arrives, or Release."""
+
+    prefix: HeldPrefix
+    answer: Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The request of this prefix will not arrive."""
+
+    prefix: HeldPrefix
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request as it came from prefill; `latents` is `[num_layers, num_cached, latent_dim]`."""
+    """A request as it came from prefill. `latents` `[num_layers, T, latent_dim]` follow those of its `prefix`."""
 
     handover: Handover
     latents: Tensor
+    prefix: HeldPrefix = field(default_factory=HeldPrefix)
 
 
-class DecodePhase(Phase[Arrival]):
+class DecodePhase(Phase[Hold | Release | Arrival]):
     """Requests come from prefill ranks and stay to their ends."""
 
     def prepare(self) -> None:
@@ -31,16 +51,31 @@ class DecodePhase(Phase[Arrival]):
         limits = self._launch.limits
         self._engine.capture_steps(self._scheduler.cache, limits.max_requests, limits.max_request_tokens)
 
-    def arrive(self, message: Arrival) -> None:
-        """Queue a prompt with its latents and its tokens so far."""
-        handover = message.handover
-        self._scheduler.add(
-            Request(
-                handover.request_id,
-                handover.prompt_ids,
-                handover.sampling,
-                generated=list(handover.generated),
-                num_cached=message.latents.shape[1],
-                latents=message.latents,
-            )
+    def arrive(self, message: Hold | Release | Arrival) -> None:
+        """Hold or release a prefix, or queue a prompt with its latents and its tokens so far."""
+        match message:
+            case Hold(prefix, answer):
+                answer(self._scheduler.prefixes.hold(prefix))
+            case Release(prefix):
+                self._scheduler.prefixes.release(prefix)
+            case Arrival():
+                self._scheduler.add(self._request(message))
+
+    def _request(self, arrival: Arrival) -> Request:
+        handover, prefix = arrival.handover, arrival.prefix
+        return Request(
+            handover.request_id,
+            handover.prompt_ids,
+            handover.sampling,
+            generated=list(handover.generated),
+            num_cached=prefix.num_tokens + arrival.latents.shape[1],
+            num_kept=prefix.num_tokens,
+            latents=arrival.latents,
+            prefix=prefix,
+            table=prefix.table,  # the same list: it is empty once the prefix gives way
+            block_root=prefix.root,
+            cache_salt=handover.cache_salt,
+            names=list(prefix.names),
+            shares_answer=not self._launch.deterministic,
+            can_start_over=False,
         )

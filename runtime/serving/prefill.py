@@ -3,6 +3,7 @@
 A request's KV moves while its prompt is computed: each layer's latents leave as soon as they exist.
 """
 
+from runtime.kv.sender import num_offered_blocks
 from runtime.protocol.bounds import explain_bad_address
 from runtime.protocol.messages import Failed, Handover, Offer, Prefill
 from runtime.serving.request import Request
@@ -27,13 +28,16 @@ class PrefillPhase(Phase[Prefill]):
         request = self._accept_prompt(message)
         if _is_handed_over(request):
             offer, link = self._offer(request, message), self._scheduler.cache.link
-            request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link)
+            chain = _chain(request, num_offered_blocks(offer))
+            request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link, chain)
 
     def follow(self, request: Request) -> None:
         """Hand the request over. Its new token has been sent, or its decode rank replays the tokens that it has."""
         assert request.transfer is not None
         self._scheduler.end(request)
-        request.transfer.finish(Handover(request.id, request.prompt_ids, request.generated, request.sampling))
+        request.transfer.finish(
+            Handover(request.id, request.prompt_ids, request.generated, request.sampling, request.cache_salt)
+        )
 
     def _offer(self, request: Request, message: Prefill) -> Offer:
         assert message.kv_ticket is not None
@@ -45,6 +49,13 @@ class PrefillPhase(Phase[Prefill]):
             shape=[num_layers, request.num_to_prefill, latent_dim],
             dtype=self._launch.kv_cache.dtype,
         )
+
+
+def _chain(request: Request, num_blocks: int) -> bytes:
+    """Return the root of a request's chain and its first names; nothing if it shares no blocks."""
+    if request.block_root is None:
+        return b""
+    return b"".join([request.block_root, *request.block_names(0, num_blocks)])
 
 
 def _is_handed_over(request: Request) -> bool:

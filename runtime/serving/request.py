@@ -16,10 +16,13 @@ Where its latents are:
                (`kv/blocks.py`).
     latents    In host memory, while the request waits outside the cache. It has no pages then, and `latents` begin
                after the `num_kept` tokens that were in shared pages.
+    prefix     Of a request that arrived from prefill and waits: its first tokens, which this rank had already and holds
+               for it (`kv/held_prefix.py`). They are the `num_kept`, and `table` has their pages.
     arrival    On their way from host memory into pages.
 
-`loading` numbers the blocks that were found in host memory. They are in the request's own pages once the `arrival` has
-come. `fetched` numbers the blocks that a slower tier brought to host memory for this request.
+`loading` numbers the blocks that were found in host memory, or that came from prefill. They are in the request's own
+pages once the `arrival` has come. `fetched` numbers the blocks that a slower tier brought to host memory for this
+request.
 """
 
 from dataclasses import dataclass, field
@@ -28,8 +31,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from runtime.kernels.device import Arrival
-from runtime.kv.blocks import block_names
+from runtime.kv.blocks import block_names, tenant_name
 from runtime.kv.cache import PageTable
+from runtime.kv.held_prefix import HeldPrefix
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Handover, Sampling
@@ -63,10 +67,11 @@ class Request:
     """A request on this rank. `latents` is `[num_layers, num_cached - num_kept, latent_dim]`.
 
     `num_generated_to_prefill`: how many generated tokens are computed as a part of the prompt. `transfer` takes its
-    latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt, without a token.
-    `block_root` begins its chain of block names; without one it shares no blocks. If it `shares_answer`, blocks of its
-    answer are shared too. On a disk its blocks take its `tenant`'s room. `num_found` counts the tokens whose latents
-    were in memory at the last look, `num_hits` those whose latents it found instead of computing them.
+    latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt, without a token. If it
+    `can_start_over`, this rank can compute its prompt again. `block_root` begins its chain of block names, for which
+    its `cache_salt` counts; without a root it shares no blocks. If it `shares_answer`, blocks of its answer are shared
+    too. `num_found` counts the tokens whose latents were in memory at the last look, `num_hits` those whose latents it
+    found instead of computing them.
     """
 
     id: str
@@ -77,11 +82,13 @@ class Request:
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
     arrival: Arrival | None = None
+    prefix: HeldPrefix | None = None
     transfer: Transfer | None = None
     embeds: bool = False
+    can_start_over: bool = True
     num_generated_to_prefill: int = 0
     block_root: bytes | None = None
-    tenant: bytes = b""
+    cache_salt: str = ""
     shares_answer: bool = False
     loading: range = range(0)
     fetched: range = range(0)
@@ -90,12 +97,17 @@ class Request:
     num_hits: int = 0
     starts_over: bool = False  # latents that it had computed or found before are gone
     constraint: "Constraint | None" = None  # of an answer that must be JSON; made for its first draw here
-    _names: list[bytes] = field(default_factory=list)  # of its first blocks, as many as were needed so far
+    names: list[bytes] = field(default_factory=list)  # of its first blocks, as many as were needed so far
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens of prompt and output so far."""
         return len(self.prompt_ids) + len(self.generated)
+
+    @property
+    def tenant(self) -> bytes:
+        """The name of whoever has the room that its blocks take on a disk."""
+        return tenant_name(self.cache_salt)
 
     @property
     def num_to_prefill(self) -> int:
@@ -131,17 +143,17 @@ class Request:
 
     @property
     def loading_block_names(self) -> list[bytes]:
-        """The names of the blocks that were found in host memory when the request entered the cache."""
+        """The names of the blocks that are copied from host memory when the request enters the cache."""
         return self.block_names(self.loading.start, self.loading.stop)
 
     def block_names(self, first: int, end: int) -> list[bytes]:
         """Return the names of blocks `first` to `end` - 1 of its tokens."""
         if self.block_root is None:
             return []
-        if len(self._names) < end:
-            last = self._names[-1] if self._names else self.block_root
-            self._names += block_names(last, self._tokens(len(self._names) * PAGE_TOKENS, end * PAGE_TOKENS))
-        return self._names[first:end]
+        if len(self.names) < end:
+            last = self.names[-1] if self.names else self.block_root
+            self.names += block_names(last, self._tokens(len(self.names) * PAGE_TOKENS, end * PAGE_TOKENS))
+        return self.names[first:end]
 
     def next_chunk(self, max_tokens: int) -> Chunk:
         """Return the next chunk, of at most `max_tokens` tokens."""

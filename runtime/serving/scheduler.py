@@ -6,8 +6,9 @@
     running    in the cache, in the same order, at most `max_requests`
 
 A step, in this order:
-    1. Give each decoding request room for one more token, the oldest first. When pages run out, preempt the newest
-       request: its latents go to host memory, and it goes to the head of `waiting`.
+    1. Give each decoding request room for one more token, the oldest first. When pages run out, first
+       let prefixes give way that are held for others (`kv/held_prefix.py`), then preempt the newest request: its
+       latents go to host memory, and it goes to the head of `waiting`.
     2. Admit waiting requests in order, while there are pages for all tokens of each. Latents and blocks in host memory
        are copied into the pages while other requests compute. A request takes part once they are there, or at once if
        there is nothing else to compute.
@@ -18,11 +19,11 @@ A step, in this order:
     5. Copy blocks that no request holds to host memory, about as many as the step computes. A rank without work does
        only this.
 
-A request is lost only if it is preempted and host memory has no room for it: then it is crowded out. No request
-starves: the cache has room for one request of full length, the oldest is never preempted, and nobody overtakes in
-`waiting`. A preempted request gives up the pages that it shares, and only the other pages are copied. If the shared
-ones are gone when it comes back, it starts over. Prefill, decode and mixed units get different requests and have the
-same policy.
+A request is lost only if its latents have to go to host memory and find no room there: then it is crowded out. No
+request starves: the cache has room for one request of full length, the oldest is never preempted, and nobody overtakes
+in `waiting`. A preempted request gives up the pages that it shares, and only the other pages are copied. If the shared
+ones are gone when it comes back, it starts over. A decode rank cannot compute prompts, so it copies all pages. Prefill,
+decode and mixed units get different requests and have the same policy.
 
 Models: nano-vllm's `Scheduler` (waiting and running, ask then act), mini-sglang's chunked prefill under a budget.
 """
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtime.kv.cache import LatentCache, PageTable
+from runtime.kv.held_prefix import HeldPrefix, HeldPrefixes
 from runtime.launch import Limits
 from runtime.model.forward_batch import Chunk
 from runtime.protocol.counting import PAGE_TOKENS
@@ -63,6 +65,7 @@ class Scheduler:
         self._limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.prefixes = HeldPrefixes(cache)
         self.num_preemptions = 0
         tiers: tuple[Tier, ...] = ("device",) if cache.host is None else ("device", "host")
         self.queried_tokens = Counter(dict.fromkeys(tiers, 0))  # of prompts, by the tier that was asked
@@ -88,6 +91,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         self._arrived.append(request.id)
+        if request.latents is not None:
+            self.waiting.append(request)
+            return
         self._look_up(request)
         if self._fetches is None or request.block_root is None:
             self.waiting.append(request)
@@ -102,7 +108,7 @@ class Scheduler:
         return arrived
 
     def take_crowded_out(self) -> list[Request]:
-        """Return the preempted requests that found no room in host memory since the last call."""
+        """Return the requests whose latents found no room in host memory since the last call."""
         crowded_out, self._crowded_out = self._crowded_out, []
         return crowded_out
 
@@ -166,6 +172,9 @@ class Scheduler:
         aborted = [request for request in (*self.running, *self.waiting) if request.id == request_id]
         if self._fetches is not None:
             aborted += self._fetches.abort(request_id)
+        for request in self.waiting:
+            if request.id == request_id and request.prefix is not None:
+                self.prefixes.release(request.prefix)
         self.waiting = deque(request for request in self.waiting if request.id != request_id)
         for request in [request for request in self.running if request.id == request_id]:
             self.end(request)
@@ -178,12 +187,13 @@ class Scheduler:
             if self.cache.can_allocate(request.table, request.num_tokens):
                 self.cache.allocate(request.table, request.num_tokens)
                 number += 1
-            else:
+            elif not self.prefixes.give_way():
                 self._preempt(self.running.pop())
 
     def _preempt(self, request: Request) -> None:
-        has_room = request.arrival is not None or self._swap_out(request)
+        is_outside = request.arrival is not None and (request.can_start_over or not request.num_kept)
         self._order_after_copy(request)
+        has_room = is_outside or self._swap_out(request)
         self.cache.free(request.table)
         self.num_preemptions += 1
         if has_room:
@@ -193,6 +203,8 @@ class Scheduler:
 
     def _swap_out(self, request: Request) -> bool:
         shared = min(self.cache.num_shared(request.table), request.num_cached // PAGE_TOKENS)
+        if not request.can_start_over:
+            shared = 0
         request.num_kept = shared * PAGE_TOKENS
         request.latents = self.cache.swap_out(request.table, request.num_cached, request.num_kept)
         return request.latents is not None
@@ -200,12 +212,15 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._limits.max_requests:
             request = self.waiting[0]
+            if request.prefix is not None and not self._join_prefix(request):
+                self._crowded_out.append(self.waiting.popleft())
+                continue
             shared = self._shared_pages(request)
-            if not self.cache.can_allocate(request.table, request.num_tokens, shared):
+            if not self._can_allocate(request, shared):
                 return
             self.cache.allocate(request.table, request.num_tokens, shared)
             if request.latents is not None:
-                request.loading = range(0)
+                request.loading = self._take_prefix(request)
                 request.arrival = self.cache.swap_in(request.table, request.latents, request.num_kept)
             elif request.block_root is not None:
                 self._load(request, len(shared))
@@ -213,8 +228,36 @@ class Scheduler:
                 self._arrive(request)
             self.running.append(self.waiting.popleft())
 
+    def _can_allocate(self, request: Request, shared: PageTable) -> bool:
+        """Return whether there are pages for a waiting request. If no other runs, no other's prefix holds pages."""
+        while not self.cache.can_allocate(request.table, request.num_tokens, shared):
+            if self.running or not self.prefixes.give_way(keep=request.prefix):
+                return False
+        return True
+
+    def _join_prefix(self, request: Request) -> bool:
+        """Put a prefix that gave way before the latents that came. Return False if the prefix is lost."""
+        assert request.prefix is not None
+        assert request.latents is not None
+        if request.prefix.is_lost:
+            return False
+        if request.prefix.latents is not None:
+            request.latents = self.cache.join_outside(request.prefix.latents, request.latents)
+            request.num_kept, request.prefix = 0, HeldPrefix(request.prefix.root, [])
+        return request.latents is not None
+
+    def _take_prefix(self, request: Request) -> range:
+        """Let a request that enters the cache hold its prefix itself. Return the blocks that it gets a name for."""
+        if request.prefix is None:
+            return range(0)
+        self.prefixes.hand_over(request.prefix)
+        request.prefix = None
+        return range(request.num_kept // PAGE_TOKENS, request.num_cached // PAGE_TOKENS)
+
     def _shared_pages(self, request: Request) -> PageTable:
         """Return the pages that hold a waiting request's first blocks. If kept blocks are gone, it starts over."""
+        if request.table:
+            return []
         if request.latents is not None:
             kept = self.cache.find(request.block_names(0, request.num_kept // PAGE_TOKENS))
             if len(kept) * PAGE_TOKENS == request.num_kept:

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from runtime.errors import RequestFailure
 from runtime.kernels.device import HostLink
-from runtime.kv.blocks import root_name, tenant_name
+from runtime.kv.blocks import root_name
 from runtime.kv.cache import LatentCache
 from runtime.kv.room import HostMemory
 from runtime.launch import UnitLaunch
@@ -44,8 +44,11 @@ class Outbox(Protocol):
     def say_load(self, load: Load) -> None:
         """Send the rank's load to all gateways, and later to gateways that connect."""
 
-    def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink) -> Transfer:
-        """Return a transfer that takes a request's KV to a decode rank; `link` brings it to host memory."""
+    def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink, chain: bytes = b"") -> Transfer:
+        """Return a transfer that takes a request's KV to a decode rank; `link` brings it to host memory.
+
+        `chain` has the root and the names of the blocks that the decode rank may have already.
+        """
 
 
 class StepCounters(Protocol):
@@ -175,7 +178,7 @@ class Phase(ABC, Generic[Arriving]):
             generated=list(message.generated),
             num_generated_to_prefill=0 if self._launch.deterministic else len(message.generated),
             block_root=None if self._block_digest is None else root_name(self._block_digest, message.cache_salt),
-            tenant=tenant_name(message.cache_salt),
+            cache_salt=message.cache_salt,
             shares_answer=not self._launch.deterministic,
         )
         self._add(request)

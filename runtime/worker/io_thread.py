@@ -146,12 +146,13 @@ class Network:
         """Tell something about a request to the gateway whose it is."""
         self._soon(self._links.say, message)
 
-    def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink) -> RankTransfer:
+    def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink, chain: bytes = b"") -> RankTransfer:
         """Return a transfer that takes a request's KV to a decode rank, from the first layer on.
 
-        If the transfer fails, the request fails and the gateway is told. An Abort ends the transfer.
+        `chain` is the offer's payload. If the transfer fails, the request fails and the gateway is told. An Abort ends
+        the transfer.
         """
-        return RankTransfer(self._transfers, (host, port), offer, link)
+        return RankTransfer(self._transfers, (host, port), offer, link, chain)
 
     def _say_state(self, state: RankState) -> None:
         self._state = state

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
+from runtime.kv.sender import SentBytes
 from runtime.kv.tiers.loading import TierCounters
 from runtime.launch import UnitLaunch
 from runtime.model.deepseek import DeepseekV3
@@ -32,6 +33,7 @@ class RankMetrics:
         )
         self._kv_payload = kv_bytes.labels(*self._labels, "payload")
         self._kv_framing = kv_bytes.labels(*self._labels, "framing")
+        self._kv_skipped = kv_bytes.labels(*self._labels, "skipped")
         self._kv_seconds = Histogram(
             "tidemill_kv_transfer_seconds", "Time of one request's transfer.", LABELS, registry=self.registry
         ).labels(*self._labels)
@@ -48,10 +50,11 @@ class RankMetrics:
             registry=self.registry,
         ).labels(*self._labels)
 
-    def kv_sent(self, payload_bytes: int, framing_bytes: int, seconds: float, seconds_after_prompt: float) -> None:
+    def kv_sent(self, num_bytes: SentBytes, seconds: float, seconds_after_prompt: float) -> None:
         """Count the transfer of one request that a decode rank accepted."""
-        self._kv_payload.inc(payload_bytes)
-        self._kv_framing.inc(framing_bytes)
+        self._kv_payload.inc(num_bytes.payload)
+        self._kv_framing.inc(num_bytes.framing)
+        self._kv_skipped.inc(num_bytes.skipped)
         self._kv_seconds.observe(seconds)
         self._kv_seconds_after_prompt.observe(seconds_after_prompt)
 

@@ -26,9 +26,11 @@ Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], "asyncio.Task[None]"
 class RankTransfer:
     """One request's transfer, as the step loop sees it."""
 
-    def __init__(self, transfers: "Transfers", address: tuple[str, int], offer: Offer, link: HostLink) -> None:
+    def __init__(
+        self, transfers: "Transfers", address: tuple[str, int], offer: Offer, link: HostLink, chain: bytes
+    ) -> None:
         self.address = address
-        self.outgoing = Outgoing(offer)
+        self.outgoing = Outgoing(offer, chain)
         self.is_begun = False
         self._transfers, self._link = transfers, link
 

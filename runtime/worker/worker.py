@@ -39,6 +39,7 @@ from runtime.kernels.cpu.memory import keep_freed_memory
 from runtime.kernels.device import describe, use_device
 from runtime.kernels.precision import DTYPES
 from runtime.kv.blocks import block_digest, block_identity
+from runtime.kv.held_prefix import HeldPrefix
 from runtime.kv.nixl import NixlAgent
 from runtime.kv.receiver import KvReceiver, check_layout
 from runtime.kv.room import HostMemory, max_held_bytes, max_host_bytes
@@ -49,7 +50,7 @@ from runtime.protocol.messages import Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import check_address, listen
 from runtime.protocol.tls import Credentials, Trust
-from runtime.serving.decode import Arrival, DecodePhase
+from runtime.serving.decode import Arrival, DecodePhase, Hold, Release
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
@@ -270,14 +271,27 @@ def throttle_progress(num_parts: int, say: Callable[[float], None]) -> Callable[
     return progress
 
 
+class _Holder:
+    """Asks the step loop to hold prefixes."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def hold(self, prefix: HeldPrefix, answer: Callable[[int], object]) -> None:
+        self._inbox.put(Hold(prefix, answer))
+
+    def release(self, prefix: HeldPrefix) -> None:
+        self._inbox.put(Release(prefix))
+
+
 def _receiver(
     launch: UnitLaunch, engine: Engine, inbox: Inbox, memory: HostMemory, agent: NixlAgent | None
 ) -> KvReceiver:
-    def accept(handover: Handover, latents: Tensor) -> None:
-        inbox.put(Arrival(handover, latents))
+    def accept(handover: Handover, latents: Tensor, prefix: HeldPrefix) -> None:
+        inbox.put(Arrival(handover, latents, prefix))
 
     link, vocab_size = engine.backend.ops.link, engine.config.vocab_size
-    return KvReceiver(launch, engine.token_shape, vocab_size, accept, link, memory, agent)
+    return KvReceiver(launch, engine.token_shape, vocab_size, accept, link, memory, agent, _Holder(inbox))
 
 
 def _deliver(message: object, phase: Phase[Any]) -> None:

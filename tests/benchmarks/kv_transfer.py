@@ -239,7 +239,7 @@ async def receive():
 async def take_requests(port, agent=None):
     """A decode rank that says when it has a request, and its CPU time until then."""
 
-    def accept(handover, latents):
+    def accept(handover, latents, prefix):
         print(handover.request_id, time.monotonic(), time.process_time(), flush=True)
 
     receiver = KvReceiver(LAUNCH, (NUM_LAYERS, LATENT_DIM), 9, accept, agent=agent)

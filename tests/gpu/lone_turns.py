@@ -118,7 +118,7 @@ class Outbox:
     def say_load(self, load):
         self._soon(encode_frame, load)
 
-    def open_transfer(self, host, port, offer, link):
+    def open_transfer(self, host, port, offer, link, chain):
         return HostCopies(link, self._clock)
 
 

@@ -77,9 +77,16 @@ class Recorded(Rank):
         if self.disk is not None:
             self.phases[0].use(self.disk)
 
-    def cross(self, handover, latents):
-        self.latents[handover.request_id] = latents.clone()
-        super().cross(handover, latents)
+    def cross(self, handover, latents, prefix):
+        self.latents[handover.request_id] = torch.cat([self.latents_of(prefix), latents], dim=1)
+        super().cross(handover, latents, prefix)
+
+    def latents_of(self, prefix):
+        """What the decode half has of a prompt, which does not cross."""
+        if prefix.latents is not None:
+            return prefix.latents
+        cache, table = self.schedulers[1].cache, prefix.table
+        return torch.stack([cache.read(layer, table, 0, prefix.num_tokens) for layer in range(len(cache.layers))])
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,7 @@ def compare(engines, groups, plans, close=None):
         for name, kind in product(caches, ("pair", "mixed")):
             ranks = run(kind, caches[name])
             found = sum((rank.schedulers[0].hit_tokens for rank, _ in ranks), start=Counter())
+            found["sent before"] = sum(rank.num_skipped for rank, _ in ranks)
             wrong = [each for compared in zip(ranks, *references, strict=True) for each in differ(*compared)]
             yield f"{kind}, {name}", found, wrong
 

@@ -112,7 +112,7 @@ class Cache:
         """How many blocks of these prompts are found."""
         for number, chain in enumerate(chains):
             prompt = [block for block in chain for _ in range(PAGE_TOKENS)] + [number]
-            self.scheduler.add(Request(str(number), prompt, NOTHING, block_root=b"root", tenant=b"tenant"))
+            self.scheduler.add(Request(str(number), prompt, NOTHING, block_root=b"root", cache_salt="tenant"))
             while len(self.scheduler.running) + len(self.scheduler.waiting) >= AT_ONCE or self.scheduler.fetching:
                 self.step()
         while self.scheduler.has_work():

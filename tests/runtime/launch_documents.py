@@ -31,7 +31,7 @@ UNIT = {
     "precision": "fp32",
     "overlap": "none",
     "deterministic": False,
-    "kv_cache": {"wire_version": 10, "dtype": "fp32", "bytes_per_token": 96},
+    "kv_cache": {"wire_version": 11, "dtype": "fp32", "bytes_per_token": 96},
     "model": {"name": "org/small"},
     "checkpoint": {"uri": "bundled:demo", "config_digest": ZERO, "weights_digest": None},
     "limits": {"max_requests": 2, "max_request_tokens": 20, "max_batch_tokens": 32, "kv_tokens": 128},

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import torch
 
+from runtime.kv.held_prefix import HeldPrefix
+from runtime.kv.index import NAME_BYTES
 from runtime.launch import Limits
 from runtime.protocol.messages import Abort, Load, Prefill, PrefixHit, Sampling, Token
-from runtime.serving.decode import Arrival, DecodePhase
+from runtime.serving.decode import Arrival, DecodePhase, Hold, Release
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 
@@ -39,24 +41,35 @@ class Wish:
 
 
 class Crossing:
-    """A transfer that keeps latents until the request itself is sent; `deliver` gets both."""
+    """A transfer that keeps latents until the request itself is sent; `deliver` gets both, and the prefix.
 
-    def __init__(self, offer, deliver):
-        self._offer, self._deliver = offer, deliver
+    With the first latents, the decode half's `holder` holds what it has of the prefix, and `deliver` gets the rest.
+    """
+
+    def __init__(self, offer, deliver, chain=b"", holder=None):
+        self._offer, self._deliver, self._holder = offer, deliver, holder
         self._parts = [[] for _ in range(offer.shape[0])]  # of each layer
+        self._prefix = HeldPrefix()
+        if chain and holder is not None:
+            root, *names = (chain[first : first + NAME_BYTES] for first in range(0, len(chain), NAME_BYTES))
+            self._prefix = HeldPrefix(root, names)
         self.is_cancelled = False
 
     def put(self, layer, start, latent_TC):
         assert start == sum(len(part) for part in self._parts[layer])
+        if not any(self._parts) and self._prefix.root is not None:
+            self._holder.hold(self._prefix, lambda num_tokens: None)
         self._parts[layer].append(latent_TC)
 
     def finish(self, handover):
         latents = torch.stack([torch.cat(parts) for parts in self._parts])
         assert list(latents.shape) == self._offer.shape
-        self._deliver(handover, latents)
+        self._deliver(handover, latents[:, self._prefix.num_tokens :].clone(), self._prefix)
 
     def cancel(self):
         self.is_cancelled = True
+        if self._prefix.root is not None:
+            self._holder.release(self._prefix)
 
 
 class Rank:
@@ -73,6 +86,7 @@ class Rank:
         self.hits: dict[str, int] = {}
         self.loads: list[Load] = []
         self.done: set[str] = set()
+        self.num_skipped = 0  # tokens of prompts whose latents did not cross
 
     @property
     def schedulers(self):
@@ -112,12 +126,19 @@ class Rank:
     def say_load(self, load):
         self.loads.append(load)
 
-    def open_transfer(self, host, port, offer, link):
+    def open_transfer(self, host, port, offer, link, chain):
         assert (host, port, offer.ticket) == DECODE
-        return Crossing(offer, self.cross)
+        return Crossing(offer, self.cross, chain, self)
 
-    def cross(self, handover, latents):
-        self.phases[1].receive(Arrival(handover, latents))
+    def hold(self, prefix, answer):
+        self.phases[1].receive(Hold(prefix, answer))
+
+    def release(self, prefix):
+        self.phases[1].receive(Release(prefix))
+
+    def cross(self, handover, latents, prefix):
+        self.num_skipped += prefix.num_tokens
+        self.phases[1].receive(Arrival(handover, latents, prefix))
 
 
 def answer_alone(engine, group, wish):

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from runtime.expert_parallel.group import SoloGroup
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
 from runtime.gateway.ranks.registry import Registry
+from runtime.kv.index import NAME_BYTES
 from runtime.kv.receiver import KvReceiver
 from runtime.launch import KvLayout
 from runtime.model.engine import Engine, EngineConfig
@@ -91,8 +92,10 @@ class Rank:
     def say_load(self, load):
         """Do nothing: no load is sent here."""
 
-    def open_transfer(self, host, port, offer, link):
-        return Crossing(offer, lambda handover, _: self.say(Token(handover.request_id, 0, handover.generated[0], None)))
+    def open_transfer(self, host, port, offer, link, chain):
+        return Crossing(
+            offer, lambda handover, *_: self.say(Token(handover.request_id, 0, handover.generated[0], None))
+        )
 
     def step(self):
         """Receive the messages that arrived, and compute all requests."""
@@ -147,8 +150,9 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
 
     async def run():
         watch(rank)
-        accept = lambda handover, latents: rank.inbox.put(Arrival(handover, latents))  # noqa: E731
-        receiver = KvReceiver(launch, engine.token_shape, 96, accept)
+        receiver = KvReceiver(
+            launch, engine.token_shape, 96, lambda *arrival: rank.inbox.put(Arrival(*arrival)), holder=HoldsNothing()
+        )
         async with await asyncio.start_server(receiver.serve, HOST, 0) as server:
             port = server.sockets[0].getsockname()[1]
             for number in range(NUM_FRAMES):
@@ -168,12 +172,22 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
     assert (rank.escaped, rank.others > NUM_FRAMES // 20) == ([], True)
 
 
+class HoldsNothing:
+    """Stands in for a step loop that has no blocks."""
+
+    def hold(self, prefix, answer):
+        answer(0)
+
+    def release(self, prefix):
+        """Do nothing: nothing is held."""
+
+
 def kv_frames(latents):
     """Return the messages of one transfer, each with its payload."""
     offer = Offer("mutated", "ticket", "sha256:kv", list(latents.shape), "fp32")
     payloads = [layer.numpy().tobytes() for layer in latents]
     pieces = [(Piece(layer, 0, 3, zlib.crc32(each)), each) for layer, each in enumerate(payloads)]
-    return [(offer, b""), *pieces, (Handover("mutated", [5, 6, 8], [4], SAMPLING), b"")]
+    return [(offer, bytes(NAME_BYTES)), *pieces, (Handover("mutated", [5, 6, 8], [4], SAMPLING), b"")]
 
 
 def whole(parts):

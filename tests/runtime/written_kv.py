@@ -68,9 +68,9 @@ class Job:
     def handover(self):
         return Handover(self.request_id, [1] * self.num_tokens, [1], Sampling(9, 0.0, 1.0, 0, []))
 
-    def outgoing(self):
+    def outgoing(self, chain=b""):
         """The request as a prefill rank computes it: its prompt in two chunks, each layer by layer."""
-        outgoing, latents, middle = Outgoing(self.offer()), self.latents(), self.num_tokens // 2
+        outgoing, latents, middle = Outgoing(self.offer(), chain), self.latents(), self.num_tokens // 2
         for start, end in ((0, middle), (middle, self.num_tokens)):
             for layer in range(NUM_LAYERS):
                 if start < end:
@@ -104,9 +104,9 @@ class Decode:
         """The next request that came is this one, bit for bit."""
         assert self.taken.pop(0) == (job.request_id, True)
 
-    def _take(self, handover, latents):
+    def _take(self, handover, latents, prefix):
         """Compare a request at once: one that waited for that would leave later ones no room."""
-        expected = self._expected[handover.request_id].latents()
+        expected = self._expected[handover.request_id].latents()[:, prefix.num_tokens :]
         is_unchanged = torch.equal(latents.view(torch.int16), expected.view(torch.int16))
         self.taken.append((handover.request_id, is_unchanged))
 

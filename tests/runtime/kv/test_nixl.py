@@ -15,9 +15,11 @@ from runtime.kv import nixl
 from runtime.kv import sender as kv_sender
 from runtime.kv.nixl import NixlAgent
 from runtime.kv.sender import KvSender, _Place, as_bytes
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import FromDecode, Piece, Refused
-from tests.runtime.written_kv import HOST, NUM_LAYERS, Job, decode_rank, forks, kill_all, send_all
+from runtime.protocol.messages import FromDecode, Piece, Proceed, Refused
+from tests.runtime.kv.test_held_prefix import Holder, chain_of
+from tests.runtime.written_kv import HOST, NUM_LAYERS, ROW_BYTES, Job, decode_rank, forks, kill_all, send_all
 
 is_missing = importlib.util.find_spec("nixl_cu13") is None and not os.environ.get("CI")
 needs_nixl = pytest.mark.skipif(is_missing, reason="nixl-cu13 is not installed: pip install -e '.[runtime,test]'")
@@ -79,10 +81,11 @@ class Writes:
     """Counts the writes of an agent, and does what `before` says first."""
 
     def __init__(self, monkeypatch, agent, before=None):
-        self.num, write = 0, agent.write
+        self.num, self.num_bytes, write = 0, 0, agent.write
 
         async def counted(part, *where):
             self.num += 1
+            self.num_bytes += len(part)
             if before is not None:
                 await before(part)
             await write(part, *where)
@@ -132,7 +135,7 @@ def test_a_place_stays_with_its_sender_until_that_ends(agents, ended):
         stream, writer = await asyncio.open_connection(HOST, late.port)
         replies = FrameReader(stream, FromDecode)
         writer.write(encode_frame(late.offer()))
-        landing, _ = await replies.read()
+        proceed, _ = await replies.read()
         if ended == "aborted":
             pair.decode.receiver.abort("late")
         else:
@@ -142,8 +145,8 @@ def test_a_place_stays_with_its_sender_until_that_ends(agents, ended):
         others = [pair.expect(f"other-{number}") for number in range(4)]
         for other in others:
             await pair.send(other)
-        peer = agents[1].meet(landing.agent)
-        await agents[1].write(as_bytes(latents), peer, landing.address, lambda: False)
+        peer = agents[1].meet(proceed.agent)
+        await agents[1].write(as_bytes(latents), peer, proceed.address, lambda: False)
         for other in others:
             pair.decode.assert_taken(other)
         assert pair.decode.receiver._host_memory.held()["arriving"] == late.num_bytes
@@ -202,6 +205,23 @@ def test_damage_costs_its_own_request(agents, monkeypatch):
 
 
 @needs_nixl
+def test_what_the_decode_rank_holds_is_not_written(agents, monkeypatch):
+    """The rest of the latents is written to its place, of which there is less."""
+    writes = Writes(monkeypatch, agents[1])
+
+    async def use(pair):
+        pair.decode.receiver._holder = Holder(2)
+        job = pair.expect("held", num_tokens=200)
+        chain = chain_of(job.handover().prompt_ids)
+        await pair.sender.send(HOST, job.port, job.outgoing(chain))
+        pair.decode.assert_taken(job)
+
+    with_pair(agents, use)
+
+    assert writes.num_bytes == NUM_LAYERS * (200 - 2 * PAGE_TOKENS) * ROW_BYTES
+
+
+@needs_nixl
 def test_requests_go_over_tcp_where_there_is_no_room_to_write(agents, monkeypatch):
     """Memory that may be written is bounded; beyond that, pieces bring their payloads to other memory."""
     writes = Writes(monkeypatch, agents[1])
@@ -251,8 +271,10 @@ def test_a_piece_without_a_payload_has_to_be_expected(agents):
         pair.decode.receiver._agent = None
         job = pair.expect("claims")
         stream, writer = await asyncio.open_connection(HOST, job.port)
+        replies = FrameReader(stream, FromDecode)
         writer.write(encode_frame(job.offer()) + encode_frame(Piece(0, 0, job.num_tokens, 0)))
-        assert await stream.read() == b""
+        assert isinstance((await replies.read())[0], Proceed)
+        assert await replies.read() is None
         writer.close()
 
     with_pair(agents, use)

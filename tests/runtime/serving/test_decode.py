@@ -28,7 +28,8 @@ class SameLogits:
 def answers(config, *arrivals, steps=3):
     """Return each request's tokens that decode sent."""
     said = []
-    launch = SimpleNamespace(limits=SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256, host_bytes=0))
+    limits = SimpleNamespace(max_requests=4, max_batch_tokens=16, kv_tokens=256, host_bytes=0)
+    launch = SimpleNamespace(limits=limits, deterministic=True)
     metrics = SimpleNamespace(watch_requests=lambda _: None, count_prompts=lambda *_: None)
     phase = DecodePhase(SameLogits(config), launch, SimpleNamespace(say=said.append, say_load=said.append), metrics)
     for message in arrivals:

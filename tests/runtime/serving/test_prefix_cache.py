@@ -56,6 +56,7 @@ def test_what_is_found_is_what_would_be_computed(engine, plans, computed, kind, 
     assert rank.done >= {each for each in asked if each.endswith(".0")}
     assert computed.hits == {}
     assert len(rank.hits) > len(asked) / 3
+    assert (rank.num_skipped > 0) == (kind == "pair")
     assert all(scheduler.cache.num_free_pages == scheduler.cache.num_pages for scheduler in rank.schedulers)
 
 
@@ -103,7 +104,10 @@ def names_without_a_chain(root, token_ids):
 
 @pytest.mark.parametrize("kind", ["pair", "mixed"])
 def test_a_second_turn_computes_what_is_new(engine, kind):
-    """A second turn finds the whole blocks of the first, and computes the rest. With another salt it finds nothing."""
+    """A second turn finds the whole blocks of the first, and computes the rest. With another salt it finds nothing.
+
+    A prefill rank sends only the rest to the decode rank that has the first turn.
+    """
     rank = Recorded(engine, kind, LIMITS)
     prompt = list(range(8, 8 + 2 * PAGE_TOKENS))
     sampling = Sampling(2, 0.0, 1.0, 0, [])
@@ -113,6 +117,7 @@ def test_a_second_turn_computes_what_is_new(engine, kind):
     scheduler = rank.schedulers[0]
 
     assert rank.hits == {"1": PAGE_TOKENS, "2": 2 * PAGE_TOKENS}
+    assert rank.num_skipped == (3 * PAGE_TOKENS if kind == "pair" else 0)
     assert (scheduler.queried_tokens["device"], scheduler.hit_tokens["device"]) == (
         8 * PAGE_TOKENS + 2,
         3 * PAGE_TOKENS,
@@ -172,3 +177,16 @@ def test_a_wrong_block_is_no_rounding(fast_engine, plans, monkeypatch):
     monkeypatch.setattr(request, "block_names", names_without_a_chain)
 
     assert any(wrong for _, _, wrong in compare([fast_engine], [SoloGroup()], plans[:NUM_MIXED], CLOSE["bf16"]))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_decode_rank_shares_its_own_rows_only_in_fast_mode(engine, deterministic):
+    """In fast mode the blocks of its answers are not sent back to it. In deterministic mode they have other bits."""
+    rank = Recorded(engine, "pair", LIMITS, deterministic=deterministic)
+    first = list(range(8, 8 + PAGE_TOKENS + 9))
+    rank.ask(Wish("first", first, Sampling(PAGE_TOKENS, 0.0, 1.0, 0, [])))
+    rank.serve(SoloGroup())
+    rank.ask(Wish("second", [*first, *rank.answers()["first"], 5], Sampling(2, 0.0, 1.0, 0, [])))
+    rank.serve(SoloGroup())
+
+    assert rank.num_skipped == (1 if deterministic else 2) * PAGE_TOKENS

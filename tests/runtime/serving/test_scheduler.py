@@ -247,7 +247,7 @@ def shared_request(number, wish, root, num_own, shares_answer, config):
     length = len(each.prompt_ids)
     prompt = list(range(max(length - num_own, 0))) + [9000 + number] * min(num_own, length)
     latents = each.latents if each.latents is None else torch.tensor(prompt).float()[None, :, None] + 0 * each.latents
-    shared = {"block_root": bytes([root]), "tenant": bytes([root]), "shares_answer": shares_answer}
+    shared = {"block_root": bytes([root]), "cache_salt": f"{root:016}", "shares_answer": shares_answer}
     return replace(each, id=str(number), prompt_ids=prompt, latents=latents, **shared)
 
 
@@ -370,7 +370,7 @@ def forget_all(cache):
 
 def check_limits(rank, batch, shares=False):
     """Check that a step works if it can, within the launch file's limits, and that every written page has one owner."""
-    holders = Counter(page for each in rank.scheduler.running for page in each.table)
+    holders = Counter(page for each in (*rank.scheduler.running, *rank.scheduler.prefixes._held) for page in each.table)
     written = [
         chunk.table[position // PAGE_TOKENS]
         for chunk in (*batch.prefilling, *batch.decoding)

@@ -46,7 +46,7 @@ class Deployment:
         shared = {
             "model": {"name": MODEL},
             "checkpoint": {"uri": "bundled:demo", "config_digest": None, "weights_digest": None},
-            "kv_cache": {"wire_version": 10, "dtype": "fp32", "bytes_per_token": BLOCK_BYTES // PAGE_TOKENS},
+            "kv_cache": {"wire_version": 11, "dtype": "fp32", "bytes_per_token": BLOCK_BYTES // PAGE_TOKENS},
             "limits": {
                 "max_requests": 4,
                 "max_request_tokens": 512,

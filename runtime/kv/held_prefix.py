@@ -1,0 +1,92 @@
+"""Beginnings of prompts that a decode rank has already, so that their prefill ranks need not send them.
+
+    prefill rank --Offer, with block names--> decode rank
+                        the step loop finds the blocks' pages and holds them: `HeldPrefixes.hold`
+    prefill rank <--Proceed(start)----------- decode rank
+                        latents from `start` on arrive, and the request takes the pages over
+
+What was promised is not sent, and a decode rank cannot compute it. So held pages are not evicted. Yet the requests in
+the cache come first: if they need pages, a prefix gives way, and its latents wait in host memory.
+
+It does not know requests or sockets: `receiver.py` asks the step loop to hold a prefix, and `serving/scheduler.py`
+lets prefixes give way.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from runtime.kv.cache import LatentCache, PageTable
+from runtime.protocol.counting import PAGE_TOKENS
+
+__all__ = ["HeldPrefix", "HeldPrefixes", "PrefixHolder"]
+
+
+@dataclass(eq=False)
+class HeldPrefix:
+    """The first blocks of one offered request.
+
+    `root` begins the chain of block names, and `names` are offered. Without a root the request shares nothing. The
+    first `num_tokens` tokens lie in the pages of `table`, or in `latents` `[num_layers, num_tokens, latent_dim]` if
+    they gave way. If they are in neither, host memory was full, and they are lost.
+    """
+
+    root: bytes | None = None
+    names: Sequence[bytes] = ()
+    num_tokens: int = 0
+    table: PageTable = field(default_factory=list)
+    latents: Tensor | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the promised latents are gone."""
+        return bool(self.num_tokens) and not self.table and self.latents is None
+
+
+class PrefixHolder(Protocol):
+    """Hands prefixes to the step loop, which owns the pages. No call waits."""
+
+    def hold(self, prefix: HeldPrefix, answer: Callable[[int], object]) -> None:
+        """Let the step loop hold what it has of a prefix, then call `answer` with the number of tokens."""
+
+    def release(self, prefix: HeldPrefix) -> None:
+        """Let the step loop release a prefix whose request will not arrive."""
+
+
+class HeldPrefixes:
+    """All held prefixes of one cache, the oldest first."""
+
+    def __init__(self, cache: LatentCache) -> None:
+        self._cache = cache
+        self._held: list[HeldPrefix] = []
+
+    def hold(self, prefix: HeldPrefix) -> int:
+        """Hold the pages that have the first blocks of a prefix. Return how many tokens that is."""
+        found = self._cache.find(prefix.names)
+        prefix.num_tokens = len(found) * PAGE_TOKENS
+        self._cache.allocate(prefix.table, prefix.num_tokens, found)
+        if found:
+            self._held.append(prefix)
+        return prefix.num_tokens
+
+    def release(self, prefix: HeldPrefix) -> None:
+        """Release the pages of a prefix, if they are still held here."""
+        if prefix in self._held:
+            self._held.remove(prefix)
+            self._cache.free(prefix.table)
+
+    def hand_over(self, prefix: HeldPrefix) -> None:
+        """Hold a prefix no more, because its request has taken the pages over."""
+        if prefix in self._held:
+            self._held.remove(prefix)
+
+    def give_way(self, keep: HeldPrefix | None = None) -> bool:
+        """Move the newest prefix, but not `keep`, to host memory. Return whether there was one."""
+        for prefix in reversed(self._held):
+            if prefix is not keep:
+                prefix.latents = self._cache.swap_out(prefix.table, prefix.num_tokens)
+                self.release(prefix)
+                return True
+        return False
