@@ -74,12 +74,16 @@ class Flux:
         for each in documents:
             objects.apply(each)
 
+    def fetch(self) -> None:
+        """Have the repository read, as a webhook would. What is new in it is then applied."""
+        self._look(SOURCES, "plans")
+
     def reconcile(self, *kustomizations: str) -> None:
         """Have the repository read, and what is in it applied; the last one waits for the others.
 
         Raise NotReady where something is not healthy in time.
         """
-        self._look(SOURCES, "plans")
+        self.fetch()
         for each in kustomizations:
             self._look(KUSTOMIZATIONS, each)
             self.wait_until_ready(each)
@@ -89,6 +93,11 @@ class Flux:
         found = self._status(KUSTOMIZATIONS, kustomization).get("conditions", [])
         ready = next((each for each in found if each["type"] == "Ready"), {})
         return ready.get("status", ""), ready.get("reason", ""), ready.get("message", "")
+
+    def inventory(self, kustomization: str) -> set[str]:
+        """Return the names of all objects that a kustomization has applied last."""
+        entries = self._status(KUSTOMIZATIONS, kustomization)["inventory"]["entries"]
+        return {each["id"].split("_")[1] for each in entries}  # NAMESPACE_NAME_GROUP_KIND
 
     def wait_until_ready(self, kustomization: str) -> None:
         """Wait until the newest commit is applied, and everything in it is healthy."""

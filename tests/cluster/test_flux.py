@@ -1,16 +1,14 @@
 """A rendered folder, applied by the real Flux from a Git server: one deployment, tested in the order of its life.
 
 API server, LeaderWorkerSet's controller, Flux and our controller with its own account's rights are real. KWOK plays the
-pods, which serve nothing. The day stands still at ten in the morning, when all units are on.
+pods, which serve nothing; a template that cannot start is one that no node admits.
 """
 
 import os
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +25,9 @@ from tests.cluster.controller.day import (
     LWS,
     NAME,
     NAMESPACE,
+    SECOND,
     UNITS,
     api_of_account,
-    at,
     condition,
     deployment,
     following_as,
@@ -42,8 +40,7 @@ from tests.stacks.controller.day_spec import write_day
 
 NUM_NODES = 6
 TIDEMILL = Path(sys.executable).with_name("tidemill")
-UNTIL = "2026-12-01T13:00:00Z"
-MORE = {"windows": [{"at": "06:00", "prefill_units": 3, "decode_units": 2}]}
+READY_TIMEOUT = "10s"
 THIRD = f"{NAME}-prefill-2"
 HEALTH_CHECKS = Path(templates.__file__).parent / "gitops" / "health" / "flux.yaml"
 
@@ -83,10 +80,11 @@ def _documents(url):
         yield {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def render(repository, **fields):
-    """Write the day's folder again, with other fields, and commit it."""
-    cluster = {"nodes": NUM_NODES}
-    spec = write_day(repository.checkout, cluster=cluster, namespace=NAMESPACE, controller={}, drain=None, **fields)
+def render(repository, prefill_units=2, **kubernetes):
+    """Write the folder of a day that has all units on, with these fields of `kubernetes`, and commit it."""
+    day = {"windows": [{"at": "00:00", "prefill_units": prefill_units, "decode_units": 2}]}
+    told = {"namespace": NAMESPACE, "controller": {}, "drain": "5s", "ready_timeout": READY_TIMEOUT} | kubernetes
+    spec = write_day(repository.checkout, cluster={"nodes": NUM_NODES}, schedule=day, **told)
     assert main(["render", str(spec), "-o", str(repository.checkout / "deploy")]) == 0
     repository.commit("render")
 
@@ -117,7 +115,7 @@ def test_a_folder_is_deployed_when_the_controller_says_so(plan, custom):
 def test_one_more_unit_restarts_no_pod(plan, custom):
     """Three prefill units instead of two: those that run go on."""
     before = pods(plan)
-    render(plan.repository, schedule=MORE)
+    render(plan.repository, prefill_units=3)
 
     with running_controller(plan):
         plan.reconcile("kinds", "deploy")
@@ -126,23 +124,21 @@ def test_one_more_unit_restarts_no_pod(plan, custom):
     assert before.items() <= pods(plan).items()
 
 
-@pytest.mark.parametrize("way", ["tidemill hold", "kubectl patch"])
-def test_a_persons_order_stays(plan, custom, way):
-    """Through three looks of Flux, of which the first puts back what else was edited in the same object."""
-    if way == "kubectl patch":
-        order(custom, hold={"until": UNTIL})
-    else:
-        environment = os.environ | {"KUBECONFIG": str(plan.control_plane.kubeconfig)}
-        subprocess.run([TIDEMILL, "hold", f"{NAMESPACE}/{NAME}", "--until", UNTIL], env=environment, check=True)
-    order(custom, warmUpSeconds=1)
+def test_a_persons_orders_stay(plan, custom):
+    """Through three looks of Flux, whoever wrote them; the first puts back what else was edited in the same object."""
+    order(custom, warmUpSeconds=1, hold={"until": "2100-01-01T00:00:00Z"})  # as kubectl patch does
+    force = [TIDEMILL, "force", f"{NAMESPACE}/{NAME}", "--state", "00:00", "--until", "1h"]
+    subprocess.run(force, env=os.environ | {"KUBECONFIG": str(plan.control_plane.kubeconfig)}, check=True)
+    given = {name: deployment(custom)["spec"][name] for name in ("hold", "force")}
     with running_controller(plan):
         for _ in range(3):
             plan.reconcile("kinds", "deploy")
 
     spec = deployment(custom)["spec"]
-    assert (spec["hold"], spec["warmUpSeconds"]) == ({"until": UNTIL}, 1800)
+    assert {name: spec[name] for name in given} == given
+    assert spec["warmUpSeconds"] == 1800
     assert condition(custom, "Following")[:2] == ("False", "Held")
-    order(custom, hold=None)
+    order(custom, hold=None, force=None)
 
 
 def test_what_somebody_edited_is_put_back(plan):
@@ -162,26 +158,59 @@ def test_what_somebody_edited_is_put_back(plan):
     assert (after.spec.ports, after.metadata.annotations) == (before.spec.ports, before.metadata.annotations)
 
 
-def test_a_unit_that_left_git_serves_until_the_controller_drains_it(plan, custom):
-    """Flux prunes neither it nor what its pods need."""
-    before = pods(plan)
+def test_a_unit_that_left_git_serves_until_the_controller_deletes_it(plan):
+    """Flux prunes neither it nor what its pods need. The controller deletes all of it but what old pods may need."""
+    before, kept = pods(plan), objects_of(plan, THIRD)
     render(plan.repository)
+    plan.fetch()
+    plan.wait(lambda: THIRD not in plan.inventory("deploy"), "Flux has looked for what left Git")
+    left = pods(plan), objects_of(plan, THIRD)
+    with running_controller(plan):
+        plan.reconcile("kinds", "deploy")
+        plan.wait(lambda: not objects_of(plan, THIRD), "the controller has deleted the unit")
 
+    assert left == (before, kept)
+    assert pods(plan).keys() == {f"{unit}-0" for unit in UNITS}
+
+
+def test_a_new_template_is_taken_in_turns(plan, custom):
+    """Flux is done when the last unit has had its turn, and until then all others serve."""
+    before = pods(plan)
+    render(plan.repository, env={"REVISION": "2"})
     with running_controller(plan):
         plan.reconcile("kinds", "deploy")
 
-    assert pods(plan) == before
-    labelled = {"label_selector": f"{UNIT_LABEL}={THIRD}"}
-    assert client.CoreV1Api(plan.control_plane.api).list_namespaced_service(NAMESPACE, **labelled).items
-    assert client.NetworkingV1Api(plan.control_plane.api).list_namespaced_network_policy(NAMESPACE, **labelled).items
+    after = pods(plan)
+    assert [unit for unit in UNITS if after[f"{unit}-0"] == before[f"{unit}-0"]] == []
+    assert condition(custom, "Current")[0] == "True"
+
+
+def test_a_template_that_does_not_start_fails_at_once_and_a_revert_heals_it(plan, custom):
+    """Flux does not wait for as long as it may, so it sees the revert. The other units go on all the while.
+
+    Right after the revert it may say once more that the change has failed, since the controller has not looked yet.
+    """
+    before = pods(plan)
+    render(plan.repository, env={"REVISION": "3"}, node_selector={"pool": "nowhere"})
+    with running_controller(plan):
+        plan.fetch()
+        plan.wait(lambda: plan.condition("deploy")[1] == "HealthCheckFailed", "Flux says that the change has failed")
+        said, left = plan.condition("deploy")[2], pods(plan)
+        plan.repository.revert()
+        plan.fetch()
+        plan.wait(lambda: condition(custom, "Ready")[0] == "True", "the failed units have taken their former template")
+        plan.reconcile("kinds", "deploy")
+
+    assert f"TidemillDeployment/{NAMESPACE}/{NAME} status: 'Failed'" in said
+    after = pods(plan)
+    assert before.keys() - left.keys() == {f"{NAME}-prefill-0-0", f"{NAME}-decode-0-0"}
+    assert {unit for unit in UNITS if after[f"{unit}-0"] == before[f"{unit}-0"]} == SECOND
 
 
 @contextmanager
 def running_controller(plan):
-    """Follow the day as the controller's pod would, with its rights, at ten in the morning."""
-    began, ended = time.time(), threading.Event()
-    account = api_of_account(plan.control_plane, ACCOUNT)
-    follower = replace(following_as("one", account), clock=lambda: at(10) + time.time() - began)
+    """Follow the day as the controller's pod would, with its rights."""
+    ended, follower = threading.Event(), following_as("one", api_of_account(plan.control_plane, ACCOUNT))
     thread = threading.Thread(target=follow, args=(follower, ended.is_set, lambda _: ended.wait(0.2), Health()))
     thread.start()
     try:
@@ -195,6 +224,16 @@ def pods(plan):
     """Name -> uid of the units' pods that run."""
     found = client.CoreV1Api(plan.control_plane.api).list_namespaced_pod(NAMESPACE, label_selector=UNIT_LABEL).items
     return {each.metadata.name: each.metadata.uid for each in found if each.status.phase == "Running"}
+
+
+def objects_of(plan, unit):
+    """Kind -> uid of a unit's objects, but for its launch file."""
+    api, of_unit = plan.control_plane.api, {"label_selector": f"{UNIT_LABEL}={unit}"}
+    services = client.CoreV1Api(api).list_namespaced_service(NAMESPACE, **of_unit).items
+    policies = client.NetworkingV1Api(api).list_namespaced_network_policy(NAMESPACE, **of_unit).items
+    sets = client.CustomObjectsApi(api).list_namespaced_custom_object(*LWS, **of_unit)["items"]
+    found = {each["metadata"]["name"]: each["metadata"]["uid"] for each in sets}
+    return found | {type(each).__name__: each.metadata.uid for each in (*services, *policies)}
 
 
 def any_starting(custom):
