@@ -56,7 +56,8 @@ def add_previous(parser: argparse.ArgumentParser) -> None:
         "--previous",
         type=Path,
         metavar="PLAN.json",
-        help="an earlier plan, or a rendered folder with one: keep its units and expert maps as far as possible",
+        help="an earlier plan, or a rendered folder: units stay on its nodes, and phases keep its expert maps unless "
+        "better ones are worth a restart",
     )
 
 
