@@ -91,3 +91,14 @@ def test_what_is_no_report_is_refused(wrong, report, tmp_path):
         _comment(tmp_path, wrong(report))
 
     assert len(str(caught.value)) < 500
+
+
+def test_each_environment_has_a_comment_of_its_own(report, tmp_path):
+    """It begins with a mark that no other has, and a name is no way to write another mark or markup."""
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    comments = {name: comment_on(tmp_path / "report.json", name) for name in ("", "dev", "prod")}
+    with pytest.raises(CallError, match="R605"):
+        comment_on(tmp_path / "report.json", "dev --> <img")
+
+    assert len({each.partition("\n")[0] for each in comments.values()}) == 3
+    assert comments["dev"].startswith("<!-- tidemill dev -->\n**dev**\n\n")
