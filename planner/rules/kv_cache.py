@@ -15,6 +15,7 @@ from planner.problems.fix import for_example, nearest
 from planner.rules.forms import is_folder
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
+from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.pods import is_in
 from planner.spec.precision import KV_BYTES, kv_dtype
 
@@ -26,9 +27,11 @@ KEEPS: Sequence[Phase] = ("prefill", "mixed")  # phases whose ranks compute prom
 
 
 def engine_keeps_kv_by_plan(c: Written) -> Iterator[Finding]:
-    """Reject the section for other engines: the plan does not configure their caches."""
+    """Reject the section for other engines, whose caches the plan does not configure. A plan has its defaults."""
     used = c.engine
-    if used not in (None, OURS) and "kv_cache" in c.sections:
+    values = {name: c.get(f"kv_cache.{name}") for name in KvCacheSpec.model_fields}
+    is_used = any(value not in (None, KvCacheSpec.model_fields[name].default) for name, value in values.items())
+    if used not in (None, OURS) and is_used:
         reason = "the plan configures only the bundled runtime's cache; other engines have options of their own for it"
         yield without_effect(f"with engine {used}", reason, "kv_cache")
 
