@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.device import Arrival, HostLink
+from runtime.kv.host_memory import HostMemory
 from runtime.kv.pages import Pages
-from runtime.kv.room import HostMemory
 from runtime.kv.tiers.host import HostTier
 from runtime.protocol.counting import PAGE_TOKENS, num_pages
 

@@ -14,7 +14,7 @@ said, and what still comes is thrown away. A refusal names nothing that only a u
 
 An Abort comes on the gateway's line. It ends a transfer that has begun, and the ticket of one that has not.
 What arrives and what waits for a place in the cache is bounded in number and bytes, and on a GPU comes to memory that
-was pinned before (`room.py`).
+was pinned before (`host_memory.py`).
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from runtime.errors import RuntimeFailure, WireError
 from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
 from runtime.kv.held_prefix import HeldPrefix, PrefixHolder
+from runtime.kv.host_memory import HostMemory, Staging, max_host_bytes, staged_bytes
 from runtime.kv.index import NAME_BYTES
 from runtime.kv.nixl import NixlAgent
-from runtime.kv.room import HostMemory, Staging, max_host_bytes, staged_bytes
 from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes, num_offered_blocks
 from runtime.kv.tickets import Tickets
 from runtime.launch import KvLayout, UnitLaunch

@@ -22,7 +22,7 @@ from runtime.kernels.device import CPU, CudaRecorder
 from runtime.kernels.fp8 import E4M3
 from runtime.kernels.say import say_once
 from runtime.kv.cache import LatentCache, PageTable
-from runtime.kv.room import HostMemory
+from runtime.kv.host_memory import HostMemory
 from runtime.model import weights
 from runtime.model.captured_steps import CapturedSteps
 from runtime.model.config import ModelConfig, read_model_config

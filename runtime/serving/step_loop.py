@@ -15,7 +15,7 @@ from runtime.errors import RequestFailure
 from runtime.kernels.device import HostLink
 from runtime.kv.blocks import root_name
 from runtime.kv.cache import LatentCache
-from runtime.kv.room import HostMemory
+from runtime.kv.host_memory import HostMemory
 from runtime.launch import UnitLaunch
 from runtime.model.engine import Engine
 from runtime.protocol.bounds import explain_uncomputable

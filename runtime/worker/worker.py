@@ -40,9 +40,9 @@ from runtime.kernels.device import describe, use_device
 from runtime.kernels.precision import DTYPES
 from runtime.kv.blocks import block_digest, block_identity
 from runtime.kv.held_prefix import HeldPrefix
+from runtime.kv.host_memory import HostMemory, max_held_bytes, max_host_bytes
 from runtime.kv.nixl import NixlAgent
 from runtime.kv.receiver import KvReceiver, check_layout
-from runtime.kv.room import HostMemory, max_held_bytes, max_host_bytes
 from runtime.kv.sender import KvSender
 from runtime.launch import RankPlace, UnitLaunch, canonical_digest
 from runtime.model.engine import Engine, EngineConfig

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 from runtime.kernels.device import HostLink
+from runtime.kv.host_memory import max_held_bytes
 from runtime.kv.nixl import NixlAgent
 from runtime.kv.receiver import KvReceiver
-from runtime.kv.room import max_held_bytes
 from runtime.kv.sender import KvSender
 from runtime.launch import KvLayout, Limits
 from runtime.protocol.messages import Handover, Hello, Offer, Sampling

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 import runtime
 from runtime.expert_parallel.traffic import ExchangeTime
 from runtime.gateway.telemetry.metrics import GatewayMetrics
-from runtime.kv.room import HostMemory
+from runtime.kv.host_memory import HostMemory
 from runtime.kv.tiers.loading import TierCounters
 from runtime.launch import read_unit_launch
 from runtime.serving.scheduler import Scheduler

@@ -67,7 +67,7 @@ class DiskTier:
         """Begin; nothing is read yet.
 
         `allocate` makes host memory for a block, in one piece, or returns None if there is no room. It is called on
-        the tier's threads. The memory is free when nobody refers to it, as in `runtime/kv/room.py`.
+        the tier's threads. The memory is free when nobody refers to it, as in `runtime/kv/host_memory.py`.
         """
         self.counters = TierCounters()
         self._settings, self._form = settings, form

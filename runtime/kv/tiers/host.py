@@ -10,7 +10,7 @@ A slot is room for one block, `[num_layers, PAGE_TOKENS, latent_dim]`. Slots hav
 Write behind: a block is saved when no request holds its page any more, and before the page is needed. So whoever needs
 a page waits for no copy, and a block that was saved in vain has cost a copy that nobody waited for.
 
-It keeps the least recently used blocks until it has no slot, or until requests need the memory (`room.py`). The
+It keeps the least recently used blocks until it has no slot, or until requests need the memory (`host_memory.py`). The
 network's thread may make it give way at any moment, so each call has the ledger's lock. On a CPU a slot's memory is
 freed then. On a GPU it was pinned before the rank was ready and stays so, because pinning holds up steps.
 
@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.device import Arrival, HostLink
+from runtime.kv.host_memory import HostMemory, pinning
 from runtime.kv.pages import Pages
-from runtime.kv.room import HostMemory, pinning
 
 __all__ = ["HostTier"]
 

@@ -7,8 +7,8 @@ import torch
 
 from runtime.kv.cache import LatentCache
 from runtime.kv.held_prefix import HeldPrefix, HeldPrefixes
+from runtime.kv.host_memory import HostMemory
 from runtime.kv.index import NAME_BYTES
-from runtime.kv.room import HostMemory
 from runtime.kv.sender import Outgoing
 from runtime.launch import read_unit_launch
 from runtime.protocol.block_chain import chain_blocks

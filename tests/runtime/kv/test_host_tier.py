@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from runtime.errors import RuntimeFailure
 from runtime.kernels.device import Arrival, HostLink
+from runtime.kv.host_memory import HostMemory
 from runtime.kv.index import NAME_BYTES
-from runtime.kv.room import HostMemory
 from runtime.kv.tiers.host import PINNED_BLOCKS, HostTier
 
 BLOCK_SHAPE = (2, 3, 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import RuntimeFailure
 from runtime.kernels.device import HostLink
-from runtime.kv.room import ALIGNMENT, STAGED_SHARE, Staging, staged_bytes
+from runtime.kv.host_memory import ALIGNMENT, STAGED_SHARE, Staging, staged_bytes
 
 NUM_BYTES = 8 * ALIGNMENT
 

@@ -20,12 +20,12 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure
 from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
+from runtime.kv import host_memory
 from runtime.kv import receiver as kv_receiver
-from runtime.kv import room as kv_room
 from runtime.kv import sender as kv_sender
 from runtime.kv import tickets as kv_tickets
+from runtime.kv.host_memory import Staging, max_held_bytes, staged_bytes
 from runtime.kv.receiver import KvReceiver, check_layout
-from runtime.kv.room import Staging, max_held_bytes, staged_bytes
 from runtime.kv.sender import KvSender, Outgoing
 from runtime.launch import KvLayout, read_unit_launch
 from runtime.protocol import frames
@@ -591,7 +591,7 @@ def transfer_of_another():
 def test_what_is_held_outside_the_cache_is_bounded(launches, monkeypatch, held, bounds):
     """In number (here 2 in the cache's place and 1 queued) and in bytes; what leaves makes room for the next."""
     for name, value in bounds.items():
-        monkeypatch.setattr(kv_receiver if name == "MAX_QUEUED" else kv_room, name, value)
+        monkeypatch.setattr(kv_receiver if name == "MAX_QUEUED" else host_memory, name, value)
     sentences = []
 
     async def use(pair):
@@ -611,8 +611,8 @@ def test_what_is_held_outside_the_cache_is_bounded(launches, monkeypatch, held, 
 def test_a_transfer_that_stops_half_way_gives_its_room_back(launches, monkeypatch, is_half_closed):
     """The connection is closed when a frame is not whole in time, or never will be; the next request finds room."""
     monkeypatch.setattr(frames, "FRAME_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(kv_room, "HELD_CACHES", 0)
-    monkeypatch.setattr(kv_room, "HELD_BYTES", 4 * 96)
+    monkeypatch.setattr(host_memory, "HELD_CACHES", 0)
+    monkeypatch.setattr(host_memory, "HELD_BYTES", 4 * 96)
     sent = transfer(launches["fp32"], 4)
 
     async def use(pair):

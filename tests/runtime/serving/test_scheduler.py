@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.kernels.device import Arrival, HostLink
 from runtime.kv.cache import LatentCache, slot_mapping
-from runtime.kv.room import HostMemory
+from runtime.kv.host_memory import HostMemory
 from runtime.launch import Limits
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling

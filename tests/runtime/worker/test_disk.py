@@ -15,7 +15,7 @@ from openai import OpenAI
 
 import runtime
 from runtime.kernels.device import HostLink
-from runtime.kv.room import HostMemory
+from runtime.kv.host_memory import HostMemory
 from runtime.kv.tiers.block_file import HEADER_BYTES
 from runtime.kv.tiers.host import HostTier
 from runtime.launch import Disk, Limits

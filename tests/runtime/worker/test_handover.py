@@ -3,7 +3,7 @@
 import time
 from types import SimpleNamespace
 
-from runtime.kv.room import HostMemory
+from runtime.kv.host_memory import HostMemory
 from runtime.kv.sender import KvSender
 from runtime.launch import KvLayout
 from runtime.protocol.counting import PAGE_TOKENS
