@@ -6,7 +6,7 @@ conditions              Following: the day is followed, or held, or cannot be re
                         Healthy: no unit has to stay on a faulty node
                         Forecast: demand asks for no more units than the day
                         Current: no unit waits for a new template, or takes one
-                        Ready: the plan is carried out: Served and Current, by a day that can be followed
+                        Ready: the plan is carried out: Served and Current, and no unit that left it is there
                         Stalled: it will not be until a person does something; absent otherwise
 
 The last two, with `observedGeneration`, are what Flux and `kubectl wait` read of any kind.
@@ -64,6 +64,7 @@ def build_status(
     """
     observation, demand = measurement.observation, measurement.demand
     situation = observation.situation
+    departed = [name for name in unit_names if name not in situation.phases()]
     lending_events = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
     conditions = [
         (FOLLOWING, *_following_status(situation.orders, decision), decision.reason),
@@ -81,7 +82,7 @@ def build_status(
         **(lending_events if situation.lends_nodes else {}),
         **({"demand": list(_floors_json(demand))} if demand else {}),
         **({"stragglers": list(_suspects_json(measurement.suspects))} if measurement.suspects else {}),
-        **_conditions_json([*conditions, *_ready_conditions(conditions)], deployment, now),
+        **_conditions_json([*conditions, *_ready_conditions(conditions, departed)], deployment, now),
     }
 
 
@@ -93,7 +94,7 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
         if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers", "unitNames")
     }
     conditions = [(FOLLOWING, "False", WRONG_DAY, why)]
-    return kept | {"why": why, **_conditions_json([*conditions, *_ready_conditions(conditions)], deployment, now)}
+    return kept | {"why": why, **_conditions_json([*conditions, *_ready_conditions(conditions, ())], deployment, now)}
 
 
 def timestamp(instant: float) -> str:
@@ -115,12 +116,17 @@ def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
     return follows, "Held" if decision.is_held else "Forced" if decision.is_forced else "AsPlanned"
 
 
-def _ready_conditions(others: Sequence[Condition]) -> Iterator[Condition]:
-    """Yield whether the plan is carried out, and that only a person can help where that is so."""
+def _ready_conditions(others: Sequence[Condition], departed: Sequence[str]) -> Iterator[Condition]:
+    """Yield whether the plan is carried out, and that only a person can help where that is so.
+
+    `departed` units have left the plan and are still there.
+    """
     stops = [each for each in others if each[2] in (WRONG_DAY, STOPPED)]
     unmet = stops or [each for each in others if each[0] in (CURRENT, SERVED) and each[1] != "True"]
     if unmet:
         yield READY, "False", unmet[0][2], "; ".join(message for *_, message in unmet)
+    elif departed:
+        yield READY, "False", "UnitsLeave", f"{', '.join(departed)} left the plan: not deleted yet"
     else:
         yield READY, "True", "CarriedOut", "every unit that is wanted is ready, with its newest template"
     for _, _, reason, message in stops:

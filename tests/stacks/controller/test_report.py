@@ -25,10 +25,10 @@ def status(demand, suspects=None):
     return build(replace(situation((READY, OFF, READY, OFF)), floors=floors), demand, suspects)
 
 
-def build(seen, demand=None, suspects=None):
+def build(seen, demand=None, suspects=None, departed=()):
     """The status of what was seen."""
     measurement = Measurement(Observation(seen, Clock(MIDNIGHT, 1)), demand, suspects)
-    return build_status(measurement, decide(seen, NOW), Marks(), None, [*UNITS], NOW, DEPLOYMENT)
+    return build_status(measurement, decide(seen, NOW), Marks(), None, [*UNITS, *departed], NOW, DEPLOYMENT)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,13 @@ def test_a_plan_is_carried_out_when_every_unit_that_is_wanted_is_ready():
     assert conditions_of(status(None))["Ready"] == ("True", "CarriedOut", DONE)
     assert conditions_of(late)["Ready"] == ("False", "TooFewUnits", "0 of 1 decode units are ready")
     assert "Stalled" not in conditions_of(late)
+
+
+def test_a_plan_is_not_carried_out_while_a_unit_that_left_it_is_there():
+    """It still has its nodes."""
+    found = conditions_of(build(situation((READY, OFF, READY, OFF)), departed=["d2"]))
+
+    assert found["Ready"] == ("False", "UnitsLeave", "d2 left the plan: not deleted yet")
 
 
 def test_a_day_that_cannot_be_followed_waits_for_a_person():
