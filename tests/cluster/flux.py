@@ -10,12 +10,13 @@ import subprocess
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import yaml
 from kubernetes import client
 
 from tests.cluster.build import obtain
@@ -67,51 +68,52 @@ class Flux:
 
     control_plane: ControlPlane
     repository: Repository
+    plan: str
 
-    def follow(self, documents: Iterable[dict]) -> None:
-        """Apply Flux's own objects: a GitRepository called `plans`, and Kustomizations."""
+    def follow(self, documents: Path) -> None:
+        """Apply what `tidemill gitops init --flux` has written for the plan."""
         objects = Objects(self.control_plane.api, str(self.control_plane.folder / "discovery-with-flux.json"))
-        for each in documents:
+        for each in yaml.safe_load_all(documents.read_text()):
             objects.apply(each)
 
     def fetch(self) -> None:
         """Have the repository read, as a webhook would. What is new in it is then applied."""
-        self._look(SOURCES, "plans")
+        self._look(SOURCES, self.plan)
 
-    def reconcile(self, *kustomizations: str) -> None:
-        """Have the repository read, and what is in it applied; the last one waits for the others.
+    def reconcile(self) -> None:
+        """Have the repository read, and what is in it applied: the kinds, then the plan.
 
         Raise NotReady where something is not healthy in time.
         """
         self.fetch()
-        for each in kustomizations:
+        for each in (f"{self.plan}-kinds", self.plan):
             self._look(KUSTOMIZATIONS, each)
-            self.wait_until_ready(each)
+            self.wait(lambda name=each: self._applied(name), f"Flux has applied {each}")
 
-    def condition(self, kustomization: str) -> tuple[str, str, str]:
-        """Return status, reason and message of the condition Ready; empty texts where there is none."""
-        found = self._status(KUSTOMIZATIONS, kustomization).get("conditions", [])
+    def wait_until_ready(self) -> None:
+        """Wait until the plan's newest commit is applied, and everything in it is healthy."""
+        self.wait(lambda: self._applied(self.plan), f"Flux has applied {self.plan}")
+
+    def condition(self) -> tuple[str, str, str]:
+        """Return status, reason and message of the plan's condition Ready; empty texts where there is none."""
+        found = self._status(KUSTOMIZATIONS, self.plan).get("conditions", [])
         ready = next((each for each in found if each["type"] == "Ready"), {})
         return ready.get("status", ""), ready.get("reason", ""), ready.get("message", "")
 
-    def inventory(self, kustomization: str) -> set[str]:
-        """Return the names of all objects that a kustomization has applied last."""
-        entries = self._status(KUSTOMIZATIONS, kustomization)["inventory"]["entries"]
+    def inventory(self) -> set[str]:
+        """Return the names of all objects of the plan that were applied last."""
+        entries = self._status(KUSTOMIZATIONS, self.plan)["inventory"]["entries"]
         return {each["id"].split("_")[1] for each in entries}  # NAMESPACE_NAME_GROUP_KIND
-
-    def wait_until_ready(self, kustomization: str) -> None:
-        """Wait until the newest commit is applied, and everything in it is healthy."""
-        commit = self.repository.head
-        self.wait(lambda: self._applied(kustomization).endswith(commit), f"Flux has applied {kustomization}")
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
         """Poll `ready` until it is true. Raise NotReady at the deadline."""
         self.control_plane.daemons.wait_until(ready, what, TIMEOUT_S)
 
-    def _applied(self, kustomization: str) -> str:
-        """Return the revision that is applied and healthy; an empty text where none is."""
-        is_ready = self.condition(kustomization)[0] == "True"
-        return self._status(KUSTOMIZATIONS, kustomization)["lastAppliedRevision"] if is_ready else ""
+    def _applied(self, kustomization: str) -> bool:
+        """Whether the newest commit is applied, and everything in it is healthy."""
+        status = self._status(KUSTOMIZATIONS, kustomization)
+        is_ready = any((each["type"], each["status"]) == ("Ready", "True") for each in status.get("conditions", []))
+        return is_ready and status["lastAppliedRevision"].endswith(self.repository.head)
 
     def _look(self, kind: tuple[str, str, str, str], name: str) -> None:
         """Ask for a look at an object, and wait until it is over."""
@@ -142,7 +144,7 @@ def serving_repository(folder: Path) -> Iterator[Repository]:
 
 
 @contextmanager
-def running_flux(control_plane: ControlPlane, repository: Repository) -> Iterator[Flux]:
+def running_flux(control_plane: ControlPlane, repository: Repository, plan: str) -> Iterator[Flux]:
     """Serve Flux's kinds and start its controllers. They end with the control plane."""
     kinds = [path for each in (FLUX_SOURCE_CRDS, FLUX_KUSTOMIZE_CRDS) for path in sorted(obtain(each).glob("*.yaml"))]
     serve_definitions(control_plane, kinds)
@@ -164,7 +166,7 @@ def running_flux(control_plane: ControlPlane, repository: Repository) -> Iterato
         *(obtain(FLUX_KUSTOMIZE), f"--health-addr={at['health']}", f"--metrics-addr={at['metrics']}"),
         "--requeue-dependency=1s",
     )
-    yield Flux(control_plane, repository)
+    yield Flux(control_plane, repository, plan)
 
 
 def _environment(control_plane: ControlPlane, at: dict[str, str]) -> list[str]:

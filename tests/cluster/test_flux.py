@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 from kubernetes import client
 
-import templates
 from planner.facts.names import UNIT_LABEL
 from stacks.cli import main
 from stacks.controller.health import Health
@@ -33,7 +31,6 @@ from tests.cluster.controller.day import (
     following_as,
     order,
 )
-from tests.cluster.definitions import OUR_DEFINITION
 from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, FakeNode, create_nodes, running_control_plane_for_fake_nodes
 from tests.cluster.flux import FLUX_PRODUCTS, running_flux, serving_repository
 from tests.stacks.controller.day_spec import write_day
@@ -42,7 +39,6 @@ NUM_NODES = 6
 TIDEMILL = Path(sys.executable).with_name("tidemill")
 READY_TIMEOUT = "10s"
 THIRD = f"{NAME}-prefill-2"
-HEALTH_CHECKS = Path(templates.__file__).parent / "gitops" / "health" / "flux.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -52,39 +48,25 @@ def plan(toolchain, tmp_path_factory):
     nodes, git = tmp_path_factory.mktemp("nodes"), tmp_path_factory.mktemp("git")
     with serving_repository(git) as repository, running_control_plane_for_fake_nodes(nodes) as control_plane:
         create_nodes(control_plane, [FakeNode(f"node-{index}", "rack", "leaf") for index in range(NUM_NODES)])
-        (repository.checkout / "kinds").mkdir()
-        (repository.checkout / "kinds" / "definition.yaml").write_text(OUR_DEFINITION.read_text())
+        write_spec(repository)
+        init = [TIDEMILL, "gitops", "init", "spec.yaml", "deploy", "--flux", "--repository", repository.url]
+        subprocess.run(init, cwd=repository.checkout, check=True)
         render(repository)
-        with running_flux(control_plane, repository) as flux:
-            flux.follow(_documents(repository.url))
+        with running_flux(control_plane, repository, NAME) as flux:
+            flux.follow(repository.checkout / "clusters" / "deploy" / "flux.yaml")
             yield flux
 
 
-def _documents(url):
-    """What a team gives Flux: where the plans are, and that the kinds come first."""
-    source = {"sourceRef": {"kind": "GitRepository", "name": "plans"}, "interval": "1h", "wait": True, "timeout": "1m"}
-    checks = {"dependsOn": [{"name": "kinds"}], "healthCheckExprs": yaml.safe_load(HEALTH_CHECKS.read_text())}
-    made = {
-        ("source.toolkit.fluxcd.io/v1", "GitRepository", "plans"): {
-            "url": url,
-            "ref": {"branch": "main"},
-            "interval": "1h",
-        },
-        ("kustomize.toolkit.fluxcd.io/v1", "Kustomization", "kinds"): source | {"path": "./kinds", "prune": False},
-        ("kustomize.toolkit.fluxcd.io/v1", "Kustomization", "deploy"): source
-        | checks
-        | {"path": "./deploy", "prune": True},
-    }
-    for (api_version, kind, name), spec in made.items():
-        metadata = {"name": name, "namespace": "flux-system"}
-        yield {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
-
-
-def render(repository, prefill_units=2, **kubernetes):
-    """Write the folder of a day that has all units on, with these fields of `kubernetes`, and commit it."""
+def write_spec(repository, prefill_units=2, **kubernetes):
+    """Write the spec of a day that has all units on, with these fields of `kubernetes`. Return its path."""
     day = {"windows": [{"at": "00:00", "prefill_units": prefill_units, "decode_units": 2}]}
     told = {"namespace": NAMESPACE, "controller": {}, "drain": "5s", "ready_timeout": READY_TIMEOUT} | kubernetes
-    spec = write_day(repository.checkout, cluster={"nodes": NUM_NODES}, schedule=day, **told)
+    return write_day(repository.checkout, cluster={"nodes": NUM_NODES}, schedule=day, **told)
+
+
+def render(repository, **fields):
+    """Write such a spec and its folder, and commit both."""
+    spec = write_spec(repository, **fields)
     assert main(["render", str(spec), "-o", str(repository.checkout / "deploy")]) == 0
     repository.commit("render")
 
@@ -100,10 +82,10 @@ def test_a_folder_is_deployed_when_the_controller_says_so(plan, custom):
     plan.wait(lambda: len(pods(plan)) == len(UNITS), "every unit has its pod")
     plan.wait(lambda: not any_starting(custom), "every unit is ready")
     assert deployment(custom)["status"] == {"observedGeneration": -1}
-    assert plan.condition("deploy")[0] != "True"
+    assert plan.condition()[0] != "True"
 
     with running_controller(plan):
-        plan.wait_until_ready("deploy")
+        plan.wait_until_ready()
 
     assert condition(custom, "Ready") == (
         "True",
@@ -118,7 +100,7 @@ def test_one_more_unit_restarts_no_pod(plan, custom):
     render(plan.repository, prefill_units=3)
 
     with running_controller(plan):
-        plan.reconcile("kinds", "deploy")
+        plan.reconcile()
 
     assert pods(plan).keys() - before.keys() == {f"{THIRD}-0"}
     assert before.items() <= pods(plan).items()
@@ -132,7 +114,7 @@ def test_a_persons_orders_stay(plan, custom):
     given = {name: deployment(custom)["spec"][name] for name in ("hold", "force")}
     with running_controller(plan):
         for _ in range(3):
-            plan.reconcile("kinds", "deploy")
+            plan.reconcile()
 
     spec = deployment(custom)["spec"]
     assert {name: spec[name] for name in given} == given
@@ -152,7 +134,7 @@ def test_what_somebody_edited_is_put_back(plan):
     core.patch_namespaced_service(f"{NAME}-gateway", NAMESPACE, edit, field_manager="kubectl-edit")
 
     with running_controller(plan):
-        plan.reconcile("kinds", "deploy")
+        plan.reconcile()
 
     after = core.read_namespaced_service(f"{NAME}-gateway", NAMESPACE)
     assert (after.spec.ports, after.metadata.annotations) == (before.spec.ports, before.metadata.annotations)
@@ -163,10 +145,10 @@ def test_a_unit_that_left_git_serves_until_the_controller_deletes_it(plan):
     before, kept = pods(plan), objects_of(plan, THIRD)
     render(plan.repository)
     plan.fetch()
-    plan.wait(lambda: THIRD not in plan.inventory("deploy"), "Flux has looked for what left Git")
+    plan.wait(lambda: THIRD not in plan.inventory(), "Flux has looked for what left Git")
     left = pods(plan), objects_of(plan, THIRD)
     with running_controller(plan):
-        plan.reconcile("kinds", "deploy")
+        plan.reconcile()
 
     assert left == (before, kept)
     assert not objects_of(plan, THIRD)
@@ -178,7 +160,7 @@ def test_a_new_template_is_taken_in_turns(plan, custom):
     before = pods(plan)
     render(plan.repository, env={"REVISION": "2"})
     with running_controller(plan):
-        plan.reconcile("kinds", "deploy")
+        plan.reconcile()
 
     after = pods(plan)
     assert [unit for unit in UNITS if after[f"{unit}-0"] == before[f"{unit}-0"]] == []
@@ -194,12 +176,12 @@ def test_a_template_that_does_not_start_fails_at_once_and_a_revert_heals_it(plan
     render(plan.repository, env={"REVISION": "3"}, node_selector={"pool": "nowhere"})
     with running_controller(plan):
         plan.fetch()
-        plan.wait(lambda: plan.condition("deploy")[1] == "HealthCheckFailed", "Flux says that the change has failed")
-        said, left = plan.condition("deploy")[2], pods(plan)
+        plan.wait(lambda: plan.condition()[1] == "HealthCheckFailed", "Flux says that the change has failed")
+        said, left = plan.condition()[2], pods(plan)
         plan.repository.revert()
         plan.fetch()
         plan.wait(lambda: condition(custom, "Ready")[0] == "True", "the failed units have taken their former template")
-        plan.reconcile("kinds", "deploy")
+        plan.reconcile()
 
     assert f"TidemillDeployment/{NAMESPACE}/{NAME} status: 'Failed'" in said
     after = pods(plan)
