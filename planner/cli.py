@@ -298,7 +298,7 @@ def _render(arguments: argparse.Namespace) -> None:
     kept = None if arguments.anew else kept_plan(arguments.output)
     plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
     files = files_of(plan, kept)
-    change = compare_plans(kept, plan) if kept and kept.runnable else None
+    change = compare_plans(kept, plan, files=files) if kept and kept.runnable else None
     altered = altered_files(arguments.output, kept, files) if kept else ()
     differing = stale_files(arguments.output, files)
     write_folder(arguments.output, files)

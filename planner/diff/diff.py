@@ -5,7 +5,7 @@ the effects of the objects that would be applied.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.diff.change import (
     Change,
@@ -53,12 +53,16 @@ SPEEDS = (
 )
 
 
-def compare_plans(before: Plan, after: Plan, notes: Sequence[str] = ()) -> Change:
-    """Return the effects of changing from one plan to the other. `notes` say how the plans were obtained.
+def compare_plans(
+    before: Plan, after: Plan, notes: Sequence[str] = (), files: Mapping[str, str] | None = None
+) -> Change:
+    """Return the effects of changing from one plan to the other.
+
+    `notes` say how the plans were obtained; `files` are the manifests of `after`, if they are rendered already.
 
     Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare.
     """
-    units = compare_pods(before, after)
+    units = compare_pods(before, after, files)
     ways = judge_rollouts(before, after, units)
     worst = worst_rollout(ways)
     return Change(

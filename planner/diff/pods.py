@@ -38,12 +38,12 @@ IGNORED_LAUNCH_FIELDS = {
 }  # names, or also visible in the pod
 
 
-def compare_pods(before: Plan, after: Plan) -> tuple[UnitChange, ...]:
-    """Return what happens to the pods of each unit, of gateway and controller.
+def compare_pods(before: Plan, after: Plan, files: Mapping[str, str] | None = None) -> tuple[UnitChange, ...]:
+    """Return what happens to the pods of each unit, of gateway and controller. `files` are the new plan's, if rendered.
 
     Raises InfeasibleError if one of the plans cannot be rendered.
     """
-    old, new = pods_of_workloads(before), pods_of_workloads(after)
+    old, new = pods_of_workloads(before), pods_of_workloads(after, files)
     return tuple(_compare_workload(name, old.get(name), new.get(name), before, after) for name in {**new, **old})
 
 

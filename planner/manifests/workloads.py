@@ -16,6 +16,7 @@ from planner.plan.plan import Plan
 __all__ = ["Pods", "pods_of_workloads"]
 
 KINDS = ("LeaderWorkerSet", "StatefulSet", "Deployment")
+PREFIXES = tuple(f"{kind.lower()}-" for kind in KINDS)  # of their files
 TEMPLATE = "workerTemplate"
 
 
@@ -34,9 +35,13 @@ class Pods:
         return str(self.template["spec"]["containers"][0]["image"])
 
 
-def pods_of_workloads(plan: Plan) -> dict[str, Pods]:
-    """Return workload name -> its pods. Raises InfeasibleError if the plan cannot be rendered."""
-    objects = [each for text in render_files(plan).values() for each in yaml.load_all(text, Loader=yaml.CSafeLoader)]
+def pods_of_workloads(plan: Plan, files: Mapping[str, str] | None = None) -> dict[str, Pods]:
+    """Return workload name -> its pods. `files` are the plan's, if rendered; their names begin with an object's kind.
+
+    Raises InfeasibleError if the plan cannot be rendered.
+    """
+    texts = [text for name, text in (files or render_files(plan)).items() if name.startswith(PREFIXES)]
+    objects = [each for text in texts for each in yaml.load_all(text, Loader=yaml.CSafeLoader)]
     return {each["metadata"]["name"]: _pods(each) for each in objects if each["kind"] in KINDS}
 
 
