@@ -10,6 +10,7 @@ A stranger may have written the change. So nothing is read outside the checkouts
 """
 
 import os
+import re
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -28,6 +29,11 @@ from stacks.gitops.report import Report
 
 __all__ = ["Call", "check_change", "note_unknown", "plan_before", "require_call"]
 
+# Files that tools read in a folder beside those that are rendered, or in their place. Sources:
+# kubernetes-sigs/kustomize api/konfig (RecognizedKustomizationFileNames), argoproj/argo-cd
+# reposerver/repository/repository.go (mergeSourceParameters), fluxcd/pkg sourceignore/sourceignore.go
+# (LoadIgnorePatterns).
+READ_BY_TOOLS = re.compile(r"kustomization\.yml|Kustomization|\.argocd-source(-.*)?\.yaml|\.sourceignore")
 OTHER_FOLDER = "the base's folder is not what the base's spec renders, so render it there"
 
 
@@ -94,18 +100,27 @@ def _is_inside(path: Path, folder: Path) -> bool:
 def _check_change(call: Call) -> tuple[Plan, Report]:
     kept = kept_plan(call.folder)
     plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
-    stale = stale_files(call.folder, files_of(plan, kept))
+    files = files_of(plan, kept)
+    stale = stale_files(call.folder, files)
     before, unknown = (kept, "") if call.base is None else plan_before(call, call.base)
-    change = None if before is None else compare_plans(before, plan, note_unknown(unknown))
-    objections = find_objections(call.conditions, gather_evidence(plan, change, stale, unknown))
+    change = None if before is None else compare_plans(before, plan, note_unknown(unknown), files)
+    foreign = _find_foreign_files(call.folder)
+    objections = find_objections(call.conditions, gather_evidence(plan, change, stale, foreign, unknown))
     return plan, Report(
         name=plan.name,
         plan_digest=plan.digest,
         conditions=tuple(each.word for each in call.conditions),
         objections=objections,
         stale=stale,
+        foreign=foreign,
         diff=change,
     )
+
+
+def _find_foreign_files(folder: Path) -> tuple[str, ...]:
+    """Return the files in `folder` that we never write, and by which a tool applies something else than is rendered."""
+    names = (each.name for each in folder.iterdir()) if folder.is_dir() else ()
+    return tuple(sorted(name for name in names if READ_BY_TOOLS.fullmatch(name)))
 
 
 def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:

@@ -5,7 +5,7 @@
     slo         a promised latency is missed at the expected speed
     capacity    less of the day's traffic is answered than before, or a phase's peak load rises above its capacity
     cost+10%    a day costs over 10 % more than before
-    stale       rendering the spec into its folder again would change a file
+    stale       rendering the spec into its folder again would change a file, or a tool would read a foreign one there
 
 A condition that cannot be judged holds: a gate that nobody can read must not open. Where nothing runs yet, there is no
 outage, and no capacity and no cost to compare with.
@@ -65,6 +65,7 @@ class Evidence:
     change: Change | None
     promises: Mapping[str, Promise | None]  # latency -> the promise beside the prediction; None where none can be made
     stale: tuple[str, ...]  # names of files
+    foreign: tuple[str, ...] = ()  # names of files
     not_predicted: str = ""  # the phases whose speed nobody can predict, and why
     no_figures_before: str = ""  # why nobody knows the figures before the change
 
@@ -91,11 +92,13 @@ def _condition(word: str) -> Condition:
     return Condition(word)
 
 
-def gather_evidence(plan: Plan, change: Change | None, stale: tuple[str, ...], no_figures_before: str = "") -> Evidence:
+def gather_evidence(
+    plan: Plan, change: Change | None, stale: tuple[str, ...], foreign: tuple[str, ...], no_figures_before: str
+) -> Evidence:
     """Return what the conditions are judged by, for a change to `plan`."""
     speeds = (plan.performance or {}).items()
     unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
-    return Evidence(change, promises_of(plan), stale, unknown, no_figures_before)
+    return Evidence(change, promises_of(plan), stale, foreign, unknown, no_figures_before)
 
 
 def promises_of(plan: Plan) -> dict[str, Promise | None]:
@@ -138,11 +141,13 @@ def _misses_promises(evidence: Evidence) -> str:
 
 
 def _is_stale(evidence: Evidence) -> str:
-    names = evidence.stale
-    if not names:
-        return ""
-    changes = f"tidemill render would change {counted(len(names), 'file')}: {first_of(names)}"
-    return f"{changes}; render again, and commit the folder"
+    reasons = []
+    if names := evidence.stale:
+        changes = f"tidemill render would change {counted(len(names), 'file')}: {first_of(names)}"
+        reasons.append(f"{changes}; render again, and commit the folder")
+    if evidence.foreign:
+        reasons.append(f"GitOps tools read {first_of(evidence.foreign)} too, which nobody rendered: remove it")
+    return "; ".join(reasons)
 
 
 def _loses_capacity(evidence: Evidence) -> str:

@@ -26,6 +26,7 @@ class Report(Part):
     conditions: tuple[str, ...]  # that would have refused the change
     objections: tuple[Objection, ...]  # those that do
     stale: tuple[str, ...]  # files of the folder that rendering would change
+    foreign: tuple[str, ...]  # files in it by which a tool applies something else
     diff: Maybe[Change] = None
 
 

@@ -57,6 +57,37 @@ def test_a_folder_that_was_not_rendered_is_stale(head, capsys):
     assert {path: path.read_bytes() for path in head.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["kustomization.yml", "Kustomization", ".argocd-source.yaml", ".argocd-source-prod.yaml", ".sourceignore"],
+)
+def test_a_file_that_a_tool_would_read_is_foreign(name, head, capsys):
+    """By it kustomize, Argo CD or Flux would apply something else than was rendered and reviewed."""
+    (head / "deploy" / name).symlink_to("../spec.yaml")
+    status, said = _run(capsys, *CHECK, "--fail-on", "stale")
+
+    assert status == 3
+    assert f"refused by stale: GitOps tools read {name} too, which nobody rendered" in said.out
+
+
+def test_other_files_in_the_folder_are_nobodys_business(head, capsys):
+    """Nothing applies them, and rendering leaves them."""
+    (head / "deploy" / "README.md").write_text("ours")
+    (head / "deploy" / "secret.yaml").write_text("kind: Secret")
+
+    assert _run(capsys, *CHECK, "--fail-on", "stale")[0] == 0
+
+
+def test_a_link_in_the_place_of_a_rendered_file_is_refused(head, capsys):
+    """What it leads to may change without the folder, and tools treat links in their own ways."""
+    (head / "deploy" / "kustomization.yaml").rename(head / "elsewhere.yaml")
+    (head / "deploy" / "kustomization.yaml").symlink_to("../elsewhere.yaml")
+    status, said = _run(capsys, *CHECK, "--fail-on", "stale")
+
+    assert status == 2
+    assert "deploy/kustomization.yaml: must be empty or written by tidemill render" in said.err
+
+
 def test_an_outage_is_refused(head, capsys):
     """Another expert map restarts the only unit of a phase."""
     _edit(head / "spec.yaml", "  redundant_experts: 4", "  redundant_experts: 8")

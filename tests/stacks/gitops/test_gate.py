@@ -137,7 +137,7 @@ def test_a_condition_that_cannot_be_judged_says_what_is_missing(change):
     """Each reason has a next step."""
     unknown = {"decode": change.performance["decode"].model_copy(update={"after": {"x": Row("", "x", 1)}})}
     bare = _with_cost(change, None, None).model_copy(update={"performance": unknown})
-    evidence = Evidence(bare, {"tpot_ms": None}, (), "decode: no figures")
+    evidence = Evidence(bare, {"tpot_ms": None}, (), not_predicted="decode: no figures")
     reasons = {each.condition: each.reason for each in find_objections(read_conditions(ALL), evidence)}
 
     assert reasons == {
