@@ -158,7 +158,7 @@ def _experts(change: Change) -> Iterator[str]:
 
 def _describe_moves(moves: PhaseMoves) -> str:
     size = "" if moves.bytes is None else f", {_format_bytes(moves.bytes)} in {counted(moves.units, 'unit')}"
-    return f"{moves.slots_changed:,} of {counted(moves.of_slots, 'slot')} of a unit change{size}"
+    return f"{moves.slots_changed:,} of a unit's {counted(moves.of_slots, 'slot')} change{size}"
 
 
 def _nodes(change: Change) -> Iterator[str]:
@@ -240,12 +240,18 @@ def _failures(change: Change) -> Iterator[str]:
 
 def _numbers_changed(sides: WarningSides) -> str:
     """Return the warning with an arrow from each number before to the one after."""
-    old, new = sides.before.message.split(), sides.after.message.split()
+    old, new = sides.before.message.split("; "), sides.after.message.split("; ")
     if len(old) != len(new):
         return f"{sides.after.message} (before: {sides.before.message})"
-    return " ".join(
-        after if before == after else f"{before} -> {after}" for before, after in zip(old, new, strict=True)
-    )
+    return "; ".join(map(_words_changed, old, new))
+
+
+def _words_changed(old: str, new: str) -> str:
+    """Return a part of a warning with arrows, if it has as many words as before. It may list other times of day."""
+    words = old.split(), new.split()
+    if len(words[0]) != len(words[1]):
+        return new
+    return " ".join(after if before == after else f"{before} -> {after}" for before, after in zip(*words, strict=True))
 
 
 def _format_bytes(size: int) -> str:

@@ -1,12 +1,15 @@
 """A change is what both plans say: pods as rendered, bytes as maps differ, and nothing where nothing changes."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from planner.compiler import compile_plan
+from planner.diff.change import WarningSides
 from planner.diff.diff import compare_plans
 from planner.diff.text import diff_text
+from planner.problems.finding import Finding
 from planner.report.report import format_value
 from planner.rules.check import with_values
 from tests.planner.diff.pairs import KINDS, base, changed, check_pair
@@ -44,6 +47,17 @@ def test_a_warning_in_other_numbers_is_shown_with_both():
     assert (worse.after.id, change.warnings.new, change.warnings.gone) == ("W138", (), ())
     assert re.search(r"changed traffic asks for [\d.]+ -> [\d.]+ times", text)
     assert f"peak load over capacity: {format_value(old)} -> {format_value(new)}" in text
+
+
+def test_a_changed_warning_may_list_other_times():
+    """The parts that have other numbers alone are still told with both."""
+    before = Finding("traffic", None, "W138 asks for 121% at 03:30", "some wait", "plan more for 10:00, 14:00")
+    after = replace(before, rule="W138 asks for 216% at 03:30", fix="plan more for 10:00")
+    change = compare_plans(base(SIZE)[1], base(SIZE)[1])
+    moves = change.warnings.model_copy(update={"changed": (WarningSides(before=before, after=after),)})
+    text = " ".join(diff_text(change.model_copy(update={"warnings": moves})).split())
+
+    assert "changed traffic asks for 121% -> 216% at 03:30; some wait; plan more for 10:00 [W138]" in text
 
 
 def test_a_warning_of_one_plan_is_new_or_gone():
