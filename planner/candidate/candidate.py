@@ -29,7 +29,7 @@ from planner.placement.enough import find_missing_nodes
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change
-from planner.rules.check import document_with, resolve, with_values
+from planner.rules.check import change_document, change_spec, resolve
 from planner.rules.rule import Level, is_within
 from planner.rules.table import findings_at, warnings_of
 from planner.schedule.starts import StartTimes, start_times
@@ -93,7 +93,7 @@ class Candidate:
 
     def with_change(self, change: Change) -> "Candidate":
         """Return the candidate with `change` (dotted path -> value) written into its document."""
-        return replace(self, document=document_with(self.document, change), known=None)
+        return replace(self, document=change_document(self.document, change), known=None)
 
     @cached_property
     def resolved(self) -> ResolvedSpec:
@@ -282,7 +282,7 @@ class Candidate:
         """Return the prediction for a phase with its expert map and a change of the spec."""
         from planner.estimate.performance import predict_phases
 
-        tried, layouts = with_values(self.resolved, change), [each for each in self.layouts if each.phase == phase]
+        tried, layouts = change_spec(self.resolved, change), [each for each in self.layouts if each.phase == phase]
         memory = [split_memory(tried, each) for each in layouts] if self.memory else []
         return predict_phases(tried, layouts, memory, self.maps, self.loads, self.calibration)[0].prediction
 

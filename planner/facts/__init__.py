@@ -1,1 +1,1 @@
-"""What is true before any spec: GPUs with their sources, what models consist of, quantities, names, loads, digests."""
+"""Facts that hold for any spec: GPUs with their sources, parts of models, quantities, names, loads, digests."""

@@ -1,4 +1,4 @@
-"""Days that are named: `saturday` for all Saturdays, `2026-12-24` for one day. Dates take precedence over weekdays."""
+"""Names of days: `saturday` for all Saturdays, `2026-12-24` for one day. A date takes precedence over its weekday."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -16,13 +16,13 @@ def is_day(written: str) -> bool:
 
 
 def entry_of(day: str, entries: Sequence[Sequence[str]]) -> int | None:
-    """Return which of `entries`, each a list of named days, has `day`: by its date, else by its weekday."""
+    """Return the index of the entry (a list of days) that has the date `day`, or else its weekday; None if none has."""
     names = (day,) if day in WEEKDAYS else (day, WEEKDAYS[weekday_of(day)])
     return next((index for name in names for index, days in enumerate(entries) if name in days), None)
 
 
 def week_around(day: str) -> tuple[str, ...]:
-    """Return seven days in their order, of which `day` is the second: weekdays for a weekday, dates for a date."""
+    """Return seven consecutive days with `day` as the second: weekdays for a weekday, dates for a date."""
     if day in WEEKDAYS:
         first = WEEKDAYS.index(day) - 1
         return tuple(WEEKDAYS[(first + ahead) % len(WEEKDAYS)] for ahead in range(len(WEEKDAYS)))

@@ -1,13 +1,11 @@
-"""Facts about GPUs, each with its source. No other file has figures of a GPU, and `gpu_names.py` knows other names.
+"""Facts about GPUs, each with its source. `gpu_names.py` knows other names of them; models are in `families`.
 
-Models are in `planner/families/published.json`.
+A source is a repository, a commit and a path, or the number of an issue. The source of a figure that was inferred
+begins with `assumed`, and plans say so too. Unknown figures are left out, and so are those that no pass reads. For
+other GPUs the spec gives the figures (`GpuSpec`).
 
-A source is a repository, a commit and a path, or the number of an issue. A figure that was not read anywhere, only
-concluded, has a source that begins with `assumed`: plans say so too. What could not be found is left out. Only what a
-pass reads stands here. A GPU that is not listed comes with its figures in the spec (`GpuSpec`).
-
-Units: bytes; GB is 1e9 bytes, GiB is 2^30. Links are one way, as one GPU sees them. Rates are of dense matrices, as the
-maker says them: what kernels reach of them is in `estimate/throughput`.
+Units: bytes; GB is 1e9 bytes, GiB is 2^30. Link rates are one way, for one GPU. Compute rates are the maker's for dense
+matrices; `estimate/throughput` has the share that kernels reach.
 """
 
 from collections.abc import Mapping
@@ -22,10 +20,10 @@ ASSUMED = "assumed"
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a rank runs on, and how it is tied to others. `cpu` has none of the figures: its memory is the host's.
+    """A GPU and its links to others. `cpu` has no figures, because its memory is the host's.
 
-    GPUs of a domain are tied by switches, where one GPU can send all it has to one other, or in a mesh, where each pair
-    has links of its own (`peer_gb_per_s`) and the whole is reached only by sending to all others at once.
+    GPUs of a domain are connected by switches, with the full rate between any two, or in a mesh. In a mesh each pair
+    has its own links (`peer_gb_per_s`), and a GPU reaches its full rate only by sending to all others at once.
     """
 
     device: Device
@@ -49,11 +47,11 @@ class Gpu:
 
     @property
     def is_rocm(self) -> bool:
-        """Return whether it is AMD's, whose FP8 (e4m3fnuz) and whose build of PyTorch are others."""
+        """Return whether it is AMD's, with another FP8 (e4m3fnuz) and another build of PyTorch."""
         return self.kubernetes_resource == "amd.com/gpu"
 
     def domain_size(self, gpus_per_node: int) -> int:
-        """Return the GPUs of an NVLink domain. One of HGX ends with its node, however few GPUs that has."""
+        """Return the number of GPUs of an NVLink domain. An HGX domain is one node, however few GPUs that has."""
         size = self.nvlink_domain or gpus_per_node
         return size if self.nvlink_leaves_node else min(size, gpus_per_node)
 
@@ -67,7 +65,7 @@ _NVIDIA_RESOURCE = "github.com/NVIDIA/k8s-device-plugin 592307d8 docs/quick_star
 
 
 def _cite_system(system: str, *figures: str) -> dict[str, str]:
-    """One file that says several figures."""
+    """Return the sources of several figures in one system file."""
     return dict.fromkeys(figures, f"{system}.yaml")
 
 

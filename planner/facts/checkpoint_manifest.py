@@ -1,8 +1,8 @@
-"""The manifest beside a checkpoint's `config.json`, where somebody has written one: what names its weights.
+"""The optional manifest beside a checkpoint's `config.json`, which identifies its weights.
 
-The planner never opens weights. `tidemill checkpoint digest` has, and the sha256 of the file that it wrote goes into
-launch files, so that a rank refuses other weights than were planned for. Ranks compare what it says of each tensor.
-Here it only has to be of this config, because a stale manifest would name weights that are gone.
+The planner never opens weights. `tidemill checkpoint digest` does, and writes the manifest. Its sha256 goes into launch
+files, so a rank rejects other weights than the planned ones: ranks compare each tensor with it. The planner only checks
+that it belongs to this config, because a stale manifest would identify old weights.
 """
 
 import json
@@ -17,11 +17,11 @@ __all__ = ["MANIFEST", "read_weights_digest"]
 
 MANIFEST = "tidemill-checkpoint.json"
 VERSION = 1
-MAX_BYTES = 100 * 2**20  # as much as ranks read of it
+MAX_BYTES = 100 * 2**20  # ranks read no more of it
 
 
 def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Finding | None:
-    """Return the sha256 of the manifest beside the file `config`, which the spec calls `written`; None without one."""
+    """Return the sha256 of the manifest beside `config`, or None; `written` is the config's path in the spec."""
     path = config.with_name(MANIFEST)
     if not path.exists():
         return None

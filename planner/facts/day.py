@@ -1,4 +1,4 @@
-"""The minutes and seconds of a day, and how clocks write them."""
+"""Minutes and seconds of a day, and their text as times."""
 
 from collections.abc import Iterable
 
@@ -16,21 +16,21 @@ def minute_of(at: str) -> int:
 
 
 def hh_mm(minute: int) -> str:
-    """Return what a clock shows `minute` minutes after midnight; after a day it begins again."""
+    """Return the time `minute` minutes after midnight, modulo a day."""
     minute %= DAY_MINUTES
     return f"{minute // HOUR_MINUTES:02}:{minute % HOUR_MINUTES:02}"
 
 
 def hh_mm_ss(second: float) -> str:
-    """Return what a clock shows `second` seconds after midnight, to the nearest second; after a day it begins again."""
+    """Return the time `second` seconds after midnight, modulo a day, to the nearest second."""
     whole = round(second) % DAY_S
     return f"{hh_mm(whole // MINUTE_S)}:{whole % MINUTE_S:02}"
 
 
 def periods(stretches: Iterable[tuple[int, int]]) -> str:
-    """Return when each of `stretches` begins and ends, given its first minute and its length: `22:00-06:00`.
+    """Return stretches (first minute, length) as text: `22:00-06:00`.
 
-    Those that meet are one, over midnight too. They must not overlap.
+    Adjacent stretches are joined, also at midnight. They must not overlap.
     """
     ends: dict[int, int] = {}  # first minute -> the minute after the last
     for start, minutes in sorted(stretches):

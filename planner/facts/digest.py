@@ -1,4 +1,4 @@
-"""One JSON text for one value, and its digest. The runtime computes the same: `tests/contract/launch.schema.json`."""
+"""Canonical JSON and digests. The runtime computes the same digests: `tests/contract/launch.schema.json`."""
 
 import hashlib
 import json
@@ -12,41 +12,41 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def canonical_json(value: Any) -> str:
-    """Return the JSON that digests are of: sorted keys, no spaces, ASCII."""
+    """Return the JSON text for digests: sorted keys, no spaces, ASCII."""
     return _CANONICAL.encode(value)
 
 
 def digest_of(value: Any) -> str:
-    """`sha256:` of canonical JSON."""
+    """Return `sha256:` and the hash of the value's canonical JSON."""
     return digest_of_text(canonical_json(value))
 
 
 def digest_of_texts(texts: Mapping[str, str]) -> str:
-    """`digest_of` a mapping whose values are canonical JSON already, as documents have that share a large part."""
+    """Return `digest_of` a mapping from the canonical JSON of its values, for documents that share large parts."""
     members = (f"{canonical_json(key)}:{texts[key]}" for key in sorted(texts))
     return digest_of_text(f"{{{','.join(members)}}}")
 
 
 def digest_of_text(text: str) -> str:
-    """`sha256:` of the text's UTF-8."""
+    """Return `sha256:` and the hash of the text's UTF-8."""
     return digest_of_bytes(text.encode())
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """`sha256:` of what a file holds."""
+    """Return `sha256:` and the hash of `content`."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def pretty_json(value: Any) -> str:
-    """JSON as files have it: sorted keys, a space of indent, each list of numbers on one line, a final line end.
+    """Return JSON for files: sorted keys, an indent of one space, each list of numbers on one line, a final newline.
 
-    An expert map is a line a layer: so a diff shows which layers changed, and the file is small.
+    Each layer of an expert map is one line, so the file is small and a diff shows which layers changed.
     """
     return _pretty(value, "\n") + "\n"
 
 
 def _pretty(value: Any, line_end: str) -> str:
-    """`value` as JSON; `line_end` starts the line on which it ends."""
+    """Return `value` as JSON; `line_end` is a newline and the indent of its closing bracket."""
     inner = f"{line_end} "
     if isinstance(value, dict) and value:
         parts = [f"{_TERSE.encode(key)}: {_pretty(value[key], inner)}" for key in sorted(value)]

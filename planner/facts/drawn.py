@@ -1,20 +1,20 @@
-"""Loads that nobody measured: drawn, for planning without data and for tests.
+"""Random loads of experts, for planning without measurements and for tests.
 
-The popularity of an expert has the density x^-alpha on [1, 256], the model that published measurements of
-expert-parallel imbalance use. It is the quantile Phi(z) of that density, of a normal variable
+The popularity of an expert has the density x^-alpha on [1, 256], as in published measurements of expert-parallel
+imbalance. It is the quantile Phi(z) of that density, with a normal variable
 
-    z = sqrt(c) x that of the expert's group + sqrt(1 - c) x its own            c: correlation inside a group
+    z = sqrt(c) x its group's variable + sqrt(1 - c) x its own            c: correlation inside a group
 
-so that experts of a group, which stand side by side, are hot together. Each layer is drawn by itself, with an alpha of
-its own around the one asked for. From one window to the next, z drifts with correlation rho (Gaussian copula): an
-expert's popularity changes, the distribution does not. What is counted in a window is multinomial.
+so the consecutive experts of a group are hot together. Each layer is drawn independently, with its own alpha around the
+given one. From one window to the next, z drifts with correlation rho (Gaussian copula): an expert's popularity changes,
+the distribution does not. Counts in a window are multinomial.
 
-Calibrated to TensorRT-LLM's report on DeepSeek-R1 at EP32, (max - mean) / mean load of ranks in an iteration: 1.564
-with experts in order, which gives c, and 0.109 with a map of 9 slots a rank made for other iterations, which gives rho
-(all of that 0.109 is taken to be drift, none of it a step's luck).
+Calibration: TensorRT-LLM reports (max - mean) / mean load of ranks in an iteration of DeepSeek-R1 at EP32. It is 1.564
+with experts in order, which determines c, and 0.109 with a map of 9 slots a rank made for other iterations. That
+determines rho if all of it is drift, and none is random variation of a step.
 
-What is assumed: alpha 1.01 for R1, the spread of alpha over layers (neither is published), and that both figures are
-for the same data. The report's (max - mean) / mean of experts, 10.95, is not met: the density allows 4.6 at alpha 1.01.
+Assumed: alpha 1.01 for R1 and the spread of alpha over layers, which are not published, and that both figures are for
+the same data. The report's (max - mean) / mean of experts, 10.95, is not met: the density allows 4.6 at alpha 1.01.
 
 Source: NVIDIA/TensorRT-LLM, docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md and
 examples/wide_ep/ep_load_balancer/README.md.
@@ -30,22 +30,22 @@ from planner.facts.loads import Loads
 
 __all__ = ["MAX_POPULARITY", "WINDOW_CORRELATION", "draw_loads", "popularity"]
 
-MAX_POPULARITY = 256.0  # as popular as so many least popular experts
+MAX_POPULARITY = 256.0  # relative to the least popular expert
 TOKENS_OF_LEAST_POPULAR = 1000
 GROUP_CORRELATION = 0.173  # calibrated, see above
 WINDOW_CORRELATION = 0.9957  # calibrated, see above
 ALPHA_SPREAD = 0.05  # assumed: standard deviation over layers
-SMALLEST = 2.0**-53  # of `random`, but for 0, which is no quantile
+SMALLEST = 2.0**-53  # above 0 that `random` returns
 
 NORMAL = NormalDist()
 Normals = list[list[float]]  # [layers][experts]
 
 
-@lru_cache(maxsize=8)  # a plan, its search and its fixes ask again for the same
+@lru_cache(maxsize=8)  # a plan, its search and its fixes need the same loads
 def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_groups: int = 1) -> Loads:
-    """`[num_layers][num_experts]` expected token counts; the same for the same arguments, on any machine.
+    """Return expected token counts, `[num_layers][num_experts]`; the same on any machine.
 
-    With one group experts are independent, and alpha is that of all layers.
+    With one group, experts are independent and all layers have the same alpha.
     """
     generator = random.Random(seed)  # noqa: S311 (its sequence is promised never to change, which numpy's is not)
     if num_groups == 1:
@@ -78,7 +78,7 @@ def _hot_together(generator: random.Random, num_layers: int, num_experts: int, n
 
 
 def _mixed(correlation: float, normals: Sequence[float], fresh: Sequence[float]) -> list[float]:
-    """Return normal variables of that correlation with the first."""
+    """Return normal variables with this correlation to `normals`."""
     rest = sqrt(1 - correlation**2)
     return [correlation * one + rest * other for one, other in zip(normals, fresh, strict=True)]
 

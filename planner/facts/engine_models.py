@@ -1,30 +1,30 @@
-"""The models that each version of an engine runs, and what it can do with the experts and KV of each.
+"""The models that each version of an engine runs, and its limits for the experts and KV of each.
 
-An engine has one class an architecture, and registers it under the name that a checkpoint's config.json gives. What
-the engine can do depends on that class: one makes slots for replicas, another forgets them; one exchanges rows by
-DeepEP, another raises.
+An engine has one class per architecture, registered under the name in a checkpoint's config.json. The class decides
+what the engine can do: one makes slots for replicas, another ignores them; one exchanges rows by DeepEP, another
+raises.
 
-Of SGLang 0.5.23 (python/sglang/srt), where a test holds this table against the sources:
+SGLang 0.5.23 (python/sglang/srt); a test compares this table with the sources:
     architecture   `EntryClass` of models/FILE
     replicas       the experts are built with `ep_num_redundant_experts`
     overlaps       batch_overlap/operations_strategy.py, init_new_tbo, knows the layer; DeepSeek-V4's only in prefill
     page_tokens    arg_groups/model_overrides: DeepSeek-V4 and, on Blackwell, MiniMax-M3 take no other
     keeps_states   configs/qwen3_next.py, mamba2_cache_params
-    cannot         models/gpt_oss.py: its forward for DeepEP raises; layers/quantization/mxfp4.py, of a Hopper GPU
-Of vLLM 0.33.0 (vllm), where the first two and MOVED_FORMS are held against a table that was recorded from its wheel:
+    cannot         models/gpt_oss.py: its forward for DeepEP raises; layers/quantization/mxfp4.py, for Hopper GPUs
+vLLM 0.33.0 (vllm); a test compares the first two and MOVED_FORMS with a table recorded from its wheel:
     architecture   model_executor/models/registry.py
     replicas       the class, or the model inside it, is a `MixtureOfExperts`, whose experts EPLB moves
     overlaps       v1/worker/ubatching.py, around the whole model
     page_tokens    github.com/ai-dynamo/dynamo, recipes page of DeepSeek-V4-Pro: blocks of 256
-    keeps_states   distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py, which asks for one layout of them
+    keeps_states   distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py, which requires one layout of them
 
-    MOVED_FORMS    model_executor/layers/fused_moe/routed_experts.py asks `supports_eplb` of the class that the
+    MOVED_FORMS    model_executor/layers/fused_moe/routed_experts.py reads `supports_eplb` of the class that the
                    `get_quant_method` of layers/quantization chooses; it is False unless overridden
 
-So vLLM moves no experts in FP8 or MXFP8 of ModelOpt. With compressed-tensors it depends on the kernel. INT4 gets
-Marlin's before Triton's, and only Triton's would do. NVFP4 gets Marlin's too, unless activations are quantised and the
-GPU is a Blackwell with FlashInfer's; MXFP4 hangs on activations likewise. No plan says what activations are in, so
-neither is counted on.
+So vLLM moves no experts in ModelOpt's FP8 or MXFP8. With compressed-tensors it depends on the kernel. For INT4 vLLM
+prefers Marlin to Triton, and only Triton supports moves. NVFP4 uses Marlin too, unless activations are quantised and
+the GPU is a Blackwell with FlashInfer; MXFP4 depends on activations as well. Plans do not state the format of
+activations, so both count as not moved.
 
 All of them hand their KV from prefill to decode, whatever kinds of it they keep. SGLang sends each kind as a component
 of its own (disaggregation/utils.py, setup_state_kv_args). Of MiniMax-M3's index it sends keys only, and the published
@@ -42,19 +42,19 @@ __all__ = ["ENGINE_MODELS", "MOVED_FORMS", "EngineModel", "moves_form"]
 
 @dataclass(frozen=True)
 class EngineModel:
-    """What an engine does with one architecture."""
+    """An engine's support for one architecture."""
 
     architecture: str
     file: str
     replicas: bool = True  # whether an expert may have several slots
-    overlaps: tuple[Phase, ...] = ()  # phases in which one micro-batch hides the other's exchange
-    page_tokens: int = 64  # of a page of KV
-    keeps_states: bool = False  # whether some layers keep a state of each request, which is no KV
-    cannot: str | None = None  # why it cannot run at all as plans have it
+    overlaps: tuple[Phase, ...] = ()  # phases with two-batch overlap
+    page_tokens: int = 64  # tokens per page of KV
+    keeps_states: bool = False  # whether some layers have a state per request in place of KV
+    cannot: str | None = None  # the reason if no plan can run it
 
 
 def _same_in_all(*rows: tuple[str, EngineModel]) -> dict[str, EngineModel]:
-    """Return the rows of vLLM, whose overlap goes around any model."""
+    """Return vLLM's rows; its overlap works with any model."""
     return {model_type: replace(model, overlaps=PHASES) for model_type, model in rows}
 
 

@@ -1,9 +1,9 @@
-"""The engines that can run a plan: the versions whose sources were read, and where their tokens go.
+"""The engines that can run a plan: supported versions, images, and the rule by which tokens choose replicas.
 
-An engine other than ours brings its own rule for which replica of an expert a token goes to. Expert maps and what they
-are said to reach are made for that rule, so it is a fact of the engine and no choice of the spec.
+An engine other than ours has its own rule for which replica of an expert a token goes to. Expert maps and their
+predicted balance are made for that rule, so it is a fact of the engine and not a choice of the spec.
 
-What an engine is told, and what it cannot do, is in `planner/engines`.
+`planner/engines` has the engines' command lines and limits.
 """
 
 from collections.abc import Mapping
@@ -18,20 +18,20 @@ OURS: EngineName = "tidemill"
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is true of an engine before any spec."""
+    """The facts about an engine that no spec changes."""
 
-    versions: tuple[str, ...]  # whose sources were read, the newest last; none where the image decides
-    image: str | None  # of a version, as its makers publish it
-    router_image: str | None  # None where the engine's own holds the router too
+    versions: tuple[str, ...]  # supported, the newest last; empty if the image decides
+    image: str | None  # published by its makers
+    router_image: str | None  # None: the engine's image has the router too
     split: SplitRule | None  # None: the spec chooses
-    overlaps: tuple[Overlap, ...]  # that it has besides none
-    reads_map: bool  # whether it starts with a map that it is given
+    overlaps: tuple[Overlap, ...]  # beside none
+    reads_map: bool  # whether it starts with a given map
     sources: Mapping[str, str]
     groups_span_nodes: bool = True  # whether GPUs of several nodes may share attention
 
     @property
     def newest(self) -> str | None:
-        """Return the version that a spec gets that names none."""
+        """Return the default version."""
         return self.versions[-1] if self.versions else None
 
 

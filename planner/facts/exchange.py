@@ -1,21 +1,21 @@
-"""What brings each engine's rows to their experts, and the units that this exchange takes.
+"""How each engine exchanges rows between ranks and experts, and the units that this exchange supports.
 
 DeepEP has two kinds of kernels, and an engine chooses one or both for each phase:
-    normal        for prompts. It has a configuration for some numbers of ranks, and asserts for any other. Eight
-                  consecutive ranks open each other's memory, so that NVLink has to join them.
-    low latency   for single tokens. It takes fewer than eight ranks or a multiple of eight, on any nodes. A rank's
+    normal        for prompts. It is configured for some numbers of ranks, and asserts for others. Eight consecutive
+                  ranks open each other's memory, so NVLink must connect them.
+    low latency   for single tokens. It supports fewer than eight ranks or a multiple of eight, on any nodes. A rank's
                   buffer holds a step's tokens for each slot of the unit, and is smaller than 32 GiB.
 
-A rank puts all messages of a step to one expert into one queue of its NIC, and the low-latency kernels do not look
-whether there is room. So DeepEP refuses to start unless a queue holds two entries for each token and two more:
+A rank puts all messages of a step to one expert into one queue of its NIC, and the low-latency kernels do not check for
+room. So DeepEP refuses to start unless a queue holds two entries for each token and two more:
 
     NVSHMEM_QP_DEPTH >= 2 (tokens + 1)
 
-It takes 1,024 where the variable is not set, which is enough for 511 tokens. SGLang 0.5.23 raises the variable itself.
-vLLM 0.33 and the bundled runtime leave it to whoever starts them.
+The default of 1,024 is enough for 511 tokens. SGLang 0.5.23 raises the variable itself; for vLLM 0.33 and the bundled
+runtime the pod must set it.
 
-A unit that is one attention group exchanges nothing. The bundled runtime is not in the table: where DeepEP does not fit
-a unit, it takes another exchange. All who choose or offer EP sizes ask `Exchange.takes`.
+A unit that is one attention group exchanges nothing. The bundled runtime is not in the table, because it uses another
+exchange for units that DeepEP does not support. All code that chooses or suggests EP sizes calls `Exchange.takes`.
 
 Sources: github.com/deepseek-ai/DeepEP dd758caf deep_ep/buffers/legacy.py (get_dispatch_config; low_latency_dispatch,
 for tokens; __init__, for queues), csrc/legacy/buffer.hpp (the constructor's checks; sync, which opens the memory and
@@ -49,20 +49,20 @@ DEFAULT_QUEUE_DEPTH = 1024
 class Exchange:
     """The exchange of one phase of an engine."""
 
-    kernels: tuple[Kernels, ...]  # none where it gathers all rows, which takes any unit
-    opens_other_nodes: bool  # whether normal kernels may open memory of other nodes, where NVLink joins them
+    kernels: tuple[Kernels, ...]  # empty if it gathers all rows, which supports any unit
+    opens_other_nodes: bool  # whether normal kernels may open memory of other nodes on the same NVLink
 
     @property
     def is_one_world(self) -> bool:
-        """Return whether all ranks meet in one NVSHMEM world. By normal kernels alone those of one local index do."""
+        """Return whether all ranks are in one NVSHMEM world. With normal kernels alone each local index has its own."""
         return self.kernels != ("normal",)
 
     def without_nics(self, num_joined: int) -> int:
-        """Return how many ranks exchange rows without NICs, of as many as NVLink joins: normal kernels leave eights."""
+        """Return how many of `num_joined` ranks on one NVLink exchange rows without NICs: with normal kernels eight."""
         return min(num_joined, NVLINK_PEERS) if "normal" in self.kernels else num_joined
 
     def takes(self, num_ranks: int, gpus_per_node: int, gpu: Gpu) -> bool:
-        """Return whether a unit of `num_ranks` can exchange its rows on such nodes."""
+        """Return whether a unit of `num_ranks` can exchange rows on these nodes."""
         if "low_latency" in self.kernels and num_ranks >= NVLINK_PEERS and num_ranks % NVLINK_PEERS:
             return False
         if "normal" not in self.kernels:
@@ -70,7 +70,7 @@ class Exchange:
         return num_ranks in NORMAL_SIZES and self._joins_peers(num_ranks, gpus_per_node, gpu)
 
     def _joins_peers(self, num_ranks: int, gpus_per_node: int, gpu: Gpu) -> bool:
-        """Return whether NVLink joins each eight consecutive ranks, in whichever order pods land on a unit's nodes."""
+        """Return whether NVLink joins every eight consecutive ranks, whatever the order of pods on the nodes."""
         domain = gpu.domain_size(gpus_per_node)
         if num_ranks <= gpus_per_node:
             return True
@@ -102,6 +102,6 @@ EXCHANGES: Mapping[EngineName, Mapping[str, Mapping[Phase, Exchange]]] = {
 
 
 def queue_variables(num_tokens: int) -> dict[str, str]:
-    """Return the variable that makes the queues hold `num_tokens` of a rank; nothing where they do by default."""
+    """Return the variable that makes queues hold `num_tokens` of a rank; empty if the default is enough."""
     depth = 2 * (num_tokens + 1)
     return {"NVSHMEM_QP_DEPTH": str(depth)} if depth > DEFAULT_QUEUE_DEPTH else {}

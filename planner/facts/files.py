@@ -1,10 +1,10 @@
-"""Reading a file that a user names: whole, and never without end.
+"""Read a user's file as a whole, up to a size limit.
 
-A pipe is a file too: `tidemill plan <(helm template ...)` waits for as long as somebody has it open to write. A pipe
-that nobody opens is an error, and so is what is too long: `/dev/zero` has no end.
+It may be a pipe: `tidemill plan <(helm template ...)` waits as long as a writer has it open. A pipe without a writer is
+an error, and so is endless input such as `/dev/zero`.
 
-Whoever reads a stranger's spec opens files `only_within` the folders that the stranger may know. This is the one place
-where the planner opens what somebody names, so the bound holds for every field, and for links too.
+A stranger's spec is read `only_within` the folders that the stranger may know. All files that a user names are opened
+here, so the limit holds for every field, and for links too.
 """
 
 import errno
@@ -20,7 +20,7 @@ __all__ = ["MAX_FILE_BYTES", "explain_unreadable", "only_within", "read_file"]
 
 MAX_FILE_BYTES = 2**26  # a plan of 10,000 nodes is a tenth of it
 CHUNK_BYTES = 2**20
-WRITER_GRACE_S = 5.0  # assumed: whoever starts a writer beside us has started it by then
+WRITER_GRACE_S = 5.0  # assumed: a writer started together with us has opened the pipe by then
 
 _bounds: ContextVar[tuple[Path, ...] | None] = ContextVar("bounds", default=None)  # None: any file may be read
 
@@ -42,8 +42,8 @@ def only_within(folders: Sequence[Path]) -> Iterator[None]:
 def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return the file's content.
 
-    Raises OSError when it cannot be read, has more than `most_bytes`, is a pipe that nobody writes to, or is out of
-    bounds (`only_within`).
+    Raises OSError if it cannot be read, has more than `most_bytes`, is a pipe without a writer, or is outside the
+    allowed folders (`only_within`).
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "no path has a null character")
@@ -78,7 +78,7 @@ def _is_file_of(path: Path, checkout: Path) -> bool:
 
 
 def _read(descriptor: int, most_bytes: int) -> bytes:
-    """Read until the end, and no more than `most_bytes`."""
+    """Read to the end; raise OSError for more than `most_bytes`."""
     writer = select.poll()
     writer.register(descriptor, select.POLLIN)
     may_wait = is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
@@ -86,7 +86,7 @@ def _read(descriptor: int, most_bytes: int) -> bytes:
     while len(content) < most_bytes:
         try:
             chunk = os.read(descriptor, min(CHUNK_BYTES, most_bytes - len(content)))
-        except BlockingIOError:  # somebody has it open, and has yet to write
+        except BlockingIOError:  # a writer has it open and has not written yet
             writer.poll()
             continue
         content += chunk

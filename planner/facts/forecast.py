@@ -1,19 +1,19 @@
-"""The next day's demand out of past days: a quantile for each part of the day, seasonal by weekday.
+"""Forecast the next day's demand from past days: a quantile for each part of the day, seasonal by weekday.
 
-    x[d, s]   demand of past day d in entry s, a row of numbers that are above 0
-    growth    the median of how much a day is above the same weekday a week before, a week
+    x[d, s]   demand of past day d in entry s, above 0
+    growth    weekly growth: the median over days of log (day / same weekday a week before)
     z[d, s] = log x[d, s] + growth x weeks from d to the next day
-    centre  = mean of z over days of the same weekday, its shape drawn towards that of all days
-    r[d, s] = z[d, s] - centre of d's weekday in s, widened for the days that went into the centre
+    centre  = mean of z over days of the same weekday, with a shape shrunk towards that of all days
+    r[d, s] = z[d, s] - centre of d's weekday in s, widened because the centre was fitted to these days
     forecast of quantile q = exp(centre of the next day's weekday + quantile q of r in s and its neighbours)
 
-An entry with next to nothing of what others have at that time is an outage, and left out: one dead day would otherwise
-make the mean of logarithms that of hardly any demand. What no day of a weekday has is no outage: nobody works then.
+An entry far below others of the same time is an outage and left out, because one dead day would pull the mean of
+logarithms far down. If no day of a weekday has demand at that time, it is no outage: nobody works then.
 
-The quantile is of each entry by itself. That a whole day turns out busier than usual is in the residuals, because
-they keep the days' levels. It knows no holidays and no weather: a day that is known to be unlike others has a profile.
+Each entry has its own quantile. Busier whole days are covered too, because residuals include the days' levels. The
+forecast knows no holidays and no weather: a special day needs a profile of its own.
 
-It was compared with exponential smoothing of a well-kept library: see docs/design/schedule.md.
+docs/design/schedule.md compares it with exponential smoothing from a well-kept library.
 """
 
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ __all__ = ["Forecast", "forecast"]
 WEEK = 7
 POOLED_DAYS = 1.0  # assumed: the shape of all days counts as much as one day of the weekday itself
 NEIGHBOURS_MINUTES = 60  # assumed: residuals of an hour on each side are alike
-OUTAGE = 0.01  # of the median of that time: assumed, as no ordinary night or holiday is so quiet
+OUTAGE = 0.01  # of the median at that time; assumed: no ordinary night or holiday is so quiet
 SMALLEST = 1e-9  # of the largest demand: logarithms of 0 are none
 DIGITS = 6
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A day's demand, entry by entry, in the unit of the past days."""
+    """The next day's demand in each entry, in the unit of the past days."""
 
     date: str
     num_days: int  # past ones
@@ -53,12 +53,12 @@ class Forecast:
 
     @property
     def times_the_median(self) -> float:
-        """The demand of the whole day at the quantile, over that of the median day; 1 where there is none."""
+        """The day's total demand at the quantile over that of the median; 1 without demand."""
         return fsum(self.quantile) / fsum(self.median) if any(self.median) else 1.0
 
 
 def forecast(history: History, quantile: float) -> Forecast:
-    """Return the demand of the day after the last of `history`: the median, and the quantile that is asked for."""
+    """Return the demand of the day after the last of `history`: the median and `quantile`."""
     import numpy as np  # `validate` must not wait for it
 
     days = np.array([[np.nan if each is None else each for each in day.demand] for day in history.days])
@@ -93,7 +93,7 @@ def forecast(history: History, quantile: float) -> Forecast:
 
 
 def _outages(days: "Floats", weekdays: "NDArray[np.int_]") -> "NDArray[np.bool_]":
-    """Return `[days, entries]`, whether a demand is next to none, though another day of its weekday has some then."""
+    """Return the outages, `[days, entries]`: demand near 0 at a time when another day of the weekday has some."""
     import numpy as np  # as above
 
     are_low: NDArray[np.bool_] = days < OUTAGE * np.nanmedian(days, axis=0)
@@ -105,7 +105,7 @@ def _outages(days: "Floats", weekdays: "NDArray[np.int_]") -> "NDArray[np.bool_]
 
 
 def _growth(logs: "Floats", ages: "Floats") -> "Floats":
-    """Return what each day is to be raised by, to the level of the next day."""
+    """Return the growth from each day to the next day, in logarithms."""
     import numpy as np  # as above
 
     level = {int(age): float(np.nanmean(row)) for age, row in zip(ages, logs, strict=True)}
@@ -115,7 +115,7 @@ def _growth(logs: "Floats", ages: "Floats") -> "Floats":
 
 
 def _centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
-    """Return the mean of a weekday's days in each entry, its shape drawn towards that of all days."""
+    """Return the mean of a weekday's days in each entry, with a shape shrunk towards that of all days."""
     import numpy as np  # as above
 
     pooled: Floats = np.nanmean(levelled, axis=0)
@@ -129,7 +129,7 @@ def _centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
 
 
 def _widened(residuals: "Floats", pooled: float) -> "Floats":
-    """Return residuals as wide as those of a day that is not among those that made the centre."""
+    """Return the residuals, widened to those of a day that the centre was not fitted to."""
     days = len(residuals)
     share = 1 / (days + pooled)  # that a day has in its own centre
     widened: Floats = residuals * ((1 + share) / (1 - share)) ** 0.5 if days > 1 else residuals
@@ -137,9 +137,9 @@ def _widened(residuals: "Floats", pooled: float) -> "Floats":
 
 
 def _quantiles(residuals: "Floats", quantiles: tuple[float, float]) -> "Floats":
-    """Return `[quantiles, entries]`: of the residuals of each entry and its neighbours.
+    """Return the quantiles of the residuals of each entry and its neighbours, `[quantiles, entries]`.
 
-    One entry at a time: all at once would be as many copies of the residuals as an entry has neighbours.
+    It works entry by entry to save memory: at once it would need a copy of the residuals for each neighbour.
     """
     import numpy as np  # as above
 

@@ -1,8 +1,7 @@
-"""The gate's choice for a token, and the places that the token goes to for it.
+"""The gate's choice for a token, and the places that the token then goes to.
 
-A gate picks K of G groups of experts, any K equally likely, and a token's E experts in them. Each place serves some of
-the load of each group. A group that is picked gets n of the token's pairs, in proportion to the group's load, and at
-least one:
+A gate picks K of G groups of experts, any K equally likely, and a token's E experts in them. Each place serves a share
+of each group's load. A picked group gets n of the token's pairs, in proportion to its load, and at least one:
 
     n = max(E G / K x the group's share of the load, 1)
 
@@ -10,8 +9,8 @@ With q the share of a group's load that a place serves, a token goes there with 
 
     1 - mean over all choices of K groups of the product of (1 - q)^n
 
-where (1 - q)^n is taken straight between whole n. Without groups (K = G = 1) that is 1 - (1 - q)^E, as of E experts
-drawn independently.
+where (1 - q)^n is interpolated linearly between whole n. Without groups (K = G = 1) that is 1 - (1 - q)^E, as for E
+experts drawn independently.
 """
 
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Gate:
     copy_bytes: int = 7392  # to another node: one token in FP8 with its scales, of 7,168 hidden values (DeepEP, normal)
 
     def groups_of_a_token(self, num_groups: int) -> int:
-        """Return how many of `num_groups` hold a token's experts: no more than it has experts, and at least one."""
+        """Return how many of `num_groups` have a token's experts: at least one, at most one per expert."""
         picked = max(round(num_groups / 2), 1) if self.groups_per_token is None else self.groups_per_token
         return min(picked, num_groups, self.experts_per_token)
 
@@ -47,8 +46,7 @@ AS_DEEPSEEK_V3 = Gate()
 def reached(served_LGP: "Floats", gate: Gate) -> "Floats":
     """Return the probability that a token goes to each place, `[L, P]`.
 
-    `served_LGP` is what each place serves of each group, `[L, groups, P]`. Over all places it adds up to the group's
-    load.
+    `served_LGP` is the load of each group that each place serves, `[L, groups, P]`.
     """
     import numpy as np  # `validate` must not wait for it
 
@@ -67,9 +65,9 @@ def reached(served_LGP: "Floats", gate: Gate) -> "Floats":
 
 
 def _mean_product(factors: "Floats", num_picked: int) -> "Floats":
-    """Return the mean, over all choices of `num_picked` groups, of the product of their factors.
+    """Return the mean over all choices of `num_picked` groups of the product of their factors, `[L, P]`.
 
-    It is `[L, P]`, from `[L, groups, P]`.
+    `factors` is `[L, groups, P]`.
     """
     import numpy as np  # as above
 

@@ -1,7 +1,7 @@
-"""Names of GPUs as others write them: `NVIDIA-H100-80GB-HBM3`, a label of a node, is `h100` in the catalog.
+"""Other names of GPUs: a node label's `NVIDIA-H100-80GB-HBM3` is `h100` in the catalog.
 
-A name means an entry of the catalog where it says the same chip on the same board with the same memory. A chip is sold
-in several: the H100 NVL and the H20-3e have other figures than the H100 and the H20 of the catalog.
+A name means an entry of the catalog if chip, board and memory are the same. A chip may be sold in several forms: the
+H100 NVL and the H20-3e have other figures than the H100 and the H20 of the catalog.
 """
 
 import re
@@ -12,7 +12,7 @@ from planner.problems.fix import Fix, closest_choice, did_you_mean
 
 __all__ = ["instead_of_gpu", "same_gpu", "unplanned_gpu"]
 
-# Chips that are sold and not in the catalog, so that none of them is taken for one that is called alike.
+# Chips that the catalog lacks, so that none of them is confused with a similar name.
 UNPLANNED = (
     *("a10", "a30", "a40", "a100", "a800", "b100", "b300", "gb300", "gh200", "h20e", "l2", "l4", "l20", "l40", "l40s"),
     *("t4", "v100", "mi250", "mi250x", "mi300a", "mi308x", "mi325x", "mi350x", "mi355x"),
@@ -28,7 +28,7 @@ COUNTED = re.compile(r"[0-9]+x(?=[a-z])|(?<=[0-9])x[0-9]+$")  # 8xh100, h100x8
 
 
 def same_gpu(written: str) -> str | None:
-    """Return the entry of the catalog that `written` says; None for any other GPU."""
+    """Return the catalog's entry that `written` means; None for other GPUs."""
     words = [each for each in _words(written) if each not in SAME_CHIP]
     for name, gpu in GPUS.items():
         said_too = {f"{gpu.nominal_gb}gb", f"{gpu.nominal_gb}g", f"nvl{gpu.nvlink_domain}"} if gpu.nominal_gb else set()
@@ -38,16 +38,16 @@ def same_gpu(written: str) -> str | None:
 
 
 def instead_of_gpu(written: str, known: Sequence[str]) -> Fix:
-    """Offer the one of `known` that says the same GPU; another GPU is nobody's mistake."""
+    """Suggest the one of `known` that means the same GPU; nothing for another GPU."""
     own = [each for each in known if each not in GPUS]
     meant = same_gpu(written) or closest_choice(written, own)
     return did_you_mean(meant, [meant]) if meant in known else Fix(f"write {' or '.join(known)}", ())
 
 
 def unplanned_gpu(written: str) -> str | None:
-    """Return the GPU that `written` says and that the catalog lacks; None for a name of the catalog or of no GPU.
+    """Return the GPU in `written` that the catalog lacks; None if it has it, or if `written` is no GPU.
 
-    A chip of the catalog on another board, or with other memory, is another GPU: all of its name is returned.
+    A chip of the catalog with another board or memory is another GPU, and its whole name is returned.
     """
     words = _words(written)
     listed = [each for each in words if each in UNPLANNED or each.startswith(UNPLANNED_SERIES)]

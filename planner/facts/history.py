@@ -1,14 +1,13 @@
-"""Past days of traffic, as measured and read from a CSV file; `forecast.py` makes the next day of them.
+"""Past days of measured traffic, read from a CSV file; `forecast.py` forecasts the next day from them.
 
     time,demand
     2026-11-02T00:00,81422
     2026-11-02T01:00,70310
 
-Times are what clocks showed in the schedule's time zone, on equally long steps from midnight; demand is in any unit,
-the same for all. Where that zone is UTC, times may end in Z. An hour that clocks skipped is not there, and of one that
-they showed twice the larger demand counts. Rows may be missing, where other days have that time: a day without some of
-them says nothing about these times. `planner/rules/traffic.py` refuses what is missing or said in two ways.
-Only the last 366 days that have rows are kept, so that what a file costs has an end.
+Times are wall-clock times of the schedule's time zone, in equal steps from midnight. Demand may be in any unit. If the
+zone is UTC, times may end in Z. An hour that clocks skip has no rows, and of one that they show twice the larger demand
+counts. A day may lack rows if other days have that time. `planner/rules/traffic.py` rejects times without rows and
+contradicting rows. Only the last 366 days with rows are kept, which bounds the cost of a file.
 """
 
 import csv
@@ -46,7 +45,7 @@ ReasonAndFix = tuple[str, str]
 
 @dataclass(frozen=True)
 class PastDay:
-    """A day's demand, entry by entry from midnight; None where nobody measured it."""
+    """A day's demand in each entry from midnight; None if not measured."""
 
     date: str
     days_before_next: int
@@ -55,7 +54,7 @@ class PastDay:
 
 @dataclass(frozen=True)
 class History:
-    """Past days in their order, with some demand in each entry of some day."""
+    """Past days in order. Each entry is measured on some day."""
 
     days: tuple[PastDay, ...]
     next_date: str
@@ -71,7 +70,7 @@ class HistoryFile:
 
 
 def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Finding:
-    """Return the past days of `zone` at `path`, which the spec calls `written`; or what is wrong with them."""
+    """Return the past days at `path` or what is wrong with them; `written` is the path in the spec."""
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:
@@ -91,7 +90,7 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Fin
 
 
 def _rows(content: bytes) -> list[tuple[str, str]] | str:
-    """Return times and demands as written, or why there are none."""
+    """Return times and demands as written, or a reason why there are none."""
     try:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
         names = [name.strip() for name in reader.fieldnames or ()]
@@ -106,14 +105,14 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
 
 
 def _join_demand(row: dict[str | Any, Any]) -> str:
-    """Return a row's demand, with what follows all columns where both are one number: 389,287 without quotes."""
+    """Return a row's demand, joined with extra columns if they are one number: 389,287 without quotes."""
     written = row["demand"] or ""
     whole = ",".join([written, *(row.get(None) or ())])
     return whole if GROUPED.fullmatch(whole.strip()) else written
 
 
 def _keep_latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the rows of the last days that have any."""
+    """Return the rows of the last MAX_DAYS days with rows."""
     dates = sorted({time[:10] for time, _ in rows})[-MAX_DAYS:]
     return [row for row in rows if row[0] >= dates[0]]
 
@@ -134,7 +133,7 @@ def _find_wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | No
 
 
 def _explain_time(written: str, zone: str) -> str:
-    """Say how to write a time that others write with its offset, as seconds since 1970, or with another date."""
+    """Return how to write a time that has an offset, is in seconds since 1970, or has another form of date."""
     if ":" in written and (offset := OFFSET.search(written)):
         return f"write what clocks show in {zone}, without {offset[0].strip()}"
     if EPOCH.fullmatch(written):
@@ -145,13 +144,13 @@ def _explain_time(written: str, zone: str) -> str:
 
 
 def _explain_demand(written: str) -> str:
-    """Say how to write a demand that others write in groups of three digits."""
+    """Return how to write a demand in groups of three digits."""
     plain = written.replace(",", "").replace("_", "").replace(" ", "")
     return f"write {plain}" if GROUPED.fullmatch(written) else f"write a number from 0 to {MAX_DEMAND:g}"
 
 
 def _find_odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
-    """Return what is wrong with steps that are no whole part of an hour: on other days they fall on other minutes."""
+    """Return the mistake if steps do not divide an hour; they would fall on other minutes on other days."""
     steps = Counter(
         abs(_minute(later) - _minute(time)) for (time, _), (later, _) in pairwise(rows) if time[:10] == later[:10]
     )
@@ -163,7 +162,7 @@ def _find_odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
 
 
 def _find_missing(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
-    """Return which time of the day none of the days has, if there is one."""
+    """Return the mistake if no day has some time."""
     times = {_minute(time) for time, _ in rows}
     step = _step(times)
     missing = next((each for each in range(0, DAY_MINUTES, step) if each not in times), None)
@@ -183,7 +182,7 @@ def _is_time(written: str) -> bool:
 
 
 def _is_demand(written: str) -> bool:
-    """Return whether it is a number as programs write one: Python takes 1_000 and other scripts' digits, too."""
+    """Return whether it is a plain number. Python's float would also read 1_000 and digits of other scripts."""
     try:
         return written.isascii() and "_" not in written and 0 <= float(written) <= MAX_DEMAND
     except ValueError:
@@ -191,7 +190,7 @@ def _is_demand(written: str) -> bool:
 
 
 def _step(minutes: set[int]) -> int:
-    """Return the minutes between the times of a day: an hour at most, and all times are multiples of it."""
+    """Return the step in minutes: the largest, up to an hour, that divides all times of a day."""
     return math.gcd(HOUR_MINUTES, *minutes)
 
 

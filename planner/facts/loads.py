@@ -1,14 +1,14 @@
-"""The load of experts, as measured and read from a file; `drawn` has loads that nobody measured.
+"""Measured loads of experts, read from a file; `drawn` has random ones.
 
-Loads are token counts, or means of them; `weigh` makes whole numbers of them, so that every later decision compares
-integers and comes out alike on any machine.
+Loads are token counts or their means. `weigh` turns them into whole numbers, so that every later comparison is the same
+on any machine.
 
-A row is an MoE layer. SGLang records a row for every layer of the model, and in two kinds of them it counts nothing:
-dense layers, and layers that a table routes by token (DeepSeek-V4's first 3 of 43). Both come first. `moe_rows` knows
-the model: it leaves out 3 of DeepSeek-V3's 61 rows, and gives equal loads to 3 of V4's 43. Without a model, the rows of
-zeros that a recording begins with are taken for dense layers. A row of zeros anywhere else was not recorded.
+A row is an MoE layer. SGLang records a row for every layer of the model and counts nothing in two kinds of layers:
+dense ones, and those that a table routes by token (DeepSeek-V4's first 3 of 43). Both come first. `moe_rows` knows the
+model: it drops 3 of DeepSeek-V3's 61 rows, and gives equal loads to 3 of V4's 43. Without a model, leading rows of
+zeros in a recording count as dense layers. A row of zeros anywhere else was not recorded.
 
-Its recorder writes such files with torch.save in the modes `stat` and `stat_approx`; by hand they are written as JSON.
+SGLang's recorder writes such files with torch.save in the modes `stat` and `stat_approx`; hand-written files are JSON.
 
 Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py (`logical_count` is [layers][experts]
 or [steps][layers][experts]) and expert_distribution.py (_StatAccumulator.dump; layers that record nothing stay zero).
@@ -34,15 +34,15 @@ __all__ = ["MAX_LOAD", "LoadFile", "Loads", "moe_rows", "read_loads", "row_witho
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MAX_LOAD = 2**53
-MAX_LOADS_BYTES = 2**28  # a thousand steps that SGLang recorded of a DeepSeek-V3 have half of it
-COUNTS = "logical_count"  # what SGLang calls them
+MAX_LOADS_BYTES = 2**28  # SGLang's recording of a thousand steps of DeepSeek-V3 has half of it
+COUNTS = "logical_count"  # SGLang's name for them
 ONE_ROW = "it is one row of numbers"
 TABLES = {".csv": ",", ".tsv": "\\t"}  # what separates their columns
 
 
 @dataclass(frozen=True)
 class LoadFile:
-    """The rows of a file, the sha256 of its bytes, and whether a recorder wrote it, with a row for every layer."""
+    """The rows of a file, the sha256 of its bytes, and whether it is a recording, with a row for every layer."""
 
     rows: Loads
     digest: str
@@ -50,20 +50,20 @@ class LoadFile:
 
     @property
     def first_layer(self) -> int | None:
-        """Return the model's number of the first layer with load; None where rows are not numbered by the model."""
+        """Return the model's number of the first layer with load; None if the file is no recording."""
         return next(layer for layer, row in enumerate(self.rows) if any(row)) if self.is_recorded else None
 
     @property
     def loads(self) -> Loads:
-        """Return the rows from the first with load on, of a recording; all rows of any other file."""
+        """Return the rows of a recording from the first with load on; all rows of any other file."""
         return self.rows[self.first_layer or 0 :]
 
 
 def moe_rows(rows: Loads, num_dense: int, is_hashed: Sequence[bool]) -> Loads:
-    """Return the rows of a model's MoE layers, of a file with these or with one for every layer.
+    """Return the rows of a model's MoE layers from a file with a row for each of them or for every layer.
 
-    `is_hashed` says of each MoE layer whether a table routes it; one that recorded nothing has equal loads. Rows that
-    are of another model are returned as they are.
+    `is_hashed` tells for each MoE layer whether a table routes it; such a row of zeros becomes equal loads. The rows of
+    another model are returned unchanged.
     """
     has_dense = len(rows) == num_dense + len(is_hashed) and not any(map(any, rows[:num_dense]))
     of_moe = rows[num_dense:] if has_dense else rows
@@ -75,12 +75,12 @@ def moe_rows(rows: Loads, num_dense: int, is_hashed: Sequence[bool]) -> Loads:
 
 
 def row_without_load(rows: Loads) -> int | None:
-    """Return the first row of zeros: every token goes to some expert of every MoE layer, so it was not recorded."""
+    """Return the first row of zeros, or None. It was not recorded, because each MoE layer sees every token."""
     return next((index for index, row in enumerate(rows) if not any(row)), None)
 
 
 def read_loads(path: Path, written: str, option: str = "expert_load.file") -> LoadFile | Finding:
-    """Return the loads at `path`, which the user calls `written` under `option`; or what is wrong with them."""
+    """Return the loads at `path` or what is wrong with them; the user wrote the path as `written` in `option`."""
     try:
         content = read_file(path, MAX_LOADS_BYTES)
         document = _read(path.suffix, content)
@@ -142,7 +142,7 @@ def _npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], Any]:
 
 
 def _read_torch(content: bytes) -> Any:
-    """Return what torch.save wrote, with lists for tensors. A thousand steps are added up while they are no lists."""
+    """Return the object that torch.save wrote, with lists for tensors. Steps are summed as arrays, to save memory."""
     import numpy
 
     from planner.facts.torch_file import read_torch_file
@@ -157,7 +157,7 @@ def _read_torch(content: bytes) -> Any:
 
 
 def _sum_of_steps(counts: Any) -> Any:
-    """Add up what SGLang recorded in each of several steps; anything that is not so deep stays as it is."""
+    """Return SGLang's counts summed over steps; counts without a step dimension are unchanged."""
     try:
         return [[sum(tokens) for tokens in zip(*rows, strict=True)] for rows in zip(*counts, strict=True)]
     except TypeError:  # not that deep
@@ -189,6 +189,6 @@ def _find_no_record(rows: list[list[float]]) -> str | None:
 
 
 def _quote(load: Any) -> str:
-    """Return a number for a message, or what kind of value it is: text is private, and containers have any size."""
+    """Return a number for a message, or the kind of another value: text may be private, containers may be huge."""
     is_plain = load is None or isinstance(load, int | float)
     return json.dumps(load)[:40] if is_plain else f"of type {type(load).__name__}"

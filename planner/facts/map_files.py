@@ -1,21 +1,20 @@
-"""Expert maps as files: ours, and those of other engines.
+"""Files of expert maps: ours, and those of other engines.
 
     ours           JSON; `physical_to_logical` [layers][slots] among other keys
     sglang         JSON for --init-expert-location; `physical_to_logical_map` [layers][slots]
     tensorrt-llm   YAML for moe_config.load_balancer; `initial_global_assignments` {layer: [slots]}, `num_slots`
     vllm-ascend    JSON for its `expert_map_path`: experts of each device of each layer
 
-All are written, and read as the map in service; vllm-ascend's is also what that records (`expert_map_record_path`).
-All number slots GPU by GPU, as we do.
+Each can be written, and read as the map in service. vllm-ascend also records maps in its format
+(`expert_map_record_path`). All number slots GPU by GPU, as we do.
 
-They differ in how they find a layer. Take DeepSeek-V3, whose layers 0 to 2 are dense and whose 58 MoE layers are 3 to
-60: `first_layer` is 3. It is 1 for Kimi-K2 and GLM-4.5, and 0 for Qwen3, MiniMax-M2, gpt-oss and DeepSeek-V4, whose
-hash layers have experts too.
+They number layers differently. DeepSeek-V3 has dense layers 0 to 2 and 58 MoE layers 3 to 60, so `first_layer` is 3. It
+is 1 for Kimi-K2 and GLM-4.5, and 0 for Qwen3, MiniMax-M2, gpt-oss and DeepSeek-V4, whose hash layers have experts too.
     ours           row i is MoE layer i: 58 rows
-    sglang         row i is layer i of the model: 61 rows. It takes a file of 58 rows without a word and gives layers 3
-                   to 57 the maps of layers 6 to 60. Rows of dense layers are read as well, and each has to hold every
+    sglang         row i is layer i of the model: 61 rows. SGLang silently accepts a file of 58 rows and gives layers 3
+                   to 57 the maps of layers 6 to 60. It reads the rows of dense layers too, and each must have every
                    expert: they get SGLang's own trivial map, expert s modulo their number in slot s
-    tensorrt-llm   key i is layer i of the model: keys 3 to 60, and a layer without a key is an error there
+    tensorrt-llm   key i is layer i of the model: keys 3 to 60; a missing key is an error there
     vllm-ascend    entry i is MoE layer i: 58 entries, counted as the layers are built
 
 Sources, read in November 2026; nothing is copied from them:
@@ -46,7 +45,7 @@ __all__ = [
 ]
 
 Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
-NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # whose files count dense layers too
+NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # their files number dense layers too
 FILE_TYPES: dict[Engine, str] = {"sglang": "json", "tensorrt-llm": "yaml", "vllm-ascend": "json"}
 Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
 
@@ -61,24 +60,24 @@ MAX_WORD = 200  # of YAML; the longest key has 26 characters
 
 @dataclass(frozen=True)
 class MapFile:
-    """The rows of a map as they stand in a file, and whether those of dense layers may be among them."""
+    """The rows of a map file, and whether these may include dense layers."""
 
     rows: Map
     is_numbered_by_model: bool = False
 
     def num_dense_layers(self, num_moe_layers: int) -> int:
-        """Return how many rows stand before those of the MoE layers."""
+        """Return the number of rows before those of MoE layers."""
         return max(len(self.rows) - num_moe_layers, 0) if self.is_numbered_by_model else 0
 
 
 def missing_output(engine: Engine, on_stdout: str, example: str) -> Finding:
-    """Return the finding for an export that has no output file while stdout carries `on_stdout`."""
+    """Return the finding for an export without an output file while stdout has `on_stdout`."""
     rule, reason = "S809 must come with -o", f"{on_stdout} itself goes to stdout"
     return Finding("--export", engine, rule, reason, for_example(f"-o {example}"))
 
 
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:
-    """Return the text of the file that `engine` reads. `first_layer` is the model's number for the layer `rows[0]`."""
+    """Return the text of the file for `engine`. `first_layer` is the model's number of the layer of `rows[0]`."""
     if engine == "sglang":
         return _json({"physical_to_logical_map": [_trivial_row(rows[0])] * first_layer + [list(row) for row in rows]})
     if engine == "tensorrt-llm":
@@ -98,7 +97,7 @@ def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, fir
 
 
 def _trivial_row(row: Sequence[int]) -> list[int]:
-    """Return the map that SGLang gives a layer without one of its own, with the slots and experts of `row`."""
+    """Return SGLang's default map of a layer, with as many slots and experts as `row`."""
     num_experts = max(row) + 1
     return [slot % num_experts for slot in range(len(row))]
 
@@ -116,9 +115,9 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def read_map(path: Path, num_gpus: int) -> MapFile | Finding:
-    """Return the map in a file of ours or of an engine; or what is wrong with it.
+    """Return the map in a file of ours or of an engine, or what is wrong with it.
 
-    Only vllm-ascend's files tell GPUs apart; they must have `num_gpus` of them.
+    vllm-ascend's files list experts by GPU, and must have `num_gpus` of them.
     """
     try:
         document = _parsed(read_file(path))
@@ -146,7 +145,7 @@ def read_map(path: Path, num_gpus: int) -> MapFile | Finding:
 
 
 def _parsed(content: bytes) -> Any:
-    """Return what JSON or YAML says. Raises ValueError where the content is neither."""
+    """Return the document in JSON or YAML. Raises ValueError if it is neither."""
     try:
         return json.loads(content)
     except ValueError:
@@ -160,10 +159,10 @@ def _parsed(content: bytes) -> Any:
 
 
 def _refuse_what_grows(events: Iterable[Any]) -> None:
-    """Raise ValueError for YAML that is larger than its bytes, or that PyYAML fails on.
+    """Raise ValueError for YAML that grows when it is loaded, or that PyYAML fails on.
 
-    Ten aliases stand for gigabytes. Deep nesting overflows the loader's stack, and it tells nobody. A tag makes a date
-    of any word. `1:1:1`, as long as the file, is a number on the base of 60.
+    Ten aliases can stand for gigabytes. Deep nesting overflows the loader's stack silently. A tag makes a date of any
+    word. `1:1:1`, repeated over the file, is a number in base 60.
     """
     depth = 0
     for event in events:
@@ -175,9 +174,9 @@ def _refuse_what_grows(events: Iterable[Any]) -> None:
 
 
 def _rows_of_keys(layers: Any) -> list[Any]:
-    """Return the rows of a TensorRT-LLM file, {layer: [slots]}; empty when it is no such file.
+    """Return the rows of a TensorRT-LLM file, {layer: [slots]}; empty if it is another file.
 
-    It has no dense layers, which come first: as in SGLang's, they get the trivial map.
+    The file lacks dense layers, which come first; they get SGLang's trivial map.
     """
     numbers = sorted(layers) if isinstance(layers, dict) and all(type(each) is int for each in layers) else []
     if not numbers or numbers[0] < 0 or numbers[-1] >= MAX_LAYERS or numbers[-1] - numbers[0] >= len(numbers):
@@ -193,13 +192,13 @@ def _rows_of_keys(layers: Any) -> list[Any]:
 
 
 def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:
-    """Return the experts in a vllm-ascend file, [layers][devices][slots]; empty when it is no such file."""
+    """Return the experts in a vllm-ascend file, [layers][devices][slots]; empty if it is another file."""
     try:
         experts = [[list(device["device_expert"]) for device in layer["device_list"]] for layer in layers]
     except (KeyError, TypeError):
         return []
     are_alike = len({len(layer) for layer in experts}) == len({len(slots) for layer in experts for slots in layer}) == 1
-    return experts if are_alike else []  # of others rows alone would not tell where a GPU begins
+    return experts if are_alike else []  # with unequal numbers, rows would not tell where a GPU begins
 
 
 def _not_a_map(path: Path, reason: str) -> Finding:

@@ -1,10 +1,10 @@
-"""A mixture-of-experts model as the planner sees it: layer by layer, what is loaded and what a request keeps there.
+"""A mixture-of-experts model for the planner: the weights of each layer, and the KV of a request there.
 
-Each layer has an attention (`facts/attention/`) and an FFN, dense or of experts. Equal layers are equal values, so that
-passes count each kind once. Families (`planner/families`) make models from a checkpoint's `config.json`.
+Each layer has an attention (`facts/attention/`) and an FFN, dense or of experts. Equal layers are equal values, so
+passes compute each kind once. Families (`planner/families`) make models from a checkpoint's `config.json`.
 
 The invariant: dense layers come first, and all MoE layers have equally many experts of one size. Expert maps have a row
-for each MoE layer, so that row r is the model's layer `num_dense_layers + r`.
+for each MoE layer, so row r is the model's layer `num_dense_layers + r`.
 """
 
 from collections import Counter
@@ -44,12 +44,12 @@ class Experts:
     shared_intermediate_size: int = 0  # of one shared expert
     num_groups: int = 1  # the gate picks groups first; a group is a run of consecutive experts
     num_groups_per_token: int = 1  # at most: a token's experts are in the groups that the gate picked
-    is_hashed: bool = False  # a table says the experts of each token of the vocabulary; the gate only weighs them
+    is_hashed: bool = False  # a table maps each token of the vocabulary to experts; the gate only weights them
     has_biases: bool = False  # of experts and gate
-    gates_shared: bool = False  # a number a token weighs what shared experts give
+    gates_shared: bool = False  # a gate weights the shared experts' output per token
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield one routed expert for `num_routed` of them: how many a GPU has is the layout's matter."""
+        """Yield the matrices, with one routed expert only: the layout decides how many a GPU has."""
         biases = 2 * self.intermediate_size + hidden_size if self.has_biases else 0
         yield from _ffn("experts", hidden_size * self.intermediate_size, "expert", "mlp.experts.0")
         yield Matrix("experts", biases, "wide")
@@ -65,10 +65,10 @@ class Layer:
 
     attention: Attention
     ffn: Dense | Experts
-    kept_in: Formats | None = None  # by a checkpoint that leaves out or mixes what its precision does not say
+    kept_in: Formats | None = None  # the checkpoint's own formats, if its precision does not describe them
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield what is loaded; one routed expert of all."""
+        """Yield the matrices of the layer, with one routed expert only."""
         for matrix in (*self.attention.matrices(hidden_size), *self.ffn.matrices(hidden_size)):
             kept_in = self.kept_in.of(matrix.role, matrix.module) if self.kept_in and matrix.module else None
             yield replace(matrix, kept_in=kept_in) if kept_in else matrix
@@ -92,10 +92,10 @@ class Model:
     draft_layer: Layer | None = None  # that of an MTP module, where its shape is known
     drafts: bool = False  # whether the last of `layers` is that of an MTP module
     tower_weights: int = 0  # of encoders for images and sound
-    brings_code: bool = False  # whether its checkpoint has code that other engines have to run, such as a tokenizer
+    brings_code: bool = False  # whether its checkpoint has code that other engines must run, such as a tokenizer
 
     def __hash__(self) -> int:
-        """Return what is computed once: searches ask for the same model's weights again and again."""
+        """Return a cached hash, because searches look up the same model's weights again and again."""
         return self._hash
 
     @cached_property
@@ -119,54 +119,54 @@ class Model:
 
     @property
     def are_hashed(self) -> list[bool]:
-        """Return of each MoE layer whether a table routes its tokens."""
+        """Return for each MoE layer whether a table routes its tokens."""
         return [layer.ffn.is_hashed for layer in self.layers if not isinstance(layer.ffn, Dense)]
 
     @property
     def experts(self) -> Experts:
-        """Return the FFN of the last layer: all MoE layers have as many experts of this size."""
+        """Return the FFN of the last layer; all MoE layers have equally many experts of this size."""
         ffn = self.layers[-1].ffn
         assert isinstance(ffn, Experts)
         return ffn
 
     @property
     def num_routed_experts(self) -> int:
-        """Return the logical experts of one MoE layer."""
+        """Return the number of logical experts of one MoE layer."""
         return self.experts.num_routed
 
     @property
     def num_experts_per_token(self) -> int:
-        """Return the routed experts that a token goes to in one MoE layer."""
+        """Return the number of routed experts per token in one MoE layer."""
         return self.experts.num_per_token
 
     @property
     def num_shared_experts(self) -> int:
-        """Return the shared experts of one MoE layer."""
+        """Return the number of shared experts of one MoE layer."""
         return self.experts.num_shared
 
     @property
     def num_expert_groups(self) -> int:
-        """Return the groups of consecutive experts of which the gate picks some first."""
+        """Return the number of groups of consecutive experts that the gate chooses from first."""
         return self.experts.num_groups
 
     @property
     def num_groups_per_token(self) -> int:
-        """Return how many groups a token's experts are in, at most."""
+        """Return the most groups that a token's experts are in."""
         return self.experts.num_groups_per_token
 
     @cached_property
     def dense_intermediate_size(self) -> int:
-        """Return the inner size of dense layers; 0 without any."""
+        """Return the inner size of dense layers; 0 if there are none."""
         return max((layer.ffn.intermediate_size for layer in self.layers if isinstance(layer.ffn, Dense)), default=0)
 
     @cached_property
     def attentions(self) -> Mapping[Attention, int]:
-        """Return each kind of attention, and how many layers have it."""
+        """Return the number of layers by kind of attention."""
         return Counter(layer.attention for layer in self.layers)
 
     @property
     def only_kv(self) -> KvPrecision | None:
-        """Return the one precision of KV that there are kernels for; None where the spec may say any."""
+        """Return the only precision of KV that has kernels; None if any is possible."""
         return next((each.only_kv for each in self.attentions if each.only_kv), None)
 
     @property
@@ -176,11 +176,11 @@ class Model:
 
     @cached_property
     def kinds(self) -> Mapping[Layer, int]:
-        """Return each kind of layer, and how many there are of it."""
+        """Return the number of layers by kind."""
         return Counter(self.layers)
 
     def matrices(self) -> Iterator[tuple[Matrix, int]]:
-        """Yield every matrix, with how many there are of it; one routed expert a layer."""
+        """Yield every matrix with its number; each MoE layer has one routed expert only."""
         for layer, count in self.kinds.items():
             for matrix in layer.matrices(self.hidden_size):
                 yield matrix, count
@@ -196,34 +196,35 @@ class Model:
             yield from self._stream_mixers()
 
     def kv_bytes(self, num_tokens: int, bytes_per_value: int) -> int:
-        """Return the KV of one request of `num_tokens`, over all layers."""
+        """Return the bytes of KV of one request of `num_tokens`, over all layers."""
         return sum(count * each.kv(bytes_per_value).bytes_of(num_tokens) for each, count in self.attentions.items())
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Return what grows with each token, over all layers: 61 x (512 + 64) x 2 B = 70,272 B for V3 in BF16.
+        """Return the KV bytes of each token, over all layers: 61 x (512 + 64) x 2 B = 70,272 B for V3 in BF16.
 
-        Rounded up where layers keep one entry for several tokens.
+        They are rounded up if layers have one entry for several tokens.
         """
         return _kv_bytes_per_token(self, bytes_per_value)
 
     def kv_bytes_per_request(self, num_tokens: int, bytes_per_value: int) -> int:
-        """Return what a request of `num_tokens` keeps besides, over all layers: windows and states."""
+        """Return the constant KV bytes of a request of `num_tokens`, over all layers: windows and states."""
         return sum(count * each.kv(bytes_per_value).fixed_bytes(num_tokens) for each, count in self.attentions.items())
 
     def one_of(self, num_gpus: int) -> "Model":
-        """Return the model as one of `num_gpus` sees it that share attention: its part of the heads, and all else."""
+        """Return the model with one GPU's part of the attention heads, if `num_gpus` share them."""
         return _one_of(self, num_gpus) if num_gpus > 1 else self
 
     def with_drafts(self) -> "Model":
         """Return the model with one MTP module as a last layer, as engines load it to draft tokens.
 
-        The module is a layer like the main model's, and a projection of a state and an embedding to one state. It has
-        the main model's embedding and head. Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a README_WEIGHTS.md.
+        The module has a layer like the main model's, and a projection of a state and an embedding to one state. It
+        shares the main model's embedding and head. Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a
+        README_WEIGHTS.md.
         """
         return _with_drafts(self)
 
     def with_layers(self, change: Callable[[Layer], Layer]) -> "Model":
-        """Return the model with another layer for each kind of them."""
+        """Return the model with `change` applied to each layer."""
         changed = {layer: change(layer) for layer in self.kinds}
         draft = None if self.draft_layer is None else change(self.draft_layer)
         return replace(self, layers=tuple(changed[layer] for layer in self.layers), draft_layer=draft)
@@ -235,32 +236,32 @@ class Model:
         FP32: sglang 0.5.23 models/deepseek_v4.py.
         """
         streams = self.num_streams
-        mixed = (2 + streams) * streams  # what is read, what is written, and streams to streams
+        mixed = (2 + streams) * streams  # reads, writes, and streams to streams
         wide = streams * self.hidden_size
         yield Matrix("attention", mixed * wide + mixed + 3, "fp32"), 2 * self.num_layers
         yield Matrix("attention", streams * wide + streams + 1, "fp32"), 1
 
 
 def _ffn(part: Part, num_weights: int, role: Role, module: str) -> Iterator[Matrix]:
-    """Yield the three matrices of an FFN, of `num_weights` each."""
+    """Yield the three matrices of an FFN, with `num_weights` each."""
     for name in ("gate_proj", "up_proj", "down_proj"):
         yield Matrix(part, num_weights, role, f"{module}.{name}")
 
 
 @lru_cache(maxsize=64)
 def _kv_bytes_per_token(model: Model, bytes_per_value: int) -> int:
-    """Return `Model.kv_bytes_per_token`: searches ask for the same model's again and again."""
+    """Return `Model.kv_bytes_per_token`, cached for searches."""
     return ceil(sum(count * each.kv(bytes_per_value).bytes_per_token for each, count in model.attentions.items()))
 
 
 @lru_cache(maxsize=64)
 def _with_drafts(model: Model) -> Model:
-    """Return `Model.with_drafts`: the same one each time, whose own caches are then used."""
+    """Return `Model.with_drafts`, cached so that its own caches are used."""
     assert model.draft_layer is not None
     return replace(model, layers=(*model.layers, model.draft_layer), drafts=True)
 
 
 @lru_cache(maxsize=64)
 def _one_of(model: Model, num_gpus: int) -> Model:
-    """Return `Model.one_of`: layouts ask for it often, and for few numbers of GPUs."""
+    """Return `Model.one_of`, cached, because layouts need few different ones."""
     return model.with_layers(lambda layer: replace(layer, attention=layer.attention.one_of(num_gpus)))

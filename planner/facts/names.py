@@ -1,4 +1,4 @@
-"""Every name, label and port that something outside the plan sees. Nothing else builds one.
+"""Every name, label and port that is visible outside a plan. No other module builds one.
 
 Kubernetes' limits: a LeaderWorkerSet is a DNS-1035 label of at most 50 characters (its pods and the revision hash need
 the rest of 63), a Service is one of at most 63, a namespace a DNS-1123 label of at most 63.
@@ -124,7 +124,7 @@ DEPLOYMENT_API_VERSION, DEPLOYMENT_KIND = f"{DOMAIN}/v1alpha1", "TidemillDeploym
 
 
 class Ports:
-    """The ports of processes. A rank's own ports are the first plus its local rank."""
+    """The ports of processes. A rank's port is the first one plus its local rank."""
 
     RENDEZVOUS = 29500  # on the unit's leader
     PLACES = 29501  # there too
@@ -135,17 +135,17 @@ class Ports:
 
 
 def unit_name(plan: str, phase: Phase, index: int) -> str:
-    """`deepseek-r1-decode-0`."""
+    """Return `deepseek-r1-decode-0`."""
     return f"{plan}-{phase}-{index}"
 
 
 def logical_node(index: int) -> str:
-    """A node of a cluster that is given by counts."""
+    """Return the name of a node in a cluster with a number of nodes."""
     return f"node-{index}"
 
 
 def gateway_name(plan: str) -> str:
-    """The gateway's Deployment, ServiceAccount and HTTP Service."""
+    """Return the name of the gateway's Deployment, ServiceAccount and HTTP Service."""
     return f"{plan}-gateway"
 
 
@@ -155,77 +155,77 @@ def cluster_endpoint(plan: str, namespace: str, port: int) -> str:
 
 
 def cluster_metrics(plan: str, namespace: str, port: int) -> str:
-    """Return the URL of the gateway's metrics inside the cluster: that Service's name is its pods' addresses."""
+    """Return the URL of the gateway's metrics inside the cluster; the Service is headless."""
     return f"http://{registry_name(plan)}.{namespace}:{port}/metrics"
 
 
 def registry_name(plan: str) -> str:
-    """The Service by which ranks find the gateway; apart from HTTP, which is published only when ranks are ready."""
+    """Return the name of the Service by which ranks find the gateway, which works before HTTP is ready."""
     return f"{plan}-registry"
 
 
 def gateway_identity(namespace: str, plan: str) -> str:
-    """The URI of the gateway's certificate, a SPIFFE ID; the form is Istio's, with our deployments for its accounts."""
+    """Return the URI of the gateway's certificate, a SPIFFE ID in Istio's form, with the Deployment as account."""
     return f"spiffe://{DOMAIN}/ns/{namespace}/deployment/{plan}/gateway"
 
 
 def unit_identities(namespace: str, plan: str) -> str:
-    """What the URIs of units' certificates begin with; each goes on with its unit's name."""
+    """Return the prefix of the URIs of units' certificates; the unit's name follows."""
     return f"spiffe://{DOMAIN}/ns/{namespace}/deployment/{plan}/unit/"
 
 
 def certificate_secret(owner: str) -> str:
-    """The Secret with the certificate of the gateway's Deployment, or of a unit."""
+    """Return the name of the Secret with the certificate of the gateway or of a unit."""
     return f"{owner}-tls"
 
 
 def controller_name(plan: str) -> str:
-    """The Deployment, ServiceAccount, Role and Lease of what makes units follow the plan's day."""
+    """Return the name of the controller's Deployment, ServiceAccount, Role and Lease."""
     return f"{plan}-controller"
 
 
 def controller_nodes_role(namespace: str, plan: str) -> str:
-    """The controller's ClusterRole for nodes: clusters may have several plans of one name."""
+    """Return the name of the controller's ClusterRole for nodes, unique to the plan's namespace."""
     return f"tidemill-{namespace}-{controller_name(plan)}"
 
 
 def phase_budget(plan: str, phase: Phase) -> str:
-    """The PodDisruptionBudget of a phase's units."""
+    """Return the name of the PodDisruptionBudget of a phase's units."""
     return f"{plan}-{phase}"
 
 
 def phase_map(plan: str, phase: Phase) -> str:
-    """The first part of a name: of the ConfigMap that holds a phase's expert map."""
+    """Return the prefix of the name of the ConfigMap with a phase's expert map."""
     return f"{plan}-{phase}-map"
 
 
 def compute_domain_channel(unit: str) -> str:
-    """The ResourceClaimTemplate that NVIDIA's driver makes for a unit's ComputeDomain."""
+    """Return the name of the ResourceClaimTemplate that NVIDIA's driver makes for a unit's ComputeDomain."""
     return f"{unit}-channel"
 
 
 def runtime_account(plan: str) -> str:
-    """The ServiceAccount of all units' pods, and the PodMonitor of all ranks."""
+    """Return the name of the ServiceAccount of all units' pods and of the PodMonitor of all ranks."""
     return f"{plan}-runtime"
 
 
 def launch_file(unit: str) -> str:
-    """`deepseek-r1-decode-0.launch.json`."""
+    """Return `deepseek-r1-decode-0.launch.json`."""
     return f"{unit}.launch.json"
 
 
 def launch_config(owner: str, digest: str, part: int = 0) -> str:
-    """The ConfigMap of a launch file or a phase's map, named by its content: `deepseek-r1-decode-0-0a1b2c3d4e`.
+    """Return the name of the ConfigMap of a launch file or a map, by content: `deepseek-r1-decode-0-0a1b2c3d4e`.
 
-    Another launch file is another ConfigMap, so the pods that mount it are replaced, and no others. A file that one
-    ConfigMap does not hold has several: `...-0a1b2c3d4e-1` holds the second `part`.
+    A changed launch file is another ConfigMap, so only the pods that mount it are replaced. A file too large for one
+    ConfigMap has several: `...-0a1b2c3d4e-1` has the second `part`.
     """
     name = f"{owner}-{digest.removeprefix('sha256:')[:CONTENT_LENGTH]}"
     return f"{name}-{part}" if part else name
 
 
 def labels(plan: str, component: str, unit: str | None = None, phase: Phase | None = None) -> dict[str, str]:
-    """The labels of an object: Kubernetes' recommended ones and ours."""
+    """Return the labels of an object: Kubernetes' recommended ones and ours."""
     ours = {PLAN_LABEL: plan, UNIT_LABEL: unit, PHASE_LABEL: phase}
     return {
         "app.kubernetes.io/name": "tidemill",
@@ -242,17 +242,17 @@ def owner_of(labels: Mapping[str, str]) -> str:
 
 
 def plan_selector(plan: str) -> dict[str, str]:
-    """The labels that pick all pods of a plan; those of its units have UNIT_LABEL too."""
+    """Return the labels that select all pods of a plan; units' pods have UNIT_LABEL too."""
     return {PLAN_LABEL: plan}
 
 
 def unit_selector(unit: str) -> dict[str, str]:
-    """The labels that pick a unit's pods."""
+    """Return the labels that select a unit's pods."""
     return {UNIT_LABEL: unit}
 
 
 def unit_pod_name(unit: str, worker: int, unit_kind: UnitKind) -> str:
-    """The name of one of a unit's pods, as its controller gives it; it is in the domain of the unit's Service.
+    """Return the name of one of a unit's pods; its host name is in the domain of the unit's Service.
 
     Source: github.com/kubernetes-sigs/lws v0.9.0: a group's first pod is NAME-0, the others are NAME-0-INDEX.
     """
@@ -262,25 +262,25 @@ def unit_pod_name(unit: str, worker: int, unit_kind: UnitKind) -> str:
 
 
 def first_pod_label(unit_kind: UnitKind) -> str:
-    """The label, with its value, that only the first pod of a unit has."""
+    """Return the label and value that only a unit's first pod has."""
     return "apps.kubernetes.io/pod-index=0" if unit_kind == "statefulset" else f"{LWS_INDEX_LABEL}=0"
 
 
 def phase_selector(plan: str, phase: Phase) -> dict[str, str]:
-    """The labels that pick the pods of all units of a phase."""
+    """Return the labels that select the pods of all units of a phase."""
     return {PLAN_LABEL: plan, PHASE_LABEL: phase}
 
 
 def controller_selector(plan: str) -> dict[str, str]:
-    """The labels that pick the controller's pods."""
+    """Return the labels that select the controller's pods."""
     return {PLAN_LABEL: plan, "app.kubernetes.io/component": "controller"}
 
 
 def gateway_selector(plan: str) -> dict[str, str]:
-    """The labels that pick the gateway's pods."""
+    """Return the labels that select the gateway's pods."""
     return {PLAN_LABEL: plan, "app.kubernetes.io/component": "gateway"}
 
 
 def digest_annotation(kind: str) -> str:
-    """`tidemill.dev/launch-digest`: for an object's own metadata; on a pod template it would restart pods."""
+    """Return `tidemill.dev/launch-digest`, for an object's own metadata: on a pod template it would restart pods."""
     return f"{DOMAIN}/{kind}-digest"

@@ -1,6 +1,6 @@
-"""Parts of a document that programs read: what is written, and read back, key by key.
+"""Parts of a document that programs write and read back, key by key.
 
-A figure is rounded where it is written, since estimates are no more exact; a rounded one stays as it is.
+Figures are rounded on writing, because estimates are no more exact. Rounding twice changes nothing.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -27,10 +27,10 @@ Rounded6 = Annotated[float, _rounded(6)]
 
 
 class Part(BaseModel):
-    """A part of a document: its keys are read from JSON, or from the attributes of what a pass found.
+    """A part of a document, made from JSON or from the attributes of a pass's result.
 
-    An attribute with another name than its key is the key's alias. A list is refused at its first wrong entry: a
-    hostile file may have millions.
+    If an attribute has another name than its key, it is the key's alias. A list is rejected at its first wrong entry,
+    because a hostile file may have millions.
     """
 
     model_config = ConfigDict(

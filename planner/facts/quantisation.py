@@ -1,7 +1,7 @@
 """The formats of matrices, and the precision that stands for them in a spec. `families/quantised.py` reads both.
 
-A format is one matrix's: bits of a weight, and a scale for a block of weights. A precision is a spec's word for a whole
-checkpoint: it has a format for each role, as the checkpoints are made that are named so.
+A format belongs to one matrix: the bits of a weight, and a scale for a block of weights. A precision is a spec's word
+for a whole checkpoint: it has a format for each role, as in checkpoints with that name.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Format = Literal["fp32", "bf16", "fp8", "fp8_plain", "mxfp8", "nvfp4", "mxfp4", 
 
 @dataclass(frozen=True)
 class Formats:
-    """What matrices are kept in, by role; `modules` are those that differ from the rest of their role."""
+    """The formats of matrices by role; `modules` has those that differ from others of their role."""
 
     attention: Format
     output: Format  # of attention
@@ -30,7 +30,7 @@ class Formats:
         return found
 
 
-# As the checkpoints are made that are named so.
+# As in checkpoints with these names.
 FORMATS: dict[Precision, Formats] = {
     "fp32": Formats("fp32", "fp32", "fp32", "fp32"),
     "bf16": Formats("bf16", "bf16", "bf16", "bf16"),
@@ -46,7 +46,7 @@ FORMATS: dict[Precision, Formats] = {
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a checkpoint is quantised, as a spec says it and in words for people."""
+    """A checkpoint's quantisation, as a spec's precision and in words."""
 
     precision: Precision
     words: str

@@ -1,9 +1,9 @@
-"""Quantities with their units: as specs write them, and as plans print them.
+"""Quantities with units: read from specs, and printed in plans.
 
-`80GiB`, `400Gbps`, `50ms`, `2h` are read once, at the border of the spec, into whole bytes, gigabits a second and
-seconds; inside the planner a number carries its unit in its name. GB is 1e9 bytes and GiB is 2^30: both can be
-written, and neither is ever taken for the other. A number without a unit is refused, since nobody can tell which was
-meant; a unit as others spell it (Kubernetes' `512Gi`) is refused with ours.
+`80GiB`, `400Gbps`, `50ms` and `2h` are parsed once, at the border of the spec, into bytes, gigabits per second and
+seconds. Inside the planner a number has its unit in its name. GB is 1e9 bytes and GiB is 2^30; both may be written, and
+they are never mixed. A number without a unit is rejected as ambiguous, and another spelling (Kubernetes' `512Gi`) is
+rejected with ours as the fix.
 """
 
 import re
@@ -63,9 +63,9 @@ QUANTITIES: dict[Kind, str] = {
 
 
 def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> tuple[Any, Any]:
-    """A field's validator, and what editors are told: text, although the planner sees a number.
+    """Return a field's validator and JSON schema: users write text, and the planner sees a number.
 
-    The number is in bytes, gigabits a second or seconds, between `least` and `most` where these are given.
+    The number is in bytes, gigabits per second or seconds, between `least` and `most` if given.
     """
     floor, ceiling = _number(kind, least), _number(kind, most)
 
@@ -84,23 +84,23 @@ def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> t
 
 
 def read_bytes(written: str) -> int | None:
-    """Return a size outside of a spec, in bytes; None where it is none, or 0."""
+    """Return a size from outside a spec, in bytes; None if it is invalid or 0."""
     number = _number("bytes", written)
     return round(number) if number else None
 
 
 def read_link(written: str) -> float | None:
-    """Return a bandwidth in Gb/s, as text; None where it is none."""
+    """Return the bandwidth in a text, in Gb/s; None if it is invalid."""
     return _number("link", written)
 
 
 def read_seconds(written: str) -> float | None:
-    """Return a time outside of a spec, in seconds; None where it is none, or 0."""
+    """Return a time from outside a spec, in seconds; None if it is invalid or 0."""
     return _number("time", written) or None
 
 
 def as_we_spell(kind: Kind, written: Any) -> str | None:
-    """`512GiB` for Kubernetes' `512Gi` or for `512gib`; None for a unit that is none of these."""
+    """Return `512GiB` for Kubernetes' `512Gi` or for `512gib`; None for an unknown unit."""
     match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
     if match is None or not float(match[1]):
         return None
@@ -110,12 +110,12 @@ def as_we_spell(kind: Kind, written: Any) -> str | None:
 
 
 def gb(num_bytes: float) -> str:
-    """`43.1 GB`, in units of 1e9."""
+    """Return `43.1 GB`, in units of 1e9."""
     return f"{num_bytes / 1e9:,.1f} GB"
 
 
 def counted(number: int, thing: str) -> str:
-    """Return `1 node`, `2 nodes` or `1,200 nodes`: every `thing` but one takes an s."""
+    """Return `1 node`, `2 nodes` or `1,200 nodes`."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 

@@ -1,7 +1,6 @@
-"""JSON as its standard has it: UTF-8, no key twice, no NaN, no half of a character, no nesting without end.
+"""Strict JSON: UTF-8, no repeated keys, no NaN, no lone surrogates, bounded nesting and bounded numbers.
 
-Numbers end too, before arithmetic with them would. Python's reader takes all of these. Of a plan that is not only read
-by us, it matters what others read.
+Python's own reader accepts all of these. Plans are also read by other programs, which may read them differently.
 """
 
 import json
@@ -18,11 +17,11 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is n
 
 
 class NotStrict(ValueError):
-    """What keeps a text from being JSON, as a reason."""
+    """A text is not strict JSON; the message is the reason."""
 
 
 def parsed_json(content: bytes) -> Any:
-    """Return what `content` says. Raises NotStrict."""
+    """Return the value of `content`. Raises NotStrict."""
     _require_few_parts(content)
     try:
         text = content.decode()  # Python's reader would also take UTF-16 and half characters
@@ -42,7 +41,7 @@ def parsed_json(content: bytes) -> Any:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of `pairs`. Raises NotStrict where a key comes twice: nobody knows which value was meant."""
+    """Return the object of `pairs`. Raises NotStrict for a repeated key, which is ambiguous."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -60,7 +59,7 @@ def _require_few_parts(content: bytes) -> None:
 
 
 def _not_a_number(word: str) -> NoReturn:
-    """Refuse what Python would take for JSON: NaN and Infinity."""
+    """Raise NotStrict for NaN and Infinity, which Python reads as JSON."""
     raise ValueError(word)
 
 
@@ -77,7 +76,7 @@ def _float(text: str) -> float:
 
 
 def _require_bounded(text: str, number: float) -> None:
-    """Raise NotStrict where sums and products with it would have no end."""
+    """Raise NotStrict for a number so large that sums and products may overflow."""
     if abs(number) > MAX_NUMBER:
         raise NotStrict(f"{text[:20]} is beyond {MAX_NUMBER:g}")
 

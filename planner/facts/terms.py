@@ -1,6 +1,4 @@
-"""The words that specs, plans and launch files share: phases, precisions, ways of overlapping, failure domains,
-devices, engines.
-"""
+"""The words of specs, plans and launch files: phases, precisions, overlaps, failure domains, devices, engines."""
 
 from typing import Literal
 

@@ -1,8 +1,7 @@
-"""The time zones that the IANA names.
+"""The names of IANA time zones.
 
-Names come from the package `tzdata`, which has the IANA's data on every machine alike; `zoneinfo` would ask the
-machine's own data first. `UTC+8` is no name, and nobody can tell which way it counts: POSIX and the IANA's `Etc` zones
-count hours that a place is behind, people those that it is ahead.
+Names come from the package `tzdata`, so they are the same on every machine; `zoneinfo` would prefer the machine's own
+data. `UTC+8` is no name, and it is ambiguous: in POSIX and the IANA's `Etc` zones +8 is west of UTC, for people east.
 
 Source: tz database, file `etcetera`, on the signs.
 """
@@ -16,12 +15,12 @@ __all__ = ["is_timezone", "nearest_timezone"]
 
 
 def is_timezone(name: str) -> bool:
-    """Return whether the IANA has a zone of that name."""
+    """Return whether `name` is an IANA time zone."""
     return name in _zones()
 
 
 def nearest_timezone(written: str) -> str | None:
-    """Return the zone that `written` misspells, whole or its city alone; None where there is no such zone."""
+    """Return the zone that `written`, a name or only its city, misspells; None if there is none."""
     parts = ((zone, part) for zone in sorted(_zones()) for part in (zone, zone.rpartition("/")[2]))
     return next((zone for zone, part in parts if is_misspelling(written, part)), None)
 

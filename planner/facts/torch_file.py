@@ -1,13 +1,13 @@
-"""Tensors out of a file that torch.save wrote, without torch and without unpickling it.
+"""Read tensors from a file of torch.save, without torch and without unpickling.
 
-SGLang records the load of experts so. The file is a zip archive: NAME/data.pkl says how the saved object is put
-together, NAME/data/KEY holds the bytes of a tensor. data.pkl is a pickle, and whoever unpickles one runs what it says.
-Here it is only taken apart into its instructions (`pickletools.genops`, which carries none of them out), and `_Object`
-follows those few that dicts, lists, tuples, numbers, texts and plain tensors are written with. Names in the file are
-compared with the two that torch writes for these, never imported and never called; everything else is refused.
+SGLang records expert loads in such files. The file is a zip archive: NAME/data.pkl describes the saved object, and
+NAME/data/KEY has the bytes of a tensor. data.pkl is a pickle, and unpickling runs arbitrary code. This module only
+splits it into instructions (`pickletools.genops` executes none), and `_Object` interprets the few that build dicts,
+lists, tuples, numbers, text and plain tensors. Names in the file are compared with the two that torch writes for
+tensors. They are never imported or called, and everything else is refused.
 
-It reads what torch.save has written since 1.6, of whole tensors on any device. It does not read tensors that share a
-part of another's bytes, or whose elements lie in another order.
+It reads files since torch 1.6 with whole tensors on any device. It does not read tensors that share a part of another's
+bytes, or whose elements are in another order.
 
 Sources: Python's Lib/pickletools.py (what each instruction does); pytorch/pytorch torch/serialization.py (persistent
 ids) and torch/_utils.py (`_rebuild_tensor_v2`). Nothing is copied from them.
@@ -46,9 +46,9 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_torch_file(file: Path | IO[bytes]) -> Any:
-    """Return the object in `file`, its tensors as numpy arrays.
+    """Return the object in `file`, with numpy arrays for tensors.
 
-    Raises OSError when the file cannot be read, and ValueError, with the reason, when it holds anything else.
+    Raises OSError if the file cannot be read, and ValueError, with the reason, for any other content.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -63,7 +63,7 @@ def read_torch_file(file: Path | IO[bytes]) -> Any:
 
 
 def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return an entry as it stands in the file: torch compresses none, and what is compressed could be of any size."""
+    """Return an uncompressed entry. torch compresses none, and a compressed one could have any size."""
     entry = archive.getinfo(name)
     if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & ~PLAIN_FLAGS:
         raise ValueError("it is compressed or encrypted")
@@ -71,13 +71,13 @@ def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _instructions(pickled: bytes) -> list[tuple[str, Any]]:
-    """Return the name of each instruction and what stands with it."""
+    """Return the name and argument of each instruction."""
     return [(operation.name, argument) for operation, argument, _ in pickletools.genops(pickled)]
 
 
 @dataclass(frozen=True)
 class _Name:
-    """A function or class that the file names."""
+    """The name of a function or class in the file."""
 
     full: str
 
@@ -92,7 +92,7 @@ class _Storage:
 
 
 class _Object:
-    """The saved object while it is put together: a stack of values, as the instructions know it."""
+    """A stack machine that builds the saved object."""
 
     def __init__(self, bytes_of: Callable[[str], bytes]) -> None:
         self._bytes_of = bytes_of
@@ -101,7 +101,7 @@ class _Object:
         self._memo: dict[int, Any] = {}
 
     def follow(self, instructions: Iterable[tuple[str, Any]]) -> Any:
-        """Return what `instructions` put together."""
+        """Execute `instructions` and return the object."""
         for name, argument in instructions:
             if name not in ("PROTO", "STOP"):
                 self._do(name, argument)
@@ -133,7 +133,7 @@ class _Object:
             self._fill(name)
 
     def _fill(self, name: str) -> None:
-        """Put the values on top of the stack into the list or dict below them."""
+        """Move the values on top of the stack into the list or dict below them."""
         if name in ("APPEND", "APPENDS"):
             values = self._top(1) if name == "APPEND" else self._above_mark()
             _only(list, self._stack[-1]).extend(values)
@@ -145,7 +145,7 @@ class _Object:
             raise ValueError(f"it holds more than plain values and tensors ({name})")
 
     def _again(self, value: Any) -> Any:
-        """Return a value that the file names once more, if it is small: a small file must not become a huge object."""
+        """Return a value that the file refers to again; only small ones, or a small file could become a huge object."""
         is_small = isinstance(value, str | _Name) or (
             isinstance(value, tuple) and all(type(part) is int for part in value)
         )
@@ -164,7 +164,7 @@ class _Object:
         return self._top(len(self._stack) - self._marks.pop())
 
     def _made_by(self, function: Any, arguments: Any) -> Any:
-        """Return a tensor, or the empty dict of hooks that each tensor carries."""
+        """Return a tensor, or the empty dict of hooks that each tensor has."""
         if function == _Name("torch._utils _rebuild_tensor_v2"):
             return self._tensor(*arguments)
         if function == _Name("collections OrderedDict") and arguments == ():
@@ -185,7 +185,7 @@ class _Object:
 
 
 def _storage(identity: Any) -> _Storage:
-    """Return what a persistent id means: ("storage", type, key, device, number of elements)."""
+    """Return the storage of a persistent id: ("storage", type, key, device, number of elements)."""
     kind, of, key, _, num_elements = _only(tuple, identity)
     type_name = _only(_Name, of).full.removeprefix("torch ")
     if kind != "storage" or type_name not in TYPES:
@@ -194,14 +194,14 @@ def _storage(identity: Any) -> _Storage:
 
 
 def _key(value: Any) -> Any:
-    """Return a dict's key. To hash anything but text and numbers may take for ever, or end the interpreter."""
+    """Return a dict's key, a text or number. Hashing other values may take for ever or crash the interpreter."""
     if type(value) not in (str, int, bool, float, type(None)):
         raise ValueError(f"it holds a {type(value).__name__} as a key")
     return value
 
 
 def _only(kind: type, value: Any) -> Any:
-    """Return `value`, which is exactly of that kind."""
+    """Return `value` if its type is exactly `kind`."""
     if type(value) is not kind:
         raise ValueError(f"it holds a {type(value).__name__} where a {kind.__name__} belongs")
     return value

@@ -1,7 +1,7 @@
-"""What the clocks of a place show at an instant, by the IANA's data.
+"""Wall-clock times of a time zone at an instant, by IANA data.
 
-An instant is a number of seconds since 1970-01-01 00:00 UTC. Data come from the package `tzdata`, which is alike on
-every machine. This is the only file of the planner that knows dates, and it never asks what time it is.
+An instant is a number of seconds since 1970-01-01 00:00 UTC. Data come from the package `tzdata`, so they are the same
+on every machine. This is the only file of the planner that knows dates, and it never reads a clock.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class WallTime:
-    """What a clock and a calendar show. A minute that clocks show twice is the same one both times."""
+    """A date and a minute of the day. A minute that clocks show twice has one value."""
 
     date: str  # YYYY-MM-DD
     weekday: int  # 0 is Monday
@@ -34,27 +34,27 @@ class WallTime:
 
 
 def wall_time(instant: int, zone: str) -> WallTime:
-    """Return what clocks in `zone` show at an instant."""
+    """Return the wall-clock time in `zone` at an instant."""
     local = datetime.fromtimestamp(instant, _zone(zone))
     return WallTime(local.date().isoformat(), local.weekday(), local.hour * 60 + local.minute)
 
 
 def offset_at(instant: int, zone: str) -> int:
-    """Return by how many seconds clocks in `zone` are ahead of UTC at an instant."""
+    """Return the seconds by which `zone` is ahead of UTC at an instant."""
     offset = datetime.fromtimestamp(instant, _zone(zone)).utcoffset()
     assert offset is not None
     return round(offset.total_seconds())
 
 
 def instants_of(day: str, minute: int, zone: str) -> tuple[int, ...]:
-    """Return when clocks in `zone` show a minute of a day: once, twice, or never where clocks skip it."""
+    """Return the instants of a minute of a day in `zone`: one, two, or none if clocks skip it."""
     local = datetime.fromisoformat(day) + timedelta(minutes=minute)
     both = {round(local.replace(tzinfo=_zone(zone), fold=fold).timestamp()) for fold in (0, 1)}
     return tuple(sorted(each for each in both if wall_time(each, zone) == _shown(local)))
 
 
 def dates_between(begin: int, end: int, zone: str) -> tuple[str, ...]:
-    """Return the dates that calendars in `zone` show from one instant to another."""
+    """Return the dates in `zone` from one instant to another."""
     first, last = (date.fromisoformat(wall_time(each, zone).date) for each in (begin, end))
     return tuple((first + timedelta(days=days)).isoformat() for days in range((last - first).days + 1))
 
@@ -94,7 +94,7 @@ def _shown(local: datetime) -> WallTime:
 
 @cache
 def _zone(name: str) -> ZoneInfo | timezone:
-    """Return the zone from `tzdata`: what the machine has may be older."""
+    """Return the zone from `tzdata`, because the machine's own data may be older."""
     if name == "UTC":
         return UTC
     with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:

@@ -17,7 +17,7 @@ WINDOWS = ("schedule", "schedule.windows")
 
 def auto_windows_need_profile(c: Written) -> Iterator[Finding]:
     """Reject auto windows without a profile: they follow the demand of each hour."""
-    if _is_open(c, *WINDOWS) and not c.gives("traffic.profile") and not c.gives("traffic.history"):
+    if _is_open(c, *WINDOWS) and not c.is_given("traffic.profile") and not c.is_given("traffic.history"):
         rule = "S516 needs traffic.profile or traffic.history"
         reason = "auto windows follow the demand of each hour"
         fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"

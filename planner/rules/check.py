@@ -26,7 +26,7 @@ from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 from planner.spec.yaml import Document, read_document
 
-__all__ = ["check_document", "check_spec", "document_with", "mistakes_in", "resolve", "with_values"]
+__all__ = ["change_document", "change_spec", "check_document", "check_spec", "mistakes_in", "resolve"]
 
 MAX_TRIED = 2**15  # assumed: total values to check while trying changes, or about 300 tries for a spec of 100 values
 
@@ -77,12 +77,12 @@ def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
     return [*fields.findings, *broken_rules(Written(data, fields.values, fields.renamed))]
 
 
-def with_values(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
+def change_spec(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
     """Write `values` (dotted path -> value) into `spec`, and check it again. Raises SpecError."""
-    return resolve(document_with(spec.document, values))
+    return resolve(change_document(spec.document, values))
 
 
-def document_with(document: Document, values: Change) -> Document:
+def change_document(document: Document, values: Change) -> Document:
     """Return a copy of `document` with `values` (dotted path -> value) written into it."""
     data = apply_change(in_full(document.data, values), values)
     return replace(document, data=data, autos=document.autos | set(_auto_paths(values)))
@@ -113,7 +113,7 @@ def _drop_failed_changes(findings: Sequence[Finding], document: Document) -> Ite
 
 def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[str, str]]:
     try:
-        resolve(document_with(document, change))
+        resolve(change_document(document, change))
     except SpecError as error:
         return _count(error.findings)
     return Counter()

@@ -22,7 +22,7 @@ EACH_HOLDS = "each entry of hours holds until the next one's time"
 def prices_need_traffic(c: Written) -> Iterator[Finding]:
     """Reject prices without traffic: income is the price times the tokens of a day."""
     c.require("cost.usd_per_gpu_hour")
-    if not c.gives("cost.prices") or "traffic" in c.sections:
+    if not c.is_given("cost.prices") or "traffic" in c.sections:
         return
     fix = for_example("traffic: {input_tokens: 608e9, output_tokens: 168e9, cache_hit_rate: 0.563}")
     reason = "income is the price times the tokens of a day"

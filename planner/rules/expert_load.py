@@ -14,7 +14,7 @@ def loads_are_measured_or_drawn(c: Written) -> Iterator[Finding]:
     """Reject parameters for drawn loads beside a file of measured loads."""
     reason = "with measured loads, nothing is drawn at random"
     for path in ("expert_load.alpha", "expert_load.seed"):
-        if c["expert_load.file"] is not None and c.gives(path):
+        if c["expert_load.file"] is not None and c.is_given(path):
             yield without_effect("with expert_load.file", reason, path)
 
 

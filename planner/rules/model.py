@@ -18,7 +18,7 @@ def model_has_one_source(c: Written) -> Iterator[Finding]:
     """Reject a model with no source for its shapes, or with two: a config file or a catalog entry."""
     if not isinstance(c.data.get("model"), dict):
         return
-    has_file, has_entry = (c.gives(path) or path in c.sections for path in ("model.config", "model.catalog"))
+    has_file, has_entry = (c.is_given(path) or path in c.sections for path in ("model.config", "model.catalog"))
     if has_file and has_entry:
         rule, reason = "S507 must not be combined with config", "each of them gives the model's shapes"
         yield Finding("model.catalog", None, rule, reason, removal("model.catalog", words="remove it"))

@@ -40,7 +40,7 @@ def point_tokens_fit_limit(c: Written, path: str) -> Iterator[Finding]:
     own = f"{path.split('.')[1]}.max_request_tokens"
     default: int = c[own]
     limits = [f"{phase}.max_request_tokens" for phase in PHASES]
-    written: dict[str, int] = {limit: c[limit] for limit in limits if c.gives(limit) and c.get(limit)}
+    written: dict[str, int] = {limit: c[limit] for limit in limits if c.is_given(limit) and c.get(limit)}
     most = written.get(own) or min(written.values(), default=default)
     positions = model.max_position_embeddings if (model := c.get("model.shapes")) else MAX_TOKENS
     if tokens <= most:
@@ -67,7 +67,7 @@ def phase_settings_need_phase(c: Written) -> Iterator[Finding]:
     reason = "there is no such phase"
     for phase in PHASES:
         if phase not in c.sections:
-            if c.gives(f"operating_point.{phase}"):
+            if c.is_given(f"operating_point.{phase}"):
                 yield without_effect(f"without {phase}", reason, f"operating_point.{phase}")
             if (floor := c.get(f"schedule.min_units.{phase}")) is not None:
                 yield without_effect(f"without {phase}", reason, f"schedule.min_units.{phase}", floor)
@@ -98,7 +98,7 @@ def _check_limit(c: Written, phase: Phase, field: str, limit: str, reason: str) 
     asked: int = c[path]
     most: int = c[f"{phase}.{limit}"]
     if asked > most:
-        raised = None if c.gives(f"{phase}.{limit}") else {f"{phase}.{limit}": asked}
+        raised = None if c.is_given(f"{phase}.{limit}") else {f"{phase}.{limit}": asked}
         yield _excess_finding(path, asked, limit, most, reason, raised)
 
 

@@ -128,7 +128,7 @@ def phases_take_equal_requests(c: Written) -> Iterator[Finding]:
     decode_path, reason = "decode.max_request_tokens", "every request passes through both phases"
     if decode == prefill:
         return
-    if not c.gives("decode.max_request_tokens"):
+    if not c.is_given("decode.max_request_tokens"):
         rule = f"S505 is {decode} unless given, and must equal prefill.max_request_tokens ({prefill})"
         held = min(prefill, model.max_position_embeddings) if model else prefill
         as_held = {decode_path: held} | ({} if held == prefill else {"prefill.max_request_tokens": held})
@@ -137,7 +137,7 @@ def phases_take_equal_requests(c: Written) -> Iterator[Finding]:
     most = min(decode, model.max_position_embeddings) if model else decode
     words = f"write prefill.max_request_tokens: {most}"
     as_decode = {"prefill.max_request_tokens": most} | ({} if most == decode else {HERE: most})
-    default = "" if c.gives("prefill.max_request_tokens") else ", its default"
+    default = "" if c.is_given("prefill.max_request_tokens") else ", its default"
     as_prefill = nearest(prefill)
     if default:
         fix = Fix(words, (as_decode,))
@@ -173,7 +173,7 @@ def precision_is_known(c: Written, phase: Phase) -> Iterator[Finding]:
     """Require a precision if the checkpoint's format is unknown: the default BF16 would have the wrong size."""
     c.require(f"{phase}.precision")
     quantization: str | None = c["model.other_quantization"]
-    if not c.is_written or quantization is None or c.gives(f"{phase}.precision"):
+    if not c.is_written or quantization is None or c.is_given(f"{phase}.precision"):
         return
     rule = f"S312 is required because tidemill does not know what the checkpoint's weights are in ({quantization})"
     reason = f"it knows {', '.join(each.words for each in KNOWN)}"
@@ -191,7 +191,7 @@ def precision_matches_checkpoint(c: Written, phase: Phase) -> Iterator[Finding]:
     config: str | None = c["model.config"]
     own = model.quantisation
     is_widened = own.precision == "fp8" and own.other_method is None and precision in ("fp8", "bf16", "fp32")
-    if config is None or not c.gives(f"{phase}.precision") or own.precision in ("bf16", precision) or is_widened:
+    if config is None or not c.is_given(f"{phase}.precision") or own.precision in ("bf16", precision) or is_widened:
         return
     rule = f"S315 must be {own.precision}: the checkpoint is in {own.words}"
     reason = "no engine makes weights of another format from these"

@@ -91,7 +91,7 @@ def units_are_set_once(c: Written, phase: Phase) -> Iterator[Finding]:
     """Reject `units` beside written windows, which set the number of units. Auto windows read `units`."""
     c.require(f"{phase}.units")
     windows: list[dict[str, Any]] = c["schedule.windows"]
-    if c.gives(f"{phase}.units") and windows:
+    if c.is_given(f"{phase}.units") and windows:
         path, reason = f"{phase}.units", "the schedule's windows set the number of units"
         yield without_effect("with a schedule", reason, path, c[path])
 

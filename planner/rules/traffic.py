@@ -64,7 +64,7 @@ def other_days_are_named_once(c: Written) -> Iterator[Finding]:
 def other_days_need_profile(c: Written) -> Iterator[Finding]:
     """Reject other days without a profile: their demand is relative to it."""
     others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
-    if not others or c.gives("traffic.profile") or c.gives("traffic.history"):
+    if not others or c.is_given("traffic.profile") or c.is_given("traffic.history"):
         return
     reason = "the demand of other days is relative to that of a usual day"
     fix = "write traffic.profile: the demand of each of the 24 hours of a usual day"
@@ -93,7 +93,7 @@ def mean_request_fits_limit(c: Written) -> Iterator[Finding]:
     if mean <= longest:
         return
     fix = nearest(least)
-    if not any(map(c.gives, limits.values())) and (model is None or mean <= model.max_position_embeddings):
+    if not any(map(c.is_given, limits.values())) and (model is None or mean <= model.max_position_embeddings):
         raised = {path: mean for phase, path in limits.items() if phase in c.sections}
         fix = Fix(f"write {' and '.join(f'{path}: {value}' for path, value in raised.items())}", (raised,))
     reason = f"a request has {mean:,} tokens on average, and none is longer"
@@ -104,7 +104,7 @@ def mean_request_fits_limit(c: Written) -> Iterator[Finding]:
 def history_excludes_profile(c: Written) -> Iterator[Finding]:
     """Reject a history beside a profile: the profile is forecast from the history."""
     history: str | None = c["traffic.history"]
-    if history is None or not c.gives("traffic.profile"):
+    if history is None or not c.is_given("traffic.profile"):
         return
     either = Fix("remove history or profile", ({"traffic.history": None}, {"traffic.profile": None}))
     reason = "the profile is forecast from these days"
@@ -127,7 +127,7 @@ def quantile_needs_several_days(c: Written) -> Iterator[Finding]:
     """Reject a quantile without at least two past days."""
     quantile: float = c["traffic.quantile"]
     forecast: Forecast | None = c.get("traffic.forecast")
-    is_one_of_many = c.gives("traffic.history") and (forecast is None or forecast.num_days > 1)
+    is_one_of_many = c.is_given("traffic.history") and (forecast is None or forecast.num_days > 1)
     if is_one_of_many or quantile == field_at("traffic.quantile").default:
         return
     where = "with the one day of traffic.history" if forecast else "without traffic.history"

@@ -58,7 +58,7 @@ class Written:
         """Raise Unknown if the value at `path` is wrong or missing."""
         self[path]
 
-    def gives(self, path: str) -> bool:
+    def is_given(self, path: str) -> bool:
         """Return whether the file has a value, right or wrong, at `path`: SECTION.FIELD."""
         section, _, key = path.partition(".")
         fields = self.data.get(section)

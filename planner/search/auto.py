@@ -39,7 +39,7 @@ from planner.facts.engines import OURS
 from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.memory import memory_of
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from planner.rules.engine_limits import runs_layout
 from planner.search.decision import DEFAULT, MAX_REQUESTS, Decision, is_auto, needs_speed
 from planner.search.fleet import Demand, count_nodes, require_speeds, traffic_demand, with_max_nodes
@@ -102,12 +102,12 @@ def decide(spec: ResolvedSpec) -> Choice:
     spec = with_max_nodes(spec)
     search, layout_decisions = _decide_by_speed(spec, demand) if needs_speed(spec) else (None, [])
     decisions += layout_decisions
-    spec = with_values(spec, {each.path: each.value for each in layout_decisions}) if layout_decisions else spec
+    spec = change_spec(spec, {each.path: each.value for each in layout_decisions}) if layout_decisions else spec
     for phase in spec.phases:
         if any(is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
             numbers, num_held = _decide_by_memory(spec, phase)
             decisions += _explain_numbers(spec, phase, numbers, num_held)
-            spec = with_values(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
+            spec = change_spec(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
     spec, unit_decisions = _fill_nodes(spec)
     decisions += unit_decisions
     spec, point_decisions = _decide_points(spec)
@@ -120,7 +120,7 @@ def decide(spec: ResolvedSpec) -> Choice:
     if spec.written.engine_name != OURS:
         named = _engine_decision(spec.written)
         decisions += named
-        spec = with_values(spec, {each.path: each.value for each in named})
+        spec = change_spec(spec, {each.path: each.value for each in named})
     unreported = {each.path for each in decisions} | _unused_fields(spec.written)
     defaults = (
         each for each in _default_decisions(spec.written, spec.document.data, "") if each.path not in unreported
@@ -196,7 +196,7 @@ def _fill_nodes(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     numbers = fill_nodes_evenly(spec)
     why = "as many of each phase as the nodes hold: how fast they are is not known"
     decisions = [Decision(f"{phase}.units", numbers[phase], why) for phase in left]
-    return with_values(spec, {each.path: each.value for each in decisions}), decisions
+    return change_spec(spec, {each.path: each.value for each in decisions}), decisions
 
 
 def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
@@ -216,7 +216,7 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     values = {each.path: each.value for each in decisions}
     # An operating point's `auto` may be a default that nobody wrote, so the document does not list it yet.
     document = replace(spec.document, autos=spec.document.autos | values.keys())
-    return with_values(replace(spec, document=document), values) if values else spec, decisions
+    return change_spec(replace(spec, document=document), values) if values else spec, decisions
 
 
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
@@ -346,7 +346,7 @@ def _adopt_checkpoint_precision(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[
     why = f"what {where}: {own.words}"
     unreported = [phase for phase in spec.phases if "precision" not in spec.document.data[phase]]
     decisions = [Decision(f"{phase}.precision", precision, why) for phase in unreported]
-    return with_values(spec, {each.path: each.value for each in decisions}), decisions
+    return change_spec(spec, {each.path: each.value for each in decisions}), decisions
 
 
 def _window_decisions(spec: Spec) -> Iterator[Decision]:

@@ -24,7 +24,7 @@ from planner.facts.terms import Phase
 from planner.layout.layout import lay_out
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from planner.schedule.demand import round_up_units
 from planner.search.decision import Decision
 from planner.spec.cluster import MAX_NODES
@@ -129,7 +129,7 @@ def traffic_demand(spec: ResolvedSpec) -> Demand | None:
 
 def with_max_nodes(spec: ResolvedSpec) -> ResolvedSpec:
     """Replace `cluster.nodes: auto` with MAX_NODES while units are being decided."""
-    return with_values(spec, {"cluster.nodes": MAX_NODES}) if is_undecided(spec.cluster.nodes) else spec
+    return change_spec(spec, {"cluster.nodes": MAX_NODES}) if is_undecided(spec.cluster.nodes) else spec
 
 
 def require_speeds(spec: ResolvedSpec) -> None:
@@ -153,7 +153,7 @@ def count_nodes(spec: ResolvedSpec, demand: Demand | None) -> tuple[ResolvedSpec
     )
     layouts = [lay_out(spec, phase) for phase in spec.phases]
     nodes = sum(each.num_units * each.nodes_per_unit for each in layouts) + len(spec.cluster.spares)
-    return with_values(spec, {"cluster.nodes": nodes}), Decision("cluster.nodes", nodes, why)
+    return change_spec(spec, {"cluster.nodes": nodes}), Decision("cluster.nodes", nodes, why)
 
 
 def fill_nodes(

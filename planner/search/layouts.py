@@ -22,7 +22,7 @@ from planner.layout.nodes import nodes_for
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from planner.search.broken_slo import require_slo
 from planner.search.decision import FIELDS, Decision, is_auto
 from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill_nodes, meet_demand, units_by_offer
@@ -145,7 +145,7 @@ def _require_slo(
     spec: ResolvedSpec, found: Mapping[Phase, Outcomes], most: Mapping[Phase, int], balance: ReplicaBalance
 ) -> None:
     def search_with(phase: Phase, change: Change) -> Outcomes:
-        return list(try_layouts(with_values(spec, change), phase, range(1, most[phase] + 1), balance))
+        return list(try_layouts(change_spec(spec, change), phase, range(1, most[phase] + 1), balance))
 
     require_slo(spec, found, search_with)
 

@@ -34,7 +34,7 @@ from planner.layout.nodes import nodes_for
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change, apply_change
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from planner.rules.engine_limits import runs_layout
 from planner.rules.rule import Level
 from planner.rules.table import refusals_of
@@ -262,7 +262,7 @@ class _Search:
     def _decide_again(self, change: Change) -> Candidate | None:
         """Decide the original spec with `change`; return the candidate, or None if the spec is wrong or infeasible."""
         try:
-            spec = decide(with_values(self.original, change)).spec
+            spec = decide(change_spec(self.original, change)).spec
         except (SpecError, InfeasibleError):
             return None
         return replace(self.start, document=spec.document, known=spec)

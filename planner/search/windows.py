@@ -17,7 +17,7 @@ from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import loaded_bytes, memory_of
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from planner.rules.starts import LONGEST_S, explain_longest_start, required_warm_up, to_spec_time
 from planner.schedule.demand import demand_from_rate, demand_from_units, round_up_units
 from planner.schedule.derived import Demand, DerivedDay, derive_days
@@ -84,11 +84,11 @@ def _decide_schedule(
     else:
         warm_up = schedule.warm_up
     if days_with is None:
-        return (with_values(spec, values) if values else spec), []
+        return (change_spec(spec, values) if values else spec), []
     days, section = days_with(warm_up), spec.document.data["schedule"]
     written = ({} if section == AUTO else section) | _windows_data(spec, days)
     values = {"schedule": written} | {f"{p}.units": None for p in spec.phases} | values
-    return with_values(spec, values), _window_decisions(spec, days)
+    return change_spec(spec, values), _window_decisions(spec, days)
 
 
 def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTimes) -> float:

@@ -14,7 +14,7 @@ from planner.compiler import Compiled, run_passes
 from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example, nearest
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from planner.spec.places import no_place_at
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import parse_document
@@ -143,7 +143,7 @@ def _name_variant(problems: Sequence[Finding], variant: Variant, known: Sequence
 def _change_spec(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
     """Return `spec` as if its file had `changes`, which also replace `auto`."""
     document = replace(spec.document, autos=spec.document.autos - changes.keys())
-    return with_values(replace(spec, document=document), changes)
+    return change_spec(replace(spec, document=document), changes)
 
 
 def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:

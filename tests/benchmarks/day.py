@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from planner.compiler import run_passes
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.autoscaler import ReactiveFleet
 from stacks.simulator.flows.fleet import planned_fleet, switching_schedule
@@ -65,7 +65,7 @@ def spec_of(profile):
     profile = profile or published
     share = 0.85 * peak_over_mean(published) / peak_over_mean(profile)
     tokens = {"traffic.input_tokens": share * 608e9, "traffic.output_tokens": share * 168e9}
-    return with_values(spec, {"traffic.profile": profile} | tokens)
+    return change_spec(spec, {"traffic.profile": profile} | tokens)
 
 
 def peak_over_mean(profile):
@@ -74,17 +74,17 @@ def peak_over_mean(profile):
 
 def carries_its_peak(name, spec):
     """Print how full the busiest entry makes each phase with all units on; return whether they carry it."""
-    loads = run_passes(with_values(spec, {"schedule.windows": [ALWAYS]})).demand_on(None)
+    loads = run_passes(change_spec(spec, {"schedule.windows": [ALWAYS]})).demand_on(None)
     print(f"{name}: " + ", ".join(f"{each.phase} is {each.load:.0%} full at {each.at}" for each in loads))
     return all(each.load <= 1 for each in loads)
 
 
 def day_of(spec):
     """Return (scale, fleet) -> what it takes and misses."""
-    static = run_passes(with_values(spec, {"schedule.windows": [ALWAYS]}))
+    static = run_passes(change_spec(spec, {"schedule.windows": [ALWAYS]}))
     units = {"prefill.units": 29, "decode.units": 9, "cluster.nodes": "auto"}
     planned = {
-        name: run_passes(with_values(spec, {"schedule.windows": "auto", "schedule.headroom": headroom, **units}))
+        name: run_passes(change_spec(spec, {"schedule.windows": "auto", "schedule.headroom": headroom, **units}))
         for name, headroom in PLANNED.items()
     }
     rows = {}

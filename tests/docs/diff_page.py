@@ -5,7 +5,7 @@ import re
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
 from planner.diff.text import diff_text
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from tests.docs.rooms_table import ROOT
 from tests.planner.diff.pairs import base
 
@@ -17,6 +17,6 @@ MARKED = re.compile(r"(<!-- example, .*? -->\n```\n).*?(```\n<!-- end of example
 def diff_page() -> str:
     """The page as it stands, with the example written anew."""
     spec, before = base(40)
-    after = compile_plan(with_values(spec, {"expert_load.seed": 3, "cost.usd_per_gpu_hour": 2.1}), before)
+    after = compile_plan(change_spec(spec, {"expert_load.seed": 3, "cost.usd_per_gpu_hour": 2.1}), before)
     text = diff_text(compare_plans(before, after))
     return MARKED.sub(lambda found: f"{found[1]}{text}{found[2]}", (ROOT / "docs" / "diff.md").read_text())

@@ -6,7 +6,7 @@ import yaml
 
 from planner.compiler import compile_plan
 from planner.manifests.render import KUSTOMIZATION, render_files
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.test_shipped_specs import SPECS
 from tests.templates.test_manifests import rendered_with
@@ -57,7 +57,7 @@ def test_every_port_that_a_pod_serves_is_somebodys_to_reach(demo):
 def test_scrapers_reach_another_engines_router_where_it_tells_its_figures(engine):
     """Its port is its own, and not the one that our gateway would have."""
     changes = {"engine": engine, "kubernetes.image": "engine:1", "mixed.redundant_experts": 0}
-    plan = compile_plan(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
+    plan = compile_plan(change_spec(check_spec(SPECS / "h200-single-node.yaml"), changes))
     files = {name: yaml.safe_load(text) for name, text in render_files(plan).items() if name != KUSTOMIZATION}
     pod = files["deployment-deepseek-r1-gateway.yaml"]["spec"]["template"]["spec"]
     (served,) = (each["ports"] for each in pod["containers"])

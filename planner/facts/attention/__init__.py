@@ -1,5 +1,5 @@
-"""How a layer mixes tokens, one file a kind: its matrices, the KV that one request keeps there, its working values.
+"""Kinds of attention, one file each: matrices, KV of a request, and working values.
 
-Every kind answers the questions of `kind.py`, so that layouts need not know which kinds there are. A command imports
-the kinds of the model that its spec names.
+Every kind has the interface of `kind.py`, so layouts need not know which kinds there are. A command imports only the
+kinds of its spec's model.
 """

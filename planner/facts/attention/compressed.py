@@ -1,4 +1,4 @@
-"""DeepSeek-V4's attention: one shared key and value, read in a window of the last tokens and, before it, compressed.
+"""DeepSeek-V4's attention: one shared key and value, for each of the last tokens and compressed for earlier ones.
 
 Source of the matrices: transformers 5.23.0 models/deepseek_v4/modeling_deepseek_v4.py. What stays in BF16 or FP32:
 sglang 0.5.23 layers/attention/dsv4/compressor.py and indexer.py. KV: sglang 0.5.23 mem_cache/deepseek_v4_memory_pool.py
@@ -22,7 +22,7 @@ OVERLAP = 2  # windows that one entry is made from, where it has an indexer
 
 @dataclass(frozen=True)
 class CompressedAttention:
-    """A window, and an entry for each `ratio` tokens; 0 has no entries. An indexer picks entries where there is one."""
+    """A window, and an entry for each `ratio` tokens; ratio 0 has no entries. An indexer, if any, picks entries."""
 
     num_heads: int
     head_dim: int
@@ -36,7 +36,7 @@ class CompressedAttention:
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of heads: KV is not kept by them."""
+        """Return the number of heads, because KV is not split by heads."""
         return self.num_heads
 
     @property
@@ -45,7 +45,7 @@ class CompressedAttention:
         return "fp8"
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return queries in two steps, the key, the output in two steps, the compressors."""
+        """Yield queries in two steps, the key, the output in two steps, and compressors."""
         heads, rank = self.num_heads * self.head_dim, self.q_lora_rank
         return (
             Matrix("attention", hidden_size * rank, "attention", "self_attn.q_a_proj"),
@@ -60,22 +60,22 @@ class CompressedAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return entries of 584 B (448 values in FP8, 64 in BF16, 8 scales), whatever the KV's precision says.
+        """Return entries of 584 B (448 values in FP8, 64 in BF16, 8 scales), whatever the KV's precision.
 
-        Pages are filled up, so that these are 585 B, or 864 B where a page has only two entries.
+        Pages are padded, so an entry takes 585 B, or 864 B if a page has only two.
         """
         index = self.indexer.kv_bytes_per_token if self.indexer else 0
         entry = self._slot_bytes(PAGE_TOKENS // self.ratio) + index if self.ratio else 0
         return LayerKv(entry, self.ratio or 1, self.window, self._slot_bytes(PAGE_TOKENS), self._state_bytes())
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return queries and results of all heads, the output's ranks, keys of the window and of entries."""
+        """Return the values of queries and results of all heads, the output's ranks, and keys of window and entries."""
         entries = context // self.ratio if self.ratio else 0
         keys = (tokens + min(context, self.window) + entries) * self.head_dim
         return tokens * (2 * self.num_heads * self.head_dim + self.o_groups * self.o_lora_rank) + keys
 
     def one_of(self, num_gpus: int) -> "CompressedAttention":
-        """Return one GPU's heads with their groups of the output. All heads read the one key, so each GPU has it.
+        """Return one GPU's heads with their groups of the output. All heads read one key, so each GPU holds it.
 
         Source: sglang 0.5.23 models/deepseek_v4.py: wq_b, wo_a and wo_b are split, wq_a, wkv and compressors are not.
         """
@@ -89,7 +89,7 @@ class CompressedAttention:
 
     @property
     def _widths(self) -> int:
-        """Return how many windows a compressor reads for one entry."""
+        """Return the number of windows that a compressor reads for one entry."""
         return OVERLAP if self.indexer else 1
 
     def _compressor(self, hidden_size: int, head_dim: int) -> tuple[Matrix, ...]:
@@ -109,6 +109,6 @@ class CompressedAttention:
         )
 
     def _state_bytes(self) -> int:
-        """Return the bytes of the tokens that are not an entry yet: key and gate of each, in FP32."""
+        """Return the bytes of tokens that are not in an entry yet: key and gate of each, in FP32."""
         values = self.head_dim + (self.indexer.head_dim if self.indexer else 0)
         return self._widths * self.ratio * 2 * self._widths * values * STATE_VALUE_BYTES

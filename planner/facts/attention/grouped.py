@@ -1,4 +1,4 @@
-"""Grouped attention (GQA), over all tokens, a window or blocks that an indexer picks: Qwen3, GLM-4, MiniMax, gpt-oss.
+"""Grouped attention (GQA) over all tokens, a window, or blocks from an indexer: Qwen3, GLM-4, MiniMax, gpt-oss.
 
 Source of the matrices: transformers 5.23.0, the modeling files of these families.
 """
@@ -12,7 +12,7 @@ __all__ = ["BlockIndexer", "GroupedAttention"]
 
 @dataclass(frozen=True)
 class BlockIndexer:
-    """MiniMax-M3's small attention, which picks blocks of keys; all its heads read one key a token."""
+    """MiniMax-M3's small attention that picks blocks of keys; its heads share one key per token."""
 
     num_heads: int
     head_dim: int
@@ -25,7 +25,7 @@ class BlockIndexer:
         return self.num_blocks * self.block_tokens
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return queries, the key, and a norm of each."""
+        """Yield queries, the key, and a norm of each."""
         return (
             Matrix("attention", self.num_heads * self.head_dim * hidden_size, "attention", "self_attn.index_q_proj"),
             Matrix("attention", self.head_dim * hidden_size, "attention", "self_attn.index_k_proj"),
@@ -50,10 +50,10 @@ class GroupedAttention:
 
     @property
     def only_kv(self) -> None:
-        """Return None: the spec may say any."""
+        """Return None, because any precision is possible."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return queries, keys and values; the output."""
+        """Yield queries, keys, values and the output."""
         queries = self.num_heads * (2 if self.has_gate else 1) * self.head_dim
         projected = queries + self.num_kv_heads * self._kv_dim
         bias = {"none": 0, "qkv": projected, "all": projected + hidden_size}[self.biases]
@@ -69,9 +69,9 @@ class GroupedAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return a key and a value of each KV head, for all tokens or for the window; and the indexer's key.
+        """Return a key and a value of each KV head, for all tokens or for the window, and the indexer's key.
 
-        That key is of the KV's type: sglang 0.5.23 mem_cache/memory_pool.py, get_minimax_sparse_index_dtype.
+        The indexer's key has the KV's type: sglang 0.5.23 mem_cache/memory_pool.py, get_minimax_sparse_index_dtype.
         """
         token = self.num_kv_heads * self._kv_dim * bytes_per_value
         index = self.indexer.head_dim * bytes_per_value if self.indexer else 0
@@ -80,12 +80,12 @@ class GroupedAttention:
         return LayerKv(token + index)
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return queries and results, keys and values of the context; none are absorbed."""
+        """Return the values of queries and results, and of the context's keys and values; none are absorbed."""
         gates = tokens * self.num_heads * self.head_dim if self.has_gate else 0
         return (tokens * self.num_heads + context * self.num_kv_heads) * self._kv_dim + gates
 
     def one_of(self, num_gpus: int) -> "GroupedAttention":
-        """Return one GPU's heads. Where there are more GPUs than KV heads, several GPUs hold the same one.
+        """Return one GPU's heads. With more GPUs than KV heads, several GPUs hold the same KV head.
 
         Source: github.com/vllm-project/vllm 0036d38d vllm/model_executor/layers/linear.py, QKVParallelLinear: KV heads
         are split, or held several times if fewer.
@@ -99,5 +99,5 @@ class GroupedAttention:
 
     @property
     def _kv_dim(self) -> int:
-        """Return how many values a head's key and value have together."""
+        """Return the number of values of a head's key and value."""
         return self.head_dim + self._value_dim

@@ -1,4 +1,4 @@
-"""What every kind of attention answers, and the terms of the answers.
+"""The interface of every kind of attention, and its types.
 
 KV of a request of 10,000 tokens in one layer, in BF16, as worked examples:
     full          8 KV heads of 128          10,000 x 4,096 B
@@ -24,10 +24,10 @@ Role = Literal["attention", "output", "ffn", "expert", "wide", "fp32"]
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weights of one part that are kept alike; vectors, as biases and norms are, count too.
+    """Weights of one part with one format; vectors, such as biases and norms, count too.
 
-    `module` is its name within a layer, as transformers calls it in DeepSeek-V3. Checkpoints say by name what they
-    quantise; vectors and what stays wide have none.
+    `module` is its name in a layer of DeepSeek-V3 in transformers, because checkpoints list what they quantise by name.
+    It is empty for vectors and for matrices that are never quantised.
     """
 
     part: Part
@@ -39,7 +39,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class LayerKv:
-    """What one request keeps in one layer: entries that grow with its tokens, a window of the last ones, a state."""
+    """The KV of one request in one layer: entries for its tokens, a window of the last tokens, and a state."""
 
     entry_bytes: int = 0
     tokens_per_entry: int = 1  # more where entries are compressed
@@ -49,7 +49,7 @@ class LayerKv:
 
     @property
     def bytes_per_token(self) -> Fraction:
-        """Return the bytes of a token, of what grows."""
+        """Return the bytes per token of entries."""
         return Fraction(self.entry_bytes, self.tokens_per_entry)
 
     def fixed_bytes(self, num_tokens: int) -> int:
@@ -62,32 +62,32 @@ class LayerKv:
 
 
 class Attention(Protocol):
-    """What the planner asks of a layer's attention."""
+    """The attention of a layer, as the planner sees it."""
 
     @property
     def only_kv(self) -> KvPrecision | None:
-        """Return the one precision of KV that there are kernels for; None where the spec may say any."""
+        """Return the only precision of KV that has kernels; None if any is possible."""
 
     @property
     def num_heads(self) -> int:
-        """Return the heads that GPUs divide which share attention."""
+        """Return the number of heads that GPUs share."""
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the heads of KV that they divide, or hold several times; `num_heads` where KV is not kept by heads."""
+        """Return the number of KV heads that GPUs share or repeat; `num_heads` if KV is not split by heads."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return what one layer loads."""
+        """Yield the matrices of one layer."""
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return what one request keeps in one layer; the KV's precision says `bytes_per_value`."""
+        """Return the KV of one request in one layer; `bytes_per_value` is by the KV's precision."""
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the values of a step of `tokens` in one layer, beside the residual stream.
+        """Return the number of values in one layer for a step of `tokens`, beside the residual stream.
 
-        These are queries and results, and keys and values of one request's `context` where they are copied. Decode
+        These are queries and results, and keys and values of one request's `context` if they are copied. Decode
         `absorbs` the expansion of latent KV into its queries.
         """
 
     def one_of(self, num_gpus: int) -> "Attention":
-        """Return the part of one of `num_gpus` that share the heads."""
+        """Return one GPU's part, if `num_gpus` share the heads."""

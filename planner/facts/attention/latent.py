@@ -1,4 +1,4 @@
-"""Latent attention (MLA), with an indexer or without: DeepSeek-V2 to V3.2, Kimi-K2, GLM-5."""
+"""Latent attention (MLA), with or without an indexer: DeepSeek-V2 to V3.2, Kimi-K2, GLM-5."""
 
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,7 @@ class Indexer:
         return self.head_dim + 4
 
     def matrices(self, query_rank: int, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return queries and keys; the weights of its heads, which stay wide; the norm of keys, with a bias."""
+        """Yield queries and keys, the heads' weights, which stay wide, and the norm of keys with its bias."""
         queries = query_rank * self.num_heads * self.head_dim
         keys = hidden_size * self.head_dim
         return (
@@ -38,7 +38,7 @@ class Indexer:
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Keys and values are kept as one latent vector of all heads, beside one rotated key."""
+    """Attention with one latent vector for the keys and values of all heads, and one rotated key."""
 
     num_heads: int
     q_lora_rank: int | None  # None: queries are computed in one step
@@ -51,20 +51,20 @@ class LatentAttention:
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of heads: KV is not kept by them."""
+        """Return the number of heads, because KV is not split by heads."""
         return self.num_heads
 
     @property
     def is_sparse(self) -> bool:
-        """Return whether attention reads only what an indexer picked."""
+        """Return whether attention reads only tokens that an indexer picked."""
         return self.num_picked is not None
 
     @property
     def only_kv(self) -> None:
-        """Return None: the spec may say any."""
+        """Return None, because any precision is possible."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return what one layer loads: 187.1 M weights for DeepSeek-V3. kv_b stays wide: core attention absorbs it."""
+        """Yield 187.1 M weights for DeepSeek-V3. kv_b stays wide, because core attention absorbs it."""
         query_dim = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         rank = self.q_lora_rank
         latent = hidden_size * (self.kv_lora_rank + self.qk_rope_head_dim)
@@ -86,7 +86,7 @@ class LatentAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return 1,152 B a token for (512 + 64) values in BF16, 576 B in FP8, whose scale is one for all tokens.
+        """Return 1,152 B a token for (512 + 64) values in BF16, or 576 B in FP8, with one scale for all tokens.
 
         Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
         512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
@@ -97,7 +97,7 @@ class LatentAttention:
         return LayerKv(token + (self.indexer.kv_bytes_per_token if self.indexer else 0))
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return queries, and what comes out of them; latents are expanded, unless that is absorbed."""
+        """Return the values of queries and results, and of expanded latents unless these are absorbed."""
         query = self.qk_nope_head_dim + self.qk_rope_head_dim
         if absorbs:  # queries go into the latent space, and results come out of it
             return tokens * self.num_heads * (query + 2 * self.kv_lora_rank + self.v_head_dim)
@@ -107,7 +107,7 @@ class LatentAttention:
         return context * (latent + self.num_heads * expanded) + tokens * self.num_heads * (query + self.v_head_dim)
 
     def one_of(self, num_gpus: int) -> "LatentAttention":
-        """Return one GPU's heads. All heads read the one latent vector, so each GPU has it.
+        """Return one GPU's heads. All heads read one latent vector, so each GPU holds it.
 
         Source: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py, class MLA: wq_b, wkv_b and wo are split
         by heads, wq_a and wkv_a are not, and each rank caches the latent vector.

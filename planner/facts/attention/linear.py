@@ -1,7 +1,7 @@
-"""Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a state of constant size instead of KV.
+"""Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a state of constant size in place of KV.
 
 Source of the matrices: transformers 5.23.0 models/qwen3_next/modeling_qwen3_next.py. State: sglang 0.5.23
-configs/mamba_utils.py, where the state is FP32 unless the config says otherwise, and the convolution's is BF16.
+configs/mamba_utils.py: the state is FP32 by default, and the convolution's BF16.
 """
 
 from dataclasses import dataclass, replace
@@ -26,20 +26,20 @@ class LinearAttention:
 
     @property
     def num_heads(self) -> int:
-        """Return the key heads: value heads go with them."""
+        """Return the number of key heads; value heads are split with them."""
         return self.num_key_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the key heads: the state goes with them."""
+        """Return the number of key heads; the state is split with them."""
         return self.num_key_heads
 
     @property
     def only_kv(self) -> None:
-        """Return None: the spec may say any."""
+        """Return None, because any precision is possible."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return queries, keys, values and gates; two numbers a value head; the convolution; the output."""
+        """Yield queries, keys, values and gates, two numbers for each value head, the convolution, and the output."""
         values = self.num_value_heads * self.value_head_dim
         return (
             Matrix("attention", self._conv_channels * hidden_size, "attention", "linear_attn.in_proj_qkv"),
@@ -53,16 +53,16 @@ class LinearAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return the state of one request, which no KV precision changes."""
+        """Return the state of one request; it does not depend on the KV's precision."""
         matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim * self.state_value_bytes
         return LayerKv(state_bytes=matrices + self._conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return what is projected, before and after the convolution, and the results."""
+        """Return the values of projections, before and after the convolution, and of results."""
         return tokens * (2 * self._conv_channels + 2 * self.num_value_heads * self.value_head_dim)
 
     def one_of(self, num_gpus: int) -> "LinearAttention":
-        """Return one GPU's heads, and its part of the state with them.
+        """Return one GPU's heads, with their part of the state.
 
         Source: sglang 0.5.23 configs/mamba_utils.py, Mamba2StateShape, which divides by the group's size.
         """
@@ -72,5 +72,5 @@ class LinearAttention:
 
     @property
     def _conv_channels(self) -> int:
-        """Return the channels of queries, keys and values together."""
+        """Return the number of channels of queries, keys and values."""
         return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim

@@ -32,7 +32,7 @@ from runtime.gateway.edge.http_errors import key_limit_reached, oversized_call, 
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.messages import TENANT_DIGITS
 
-__all__ = ["Account", "KeyRing", "Limits", "Spending", "make_salt", "read_keys", "share_limits"]
+__all__ = ["Account", "KeyEntry", "KeyRing", "Spending", "make_salt", "read_keys", "share_limits"]
 
 LOOK_S = 5.0  # assumed: Kubernetes takes a minute to renew a Secret's files
 RETRY_S = 1
@@ -44,7 +44,7 @@ Hash = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
 log = logging.getLogger(__name__)
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A key as the file has it. An absent limit does not apply.
 
     `max_requests` counts running requests, one for each choice of each prompt; `max_streams` counts streaming calls.
@@ -58,14 +58,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    keys: list[Limits]
+    keys: list[KeyEntry]
 
 
 @dataclass
 class Account:
     """One key's use of its limits, or everybody's use if `limits` is None."""
 
-    limits: Limits | None = None
+    limits: KeyEntry | None = None
     num_requests: int = 0
     num_streams: int = 0
     _num_tokens: float = field(default=0.0, init=False)  # taken and not yet given back by the passing of time
@@ -181,14 +181,14 @@ class KeyRing:
         self._accounts = {limits.hash: self._renew_account(limits) for limits in keys}
         log.info("read %d keys again", len(keys))
 
-    def _renew_account(self, limits: Limits) -> Account:
+    def _renew_account(self, limits: KeyEntry) -> Account:
         """Return the key's account with new limits. Its running calls go on counting."""
         account = self._accounts.get(limits.hash) or Account()
         account.limits = share_limits(limits, self._num_gateways)
         return account
 
 
-def share_limits(limits: Limits, num_gateways: int) -> Limits:
+def share_limits(limits: KeyEntry, num_gateways: int) -> KeyEntry:
     """Return one gateway's share of the limits: an equal part, but at least one."""
 
     def share(limit: int | None) -> int | None:
@@ -202,7 +202,7 @@ def share_limits(limits: Limits, num_gateways: int) -> Limits:
     )
 
 
-def read_keys(path: Path) -> list[Limits]:
+def read_keys(path: Path) -> list[KeyEntry]:
     """Return the keys in a file. Raise RuntimeFailure."""
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=_File).keys

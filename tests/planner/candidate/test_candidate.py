@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planner.candidate import candidate as candidates
 from planner.candidate.candidate import Candidate
 from planner.problems.finding import Unknown
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 
 PUBLISHED = check_spec(Path(__file__).parents[3] / "stacks" / "specs" / "h800-one-pair.yaml")
 
@@ -27,7 +27,7 @@ def test_having_a_change_is_having_written_it(slots, requests, length):
     memory = before.memory
     after = before.with_change(change)
 
-    assert after.memory == Candidate.of(with_values(PUBLISHED, change)).memory
+    assert after.memory == Candidate.of(change_spec(PUBLISHED, change)).memory
     assert before.memory is memory
     assert before.with_change({}).memory == memory
 

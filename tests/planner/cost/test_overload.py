@@ -8,7 +8,7 @@ from planner.compiler import run_passes
 from planner.cost.demand import PhaseLoad
 from planner.facts.day import periods
 from planner.report.text import plan_text
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from planner.rules.overload import units_meet_demand
 from stacks.simulator.flows.day import simulate_day
 from stacks.simulator.flows.latency import prompt_waits
@@ -100,7 +100,7 @@ def test_a_ttft_is_broken_where_prompts_wait_longer_than_promised(ttft_ms, is_br
 
     That is what the simulation says of the fullest minute.
     """
-    plan = run_passes(with_values(check_spec(SPECS / "deepseek-h800.yaml"), {"slo.ttft_ms": ttft_ms}))
+    plan = run_passes(change_spec(check_spec(SPECS / "deepseek-h800.yaml"), {"slo.ttft_ms": ttft_ms}))
     day = simulate_day(plan)
 
     assert max(prompt_waits(day.services["mid"], day.curves["mid"]).mean) == pytest.approx(3.729, abs=1e-3)
@@ -111,7 +111,7 @@ def test_a_ttft_is_broken_where_prompts_wait_longer_than_promised(ttft_ms, is_br
 def test_a_ttft_is_broken_however_full_the_operating_point_is(utilisation):
     """The day makes prefill compute 58.9 % of the time at 15:00, whatever share the point is at."""
     changes = {"slo.ttft_ms": 3600, "operating_point.prefill.utilisation": utilisation}
-    plan = run_passes(with_values(check_spec(SPECS / "deepseek-h800.yaml"), changes))
+    plan = run_passes(change_spec(check_spec(SPECS / "deepseek-h800.yaml"), changes))
     (found,) = (each for each in plan.plan.warnings if each.path == "slo.ttft_ms")
 
     assert found.rule.startswith("W115 is not kept, because traffic asks for 105% of the tokens that the prefill units")
@@ -122,7 +122,7 @@ def test_a_day_that_asks_for_nothing_is_planned():
     """A Sunday without demand is as good a profile as any other of an unlike day."""
     sunday = {"days": ["sunday"], "profile": [0] * 24}
     traffic = {"input_tokens": 1e9, "output_tokens": 1e8, "profile": [1] * 24, "other_days": [sunday]}
-    plan = run_passes(with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"traffic": traffic} | NO_HITS))
+    plan = run_passes(change_spec(check_spec(SPECS / "h800-one-pair.yaml"), {"traffic": traffic} | NO_HITS))
 
     assert [each.load for each in plan.demand_on("sunday")] == [0, 0]
     assert {each.day for each in plan.fullest} == {None}
@@ -140,7 +140,7 @@ def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot
         "slo": {"tpot_ms": tpot_ms, "ttft_ms": 3000},
         "traffic": {"input_tokens": 1e9, "output_tokens": 2e8},
     }
-    plan = run_passes(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
+    plan = run_passes(change_spec(check_spec(SPECS / "h200-single-node.yaml"), changes))
     found = [each for each in plan.plan.warnings if "traffic asks" in each.rule]
     outcome = simulate_day(plan).outcomes["mid"]
 
@@ -162,7 +162,7 @@ def test_too_few_places_break_all_promises_in_one_sentence():
         "slo": {"tpot_ms": 60, "ttft_ms": 3000},
         "traffic": {"input_tokens": 3e9, "output_tokens": 6e8},
     }
-    plan = run_passes(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
+    plan = run_passes(change_spec(check_spec(SPECS / "h200-single-node.yaml"), changes))
     (found,) = (each for each in plan.plan.warnings if each.rule.startswith("W138"))
 
     assert found.rule.startswith("W138 asks for 505% of the most tokens")

@@ -16,7 +16,7 @@ from planner.diff.markdown import diff_markdown
 from planner.diff.rollout import SEVERITY
 from planner.diff.text import MAX_LINES, diff_text
 from planner.manifests.render import render_files
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.planner.test_shipped_specs import SPECS
 
 __all__ = ["KINDS", "SIZES", "base", "changed", "check_pair", "template_fates"]
@@ -80,7 +80,7 @@ KINDS = {
 @cache
 def base(size):
     """The spec and the plan of the cluster with so many nodes."""
-    spec = with_values(check_spec(SPECS / "deepseek-h800.yaml"), SIZES[size])
+    spec = change_spec(check_spec(SPECS / "deepseek-h800.yaml"), SIZES[size])
     return spec, compile_plan(spec)
 
 
@@ -89,7 +89,7 @@ def changed(size, kind):
     """The plan near the base one in which something of this kind was changed."""
     spec, before = base(size)
     change = KINDS[kind]
-    return compile_plan(with_values(spec, change(spec) if callable(change) else change), before)
+    return compile_plan(change_spec(spec, change(spec) if callable(change) else change), before)
 
 
 def template_fates(before, after):

@@ -11,7 +11,7 @@ from planner.diff.diff import compare_plans
 from planner.diff.text import diff_text
 from planner.problems.finding import Finding
 from planner.report.report import format_value
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from tests.planner.diff.pairs import KINDS, base, changed, check_pair
 
 SIZE = 40
@@ -38,7 +38,7 @@ def test_equal_plans_make_an_empty_change():
 
 def test_a_warning_in_other_numbers_is_shown_with_both():
     """It is neither new nor gone: it may have got worse."""
-    more = with_values(base(SIZE)[0], {"traffic.output_tokens": 400e9})
+    more = change_spec(base(SIZE)[0], {"traffic.output_tokens": 400e9})
     change = compare_plans(changed(SIZE, "more traffic"), compile_plan(more, changed(SIZE, "more traffic")))
     old, new = (side["highest_load_of_most"] for side in vars(change.performance["decode"]).values())
     (worse,) = change.warnings.changed
@@ -82,9 +82,9 @@ def test_figures_stand_side_by_side():
 def test_what_nothing_switches_is_told_as_scheduled():
     """Without a controller all units stay on: verdict, day and cost must not contradict each other."""
     executed = compare_plans(base(SIZE)[1], changed(SIZE, "fewer decode units"))
-    spec = with_values(base(SIZE)[0], {"kubernetes.controller": None})
+    spec = change_spec(base(SIZE)[0], {"kubernetes.controller": None})
     fewer = KINDS["fewer decode units"](spec)
-    change = compare_plans(compile_plan(spec), compile_plan(with_values(spec, fewer)))
+    change = compare_plans(compile_plan(spec), compile_plan(change_spec(spec, fewer)))
     text = diff_text(change)
 
     assert executed.schedule.is_executed
@@ -101,6 +101,6 @@ def test_a_state_is_compared_with_the_one_that_held_before():
         {"at": "07:00", "prefill_units": 4, "decode_units": 2},
         {"at": "00:00", "prefill_units": 2, "decode_units": 1},
     ]
-    change = compare_plans(before, compile_plan(with_values(spec, {"schedule.windows": windows}), before))
+    change = compare_plans(before, compile_plan(change_spec(spec, {"schedule.windows": windows}), before))
 
     assert "  day       07:00 nodes 17 -> 34, prefill 2 -> 4, decode 1 -> 2\n" in diff_text(change)

@@ -5,7 +5,7 @@ import pytest
 from planner.compiler import compile_plan
 from planner.diff.pods import FIELD_NAMES, compare_pods
 from planner.problems.errors import InfeasibleError
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.planner.test_shipped_specs import SPECS
 
 UNITS = ["deepseek-r1-prefill-0", "deepseek-r1-decode-0"]
@@ -17,7 +17,7 @@ OF_GROUPS = ("env LWS_WORKER_INDEX", "env LWS_LEADER_ADDRESS", "env LWS_GROUP_SI
 def spec():
     """One unit of each phase on named nodes, as pods on GPUs."""
     nodes = [{"name": f"gpu-{number:02}"} for number in range(30)]
-    return with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"cluster.nodes": nodes})
+    return change_spec(check_spec(SPECS / "h800-one-pair.yaml"), {"cluster.nodes": nodes})
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def before(spec):
 )
 def test_pods_restart_whose_template_differs(change, restarted, spec, before):
     """Each is named with the fields that differ; what only an estimate reads restarts nothing."""
-    found = compare_pods(before, compile_plan(with_values(spec, change), before))
+    found = compare_pods(before, compile_plan(change_spec(spec, change), before))
 
     assert {each.name: each.why for each in found if each.change == "restarted"} == restarted
     assert {each.name for each in found if each.change == "kept"} == {*UNITS, GATEWAY} - restarted.keys()
@@ -56,7 +56,7 @@ def test_pods_restart_whose_template_differs(change, restarted, spec, before):
 def test_the_order_of_variables_is_in_a_template(spec):
     """Pods restart although no field has another value."""
     ordered, turned = (
-        compile_plan(with_values(spec, {"kubernetes.env": dict(each)}))
+        compile_plan(change_spec(spec, {"kubernetes.env": dict(each)}))
         for each in ((("A", "1"), ("B", "2")), (("B", "2"), ("A", "1")))
     )
 
@@ -67,8 +67,8 @@ def test_the_order_of_variables_is_in_a_template(spec):
 
 def test_units_come_go_and_move(spec, before):
     """One more unit is new, and gone again on the way back; a unit on other nodes is moved."""
-    more = compile_plan(with_values(spec, {"prefill.units": 2}), before)
-    elsewhere = compile_plan(with_values(spec, {"cluster.nodes": [{"name": f"gpu-{each}"} for each in range(40, 70)]}))
+    more = compile_plan(change_spec(spec, {"prefill.units": 2}), before)
+    elsewhere = compile_plan(change_spec(spec, {"cluster.nodes": [{"name": f"gpu-{each}"} for each in range(40, 70)]}))
     there, back, moved = compare_pods(before, more), compare_pods(more, before), compare_pods(before, elsewhere)
 
     assert [each.change for each in there if each.name == "deepseek-r1-prefill-1"] == ["new"]
@@ -81,7 +81,7 @@ def test_units_come_go_and_move(spec, before):
 
 def test_a_plan_that_no_engine_can_run_has_no_pods(spec, before):
     """There is nothing to compare, and the refusal says why."""
-    drafting = compile_plan(with_values(spec, {"decode.draft_tokens": 1}))
+    drafting = compile_plan(change_spec(spec, {"decode.draft_tokens": 1}))
 
     with pytest.raises(InfeasibleError):
         compare_pods(before, drafting)

@@ -8,7 +8,7 @@ from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
 from planner.diff.pods import compare_pods
 from planner.manifests.render import render_files
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.planner.diff.pairs import base, changed
 from tests.planner.test_shipped_specs import SPECS
 
@@ -19,7 +19,7 @@ IMAGE = {"kubernetes.image": "another:2"}
 @pytest.fixture(scope="module")
 def spec():
     """Three prefill units and two decode units that are always on, whose demand nobody says."""
-    return with_values(check_spec(SPECS / "h20.yaml"), {"prefill.units": 3, "decode.units": 2, "cluster.nodes": 16})
+    return change_spec(check_spec(SPECS / "h20.yaml"), {"prefill.units": 3, "decode.units": 2, "cluster.nodes": 16})
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def before(spec):
 
 
 def _ways(spec, before, change):
-    ways = compare_plans(before, compile_plan(with_values(spec, change), before)).ways
+    ways = compare_plans(before, compile_plan(change_spec(spec, change), before)).ways
     return {
         tool: (way.verdict, {phase: (each.units, each.of_units) for phase, each in way.least_units.items()})
         for tool, way in ways.items()
@@ -61,7 +61,7 @@ def test_tools_differ_by_their_turns(change, git, pulumi, spec, before):
 
 def test_the_verdict_is_that_of_the_way_that_goes_worse(spec, before):
     """So a gate on it lets nothing pass that interrupts the service, whoever applies the change."""
-    change = compare_plans(before, compile_plan(with_values(spec, IMAGE), before))
+    change = compare_plans(before, compile_plan(change_spec(spec, IMAGE), before))
 
     assert (change.verdict, change.minutes, change.least_capacity) == (
         "outage",
@@ -78,9 +78,9 @@ def test_turns_take_their_time(spec, before):
         name: {key: value for key, value in spec.document.data[name].items() if key != "units"} for name in PHASES
     }
     quick = {"schedule": day, "kubernetes.drain": "4min", "kubernetes.load_rate": "1000TB/s"}
-    timed = with_values(spec, phases | quick)
+    timed = change_spec(spec, phases | quick)
     plan = compile_plan(timed)
-    ways = compare_plans(plan, compile_plan(with_values(timed, IMAGE), plan)).ways
+    ways = compare_plans(plan, compile_plan(change_spec(timed, IMAGE), plan)).ways
 
     assert (ways["git"].minutes, ways["pulumi"].minutes) == (10, 28)
 
@@ -88,7 +88,7 @@ def test_turns_take_their_time(spec, before):
 def test_hours_have_verdicts_of_their_own():
     """At night one decode unit is on and no node is free for another; by day two share less than half of their load."""
     day, night = ({"at": at, "prefill_units": units, "decode_units": 2} for at, units in (("08:00", 4), ("00:00", 5)))
-    plan = compile_plan(with_values(base(40)[0], {"schedule.windows": [day, night | {"decode_units": 1}]}))
+    plan = compile_plan(change_spec(base(40)[0], {"schedule.windows": [day, night | {"decode_units": 1}]}))
     way = compare_plans(plan, _with_kubernetes(plan, image="another:2")).ways["pulumi"]
 
     assert way.times == {"rolling": "08:00-00:00", "outage": "00:00-08:00"}
@@ -130,7 +130,7 @@ def test_turns_with_room_cost_nothing():
 def test_turns_that_never_come_are_told():
     """A day of one state has no hour with nodes for one unit more."""
     alone = [{"at": "08:00", "prefill_units": 4, "decode_units": 2}]
-    spec = with_values(base(40)[0], {"schedule.windows": alone, "kubernetes.controller": {"turns": "with_room"}})
+    spec = change_spec(base(40)[0], {"schedule.windows": alone, "kubernetes.controller": {"turns": "with_room"}})
     plan = compile_plan(spec)
     found = compare_plans(plan, _with_kubernetes(plan, image="another:2"))
 
@@ -145,9 +145,9 @@ def test_a_controller_changes_units_with_another_kv_format_at_once():
 def test_another_engines_units_go_at_once_with_another_image():
     """Its version decides what KV is, and its router does not know; the controller is told to look at images."""
     engine = {"engine": "sglang", "kubernetes.tidemill_image": "registry.example.com/tidemill:1"}
-    spec = with_values(base(40)[0], engine | {"kubernetes.image": "registry.example.com/sglang:v0.5.23"})
+    spec = change_spec(base(40)[0], engine | {"kubernetes.image": "registry.example.com/sglang:v0.5.23"})
     plan = compile_plan(spec)
-    rebuilt = compile_plan(with_values(spec, {"kubernetes.image": "registry.example.com/sglang:v0.5.23-1"}), plan)
+    rebuilt = compile_plan(change_spec(spec, {"kubernetes.image": "registry.example.com/sglang:v0.5.23-1"}), plan)
     image = compare_plans(plan, rebuilt).verdict
     variable = compare_plans(plan, _with_kubernetes(plan, env={"NCCL_DEBUG": "INFO"})).verdict
 
@@ -176,16 +176,16 @@ def _turns_on(before, *nodes):
 def test_nobody_knows_how_long_cpus_take():
     """Their memory is not planned, so the size of what they read is not known."""
     plan = compile_plan(check_spec(SPECS / "demo.yaml"))
-    other = compile_plan(with_values(check_spec(SPECS / "demo.yaml"), IMAGE))
+    other = compile_plan(change_spec(check_spec(SPECS / "demo.yaml"), IMAGE))
 
     assert compare_plans(plan, other).minutes is None
 
 
 def test_demand_is_never_more_than_what_served(spec, before):
     """A change keeps the hour's demand where nothing that served is missing, even if more was asked for."""
-    hungry = with_values(spec, {"traffic": {"input_tokens": 9e15, "output_tokens": 9e15}})
+    hungry = change_spec(spec, {"traffic": {"input_tokens": 9e15, "output_tokens": 9e15}})
     plan = compile_plan(hungry)
-    change = compare_plans(plan, compile_plan(with_values(hungry, {"gateway.port": 8001}), plan))
+    change = compare_plans(plan, compile_plan(change_spec(hungry, {"gateway.port": 8001}), plan))
 
     assert change.verdict == "rolling"
 
@@ -194,10 +194,10 @@ def test_demand_is_never_more_than_what_served(spec, before):
 def test_what_is_left_is_held_against_the_traffic(share, verdict, spec, before):
     """Two of three prefill units and one of two decode units serve a tenth of what all make at most, and no 55 %."""
     asked = {"input_tokens": 1e9, "output_tokens": 1e9}
-    demand = compile_plan(with_values(spec, {"traffic": asked}), before).demand
+    demand = compile_plan(change_spec(spec, {"traffic": asked}), before).demand
     most = {name: demand[phase].most_tokens_per_s * 86_400 for name, phase in zip(asked, PHASES, strict=True)}
-    busy = with_values(spec, {"traffic": {name: share * tokens for name, tokens in most.items()}})
+    busy = change_spec(spec, {"traffic": {name: share * tokens for name, tokens in most.items()}})
     plan = compile_plan(busy, before)
-    ways = compare_plans(plan, compile_plan(with_values(busy, IMAGE), plan)).ways
+    ways = compare_plans(plan, compile_plan(change_spec(busy, IMAGE), plan)).ways
 
     assert (ways["git"].verdict, ways["pulumi"].verdict) == ("outage", verdict)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planner.families import MODELS
 from planner.families.published import FOLDER
 from planner.problems.errors import SpecError
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from tests.planner.engines.deployments import engine_refusals
 from tests.planner.engines.test_exchange import mixed
 from tests.planner.families.test_quantised import FP8_BLOCKS, group, packed
@@ -26,7 +26,7 @@ def unit(model="deepseek-r1", engine="sglang", per_node=8, **section):
     """A mixed unit of one attention group, unless `section` says otherwise."""
     size = section.get("attention_tp", 1)
     spec = mixed(engine, {"gpus_per_node": per_node}, **({"ep_size": size} | section))
-    return with_values(spec, {"model.catalog": model})
+    return change_spec(spec, {"model.catalog": model})
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_a_checkpoint_keeps_in_another_format_has_no_blocks(said, part, tmp
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config | {"quantization_config": said}))
     spec = unit("kimi-k2", attention_tp=64, precision="fp8")
-    found = refused(with_values(spec, {"model": {"config": str(path), "checkpoint": "/models/kimi"}}))
+    found = refused(change_spec(spec, {"model": {"config": str(path), "checkpoint": "/models/kimi"}}))
 
     assert (found and found.reason.partition("channels of its ")[2].partition(",")[0]) == part
 
@@ -102,4 +102,4 @@ def test_what_is_offered_is_cut_between_blocks(model, engine, data):
         return
     found = refused(spec)
     for change in getattr(found and found.fix, "changes", ()):
-        assert refused(with_values(spec, {"mixed.attention_tp": change["."]})) is None
+        assert refused(change_spec(spec, {"mixed.attention_tp": change["."]})) is None

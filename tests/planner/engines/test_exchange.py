@@ -12,7 +12,7 @@ from planner.layout.memory import memory_of
 from planner.layout.working_memory import low_latency_bytes
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError, SpecError
-from planner.rules.check import check_document, with_values
+from planner.rules.check import change_spec, check_document
 from planner.search.auto import decide
 from planner.spec.yaml import parse_document
 from tests.planner.engines.deployments import engine_refusals
@@ -138,7 +138,7 @@ def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_reque
         return
     for path, found in refused(spec).items():
         for change in getattr(found.fix, "changes", ()):
-            mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
+            mended = change_spec(spec, {path if key == "." else key: value for key, value in change.items()})
 
             assert path not in refused(mended)
             assert not path.endswith("ep_size") or memory_of(mended, path.split(".")[0]).short <= 0
@@ -239,7 +239,7 @@ def test_sizes_for_an_engine_without_replicas_have_none(ep_size, redundant):
     assert fixes["prefill.redundant_experts"].words == "nearest: 0 with ep_size 32 or 64"
     for path, fix in fixes.items():
         for change in fix.changes:
-            mended = with_values(spec, {path if key == "." else key: value for key, value in change.items()})
+            mended = change_spec(spec, {path if key == "." else key: value for key, value in change.items()})
 
             assert list(engine_refusals(mended)) == []
 

@@ -13,7 +13,7 @@ from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import apply_change
 from planner.report.text import plan_text
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.planner.layout.test_memory import PAIR
 
 pytestmark = pytest.mark.slow
@@ -145,7 +145,7 @@ def test_racks_are_those_in_which_units_stand(spec_file):
     checked = check_spec(spec_file(json.dumps(spec, indent=1), "racks.yaml"))
     with pytest.raises(InfeasibleError) as error:
         run_passes(checked)
-    plan = run_passes(with_values(checked, {"cluster.rack_size": 2}))
+    plan = run_passes(change_spec(checked, {"cluster.rack_size": 2}))
 
     assert error.value.findings[0].rule.startswith(
         "S721 must not be rack, since prefill has units inside a single rack"

@@ -10,7 +10,7 @@ from planner.cli import main
 from planner.compiler import run_passes
 from planner.report.text import plan_text
 from planner.report.timeline import explain_layers
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.planner.layout.test_memory import PAIR
 
 SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
@@ -59,7 +59,7 @@ def test_an_engine_that_nobody_measured_has_no_narrow_range(performance):
 
 def test_predictions_are_not_deployed(pair):
     """Another operating point, other predictions, the same digest."""
-    other = run_passes(with_values(check_spec(SPEC), {"operating_point.decode.requests": 44, "slo.tpot_ms": 45}))
+    other = run_passes(change_spec(check_spec(SPEC), {"operating_point.decode.requests": 44, "slo.tpot_ms": 45}))
 
     assert other.plan.digest == pair.plan.digest
     assert other.plan.as_json()["performance"]["decode"]["slo"]["tpot_ms"]["met"] is True
@@ -70,7 +70,7 @@ def test_predictions_are_not_deployed(pair):
 def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_kept):
     """Prompts wait longer and longer; text, JSON and a warning say so. The warning's fix keeps the promise."""
     values = {"slo.ttft_ms": 60_000, "operating_point.prefill.utilisation": utilisation}
-    plan = run_passes(with_values(check_spec(SPEC), values))
+    plan = run_passes(change_spec(check_spec(SPEC), values))
     text = " ".join(plan_text(plan.plan).split())
     missed = [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
@@ -82,7 +82,7 @@ def test_a_phase_that_is_asked_for_all_it_makes_keeps_no_ttft(utilisation, is_ke
 
 def test_mixed_units_tell_both_of_their_latencies():
     """Whoever promises a TTFT reads the one that keeps it, with its range. It is of whole ms from a second on."""
-    plan = run_passes(with_values(check_spec(SPEC.with_name("h200-single-node.yaml")), {"slo.ttft_ms": 3000}))
+    plan = run_passes(change_spec(check_spec(SPEC.with_name("h200-single-node.yaml")), {"slo.ttft_ms": 3000}))
     found = plan.speed[0].prediction.ttft_seconds
     lines = [line.split() for line in plan_text(plan.plan).splitlines()]
     ttft = [f"{each * 1e3:,.0f}" for each in (found.mid, found.low, found.high)]
@@ -124,7 +124,7 @@ def test_what_is_not_modelled_says_why(change, why, tmp_path, capsys):
 )
 def test_an_indexer_is_predicted_with_a_wide_range(change):
     """No kernel of sparse attention was measured, on whatever engine: over tokens or over blocks that are picked."""
-    plan = run_passes(with_values(check_spec(SPEC), change))
+    plan = run_passes(change_spec(check_spec(SPEC), change))
     decode = plan.plan.as_json()["performance"]["decode"]
 
     assert decode["evidence"]["why"] == "no kernel of this attention was measured"
@@ -147,7 +147,7 @@ def test_stages_are_those_of_the_layer_that_is_told():
     """gpt-oss has as many layers with a window as without: text, timeline and JSON are of one kind."""
     spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
     changes = {"model": "gpt-oss-120b", "engine": "sglang", "mixed.ep_size": 8, "mixed.redundant_experts": 0}
-    plan = run_passes(with_values(spec, changes))
+    plan = run_passes(change_spec(spec, changes))
     performance, step = plan.plan.as_json()["performance"]["mixed"], plan.speed[0].prediction.step
     text = " ".join(explain_layers(plan.speed).split())
 
@@ -175,7 +175,7 @@ def test_a_missed_promise_offers_the_most_load_that_keeps_it(promise, path, more
     """It is kept with what is offered, and not with a little more, or with steps twice as long."""
 
     def missed(**values):
-        plan = run_passes(with_values(check_spec(SPEC), {**promise, **values}))
+        plan = run_passes(change_spec(check_spec(SPEC), {**promise, **values}))
         return [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
     (first,) = missed()
@@ -192,7 +192,7 @@ def test_the_load_of_a_unit_without_an_operating_point_is_its_limit(promise, mos
 
     def missed(**values):
         spec = check_spec(SPEC.with_name("h200-single-node.yaml"))
-        plan = run_passes(with_values(spec, promise | values))
+        plan = run_passes(change_spec(spec, promise | values))
         rate = plan.speed[0].prediction.tokens_per_s_per_gpu.mid
         return [each for each in plan.plan.warnings if each.rule.startswith("W115")], rate
 
@@ -216,7 +216,7 @@ def test_a_promise_that_no_load_keeps_is_told_what_comes_nearest(promised, of_lo
     """Both together are a change, and with it the promise is kept."""
 
     def missed(values):
-        plan = run_passes(with_values(check_spec(SPEC), values))
+        plan = run_passes(change_spec(check_spec(SPEC), values))
         return [each for each in plan.plan.warnings if each.rule.startswith("W115")]
 
     (first,) = missed(promised)
@@ -232,7 +232,7 @@ def test_requests_of_mixed_units_are_those_of_the_traffic():
     """Without an operating point, a request of half the longest length is divided as the day's tokens are."""
     spec = check_spec(SPEC.parent / "h200-single-node.yaml")
     traffic = {"traffic": {"input_tokens": 3e8, "output_tokens": 1e8, "cache_hit_rate": 0.25}}
-    alone, asked = (run_passes(each).speed[0].prediction.point for each in (spec, with_values(spec, traffic)))
+    alone, asked = (run_passes(each).speed[0].prediction.point for each in (spec, change_spec(spec, traffic)))
 
     assert (alone.prompt_tokens, alone.output_tokens, alone.computed_tokens) == (10_923, 5461, 10_923)
     assert (asked.prompt_tokens, asked.output_tokens, asked.computed_tokens) == (12_288, 4096, 9216)

@@ -12,7 +12,7 @@ from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.predict import predict, saturated_rate
 from planner.estimate.utilisation import MIN_UTILISATION, SLO_MARGIN, with_promised_utilisation
 from planner.report.report import Report
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from stacks.simulator.flows.day import simulate_day
 from tests.benchmarks.throughput_rows import PROFILE_PREFILL
 from tests.planner.search.test_layouts import spec_of
@@ -26,12 +26,12 @@ AT_ONCE = predict(CASE, NONE).ttft_seconds.mid  # without any wait
 @pytest.fixture(scope="module")
 def spec():
     """One prefill unit and one decode unit, with a prefill point that writes no utilisation."""
-    return with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"operating_point.prefill.utilisation": None})
+    return change_spec(check_spec(SPECS / "h800-one-pair.yaml"), {"operating_point.prefill.utilisation": None})
 
 
 def promised(spec, seconds, **values):
     """The case as full as a promise of so many seconds allows, and its mean TTFT in seconds."""
-    asked = with_values(spec, {"slo.ttft_ms": seconds * 1e3, **values})
+    asked = change_spec(spec, {"slo.ttft_ms": seconds * 1e3, **values})
     case = with_promised_utilisation(asked, CASE, saturated_rate(CASE))
     return case, predict(case, NONE).ttft_seconds.mid
 

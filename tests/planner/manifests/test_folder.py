@@ -15,7 +15,7 @@ from planner.facts.stamp import stamped
 from planner.manifests import folder as writer
 from planner.manifests.folder import files_of, kept_plan, stale_files, write_folder
 from planner.problems.errors import CallError, OutputError
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from stacks import cli
 from tests.planner.conftest import SPEC
 
@@ -193,9 +193,9 @@ def test_rendering_twice_changes_nothing(changes, spec_file, tmp_path_factory):
     """Whatever plans the folder kept before, each spec's second run finds the files that its first one wrote."""
     folder, spec = tmp_path_factory.mktemp("kept"), check_spec(spec_file(SPEC, "rendered.yaml"))
     for change in changes:
-        render(with_values(spec, change), folder)
+        render(change_spec(spec, change), folder)
         first = text_of(folder)
-        render(with_values(spec, change), folder)
+        render(change_spec(spec, change), folder)
 
         assert text_of(folder) == first
 
@@ -204,10 +204,10 @@ def test_what_runs_stays_where_it_is(spec_file, tmp_path):
     """One more unit leaves the others on their nodes; a run anew may move them."""
     spec = check_spec(spec_file(SPEC, "rendered.yaml"))
     before = render(spec, tmp_path)
-    after = render(with_values(spec, MORE_UNITS), tmp_path)
+    after = render(change_spec(spec, MORE_UNITS), tmp_path)
 
     assert before.nodes_by_unit.items() <= after.nodes_by_unit.items()
-    assert compile_plan(with_values(spec, MORE_UNITS)).nodes_by_unit != after.nodes_by_unit
+    assert compile_plan(change_spec(spec, MORE_UNITS)).nodes_by_unit != after.nodes_by_unit
 
 
 def test_a_price_changes_no_file(spec_file, tmp_path):
@@ -215,7 +215,7 @@ def test_a_price_changes_no_file(spec_file, tmp_path):
     spec = check_spec(spec_file(SPEC, "rendered.yaml"))
     render(spec, tmp_path)
     before = text_of(tmp_path)
-    render(with_values(spec, {"cost": {"usd_per_gpu_hour": 2.0}}), tmp_path)
+    render(change_spec(spec, {"cost": {"usd_per_gpu_hour": 2.0}}), tmp_path)
 
     assert text_of(tmp_path) == before
 

@@ -10,7 +10,7 @@ from planner.compiler import run_passes
 from planner.manifests.folder import files_of, kept_plan, stale_files, write_folder
 from planner.plan.spread import join_plan
 from planner.problems.errors import CallError
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.planner.conftest import SPEC
 
 WINDOWS = [
@@ -32,7 +32,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def spec(spec_file):
     """A day with a controller that heals: as many files as possible name units and nodes."""
-    return with_values(check_spec(spec_file(SPEC.replace("  units: 1\n", ""), "merged.yaml")), BASE)
+    return change_spec(check_spec(spec_file(SPEC.replace("  units: 1\n", ""), "merged.yaml")), BASE)
 
 
 def git(folder, *words):
@@ -59,7 +59,7 @@ def branches(spec, folder, *changes):
         git(folder, "commit", "-qm", "change")
         git(folder, "checkout", "-q", "main") if number else None
         git(folder, "checkout", "-qb", f"branch-{number}")
-        render(with_values(spec, change), folder)
+        render(change_spec(spec, change), folder)
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "change")
     return git(folder, "merge", "-q", "-m", "merge", "branch-0")
@@ -77,10 +77,10 @@ def test_two_changes_merge(names, spec, tmp_path):
     folder, both = tmp_path / "deploy", CHANGES[names[0]] | CHANGES[names[1]]
     assert branches(spec, folder, *(CHANGES[name] for name in names)) == 0
     merged = join_plan(folder)
-    stale = render(with_values(spec, both), folder)
+    stale = render(change_spec(spec, both), folder)
 
     assert {name for name in stale if "decode-2" not in name} == set()
-    assert (len(merged.units_of("decode")), render(with_values(spec, both), folder)) == (
+    assert (len(merged.units_of("decode")), render(change_spec(spec, both), folder)) == (
         3 if "decode unit" in names else 2,
         (),
     )
@@ -104,7 +104,7 @@ def test_changes_that_cannot_both_be_do_not_merge(kind, spec, tmp_path):
     git(folder, "checkout", "branch-0", "--", ".")
 
     assert join_plan(folder).units
-    assert render(with_values(spec, two), folder)
+    assert render(change_spec(spec, two), folder)
 
 
 def test_the_folder_is_folded(spec, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from planner.cli import main
 from planner.compiler import run_passes
 from planner.problems.errors import InfeasibleError
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.planner.conftest import SPEC
 from tests.planner.layout.test_memory import PAIR
 
@@ -155,7 +155,7 @@ def drifting(spec_folder):
 def test_a_map_stays_while_a_better_one_is_not_worth_a_restart(drifting):
     """Loads off by 2 %: no slot changes, and the map says that a fresh one would be more even. Off by 40 %: one is."""
     spec, before, drift = drifting
-    little, much = (run_passes(with_values(spec, drift(share)), before) for share in (0.02, 0.4))
+    little, much = (run_passes(change_spec(spec, drift(share)), before) for share in (0.02, 0.4))
 
     assert [each.moved_slots for each in little.maps.values()] == [0, 0]
     assert all(1 <= each.kept_despite < fmean(each.max_over_mean) < 1.01 for each in little.maps.values())
@@ -165,7 +165,7 @@ def test_a_map_stays_while_a_better_one_is_not_worth_a_restart(drifting):
 def test_a_fresh_map_is_as_even_as_one_that_is_made_anew(drifting):
     """There is no map in between, which would restart the same units; but its GPUs are numbered so that less moves."""
     spec, before, drift = drifting
-    after = with_values(spec, drift(0.4))
+    after = change_spec(spec, drift(0.4))
     near, anew = run_passes(after, before).deployed, run_passes(after).deployed
     old, new, fresh = (
         {unit.phase: plan.expert_maps[unit.expert_map] for unit in plan.units} for plan in (before, near, anew)
@@ -191,7 +191,7 @@ def count_moved(old, new, slots):
 def test_units_that_restart_anyway_take_the_fresh_map(other, drifting):
     """Where every unit of a phase has another reason to restart; the next plan after it keeps that map."""
     spec, before, drift = drifting
-    changed = with_values(spec, drift(0.02) | RESTARTS[other])
+    changed = change_spec(spec, drift(0.02) | RESTARTS[other])
     after = run_passes(changed, before)
     again = run_passes(changed, after.deployed)
 
@@ -204,7 +204,7 @@ def test_one_unit_that_stays_keeps_the_map(drifting):
     """A second decode unit restarts no other, and prefill's other limit no decode unit."""
     spec, before, drift = drifting
     changed = drift(0.02) | {"cluster.nodes": 5, "decode.units": 2, "prefill.max_requests": 9}
-    after = run_passes(with_values(spec, changed), before)
+    after = run_passes(change_spec(spec, changed), before)
 
     assert after.restarting == {"prefill"}
     assert after.maps["decode"].moved_slots == 0

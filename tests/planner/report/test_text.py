@@ -14,7 +14,7 @@ from planner.report.report import Report, format_range, format_value
 from planner.report.rows import rows_of
 from planner.report.summary import summary
 from planner.report.text import find_unit, plan_text, unit_text
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from planner.search.decision import DEFAULT
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.test_shipped_specs import SPECS
@@ -32,7 +32,7 @@ def shipped():
         key = name, json.dumps(changes, sort_keys=True)
         if key not in plans:
             plans[key] = compile_plan(
-                with_values(check_spec(SPECS / name), changes) if changes else check_spec(SPECS / name)
+                change_spec(check_spec(SPECS / name), changes) if changes else check_spec(SPECS / name)
             )
         return plans[key]
 
@@ -417,7 +417,7 @@ def test_experts_that_move_are_told_in_bytes_seconds_and_pods(tmp_path):
     """A new map restarts each unit of its phase, which reads all its weights again."""
     path = tmp_path / "before.json"
     path.write_text(json.dumps(compile_plan(check_spec(SPECS / "h800-one-pair.yaml")).as_json()))
-    spec = with_values(check_spec(SPECS / "h800-one-pair.yaml"), {"expert_load.alpha": 1.05})
+    spec = change_spec(check_spec(SPECS / "h800-one-pair.yaml"), {"expert_load.alpha": 1.05})
     plan = compile_plan(spec, read_plan(path))
     report, moves = Report(plan.report), "balance.decode.moves"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.compiler import run_passes
 from planner.problems.errors import InfeasibleError
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from planner.schedule.demand import demand_from_rate, demand_from_units
 from planner.schedule.derived import derive_days
 from planner.schedule.transitions import State, nodes_taken, plan_transitions
@@ -172,7 +172,7 @@ def test_the_spec_of_a_plan_with_a_day_of_auto_plans_to_the_same_plan(tmp_path):
 def test_a_day_may_be_left_to_the_planner_by_a_change(tmp_path):
     """`auto` in a change is that of a file: what it heeds has an effect."""
     (tmp_path / "spec.yaml").write_text(f"{PAIR.replace('nodes: 44', 'nodes: 66')}{TRAFFIC}")
-    changed = with_values(check_spec(tmp_path / "spec.yaml"), {"schedule": {"windows": "auto", "headroom": 0.1}})
+    changed = change_spec(check_spec(tmp_path / "spec.yaml"), {"schedule": {"windows": "auto", "headroom": 0.1}})
 
     assert run_passes(changed).schedule is not None
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planner.compiler import run_passes
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_times, starts_of
 from planner.spec.start import StartSpec
 
@@ -137,11 +137,11 @@ def test_a_storm_that_storage_cannot_feed_in_time_is_refused_with_what_would_do(
     assert problem.rule.startswith("S763")
     assert [list(each) for each in problem.changes] == [["schedule.warm_up"], ["schedule.start.storage"]]
     for change in problem.changes:
-        check_fit(with_values(spec_of(tmp_path, "3min", "10GB/s"), change))
+        check_fit(change_spec(spec_of(tmp_path, "3min", "10GB/s"), change))
         ((path, value),) = change.items()
         less = f"{int(value.rstrip('GB/s')) - 1}{'GB/s' if 'GB' in value else 's'}"
         with pytest.raises(InfeasibleError):
-            check_fit(with_values(spec_of(tmp_path, "3min", "10GB/s"), {path: less}))
+            check_fit(change_spec(spec_of(tmp_path, "3min", "10GB/s"), {path: less}))
 
 
 def test_a_day_without_starts_needs_no_warm_up(tmp_path):

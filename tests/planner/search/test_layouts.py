@@ -19,7 +19,7 @@ from planner.facts.drawn import draw_loads
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
-from planner.rules.check import check_document, with_values
+from planner.rules.check import change_spec, check_document
 from planner.search.auto import decide
 from planner.search.decision import FIELDS
 from planner.search.fleet import Demand, Offer, fill_nodes, meet_demand, units_by_offer
@@ -148,7 +148,7 @@ def test_an_slo_that_no_layout_keeps_is_refused_with_the_least_that_one_does(slo
 
     assert sorted(each.message[: each.message.index(" least") + 6] for each in problems) == sorted(messages)
     for offered in zip(*(each.changes for each in problems), strict=True):
-        assert found_for(with_values(spec, dict(ChainMap(*map(dict, offered))))).fleet.nodes <= 16
+        assert found_for(change_spec(spec, dict(ChainMap(*map(dict, offered))))).fleet.nodes <= 16
 
 
 @pytest.mark.parametrize("gpu", ["h200", "mi300x"])
@@ -162,7 +162,7 @@ def test_one_node_gets_the_layout_that_runs_in_public(gpu):
     cluster = {"gpu": gpu, "nodes": 1, "gpus_per_node": 8}
     data = {"version": 1, "name": "one", "model": "deepseek-r1", "cluster": cluster, "mixed": mixed}
     fit = check_document(parse_document(json.dumps(data), "spec.yaml"))
-    most, soon = (found_for(each).chosen["mixed"].numbers for each in (fit, with_values(fit, {"slo.tpot_ms": 50})))
+    most, soon = (found_for(each).chosen["mixed"].numbers for each in (fit, change_spec(fit, {"slo.tpot_ms": 50})))
 
     assert (most["ep_size"], most["attention_tp"]) == (8, 1)
     assert soon["attention_tp"] > 1
@@ -419,9 +419,9 @@ def test_a_ttft_that_no_utilisation_keeps_offers_shorter_steps(utilisation):
     twice = {path: 2 * value for path, value in offered.items()}
 
     assert list(offered) == ["operating_point.prefill.step_tokens"]
-    check_fit(with_values(spec, offered))
+    check_fit(change_spec(spec, offered))
     with pytest.raises(InfeasibleError):
-        check_fit(with_values(spec, twice))
+        check_fit(change_spec(spec, twice))
 
 
 @pytest.mark.parametrize(
@@ -445,9 +445,9 @@ def test_a_promise_that_no_load_keeps_is_asked_for_with_the_load_that_comes_near
 
     assert both == {**load, path: both[path]}
     assert promised < both[path] < alone[path]
-    check_fit(with_values(spec, both))
+    check_fit(change_spec(spec, both))
     with pytest.raises(InfeasibleError):
-        check_fit(with_values(spec, {**both, path: both[path] - 1}))
+        check_fit(change_spec(spec, {**both, path: both[path] - 1}))
 
 
 def test_a_promise_that_another_one_stands_beside_is_not_asked_to_be_stronger():

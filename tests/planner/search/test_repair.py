@@ -10,7 +10,7 @@ from planner.candidate import candidate
 from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import apply_change
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from planner.search import relaxations
 from planner.search.unit_sizes import _splits, merged_units
 from tests.planner.layout.test_memory import PAIR
@@ -191,7 +191,7 @@ def test_a_change_beside_auto_names_the_sizes_that_it_holds_with(tmp_path):
 
     (change,) = error.value.findings[0].changes
     assert {"decode.ep_size", "decode.redundant_experts"} <= change.keys()
-    assert check_fit(with_values(checked, change)).left_to_plan == ()
+    assert check_fit(change_spec(checked, change)).left_to_plan == ()
 
 
 @pytest.mark.parametrize(

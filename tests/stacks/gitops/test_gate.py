@@ -8,7 +8,7 @@ from planner.diff.diff import compare_plans
 from planner.plan.expected import Promise
 from planner.plan.row import Row
 from planner.problems.errors import CallError
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from stacks.gitops.gate import Evidence, find_objections, promises_of, read_conditions
 from tests.planner.test_shipped_specs import SPECS
 from tests.stacks.deployments import DEMO_SPEC
@@ -151,7 +151,7 @@ def test_a_smaller_unit_is_refused_for_the_traffic_it_cannot_answer():
     """With half the GPUs in each decode unit, a day costs less and no promise is missed."""
     spec = check_spec(SPECS / "deepseek-h800.yaml")
     before = compile_plan(spec)
-    change = compare_plans(before, compile_plan(with_values(spec, {"decode.ep_size": 72}), before))
+    change = compare_plans(before, compile_plan(change_spec(spec, {"decode.ep_size": 72}), before))
     (found,) = _objections("slo,capacity,cost+10%,stale", change)
 
     assert found.condition == "capacity"
@@ -203,7 +203,7 @@ def test_a_word_that_is_no_condition_is_refused(words):
 def test_promises_are_those_of_the_spec():
     """Each latency that the spec promises is found in the phase that it is a matter of; others are left out."""
     spec = check_spec(SPECS / "h800-one-pair.yaml")
-    plan = compile_plan(with_values(spec, {"slo.tpot_ms": 50}))
+    plan = compile_plan(change_spec(spec, {"slo.tpot_ms": 50}))
     promises = promises_of(plan)
 
     assert promises.keys() == {name for name, value in plan.spec.slo.model_dump().items() if value is not None}

@@ -13,7 +13,7 @@ from pulumi.runtime.proto import provider_pb2 as pb
 from planner.compiler import compile_plan
 from planner.diff.pods import compare_pods
 from planner.facts import names
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import OBJECTS
 from stacks.program.plan_objects import plan_objects
@@ -179,7 +179,7 @@ def without_controller(kind=None):
     spec = base(40)[0]
     change = KINDS[kind] if kind else {}
     return compile_plan(
-        with_values(spec, {"kubernetes.controller": None} | change), without_controller() if kind else None
+        change_spec(spec, {"kubernetes.controller": None} | change), without_controller() if kind else None
     )
 
 

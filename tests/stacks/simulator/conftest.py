@@ -7,7 +7,7 @@ import yaml
 
 import stacks
 from planner.compiler import run_passes
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from stacks.simulator.flows.day import simulate_day
 
 SPECS = Path(stacks.__file__).parent / "specs"
@@ -76,7 +76,7 @@ def _of_one_node(changes):
     spec = check_spec(SPECS / "h200-single-node.yaml")
     point = {"requests": 32, "kv_tokens": 2150, "prompt_tokens": 2000}
     traffic = {"input_tokens": 1.2e9, "output_tokens": 1.8e8}
-    return with_values(spec, {"operating_point": {"mixed": point}, "traffic": traffic} | changes)
+    return change_spec(spec, {"operating_point": {"mixed": point}, "traffic": traffic} | changes)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.compiler import run_passes
-from planner.rules.check import check_document, check_spec, with_values
+from planner.rules.check import change_spec, check_document, check_spec
 from planner.spec.yaml import parse_document
 from stacks.simulator.flows.day import simulate_day
 from stacks.simulator.flows.failures import Failure, find_outages
@@ -138,7 +138,7 @@ def test_a_spare_with_other_gpus_is_no_spare():
 
 def test_a_unit_is_out_for_as_long_as_the_plans_uptime_counts(pair_spec):
     """Without `uptime` for a warm-up; with it for its `recovery`, so that both estimates are of one outage."""
-    plan = run_passes(with_values(check_spec(pair_spec), {"uptime": {"recovery": "20min"}}))
+    plan = run_passes(change_spec(check_spec(pair_spec), {"uptime": {"recovery": "20min"}}))
     (unit,) = [each for each in plan.units if each.phase == "decode"]
 
     assert [each.until for each in find_outages(plan, [Failure(unit.nodes[3], NOON)])] == [NOON + 20]
@@ -169,7 +169,7 @@ def test_a_plan_and_its_simulation_agree_on_mixed_units(requests, prompt, output
     point = {"requests": requests, "kv_tokens": prompt + output // 2, "prompt_tokens": prompt}
     changes = {"operating_point": {"mixed": point}, "mixed.max_requests": requests, "mixed.attention_tp": attention_tp}
     changes["traffic"] = {"input_tokens": 1e9, "output_tokens": 1e9 * output / prompt}
-    plan = run_passes(with_values(check_spec(SPECS / "h200-single-node.yaml"), changes))
+    plan = run_passes(change_spec(check_spec(SPECS / "h200-single-node.yaml"), changes))
     (load,), found, service = plan.demand_on(None), plan.speed[0].prediction, build_service(plan)
     full, over = (
         play_day(service, [share / load.load / 1440] * 120, (planned_fleet(plan), planned_fleet(plan)))

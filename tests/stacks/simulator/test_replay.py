@@ -11,7 +11,7 @@ import pytest
 
 from planner.compiler import run_passes
 from planner.problems.errors import CallError
-from planner.rules.check import with_values
+from planner.rules.check import change_spec
 from runtime.gateway.ranks.router import Policy
 from runtime.serving import fetches
 from stacks import cli
@@ -130,7 +130,7 @@ def play(cache, chains):
 def test_what_a_plan_keeps_bounds_what_prompts_find(duo, disk, found):
     """Eight ranks' 2,304 MiB hold 537 blocks of 36 MB. One more pushes out the last, which a disk has had twice."""
     kept = {"memory": "2304MiB"} | ({} if disk is None else {"disk": disk})
-    cache = planned_cache(run_passes(with_values(duo.resolved, {"kv_cache": kept})))
+    cache = planned_cache(run_passes(change_spec(duo.resolved, {"kv_cache": kept})))
     for chain in (range(537), range(537), [537]):
         cache.keep(chain)
 

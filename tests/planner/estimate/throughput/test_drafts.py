@@ -15,7 +15,7 @@ from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.stages import Imbalance, decode_spans
 from planner.estimate.throughput.step import decode_step
 from planner.families import MODELS
-from planner.rules.check import check_spec, with_values
+from planner.rules.check import change_spec, check_spec
 from tests.benchmarks.throughput_rows import Row, service_decode, unit
 from tests.planner.families.model_parts import parameters_of
 
@@ -72,7 +72,7 @@ def test_a_module_has_the_parameters_that_were_published():
 
 def test_a_plan_with_drafts_has_the_modules_memory_and_says_what_they_bring():
     """One more layer of weights and KV in both phases; rates are of accepted tokens, and the range is wide."""
-    plan = run_passes(with_values(check_spec(SPEC), {"decode.draft_tokens": 1}))
+    plan = run_passes(change_spec(check_spec(SPEC), {"decode.draft_tokens": 1}))
     document = plan.plan.as_json()
     decode, prefill = document["performance"]["decode"], document["performance"]["prefill"]
 

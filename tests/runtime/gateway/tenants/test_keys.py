@@ -18,7 +18,7 @@ from runtime.gateway.edge.http_errors import ApiError
 from runtime.gateway.edge.idempotency import IdempotentCall
 from runtime.gateway.telemetry.request_log import CallRecord
 from runtime.gateway.tenants import keys
-from runtime.gateway.tenants.keys import Account, KeyRing, Limits, make_salt, read_keys
+from runtime.gateway.tenants.keys import Account, KeyEntry, KeyRing, make_salt, read_keys
 from runtime.protocol.messages import TENANT_DIGITS, State
 from tests.runtime.gateway.conftest import ADDRESS, EOS_ID, PATIENCE_S, FakePair
 
@@ -79,7 +79,7 @@ def test_who_has_no_key_is_refused_and_named(file, caplog, header):
 
 def test_a_key_gets_its_tokens_a_minute(clock):
     """A call takes all tokens that it may need and returns the rest. Retry-After is when the next may begin."""
-    account = Account(Limits(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=600))
+    account = Account(KeyEntry(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=600))
     first = account.begin(1, 600, is_stream=False)
     assert read_refusal(account.check_tokens).retry_after_s == 1
     first.num_used = 590
@@ -94,7 +94,7 @@ def test_a_key_gets_its_tokens_a_minute(clock):
 
 def test_a_key_has_so_many_requests_and_streams_at_a_time():
     """A key's requests and streams are limited until their calls end; a refused call takes none."""
-    account = Account(Limits(name="team", hash="sha256:" + "0" * 64, max_requests=3, max_streams=1))
+    account = Account(KeyEntry(name="team", hash="sha256:" + "0" * 64, max_requests=3, max_streams=1))
     stream = account.begin(1, 9, is_stream=True)
 
     assert "1 streams" in read_refusal(lambda: account.begin(1, 9, is_stream=True)).message
@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, said, complaint):
 
 def test_what_is_computed_again_counts_again(clock):
     """A call repeated under one Idempotency-Key counts again for the key's limit, and once in the log."""
-    account = Account(Limits(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=100))
+    account = Account(KeyEntry(name="team", hash="sha256:" + "0" * 64, tokens_per_minute=100))
     logged, idempotent = [], IdempotentCall()
     log = SimpleNamespace(log_call=lambda begun, units, *counted, **_: logged.append(counted))
     gateway = SimpleNamespace(log=log, traces=None)
