@@ -259,17 +259,17 @@ def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
 
 
 def _experts(arguments: argparse.Namespace) -> None:
-    from planner.experts.answer import answer_of, answer_text
+    from planner.experts.answer import answer_text, make_answer
     from planner.experts.experts import check_call, make_map, with_one_more_slot
-    from planner.experts.options import call_from
+    from planner.experts.options import read_call
 
-    job = check_call(call_from(arguments))
+    job = check_call(read_call(arguments))
     if arguments.output:
         require_writable(arguments.output)
     began = time.perf_counter()
     expert_map = make_map(job)
     seconds = round(time.perf_counter() - began, 6)
-    answer = answer_of(job, with_one_more_slot(job, expert_map))
+    answer = make_answer(job, with_one_more_slot(job, expert_map))
     document = answer.model_dump(mode="json")
     if arguments.output:
         write_result(arguments.output, _map_file(arguments, job, expert_map, document))

@@ -73,7 +73,7 @@ class Trial:
 def trial_of(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> Trial:
     """Return the trial of `phase` with `numbers` and `requests`. It does not depend on the number of units."""
     units = {"units": 1} if is_undecided(spec.phase(phase).units) else {}
-    return Trial(spec.trying(phase, {**numbers, **units, "max_requests": requests}), phase)
+    return Trial(spec.with_numbers(phase, {**numbers, **units, "max_requests": requests}), phase)
 
 
 def speed_of(trial: Trial, balance: Balance) -> Speed:

@@ -1,1 +1,1 @@
-"""What every command keeps: its options, where results and mistakes go, its exit status."""
+"""The base of every command: options, output of results and mistakes, exit status."""

@@ -12,13 +12,13 @@ EXIT_STATUSES = (
 
 
 def add_command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
-    """Add a command with a line in the list of all, and a description of its own."""
+    """Add a command, with a line for the list of commands and a long description."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
     return parser
 
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
-    """Add the file that a command carries out; `default` says what it does without one, where it may be left out."""
+    """Add the positional file, a spec or a plan. If it is optional, `default` says what happens without it."""
     told_apart = "a spec in YAML, a plan in JSON, recognised by its content, or a rendered folder"
     parser.add_argument(
         "given",
@@ -31,13 +31,13 @@ def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, me
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
-    """Add the spec, and its overlays, of commands that take nothing else."""
+    """Add the spec and its overlays, for commands that take no plan."""
     parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     add_overlays(parser)
 
 
 def add_overlays(parser: argparse.ArgumentParser) -> None:
-    """Add the option of commands that read a spec."""
+    """Add the option for overlays of a spec."""
     parser.add_argument(
         "-f",
         dest="overlays",
@@ -51,7 +51,7 @@ def add_overlays(parser: argparse.ArgumentParser) -> None:
 
 
 def add_previous(parser: argparse.ArgumentParser) -> None:
-    """Add the option of commands that plan."""
+    """Add the option for a previous plan."""
     parser.add_argument(
         "--previous",
         type=Path,
@@ -62,6 +62,6 @@ def add_previous(parser: argparse.ArgumentParser) -> None:
 
 
 def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Add the option that every command has; `more` are formats besides text and JSON."""
+    """Add the output format option; `more` are formats beside text and JSON."""
     choices = ("text", *more, "json")
     parser.add_argument("--format", choices=choices, default="text", help="output format; default: text")

@@ -1,4 +1,4 @@
-"""What commands print: a result's JSON on stdout, its warnings and what else there is to say on stderr."""
+"""Print a command's output: JSON on stdout, warnings and progress on stderr."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ __all__ = ["errors_json", "print_json", "say", "warn"]
 
 
 def warn(warnings: Sequence[Finding]) -> None:
-    """Say the warnings of a plan that is carried out, each on a line of stderr."""
+    """Print a plan's warnings to stderr, one per line."""
     for finding in warnings:
         print(f"warning: {finding}", file=sys.stderr)
 
@@ -23,10 +23,10 @@ def print_json(document: Any) -> None:
 
 
 def errors_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return what `--format json` has of mistakes, whatever the command."""
+    """Return the JSON document of mistakes, which is the same for every command."""
     return {"valid": False, "errors": [finding.as_json() for finding in findings]}
 
 
 def say(sentence: str) -> None:
-    """Say on stderr, at once, what is going on; it may quote what users or clusters wrote."""
+    """Print a sentence about progress to stderr at once; it may quote users or clusters."""
     print(printable(sentence), file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""A command from its words to its exit status.
+"""Run a command from its command line to its exit status.
 
 Results go to stdout, everything else to stderr, and with `--format json` one document is printed. The exit status is 0,
-1, 2 or 3. What a user can cause is never a traceback: commands print, or raise TidemillError; one whose result is
-itself bad news returns its exit status.
+1, 2 or 3. A user can never cause a traceback: commands print, or raise TidemillError. If the result itself is bad news,
+the command returns its exit status.
 """
 
 import argparse
@@ -25,7 +25,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 class _SayVersion(argparse.Action):
-    """Prints the installed version, which is looked up only for who asks."""
+    """Prints the installed version, which is looked up only on request."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from importlib import metadata
@@ -35,20 +35,20 @@ class _SayVersion(argparse.Action):
 
 
 def new_parser(description: str) -> Parser:
-    """Return the parser of the `tidemill` command, before it has commands."""
+    """Return the parser of `tidemill`, without commands."""
     parser = Parser(prog="tidemill", description=description, epilog=EXIT_STATUSES)
     parser.add_argument("--version", action=_SayVersion, nargs=0, help="print the version and exit")
     return parser
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
-    """Parse, run the chosen command (its `command` default), and turn what went wrong into text and an exit status."""
+    """Parse `argv` and run its command (the parser's `command` default); report errors and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     return reported(lambda: _run(parser, words), words)
 
 
 def reported(command: Callable[[], int], words: Sequence[str]) -> int:
-    """Run `command`, called with `words`, to its exit status; what goes wrong is said as the contract has it."""
+    """Run `command`, report its errors, and return its exit status. `words` tell whether JSON is wanted."""
     if sys.stdout is None:  # as it is where the caller closed it: the first file that is opened would be stdout
         print("tidemill: the result cannot be written: stdout is closed", file=sys.stderr)
         return 1
@@ -76,7 +76,7 @@ def _report_mistakes(command: Callable[[], int], words: Sequence[str]) -> int:
 
 
 def wants_json(words: Sequence[str]) -> bool:
-    """Return whether JSON is asked for, known even where the rest of the command line cannot be parsed."""
+    """Return whether JSON is wanted, even if the rest of the command line is wrong."""
     return "--format=json" in words or ("--format", "json") in pairwise(words)
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from planner.estimate.topology import Topology, gpus_in_one_domain, shared_bytes, topology_of
 from planner.expert_map import ExpertMap
-from planner.facts.gate import Gate, reached
+from planner.facts.gate import Gate, reach_probability
 from planner.facts.loads import Loads
 from planner.facts.model import Model
 from planner.facts.part import Part
@@ -210,13 +210,13 @@ class _Arriving:
             (domain, topology.leaves[topology.node(rank)]) for rank, domain in enumerate(self.domain_of)
         )
         # copies of a token: one per expert, or one per GPU that has any of its experts
-        to_ranks = reached(shares[None], gate)[0] if normal else gate.experts_per_token * shares.sum(axis=0)
+        to_ranks = reach_probability(shares[None], gate)[0] if normal else gate.experts_per_token * shares.sum(axis=0)
         self.to_rank: list[float] = to_ranks.tolist()
         domains, place = np.unique(self.domain_of, return_inverse=True)
         of_domains = np.zeros((len(shares), len(domains)))
         np.add.at(of_domains.T, place, shares.T)
         self.to_domain: dict[str, float] = dict(
-            zip(domains.tolist(), reached(of_domains[None], gate)[0].tolist(), strict=True)
+            zip(domains.tolist(), reach_probability(of_domains[None], gate)[0].tolist(), strict=True)
         )
 
     def over_nvlink(self) -> tuple[list[float], list[float]]:

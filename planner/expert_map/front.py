@@ -21,7 +21,7 @@ import numpy as np
 from planner.expert_map import native
 from planner.expert_map.types import FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints, count_replicas
-from planner.facts.gate import reached
+from planner.facts.gate import reach_probability
 
 __all__ = ["drop_dominated", "find_home_nodes", "find_knee", "make_front", "num_crossings"]
 
@@ -70,7 +70,7 @@ def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
     weights_LMN = weights_LE[layers[..., None], slots_LMN]
     served = np.bincount(places_LMN.ravel(), weights_LMN.ravel(), minlength=prod(shape))
     served_LPM = served.astype(np.float64, copy=False).reshape(shape)  # for mypy: numpy annotates it as integers
-    crossings_L: Floats = reached(served_LPM, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
+    crossings_L: Floats = reach_probability(served_LPM, sizes.gate).sum(axis=1) * (1 - 1 / sizes.num_nodes)
     return crossings_L
 
 

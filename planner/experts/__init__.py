@@ -1,1 +1,1 @@
-"""The `experts` command: measured loads and sizes to an expert map, without a spec."""
+"""The `experts` command: an expert map from measured loads and sizes, without a spec."""

@@ -1,7 +1,7 @@
 """The answer of `tidemill experts`: the contract's JSON, and text for people.
 
-It computes nothing of its own beyond means and sums; `experts.py` does. A map and what was weighed for it are the
-sections of a plan (`plan/`).
+It only computes means and sums of what `experts.py` found. The map and its alternatives have the form of a plan's
+sections (`plan/`).
 """
 
 from collections import Counter
@@ -19,11 +19,11 @@ from planner.plan.estimated import one_more_slot
 from planner.plan.expected import OneMoreSlot, PolicyChoice
 from planner.plan.sections import Maybe, Part, Slots
 
-__all__ = ["Answer", "answer_of", "answer_text"]
+__all__ = ["Answer", "answer_text", "make_answer"]
 
 
 class LayerMoves(Part):
-    """A stage of the way from the previous map: all its transfers are done before any GPU switches."""
+    """A stage of the moves from the previous map: all its transfers are done before any GPU switches."""
 
     layer: int
     spare_slots: int
@@ -39,7 +39,7 @@ class Link(Part):
 
 
 class Answer(Slots, PolicyChoice):
-    """The contract's keys, without `seconds`: the same call gives the same bytes."""
+    """The keys of the contract's JSON without `seconds`, so that the same call gives the same bytes."""
 
     first_layer: int  # the model's number of the first row
     logical_to_physical: list[list[list[int]]]
@@ -55,8 +55,8 @@ class Answer(Slots, PolicyChoice):
     link_totals: Maybe[tuple[LinkTotal, ...]] = None
 
 
-def answer_of(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
-    """Return the answer to `job`, for which the maps were `found`."""
+def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
+    """Return the answer to `job` with the maps that were `found`."""
     expert_map, domains = found.expert_map, job.call.domains()
     slots = expert_map.logical_to_physical
     return Answer.model_validate(
@@ -77,7 +77,7 @@ def answer_of(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
 
 
 def _moves(job: ExpertsJob, found: ExpertsAnswer) -> dict[str, Any]:
-    """Return the way from the previous map, if there is one: stages, and the experts that cross each link."""
+    """Return the moves from the previous map, if any: stages, and the experts that cross each link."""
     if job.previous is None:
         return {}
     stages = stage_moves(job.previous, found.expert_map.physical_to_logical, job.sizes)
@@ -114,7 +114,7 @@ def answer_text(answer: Answer) -> str:
 
 
 def _windows_lines(windows: WindowsOutcome | None) -> Iterator[str]:
-    """Yield what is balanced, and what the map reaches in each window."""
+    """Yield which windows count, and the map's balance in each."""
     if windows is None:
         return
     yield "  max/mean is of  " + ("the mean of windows" if windows.quantile is None else _quantile(windows.quantile))
@@ -130,7 +130,7 @@ def _quantile(quantile: float) -> str:
 
 
 def _front_lines(answer: Answer) -> Iterator[str]:
-    """Yield balance against cross-node bytes, where there was a choice."""
+    """Yield balance and cross-node bytes of the alternatives, if there were any."""
     for point in answer.front:
         mark = "  <- chosen" if point == answer.dispatch else ""
         share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"

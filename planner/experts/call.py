@@ -1,6 +1,6 @@
-"""A call of `tidemill experts`: its arguments, and what can be wrong with them.
+"""A call of `tidemill experts`: its arguments, and the rules for them.
 
-Each rule is asked only when the sizes that it counts with are numbers of things. Files are read by `experts.py`.
+A rule is checked only if the sizes that it reads are valid. `experts.py` reads the files.
 """
 
 import math
@@ -23,7 +23,7 @@ from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 
-__all__ = ["ExpertsCall", "uncoverable", "wrong_arguments"]
+__all__ = ["ExpertsCall", "explain_uncoverable", "wrong_arguments"]
 
 QUANTILE = "quantile="
 COUNTS = ("gpus", "nodes", "groups", "slots_per_gpu")
@@ -50,11 +50,11 @@ class ExpertsCall:
     output: Path | None = None
 
     def num_slots_per_gpu(self, num_experts: int) -> int:
-        """Return the slots of a GPU: as asked for, else just enough."""
+        """Return the slots per GPU: the given number, by default just enough."""
         return self.slots_per_gpu or -(-num_experts // self.gpus)
 
     def sizes(self, num_experts: int) -> Sizes:
-        """Return the sizes that the map is for; the gate is DeepSeek-V3's."""
+        """Return the sizes of the map, with DeepSeek-V3's gate."""
         return Sizes(
             num_slots=self.num_slots_per_gpu(num_experts) * self.gpus,
             num_gpus=self.gpus,
@@ -64,7 +64,7 @@ class ExpertsCall:
 
     @property
     def quantile(self) -> float | None:
-        """The quantile over windows that `balance` asks for; None for their mean, NaN for what is no quantile."""
+        """The quantile over windows in `balance`; None for their mean, NaN if it is invalid."""
         if self.balance == "mean":
             return None
         if self.balance == "worst":
@@ -75,7 +75,7 @@ class ExpertsCall:
             return math.nan
 
     def domains(self) -> Domains:
-        """Return the failure domains that experts are spread over; empty when they are not."""
+        """Return the failure domains of GPUs, to spread experts over; empty without coverage."""
         per_node = self.gpus // self.nodes
         return consecutive_domains(self.gpus, per_node) if self.coverage == "node" else ()
 
@@ -83,9 +83,9 @@ class ExpertsCall:
 def wrong_arguments(
     call: ExpertsCall, num_experts: int | None, first_layer: int | None = None, *, drops_rows: bool = False
 ) -> Iterator[Finding]:
-    """Yield everything that is wrong with `call`. Without `num_experts`, yield what can be told without it.
+    """Yield the mistakes in `call`. If `num_experts` is unknown, yield those that do not depend on it.
 
-    `first_layer` is what LOADS themselves tell, and `drops_rows` says whether rows were left out because of the option.
+    `first_layer` is the one recorded in LOADS, and `drops_rows` tells whether the option made us drop rows.
     """
     out_of_range = [*_less_than_one(call), *_too_many_gpus(call)]
     yield from out_of_range
@@ -100,7 +100,7 @@ def wrong_arguments(
 
 
 def _less_than_one(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield counts that must be one at least."""
+    """Yield the mistakes of counts below one."""
     for name in COUNTS:
         count = getattr(call, name)
         if count is not None and count < 1:
@@ -109,7 +109,7 @@ def _less_than_one(call: ExpertsCall) -> Iterator[Finding]:
 
 
 def _too_many_gpus(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield more GPUs than a unit may have."""
+    """Yield the mistake of more GPUs than a unit may have."""
     if call.gpus > MAX_EP_SIZE:
         rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
         reason = "the experts are spread over the GPUs of a single unit"
@@ -117,7 +117,7 @@ def _too_many_gpus(call: ExpertsCall) -> Iterator[Finding]:
 
 
 def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator[Finding]:
-    """Yield what does not go with so many experts, apart from options that are `wrong` in themselves."""
+    """Yield what does not fit `num_experts`, apart from options that are `wrong` anyway."""
     if not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
         yield from _too_many_slots(call, num_experts)
@@ -186,8 +186,8 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
         yield Finding("--balance", call.balance, rule, reason, nearest("mean"))
 
 
-def uncoverable(call: ExpertsCall, num_experts: int) -> Finding | None:
-    """Return why the coverage asked for is impossible, if it is."""
+def explain_uncoverable(call: ExpertsCall, num_experts: int) -> Finding | None:
+    """Return why the requested coverage is impossible, or None."""
     if call.coverage == "none":
         return None
     fewest = fewest_slots_per_gpu(num_experts, call.domains())
@@ -249,7 +249,7 @@ def _nearest_multiples(value: int, unit: int) -> Fix:
 
 
 def _fitting_groups(groups: int, fitting: Sequence[int]) -> Fix:
-    """Return the nearest of `fitting`, if there are any, or no groups at all."""
+    """Return the fix: the nearest of `fitting`, or no groups if there are none."""
     ignored = Fix("use --policy global", ({"--policy": "global"},))
     if not fitting:
         return ignored
@@ -262,7 +262,7 @@ def _offer_removal(option: str) -> Fix:
 
 
 def _offer_share(quantile: float) -> Fix:
-    """Return the nearest quantile. One above 1 is taken for a percentage."""
+    """Return the fix: the nearest quantile. A number above 1 is read as a percentage."""
     meant = f"{QUANTILE}{quantile / 100:g}"
     is_percentage = 1 < quantile <= 100
     return Fix(f"did you mean {meant}?", ({HERE: meant},)) if is_percentage else for_example("--balance worst")

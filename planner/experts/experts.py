@@ -1,8 +1,7 @@
-"""`tidemill experts`: a load matrix and sizes in, one expert map and what it is worth out.
+"""Make one expert map from a load matrix and sizes, for `tidemill experts`.
 
-It is the balancer without a spec: for those who measured loads on a running engine and want a map for it. Everything
-that can be wrong with the call is said at once (`call.py`); nothing here prints or looks at a clock (`cli.py`
-does both), and `answer.py` puts the answer into words.
+It is the balancer without a spec, for loads measured on a running engine. All mistakes of a call are reported at once
+(`call.py`). Nothing here prints or reads a clock (`cli.py` does both), and `answer.py` formats the answer.
 
 The worked example: 256 experts on 32 GPUs of 4 nodes. Without --slots-per-gpu each GPU has ceil(256 / 32) = 8 slots and
 no expert a second replica; with --slots-per-gpu 9 there are 288 slots, 32 of them redundant.
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.expert_map import ExpertMap, Sizes, balance_windows, is_limited_by_slots
-from planner.experts.call import ExpertsCall, uncoverable, wrong_arguments
+from planner.experts.call import ExpertsCall, explain_uncoverable, wrong_arguments
 from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_without_load
 from planner.facts.map_files import Map, MapFile, read_map
 from planner.problems.errors import CallError, InfeasibleError
@@ -28,7 +27,7 @@ PROGRAM = "tidemill experts"
 
 @dataclass(frozen=True)
 class ExpertsJob:
-    """A call without mistakes, and the files that it names, read."""
+    """A valid call, with the contents of its files."""
 
     call: ExpertsCall
     windows: tuple[Loads, ...]
@@ -37,28 +36,27 @@ class ExpertsJob:
 
     @property
     def num_experts(self) -> int:
-        """Return the logical experts of a layer."""
+        """Return the number of logical experts of a layer."""
         return len(self.windows[0][0])
 
     @property
     def sizes(self) -> Sizes:
-        """Return the sizes that the map is for."""
+        """Return the sizes of the map."""
         return self.call.sizes(self.num_experts)
 
 
 @dataclass(frozen=True)
 class ExpertsAnswer:
-    """The map; and where slots limit it, the map with one more slot on each GPU."""
+    """The map, and if slots limit it, the map with one more slot on each GPU."""
 
     expert_map: ExpertMap
     one_more_slot: ExpertMap | None
 
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
-    """Return what `call` asks for.
+    """Return the job of `call`.
 
-    Raise CallError with everything that is wrong with it, and InfeasibleError when slots do not suffice for the
-    coverage.
+    Raises CallError with all mistakes, and InfeasibleError if there are too few slots for the coverage.
     """
     measured = _read_all(call)
     found = read_map(call.previous, call.gpus) if call.previous else None
@@ -72,7 +70,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
         findings.append(previous.at(str(call.previous)))
     if findings or isinstance(measured, Finding) or isinstance(previous, Finding):
         raise CallError(findings)
-    if finding := uncoverable(call, len(measured.windows[0][0])):
+    if finding := explain_uncoverable(call, len(measured.windows[0][0])):
         raise InfeasibleError([finding.at(PROGRAM)])
     first_layer = _first_layer(call, measured, found)
     return ExpertsJob(call, measured.windows, first_layer, previous.rows if previous else None)
@@ -86,9 +84,9 @@ def make_map(job: ExpertsJob) -> ExpertMap:
 
 
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
-    """Return `expert_map`, and the map with one more slot a GPU.
+    """Return `expert_map` and the map with one more slot per GPU.
 
-    The second is None where slots do not limit the first, or where no unit has so many.
+    The second is None if slots do not limit the first, or if a unit cannot have so many.
     """
     more = replace(job.call, slots_per_gpu=job.sizes.slots_per_gpu + 1)
     is_possible = more.sizes(job.num_experts).num_slots - job.num_experts <= MAX_REDUNDANT
@@ -99,7 +97,7 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The loads in each file, and the model's number of their first row where a file tells it."""
+    """The loads in each file, and the model's number of their first row, if a file has it."""
 
     windows: tuple[Loads, ...]
     first_layer: int | None
@@ -107,7 +105,7 @@ class _Measured:
 
 
 def _read_all(call: ExpertsCall) -> _Measured | Finding:
-    """Read a window from each file; or return what is wrong with the first that is wrong."""
+    """Return the windows of all files, or the mistake in the first wrong file."""
     windows: list[Loads] = []
     first_layers: list[int] = []
     num_rows = 0
@@ -134,7 +132,7 @@ def _read_all(call: ExpertsCall) -> _Measured | Finding:
 
 
 def _numbered_from(first_layer: int | None, measured: LoadFile) -> Loads:
-    """Return the rows of MoE layers. Those that a table routes record nothing: whoever numbers them says that."""
+    """Return the rows of MoE layers. `first_layer` tells which empty rows are layers that a table routes."""
     if first_layer is None or measured.first_layer is None or not 0 <= first_layer < measured.first_layer:
         return measured.loads
     hashed = [layer < measured.first_layer for layer in range(first_layer, len(measured.rows))]
@@ -151,7 +149,7 @@ def _not_recorded(path: Path, row: int, loads: Loads) -> Finding:
 
 
 def _wrong_arguments(call: ExpertsCall, measured: _Measured | Finding) -> Iterator[Finding]:
-    """Return what is wrong with `call`, as far as the files that could be read tell."""
+    """Return the mistakes in `call`, as far as the readable files show them."""
     if isinstance(measured, Finding):  # and so nobody knows whether --first-layer drops rows
         return wrong_arguments(call, None, drops_rows=True)
     num_experts = len(measured.windows[0][0])
@@ -159,7 +157,7 @@ def _wrong_arguments(call: ExpertsCall, measured: _Measured | Finding) -> Iterat
 
 
 def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Finding | None) -> int:
-    """Return the model's number of the first MoE layer: as asked for, as measured, as in service, else 0."""
+    """Return the model's number of the first MoE layer: the option's, the recording's, the previous map's, or 0."""
     if call.first_layer is not None:
         return call.first_layer
     if measured.first_layer is not None:
@@ -168,7 +166,7 @@ def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Fin
 
 
 def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Finding:
-    """Return the MoE layers of the previous map, or why it cannot be one for these loads and sizes."""
+    """Return the MoE layers of the previous map, or why it does not fit these loads and sizes."""
     num_layers, num_experts = len(measured.windows[0]), len(measured.windows[0][0])
     num_slots = call.gpus * call.num_slots_per_gpu(num_experts)
     num_dense = previous.num_dense_layers(num_layers)

@@ -9,11 +9,11 @@ from planner.expert_map import Effort, Policy, SplitRule
 from planner.experts.call import ExpertsCall
 from planner.facts.map_files import Engine
 
-__all__ = ["add_options", "call_from"]
+__all__ = ["add_options", "read_call"]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add LOADS and every option but those that all commands have."""
+    """Add LOADS and the options that only this command has."""
     _add_loads(parser)
     _add_sizes(parser)
     _add_goals(parser)
@@ -21,8 +21,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_output(parser)
 
 
-def call_from(arguments: argparse.Namespace) -> ExpertsCall:
-    """Return the call that was parsed, right or wrong."""
+def read_call(arguments: argparse.Namespace) -> ExpertsCall:
+    """Return the parsed call, valid or not."""
     given = {each.name: getattr(arguments, each.name) for each in fields(ExpertsCall)}
     return ExpertsCall(**given | {"loads": tuple(arguments.loads)})
 

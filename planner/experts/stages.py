@@ -1,11 +1,11 @@
-"""The way from one map to another while both serve: which GPU sends which expert to which, stage by stage.
+"""Move from one map to another while serving: which GPU sends which expert to which, stage by stage.
 
-A stage is one layer. Its GPUs receive into spare slots while they go on serving from the old ones, and switch to the
-new map together when all have received; then what they let go of is spare for the next stage. So no expert is ever
-without a slot, and a GPU needs room for as many more experts of one layer as `spare_slots` says, never for more.
+A stage is one layer. Its GPUs receive into spare slots while they serve from the old ones, and switch to the new map
+together when all have received. Freed slots are the spare ones of the next stage. So no expert is ever without a slot,
+and a GPU needs room for at most `spare_slots` more experts of one layer.
 
-The sender is a GPU that holds the expert in the old map: on the receiver's node where there is one, else elsewhere; of
-several the one that has sent least so far in the stage, the lower number first.
+The sender holds the expert in the old map. It is on the receiver's node if possible; of several it is the one that has
+sent least in the stage so far, with the lowest number.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ class Stage:
 
     @property
     def spare_slots(self) -> int:
-        """The most experts that any one GPU receives."""
+        """The most experts that one GPU receives."""
         return max(Counter(transfer.to_gpu for transfer in self.transfers).values())
 
 
@@ -55,14 +55,14 @@ class LinkTotal:
 
 
 def stage_moves(previous: Sequence[Row], new: Sequence[Row], sizes: Sizes) -> tuple[Stage, ...]:
-    """Return the stages from one map to the other, without layers in which nothing moves."""
+    """Return the stages from `previous` to `new`, without layers in which nothing moves."""
     layers = enumerate(zip(previous, new, strict=True))
     stages = (Stage(layer, tuple(_transfers(before, after, sizes))) for layer, (before, after) in layers)
     return tuple(stage for stage in stages if stage.transfers)
 
 
 def link_totals(stages: Sequence[Stage], sizes: Sizes) -> tuple[LinkTotal, ...]:
-    """Return the total of all stages for each kind of link that anything crosses; the first of equally busy GPUs."""
+    """Return the totals of all stages by kind of link; of equally busy GPUs the first is named."""
     gpus_per_node = sizes.num_gpus // sizes.num_nodes
     crossing: dict[Literal["nvlink", "nic"], list[Transfer]] = {"nvlink": [], "nic": []}
     for transfer in (each for stage in stages for each in stage.transfers):
@@ -98,7 +98,7 @@ def _transfers(before: Row, after: Row, sizes: Sizes) -> list[Transfer]:
 
 
 def _coming(before: Row, after: Row, slots_per_gpu: int) -> list[tuple[int, int]]:
-    """Return (slot, expert) for each slot whose GPU did not hold the expert before, or not as often."""
+    """Return (slot, expert) for each expert that a GPU must receive."""
     coming = []
     for first in range(0, len(after), slots_per_gpu):
         held = Counter(before[first : first + slots_per_gpu])

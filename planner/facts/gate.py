@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-__all__ = ["AS_DEEPSEEK_V3", "Gate", "reached"]
+__all__ = ["AS_DEEPSEEK_V3", "Gate", "reach_probability"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Gate:
 AS_DEEPSEEK_V3 = Gate()
 
 
-def reached(served_LGP: "Floats", gate: Gate) -> "Floats":
+def reach_probability(served_LGP: "Floats", gate: Gate) -> "Floats":
     """Return the probability that a token goes to each place, `[L, P]`.
 
     `served_LGP` is the load of each group that each place serves, `[L, groups, P]`.

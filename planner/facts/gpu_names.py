@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from planner.facts.catalog import GPUS
 from planner.problems.fix import Fix, closest_choice, did_you_mean
 
-__all__ = ["instead_of_gpu", "same_gpu", "unplanned_gpu"]
+__all__ = ["same_gpu", "suggest_gpu", "unplanned_gpu"]
 
 # Chips that the catalog lacks, so that none of them is confused with a similar name.
 UNPLANNED = (
@@ -37,7 +37,7 @@ def same_gpu(written: str) -> str | None:
     return None
 
 
-def instead_of_gpu(written: str, known: Sequence[str]) -> Fix:
+def suggest_gpu(written: str, known: Sequence[str]) -> Fix:
     """Suggest the one of `known` that means the same GPU; nothing for another GPU."""
     own = [each for each in known if each not in GPUS]
     meant = same_gpu(written) or closest_choice(written, own)

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-__all__ = ["NotStrict", "each_once", "parsed_json"]
+__all__ = ["NotStrict", "parsed_json", "reject_repeats"]
 
 MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 MAX_PARTS = 2**20  # lists and objects; a plan of 20,000 nodes has a quarter of it
@@ -26,7 +26,7 @@ def parsed_json(content: bytes) -> Any:
     try:
         text = content.decode()  # Python's reader would also take UTF-16 and half characters
         found = json.loads(
-            text, parse_constant=_not_a_number, parse_int=_int, parse_float=_float, object_pairs_hook=each_once
+            text, parse_constant=_not_a_number, parse_int=_int, parse_float=_float, object_pairs_hook=reject_repeats
         )
         is_deep = not _is_shallow(found, MAX_DEPTH)
         if SURROGATE.search(content) and not is_deep:
@@ -40,7 +40,7 @@ def parsed_json(content: bytes) -> Any:
     return found
 
 
-def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of `pairs`. Raises NotStrict for a repeated key, which is ambiguous."""
     found: dict[str, Any] = {}
     for key, value in pairs:

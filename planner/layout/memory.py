@@ -237,7 +237,7 @@ def _find_high_limit(phase: Phase, spec: ResolvedSpec) -> str | None:
     for field in ("max_batch_tokens", "max_requests"):
         default = PhaseSpec.model_fields[field].default
         is_above = getattr(section, field) > default
-        if is_above and (plan := memory_of(spec.trying(phase, {field: default}), phase)) and plan.short <= 0:
+        if is_above and (plan := memory_of(spec.with_numbers(phase, {field: default}), phase)) and plan.short <= 0:
             return field
     return None
 

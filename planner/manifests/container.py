@@ -1,8 +1,7 @@
-"""What runs in each pod of a unit: command, variables, ports, and where it says that it lives and is ready.
+"""The container of each pod of a unit: command, variables, ports and probes.
 
-This is all that a template knows of an engine. Another engine's adapter has said it in the launch document
-(`planner/engines`); our runtime's follows from the launch document. What pods get of their nodes (`pods.py`) is the
-same for all of them.
+Templates know nothing else about an engine. For another engine its adapter wrote the container into the launch document
+(`planner/engines`); our runtime's is made here from that document. The rest of a pod (`pods.py`) is the same for all.
 """
 
 from collections.abc import Sequence
@@ -15,14 +14,14 @@ __all__ = ["engine_container", "runtime_container"]
 
 
 def engine_container(document: LaunchDocument) -> Container:
-    """Return what runs another engine, or its router, as its adapter says in the launch document."""
+    """Return the container of another engine or its router from the launch document."""
     return Container.from_document(document["container"])
 
 
 def runtime_container(document: LaunchDocument, launch_file: str, registry: str, told: Sequence[str]) -> Container:
-    """Return what runs our runtime, as told by the unit's launch document.
+    """Return the container of our runtime for the unit's launch document.
 
-    `registry` is the Service of the gateway; `told` are the arguments that the spec's `kubernetes` makes.
+    `registry` is the gateway's Service; `told` are arguments from the spec's `kubernetes`.
     """
     return Container(
         command=("python", "-m", "runtime", "node"),
@@ -43,7 +42,7 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
 
 
 def _queues(document: LaunchDocument) -> dict[str, str]:
-    """Room for a decode step's tokens in the NIC's queues. The other phases use DeepEP's kernels for prompts."""
+    """Return the variable for queues that hold a decode step's tokens. Other phases use DeepEP's normal kernels."""
     if document["device"] != "cuda" or document["phase"] != "decode" or len(document["ranks"]) == 1:
         return {}
     return queue_variables(document["limits"]["max_requests"])

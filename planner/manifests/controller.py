@@ -1,4 +1,4 @@
-"""The words of templates for the controller: its pod, what it may do, and the day that it follows."""
+"""Template variables for the controller: its pod, its permissions, and the day that it follows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +18,9 @@ BACKLOG = 1.5  # steps of prompts that each rank may have; assumed: between one,
 
 
 def controller_variables(plan: Plan) -> Variables | None:
-    """Return what the controller's objects are made of; None where the spec has no controller.
+    """Return the variables of the controller's objects; None without a controller.
 
-    The rules of the spec see to it that there is a day.
+    The spec's rules guarantee that there is a schedule.
     """
     kubernetes, day = plan.kubernetes, plan.timetable
     if kubernetes.controller is None or day is None:
@@ -67,13 +67,13 @@ def _units(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _other_days(day: Timetable) -> Variables:
-    """Return the states of weekdays and dates that are not as the day."""
+    """Return the states of special weekdays and dates."""
     days = [{"days": list(each.days), "steps": _steps(each.steps)} for each in day.other_days]
     return {"other_days": days} if days else {}
 
 
 def _lending(plan: Plan) -> Variables:
-    """Return what the day says more where the nodes of units that are off do other work."""
+    """Return the day's variables for lending the nodes of units that are off; empty without lending."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
     variables: Variables = {"notice_s": f"{plan.timetable.notice_s:g}"}
@@ -85,7 +85,7 @@ def _lending(plan: Plan) -> Variables:
 
 
 def _healing(plan: Plan) -> Variables:
-    """Return what the day says more where units leave faulty nodes."""
+    """Return the day's variables for moving units off faulty nodes; empty without healing."""
     controller = plan.kubernetes.controller
     if controller is None or controller.heal is None:
         return {}
@@ -96,7 +96,7 @@ def _healing(plan: Plan) -> Variables:
 
 
 def _measuring(plan: Plan) -> Variables:
-    """Return what the day says more where the gateway's figures are read."""
+    """Return the day's variables for reading the gateway's metrics; empty if they are not read."""
     controller = plan.kubernetes.controller
     if controller is None or not plan.kubernetes.reads_metrics:
         return {}
@@ -108,9 +108,9 @@ def _measuring(plan: Plan) -> Variables:
 
 
 def _demand(plan: Plan, told: DemandSpec) -> dict[str, Any]:
-    """Return when demand adds units to the day, and what a unit of each phase has room for.
+    """Return when demand adds units to the day, and the limits of a unit of each phase.
 
-    A prompt that is computed keeps nothing in prefill, so that neither places nor KV limit that.
+    Prefill keeps nothing of a computed prompt, so neither requests nor KV limit it.
     """
     rooms = {}
     for unit in plan.units:
@@ -128,7 +128,7 @@ def _demand(plan: Plan, told: DemandSpec) -> dict[str, Any]:
 
 
 def _nodes(plan: Plan) -> Variables:
-    """Return the nodes that the controller may write, and the role that lets it; none where it writes none."""
+    """Return the nodes that the controller may change, and the role for it; empty if it changes none."""
     kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):
         return {}

@@ -1,15 +1,15 @@
-"""A launch file in as many parts as ConfigMaps are needed to hold it. Small ones have a single part, the file itself.
+"""Split a launch file into parts that fit into ConfigMaps. A small file has one part, the file itself.
 
-A phase's units have one expert map, which is nearly all of their launch files: 65 of 68 kB each for DeepSeek-V3 on 144
-GPUs. A map of that size is in a ConfigMap of its own, once for the phase. A unit's own ConfigMap has the rest of its
-file. Pods mount both into one folder, as FILE.0 and FILE.1, and the runtime reads one after the other.
+A phase's units share one expert map, which is nearly all of their launch files: 65 of 68 kB each for DeepSeek-V3 on 144
+GPUs. A map of that size has its own ConfigMap, once for the phase, and a unit's ConfigMap has the rest of its file.
+Pods mount both into one folder, as FILE.0 and FILE.1, and the runtime reads one after the other.
 
-The API server takes at most 1 MiB of data in one ConfigMap: 2,304 slots in 58 layers are 468 KiB. What is larger is cut
-between lines into more parts. Nothing is compressed: what a zlib writes depends on its version, and the same plan gives
+The API server accepts at most 1 MiB of data in a ConfigMap; 2,304 slots in 58 layers are 468 KiB. Larger text is split
+between lines into more parts. Nothing is compressed, because zlib's output depends on its version, and a plan must have
 the same bytes on any machine.
 
-Pods of another engine mount the launch file without its map, so that another launch file restarts them too, and beside
-it the map as the engine reads it, if it reads one.
+Pods of another engine mount the launch file without its map, so that a changed file restarts them. They also mount the
+map in the engine's format, if it reads one.
 
 Source of the limit: kubernetes 1.36, pkg/apis/core/validation/validation.go, ValidateConfigMap: the values of `data`
 and `binaryData` together may have MaxSecretSize bytes (pkg/apis/core/types.go). A request may have more: 3 MiB by the
@@ -38,7 +38,7 @@ SHARED_KEY = "expert-map"  # each unit mounts it under another name, as a part o
 
 @dataclass(frozen=True)
 class LaunchPart:
-    """What one ConfigMap holds of a launch file: its `text`, under the key `file`."""
+    """The part of a launch file in one ConfigMap: its `text`, under the key `file`."""
 
     owner: str  # of the ConfigMap, as manifests' files are named
     config: str  # the ConfigMap's name
@@ -54,7 +54,7 @@ def gateway_parts(plan: Plan) -> tuple[LaunchPart, ...]:
 
 
 def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
-    """Return what all units of a phase mount: their expert map if it is large, or if another engine reads it."""
+    """Return the parts that all units of a phase share: a large expert map, or one in another engine's format."""
     document = plan.unit_document(plan.units_of(phase)[0])
     owner = names.phase_map(plan.name, phase)
     if plan.engine != OURS:
@@ -67,7 +67,7 @@ def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
 
 
 def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[LaunchPart, ...]:
-    """Return the parts of a unit's launch file that no other unit has; `shared` are those of its phase."""
+    """Return the parts of a unit's launch file that are not in `shared`, the parts of its phase."""
     document, file = plan.unit_document(unit), names.launch_file(unit.name)
     digest = document["launch_digest"]
     if plan.engine != OURS:
@@ -79,7 +79,7 @@ def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[La
 
 
 def sources(plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]) -> list[dict[str, str]]:
-    """Return the ConfigMaps that a unit's pods mount: `name`, and `key` and `path` where a file has another name."""
+    """Return the ConfigMaps that a unit's pods mount: `name`, and `key` and `path` if the file has another name."""
     if plan.engine != OURS:
         return [{"name": part.config} for part in (*own, *shared)]
     file = names.launch_file(unit.name)
@@ -89,7 +89,7 @@ def sources(plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[
 
 
 def file_parts(owner: str, file: str, digest: str, text: str) -> tuple[LaunchPart, ...]:
-    """Return a whole file as parts: itself, or FILE.0, FILE.1 and so on where one ConfigMap does not hold it."""
+    """Return a file as parts: the file itself, or FILE.0, FILE.1 and so on if one ConfigMap is too small."""
     pieces = list(_pieces(text))
     if len(pieces) == 1:
         return (LaunchPart(owner, names.launch_config(owner, digest), file, text),)
@@ -107,7 +107,7 @@ def _numbered(owner: str, file: str, digest: str, pieces: Iterable[str]) -> Iter
 
 
 def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[LaunchPart]:
-    """Yield the expert map as another engine reads it, in one file; nothing for an engine that reads none."""
+    """Yield the expert map in another engine's format, as one file; nothing if the engine reads no map."""
     path = document["container"].get("map_file")
     if path is None:
         return
@@ -118,7 +118,7 @@ def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[La
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield `text` in pieces of whole lines, each as long as fits."""
+    """Yield `text` in pieces of whole lines, each as long as possible."""
     assert text.isascii()  # so characters are bytes
     lines: list[str] = []
     size = 0

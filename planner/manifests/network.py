@@ -1,12 +1,12 @@
-"""NetworkPolicies: what they are made of. They allow the edges of the design and no other.
+"""Template variables for NetworkPolicies. They allow the connections of the design and no others.
 
     callers -> gateway: http          ranks -> gateway: registry       prefill -> decode: kv
     ranks of one unit: everything     scrapers -> everybody: metrics   everybody -> DNS
-    controller -> API server, and the gateway's metrics where it reads them
+    controller -> API server, and the gateway's metrics if it reads them
     another engine's router and units: everything among themselves
 
-What a kubelet asks for probes is always allowed. A cluster whose network does not enforce policies ignores them, and
-pods on the network of their node, or with interfaces of other networks, escape them.
+A kubelet's probes are always allowed. Policies have no effect in a cluster whose network does not enforce them, on pods
+in their node's network, and on interfaces of other networks.
 """
 
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 
 def edges_of_all() -> Edges:
-    """Return what every pod of a plan may do; what nothing else allows is refused, both ways."""
+    """Return the connections of every pod of a plan. All that no policy allows is refused, in both directions."""
     dns = [_port(port, protocol=protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     return {"ingress": [], "egress": [{"ports": dns}]}
 
 
 def gateway_edges(plan: Plan) -> Edges:
-    """Return whom the gateway talks to: ours is called by ranks, and another engine's router calls them."""
+    """Return the gateway's connections: ranks call our gateway, and another engine's router calls ranks."""
     ports = _gateway_ports(plan)
     units = {"podSelector": _select_units(plan)}
     from_callers = {"ports": [_port(ports["http"])]}  # anybody, from outside the cluster too
@@ -52,7 +52,7 @@ def gateway_edges(plan: Plan) -> Edges:
 
 
 def unit_edges(plan: Plan, unit: Unit) -> Edges:
-    """Return whom the pods of a unit talk to."""
+    """Return the connections of a unit's pods."""
     own = {"podSelector": {"matchLabels": names.unit_selector(unit.name)}}
     if plan.engine != OURS:
         container = engine_container(plan.unit_document(unit))
@@ -77,10 +77,7 @@ def unit_edges(plan: Plan, unit: Unit) -> Edges:
 
 
 def controller_edges(plan: Plan) -> Edges:
-    """Return whom the controller talks to: nobody calls it; it calls the API server, which is no pod, and the gateway.
-
-    The gateway only where its figures are read.
-    """
+    """Return the controller's connections: it calls the API server and reads the gateway's metrics."""
     egress: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}]
     if plan.kubernetes.reads_metrics:
         gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}
@@ -89,14 +86,14 @@ def controller_edges(plan: Plan) -> Edges:
 
 
 def _gateway_ports(plan: Plan) -> Mapping[str, int]:
-    """Return the ports at which the gateway listens, or another engine's router in its place."""
+    """Return the ports of the gateway, or of another engine's router in its place."""
     document = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]
     ports: Mapping[str, int] = document["ports"] if plan.engine == OURS else engine_container(document).ports
     return ports
 
 
 def _select_units(plan: Plan) -> Edges:
-    """Return what picks the pods of all units."""
+    """Return the selector of all units' pods."""
     is_unit = {"key": names.UNIT_LABEL, "operator": "Exists"}
     return {"matchLabels": names.plan_selector(plan.name), "matchExpressions": [is_unit]}
 
@@ -106,6 +103,6 @@ def _select_phase(plan: Plan, phase: Phase) -> Edges:
 
 
 def _port(first: int, last: int | None = None, protocol: str = "TCP") -> dict[str, Any]:
-    """Return a port, or all from `first` to `last`."""
+    """Return a port, or the range from `first` to `last`."""
     more = {"endPort": last} if last is not None and last > first else {}
     return {"protocol": protocol, "port": first} | more

@@ -1,12 +1,12 @@
-"""`kubernetes.overlay`, merged into rendered objects: what no field says and the planner need not know.
+"""Merge `kubernetes.overlay` into rendered objects: settings without a field of the spec.
 
     unit_pod      into the pod template of each unit
     gateway_pod   into the gateway's
     objects       into objects by kind and name, after the pods
 
-How is `spec/strategic_merge.py`'s, and what must stay as planned `rules/overlay.py`'s. An object that is changed
-is written anew, without the comments of its template. Its texts are quoted unless they are plainly words: YAML 1.1, 1.2
-and kubectl's own reader differ in what they take for a number (`1234e56`, `0o17`), a truth or a date.
+`spec/strategic_merge.py` merges, and `rules/overlay.py` protects what the planner decided. A changed object is written
+again, without its template's comments. Its texts are quoted unless they are plain words: YAML 1.1, YAML 1.2 and kubectl
+disagree about numbers (`1234e56`, `0o17`), truth values and dates.
 """
 
 import re
@@ -18,9 +18,9 @@ import yaml
 
 from planner.facts import names
 from planner.spec.pods import OverlaySpec
-from planner.spec.strategic_merge import MergeKeys, keys_of_kind, merged
+from planner.spec.strategic_merge import MergeKeys, keys_of_kind, merge_patch
 
-__all__ = ["Part", "overlaid", "parts_about"]
+__all__ = ["Part", "apply_overlay", "find_parts"]
 
 NOTE = "# Changed by kubernetes.overlay of the spec.\n"
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
@@ -30,7 +30,7 @@ NO_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the overlay that is about one object."""
+    """The part of the overlay for one object."""
 
     path: str  # of the part in the spec: `kubernetes.overlay.unit_pod`
     place: tuple[str, ...]  # in the object, where it is merged
@@ -38,12 +38,12 @@ class Part:
     keys: MergeKeys
 
 
-def overlaid(text: str, overlay: OverlaySpec | None) -> str:
-    """Return the object in `text`, as YAML, with all parts of `overlay` merged into it that are about it."""
+def apply_overlay(text: str, overlay: OverlaySpec | None) -> str:
+    """Return the object in `text`, as YAML, with its parts of `overlay` merged into it."""
     if overlay is None:
         return text
     document = yaml.load(text, Loader=yaml.CSafeLoader)
-    parts = list(parts_about(document, overlay))
+    parts = list(find_parts(document, overlay))
     if not parts:
         return text
     for part in parts:
@@ -51,8 +51,8 @@ def overlaid(text: str, overlay: OverlaySpec | None) -> str:
     return NOTE + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
-def parts_about(document: Mapping[str, Any], overlay: OverlaySpec) -> Iterator[Part]:
-    """Yield the parts of `overlay` that are about a rendered object, in the order in which they are merged."""
+def find_parts(document: Mapping[str, Any], overlay: OverlaySpec) -> Iterator[Part]:
+    """Yield the parts of `overlay` for a rendered object, in the order of merging."""
     kind, name = document["kind"], document["metadata"]["name"]
     above = "kubernetes.overlay"
     if kind in names.POD_TEMPLATES and overlay.unit_pod:
@@ -70,12 +70,12 @@ def _is_gateway(document: Mapping[str, Any]) -> bool:
 
 def _merged_at(document: Mapping[str, Any], place: tuple[str, ...], part: Part) -> dict[str, Any]:
     if not place:
-        return merged(document, part.patch, part.keys)
+        return merge_patch(document, part.patch, part.keys)
     return {**document, place[0]: _merged_at(document[place[0]], place[1:], part)}
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Writes texts so that every reader of YAML takes them for texts."""
+    """Quotes texts that some YAML reader would take for another type."""
 
 
 def _text_node(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:

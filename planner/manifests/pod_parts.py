@@ -1,4 +1,4 @@
-"""What the pods of units, gateway and controller have in common: volumes, tolerations, CPUs and memory."""
+"""Template variables that all pods share: volumes, tolerations, CPUs and memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ Variables = dict[str, Any]
 def requests_of(
     resources: PodResources | None, devices: Mapping[str, str] | None = None, least_bytes: int | None = None
 ) -> Variables:
-    """CPUs are requested without a limit, because a limit throttles; memory is both, because what is over it kills.
+    """Return requests and limits. CPUs have no limit, because a limit throttles; memory has one.
 
-    Where the spec gives no memory, `least_bytes` are requested, without a limit: nobody knows the most.
+    Without memory in the spec, `least_bytes` are requested without a limit, because the most is unknown.
     """
     requests, limits = dict(devices or {}), dict(devices or {})
     if resources is not None:
@@ -28,17 +28,17 @@ def requests_of(
 
 
 def priority_of(kubernetes: KubernetesSpec) -> Variables:
-    """Return the class of the gateway's and the controller's pods, if there is one: without them no unit serves."""
+    """Return the priority class of the gateway's and the controller's pods, without which no unit serves."""
     return {"priority_class": kubernetes.priority_class} if kubernetes.priority_class else {}
 
 
 def tolerations_of(tolerations: Sequence[TolerationSpec]) -> list[Variables]:
-    """Return tolerations as Kubernetes writes them."""
+    """Return tolerations in Kubernetes' form."""
     return [_toleration(each) for each in tolerations]
 
 
 def volumes_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
-    """Return the spec's volumes, as a pod has them."""
+    """Return the spec's volumes in a pod's form."""
     return [
         {"name": f"volume-{index}", "read_only": True}
         | volume.model_dump(include={"host_path", "claim"}, exclude_none=True)
@@ -47,7 +47,7 @@ def volumes_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
 
 
 def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
-    """Return where a container sees them."""
+    """Return the mounts of the spec's volumes in a container."""
     return [
         {"name": f"volume-{index}", "mount_path": volume.mount_path, "read_only": True}
         for index, volume in enumerate(volumes)
@@ -55,7 +55,7 @@ def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
 
 
 def memory(num_bytes: int) -> str:
-    """`1536Mi`, `2Gi` or `1Ti`: as the API server itself would write it, so that nothing looks changed."""
+    """Return `1536Mi`, `2Gi` or `1Ti`, as the API server writes it, so that nothing looks changed."""
     amount, units = round(num_bytes / 2**20), ["Mi", "Gi", "Ti"]
     while amount % 1024 == 0 and len(units) > 1:
         amount, units = amount // 1024, units[1:]
@@ -69,6 +69,6 @@ def _toleration(toleration: TolerationSpec) -> Variables:
 
 
 def _cpu(cpus: float) -> str:
-    """`500m` or `2`: likewise."""
+    """Return `500m` or `2`, as the API server writes it."""
     millicpus = round(cpus * 1000)
     return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)

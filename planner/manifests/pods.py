@@ -1,7 +1,7 @@
-"""The words of templates for pods: what the gateway's and the units' get of their nodes, from the spec and the plan.
+"""Template variables for the pods of the gateway and of units, from the spec and the plan.
 
-A unit's pod has more than the gateway's: GPUs, RDMA devices, networks, memory to share, a copy of the checkpoint,
-probes that know how long weights take, and a place among the cluster's other pods.
+Beyond the gateway's, a unit's pod has GPUs, RDMA devices, networks, shared memory, a copy of the checkpoint, probes
+that allow for loading weights, and scheduling constraints.
 """
 
 import math
@@ -63,7 +63,7 @@ Variables = dict[str, Any]
 
 
 def router_pod(plan: Plan, container: Container) -> Variables:
-    """Return what the pod of another engine's router is made of; it reads no checkpoint."""
+    """Return the variables of the pod of another engine's router, which reads no checkpoint."""
     resources = requests_of(plan.kubernetes.resources.gateway)
     assert container.start_s is not None  # adapters say it
     variables = {
@@ -86,7 +86,7 @@ def router_pod(plan: Plan, container: Container) -> Variables:
 
 
 def gateway_pod(plan: Plan) -> Variables:
-    """Return what the gateway's pod is made of."""
+    """Return the variables of the gateway's pod."""
     kubernetes, own, stage = plan.kubernetes, plan.kubernetes.gateway, plan.kubernetes.stage
     volumes = kubernetes.volumes if own.volumes is None else own.volumes
     mounts = mounts_of(volumes)
@@ -110,7 +110,7 @@ def gateway_pod(plan: Plan) -> Variables:
 
 
 def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
-    """Return what each pod of `unit` is made of, around `container`."""
+    """Return the variables of each pod of `unit` with `container`."""
     kubernetes = plan.kubernetes
     volumes, mounts = volumes_of(kubernetes.volumes), mounts_of(kubernetes.volumes)
     disk = plan.unit_document(unit)["limits"].get("disk")
@@ -154,14 +154,14 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
 
 
 def has_compute_domain(plan: Plan, unit: Unit) -> bool:
-    """Whether the GPUs of the unit's nodes share one NVLink, and the spec does not say that it is not to be used."""
+    """Return whether the unit's nodes are in one NVLink domain, and the spec does not disable its use."""
     wanted = plan.kubernetes.compute_domain
     joins = plan.pods[unit.phase].nvlink_joins_nodes if wanted is None else wanted
     return joins and len(unit.nodes) > 1
 
 
 def security_needs(plan: Plan) -> list[str]:
-    """Return why pods need a namespace that admits privileged ones; empty where they meet the restricted standard.
+    """Return why pods need a namespace for privileged ones; empty if they meet the `restricted` standard.
 
     Source: github.com/kubernetes/kubernetes 003effe9 staging/src/k8s.io/pod-security-admission/policy,
     check_capabilities_baseline.go, check_hostPathVolumes.go and check_hostNamespaces.go: `baseline` already forbids all
@@ -178,7 +178,7 @@ def security_needs(plan: Plan) -> list[str]:
 
 
 def _unit_resources(plan: Plan, unit: Unit) -> Variables:
-    """What a container asks for; devices are requested as they are limited."""
+    """Return a container's requests and limits, which are equal for devices."""
     kubernetes, needs = plan.kubernetes, plan.pods[unit.phase]
     devices = {needs.gpu_resource: str(unit.ranks_per_node)} if needs.gpu_resource else {}
     if kubernetes.rdma:
@@ -191,7 +191,7 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
 
 
 def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables]:
-    """Variables of the pod's own fields, then the engine's, then the NICs', then the spec's, of which the last wins."""
+    """Return the variables: those of pod fields, the engine's, the NICs', the spec's. Later ones win."""
     kubernetes, fields = plan.kubernetes, dict(OWN_FIELDS)
     values: dict[str, Any] = {**container.env}
     if kubernetes.unit_kind == "statefulset":  # what LeaderWorkerSet would set
@@ -207,7 +207,7 @@ def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables
 
 
 def _is_one_world(plan: Plan, unit: Unit) -> bool:
-    """Return whether the ranks of `unit` meet in one NVSHMEM world."""
+    """Return whether all ranks of `unit` are in one NVSHMEM world."""
     if plan.engine == OURS:
         return not is_normal(unit.phase)
     version = plan.unit_document(unit)["engine"]["version"]
@@ -215,7 +215,7 @@ def _is_one_world(plan: Plan, unit: Unit) -> bool:
 
 
 def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Variables]:
-    """Return the variables for templates, the pod's own fields first, since `values` may name them as `$(NAME)`."""
+    """Return the variables for templates, pod fields first, because `values` may refer to them as `$(NAME)`."""
     return [{"name": name, "field": path} for name, path in fields.items()] + [
         {"name": name, "secret": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
@@ -223,7 +223,7 @@ def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Var
 
 
 def _ports(plan: Plan, unit: Unit, container: Container) -> Mapping[str, int]:
-    """The container's ports, and with monitors those of all its ranks' metrics."""
+    """Return the container's ports, and with monitors the metrics ports of all its ranks."""
     if not plan.kubernetes.monitors or plan.engine != OURS:
         return container.ports
     first = container.ports["metrics"]
@@ -232,7 +232,7 @@ def _ports(plan: Plan, unit: Unit, container: Container) -> Mapping[str, int]:
 
 
 def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
-    """When a pod that does not start, or does not move, is ended; None where nobody knows how long weights take."""
+    """Return the probes that restart a pod that does not start or progress; None if the time to load is unknown."""
     weights = plan.pods[unit.phase].weights_bytes
     if weights is None:
         return None
@@ -244,24 +244,24 @@ def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
 
 
 def _wait_on(probe: Probe, seconds: float) -> Variables:
-    """Return a probe that fails for `seconds` before its container is started again."""
+    """Return a probe that may fail for `seconds` before its container is restarted."""
     usual = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
     return usual | _probe_fields(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
 
 
 def _grace_s(plan: Plan) -> int:
-    """Return the seconds after which a pod that is told to end is killed."""
+    """Return the seconds after which a terminating pod is killed."""
     return math.ceil(plan.drain_s) + KILLED_AFTER_S
 
 
 def _probe_fields(probe: Probe) -> Variables:
-    """A probe as templates have it, without what the engine does not say."""
+    """Return a probe in the templates' form, without fields that the engine leaves open."""
     timeout = {} if probe.timeout_seconds is None else {"timeout": probe.timeout_seconds}
     return {"path": probe.path, "port": probe.port} | timeout
 
 
 def _stage(plan: Plan) -> Variables | None:
-    """The copy of the checkpoint that is made before the container starts."""
+    """Return the variables of the copy of the checkpoint made before the container starts."""
     stage = plan.kubernetes.stage
     if stage is None:
         return None
@@ -279,7 +279,7 @@ def _checkpoint_path(plan: Plan) -> str:
 
 
 def _scheduling(plan: Plan) -> Variables:
-    """Return the fields that say where pods may run, before whom, and how long they may take to end."""
+    """Return the pods' tolerations, node selector, priority and grace period."""
     kubernetes = plan.kubernetes
     return {
         "host_network": kubernetes.host_network,
@@ -291,7 +291,7 @@ def _scheduling(plan: Plan) -> Variables:
 
 
 def _tolerate_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:
-    """Return the toleration of the taint by which the controller has a unit's nodes left to it."""
+    """Return the toleration of the taint with which the controller reclaims a unit's nodes."""
     taint = {"key": names.RECLAIMED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
     return [taint] if kubernetes.lends_nodes else []
 
@@ -301,5 +301,5 @@ def _networks(kubernetes: KubernetesSpec) -> dict[str, str]:
 
 
 def _claim(unit: Unit) -> Variables:
-    """The pod's part of the unit's ComputeDomain."""
+    """Return the pod's claim on the unit's ComputeDomain."""
     return {"name": "compute-domain", "template": names.compute_domain_channel(unit.name)}

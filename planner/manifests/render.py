@@ -1,7 +1,7 @@
-"""A plan to Kubernetes manifests: file name -> text, one object a file, the same bytes every time.
+"""Render a plan as Kubernetes manifests: file name -> text, one object per file, the same bytes every time.
 
-All decisions are in the plan and all names in `facts/names.py`. Here and in `pods.py` they get the words that templates
-use, `templates/` puts them into YAML, and `overlay.py` merges what the spec adds. `folder.py` writes the files.
+All decisions are in the plan and all names in `facts/names.py`. This file and `pods.py` make template variables of
+them, `templates/` renders YAML, and `overlay.py` merges the spec's additions. `folder.py` writes the files.
 """
 
 import json
@@ -21,7 +21,7 @@ from planner.manifests.container import engine_container, runtime_container
 from planner.manifests.controller import controller_variables
 from planner.manifests.launch_parts import LaunchPart, gateway_parts, map_parts, sources, unit_parts
 from planner.manifests.network import controller_edges, edges_of_all, gateway_edges, unit_edges
-from planner.manifests.overlay import overlaid
+from planner.manifests.overlay import apply_overlay
 from planner.manifests.pods import (
     Variables,
     gateway_pod,
@@ -57,13 +57,13 @@ class Manifest:
 
 
 def render_files(plan: Plan) -> dict[str, str]:
-    """File name -> text of every object and of `kustomization.yaml`.
+    """Return file name -> text for every object and `kustomization.yaml`.
 
-    Raises InfeasibleError when the plan's engine cannot run it: its pods would only crash.
+    Raises InfeasibleError if the plan's engine cannot run it, because its pods would only crash.
     """
     environment = _environment()
     files = {
-        manifest.file_name: overlaid(_text(environment, manifest), plan.kubernetes.overlay)
+        manifest.file_name: apply_overlay(_text(environment, manifest), plan.kubernetes.overlay)
         for manifest in _manifests(plan)
     }
     return {KUSTOMIZATION: environment.get_template(f"{KUSTOMIZATION}.j2").render(resources=list(files))} | files
@@ -75,7 +75,7 @@ def _text(environment: jinja2.Environment, manifest: Manifest) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Return what compiles each template once. A hole without a value is an error, not an empty text in a manifest."""
+    """Return the cached Jinja environment. A hole without a value is an error, not an empty text."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("templates", "."),
         undefined=jinja2.StrictUndefined,
@@ -89,17 +89,17 @@ def _environment() -> jinja2.Environment:
 
 
 def _quoted(value: Any) -> str:
-    """`value` as JSON, which YAML reads as the same, whatever is in it.
+    """Return `value` as JSON that YAML reads as the same value.
 
-    But for characters that JSON writes as two surrogates: YAML joins none, and has an escape for the whole character.
-    A surrogate by itself is no text; neither a spec nor a plan that is read can hold one.
+    JSON writes some characters as two surrogates, which YAML does not join, so these get YAML's escape. Lone surrogates
+    cannot occur in a spec or a plan.
     """
     text = json.dumps(value, ensure_ascii=False)
     return PAST_ASCII.sub(lambda found: f"\\U{ord(found[0]):08x}", text)
 
 
 def _manifests(plan: Plan) -> Iterator[Manifest]:
-    """Yield the manifests in the order in which they can be created."""
+    """Yield the manifests in an order in which they can be created."""
     plan.require_runnable()
     maps = {phase: map_parts(plan, phase) for phase in dict.fromkeys(unit.phase for unit in plan.units)}
     yield from _shared(plan)
@@ -137,10 +137,10 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
 
 
 def _budget(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
-    """Yield the budget of a phase. It counts pods and has to let whole units go (docs/design/pods.md).
+    """Yield the budget of a phase. It counts pods, and must allow whole units to go (docs/design/pods.md).
 
-    The last unit that may go must lose its first pod, and then no pod of another unit may follow. So one pod less than
-    `stay + 1` units have must stay.
+    The last unit that may go must be able to lose its first pod, after which no other unit may lose one. So one pod
+    fewer than those of `stay + 1` units must stay.
     """
     units = plan.units_of(phase)
     allowed = plan.kubernetes.disruptions
@@ -158,7 +158,7 @@ def _budget(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
 
 
 def _map(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Manifest]:
-    """The expert map that all units of a phase mount, if they do not each have it in their launch files."""
+    """Yield the ConfigMaps of a phase's shared expert map; none if each launch file has it."""
     sha256 = plan.unit_document(plan.units_of(phase)[0])["expert_map"]["sha256"] if parts else None
     shared = {
         "namespace": plan.kubernetes.namespace,
@@ -249,7 +249,7 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
 
 
 def _controller(plan: Plan) -> Iterator[Manifest]:
-    """What makes the units follow their day, where the spec asks for it. The last of all: it acts on the others."""
+    """Yield the controller's objects, if there is one. They come last, because it acts on the others."""
     variables = controller_variables(plan)
     if variables is None:
         return
@@ -267,28 +267,28 @@ def _controller(plan: Plan) -> Iterator[Manifest]:
 
 
 def _policy(plan: Plan, name: str, of: Variables, edges: Variables) -> Iterator[Manifest]:
-    """The NetworkPolicy of the pods that the selector in `of` picks, unless the spec wants none."""
+    """Yield the NetworkPolicy of the pods that the selector in `of` selects, unless the spec has none."""
     if plan.kubernetes.network_policies:
         ways = {way: rules for way, rules in edges.items() if rules}  # the API server stores no empty ones
         yield Manifest("networkpolicy", name, of | {"name": name} | ways)
 
 
 def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:
-    """The ConfigMaps of the parts, with what `workload` says of all objects."""
+    """Yield the ConfigMaps of the parts, with the variables of `workload`."""
     for part in parts:
         variables = {**workload, "name": part.config, "launch_file": part.file, "text": part.text}
         yield Manifest("configmap", part.owner, variables)
 
 
 def _certificate(plan: Plan, owner: Variables) -> Iterator[Manifest]:
-    """The Certificate of the gateway or a unit, where the spec names an issuer."""
+    """Yield the Certificate of the gateway or a unit, if the spec names an issuer."""
     variables = certificate(plan, owner["name"])
     if variables is not None:
         yield Manifest("certificate", owner["name"], owner | variables)
 
 
 def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:
-    """What an account's pods log in with, if the spec says so."""
+    """Return the image pull secrets of an account, if the spec names some."""
     secrets = kubernetes.image_pull_secrets
     return {"image_pull_secrets": secrets} if secrets else {}
 
@@ -302,7 +302,7 @@ def _unpruned(plan: Plan) -> dict[str, str]:
 
 
 def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:
-    """The label by which Kueue admits a unit."""
+    """Return the label by which Kueue admits a unit."""
     return {names.QUEUE_LABEL: kubernetes.queue} if kubernetes.queue else {}
 
 
@@ -312,5 +312,5 @@ def _partition(kubernetes: KubernetesSpec) -> Variables:
 
 
 def _digests(document: dict[str, Any], *kinds: str) -> dict[str, str]:
-    """Annotations of what is made from a launch document."""
+    """Return the digest annotations of objects made from a launch document."""
     return {names.digest_annotation(kind): document[f"{kind}_digest"] for kind in kinds}

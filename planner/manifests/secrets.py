@@ -1,7 +1,7 @@
-"""What pods mount of Secrets beside their launch files: API keys, and certificates, which a cert-manager may make.
+"""The Secrets that pods mount beside their launch files: API keys and certificates.
 
-Secrets are named here and never written: whoever runs the cluster, or cert-manager, puts the values there, and changes
-them in running pods.
+Only names are written here. The cluster's operator or cert-manager creates the Secrets, and renews them in running
+pods.
 """
 
 from collections.abc import Sequence
@@ -22,30 +22,30 @@ Secrets = list[dict[str, Any]]
 
 
 def gateway_arguments(plan: Plan) -> list[str]:
-    """Return what the gateway is told of its Secrets, and of the gateways with which it shares their limits."""
+    """Return the gateway's arguments for its Secrets and for the number of gateways that share the keys' limits."""
     keys = [f"--keys={FOLDER}/{names.KEYS_FILE}"] if plan.gateway.keys else []
     beside = [f"--gateways={plan.gateway.replicas}"] if plan.gateway.replicas > 1 else []
     return keys + beside + _tls_arguments(plan.kubernetes.tls)
 
 
 def unit_arguments(plan: Plan) -> list[str]:
-    """Return what a unit's nodes are told of theirs."""
+    """Return the arguments of a unit's nodes for their Secrets."""
     return _tls_arguments(plan.kubernetes.tls)
 
 
 def gateway_secrets(plan: Plan) -> Secrets:
-    """Return the Secrets that the gateway's pod mounts: `name`, and the `files` with `key` and `path`."""
+    """Return the Secrets that the gateway's pod mounts: `name`, and `files` with `key` and `path`."""
     keys = [_mounted(plan.gateway.keys, [names.KEYS_FILE])] if plan.gateway.keys else []
     return keys + _tls_secrets(plan, names.gateway_name(plan.name))
 
 
 def unit_secrets(plan: Plan, unit: str) -> Secrets:
-    """Return the same of a unit's pods."""
+    """Return the Secrets that a unit's pods mount, in the same form."""
     return _tls_secrets(plan, unit)
 
 
 def certificate(plan: Plan, owner: str) -> dict[str, Any] | None:
-    """Return what a Certificate of the gateway's Deployment, or of a unit, is made of; None if nobody issues it."""
+    """Return the variables of the Certificate of the gateway or of a unit; None without an issuer."""
     tls, namespace = plan.kubernetes.tls, plan.kubernetes.namespace
     if tls is None or tls.issuer is None:
         return None

@@ -1,1 +1,1 @@
-"""What went wrong, in four parts, and how to mend it."""
+"""Problems: findings in four parts, errors, and fixes."""

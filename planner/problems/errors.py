@@ -2,7 +2,7 @@
 
     TidemillError
     ├── SpecError         2   the spec is wrong: every mistake at once, each with its line
-    ├── InfeasibleError   3   the spec is right, but what it asks for cannot be had
+    ├── InfeasibleError   3   the spec is valid, but impossible to meet
     ├── CallError         2   the command line is wrong
     └── OutputError       1   the answer could not be written
 
@@ -43,13 +43,13 @@ class SpecError(TidemillError):
 
 
 class InfeasibleError(TidemillError):
-    """The spec is right, but what it asks for is impossible."""
+    """The spec is valid, but impossible to meet."""
 
     exit_status = 3
 
 
 class CallError(TidemillError):
-    """The command was called wrongly."""
+    """The command line is wrong."""
 
     exit_status = 2
 

@@ -128,10 +128,10 @@ def _fix(spec: ResolvedSpec, phase: Phase) -> Fix | str:
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     sizes = [size for size in attention_sizes(section.ep_size, per_node, spec.model) if size < section.attention_tp]
     for size in reversed(sizes):
-        tried = spec.trying(phase, {"attention_tp": size})
+        tried = spec.with_numbers(phase, {"attention_tp": size})
         if keeps_blocks(tried, phase) and supports_unit_size(tried, phase):
             return nearest(size)
     for size in reversed(sizes):
-        if keeps_blocks(spec.trying(phase, {"ep_size": size, "attention_tp": size}), phase):
+        if keeps_blocks(spec.with_numbers(phase, {"ep_size": size, "attention_tp": size}), phase):
             return f"plan units of {size} GPUs that all share attention"
     return "plan it in another precision"

@@ -17,11 +17,11 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix, apply_change
 from planner.rules.table import broken_rules
 from planner.rules.written import Written
-from planner.spec.declared import place_of
+from planner.spec.declared import table_key
 from planner.spec.fields import check_fields
 from planner.spec.named import Named
-from planner.spec.places import in_full
-from planner.spec.resolved import ResolvedSpec, following
+from planner.spec.places import expand_short_forms
+from planner.spec.resolved import ResolvedSpec, use_forecast
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 from planner.spec.yaml import Document, read_document
@@ -58,7 +58,7 @@ def resolve(document: Document) -> ResolvedSpec:
     if findings or refused:
         raise SpecError([*refused, *map(document.locate, findings)])
     return ResolvedSpec(
-        written=following(Spec.model_validate(document.data), named.resolved.get("traffic.forecast")),
+        written=use_forecast(Spec.model_validate(document.data), named.resolved.get("traffic.forecast")),
         model=named.resolved["model.shapes"],
         config_digest=named.resolved.get("model.digest") or values.get("model.config_digest"),
         weights_digest=named.resolved.get("model.digest_of_weights") or values.get("model.weights_digest"),
@@ -84,7 +84,7 @@ def change_spec(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
 
 def change_document(document: Document, values: Change) -> Document:
     """Return a copy of `document` with `values` (dotted path -> value) written into it."""
-    data = apply_change(in_full(document.data, values), values)
+    data = apply_change(expand_short_forms(document.data, values), values)
     return replace(document, data=data, autos=document.autos | set(_auto_paths(values)))
 
 
@@ -121,4 +121,4 @@ def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[st
 
 def _count(findings: Sequence[Finding]) -> Counter[tuple[str, str]]:
     """Count mistakes by place and rule id. Places have no list index, since a change may move a list's items."""
-    return Counter((place_of(each.path), each.id) for each in findings)
+    return Counter((table_key(each.path), each.id) for each in findings)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.facts.catalog import GPUS
-from planner.facts.gpu_names import instead_of_gpu, unplanned_gpu
+from planner.facts.gpu_names import suggest_gpu, unplanned_gpu
 from planner.facts.names import logical_node
 from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES, Phase
@@ -104,7 +104,7 @@ def node_gpus_are_known(c: Written) -> Iterator[Finding]:
                 others = ", ".join(known[1:])
                 rule = f"S304 must be {known[0]}, which is the cluster's GPU, or another known GPU ({others})"
             reason = "the plan can only use GPUs whose figures it knows"
-            yield Finding(f"cluster.nodes.{index}.gpu", gpu, rule, reason, instead_of_gpu(gpu, known))
+            yield Finding(f"cluster.nodes.{index}.gpu", gpu, rule, reason, suggest_gpu(gpu, known))
 
 
 def phase_gpus_have_nodes(c: Written, phase: Phase) -> Iterator[Finding]:

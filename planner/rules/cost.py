@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.facts.gpu_names import instead_of_gpu
+from planner.facts.gpu_names import suggest_gpu
 from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, for_example, nearest
@@ -44,7 +44,7 @@ def supply_gpus_are_used(c: Written, supply: str) -> Iterator[Finding]:
     if used and gpu is not None and gpu not in used:
         rule = f"S304 must be what a phase runs on ({', '.join(used)})"
         reason = "otherwise no unit could use these nodes"
-        yield Finding(f"{supply}.gpu", gpu, rule, reason, instead_of_gpu(gpu, used))
+        yield Finding(f"{supply}.gpu", gpu, rule, reason, suggest_gpu(gpu, used))
 
 
 def price_hours_are_unique(c: Written) -> Iterator[Finding]:

@@ -50,9 +50,9 @@ def most_redundant_experts(model: Model) -> int:
     A row of `--init-expert-location` is a list of expert numbers. Each takes its digits, a comma and a space.
     """
     longest = len(str(model.num_routed_experts - 1)) + 2
-    each_once = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
+    reject_repeats = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
     row = (MAX_MAP_BYTES - MAP_FRAME_BYTES) // model.num_layers - ROW_FRAME_BYTES
-    return (row - each_once) // longest
+    return (row - reject_repeats) // longest
 
 
 def gpus_are_nvidia(c: Candidate) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def _offer_one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
 def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
     """Return the attention group sizes that run in the units of `phase` with their EP size."""
     sizes = attention_sizes(spec.phase(phase).ep_size, spec.cluster.gpus_per_node, spec.model)
-    tried = {size: spec.trying(phase, {"attention_tp": size}) for size in sizes}
+    tried = {size: spec.with_numbers(phase, {"attention_tp": size}) for size in sizes}
     conditions = (supports_unit_size, exchange_fits_buffer, keeps_blocks)
     runs = [size for size, each in tried.items() if all(can(each, phase) for can in conditions)]
     return [size for size in runs if fits_memory(memory_of(tried[size], phase))]

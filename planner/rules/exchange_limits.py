@@ -76,7 +76,9 @@ def decode_steps_fit_exchange(c: Candidate) -> Iterator[Finding]:
         section, engine = spec.phase(phase), spec.written.engine_name
         requests = range(1, section.max_requests + 1)
         most = bisect_left(
-            requests, True, key=lambda each: not exchange_fits_buffer(spec.trying(phase, {"max_requests": each}), phase)
+            requests,
+            True,
+            key=lambda each: not exchange_fits_buffer(spec.with_numbers(phase, {"max_requests": each}), phase),
         )
         if dispatched_tokens(section, engine) > MAX_DISPATCHED_TOKENS:
             rule = f"S746 must be at most {most:,} to run on {engine}"
@@ -123,7 +125,7 @@ def nearest_units(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
     above = [size for size in sizes if size > section.ep_size]
 
     def is_possible(size: int, redundant: int) -> bool:
-        tried = spec.trying(phase, {"ep_size": size, "redundant_experts": redundant})
+        tried = spec.with_numbers(phase, {"ep_size": size, "redundant_experts": redundant})
         has_buffer = exchange_fits_buffer(tried, phase) or not exchange_fits_buffer(spec, phase)
         return supports_unit_size(tried, phase) and has_buffer and fits_memory(memory_of(tried, phase))
 
@@ -247,7 +249,7 @@ def _buffer_finding(spec: ResolvedSpec, phase: Phase, most: int) -> Finding:
     )
     fix = nearest(most)
     for redundant in range(section.redundant_experts - section.ep_size, -1, -section.ep_size):
-        if exchange_fits_buffer(spec.trying(phase, {"redundant_experts": redundant}), phase):
+        if exchange_fits_buffer(spec.with_numbers(phase, {"redundant_experts": redundant}), phase):
             fewer: Change = {f"{phase}.redundant_experts": redundant}
             fix = Fix(f"{fix}, or redundant_experts {redundant}", (*fix.changes, fewer))
             break

@@ -283,7 +283,7 @@ def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
     """Return the most requests that KV holds at the usual length, beside their buffers."""
 
     def is_too_much(max_requests: int) -> bool:
-        tried = spec.trying(phase, {"max_requests": max_requests})
+        tried = spec.with_numbers(phase, {"max_requests": max_requests})
         plan = memory_of(tried, phase)
         return plan is not None and not _fits_kv(plan, tried.phase(phase))
 

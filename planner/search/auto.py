@@ -229,7 +229,7 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
     wanted, point = _wanted_requests(phase, section), _written_point(spec, phase)
     held: list[_MemoryTrial] = []
     for numbers in _candidate_sizes(spec, phase):
-        plan = memory_of(spec.trying(phase, numbers), phase)
+        plan = memory_of(spec.with_numbers(phase, numbers), phase)
         if plan is None:
             return numbers, wanted
         num_held = min(plan.full_requests, wanted) if plan.short <= 0 else 0
@@ -241,7 +241,7 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
     best = next(chain((each for each in held if each.holds_point), (each for each in held if each.num_held)), largest)
     numbers = best.numbers
     if is_auto(section, "max_requests"):
-        most = _max_fitting_requests(spec.trying(phase, numbers), phase)
+        most = _max_fitting_requests(spec.with_numbers(phase, numbers), phase)
         numbers = numbers | {"max_requests": max(most, point.requests)}
     return numbers, best.num_held
 
@@ -262,7 +262,7 @@ def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
     all_ = [
         {"ep_size": size, "redundant_experts": redundant} | requests for size, redundant in right or in_groups or even
     ]  # if none breaks no rule, the rules will say why
-    for decided in [each for each in all_ if runs_layout(spec.trying(phase, each), phase)] or all_:
+    for decided in [each for each in all_ if runs_layout(spec.with_numbers(phase, each), phase)] or all_:
         yield {field: number for field, number in decided.items() if is_auto(section, field)}
 
 
@@ -284,7 +284,7 @@ def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
     """Return how many full-length requests fit at a time, at least 1. Buffers grow with the number too."""
 
     def do_not_fit(requests: int) -> bool:
-        tried = spec.trying(phase, {"max_requests": requests})
+        tried = spec.with_numbers(phase, {"max_requests": requests})
         plan = memory_of(tried, phase)
         return plan is None or plan.full_requests < requests or not runs_layout(tried, phase)
 

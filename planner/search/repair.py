@@ -209,7 +209,7 @@ class _Search:
             return True
         key = phase + _key(numbers)
         if key not in self.kv_shares:
-            self.kv_shares[key] = _kv_share(self.spec.trying(phase, numbers), phase)
+            self.kv_shares[key] = _kv_share(self.spec.with_numbers(phase, numbers), phase)
         return self.kv_shares[key] >= (goal.share if phase in goal.phases else ONE_REQUEST)
 
     def _has_slots(self, phase: Phase, numbers: Mapping[str, Any]) -> bool:

@@ -136,7 +136,7 @@ def _covering_ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
 
 
 def _exchange_supports(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
-    return supports_unit_size(spec.trying(phase, {"ep_size": ep_size}), phase)
+    return supports_unit_size(spec.with_numbers(phase, {"ep_size": ep_size}), phase)
 
 
 def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:

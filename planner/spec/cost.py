@@ -1,7 +1,7 @@
 """The spec's `cost` section: what GPUs cost, and what tokens sell for.
 
-Amounts are US dollars. Times of day are of the schedule's time zone, and each entry of `hours` holds until the next
-one's time, as the windows of a schedule do.
+Amounts are in US dollars. Times of day are in the schedule's time zone, and each entry of `hours` holds until the next
+one begins, like the windows of a schedule.
 """
 
 from typing import Literal

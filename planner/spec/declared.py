@@ -1,4 +1,4 @@
-"""What the schema declares at a dotted path, as the messages about it need it."""
+"""The schema's declaration of a dotted path, for messages."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -20,18 +20,18 @@ __all__ = [
     "is_quantity",
     "may_be_auto",
     "path_of",
-    "place_of",
     "required_in",
     "section_at",
     "section_of",
     "sentence_of",
+    "table_key",
     "types_in",
     "undecided_in",
 ]
 
 
 def field_at(path: str) -> FieldInfo:
-    """The declaration of the field at `path`."""
+    """Return the declaration of the field at `path`."""
     section: type[BaseModel] | None = Spec
     for name in path.split("."):
         if not name.isdecimal():  # an element of a list is declared with the list
@@ -43,12 +43,12 @@ def field_at(path: str) -> FieldInfo:
 
 @cache
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that `field` holds or, as `model` does, may hold, perhaps in a list."""
+    """Return the section that `field` holds or may hold, perhaps in a list; else None."""
     return next((c for c in types_in(field.annotation) if isinstance(c, type) and issubclass(c, Section)), None)
 
 
 def section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    """The section that holds, or should hold, what stands at `location`."""
+    """Return the section of the field at `location`."""
     parent = path_of(location[:-1])
     section = section_of(field_at(parent)) if parent else Spec
     assert section
@@ -56,36 +56,36 @@ def section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
 
 
 def required_in(section: type[BaseModel]) -> list[str]:
-    """Names of the fields that `section` must have."""
+    """Return the names of the required fields of `section`."""
     return [name for name, field in section.model_fields.items() if field.is_required()]
 
 
 def holds_list(field: FieldInfo) -> bool:
-    """Whether `field` is a list, or may be one."""
+    """Return whether `field` is a list or may be one."""
     return any(get_origin(each) is list for each in types_in(field.annotation))
 
 
 def types_in(annotation: Any) -> Iterator[Any]:
-    """`annotation` and all that it is made of."""
+    """Yield `annotation` and all types inside it."""
     yield annotation
     for argument in get_args(annotation):
         yield from types_in(argument)
 
 
 def choices_at(path: str) -> list[Any]:
-    """The words, or the one number, that the field at `path` takes."""
+    """Return the literal values that the field at `path` takes."""
     literals = (each for each in types_in(field_at(path).annotation) if get_origin(each) is Literal)
     return list(chain.from_iterable(map(get_args, literals)))
 
 
 @cache
 def may_be_auto(field: FieldInfo) -> bool:
-    """Whether the number may be left to the planner."""
+    """Return whether `field` may be `auto`."""
     return any(isinstance(each, WrapValidator) for each in field.metadata)
 
 
 def undecided_in(section: BaseModel, above: str = "") -> Iterator[str]:
-    """Yield the path of each field that is still left to the planner."""
+    """Yield the path of each field that is still `auto`."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
@@ -95,24 +95,24 @@ def undecided_in(section: BaseModel, above: str = "") -> Iterator[str]:
 
 
 def is_quantity(field: FieldInfo) -> bool:
-    """Whether it takes a number with its unit."""
+    """Return whether `field` takes a number with a unit."""
     return any(isinstance(each, BeforeValidator) for each in field.metadata)
 
 
 def sentence_of(field: FieldInfo) -> str:
-    """The field's description, as the reason of a message."""
+    """Return the field's description as the reason of a message."""
     assert field.description
     text = field.description.removesuffix(".")
     return text if text[1:2].isupper() else f"{text[0].lower()}{text[1:]}"
 
 
 def path_of(location: Sequence[int | str]) -> str:
-    """Return the dotted path of what Pydantic calls `location`."""
+    """Return the dotted path of Pydantic's `location`."""
     return ".".join(str(part) for part in location if part not in UNION_TAGS)
 
 
-def place_of(path: str) -> str:
-    """Return `path` without the numbers of list items, and with PHASE in place of a phase: what tables are keyed by."""
+def table_key(path: str) -> str:
+    """Return `path` without list indices and with PHASE for a phase: the key of tables by field."""
     section, *parts = path.split(".")
     named = [part for part in parts if not part.isdecimal()]
     return ".".join(["PHASE" if section in PHASES else section, *named])

@@ -1,10 +1,9 @@
-"""What is wrong with single fields: Pydantic's verdict in our words, with the nearest fix.
+"""Check single fields with Pydantic, and report mistakes in our words with the nearest fix.
 
-Also hands the valid rest on (`CheckedFields.values`), so that the rules between fields can still be asked about
-everything that is right, and a user sees all mistakes of a file in one go.
+Valid fields are passed on (`CheckedFields.values`), so rules between fields can check them too, and a user sees all
+mistakes of a file at once.
 
-It knows the spec's fields but no rule between two of them: those are in `planner/rules`. Keys that are no fields are
-`unknown_keys.py`'s.
+Rules between two fields are in `planner/rules`, and unknown keys in `unknown_keys.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,20 +24,20 @@ __all__ = ["CheckedFields", "Partial", "check_fields"]
 
 
 class Partial(dict[str, Any]):
-    """An item of a list without what is wrong in it. A key that it lacks may be there: no rule may say it is not."""
+    """A list item without its wrong keys. A missing key may be in the file, so no rule may report it as missing."""
 
 
 @dataclass(frozen=True)
 class CheckedFields:
-    """What is wrong, and what is right: dotted path -> value, defaults included."""
+    """The findings, and the values of valid fields by dotted path, defaults included."""
 
     findings: list[Finding]
     values: dict[str, Any]
-    renamed: frozenset[str]  # paths of fields that stand there under a misspelt key, and their sections
+    renamed: frozenset[str]  # paths of fields that are in the file under a misspelt key, and their sections
 
 
 def check_fields(data: Mapping[str, Any], unread: frozenset[str] = frozenset()) -> CheckedFields:
-    """Each field of `data` by itself, apart from what is `unread`: the file does not say what stands at these paths."""
+    """Check each field of `data`, except at `unread` paths, whose values in the file are unknown."""
     details = [each for each in _pydantic_errors(data) if not _is_at_or_below(path_of(each["loc"]), unread)]
     findings, renamed = _what_is_wrong(details, data)
     wrong = _Wrong(frozenset(path_of(detail["loc"]) for detail in details) | renamed | unread)
@@ -51,23 +50,23 @@ def _is_at_or_below(path: str, others: frozenset[str]) -> bool:
 
 
 def _what_is_wrong(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
-    """Return `details` in our words, and the paths of fields that stand there under a misspelt key."""
+    """Return the findings of `details`, and the paths of fields that are in the file under a misspelt key."""
     if not details:
         return [], frozenset()
-    from planner.spec.wrong_fields import explain_errors  # imported late: most specs are right
+    from planner.spec.wrong_fields import explain_errors  # imported late, because most specs have no mistake
 
     return explain_errors(details, data)
 
 
 class _Wrong:
-    """The paths of what is wrong."""
+    """The paths of wrong values."""
 
     def __init__(self, paths: frozenset[str]) -> None:
         self.paths = paths
         self._above = {path[:dot] for path in paths for dot in range(len(path)) if path[dot] == "."}
 
     def is_below(self, path: str) -> bool:
-        """Whether something is wrong in what stands at `path`."""
+        """Return whether something is wrong at or below `path`."""
         return path in self._above
 
 
@@ -98,12 +97,12 @@ def _values(section: type[BaseModel], data: Any, wrong: _Wrong, prefix: str) -> 
 
 
 def _is_undecided(field: FieldInfo, value: Any) -> bool:
-    """`auto`, where a number may be left to the planner: no rule can read it yet."""
+    """Return whether the value is `auto`, which no rule can read yet."""
     return value == AUTO and may_be_auto(field)
 
 
 def _right_items(path: str, items: list[Any], wrong: _Wrong) -> list[Any]:
-    """`items`, those with mistakes without them: the others' rules can still be asked."""
+    """Return `items` without their wrong keys, so rules can check the rest."""
     mistakes: dict[int, set[str]] = {}
     for each in wrong.paths:
         if each.startswith(f"{path}."):

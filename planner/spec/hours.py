@@ -1,4 +1,4 @@
-"""How long the windows of a schedule last, and for how long a unit is on."""
+"""The lengths of a schedule's windows, and how long a unit is on."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ __all__ = ["active_minutes", "weeks_of", "window_minutes", "window_starts"]
 
 
 def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
-    """Yield days that come again and again, with their windows: a day like most, and the week around each other day."""
+    """Yield repeating sequences of days, by their windows: an ordinary day, and the week around each special day."""
     yield (schedule.windows,)
     others = [other.days for other in schedule.other_days]
     for day in (day for days in others for day in days):
@@ -20,7 +20,7 @@ def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...
 
 
 def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> int:
-    """Minutes of a day like most for which unit `index` of `phase` is on."""
+    """Return the minutes of an ordinary day for which unit `index` of `phase` is on."""
     if schedule is None:
         return DAY_MINUTES
     lengths = zip(schedule.windows, window_minutes(schedule), strict=True)
@@ -28,7 +28,7 @@ def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> i
 
 
 def window_minutes(schedule: ScheduleSpec) -> list[int]:
-    """How long each window lasts, in the order of the spec; times differ, by a rule."""
+    """Return the minutes that each window lasts, in the order of the spec. Their times differ, by a rule."""
     starts = window_starts(schedule)
     ordered = sorted(starts)
     following = dict(zip(ordered, [*ordered[1:], ordered[0] + DAY_MINUTES], strict=True))

@@ -1,7 +1,6 @@
-"""The part of a spec that only the manifests need: namespace, image, mounts, what pods get, and where they may run.
+"""The spec's `kubernetes` section, for manifests: namespace, image, mounts, resources and scheduling of pods.
 
-Apart from `schema.py`, since no layout depends on it. Of all passes only placement reads a field: nodes whose taints
-are tolerated can be used.
+No layout depends on it. Of all passes only placement reads a field: tolerations make tainted nodes usable.
 """
 
 from typing import Annotated, Literal
@@ -343,16 +342,16 @@ class KubernetesSpec(Section):
 
     @property
     def lends_nodes(self) -> bool:
-        """True if the nodes of units that are off are handed to batch jobs."""
+        """Whether batch jobs get the nodes of units that are off."""
         return self.controller is not None and self.controller.lend_nodes
 
     @property
     def reads_metrics(self) -> bool:
-        """True if the controller reads what the gateway measures."""
+        """Whether the controller reads the gateway's metrics."""
         controller = self.controller
         return controller is not None and (controller.demand is not None or controller.stragglers_last)
 
     @property
     def heals(self) -> bool:
-        """True if units leave faulty nodes by themselves."""
+        """Whether the controller moves units away from faulty nodes."""
         return self.controller is not None and self.controller.heal is not None

@@ -1,4 +1,4 @@
-"""The spec's `model` section: a checkpoint's shapes, and where its weights are when it runs."""
+"""The spec's `model` section: a checkpoint's shapes, and the path of its weights at run time."""
 
 from typing import Annotated
 

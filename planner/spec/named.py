@@ -1,4 +1,4 @@
-"""What a spec only names, looked up: entries of the catalog, and files. No other part of the planner reads a file."""
+"""Look up the catalog entries and files that a spec names. No other part of the planner reads these files."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,7 +25,7 @@ FILES = ("model.config", "expert_load.file", "traffic.history")  # fields that n
 
 
 class Named:
-    """What the spec only names, looked up: catalog entries and files. Rules read it under paths of its own."""
+    """The catalog entries and files that a spec names. Rules read them under paths of their own."""
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ class Named:
                 self.resolved["expert_load.loads"] = moe_rows(found.rows, model.num_dense_layers, model.are_hashed)
 
     def _keep_history(self, written: str, quantile: float, zone: str) -> None:
-        from planner.facts.forecast import forecast  # only those who have past days should wait for it
+        from planner.facts.forecast import forecast  # slow to import, and needed only with past days
         from planner.facts.history import read_history
 
         found = read_history(self.folder / written, written, zone)
@@ -98,7 +98,7 @@ class Named:
             self._keep("traffic.forecast", following if any(following.quantile) else _without_demand(written))
 
     def _keep_own_gpu(self, values: Mapping[str, Any]) -> None:
-        """A GPU that the spec describes, unless it does so wrongly, which has been said."""
+        """Keep the GPU that the spec describes, if its fields are valid."""
         with suppress(ValidationError):
             section = {name: values.get(f"cluster.gpu.{name}") for name in GpuSpec.model_fields}
             resource = values.get("kubernetes.gpu_resource") or OF_OWN_GPUS
@@ -112,14 +112,14 @@ class Named:
 
 
 def _without_demand(written: str) -> Finding:
-    """Say of past days what S610 says of a profile: nothing can be planned for a day without demand."""
+    """Return the finding of S610 for past days: nothing can be planned for a day without demand."""
     rule, reason = "S610 must be above 0 in some hour", "the day's tokens must arrive at some hour"
     fix = "leave it out to spread tokens evenly over the day"
     return Finding("traffic.history", written, rule, reason, fix)
 
 
 def _catalog_model(path: str, name: str) -> Model | Finding:
-    """The model that `name` says."""
+    """Return the catalog's model `name`."""
     if name in MODELS:
         return MODELS[name]
     meant = find_spelling(name)
@@ -137,7 +137,7 @@ def _catalog_gpu(path: str, name: str) -> Gpu | Finding:
 
 
 def _own_gpu(spec: GpuSpec, resource: str) -> Gpu:
-    """Return the GPU that a spec describes; a pod asks for `resource`."""
+    """Return the GPU that a spec describes; pods request it as `resource`."""
     figures = {
         "usable_bytes": spec.memory,
         "nvlink_gb_per_s": spec.nvlink and spec.nvlink / BITS_PER_BYTE,

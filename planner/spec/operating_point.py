@@ -1,6 +1,6 @@
-"""What a spec says of load and of promises: the point at which phases are predicted, and the latencies that are owed.
+"""The spec's operating point, at which phases are predicted, and its SLO.
 
-Counts are of one GPU, or of a group of GPUs that share attention.
+Counts are per GPU, or per group of GPUs that share attention.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The days that an entry of `other_days` is about: of demand and of windows alike."""
+"""The days of an entry of `other_days`, for demand and for windows."""
 
 from typing import Annotated
 

@@ -1,14 +1,14 @@
-"""Spec overlays: what an environment changes in a base, such as name, cluster and image, without a copy of the spec.
+"""Spec overlays: an environment's changes to a base spec, such as name, cluster and image.
 
     base.yaml                              prod.yaml                        together
     cluster: {nodes: 2, rack_size: 4}      cluster: {nodes: 22,             cluster: {nodes: 22}
                                                      rack_size: null}
 
-Mappings merge key by key. Any other value replaces what the files before say. `null` takes it away, so that the default
-holds, and later files win. A section in short (`engine: sglang`) merges as if it were written in full. A file that an
-overlay names is relative to the overlay.
+Mappings merge key by key, and later files win. Any other value replaces the earlier one; `null` removes it, so the
+default holds. A section in short form (`engine: sglang`) merges as if it were written in full. A file that an overlay
+names is relative to the overlay.
 
-Each value keeps the place where it was written. Nothing is checked here: the merged document is one spec.
+Each value keeps its place in its file. Nothing is checked here, because the merged document is checked as one spec.
 """
 
 import os
@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from planner.problems.fix import apply_change
 from planner.spec.declared import section_of
 from planner.spec.named import FILES
-from planner.spec.places import SHORT_FORMS, in_full
+from planner.spec.places import SHORT_FORMS, expand_short_forms
 from planner.spec.schema import Spec
 from planner.spec.yaml import Document, Place
 
@@ -30,7 +30,7 @@ __all__ = ["overlaid"]
 
 
 def overlaid(base: Document, overlay: Document) -> Document:
-    """Return `base` with what `overlay` says instead or besides."""
+    """Return `base` with the values of `overlay` merged into it."""
     base = _with_sections_in_full(base, overlay.data)
     overlay = _with_names_from(base, overlay)
     gone = set(_paths_replaced(base.data, overlay.data))
@@ -47,9 +47,9 @@ def overlaid(base: Document, overlay: Document) -> Document:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any], section: type[BaseModel] | None) -> dict[str, Any]:
-    """Return `below` with `above` merged into it; `section` declares their fields, unless the keys are the user's.
+    """Return `below` with `above` merged into it. `section` declares their fields; None if the keys are the user's.
 
-    A `null` that takes nothing away stays, unless it is a field's: it may be an unknown key, or part of a pod's patch.
+    A `null` that removes nothing stays unless it is a field's: it may be an unknown key, or part of a pod's patch.
     """
     result = dict(below)
     for key, value in above.items():
@@ -65,7 +65,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any], section: type[Ba
 
 
 def _paths_replaced(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the paths at which `above` speaks alone, and those of what stood below them."""
+    """Yield the paths whose values come from `above` alone, and all paths below them in `below`."""
     for key, value in above.items():
         at, there = f"{path}.{key}".lstrip("."), below.get(key)
         if isinstance(value, dict) and isinstance(there, dict):
@@ -82,8 +82,8 @@ def _paths_in(value: Any, path: str) -> Iterator[str]:
 
 
 def _with_sections_in_full(base: Document, overlay: Mapping[str, Any]) -> Document:
-    """Return `base` with those sections in full that it has in short and `overlay` as mappings."""
-    data = in_full(base.data, [f"{key}.*" for key, value in overlay.items() if isinstance(value, dict)])
+    """Return `base` with sections in full form where it has the short form and `overlay` a mapping."""
+    data = expand_short_forms(base.data, [f"{key}.*" for key, value in overlay.items() if isinstance(value, dict)])
     moved = {key: f"{key}.{SHORT_FORMS[key]}" for key in data if data[key] is not base.data[key]}
 
     def with_moved(places: Mapping[str, Place]) -> dict[str, Place]:
@@ -94,7 +94,7 @@ def _with_sections_in_full(base: Document, overlay: Mapping[str, Any]) -> Docume
 
 
 def _with_names_from(base: Document, overlay: Document) -> Document:
-    """Return `overlay` with the names of its files as `base` would write them. Links to folders are followed."""
+    """Return `overlay` with its files named relative to `base`. Links to folders are followed."""
     ours, theirs = Path(overlay.file).parent, Path(base.file).parent
     if ours == theirs:
         return overlay

@@ -1,4 +1,4 @@
-"""The spec's `prefill`, `decode` and `mixed` sections: how a phase's units are laid out."""
+"""The spec's `prefill`, `decode` and `mixed` sections: the layout and limits of a phase's units."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
 MAX_BATCH_TOKENS = 10_000_000
 MAX_UNITS = 1000  # of a phase
-MAX_DRAFTS = 8  # after these few requests have a draft left that is right
+MAX_DRAFTS = 8  # beyond these few drafts are accepted
 
 
 class PhaseSpec(Section):

@@ -1,6 +1,6 @@
-"""Whether a value can stand at a dotted path that somebody wrote: the spec's fields say so, and what stands there now.
+"""Check that a value can be written at a dotted path, by the spec's fields and its present values.
 
-A section may be written in short, `schedule: auto` or `model: deepseek-r1`. A path below it means the section in full.
+A section may have a short form, `schedule: auto` or `model: deepseek-r1`. A path below it means the full form.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from planner.spec.declared import section_of, types_in
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 
-__all__ = ["NoPlace", "in_full", "no_place_at"]
+__all__ = ["NoPlace", "expand_short_forms", "explain_no_place"]
 
 # Sections that may be written in short -> the field that the short form says.
 SHORT_FORMS = {"schedule": "windows", "model": "catalog", "engine": "name"}
@@ -23,14 +23,14 @@ SHORT_FORMS = {"schedule": "windows", "model": "catalog", "engine": "name"}
 
 @dataclass(frozen=True)
 class NoPlace:
-    """Why nothing can stand at a path, and the path that was meant; None where nobody can tell."""
+    """The reason why nothing can stand at a path, and the path that was meant, if known."""
 
     reason: str
     meant: str | None = None
 
 
-def in_full(data: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Return `data` with those sections in full that are written in short and that a path goes into."""
+def expand_short_forms(data: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """Return `data` with the full form of sections that a path leads into."""
     entered = {section for section, _, rest in (path.partition(".") for path in paths) if rest}
     short = {each: data[each] for each in SHORT_FORMS if each in entered and _is_short(each, data.get(each))}
     return {**data, **{section: {SHORT_FORMS[section]: value} for section, value in short.items()}}
@@ -40,9 +40,9 @@ def _is_short(section: str, value: Any) -> bool:
     return isinstance(value, str) and (section != "schedule" or value == AUTO)
 
 
-def no_place_at(path: str, data: Mapping[str, Any]) -> NoPlace | None:
-    """Return why nothing can stand at `path` of a spec with `data`; None where something can."""
-    return _in_section(Spec, in_full(data, [path]), "", path.split("."))
+def explain_no_place(path: str, data: Mapping[str, Any]) -> NoPlace | None:
+    """Return why nothing can stand at `path` in a spec with `data`; None if something can."""
+    return _in_section(Spec, expand_short_forms(data, [path]), "", path.split("."))
 
 
 def _in_section(section: type[BaseModel], there: Any, above: str, parts: Sequence[str]) -> NoPlace | None:
@@ -76,11 +76,11 @@ def _in_list(field: FieldInfo, value: Any, path: str, parts: Sequence[str]) -> N
 
 
 def _in_plain(value: Any, path: str, parts: Sequence[str]) -> NoPlace | None:
-    """Look into a mapping whose keys are the user's; a key may have dots."""
+    """Check a path into a mapping whose keys are the user's; a key may have dots."""
     if value is None:
         return None
     if not isinstance(value, dict):
-        return NoPlace(f"{path} is no mapping")  # and may be a secret, so nobody quotes it
+        return NoPlace(f"{path} is no mapping")  # it may be a secret, so it is not quoted
     whole = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
     key = next((each for each in whole if each in value), parts[0])
     rest = parts[key.count(".") + 1 :]
@@ -88,7 +88,7 @@ def _in_plain(value: Any, path: str, parts: Sequence[str]) -> NoPlace | None:
 
 
 def _meant(section: type[BaseModel], there: Any, above: str, parts: Sequence[str]) -> str | None:
-    """Return the path with the name that was meant, in the same section or in the only one that has it."""
+    """Return the path that was meant: a similar name in this section, or the same name in the only other one."""
     name, rest = parts[0], parts[1:]
     known = closest_choice(name, list(section.model_fields))
     if known is not None:

@@ -1,7 +1,6 @@
-"""What a spec says about the pods of its units: devices, networks, memory, where they may run, and how they are probed.
+"""Sections of the spec's `kubernetes` about pods: devices, networks, memory, scheduling and probes.
 
-The parts of `kubernetes` that are sections of their own. A free mapping, such as `env`, is checked by rules
-(`rules/pods.py`): no field knows its keys.
+Rules check free mappings such as `env` (`rules/pods.py`), because no field declares their keys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -206,7 +205,7 @@ class OverlaySpec(Section):
 
 
 def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return which of `volumes` shows `path` to pods: the one mounted deepest above it."""
+    """Return the volume that contains `path` in pods: the one mounted deepest above it."""
     above = {
         index: volume["mount_path"] for index, volume in enumerate(volumes) if is_in(path, volume.get("mount_path"))
     }

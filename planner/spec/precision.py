@@ -1,4 +1,4 @@
-"""What a phase's precision does not make narrow: KV, unless the phase says so, and what is summed."""
+"""The types of values that a phase's precision leaves wide: KV by default, and results of matmuls."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ KV_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2, "fp32": 4}
 
 
 def kv_dtype(precision: Precision, kv_precision: KvPrecision | None = None) -> KvDtype:
-    """Return the type of KV: `kv_precision` where it is given, else BF16, as DeepSeek keeps it under FP8 matmuls."""
+    """Return the type of KV: `kv_precision`, by default BF16, as DeepSeek has it with FP8 matmuls."""
     return kv_precision or ("fp32" if precision == "fp32" else "bf16")
 
 
 def wide_bytes(precision: Precision) -> int:
-    """Return the bytes of a value that no precision makes narrow, as results of matmuls are: BF16, or FP32 in fp32."""
+    """Return the bytes of a wide value, such as a matmul's result: BF16, or FP32 in fp32."""
     return 4 if precision == "fp32" else 2

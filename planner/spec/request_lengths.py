@@ -1,7 +1,7 @@
-"""How long a request is on average, for a phase without an operating point.
+"""The mean length of a request, for a phase without an operating point.
 
-The traffic says it: tokens of a day over requests of a day. Where nobody wrote how many requests a day has, a request
-is taken to be half as long as the longest. Fleets are sized by it, so whoever decides one says that it is assumed.
+It follows from traffic: tokens of a day over requests of a day. If the spec has no number of requests, a request is
+assumed to be half as long as the longest. Decisions that depend on it say so.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from planner.spec.schema import Spec
 
 __all__ = ["RequestLengths", "assuming_lengths", "request_lengths"]
 
-OUTPUT_SHARE = 1 / 3  # of a mixed unit's request, where no traffic says: assumed
+OUTPUT_SHARE = 1 / 3  # of a mixed unit's request without traffic; assumed
 
 
 @dataclass(frozen=True)
 class RequestLengths:
-    """The tokens of a request, on average."""
+    """The mean number of tokens of a request."""
 
     prompt: int
     output: int
@@ -25,7 +25,7 @@ class RequestLengths:
 
 
 def request_lengths(spec: Spec, phase: Phase) -> RequestLengths:
-    """Return what a phase is predicted with that has no operating point."""
+    """Return the lengths to predict a phase with that has no operating point."""
     traffic = spec.traffic
     if traffic is not None and traffic.requests is not None:
         prompt, output = (
@@ -40,7 +40,7 @@ def request_lengths(spec: Spec, phase: Phase) -> RequestLengths:
 
 
 def assuming_lengths(spec: Spec, *phases: Phase) -> str:
-    """Return a part of a sentence: which lengths of `phases`, or of all, are assumed. Empty where all are written."""
+    """Return a clause that names the assumed lengths of `phases`, by default all; empty if none is assumed."""
     without = [phase for phase in phases or spec.phases if getattr(spec.operating_point, phase) is None]
     assumed = {each: lengths for each in without if (lengths := request_lengths(spec, each)).are_assumed}
     if not assumed:

@@ -1,4 +1,4 @@
-"""A spec without mistakes, together with what the files and catalog entries that it names say."""
+"""A valid spec together with the contents of the files and catalog entries that it names."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,18 +17,18 @@ from planner.spec.yaml import Document
 if TYPE_CHECKING:
     from planner.facts.forecast import Forecast
 
-__all__ = ["ResolvedSpec", "following"]
+__all__ = ["ResolvedSpec", "use_forecast"]
 
 
 @dataclass(frozen=True)
 class ResolvedSpec:
-    """A spec without mistakes, together with what the files and catalog entries that it names say."""
+    """A valid spec together with the contents of the files and catalog entries that it names."""
 
     written: Spec
     model: Model
-    config_digest: str | None  # of the checkpoint's config.json; None where neither a file nor the spec says it
-    weights_digest: str | None  # of the manifest beside it, likewise
-    other_quantization: str | None  # what the config.json's quantization_config says that no precision does
+    config_digest: str | None  # of the checkpoint's config.json, if known
+    weights_digest: str | None  # of the manifest beside it, if known
+    other_quantization: str | None  # name of the checkpoint's quantisation, if no precision describes it
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
     forecast: "Forecast | None"  # of traffic.history, whose quantile is the profile
@@ -41,12 +41,12 @@ class ResolvedSpec:
         return self.written.phases
 
     def gpu_of(self, phase: Phase) -> Gpu:
-        """Return what `phase` runs on."""
+        """Return the GPU of `phase`."""
         name = self.written.gpu_name(phase)
         return self.gpu if name == self.cluster.gpu_name else GPUS[name]
 
     def named_gpus(self) -> Iterator[tuple[str, str, Gpu]]:
-        """Yield where the spec names what its phases run on, the name there, and its figures."""
+        """Yield each field that names a GPU of the phases, the name, and its figures."""
         if any(self.phase(phase).gpu is None for phase in self.phases):
             yield "cluster.gpu", self.cluster.gpu_name, self.gpu
         for phase in self.phases:
@@ -55,42 +55,42 @@ class ResolvedSpec:
 
     @property
     def cluster(self) -> ClusterSpec:
-        """Return the nodes as written."""
+        """Return the spec's cluster."""
         return self.written.cluster
 
     @property
     def loaded_model(self) -> Model:
-        """Return the model as its phases load it: where tokens are drafted, with an MTP module."""
+        """Return the model that phases load: with an MTP module if tokens are drafted."""
         return self.model.with_drafts() if self.written.draft_tokens else self.model
 
     @property
     def has_windows_of_traffic(self) -> bool:
-        """Whether the traffic counts the units of each window, now or once the planner has decided."""
+        """Whether the units of each window follow from traffic, decided or not."""
         return bool({"schedule", "schedule.windows"} & self.document.autos)
 
     def phase(self, phase: Phase) -> PhaseSpec:
-        """Return what is written about `phase`."""
+        """Return the section of `phase`."""
         return self.written.phase(phase)
 
-    def trying(self, phase: Phase, numbers: Mapping[str, int]) -> "ResolvedSpec":
-        """Return it with other numbers in `phase`, unchecked: for a look at its memory."""
+    def with_numbers(self, phase: Phase, numbers: Mapping[str, int]) -> "ResolvedSpec":
+        """Return the spec with other numbers in `phase`, without checks; to try its memory."""
         section = self.phase(phase).model_copy(update=dict(numbers))
         return replace(self, written=self.written.model_copy(update={phase: section}))
 
     def locate(self, finding: Finding) -> Finding:
-        """`finding` with its line, for passes that find the spec infeasible."""
+        """Return `finding` with its line in the file."""
         return self.document.locate(finding)
 
 
-def following(spec: Spec, forecast: "Forecast | None") -> Spec:
-    """Return `spec` with the forecast quantile for its profile, where past days are given in place of one.
+def use_forecast(spec: Spec, forecast: "Forecast | None") -> Spec:
+    """Return `spec` with the forecast's quantile as its profile, if it has past days in place of a profile.
 
-    Its tokens and requests are then those of that day: those of the spec are the median day's.
+    Tokens and requests are scaled to that day, because those of the spec are for the median day.
     """
     if forecast is None or spec.traffic is None:
         return spec
     traffic, more = spec.traffic, forecast.times_the_median
     tokens = {"input_tokens": more * traffic.input_tokens, "output_tokens": more * traffic.output_tokens}
     requests = None if traffic.requests is None else more * traffic.requests
-    following = traffic.model_copy(update={"profile": list(forecast.quantile), **tokens, "requests": requests})
-    return spec.model_copy(update={"traffic": following})
+    use_forecast = traffic.model_copy(update={"profile": list(forecast.quantile), **tokens, "requests": requests})
+    return spec.model_copy(update={"traffic": use_forecast})

@@ -16,7 +16,7 @@ __all__ = ["OtherWindowsSpec", "ScheduleSpec", "UnitCounts", "WindowSpec"]
 
 
 class WindowSpec(Section):
-    """How many units are on from a time of day until the next window's."""
+    """The number of units of each phase that are on from a time of day until the next window."""
 
     at: str = Field(
         pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$",
@@ -34,7 +34,7 @@ class WindowSpec(Section):
     )
 
     def num_units(self, phase: Phase) -> int:
-        """Return the units of `phase`, or 0 where the deployment has no such phase."""
+        """Return the number of units of `phase`; 0 if the deployment has no such phase."""
         return {"prefill": self.prefill_units, "decode": self.decode_units, "mixed": self.mixed_units}[phase] or 0
 
 

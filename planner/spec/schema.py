@@ -1,12 +1,12 @@
-"""The spec: what a user writes. Every field's type, range, default and meaning; nothing else.
+"""The schema of the spec: every field's type, range, default and meaning.
 
 Each large section has a file of its own beside this one.
 
-Reject, never coerce: unknown keys are errors (a misspelt `overlpa` must not silently plan without overlap), text is
-never taken for a number, and sections that no pass reads yet are unknown too.
+Reject, never coerce: unknown keys are errors (a misspelt `overlpa` must not silently plan without overlap), and text is
+never read as a number.
 
-What one field can say about itself is said here and reaches editors through `tidemill schema`; what takes two fields
-to know is in `planner/rules`. Field names are the contract's.
+Rules about one field are declared here and reach editors through `tidemill schema`. Rules between fields are in
+`planner/rules`.
 """
 
 from typing import Annotated, Any, Literal
@@ -34,7 +34,7 @@ from planner.spec.uptime import UptimeSpec
 
 __all__ = ["EngineSpec", "ExpertLoadSpec", "GatewaySpec", "Spec"]
 
-LEAST_DRAIN_S = 30.0  # what Kubernetes gives a pod that says nothing: terminationGracePeriodSeconds
+LEAST_DRAIN_S = 30.0  # Kubernetes' default terminationGracePeriodSeconds
 
 
 class EngineSpec(Section):
@@ -113,7 +113,7 @@ class GatewaySpec(Section):
 
 
 def _this_version(written: Any) -> int:
-    """A literal would take `true` and `1.0`, which are equal to 1."""
+    """Accept only the integer 1; a Literal would also accept `true` and `1.0`."""
     if type(written) is not int or written != 1:
         raise PydanticKnownError("literal_error", {"expected": "1"})
     return written
@@ -226,78 +226,78 @@ class Spec(Section):
 
     @property
     def engine_name(self) -> EngineName:
-        """Return what computes the model."""
+        """Return the name of the engine."""
         return self.engine.name if isinstance(self.engine, EngineSpec) else self.engine
 
     @property
     def engine_version(self) -> str | None:
-        """Return the engine's version; None for the bundled runtime, whose image has it."""
+        """Return the engine's version; None for the bundled runtime, whose image decides it."""
         written = self.engine.version if isinstance(self.engine, EngineSpec) else None
         return written or ENGINES[self.engine_name].newest
 
     @property
     def named_model(self) -> tuple[str, str | None]:
-        """Return where the model is named (`model`, `model.catalog` or `model.config`), and how."""
+        """Return the field that names the model (`model`, `model.catalog` or `model.config`), and the name."""
         if isinstance(self.model, str):
             return "model", self.model
         return ("model.catalog", self.model.catalog) if self.model.catalog else ("model.config", self.model.config)
 
     @property
     def served_model_name(self) -> str:
-        """Return what /v1/models lists."""
+        """Return the model's name in /v1/models."""
         return (self.model if isinstance(self.model, str) else self.model.name) or self.name
 
     @property
     def split_rule(self) -> SplitRule:
-        """Return which replica a token goes to: as the engine does it, or as the spec says where that may choose."""
+        """Return the rule by which tokens choose replicas: the engine's, or the spec's if the engine has a choice."""
         return ENGINES[self.engine_name].split or self.split
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Those that the deployment has, in the order in which a request passes through them."""
+        """The phases of the deployment, in the order in which a request passes through them."""
         return tuple(phase for phase in PHASES if getattr(self, phase) is not None)
 
     @property
     def checkpoint(self) -> str | None:
-        """Return the place of the weights when it runs, or None where the spec does not say."""
+        """Return the path of the weights at run time, or None."""
         return None if isinstance(self.model, str) else self.model.checkpoint
 
     def device(self, phase: Phase) -> Device:
-        """What the ranks of `phase` compute on, as PyTorch calls it; a GPU of the user's own is a CUDA device."""
+        """Return PyTorch's device type for ranks of `phase`; a GPU that the spec describes is a CUDA device."""
         name = self.gpu_name(phase)
         return GPUS[name].device if name in GPUS else "cuda"
 
     @property
     def is_on_gpus(self) -> bool:
-        """Whether ranks of some phase compute on GPUs."""
+        """Whether some phase runs on GPUs."""
         return any(self.device(phase) == "cuda" for phase in self.phases)
 
     def gpu_name(self, phase: Phase) -> str:
-        """What `phase` runs on, as plans call it."""
+        """Return the name of the GPU of `phase` in plans."""
         return self.phase(phase).gpu or self.cluster.gpu_name
 
     @property
     def gpu_names(self) -> tuple[str, ...]:
-        """What the phases run on, each once."""
+        """The names of the phases' GPUs, each once."""
         return tuple(dict.fromkeys(map(self.gpu_name, self.phases)))
 
     @property
     def draft_tokens(self) -> int:
-        """Return the drafts of a request in a step; prefill has none, and computes the KV that drafting needs."""
+        """Return the number of drafts of a request in a step. Prefill makes none, but computes KV for drafting."""
         return self.phase(self.phases[-1]).draft_tokens
 
     @property
     def drain_s(self) -> float:
-        """Return the seconds that a process gets for its answers once told to end."""
+        """Return the seconds in which a terminating process may finish its answers."""
         if self.kubernetes.drain is not None:
             return self.kubernetes.drain
         return max(LEAST_DRAIN_S, self.paid_drain_s or 0.0)
 
     @property
     def paid_drain_s(self) -> float | None:
-        """Return the seconds for which a unit that a controller drains keeps its nodes; None where it drains none.
+        """Return the seconds for which a unit drained by the controller keeps its nodes; None without a controller.
 
-        A rehearsal's day goes faster than its answers, so it has less of it.
+        In a rehearsal the day runs faster than requests, so this is shorter.
         """
         controller, schedule = self.kubernetes.controller, self.schedule
         if controller is None or schedule is None:
@@ -305,13 +305,13 @@ class Spec(Section):
         return schedule.drain / controller.pace
 
     def num_units(self, phase: Phase) -> int:
-        """The most that are ever on."""
+        """Return the most units of `phase` that are on at a time."""
         if self.schedule is None or is_undecided(self.schedule.windows):
             return self.phase(phase).units
         return max(window.num_units(phase) for window in self.schedule.all_windows)
 
     def phase(self, phase: Phase) -> PhaseSpec:
-        """The section of `phase`, which the deployment has."""
+        """Return the section of `phase`, which must exist."""
         section = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}[phase]
         assert section is not None
         return section

@@ -1,4 +1,4 @@
-"""What every part of a spec is, whatever file declares its fields; and the types of fields that several share."""
+"""The base class of the spec's sections, and types of fields that several sections share."""
 
 import os
 from collections.abc import Iterable
@@ -18,8 +18,8 @@ UNION_TAGS = (
 
 # What nobody sees, and what a terminal obeys: controls, line ends, spaces of width zero and marks of direction.
 _UNSEEN = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
-ONE_LINE = rf"^[^{_UNSEEN}]+$"  # a name that lines of text are made of
-ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # of a pod's command, in which Kubernetes expands $(NAME)
+ONE_LINE = rf"^[^{_UNSEEN}]+$"  # text on one line, without control characters
+ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # of a pod's command, in which Kubernetes would expand $(NAME)
 
 # Before Pydantic builds its first model, it reads what each installed package says of plugins: 20 ms for nothing.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -32,16 +32,16 @@ class Section(BaseModel):
 
 
 def find_tag(value: Any) -> str:
-    """Return the tag of what is named in the catalog, or brought along."""
+    """Return the union tag of a value: a name of the catalog, or the user's own section."""
     return "<own>" if isinstance(value, dict | Section) else "<name>"
 
 
 def one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
-    """Return what editors complete; the catalog's names themselves are checked where their figures are read."""
+    """Return the JSON schema by which editors complete names. The names are checked when their figures are read."""
     listed = {"enum": list(names), "type": "string"}
     return WithJsonSchema({"anyOf": [listed, {"type": "string", "minLength": 1}]} if or_text else listed)
 
 
 def quantity_field(default: str, description: str, example: str | None = None) -> Any:
-    """Return a field whose default has a unit, as a user writes it; the example is the default where none is given."""
+    """Return a field whose default is text with a unit; the example is the default unless given."""
     return Field(default=default, validate_default=True, description=description, examples=[example or default])

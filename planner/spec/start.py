@@ -1,4 +1,4 @@
-"""The spec's `schedule.start` section: what a start of units takes, stage by stage.
+"""The spec's `schedule.start` section: the times of a unit's start, stage by stage.
 
 Sources of the defaults:
     pods             assumed: images are on the nodes, and processes import and initialise their GPU
@@ -8,7 +8,7 @@ Sources of the defaults:
     graphs           github.com/vllm-project/vllm issue 19824: CUDA graphs of a 70B model on 8 GPUs in about 60 s
     notice           assumed: a training job writes a checkpoint and ends
 
-How fast one node reads weights is `kubernetes.load_rate`.
+`kubernetes.load_rate` is the rate at which one node reads weights.
 """
 
 from typing import Annotated

@@ -3,7 +3,7 @@
 A strategic merge, for Kubernetes' own kinds and every pod template:
 
     mapping            key by key; null removes a key
-    list with a key    item by item: `MERGE_KEYS` says which field tells items apart; new ones come last
+    list with a key    item by item: `MERGE_KEYS` has the field that identifies items; new ones come last
     any other list     replaced
     `$patch: replace`  in a mapping, or as an item of a list: the rest of the patch stands there alone
     `$patch: delete`   in a mapping: it becomes empty; in an item of a list: the item of that key goes
@@ -18,7 +18,7 @@ Source: github.com/kubernetes/apimachinery 6e531d37 pkg/util/strategicpatch/patc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["DIRECTIVE", "DIRECTIVES", "JSON_MERGE", "POD_KEYS", "MergeKeys", "keys_of_kind", "merged"]
+__all__ = ["DIRECTIVE", "DIRECTIVES", "JSON_MERGE", "POD_KEYS", "MergeKeys", "keys_of_kind", "merge_patch"]
 
 MergeKeys = Mapping[str, str] | None  # field -> the key of its items; None is a JSON merge
 
@@ -58,7 +58,7 @@ def keys_of_kind(kind: str) -> MergeKeys:
     return MERGE_KEYS.get(kind, JSON_MERGE)
 
 
-def merged(base: Mapping[str, Any], patch: Mapping[str, Any], keys: MergeKeys) -> dict[str, Any]:
+def merge_patch(base: Mapping[str, Any], patch: Mapping[str, Any], keys: MergeKeys) -> dict[str, Any]:
     """Return `base` with `patch` merged into it."""
     directive = patch.get(DIRECTIVE) if keys is not JSON_MERGE else None
     if directive == "delete":
@@ -76,14 +76,14 @@ def merged(base: Mapping[str, Any], patch: Mapping[str, Any], keys: MergeKeys) -
 
 def _merged_value(base: Any, patch: Any, field: str, keys: MergeKeys) -> Any:
     if isinstance(patch, dict):
-        return merged(base if isinstance(base, dict) else {}, patch, keys)
+        return merge_patch(base if isinstance(base, dict) else {}, patch, keys)
     if isinstance(patch, list) and keys is not JSON_MERGE and field in keys:
         return _merged_items(base if isinstance(base, list) else [], patch, keys[field], keys)
     return patch
 
 
 def _merged_items(base: Sequence[Any], patch: Sequence[Any], key: str, keys: MergeKeys) -> list[Any]:
-    """Merge items with the same `key`, in the order of `base`, and put new ones behind them."""
+    """Merge items with the same `key`, in the order of `base`; new items come last."""
     result = [] if {DIRECTIVE: "replace"} in patch else list(base)
     for item in patch:
         if item == {DIRECTIVE: "replace"}:
@@ -92,7 +92,7 @@ def _merged_items(base: Sequence[Any], patch: Sequence[Any], key: str, keys: Mer
         if item.get(DIRECTIVE) == "delete":
             del result[place : place + 1]
         else:
-            result[place : place + 1] = [merged(result[place] if place < len(result) else {}, item, keys)]
+            result[place : place + 1] = [merge_patch(result[place] if place < len(result) else {}, item, keys)]
     return result
 
 

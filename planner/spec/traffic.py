@@ -1,4 +1,4 @@
-"""The spec's `traffic` section: how many tokens a day has, and at which hours."""
+"""The spec's `traffic` section: the tokens of a day, and their profile over the day."""
 
 from math import fsum
 from typing import Annotated
@@ -100,25 +100,25 @@ class TrafficSpec(Section):
     )
 
     def tokens_of(self, phase: Phase) -> float:
-        """Return a day's tokens that `phase` computes: of prompts without hits, else of output."""
+        """Return the tokens that `phase` computes in a day: prompt tokens that miss the cache, or output tokens."""
         return self.input_tokens * (1 - self.cache_hit_rate) if phase == "prefill" else self.output_tokens
 
     def peak_per_s(self, phase: Phase) -> float:
-        """Return the tokens/s that `phase` is asked for in the entry that has most, of any day."""
+        """Return the highest demand on `phase`, in tokens/s, over all entries of all days."""
         profile = self.profile or [1.0] * HOURS
         return self.tokens_of(phase) * self.busiest / fsum(profile) / (DAY_S / len(profile))
 
     @property
     def busiest(self) -> float:
-        """Return the demand of the entry that has most, of any day."""
+        """Return the highest demand over all entries of all days."""
         return max(max(each) for each in (self.profile or [1.0], *(other.profile for other in self.other_days)))
 
     def profile_on(self, day: str | None) -> list[float] | None:
-        """Return the profile of a date or a weekday; without one, or where no entry has it, that of all days."""
+        """Return the profile of a date or a weekday; by default that of ordinary days."""
         index = None if day is None else entry_of(day, [each.days for each in self.other_days])
         return self.profile if index is None else self.other_days[index].profile
 
     def day_scale(self, day: str | None) -> float:
-        """Return how many times the tokens of the section a date or a weekday has."""
+        """Return the tokens of a date or a weekday over those of an ordinary day."""
         profile, own = self.profile or [1.0], self.profile_on(day) or [1.0]
         return fsum(own) / len(own) / (fsum(profile) / len(profile))

@@ -1,6 +1,6 @@
-"""Values that a spec may leave to the planner: the word `auto` stands in their place until it has decided.
+"""Fields that a spec may leave to the planner, by the word `auto`.
 
-`search/auto.py` puts a number in place of the word, and nothing after it sees the word.
+`search/auto.py` replaces the word with a value, so nothing after it sees the word.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ AUTO = "auto"
 
 
 def is_undecided(value: object) -> bool:
-    """Return whether the word stands in place of a value, which the value's type does not say."""
+    """Return whether the value is `auto`; its static type does not show it."""
     return value == AUTO
 
 
@@ -34,7 +34,7 @@ def _write(value: Any, other: SerializerFunctionWrapHandler) -> Any:
 
 
 class _InJsonSchema:
-    """Says the word in the JSON Schema too, beside what the field takes."""
+    """Adds the word `auto` to a field's JSON Schema."""
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

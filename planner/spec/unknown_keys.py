@@ -1,9 +1,9 @@
-"""Keys that the spec does not have, each with the field that may have been meant.
+"""Report unknown keys of a spec, each with the field that may have been meant.
 
-In this order: what people who come from elsewhere call it (`elsewhere.yaml`), a field of the same name in another
-section, the field of the same section that is spelt most like it. Only a single field is a change.
+Suggestions come in this order: other tools' names (`elsewhere.yaml`), a field of the same name in another section, the
+most similar field of the same section. A finding has a change only if there is one suggestion.
 
-What stands at an unknown key may be anything, a secret too: no finding quotes it.
+The value of an unknown key may be a secret, so no finding quotes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from planner.facts.terms import PHASES
 from planner.problems.finding import Finding, may_be_secret
 from planner.problems.fix import HERE, Fix, closest_choice, fold_spelling, is_misspelling, removal
-from planner.spec.declared import holds_list, path_of, place_of, section_at, section_of
+from planner.spec.declared import holds_list, path_of, section_at, section_of, table_key
 from planner.spec.schema import Spec
 
 __all__ = ["Row", "explain_unknown_key", "find_row", "read_table"]
@@ -29,7 +29,7 @@ TABLE = Path(__file__).with_name("elsewhere.yaml")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table, whose head says what each column is."""
+    """A row of `elsewhere.yaml`, which explains the columns at its top."""
 
     names: Sequence[str]
     at: str | Sequence[str] | None = None
@@ -38,12 +38,12 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Return why there is no such name here."""
+        """Return the reason why the name does not exist here."""
         return self.why or f"tidemill calls it {self.write}"
 
     @property
     def places(self) -> Sequence[str | None]:
-        """Return where it applies; None stands for everywhere."""
+        """Return the places where the row applies; None means everywhere."""
         return [self.at] if self.at is None or isinstance(self.at, str) else self.at
 
 
@@ -54,13 +54,13 @@ def read_table() -> Sequence[Row]:
 
 
 def find_row(place: str, name: str) -> Row | None:
-    """Return what the table says of a key in the section `place`, or of a value of the field `place`."""
+    """Return the row for a key in the section `place`, or for a value of the field `place`."""
     rows = _rows_by_name()
     return rows.get((place, fold_spelling(name))) or rows.get((None, fold_spelling(name)))
 
 
 def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Finding:
-    """Return the finding about the key of `spec` that Pydantic complains of in `detail`."""
+    """Return the finding for the unknown key in Pydantic's `detail`."""
     parent, name = path_of(detail["loc"][:-1]), str(detail["loc"][-1])
     reason, fix = _answer(parent, name, list(section_at(detail["loc"]).model_fields), detail["input"], spec)
     rule = f"S201 is not a key of {parent or 'the spec'}"
@@ -70,8 +70,8 @@ def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Findin
 def _answer(
     parent: str, name: str, fields: Sequence[str], value: Any, spec: Mapping[str, Any]
 ) -> tuple[str, Fix | str]:
-    """Return why there is no such key, and what to do."""
-    row = find_row(place_of(parent), name)
+    """Return the reason why there is no such key, and the fix."""
+    row = find_row(table_key(parent), name)
     if row and not row.write:
         return row.reason, removal()
     ours = row.write if row else name
@@ -88,7 +88,7 @@ def _answer(
 
 
 def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
-    """Return the fix that what stands at a key stands at the field that was `meant`, which must be one and free."""
+    """Return the fix that moves the key's value to the field that was `meant`, if that is one, and free."""
     if len(meant) > 1:
         return f"write {' or '.join(meant)}"
     words = f"did you mean {meant[0].removeprefix(f'{parent}.')}?"
@@ -97,7 +97,7 @@ def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]
 
 
 def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
-    """Return whether nothing stands at `path`, and what stands above it can hold it."""
+    """Return whether `path` has no value yet and could have one."""
     here: Any = spec
     *above, last = path.split(".")
     for part in above:
@@ -111,7 +111,7 @@ def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
 
 
 def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
-    """Return where the spec has a field called `name`, which may be a path: in its phases, and in no list."""
+    """Return the paths of fields called `name`, which may be a path itself, in existing phases and outside lists."""
     absent = [f"{phase}." for phase in PHASES if phase not in spec]
     found = [path for path in _fields() if f".{path}".endswith(f".{name}") and not path.startswith(tuple(absent))]
     return [path for path in found if path.count(".") == min(each.count(".") for each in found)]
@@ -119,7 +119,7 @@ def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
 
 @cache
 def _fields() -> Sequence[str]:
-    """Return the paths of all fields, apart from those of lists' items."""
+    """Return the paths of all fields outside lists."""
     return list(_fields_of(Spec, ""))
 
 

@@ -1,4 +1,4 @@
-"""The spec's `uptime` section: how often parts fail, and how long it takes until their unit serves again."""
+"""The spec's `uptime` section: failure rates of parts, and the time until their unit serves again."""
 
 from typing import Annotated
 

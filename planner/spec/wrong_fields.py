@@ -1,7 +1,7 @@
-"""Pydantic's verdict on single fields in our words: the rule that each breaks, why, and what to write.
+"""Pydantic's errors for single fields in our words: the broken rule, the reason and the fix.
 
-A change is only what was written in another form: `"144"` for a number, one item for a list, a unit as Kubernetes
-spells it, a word that is misspelt or that the table has. Keys that are no fields are `unknown_keys.py`'s.
+A fix is a change only if the value has another form: `"144"` for a number, one item for a list, Kubernetes' spelling of
+a unit, a misspelt word or another tool's. Unknown keys are in `unknown_keys.py`.
 """
 
 import json
@@ -21,10 +21,10 @@ from planner.spec.declared import (
     holds_list,
     may_be_auto,
     path_of,
-    place_of,
     required_in,
     section_of,
     sentence_of,
+    table_key,
 )
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO
@@ -47,9 +47,9 @@ READ_AS: Mapping[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (in
 
 
 def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
-    """Return what is wrong in `data`, and the paths of fields that stand there under a misspelt key.
+    """Return the findings in `data`, and the paths of fields that are there under a misspelt key.
 
-    A misspelt key is one mistake: the field that was meant is not missing too.
+    A misspelt key is one mistake: the field that was meant is not also reported as missing.
     """
     told = details[:MAX_LISTED]
     unknown = [explain_unknown_key(each, data) for each in told if each["type"] == "extra_forbidden"]
@@ -60,7 +60,7 @@ def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
 
 
 def _is_renamed(detail: ErrorDetails, renamed: frozenset[str]) -> bool:
-    """Return whether a field, or something in a section, that is missing stands there under another key."""
+    """Return whether a missing field is in the file under a misspelt key."""
     path = path_of(detail["loc"])
     return detail["type"] == "missing" and any(f"{each}.".startswith(f"{path}.") for each in renamed)
 
@@ -73,7 +73,7 @@ def _not_told(number: int) -> list[Finding]:
 
 
 def _finding(detail: ErrorDetails) -> Finding:
-    """Return the finding about a field. A list or a mapping in place of a value may hold secrets: none is quoted."""
+    """Return the finding for a field. A list or mapping in place of a value may hold secrets and is not quoted."""
     path, kind, value, limits = path_of(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
         return Finding(path, None, "S202 is required", sentence_of(field_at(path)), example_at(path))
@@ -82,7 +82,7 @@ def _finding(detail: ErrorDetails) -> Finding:
 
 
 def _verdict(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str, Fix | str]:
-    """Return the rule that `value` breaks, why, and what to write."""
+    """Return the rule that `value` breaks, the reason and the fix."""
     field = field_at(path)
     if kind in WANTED:
         return f"S203 must be {_wanted(path, kind)}", f"it is {_noun(value)}", _in_form(path, _as_wanted(kind, value))
@@ -96,7 +96,7 @@ def _verdict(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tup
 
 
 def _wanted(path: str, kind: str) -> str:
-    """Say what the field at `path` takes: Pydantic names one of several forms, or what the items of a list are."""
+    """Return what the field at `path` takes. Pydantic would name only one of several forms, or a list's items."""
     field, wanted = field_at(path), [WANTED[kind]]
     if not path.rpartition(".")[2].isdecimal():
         wanted += ["a list"] if holds_list(field) else [WANTED["model_type"]] if section_of(field) else []
@@ -105,7 +105,7 @@ def _wanted(path: str, kind: str) -> str:
 
 
 def _in_form(path: str, meant: Any) -> Fix | str:
-    """Return the fix that `meant` was written in another form; an example where nothing was."""
+    """Return the fix that writes `meant`, or an example if it is None."""
     if meant is None:
         return example_at(path)
     words = "write it as a list" if isinstance(meant, list) else f"did you mean {as_yaml(meant)}?"  # it may be a secret
@@ -123,13 +123,13 @@ def _choice(path: str, value: Any) -> tuple[str, Fix | str]:
     choices, field = choices_at(path), field_at(path)
     if value == AUTO and not field.is_required():
         return "the planner does not choose it", f"write one of these, or leave it out for {as_yaml(field.default)}"
-    if row := find_row(place_of(path), str(value)):
+    if row := find_row(table_key(path), str(value)):
         return row.reason, _in_form(path, row.write) if row.write in choices else f"write {row.write}"
     return "there are no other choices", did_you_mean(value, choices)
 
 
 def _bound(kind: str, limits: Mapping[str, Any]) -> str:
-    """Say the bound of a number, a quantity, a text or a list."""
+    """Return the bound of a number, a quantity, a text or a list, in words."""
     thing = "character" if kind.startswith("string") else "item"
     match limits:
         case {"word": word, "bound": bound}:
@@ -144,14 +144,14 @@ def _bound(kind: str, limits: Mapping[str, Any]) -> str:
 
 
 def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str]:
-    """Return why, and the nearest bound: the change is the user's, who may have meant another unit."""
+    """Return the reason and the nearest bound, which is no change: the user may have meant another unit."""
     if isinstance(value, str | list) and "bound" not in limits:
         return f"it has {len(value):,}", "shorten it" if "max_length" in limits else example_at(path)
     return sentence_of(field_at(path)), f"nearest: {limits.get('bound', limits.get('ge', limits.get('le')))}"
 
 
 def _as_wanted(kind: str, value: Any) -> Any:
-    """Return what stands there in another form: in quotes, without them, or alone where a list is wanted."""
+    """Return the value in the right form: with quotes, without them, or as a list."""
     if kind == "list_type":
         return [value] if isinstance(value, str | int | float) else None
     if kind == "string_type":
@@ -163,7 +163,7 @@ def _as_wanted(kind: str, value: Any) -> Any:
 
 
 def example_at(path: str) -> str:
-    """Return the declared example of the field at `path`, for what nobody can tell from what stands there."""
+    """Return the declared example of the field at `path`, as a fix if the value gives no hint."""
     field, name = field_at(path), path.rpartition(".")[2]
     example = _first_example(field)
     if not name.isdecimal():
@@ -172,7 +172,7 @@ def example_at(path: str) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """Return the value on one line, as one would write it."""
+    """Return the value as YAML on one line."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {as_yaml(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
@@ -181,7 +181,7 @@ def as_yaml(value: Any) -> str:
 
 
 def _first_example(field: FieldInfo) -> Any:
-    """Return the declared example, or for a section the keys that it must have."""
+    """Return the declared example, or a section's required keys."""
     return field.examples[0] if field.examples else _required(section_of(field))
 
 

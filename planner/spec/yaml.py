@@ -1,14 +1,14 @@
-"""YAML text to plain data, with the line and column of every value.
+"""Read YAML as plain data, with the line and column of every value.
 
-Why it exists: a message without a line is half a message, and YAML's surprises (`yes` is true, `12:30` is 750, a key
-given twice silently wins, ten aliases make a gigabyte) must not reach a plan that moves hundreds of nodes.
+Messages need lines, and YAML's surprises (`yes` is true, `12:30` is 750, the second of two equal keys silently wins,
+ten aliases make a gigabyte) must not reach a plan that moves hundreds of nodes.
 
-What is read is YAML with the scalars of its 1.2 core schema: `true`/`false`, `null`/`~`, decimal integers, decimal
-fractions; every other plain word is text. Refused: keys given twice, aliases (one value has one place), tags, more than
-one document, nesting deeper than `MAX_DEPTH`.
+It reads YAML with the scalars of the 1.2 core schema: `true`/`false`, `null`/`~`, decimal integers and fractions; every
+other plain word is text. It rejects repeated keys, aliases (one value has one place), tags, more than one document, and
+nesting deeper than `MAX_DEPTH`.
 
-It does not know the spec: `fields.py` does. Built on PyYAML's event stream (libyaml), which, unlike its `compose`, does
-not recurse and so cannot be made to overflow the stack.
+It knows nothing of the spec's fields. It uses PyYAML's event stream (libyaml), which unlike `compose` does not recurse,
+so no input can overflow the stack.
 """
 
 import math
@@ -40,11 +40,11 @@ __all__ = [
 NO_MAPPING = "S105 must be a mapping of keys to values"
 MAX_DEPTH = 32  # the spec itself nests four deep
 MAX_SPEC_BYTES = 2**23  # an inventory of 20,000 nodes has a fifth of it
-MAX_VALUES = 2**19  # keys and values: 20,000 nodes that say all they can have fewer
+MAX_VALUES = 2**19  # keys and values; 20,000 nodes with all fields have fewer
 MAX_PATH_CHARACTERS = 2**26  # of all paths together: those of such an inventory have a fifth of it
 
 LITERALS = {"": None, "~": None, "null": None, "true": True, "false": False}
-MAX_DIGITS = 18  # of an integer; longer ones stay text, and fail as text: no field wants them
+MAX_DIGITS = 18  # of an integer; longer ones stay text, which no number field accepts
 INTEGER = re.compile(rf"[-+]?[0-9]{{1,{MAX_DIGITS}}}")
 FRACTION = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
 
@@ -54,27 +54,27 @@ Place = tuple[str, int, int]  # file, line, column
 
 @dataclass(frozen=True)
 class Document:
-    """A spec's data and where each part of it stands: in its file, or in an overlay of it."""
+    """A spec's data, and the place of each part in its file or an overlay."""
 
     file: str  # names of other files are relative to its folder
     data: dict[str, Any]
     keys: dict[str, Place]  # dotted path -> where its key stands; of a section in several files, in the first
     values: dict[str, Place]  # dotted path -> where its value starts; of a section in several files, in the last
-    autos: frozenset[str] = frozenset()  # paths at which the files say `auto`, whatever `data` has by now
-    refused: tuple[tuple[str, Finding], ...] = ()  # what hides a value, and the value's path
+    autos: frozenset[str] = frozenset()  # paths that are `auto` in the files, even if `data` has a decided value
+    refused: tuple[tuple[str, Finding], ...] = ()  # path of a value that the file hides, and the finding
     is_overlaid: bool = False
-    file_names: dict[str, str] = field(default_factory=dict)  # path -> a file as an overlay elsewhere names it
+    file_names: dict[str, str] = field(default_factory=dict)  # path -> the file's name in an overlay in another folder
 
     @property
     def unread(self) -> frozenset[str]:
-        """Return the paths at which the file does not say what stands there: nothing else is told about them."""
+        """Return the paths whose values the file does not give clearly; no other finding is about them."""
         return frozenset(path for path, _ in self.refused)
 
     def locate(self, finding: Finding) -> Finding:
-        """`finding` at its value, at its key if that is a section or nothing, else at its nearest parent's.
+        """Return `finding` with a place: its value, the key of a section or empty value, or the nearest parent's key.
 
-        Items of lists have no keys: theirs is where they start. The value is the one in the file: a number that was
-        decided in place of `auto` moves to the reason.
+        A list item's place is its start. The finding shows the file's value: if that is `auto`, the decided number
+        moves to the reason.
         """
         if finding.path in self.file_names and isinstance(finding.value, str):
             finding = replace(finding, value=self.file_names[finding.path])
@@ -90,24 +90,24 @@ class Document:
         return finding.at(*places.get(path, (self.file, 1, 1)))
 
     def _files_to_change(self, changes: Sequence[Change]) -> dict[str, str]:
-        """Return the file in which each changed path is to be written: the last that says something there wins."""
+        """Return the file in which to write each changed path: the last one with a value there."""
         paths = dict.fromkeys(path for change in changes for path in change)
         return {path: self.values[self._nearest_written(path)][0] for path in paths}
 
     def _nearest_written(self, path: str) -> str:
-        """Return `path`, or its nearest parent that stands in a file; the whole spec is the empty path."""
+        """Return `path` or its nearest parent in a file; the empty path is the whole spec."""
         while path and path not in self.values:
             path = path.rpartition(".")[0]
         return path
 
 
 def read_document(path: Path) -> Document:
-    """The document in the file at `path`, with what is refused in it. Raises SpecError when there is none."""
+    """Return the document in the file at `path`, with its refused parts. Raises SpecError if there is none."""
     return decode_document(read_content(path), path)
 
 
 def read_content(path: Path) -> bytes:
-    """The bytes of the file at `path`. Raises SpecError when it cannot be read."""
+    """Return the bytes of the file at `path`. Raises SpecError if it cannot be read."""
     try:
         return read_file(path)
     except OSError as error:
@@ -118,7 +118,7 @@ def read_content(path: Path) -> bytes:
 
 
 def decode_document(content: bytes, path: Path) -> Document:
-    """The document in `content`, read from `path`, with what is refused in it. Raises SpecError when there is none."""
+    """Return the document in `content`, read from `path`, with its refused parts. Raises SpecError if there is none."""
     if len(content) > MAX_SPEC_BYTES:
         reason = f"it has more than {MAX_SPEC_BYTES // 2**20} MiB"
         raise _refused(path, "S101 must be a readable file", reason, "check the path")
@@ -133,7 +133,7 @@ def decode_document(content: bytes, path: Path) -> Document:
 
 
 def parse_document(text: str, file: str) -> Document:
-    """The document in `text`, in which nothing is refused; `file` names it in messages. Raises SpecError."""
+    """Return the document in `text`; `file` names it in messages. Raises SpecError if a part is refused."""
     document = _read(text, file)
     if document.refused:
         raise SpecError([finding for _, finding in document.refused])
@@ -155,7 +155,7 @@ def _read(text: str, file: str) -> Document:
 
 
 class _Reader:
-    """Builds data from events and notes places on the way."""
+    """Builds data from events, and records places."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -167,7 +167,7 @@ class _Reader:
         self.num_path_characters = 0
 
     def document(self, events: Iterator[yaml.Event]) -> dict[str, Any]:
-        """The one mapping that the stream must hold."""
+        """Return the one mapping that the stream must have."""
         data: Any = None
         num_documents = 0
         for event in events:
@@ -185,7 +185,7 @@ class _Reader:
         return data
 
     def value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
-        """The value that starts with `event`, taking from `events` what belongs to it."""
+        """Return the value that starts with `event`, and consume its events."""
         self.count(event, path)
         self.refuse_what_hides_values(event, path)
         if depth > MAX_DEPTH:
@@ -206,7 +206,7 @@ class _Reader:
         return _scalar(event)
 
     def mapping(self, events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
-        """The rest of a mapping whose start has been taken."""
+        """Return a mapping whose start event has been consumed."""
         result: dict[str, Any] = {}
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
@@ -224,7 +224,7 @@ class _Reader:
         return result
 
     def key(self, event: yaml.Event) -> str:
-        """The text that a key must be."""
+        """Return a key, which must be text."""
         if isinstance(event, yaml.ScalarEvent):
             return str(event.value)
         is_hole = isinstance(event, yaml.MappingStartEvent)
@@ -232,7 +232,7 @@ class _Reader:
         raise self.error(_start(event), NO_MAPPING, "a key is not text", fix)
 
     def sequence(self, events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
-        """The rest of a list whose start has been taken."""
+        """Return a list whose start event has been consumed."""
         result: list[Any] = []
         for event in events:
             if isinstance(event, yaml.SequenceEndEvent):
@@ -241,7 +241,7 @@ class _Reader:
         return result
 
     def count(self, event: yaml.Event, path: str) -> None:
-        """Refuse the key or value at which the file takes far more memory than its bytes: `1,` and long keys do."""
+        """Count keys and values; refuse the one at which a file of `1,` or long keys takes far too much memory."""
         self.num_values += 1
         self.num_path_characters += len(path)
         if self.num_values > MAX_VALUES:
@@ -253,28 +253,28 @@ class _Reader:
         raise self.error(_start(event), "S101 must be a readable file", reason, "check the path")
 
     def refuse_what_hides_values(self, event: yaml.Event, path: str) -> None:
-        """Aliases, anchors and tags make a value something else than what stands there."""
+        """Refuse aliases, anchors and tags, which make a value differ from its text."""
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
             rule = "S107 must not use anchors (&), aliases (*) or tags (!)"
             reason = "a message must be able to name the one line where a value is written"
             self.refuse(_start(event), path, rule, reason, "write the value itself")
 
     def refuse(self, place: Position, path: str, rule: str, reason: str, fix: str) -> None:
-        """Keep what is wrong at `path`, and read on: it hides no other mistake."""
+        """Record the mistake at `path`, and read on to find others."""
         self.refused += [(path, each) for each in self.error(place, rule, reason, fix).findings]
 
     def error(self, place: Position, rule: str, reason: str, fix: str) -> SpecError:
-        """Return what ends the reading."""
+        """Return the error that ends the reading."""
         return SpecError([Finding("", None, rule, reason, fix).at(self.file, *place)])
 
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
-    """A plain word by the core schema; anything quoted is text."""
+    """Return a scalar's value: a plain word by the core schema, quoted text as it is."""
     return read_plain(event.value) if event.implicit[0] else event.value
 
 
 def read_plain(text: str) -> Any:
-    """What `text` means without quotes."""
+    """Return the value of `text` as a plain word."""
     if text in LITERALS:
         return LITERALS[text]
     if INTEGER.fullmatch(text):

@@ -1,7 +1,7 @@
-"""Why YAML cannot be parsed, in words of its users.
+"""Explain YAML's parse errors in users' words.
 
-A parser says where it gave up and what it had not expected there. The mistake is there, or where the thing began that
-it was reading. Verdicts that are not in the table stay in the parser's words.
+A parser reports where it stopped and what it did not expect. The mistake is there, or at the start of the part that it
+was reading. Errors that are not in the table keep the parser's words.
 """
 
 import unicodedata
@@ -16,7 +16,7 @@ Place = tuple[int, int]  # line, column; both from 1
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake: its place, why the file cannot be read, and what would do."""
+    """A mistake: its place, the reason and the fix."""
 
     place: Place
     reason: str
@@ -50,7 +50,7 @@ VERDICTS = (
 
 
 def explain(text: str, error: yaml.MarkedYAMLError) -> Mistake:
-    """Return the mistake in `text` that `error` is about."""
+    """Return the mistake in `text` behind `error`."""
     at = error.problem_mark
     character = text[at.index : at.index + 1] if at else ""
     said = f"{error.context} {error.problem} at {character!r}"
@@ -62,7 +62,7 @@ def explain(text: str, error: yaml.MarkedYAMLError) -> Mistake:
 
 
 def _odd_character(text: str, mark: yaml.Mark | None) -> str:
-    """Name the first character of the line, or of the one above, that is not ASCII: many look like one of YAML's."""
+    """Return a hint about the first non-ASCII character of this line or the one above; many look like YAML's."""
     lines = text.splitlines()[max(0, mark.line - 1) : mark.line + 1] if mark else []
     odd = next((each for each in "".join(lines) if not each.isascii()), None)
     return f" (there is U+{ord(odd):04X}, {unicodedata.name(odd, 'unnamed').lower()})" if odd else ""

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.manifests.overlay import Part, parts_about
+from planner.manifests.overlay import Part, find_parts
 from planner.spec.pods import OverlaySpec
 from stacks.kube.manifest import Manifest
 
@@ -34,7 +34,7 @@ def suggest_correction(
     The words may be of a pod that was made from the manifest's template, which stands `below`. Name the parts of the
     overlay that are about the object where the words name nothing that it wrote. Return None where no part is.
     """
-    parts = list(parts_about(manifest, overlay)) if overlay is not None else []
+    parts = list(find_parts(manifest, overlay)) if overlay is not None else []
     fields = [[*below, *_split_path(each[0])] for each in FIELD.finditer(words)]
     places = (_overlay_path(part, manifest, steps) for steps in fields for part in reversed(parts))
     if found := list(dict.fromkeys(filter(None, places))):

@@ -40,7 +40,7 @@ class Played(Protocol):
 
     @property
     def failed(self) -> Sequence[Finding]:
-        """Why columns are missing: one error for each variant that cannot be planned."""
+        """The errors of variants that cannot be planned; these have no column."""
         ...
 
     def text(self) -> str:

@@ -15,7 +15,7 @@ from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example, nearest
 from planner.rules.check import change_spec
-from planner.spec.places import no_place_at
+from planner.spec.places import explain_no_place
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import parse_document
 
@@ -151,7 +151,7 @@ def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
     wrong = []
     for variant in variants:
         for path in variant.changes:
-            if none := no_place_at(path, spec.document.data):
+            if none := explain_no_place(path, spec.document.data):
                 rule, known = "R418 must change a field of the spec", f"{none.meant}="
                 fix = nearest(variant.title.replace(f"{path}=", known, 1)) if none.meant else "see tidemill schema"
                 wrong.append(Finding("--set", variant.title, rule, none.reason, fix))

@@ -28,7 +28,7 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.facts.part import Digest, Part
 from planner.facts.quantities import MS_PER_S
-from planner.facts.strict_json import each_once
+from planner.facts.strict_json import reject_repeats
 from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
@@ -153,9 +153,9 @@ def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
 def _parse_documents(text: str) -> list[Any]:
     """Return the file's JSON documents: a list, a single document, or one per line."""
     try:
-        found = json.loads(text, object_pairs_hook=each_once)
+        found = json.loads(text, object_pairs_hook=reject_repeats)
     except json.JSONDecodeError:
-        return [json.loads(line, object_pairs_hook=each_once) for line in text.splitlines() if line.strip()]
+        return [json.loads(line, object_pairs_hook=reject_repeats) for line in text.splitlines() if line.strip()]
     return found if isinstance(found, list) else [found]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.facts.gate import Gate, reached
+from planner.facts.gate import Gate, reach_probability
 
 
 @st.composite
@@ -25,7 +25,7 @@ def test_a_token_goes_where_any_of_its_experts_is(case):
     loads, gate = case
     _, num_groups, num_places = loads.shape
     num_picked = min(gate.groups_per_token, gate.experts_per_token)
-    found = reached(loads, gate)[0]
+    found = reach_probability(loads, gate)[0]
     for place in range(num_places):
         missed = [
             np.prod([missing(loads[0], group, place, gate, num_picked) for group in picked])
@@ -46,20 +46,20 @@ def missing(loads, group, place, gate, num_picked):
 def test_fewer_groups_are_on_fewer_places(gates):
     """Where each place holds whole groups, a gate that picks fewer of them reaches fewer places."""
     whole = np.repeat(np.eye(4), 2, axis=0)[None]  # two of eight groups on each of four places
-    fewer, more = (reached(whole, Gate(8, groups)).sum() for groups in gates)
+    fewer, more = (reach_probability(whole, Gate(8, groups)).sum() for groups in gates)
 
     assert fewer <= more + 1e-12
 
 
 def test_without_groups_experts_are_drawn_independently():
     """Eight experts miss a place with a quarter of the load with probability (3/4)^8."""
-    found = reached(np.full((1, 1, 4), 5.0), Gate(8, 4))
+    found = reach_probability(np.full((1, 1, 4), 5.0), Gate(8, 4))
 
     assert found[0] == pytest.approx([1 - (3 / 4) ** 8] * 4)
 
 
 def test_a_group_without_load_is_nowhere():
     """Nothing is divided by nothing: a token of that group goes to no place."""
-    found = reached(np.array([[[0.0, 0.0], [3.0, 0.0]]]), Gate(1, 1))
+    found = reach_probability(np.array([[[0.0, 0.0], [3.0, 0.0]]]), Gate(1, 1))
 
     assert found[0].tolist() == [0.5, 0.0]

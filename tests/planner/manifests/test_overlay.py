@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from planner.manifests.overlay import overlaid
+from planner.manifests.overlay import apply_overlay
 from planner.spec.pods import OverlaySpec
 from tests.templates.gpu_plans import gpu_plan, pod_of, rendered, unit_of
 
@@ -37,7 +37,7 @@ def test_an_empty_overlay_is_none(overlay):
     """Every text stays byte for byte, comments and all."""
     text = "# Why.\nkind: Service\nmetadata:\n  name: a\n"
 
-    assert overlaid(text, None if overlay is None else OverlaySpec.model_validate(overlay)) == text
+    assert apply_overlay(text, None if overlay is None else OverlaySpec.model_validate(overlay)) == text
 
 
 def test_only_the_objects_that_are_meant_are_changed():
@@ -47,14 +47,14 @@ def test_only_the_objects_that_are_meant_are_changed():
     by_name = {"kind": "Service", "name": "b", "patch": {"spec": {"clusterIP": "None"}}}
     later = {"kind": "Service", "name": "a", "patch": {"spec": {"type": "NodePort"}}}
 
-    changed = overlaid(text, OverlaySpec.model_validate({"objects": [by_kind, by_name, later]}))
+    changed = apply_overlay(text, OverlaySpec.model_validate({"objects": [by_kind, by_name, later]}))
     assert changed.startswith("# Changed by kubernetes.overlay of the spec.\n")
     assert yaml.safe_load(changed) == {
         "kind": "Service",
         "metadata": {"name": "a"},
         "spec": {"type": "NodePort", "ports": []},
     }
-    assert overlaid(text, OverlaySpec.model_validate({"objects": [by_name]})) == text
+    assert apply_overlay(text, OverlaySpec.model_validate({"objects": [by_name]})) == text
 
 
 def test_texts_stay_texts_for_every_reader_of_yaml():
@@ -79,7 +79,7 @@ def test_texts_stay_texts_for_every_reader_of_yaml():
     patch = {"metadata": {"annotations": dict.fromkeys(texts, "word/1")}, "spec": numbered}
     overlay = OverlaySpec.model_validate({"objects": [{"kind": "Service", "patch": patch}]})
 
-    written = overlaid("kind: Service\nmetadata: {name: a}\n", overlay)
+    written = apply_overlay("kind: Service\nmetadata: {name: a}\n", overlay)
     for number, text in enumerate(texts):
         assert f'    "{text}": word/1\n' in written
         assert f'  "{number}": "{text}"\n' in written

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.spec.fields import check_fields
-from planner.spec.places import in_full, no_place_at
+from planner.spec.places import expand_short_forms, explain_no_place
 from planner.spec.section import UNION_TAGS
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
@@ -26,7 +26,7 @@ ENV = DATA | {"kubernetes": {"env": {"A": "x", "B": {"secret": "s"}}}}
 )
 def test_a_value_can_stand_where_the_spec_has_a_field(path, data):
     """Sections that are not there yet, or written in short, have their fields all the same."""
-    assert no_place_at(path, data) is None
+    assert explain_no_place(path, data) is None
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_a_value_can_stand_where_the_spec_has_a_field(path, data):
 )
 def test_a_path_to_nowhere_says_why(path, data, reason, meant):
     """The reason names what stands there, and a misspelt name comes with ours."""
-    found = no_place_at(path, data)
+    found = explain_no_place(path, data)
 
     assert (found.reason, found.meant) == (reason, meant)
 
 
 def test_a_short_section_is_written_in_full_for_a_path_into_it_alone():
     """A whole section in its place leaves the short form to be replaced."""
-    assert in_full(DATA, ["schedule.headroom"])["schedule"] == {"windows": "auto"}
-    assert in_full(DATA, ["schedule"])["schedule"] == "auto"
+    assert expand_short_forms(DATA, ["schedule.headroom"])["schedule"] == {"windows": "auto"}
+    assert expand_short_forms(DATA, ["schedule"])["schedule"] == "auto"
 
 
 @pytest.mark.parametrize("key", UNION_TAGS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.spec.strategic_merge import JSON_MERGE, keys_of_kind, merged
+from planner.spec.strategic_merge import JSON_MERGE, keys_of_kind, merge_patch
 
 POD_KEYS = keys_of_kind("Pod")
 POD = {
@@ -47,7 +47,7 @@ def test_a_pods_patch_is_merged_as_kubectl_merges_it(patch, changed):
     """Mappings key by key, items with names by name, other lists as a whole; null and directives take away."""
     before = copy.deepcopy(POD)
 
-    assert merged(POD, patch, POD_KEYS) == {key: each for key, each in (POD | changed).items() if each is not ...}
+    assert merge_patch(POD, patch, POD_KEYS) == {key: each for key, each in (POD | changed).items() if each is not ...}
     assert before == POD
 
 
@@ -56,7 +56,7 @@ def test_ports_are_told_apart_by_number(kind, key):
     """A container's by containerPort and a Service's by port, whatever their names."""
     ports = {"ports": [{key: 1, "name": "a"}, {key: 2}]}
 
-    assert merged(ports, {"ports": [{key: 2, "name": "b"}]}, keys_of_kind(kind)) == {
+    assert merge_patch(ports, {"ports": [{key: 2, "name": "b"}]}, keys_of_kind(kind)) == {
         "ports": [{key: 1, "name": "a"}, {key: 2, "name": "b"}]
     }
 
@@ -66,7 +66,7 @@ def test_custom_kinds_are_merged_as_json():
     patch = {"containers": [{"name": "b"}], "$patch": "replace", "tolerations": None}
 
     assert keys_of_kind("LeaderWorkerSet") is JSON_MERGE
-    assert merged(POD, patch, JSON_MERGE) == {
+    assert merge_patch(POD, patch, JSON_MERGE) == {
         "containers": [{"name": "b"}],
         "$patch": "replace",
         "volumes": POD["volumes"],
@@ -100,21 +100,21 @@ KEYS = st.sampled_from([POD_KEYS, JSON_MERGE])
 @given(OBJECTS, KEYS)
 def test_merging_nothing_changes_nothing(base, keys):
     """An empty overlay is none."""
-    assert merged(base, {}, keys) == base
+    assert merge_patch(base, {}, keys) == base
 
 
 @given(OBJECTS, patches(), KEYS)
 def test_merging_twice_is_merging_once(base, patch, keys):
     """So a rendered object stays as it is when it is rendered again."""
-    once = merged(base, patch, keys)
+    once = merge_patch(base, patch, keys)
 
-    assert merged(once, patch, keys) == once
+    assert merge_patch(once, patch, keys) == once
 
 
 @given(OBJECTS, patches(), KEYS)
 def test_what_a_patch_does_not_name_stays(base, patch, keys):
     """Fields keep their values, and the plan's items their order before any new ones."""
-    result = merged(base, patch, keys)
+    result = merge_patch(base, patch, keys)
     order = [each["name"] for each in result.get("containers", [])]
     before = list(dict.fromkeys(each["name"] for each in base.get("containers", [])))
 
@@ -136,6 +136,6 @@ def test_patches_of_different_items_go_in_any_order(base, one, other, first, sec
     ]
     results = [base, base]
     for each, reverse in zip(patches_of, reversed(patches_of), strict=True):
-        results = [merged(results[0], each, POD_KEYS), merged(results[1], reverse, POD_KEYS)]
+        results = [merge_patch(results[0], each, POD_KEYS), merge_patch(results[1], reverse, POD_KEYS)]
 
     assert one == other or results[0] == results[1]
