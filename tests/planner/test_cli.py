@@ -39,8 +39,8 @@ def test_validate_reports_mistakes_of_all_files(spec_file, with_line, capsys):
     assert [line.split(":")[0] for line in err.splitlines()] == paths
 
 
-def test_validate_says_which_of_several_specs_are_right(spec_file, with_line, capsys):
-    """A right spec beside a wrong one: exit 2 for the wrong, and the right one is said to be valid."""
+def test_validate_reports_each_of_several_specs(spec_file, with_line, capsys):
+    """With a valid spec beside a wrong one it exits with 2, and still calls the first valid."""
     right, wrong = str(spec_file()), str(spec_file(with_line(8, "  nodes: 0"), "wrong.yaml"))
     status = main(["validate", right, wrong])
     out, err = capsys.readouterr()
@@ -178,8 +178,8 @@ def test_schema_is_json_schema(capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
-def test_every_field_of_the_schema_has_a_description_and_examples_that_it_accepts(section):
-    """By the schema, as an editor checks them, and by the spec itself, beside what else the section must have."""
+def test_every_field_has_a_description_and_valid_examples(section):
+    """Examples pass the JSON schema, as in an editor, and the spec itself with the section's required fields."""
     fields = section.model_json_schema()["properties"]
     required = {name: field["examples"][0] for name, field in fields.items() if "default" not in field}
     described = [name for name, field in fields.items() if field.get("description") and field.get("examples")]
@@ -359,10 +359,10 @@ def _command(*words):
 
 
 @pytest.mark.slow
-def test_planning_needs_nothing_heavy(spec_file):
-    """A pull-request job can plan: none of torch, numpy, HiGHS, pulumi, kubernetes, jinja2 is imported.
+def test_planning_imports_nothing_heavy(spec_file):
+    """A pull-request job can plan without torch, numpy, HiGHS, pulumi, kubernetes or jinja2.
 
-    Nor are files of families other than the spec's; what only a plan or a wrong spec needs waits until there is one.
+    Files of other families are not imported either, nor is anything that only a plan or a wrong spec needs.
     """
     code = (
         "import sys; from planner.cli import main; status = main()\n"

@@ -40,8 +40,8 @@ def test_a_layout_plans_or_says_why_not(layout):
 
 
 @by_name
-def test_every_fix_leads_to_what_was_meant(layout):
-    """Each is applied, and so are those that follow: the model, GPUs, nodes and weights stay, and the end is a plan."""
+def test_every_fix_leads_to_a_plan(layout):
+    """Fixes are applied one after the other; model, GPUs, nodes and weights stay, and the end is a plan."""
     data = data_of(layout)
     verdict = verdict_of(data)
     if "after" in layout:

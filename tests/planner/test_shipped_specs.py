@@ -127,8 +127,8 @@ def test_assumed_figures_are_told(spec_file):
     assert "cluster.gpu.nominal_gb what is said of it is 186 to 192 GB" in full
 
 
-def test_memory_that_a_gpu_is_sold_with_stands_apart():
-    """What an H800's driver gives is counted with; the 80 GB of its name are only shown, with the source of both."""
+def test_nominal_memory_of_a_gpu_is_only_shown():
+    """Plans count the memory that an H800's driver reports; the 80 GB of its name are shown with both sources."""
     plan = run_passes(check_spec(SPECS / "h800-one-pair.yaml"))
     document = plan.plan.as_json()
 

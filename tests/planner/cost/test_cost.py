@@ -44,7 +44,7 @@ def cost_by(data, most):
     return estimate_cost(spec, plan_schedule(spec, units), units, most)
 
 
-def test_deepseeks_day_costs_and_earns_what_was_published():
+def test_deepseeks_day_has_the_published_cost_and_income():
     """Exactly $87,072 for 226.75 nodes on average; $562,027 within 0.02 %; a markup of 545 %, a margin of 84.5 %."""
     document = cost_by(PUBLISHED, dict.fromkeys(NODES, 1e9)).model_dump()
 
@@ -83,8 +83,8 @@ def test_hours_without_units_sell_nothing():
     assert sum(each.input_tokens for each in half.states) == TRAFFIC["input_tokens"]
 
 
-def test_income_is_of_what_is_answered():
-    """A third of the day's tokens come in one hour, of which decode makes a third; prefill has room for them all."""
+def test_income_counts_answered_tokens_only():
+    """A third of the day's tokens come in one hour, of which decode makes a third; prefill has room for all."""
     traffic = TRAFFIC | {"profile": [1] * 12 + [12] + [1] * 11}
     asked = TRAFFIC["output_tokens"] * 12 / 35 / 3600
     most = {"prefill": 1e9, "decode": asked / 18 / 3}

@@ -78,9 +78,10 @@ def test_more_units_are_planned_where_none_is_left_to_turn_on(are_all_on, all_on
 
 
 def test_the_published_day_leaves_decode_units_off_and_prefill_has_time():
-    """At 03:30, when decode is fullest, most of its units are off. At 15:00 prefill is asked for 109 % of its point.
+    """At 03:30, when decode is fullest, most of its units are off.
 
-    It then computes 59 % of the time: prompts wait longer, and none is refused.
+    At 15:00 prefill has 109 % of its point's load. It computes 59 % of the time, so prompts wait longer and none is
+    refused.
     """
     plan = run_passes(check_spec(SPECS / "deepseek-h800.yaml"))
     (found,) = (each for each in plan.plan.warnings if each.rule.startswith("W138"))
@@ -95,10 +96,10 @@ def test_the_published_day_leaves_decode_units_off_and_prefill_has_time():
 
 
 @pytest.mark.parametrize(("ttft_ms", "is_broken"), [(3600, True), (3900, False)])
-def test_a_ttft_is_broken_where_prompts_wait_longer_than_promised(ttft_ms, is_broken):
-    """At 15:00 the published day asks for 109 % of what its utilisation is meant for: prompts take 3,729 ms then.
+def test_a_ttft_is_missed_if_prompts_wait_too_long(ttft_ms, is_broken):
+    """At 15:00 the published day has 109 % of the load for its utilisation, and prompts take 3,729 ms.
 
-    That is what the simulation says of the fullest minute.
+    The simulation shows the same for the fullest minute.
     """
     plan = run_passes(change_spec(check_spec(SPECS / "deepseek-h800.yaml"), {"slo.ttft_ms": ttft_ms}))
     day = simulate_day(plan)
@@ -130,10 +131,10 @@ def test_a_day_that_asks_for_nothing_is_planned():
 
 
 @pytest.mark.parametrize(("tpot_ms", "broken"), [(60, ["slo.tpot_ms"]), (95, [])])
-def test_units_with_room_for_more_requests_break_what_they_are_too_slow_for(tpot_ms, broken):
-    """The day asks for 168 % of what ten requests make, and max_requests is 64: 27 take 94 ms, and nobody waits.
+def test_units_that_take_more_requests_miss_the_tpot(tpot_ms, broken):
+    """The day has 168 % of the load of ten requests, and max_requests is 64.
 
-    That is what the simulation says, too.
+    Then 27 requests run at 94 ms and nobody waits, as in the simulation.
     """
     changes = {
         "operating_point": {"mixed": POINT},

@@ -18,8 +18,8 @@ SIZE = 40
 
 
 @pytest.mark.parametrize("kind", ["expert loads", "decode for prefill", "another EP size", "namespace", "price"])
-def test_a_change_is_what_the_plans_say(kind):
-    """Restarts are those of the rendered templates, bytes those of the maps, and the way back mirrors the way there."""
+def test_a_change_equals_the_difference_of_both_plans(kind):
+    """Restarts are those of rendered templates, bytes those of maps, and the reverse change mirrors it."""
     check_pair(base(SIZE)[1], changed(SIZE, kind))
 
 

@@ -59,8 +59,8 @@ def test_tools_differ_by_their_turns(change, git, pulumi, spec, before):
     }
 
 
-def test_the_verdict_is_that_of_the_way_that_goes_worse(spec, before):
-    """So a gate on it lets nothing pass that interrupts the service, whoever applies the change."""
+def test_the_verdict_is_that_of_the_worst_way(spec, before):
+    """So a gate on the verdict passes nothing that interrupts the service, whichever way the change is applied."""
     change = compare_plans(before, compile_plan(change_spec(spec, IMAGE), before))
 
     assert (change.verdict, change.minutes, change.least_capacity) == (
@@ -191,8 +191,8 @@ def test_demand_is_never_more_than_what_served(spec, before):
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.1, "rolling"), (0.55, "degraded")])
-def test_what_is_left_is_held_against_the_traffic(share, verdict, spec, before):
-    """Two of three prefill units and one of two decode units serve a tenth of what all make at most, and no 55 %."""
+def test_remaining_units_are_compared_with_the_traffic(share, verdict, spec, before):
+    """Two of three prefill units and one of two decode units serve at most a tenth of the peak, and not 55 %."""
     asked = {"input_tokens": 1e9, "output_tokens": 1e9}
     demand = compile_plan(change_spec(spec, {"traffic": asked}), before).demand
     most = {name: demand[phase].most_tokens_per_s * 86_400 for name, phase in zip(asked, PHASES, strict=True)}

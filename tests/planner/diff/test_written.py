@@ -70,8 +70,8 @@ UNIT = st.builds(
 
 
 @given(units=st.lists(UNIT, max_size=60), nodes=st.lists(st.integers(0, 9999).map(lambda each: f"node-{each * 2}")))
-def test_it_fits_a_screen_whatever_changes(units, nodes, change):
-    """Names of any length and units that change for many reasons are cut, and the last line says where they are."""
+def test_the_text_always_fits_a_screen(units, nodes, change):
+    """Long names and long lists of reasons are cut, and the last line says where the rest is."""
     moves = change.nodes.model_copy(update={"taken": tuple(nodes), "freed": tuple(nodes)})
     text = diff_text(change.model_copy(update={"units": tuple(units), "nodes": moves}))
 

@@ -77,8 +77,8 @@ DENSE, SHARED, ATTENTION = "model.layers.0.mlp", "re:.*shared_experts.*", "*self
         (FP8_BLOCKS | {"modules_to_not_convert": [DENSE, SHARED, ATTENTION]}, None),
     ],
 )
-def test_what_a_checkpoint_keeps_in_another_format_has_no_blocks(said, part, tmp_path):
-    """FP8 with one scale a tensor is cut anywhere, and so is BF16; a reason names a part that is in blocks."""
+def test_weights_without_blocks_may_be_split_anywhere(said, part, tmp_path):
+    """FP8 with one scale per tensor may be split anywhere, like BF16; a reason names a part that has blocks."""
     published = json.loads((FOLDER / "published.json").read_text())
     config = next(each["config"] for each in published if "kimi-k2" in each["names"])
     path = tmp_path / "config.json"

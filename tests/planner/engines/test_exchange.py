@@ -63,8 +63,8 @@ def test_prompts_are_exchanged_by_configured_numbers_of_ranks_only(engine, ep_si
     assert refused(spec_of("tidemill", prefill=unit)) == {}
 
 
-def test_a_mixed_unit_is_refused_by_the_engine_that_exchanges_its_prompts():
-    """SGLang has both kinds of kernels in one server; vLLM gathers the rows of mixed units, which takes any number."""
+def test_mixed_units_must_fit_the_engines_exchange():
+    """SGLang has both kinds of kernels in one server; vLLM gathers the rows of mixed units, so any number works."""
     assert refused(mixed(ep_size=40, redundant_experts=24)).keys() == {"mixed.ep_size"}
     assert refused(mixed("vllm", ep_size=40, redundant_experts=24)) == {}
     assert refused(mixed(cluster={"gpus_per_node": 4}, ep_size=32, attention_tp=32)) == {}  # which exchanges none
@@ -166,8 +166,8 @@ def test_a_group_of_attention_is_offered_only_to_a_unit_that_runs():
     assert str(fix) == "write another ep_size first: the engine exchanges no rows between 12 GPUs"
 
 
-def test_no_size_is_offered_that_memory_does_not_hold():
-    """8 H200 hold no Kimi-K2 with 80 slots each, and 16 do: the nearest size that DeepEP takes is no fix by itself."""
+def test_offered_sizes_fit_into_memory():
+    """8 H200 cannot hold Kimi-K2 with 80 slots each, and 16 can, so the nearest size for DeepEP is no fix by itself."""
     unit = {"ep_size": 320, "redundant_experts": 256}
     few, more = (
         refused(spec_of("sglang", {"nodes": nodes}, unit, {"attention_tp": 8}, "kimi-k2"))["prefill.ep_size"].fix
@@ -189,8 +189,8 @@ def test_attention_groups_are_offered_as_the_engine_runs_them(engine, offered):
 
 
 @pytest.mark.parametrize(("precision", "fix"), [("fp8", "nearest: 2"), ("bf16", "plan it on nodes of more GPUs")])
-def test_a_group_on_one_node_is_offered_where_memory_holds_it(precision, fix):
-    """Attention that fewer GPUs share takes more of each, in BF16 more than is left beside 32 slots of DeepSeek-R1."""
+def test_a_group_on_one_node_is_offered_if_it_fits(precision, fix):
+    """Attention over fewer GPUs takes more memory of each: in BF16 more than 32 slots of DeepSeek-R1 leave."""
     spec = mixed("vllm", {"gpus_per_node": 2, "gpu": "b200"}, ep_size=8, attention_tp=8, precision=precision)
     (found,) = (each for each in engine_refusals(spec) if each.rule.startswith("S710"))
 
@@ -244,8 +244,8 @@ def test_sizes_for_an_engine_without_replicas_have_none(ep_size, redundant):
             assert list(engine_refusals(mended)) == []
 
 
-def test_auto_becomes_a_size_that_the_engine_exchanges():
-    """The smallest unit that holds these prompts in BF16 has 56 GPUs, and the next one that DeepEP takes 64."""
+def test_auto_takes_a_size_that_the_engine_can_exchange():
+    """The smallest unit for these prompts in BF16 has 56 GPUs, and the next size for DeepEP is 64."""
     unit = {"ep_size": "auto", "redundant_experts": "auto", "precision": "bf16", "max_request_tokens": 131_072}
     sizes = {}
     for engine in ("tidemill", "sglang", "vllm"):

@@ -154,8 +154,8 @@ def test_the_tables_are_of_the_versions_that_we_speak_for():
 
 
 @pytest.mark.parametrize("model_type", VLLM)
-def test_vllm_registers_the_architecture_and_moves_its_experts_where_the_table_says_so(model_type):
-    """As recorded from its wheel (record_vllm.py)."""
+def test_vllm_supports_architectures_as_the_table_says(model_type):
+    """Registered architectures and movable experts, as recorded from its wheel (record_vllm.py)."""
     model = VLLM[model_type]
     recorded = json.loads((Path(__file__).parent / "vllm-options.json").read_text())["models"][model.architecture]
 

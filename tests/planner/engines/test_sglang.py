@@ -221,9 +221,9 @@ def plan(tmp_path_factory):
 
 @pytest.mark.slow
 def test_sglang_reads_our_map_layer_by_layer(ask, plan, tmp_path):
-    """61 layers: the first three, which are dense, in SGLang's own order; each of the others has its own row.
+    """Of 61 layers the first three, which are dense, have SGLang's own order, and each other its own row.
 
-    Likewise where MoE layers start at 0, as gpt-oss's and Qwen3's do, and at 1, as GLM-4.5's.
+    The same holds if MoE layers start at 0, as for gpt-oss and Qwen3, and at 1, as for GLM-4.5.
     """
     rows = plan.expert_maps[plan.map_of["prefill"]].physical_to_logical
     path = tmp_path / Path(MAP_FILE).name

@@ -63,8 +63,9 @@ def test_a_plan_without_coverage_counts_who_would_go_dark(found_of):
 
 
 @pytest.mark.parametrize("split", ["equal", pytest.param("local_first", marks=pytest.mark.slow)])
-def test_a_plan_says_what_one_more_slot_gives_and_costs(spec_file, split):
-    """Decode with 2 slots a GPU is bound by them, prefill with 9 is not; a slot is 2.55 GB, and takes half off."""
+def test_a_plan_shows_gain_and_cost_of_one_more_slot(spec_file, split):
+    """Slots limit decode with 2 per GPU, not prefill with 9; a third slot takes 2.55 GB and max/mean falls below
+    1.05."""
     plan = run_passes(check_spec(spec_file(json.dumps(PAIR | {"split": split}, indent=1), "pair.yaml")))
     document = plan.plan.as_json()
     of_phase = {
@@ -97,8 +98,8 @@ def test_too_few_slots_say_what_would_do_and_cost(small, found_of):
     assert second == {"coverage": "none"}
 
 
-def test_the_balance_that_slots_would_have_is_the_plans_own(found_of):
-    """Both figures of S720 are those of the plan without coverage, and of the plan with the slots that it offers."""
+def test_the_balance_in_s720_is_the_plans_own(found_of):
+    """Both figures of S720 are those of the plan without coverage, and of the plan with the offered slots."""
     cluster = {"gpu": "h200", "nodes": 2, "gpus_per_node": 8}
     spec = PAIR | {"cluster": cluster, "mixed": {"ep_size": 16, "precision": "fp8"}}
     spec = {key: value for key, value in spec.items() if key not in ("prefill", "decode")}
@@ -139,8 +140,8 @@ def test_a_unit_of_one_node_cannot_survive_it(small, found_of):
     assert problem.changes
 
 
-def test_racks_are_those_in_which_units_stand(spec_file):
-    """A prefill unit of 4 nodes stands in one rack of 4, and in two of 2: only then its experts survive a rack."""
+def test_coverage_uses_the_racks_of_units(spec_file):
+    """A prefill unit of 4 nodes is in one rack of 4 or in two of 2, and only then its experts survive a rack."""
     spec = PAIR | WHOLE | {"coverage": "rack"}
     checked = check_spec(spec_file(json.dumps(spec, indent=1), "racks.yaml"))
     with pytest.raises(InfeasibleError) as error:

@@ -52,8 +52,8 @@ def test_a_trace_of_three_prompts_by_hand():
 
 
 @given(prompts, st.integers(0, 60))
-def test_hits_and_residents_are_those_of_a_cache_that_is_played(uses, keep_s):
-    """A cache second by second, which drops what was not used for `keep_s`, finds as many and holds as much."""
+def test_hits_and_residents_equal_those_of_a_simulated_cache(uses, keep_s):
+    """A cache second by second, which drops blocks unused for `keep_s`, has as many hits and as many blocks."""
     (found,) = reuse_of(uses, [keep_s])
     used, hits, held = {}, 0, 0
     at = dict(uses)

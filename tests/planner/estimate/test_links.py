@@ -155,8 +155,8 @@ def units(draw):
 
 @pytest.mark.slow
 @given(case=units(), normal=st.booleans())
-def test_every_message_is_counted_where_it_arrives(case, normal):
-    """The slow reference: rank by rank and domain by domain, one token each, and the NICs that it comes in by."""
+def test_messages_are_counted_at_their_receivers(case, normal):
+    """The slow reference counts one token each, rank by rank and domain by domain, and the NICs that receive it."""
     shape, shares, gate = case
     arriving = _Arriving(shape, shares, 1, gate, normal=normal)
     expected = followed(shape, shares, gate, normal=normal)

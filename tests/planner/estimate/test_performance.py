@@ -212,8 +212,8 @@ def test_the_load_of_a_unit_without_an_operating_point_is_its_limit(promise, mos
         ({"slo.ttft_ms": 500}, {"operating_point.prefill.step_tokens": 2048}),
     ],
 )
-def test_a_promise_that_no_load_keeps_is_told_what_comes_nearest(promised, of_load):
-    """Both together are a change, and with it the promise is kept."""
+def test_an_unreachable_promise_gets_the_nearest_reachable_one(promised, of_load):
+    """The fix changes promise and load, and with it the promise is kept."""
 
     def missed(values):
         plan = run_passes(change_spec(check_spec(SPEC), values))

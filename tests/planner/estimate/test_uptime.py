@@ -42,8 +42,8 @@ def test_failures_are_those_of_metas_parts(uptime_of):
     assert (found.spares_needed, found.spares) == (5, 0)
 
 
-def test_a_mean_time_that_is_written_is_a_nodes(uptime_of):
-    """A node a week: 266 nodes of 278 are of units, and fail 278 / 7 times a day with the rest of the fleet."""
+def test_a_given_mean_time_is_per_node(uptime_of):
+    """With a week per node, 266 of 278 nodes are in units and fail 278 / 7 times a day with the rest."""
     found = uptime_of(SPEC.replace("uptime: {}", "uptime: {mtbf: 168h}"))
 
     assert found.failures_per_day == pytest.approx(278 / 7)

@@ -76,8 +76,8 @@ def test_a_slower_engine_takes_longer_for_its_prompts(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_day_keeps_what_a_search_promised():
-    """Nine requests in ten get their first token in time, by the simulation; the plan says what it counts on."""
+def test_a_simulated_day_keeps_the_searchs_promise():
+    """Nine requests in ten get their first token in time, and the plan states the utilisation that this needs."""
     traffic = {"input_tokens": 20e9, "output_tokens": 6e9}
     free = {"max_batch_tokens": "auto"}
     point = {

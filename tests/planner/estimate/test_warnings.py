@@ -63,8 +63,8 @@ def test_an_image_may_be_called_after_no_engine(image, rules_of):
 
 
 @pytest.mark.parametrize("image", ["vllm-openai:v0.33.0rc2", "a/vllm-openai:latest", "me/my-vllm:1.2.3", "a:5000/vllm"])
-def test_a_tag_that_may_hold_the_plans_version_is_no_other_one(image, rules_of):
-    """A name of one's own may have versions of its own, and a tag without a version may hold any."""
+def test_a_tag_without_a_version_may_have_the_plans_version(image, rules_of):
+    """A private image name may have its own versions, and a tag without a version may be any."""
     assert "W107" not in rules_of({"engine": "vllm", "kubernetes.image": image})
     assert "W107" in rules_of({"engine": "vllm", "kubernetes.image": "a:5000/vllm-openai:v0.3.0.post1"})
 

@@ -61,7 +61,7 @@ def test_slots_bind_decode_with_two_slots_a_gpu(alpha):
         assert bound <= reached <= 1.01 * bound
 
 
-def test_heavy_pairs_bind_where_there_are_more_of_them_than_gpus():
+def test_heavy_pairs_bind_if_there_are_more_than_gpus():
     """Three GPUs, five heavy experts, one redundant slot: two share a GPU, beside half of a light one at best."""
     sizes = Sizes(num_slots=9, num_gpus=3)
     bound, kinds = compute_bounds(scale([[60, 60, 60, 60, 60, 1, 1, 1]]), sizes, within_nodes=False)

@@ -103,8 +103,8 @@ def test_small_covered_maps_are_near_the_best_there_are(problem):
     assert ours.bound[0] - 1e-6 <= best <= ours.max_over_mean[0] + 1e-6 <= 1.05 * best + 2e-6
 
 
-def test_slots_that_do_not_suffice_are_counted_exactly():
-    """With one slot a GPU less than the fewest, no map at all is covered; without a second domain none ever is."""
+def test_the_fewest_slots_for_coverage_are_exact():
+    """With one slot per GPU less, no map is covered; without a second domain none ever is."""
     assert fewest_slots_per_gpu(4, ((0, 0, 1, 1),)) == 2
     assert optimum([1, 1, 1, 1, 1], (0, 0, 1, 1)) == float("inf")
     assert fewest_slots_per_gpu(5, ((0, 0, 1, 1),)) == 3

@@ -24,8 +24,8 @@ def test_the_published_example_comes_out_as_published():
 
 
 @pytest.mark.slow
-def test_the_reference_that_times_are_compared_with_makes_the_published_example():
-    """The one of the benchmark, with torch where the published code has torch."""
+def test_the_benchmark_reference_makes_the_published_example():
+    """The benchmark's reference uses torch where the published code does."""
     published = pytest.importorskip("tests.benchmarks.eplb_published", exc_type=ImportError)
     slots, _, _ = published.rebalance_experts(LOADS, num_slots=16, num_groups=4, num_nodes=2, num_gpus=8)
 

@@ -147,8 +147,8 @@ def test_an_expert_twice_on_a_gpu_makes_room():
     assert parted.tolist() == [[[0, 2], [1, 2]]]
 
 
-def test_stages_send_each_expert_from_a_gpu_that_holds_it():
-    """Two nodes of two GPUs: the sender is on the receiver's node where one can be, else the one that sent least."""
+def test_stages_send_experts_from_their_holders():
+    """Two nodes of two GPUs: the sender is on the receiver's node if possible, else the one that has sent least."""
     before, after = [0, 1, 1, 2, 0, 3, 4, 5], [0, 1, 0, 2, 0, 3, 4, 1]
     (stage,) = stage_moves([before], [after], Sizes(8, 4, 2))
 
@@ -187,16 +187,16 @@ def test_gpus_that_hold_everything_keep_their_maps():
     assert (after.moved_slots, after.physical_to_logical) == (0, before)
 
 
-def test_gpus_that_could_hold_everything_get_what_they_lack():
-    """A previous map with an expert on one GPU alone is uneven, and does not stay."""
+def test_gpus_with_room_for_all_experts_get_all():
+    """A previous map with an expert on only one GPU is uneven and is replaced."""
     after = balance(((4, 3, 2, 1),), 12, 2, previous=((0, 0, 0, 1, 2, 2, 1, 1, 2, 2, 3, 3),))
 
     assert after.max_over_mean == (1.0,)
     assert after.moved_slots > 0
 
 
-def test_a_map_that_splits_groups_is_no_start_where_groups_stay_whole():
-    """It is even beyond what whole groups allow; the answer keeps groups whole, and its bound true."""
+def test_a_map_with_split_groups_is_replaced_if_groups_stay_whole():
+    """It is more even than whole groups allow; the answer has whole groups and a true bound."""
     loads = draw_loads(1.01, 0, 2, 64)
     before = balance(loads, 72, 8, policy="global").physical_to_logical
     after = balance(loads, 72, 8, num_nodes=4, num_groups=8, policy="hierarchical", previous=before)

@@ -74,8 +74,8 @@ def test_permuting_experts_permutes_the_map(rule, effort, data):
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("rule", RULES)
-def test_permuting_experts_permutes_the_map_that_comes_after_another(rule, data):
-    """With a map in service the same ones move, and experts of equal load are told apart by where they are in it."""
+def test_permuting_experts_permutes_a_renewed_map(rule, data):
+    """The same experts move, and experts of equal load are ordered by their slots in the map in service."""
     before, loads = data.draw(distinct(NUM_EXPERTS)), data.draw(st.lists(st.integers(0, 9), **exactly(NUM_EXPERTS)))
     order = data.draw(renumberings(rule))
     (previous,) = made(before, "refined", rule).physical_to_logical

@@ -150,8 +150,8 @@ def test_the_search_makes_the_steps_that_counting_everything_anew_finds(case):
 
 
 @given(st.integers(2, 8), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_where_anything_goes_a_search_ends_where_no_step_helps(num_gpus, per_gpu, seed):
-    """Where experts cost nothing anywhere, no swap and no hand-over of all that there are relieves the fullest GPU."""
+def test_an_unconstrained_search_ends_when_no_step_helps(num_gpus, per_gpu, seed):
+    """At the end no swap and no hand-over relieves the fullest GPU."""
     random = np.random.default_rng(seed)
     num_experts = random.integers(per_gpu, num_gpus * per_gpu, endpoint=True)
     loads = np.floor(1000 * random.pareto(1.2, (1, num_experts)))

@@ -70,10 +70,10 @@ def test_hardly_more_is_served_elsewhere_than_must_be(spilled):
 
 
 def test_bytes_are_counted_by_the_formula():
-    """Three of eight experts are on both of two nodes; each choice of four groups is looked at by hand.
+    """Three of eight experts are on both of two nodes, and each choice of four groups is counted by hand.
 
     A third of expert 0 and half of 4 and 5 are on node 0, with experts 1 to 3. Each group of one expert gets two pairs,
-    so node 0 is missed by (2/3)^2 of what goes to expert 0 and by 1/4 of what goes to 4 and to 5.
+    so a token misses node 0 with (2/3)^2 for expert 0 and 1/4 for 4 and 5.
     """
     loads = np.array([[8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]])
     slots = np.array([[[0, 1], [2, 3], [4, 5], [6, 7], [0, 4], [5, 0]]])  # three GPUs on each of two nodes
@@ -96,8 +96,8 @@ def test_the_front_is_of_the_models_own_gate(spilled):
     assert found.front[-1].bytes_ratio > spilled.front[-1].bytes_ratio  # groups are worth more where few are picked
 
 
-def test_a_little_that_is_served_elsewhere_crosses_in_proportion():
-    """One pair in a hundred of a group crosses when none of three more of seven groups is on the other node."""
+def test_a_small_share_served_elsewhere_crosses_in_proportion():
+    """One pair in a hundred of a group crosses if none of three more of seven groups is on the other node."""
     loads = np.full((1, 8), 8.0)
     slots = np.array([*[0] * 99, *[1, 2, 3] * 33, *[4, 5, 6, 7] * 49, 0, 4]).reshape(1, 2, -1)
     (crossings,) = num_crossings(loads, slots, Sizes(396, 2, 2, 8))
@@ -138,8 +138,8 @@ def scattered(hot_loads):
     return balance(hot_loads, **SIZES)
 
 
-def test_auto_minds_no_groups_where_that_is_worth_its_bytes(hot_loads, scattered):
-    """It takes the global map, no worse than when that is asked for, where the best of the others is far less even."""
+def test_auto_ignores_groups_if_balance_is_worth_the_bytes(hot_loads, scattered):
+    """It takes the global map if the best of the others is far less even, and it is as good as the policy `global`."""
     asked_for = balance(hot_loads, **SIZES, policy="global")
 
     assert scattered.policy == scattered.dispatch.policy == "global"
@@ -201,8 +201,8 @@ def test_windows_follow_the_policy_of_their_mean(hot_loads):
         (8, 1, set(), "one node"),
     ],
 )
-def test_a_model_with_groups_is_weighed_where_its_units_nodes_can_hold_them(num_gpus, num_nodes, policies, reason):
-    """Given DeepSeek-V3's 8 groups, whatever the unit: one front for EP32, the global map where groups cannot stay."""
+def test_groups_are_weighed_if_nodes_can_hold_them(num_gpus, num_nodes, policies, reason):
+    """DeepSeek-V3's 8 groups give one front for EP32, and the global map if groups cannot stay on nodes."""
     loads = draw_loads(1.01, 0, num_layers=2, num_experts=256, num_groups=8)
     found = balance(loads, 288, num_gpus, num_nodes=num_nodes, num_groups=8)
 

@@ -49,8 +49,8 @@ def carried_slowly(split, loads, gpus, num_nodes):
 
 @pytest.mark.parametrize("split", RULES)
 @given(problem=problems())
-def test_what_gpus_carry_is_what_sources_send(split, problem):
-    """The formula is the sum over sources; and the map says what its fullest GPU carries over the mean."""
+def test_gpu_loads_equal_what_sources_send(split, problem):
+    """The formula equals the sum over sources, and the map's max over mean is that of its GPU loads."""
     loads, num_slots, num_gpus, num_nodes = problem
     expert_map = balance((loads,), num_slots, num_gpus, num_nodes=num_nodes, split=split)
     gpus = np.array(expert_map.physical_to_logical[0]).reshape(num_gpus, -1)
@@ -93,8 +93,11 @@ def test_decode_with_a_third_slot_is_mended():
     assert np.mean(local.max_over_mean) < 1.02 < np.mean(ratios)
 
 
-def test_twins_of_a_node_are_parted_where_the_first_takes_all():
-    """EP144 on 18 nodes, three slots a GPU: under `first_on_node` the map for equal shares is uneven, and is mended."""
+def test_replicas_on_one_node_are_separated_under_first_on_node():
+    """EP144 on 18 nodes, three slots a GPU.
+
+    The map for equal shares is uneven under `first_on_node`, and is improved.
+    """
     loads = draw_loads(1.01, 0, num_layers=2, num_experts=256)
     mended = balance(loads, 432, 144, num_nodes=18, split="first_on_node")
     equal = np.array(balance(loads, 432, 144, num_nodes=18).physical_to_logical).reshape(2, 144, 3)

@@ -128,8 +128,8 @@ def test_groups_stay_whole_after_a_map_with_an_expert_twice_on_a_gpu_or_with_spl
     assert (np.array(ours.max_over_mean) >= np.array(ours.bound) - 1e-6).all()
 
 
-def test_windows_that_have_not_changed_change_nothing():
-    """Nor do windows for which the map in service is as even as a fresh one but for the share that is asked for."""
+def test_unchanged_windows_change_nothing():
+    """Nor do windows for which the map in service is as even as a fresh one, within the given share."""
     windows = draw_windows(1.01, 3, 2, 32, 4, 3, 0.99)
     sizes, made_for = Sizes(40, 8), ("refined", "auto", 0.5)
     before = balance_windows(windows[:2], sizes, *made_for).physical_to_logical

@@ -316,8 +316,8 @@ def test_options_of_moves_and_exports_are_checked(loads_file, experts):
     assert facts_of(document) == [("S809", []), ("S808", [{"--keep-within": 0}])]
 
 
-def test_what_one_more_slot_gives_where_slots_bind(loads_file, experts):
-    """One hot expert on two GPUs of two slots: a third slot on each halves it."""
+def test_one_more_slot_is_tried_if_slots_limit_the_map(loads_file, experts):
+    """One expert is hot: with a second slot on each of four GPUs the map is more even than any map before."""
     path = loads_file([[90, 2, 2]] * 2)
     words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 1)
     _, document = experts(path, *words)
@@ -448,8 +448,8 @@ def test_a_map_with_another_number_of_dense_layers_is_refused(sglang_map, expert
     assert [error["reason"] for error in document["errors"]] == ["it has [3][8]"]
 
 
-def test_what_sglang_recorded_numbers_the_layers_of_its_map(experts, tmp_path):
-    """A dump with two dense layers gives a file with two rows more, and 2 for the first key of TensorRT-LLM's."""
+def test_a_recording_by_sglang_numbers_the_layers_of_its_map(experts, tmp_path):
+    """A dump with two dense layers gives a file with two more rows, and key 2 first in TensorRT-LLM's."""
     dump, path = tmp_path / "dump.json", tmp_path / "map"
     dump.write_text(json.dumps({"logical_count": [[0] * 4, [0] * 4, [4, 3, 2, 1]]}))
     words = (dump, "--gpus", 2, "--nodes", 1, "-o", path, "--export")

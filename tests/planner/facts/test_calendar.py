@@ -20,7 +20,7 @@ def test_a_date_says_more_than_its_weekday(day, entry):
     ("written", "is_one"),
     [("friday", True), ("2028-02-29", True), ("2026-02-29", False), ("0001-01-01", False), ("9999-12-31", False)],
 )
-def test_a_day_is_a_weekday_or_a_date_that_there_is(written, is_one):
+def test_a_day_is_a_weekday_or_an_existing_date(written, is_one):
     """The year 2026 has no 29th of February; the first and the last year lack a week on one side."""
     assert is_day(written) is is_one
     assert not is_day(written.title() + " ")

@@ -20,8 +20,8 @@ def served(draw):
 
 
 @given(case=served())
-def test_a_token_goes_where_any_of_its_experts_is(case):
-    """Over all choices of groups alike, each pair of a group at one place with the share that is served there."""
+def test_a_token_goes_to_every_place_with_one_of_its_experts(case):
+    """All choices of groups are equally likely, and a pair is at a place with the share of the group served there."""
     loads, gate = case
     _, num_groups, num_places = loads.shape
     num_picked = min(gate.groups_per_token, gate.experts_per_token)

@@ -252,8 +252,8 @@ def test_a_form_is_a_precision_or_is_called_by_its_name(said, expected, tmp_path
         (packed(group(4, "float", 32, [EXPERTS])), "MXFP4 of compressed-tensors", "compressed-tensors"),
     ],
 )
-def test_the_makers_name_is_kept_where_engines_call_the_precision_otherwise(said, words, other_method):
-    """Engines refuse a checkpoint whose quant_method is not the one that they are told."""
+def test_the_makers_quant_method_is_kept(said, words, other_method):
+    """Engines refuse a checkpoint if their option differs from its quant_method."""
     found = model_of(without(SMALL) | {"quantization_config": said}, "config.json").quantisation
 
     assert (found.words, found.other_method) == (words, other_method)
@@ -414,8 +414,8 @@ def test_patterns_end_soon_or_are_refused(patterns, reason):
     assert reason in found.reason
 
 
-def test_lists_that_nobody_counts_are_refused():
-    """S314: a file of 16 MiB has room for 100,000 groups, and each of them is asked about every module."""
+def test_too_long_lists_are_refused():
+    """S314: a file of 16 MiB has room for 100,000 groups, and each would be matched with every module."""
     groups = [group(4, "float", 16, ["lm_head"]) for _ in range(12_000)]
     found = model_of(without(SMALL) | {"quantization_config": packed(*groups)}, "config.json")
 

@@ -12,10 +12,10 @@ MIB = 2**20
 
 
 @given(case=layouts())
-def test_all_of_the_planned_kv_is_static_and_the_rest_holds_what_computes(case):
-    """SGLang's pool is a fraction of what is free before weights are loaded, less these.
+def test_sglang_has_room_for_all_planned_kv_and_working_memory(case):
+    """SGLang's KV pool is a share of the memory that is free before weights are loaded, less weights.
 
-    The other part is for activations, graphs, and DeepEP's buffers, which are made later.
+    The rest has room for activations, graphs and DeepEP's buffers.
     """
     model, gpu, phase, section = case
     layout, spec = laid_out(phase, section, model)

@@ -165,7 +165,7 @@ def test_a_group_that_shares_attention_dispatches_its_tokens_once(compiled):
     assert shared == alone
 
 
-def test_a_unit_that_is_one_attention_group_shares_what_is_dense(compiled):
+def test_a_unit_of_one_attention_group_shares_dense_weights(compiled):
     """A published layout: DeepSeek-R1's prefill as TP8 on one node of H20, 16,384 tokens a step, KV in FP8."""
     limits = {"max_request_tokens": 65_535, "max_batch_tokens": 16_384, "kv_precision": "fp8", "precision": "fp8"}
     spec = PAIR | {"cluster": {"gpu": "h20", "nodes": 3, "gpus_per_node": 8}}
@@ -195,10 +195,10 @@ def test_a_unit_that_is_one_attention_group_has_no_dispatch_buffers():
     assert buffer_bytes(DEEPSEEK, layout, spec.max_requests) == 411_041_792
 
 
-def test_low_latency_buffers_are_as_the_library_reserves_them():
-    """A slow reference: DeepEP's layout for 128 tokens, 7,168 channels and 288 experts, added up by hand.
+def test_low_latency_buffers_equal_the_librarys():
+    """DeepEP's layout for 128 tokens, 7,168 channels and 288 experts, added up by hand.
 
-    NVSHMEM takes it in pieces of 512 MiB, and DeepEP has a workspace.
+    NVSHMEM allocates in pieces of 512 MiB, and DeepEP has a workspace.
     """
     dispatch_message, combine_message = 16 + 7168 * 2, 56 * 4 + 7168 * 2
     send, receive = 288 * 128 * combine_message, 288 * 128 * max(dispatch_message, combine_message)
@@ -257,8 +257,8 @@ def test_ranks_on_cpus_have_no_memory_of_their_own(found_of):
     assert found_of().plan.as_json()["memory"] == {}
 
 
-def test_a_misfit_names_what_binds_by_how_much_and_what_would_do(compiled):
-    """S707: EP8 of the published model on 80 GB: weights alone are more than the GPU holds."""
+def test_a_misfit_names_the_largest_part_the_shortage_and_a_fix(compiled):
+    """S707: EP8 of the published model on 80 GB has more bytes of weights than the GPU's memory."""
     with pytest.raises(InfeasibleError) as error:
         compiled(PAIR | {"prefill": PAIR["prefill"] | {"ep_size": 8}})
 
@@ -297,10 +297,10 @@ def test_every_printed_change_would_do(wrong, path, compiled):
         compiled(apply_change(spec, change))
 
 
-def test_attention_over_more_gpus_is_offered_where_it_is_enough(compiled):
-    """One node of H20: EP8 of the published model lacks 8 GB; sharing all of a node leaves KV for all requests.
+def test_attention_over_more_gpus_is_offered_if_it_is_enough(compiled):
+    """EP8 of the published model lacks 8 GB on one node of H20, and sharing attention leaves KV for all requests.
 
-    The bundled runtime shares no attention, so that an engine comes with it that does.
+    The fix names an engine too, because the bundled runtime does not share attention.
     """
     limits = {"max_requests": 6, "max_request_tokens": 4096, "max_batch_tokens": 512}
     spec = {key: PAIR[key] for key in ("version", "name", "model")}

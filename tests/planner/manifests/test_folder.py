@@ -200,8 +200,8 @@ def test_rendering_twice_changes_nothing(changes, spec_file, tmp_path_factory):
         assert text_of(folder) == first
 
 
-def test_what_runs_stays_where_it_is(spec_file, tmp_path):
-    """One more unit leaves the others on their nodes; a run anew may move them."""
+def test_running_units_keep_their_nodes(spec_file, tmp_path):
+    """One more unit leaves the others on their nodes; with `--anew` they may move."""
     spec = check_spec(spec_file(SPEC, "rendered.yaml"))
     before = render(spec, tmp_path)
     after = render(change_spec(spec, MORE_UNITS), tmp_path)

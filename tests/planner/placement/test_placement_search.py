@@ -86,9 +86,10 @@ def compared():
 
 @pytest.mark.slow
 def test_greedy_is_within_five_percent_of_exact(compared):
-    """On 200 clusters, count after count in their order, up to the first in which the two differ.
+    """On 200 clusters the counts are compared in order, up to the first difference.
 
-    Where they differ, what follows cannot be compared: it has been paid for. Counts of up to 20 must then be equal.
+    Later counts cannot be compared, because an earlier one was better at their expense. Counts of up to 20 must be
+    equal.
     """
     for found, best in compared:
         for mine, least in zip(found, best, strict=True):
@@ -128,8 +129,8 @@ def test_both_are_the_same_every_time(seed):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_look_ahead_spares_only_steps_that_would_be_taken_back(seed):
-    """It leaves units and cells in the order in which those steps would: plans are the same with and without it."""
+def test_the_look_ahead_skips_only_steps_that_would_be_undone(seed):
+    """It leaves units and cells in the same order as these steps, so plans are the same with and without it."""
     task = random_task(seed, before=True)
     start = next(fillings(task))
     tried, spared = Arrangement(task, start), Arrangement(task, start)

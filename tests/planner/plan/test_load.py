@@ -411,8 +411,8 @@ MAPS = {
 
 
 @pytest.mark.parametrize("change", MAPS.values(), ids=MAPS)
-def test_a_map_that_is_none_of_the_phase_is_refused(document, change, tmp_path):
-    """S908: whatever its digest, a map gives each of the phase's slots one of the model's experts, and all of them."""
+def test_a_map_that_does_not_fit_the_phase_is_refused(document, change, tmp_path):
+    """S908: with any digest, a map must give each slot of the phase an expert of the model, and use all experts."""
     problem = refusal(resealed(with_map_of(document, change)), tmp_path / "plan.json")
 
     assert (problem.rule[:4], problem.path) == ("S908", "units.1.expert_map")

@@ -85,7 +85,7 @@ def test_the_first_lines_answer_what_is_asked(shipped):
     )
 
 
-def test_the_first_lines_say_what_is_not_known(shipped):
+def test_the_first_lines_name_unknown_figures(shipped):
     """On a CPU nothing is predicted; without prices there are no dollars, and a single unit is all of the service."""
     lines = lines_of(shipped("demo.yaml"))
 

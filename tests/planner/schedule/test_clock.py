@@ -176,8 +176,8 @@ spring_and_autumn = st.sampled_from(
 
 @settings(max_examples=8, deadline=None)
 @given(zones, by_the_minute, by_the_minute, spring_and_autumn, st.integers(-DAY_S, DAY_S))
-def test_what_is_sorted_once_changes_as_what_is_sorted_at_each_instant(zone, windows, sunday, date, shift):
-    """Minute by minute, over the day on which clocks change and parts of those beside it."""
+def test_changes_equal_those_computed_at_each_instant(zone, windows, sunday, date, shift):
+    """Minute by minute, on a day on which clocks change and on parts of its neighbours."""
     day = with_others(day_of(zone, **windows), sunday=sunday)
     begin = (utc(f"{date} 00:00") + shift) // MINUTE_S * MINUTE_S
     end = begin + 30 * 3600

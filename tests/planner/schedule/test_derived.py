@@ -87,7 +87,7 @@ def test_more_demand_never_takes_fewer_nodes(asked, hour, constraint):
     assert after >= before - 1e-9
 
 
-def test_units_of_a_known_speed_carry_what_they_make():
+def test_units_of_known_speed_serve_their_predicted_rate():
     """A day of 86,400 tokens, half of them in one hour of 24: 12 tokens/s then, six units of 2 tokens/s."""
     asked = demand_from_rate([23] + [1] * 23, 86_400, 2.0)
 
@@ -205,8 +205,8 @@ OTHERS = f"""
 """
 
 
-def test_days_that_are_unlike_have_windows_of_their_own(tmp_path):
-    """The units of the spec just carry the busiest entry of any day, and all days meet at midnight in one state."""
+def test_different_days_have_windows_of_their_own(tmp_path):
+    """The spec's units just serve the busiest entry of any day, and all days begin at midnight in one state."""
     traffic = TRAFFIC.replace("traffic: {", "traffic:\n  ").replace(", output", "\n  output")
     traffic = traffic.replace(", profile", "\n  profile").replace("}\n", OTHERS)
     (tmp_path / "spec.yaml").write_text(f"{PAIR}{traffic}schedule: auto\n")
@@ -241,8 +241,8 @@ def too_few_nodes(folder, spec):
 @pytest.mark.parametrize(
     ("saturday", "field"), [(0.4, "traffic.profile"), (2.0, "traffic.other_days (saturday, sunday)")]
 )
-def test_too_few_nodes_are_blamed_on_the_day_that_asks_for_most(saturday, field, tmp_path):
-    """Each unit that is on at some time of the week has its own nodes, so the busiest day counts them."""
+def test_too_few_nodes_are_explained_by_the_busiest_day(saturday, field, tmp_path):
+    """Each unit that is on at some time of the week has its own nodes, so the busiest day counts."""
     traffic = {
         "input_tokens": 1e12,
         "output_tokens": 1e11,

@@ -60,8 +60,8 @@ def test_a_unit_that_would_come_back_too_soon_goes_on(until, is_one_run):
     assert kinds == list(KINDS) * (1 if is_one_run else 2)
 
 
-def test_what_crosses_midnight_is_seen_from_both_days():
-    """A unit that is needed at midnight starts on the evening before, and one that ends then drains into the next."""
+def test_runs_across_midnight_are_found_from_both_days():
+    """A unit needed at midnight starts on the evening before, and one that stops then drains into the next day."""
     late, early = timetable({"00:00": 2, "12:00": 1}), timetable({"00:00": 1, "12:00": 2})
 
     middle = ["12:00 drain u1", "12:05 stop u1"]
@@ -94,8 +94,8 @@ def test_the_instants_are_those_of_the_plans_clocks():
     drain=st.integers(1, 90),
     minute=st.integers(0, 24 * 60 - 1),
 )
-def test_at_every_instant_those_that_the_day_wants_are_in_a_run(windows, warm_up, drain, minute):
-    """None is ever on before it serves or after it drains, unless it goes on; and no two runs of a unit overlap."""
+def test_all_units_of_the_day_are_in_a_run_at_every_instant(windows, warm_up, drain, minute):
+    """No run is longer than its warm-up, service and drain unless it goes on, and runs of a unit do not overlap."""
     day = timetable({hh_mm(15 * quarter): number for quarter, number in windows.items()}, warm_up, drain)
     instant = minute * MINUTE_S
     runs = runs_between(day, 0, DAY_S)

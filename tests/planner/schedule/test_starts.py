@@ -114,7 +114,7 @@ def spec_of(tmp_path, warm_up, storage):
     return check_spec(tmp_path / "spec.yaml")
 
 
-def test_a_warm_up_that_is_auto_is_the_least_that_suffices(tmp_path):
+def test_an_auto_warm_up_is_the_least_possible(tmp_path):
     """A plan with one second less is refused, and its stages end at the window."""
     plan = run_passes(spec_of(tmp_path, "auto", "10GB/s"))
     warm_up = plan.spec.schedule.warm_up
@@ -128,8 +128,8 @@ def test_a_warm_up_that_is_auto_is_the_least_that_suffices(tmp_path):
     assert [step.free_racks for step in plan.schedule.steps] == [5, 0]
 
 
-def test_a_storm_that_storage_cannot_feed_in_time_is_refused_with_what_would_do(tmp_path):
-    """S763: a longer warm-up does, or faster storage, and each is the least that does."""
+def test_a_start_too_large_for_the_storage_is_refused(tmp_path):
+    """S763 offers a longer warm-up or faster storage, and each is the least that is enough."""
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec_of(tmp_path, "3min", "10GB/s"))
     (problem,) = caught.value.findings

@@ -34,8 +34,8 @@ def test_redundant_experts_are_as_many_as_the_published_system_has(phase, ep_siz
     assert decided(plan) == {f"{phase}.redundant_experts": 32}
 
 
-def test_a_unit_is_the_smallest_that_holds_what_is_wanted(compiled):
-    """Decode: all requests at full length at once. In half as large a unit they do not fit."""
+def test_auto_takes_the_smallest_unit_that_fits(compiled):
+    """Decode must hold all requests at full length, and half as large a unit cannot."""
     plan = compiled(
         apply_change(PAIR, {"decode.ep_size": "auto", "decode.redundant_experts": 0, "decode.max_requests": 20})
     )
@@ -48,8 +48,8 @@ def test_a_unit_is_the_smallest_that_holds_what_is_wanted(compiled):
     assert smaller.memory[1].full_requests < 20 <= plan.memory[1].full_requests
 
 
-def test_the_reason_says_what_a_fallback_holds(compiled):
-    """128 requests of 32,768 tokens fit on no GPU; the reason says how many do in the unit that is taken instead."""
+def test_the_reason_says_how_many_requests_a_fallback_holds(compiled):
+    """128 requests of 32,768 tokens fit on no GPU; the reason gives the number that fits in the unit taken."""
     plan = compiled(apply_change(PAIR, {"decode.ep_size": "auto"}))
     held = plan.memory[1].full_requests
     (why,) = (each.why for each in plan.choice.decisions if each.path == "decode.ep_size")
@@ -85,8 +85,8 @@ def test_requests_are_no_fewer_than_the_operating_point_has(compiled):
     assert plan.memory[1].full_requests < 88
 
 
-def test_a_point_that_no_layout_holds_is_refused_with_what_auto_tried(compiled):
-    """The user sees that it is not one unlucky choice."""
+def test_an_impossible_point_is_refused_with_the_layouts_tried(compiled):
+    """So the user sees that no layout fits, not only an unlucky choice."""
     long = PAIR | {"operating_point": {"decode": {"requests": 128, "kv_tokens": 32000}}}
     with pytest.raises(InfeasibleError) as caught:
         compiled(apply_change(long, {"decode.ep_size": "auto"}))
@@ -223,8 +223,8 @@ def test_any_auto_becomes_numbers_or_is_infeasible(fields, model, gpu, per_node,
         ("config.json", "bf16"),
     ],
 )
-def test_a_precision_that_is_not_written_is_the_checkpoints(config, precision, spec_text, found_of):
-    """FP8 in blocks of 128 x 128, NVFP4 and W4AFP8 are planned so, with the reason; without any, as by default."""
+def test_the_default_precision_is_the_checkpoints(config, precision, spec_text, found_of):
+    """FP8 in blocks of 128 x 128, NVFP4 and W4AFP8 are planned as such, with the reason; others as by default."""
     plan = found_of(spec_text.replace("config.json", config).replace("  precision: fp32\n", ""))
     told = {each.path: each.why for each in plan.choice.decisions if each.path.endswith(".precision")}
 

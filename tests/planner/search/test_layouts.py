@@ -111,10 +111,10 @@ def test_as_many_requests_are_taken_as_memory_and_the_slo_allow(ep_size, redunda
     assert chosen.numbers["max_requests"] == max(rates)
 
 
-def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
-    """Nothing that is ranked is short of memory, and the plan's own prediction is what the search promised.
+def test_chosen_layouts_fit_meet_the_slo_and_fill_the_cluster():
+    """No ranked layout is short of memory, and the plan predicts what the search promised.
 
-    Slots bind, so that the map's balance is hardest to foresee.
+    The case is limited by slots, so its balance is hard to foresee.
     """
     free = {"ep_size": 96, "redundant_experts": 32, "max_requests": "auto", "max_request_tokens": 8192}
     spec = spec_of(20, {"tpot_ms": 50}, free, {"max_request_tokens": 8192}, operating_point=None)
@@ -139,8 +139,8 @@ def test_what_is_chosen_fits_keeps_the_slo_and_fills_the_cluster():
         ({"tpot_ms": 5, "ttft_ms": 5}, ["slo.ttft_ms (5.0) must be at least", "slo.tpot_ms (5.0) must be at least"]),
     ],
 )
-def test_an_slo_that_no_layout_keeps_is_refused_with_the_least_that_one_does(slo, messages):
-    """Layouts are found with what is offered instead of each: a lighter load, or the promise alone."""
+def test_an_unreachable_slo_is_refused_with_reachable_ones(slo, messages):
+    """The fixes are a lighter load or a weaker promise, and each leads to a layout."""
     spec = spec_of(slo=slo)
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec)
@@ -152,10 +152,10 @@ def test_an_slo_that_no_layout_keeps_is_refused_with_the_least_that_one_does(slo
 
 
 @pytest.mark.parametrize("gpu", ["h200", "mi300x"])
-def test_one_node_gets_the_layout_that_runs_in_public(gpu):
-    """DeepSeek-R1 on 8 x H200 and on 8 x MI300X: experts over all eight GPUs, attention data-parallel for most tokens.
+def test_one_node_gets_the_published_layout(gpu):
+    """DeepSeek-R1 on 8 x H200 or 8 x MI300X gets experts over all GPUs and data-parallel attention.
 
-    Where tokens must come sooner, GPUs share a prompt's attention, for which all of them stop.
+    For a shorter TPOT, GPUs share a prompt's attention.
     """
     mixed = {"ep_size": "auto", "attention_tp": "auto", "redundant_experts": "auto", "units": "auto"}
     mixed |= {"precision": "fp8", "max_requests": "auto", "max_batch_tokens": "auto", "max_request_tokens": 8192}
@@ -171,10 +171,10 @@ def test_one_node_gets_the_layout_that_runs_in_public(gpu):
 TRAFFIC = PUBLISHED["traffic"]
 
 
-def test_a_cluster_gets_the_nodes_that_the_peak_hour_needs():
-    """The published day on layouts of our choice: within 15 % of the 278 nodes that DeepSeek had at its peak.
+def test_a_cluster_gets_the_nodes_of_the_peak_hour():
+    """The published day, with our own layouts, needs within 15 % of DeepSeek's 278 nodes.
 
-    Two kinds of units suffice at their fullest hour, and one unit less of either would not.
+    One unit less of either phase would be too few at its fullest hour.
     """
     batches = {"max_batch_tokens": 16_384}
     spec = spec_of("auto", {"tpot_ms": 60}, {}, batches, traffic=TRAFFIC)
@@ -198,8 +198,8 @@ def test_a_cluster_gets_the_nodes_that_written_units_take():
 
 
 @pytest.mark.parametrize(("tokens", "field"), [(1e15, "output_tokens"), (1e14, "output_tokens")])
-def test_more_traffic_than_any_cluster_serves_is_refused_with_what_one_does(tokens, field):
-    """A thousand units of a phase, and 20,000 nodes of all; what is offered instead can be served."""
+def test_too_much_traffic_is_refused_with_a_servable_amount(tokens, field):
+    """The limits are a thousand units of a phase and 20,000 nodes; the offered traffic can be served."""
 
     def with_traffic(number):
         return spec_of("auto", {"tpot_ms": 60}, {"ep_size": 72}, {"ep_size": 32}, traffic=TRAFFIC | {field: number})
@@ -240,8 +240,8 @@ def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
     assert set(units_by_offer(offers, written, demand_of({"prefill": 1.0, "decode": 100.0}))["decode"].values()) == {2}
 
 
-def test_nodes_that_would_be_idle_keep_a_lost_node_from_refusing_most():
-    """One unit of ten nodes is enough, and stops with any of them; three of four nodes take two nodes more."""
+def test_idle_nodes_are_used_to_survive_the_loss_of_a_node():
+    """One unit of ten nodes is enough but stops with any node; two units of three of four nodes use two more nodes."""
     offers = {"mixed": [Offer("mixed", 4, 36.0, 0.9, 0), Offer("mixed", 10, 100.0, 1.0, 1)]}
     units = units_by_offer(offers, {"mixed": None}, demand_of({"mixed": 100.0}))
     nodes = [
@@ -275,8 +275,8 @@ def test_requests_of_a_point_are_as_many_as_the_slo_allows():
     assert plan.spec.operating_point.prefill.step_tokens == plan.spec.prefill.max_batch_tokens
 
 
-def test_units_fill_a_cluster_whose_speed_nobody_knows(found_of, spec_text):
-    """On CPUs, as many of each phase as nodes hold: one prefill unit of a node, one decode unit of two."""
+def test_units_of_unknown_speed_fill_the_cluster(found_of, spec_text):
+    """On CPUs each phase gets as many units as fit: one prefill unit of a node, one decode unit of two."""
     plan = found_of(spec_text.replace("units: 1", "units: auto").replace("  max_batch_tokens: 2048\n", ""))
 
     assert [unit.phase for unit in plan.units] == ["prefill", "decode"]
@@ -342,8 +342,8 @@ def test_a_layer_without_counted_loads_is_taken_as_even():
 @example(nodes=11, more=0, pairs=400, seed=2)  # several GPUs that are nearly as hot as the hottest
 @example(nodes=13, more=0, pairs=131_072, seed=9)  # the largest difference of all 3,840 but one: 2.9 %
 @example(nodes=12, more=0, pairs=131_072, seed=4)  # that one: 6.1 %
-def test_the_plan_predicts_the_balance_that_the_search_foresaw(split, nodes, more, pairs, seed):
-    """Within 3 % on every size of 16 nodes of 8, under each rule of which replica a token goes to; but for one draw."""
+def test_the_plan_predicts_the_balance_of_the_search(split, nodes, more, pairs, seed):
+    """Within 3 % on every size of 16 nodes of 8, under each split rule, except for one draw."""
     gpus, loads = 8 * nodes, draw_loads(1.01, seed, 2, 256, 8)
     slots = 256 + -256 % gpus + more * gpus
     made = imbalance_of(
@@ -390,8 +390,8 @@ def test_minutes_are_told_in_whole_digits():
     assert re.search(r"is predicted at [0-9,]+\.[0-9] ms \([0-9,]+\.[0-9] to [0-9,]+\.[0-9]\)$", missed.rule)
 
 
-def test_a_missed_ttft_offers_units_that_are_less_full():
-    """The utilisation that is written is what the prompts wait for; with the one that is offered the TTFT is kept."""
+def test_a_missed_ttft_offers_a_lower_utilisation():
+    """Prompts wait because of the given utilisation; with the offered one the TTFT is met."""
     fixed = {"ep_size": 32, "redundant_experts": 32, "units": 1}
 
     def warned(ttft_ms, utilisation):
@@ -431,8 +431,8 @@ def test_a_ttft_that_no_utilisation_keeps_offers_shorter_steps(utilisation):
         ("ttft_ms", 200, {"operating_point.prefill.step_tokens": 2048}),
     ],
 )
-def test_a_promise_that_no_load_keeps_is_asked_for_with_the_load_that_comes_nearest(field, promised, load):
-    """A change of both, with which some layout keeps it, and none keeps a millisecond less."""
+def test_an_unreachable_promise_is_fixed_together_with_the_load(field, promised, load):
+    """The fix changes both. Some layout keeps the new promise, and none keeps one that is a millisecond shorter."""
     point = {
         "prefill": {"prompt_tokens": 3000, "step_tokens": 16_384, "utilisation": 0.54},
         "decode": {"requests": 88, "kv_tokens": 4989},
@@ -450,8 +450,11 @@ def test_a_promise_that_no_load_keeps_is_asked_for_with_the_load_that_comes_near
         check_fit(change_spec(spec, {**both, path: both[path] - 1}))
 
 
-def test_a_promise_that_another_one_stands_beside_is_not_asked_to_be_stronger():
-    """Nothing keeps the TTFT. One request keeps the TPOT that 64 break: fewer are offered, and no shorter TPOT."""
+def test_a_fix_for_one_promise_does_not_strengthen_another():
+    """Nothing keeps the TTFT.
+
+    One request keeps the TPOT that 64 break, so the fix has fewer requests and the same TPOT.
+    """
     mixed = {"ep_size": 8, "units": "auto", "precision": "fp8", "max_requests": 64}
     cluster = {"gpu": "h200", "nodes": 1, "gpus_per_node": 8}
     data = {"version": 1, "name": "one", "model": "deepseek-r1", "cluster": cluster, "mixed": mixed}

@@ -28,8 +28,8 @@ def test_every_split_of_the_nodes_is_tried_once(most):
 
 
 @pytest.mark.parametrize(("units", "merged"), [(2, [1]), (3, [2, 1]), (4, [2])])
-def test_units_that_share_nodes_become_whole_ones(units, merged, tmp_path):
-    """On as many GPUs or more first, and on fewer only where the number is not whole: EP4 on nodes of eight."""
+def test_units_that_would_share_nodes_become_whole_nodes(units, merged, tmp_path):
+    """The fix has as many GPUs or more, and fewer only if the number is not whole: EP4 on nodes of eight."""
     mixed = {"ep_size": 4, "units": units, "redundant_experts": 0, "precision": "fp8"}
     spec = {key: PAIR[key] for key in ("version", "name", "model", "cluster")} | {"mixed": mixed}
     (tmp_path / "spec.yaml").write_text(json.dumps(spec))
@@ -51,8 +51,8 @@ def test_a_change_leaves_kv_for_the_requests_that_are_asked_for(found_of):
         assert memory.full_requests >= 32
 
 
-def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(found_of):
-    """A warm-up is too short for experts that no GPU has room for; the printed change plans, warm-up and all."""
+def test_short_memory_is_reported_before_a_short_warm_up(found_of):
+    """If no GPU has room for the experts, the warm-up is no second mistake; the printed change leads to a plan."""
     windows = [
         {"at": "08:00", "prefill_units": 2, "decode_units": 1},
         {"at": "20:00", "prefill_units": 1, "decode_units": 1},
@@ -67,8 +67,8 @@ def test_memory_that_is_short_is_told_before_the_start_that_follows_from_it(foun
     assert found_of(json.dumps(apply_change(spec, problem.changes[0]), indent=1)).layouts
 
 
-def test_what_memory_is_made_for_runs(found_of):
-    """vLLM runs no prefill unit of 12 GPUs on nodes of four, whatever steps it has: a smaller step is no way out."""
+def test_fixes_for_memory_also_run(found_of):
+    """vLLM runs no prefill unit of 12 GPUs on nodes of four with any step, so a smaller step is no fix."""
     model, cluster = {"catalog": "deepseek-r1", "checkpoint": "/models/r"}, {"gpu": "h800", "nodes": 24}
     unit = {"ep_size": 12, "redundant_experts": 8, "max_request_tokens": 50_000, "precision": "fp8"}
     decode = {"ep_size": 64, "redundant_experts": 0, "max_request_tokens": 50_000, "precision": "fp8"}
@@ -106,8 +106,8 @@ def test_two_phases_that_are_short_get_a_change_each(found_of):
     assert found_of(json.dumps(apply_change(spec, change), indent=1)).layouts
 
 
-def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(found_of):
-    """V3 in BF16 with steps of 200,000 tokens on one node: in its own FP8, with shorter steps, it is served there."""
+def test_precision_and_a_limit_are_changed_together_if_both_are_needed(found_of):
+    """V3 in BF16 with steps of 200,000 tokens does not fit on one node; in FP8 with shorter steps it does."""
     mixed = {"ep_size": 8, "max_batch_tokens": 200_000, "precision": "bf16"}
     cluster = {"gpu": "h200", "gpus_per_node": 8, "nodes": [{"name": "a", "gpu": "h200"}]}
     spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"mixed": mixed, "cluster": cluster}
@@ -127,8 +127,8 @@ def test_precision_and_a_limit_are_changed_together_where_neither_does_alone(fou
         ("73GB", "mixed.ep_size 16 and mixed.redundant_experts 0 (then no hot expert has a second replica)"),
     ],
 )
-def test_redundant_experts_stay_where_memory_has_room(found_of, memory, fix):
-    """Two nodes for three: a slot more on each GPU rather than none to spare; to lose them all is said."""
+def test_redundant_experts_stay_if_they_fit(found_of, memory, fix):
+    """Two nodes in place of three: one more slot per GPU is kept, and the loss of all would be mentioned."""
     gpu = {"name": "mine", "memory": memory, "nvlink": "400GB/s", "nic": "400Gbps"}
     mixed = {"ep_size": 24, "redundant_experts": 8, "precision": "fp8", "max_requests": 8}
     mixed |= {"max_request_tokens": 4096, "max_batch_tokens": 2048}
@@ -254,8 +254,8 @@ def test_nodes_that_nobody_can_write_are_no_way_out(plan_of):
     assert [(finding.id, finding.changes) for finding in error.value.findings] == [("S707", ())]
 
 
-def test_what_nobody_has_tried_is_offered_in_words_alone(tmp_path):
-    """One listed node holds no unit of two: slots enough for coverage are no way out, and no program is told so."""
+def test_untried_fixes_have_words_only(tmp_path):
+    """One listed node holds no unit of two, so slots for coverage are no fix, and no program gets that change."""
     spec = {key: PAIR[key] for key in ("version", "name", "model")} | {"coverage": "node"}
     spec |= {"cluster": {"gpu": "h200", "gpus_per_node": 8, "nodes": [{"name": "a"}]}}
     spec |= {"mixed": {"ep_size": 16, "redundant_experts": 16, "precision": "fp8"}}

@@ -97,8 +97,8 @@ def test_units_of_unknown_speed_fill_the_nodes_with_their_headroom(schedule, dec
     assert_one_least(range(1, 10), spec_with)
 
 
-def test_written_units_take_a_layout_that_serves_where_it_fits():
-    """Headroom makes two units three. On fewer nodes they have the fastest layout a node, and the plan says so."""
+def test_given_units_get_a_layout_that_serves_if_it_fits():
+    """Headroom makes two units three. On fewer nodes they get the fastest layout per node, and the plan says so."""
     plans = {n: run_passes(spec_of(n, decode=TWO, schedule=HEADROOM)) for n in (4, 6, 7, 20)}
     sizes = {n: plan.spec.decode.ep_size for n, plan in plans.items()}
     whys = {n: each.why for n, plan in plans.items() for each in plan.choice.decisions if each.path == "decode.ep_size"}
@@ -118,8 +118,8 @@ def test_units_that_are_too_few_for_counted_nodes_are_told_how_many_do(schedule)
     assert not check_fit(spec_of("auto", decode={"units": 4, "ep_size": 8}, schedule=schedule)).left_to_plan
 
 
-def test_nodes_that_are_counted_hold_what_windows_add():
-    """The search counts the units that windows have, so it tells of as many nodes as there will be."""
+def test_the_number_of_nodes_includes_units_of_windows():
+    """The search counts the units of all windows, so the nodes that it suggests are enough for them."""
     plan = run_passes(spec_of("auto", decode=TWO, schedule=HEADROOM))
 
     assert plan.spec.cluster.nodes == plan.choice.search.fleet.nodes == 7
@@ -147,8 +147,8 @@ def test_without_traffic_a_unit_of_each_phase_is_the_least():
     assert least_of(spec_of(4, **sections)) is None
 
 
-def test_lengths_that_nobody_wrote_are_told_where_they_decide():
-    """In the refusal, in the first lines of the plan; not where the traffic counts requests or a point has lengths."""
+def test_assumed_lengths_are_mentioned_if_they_decide():
+    """Refusals and the plan's first lines mention them, unless the traffic counts requests or a point has lengths."""
     limits = {"prefill": {"max_request_tokens": 9978}, "decode": {"max_request_tokens": 9978}}
     (refused,) = check_fit(spec_of(1, **limits)).left_to_plan
     traffic = {"input_tokens": 16e9, "output_tokens": 8e9, "requests": 16e6} | HALF_DAY

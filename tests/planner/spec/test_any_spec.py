@@ -27,10 +27,10 @@ UNKNOWN = {"S723": {"S720", "S721", "S722"}}  # what validate cannot know: what 
 @pytest.mark.whole
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_spec_plans_or_is_refused_with_a_reason(part, spec_file, tmp_path):
-    """Every field with every kind of value it may have: a sound plan, or problems with a reason and a way out.
+    """Every field, with every kind of value, leads to a sound plan or to problems with a reason and a fix.
 
-    Each is put into the plainest spec, and every second one into one that is drawn too. Never a traceback, and nothing
-    that validate does not say or name as left to plan; at least three in ten plan.
+    Each is put into the plainest spec, and every second one also into a random one. There is no traceback, and
+    `validate` reports everything or says what it leaves to `plan`; at least three in ten plan.
     """
     outcomes, drawn = Counter(), set()
     numbered = list(enumerate(EVERYTHING))[part::PARTS]

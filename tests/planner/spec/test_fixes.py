@@ -117,8 +117,8 @@ def test_every_fix_of_a_call_mends_it(case, spec_folder, spec_file, monkeypatch,
 
 
 @pytest.mark.parametrize("size", [5, 7, 70])
-def test_the_fix_of_an_ep_size_fits_the_nodes_that_there_are(size, with_line, problems_of, plan_of):
-    """Three nodes of two GPUs, of which prefill takes one: 6 or 36 would spread evenly, and could not be had."""
+def test_the_fix_of_an_ep_size_fits_the_cluster(size, with_line, problems_of, plan_of):
+    """Of three nodes with two GPUs prefill takes one: 6 or 36 would divide evenly, but there are too few nodes."""
     text = with_line(20, f"  ep_size: {size}")
     (fix,) = {str(problem.fix) for problem in problems_of(text)}
     plan = plan_of(with_line(20, f"  ep_size: {fix.removeprefix('nearest: ')}"))

@@ -39,7 +39,7 @@ def expected(case):
 
 
 @numbered("fields")
-def test_a_broken_rule_says_where_and_what_instead(index, case, spec_folder):
+def test_a_broken_rule_has_a_line_and_changes(index, case, spec_folder):
     """One wrong line gives one problem, on that line, with exactly these changes."""
     found = problems_of_case(spec_folder, "fields", index)
 
@@ -62,8 +62,8 @@ def test_a_wrong_load_file_has_the_line_that_names_it(index, case, spec_folder):
 
 
 @numbered("infeasible")
-def test_what_cannot_be_had_says_what_would_do(index, case, spec_folder):
-    """A right spec that no plan can meet: one message, with up to three changes."""
+def test_an_infeasible_spec_gets_fixes(index, case, spec_folder):
+    """A valid spec that no plan can meet gets one message, with up to three changes."""
     found = problems_of_case(spec_folder, "infeasible", index)
 
     assert facts_of(found) == expected(case)
@@ -147,8 +147,8 @@ def test_every_rule_has_a_case():
     assert len(declared) >= FEWEST_RULES
 
 
-def test_a_field_that_is_wrong_silences_only_the_rules_that_read_it(with_line, problems_of):
-    """A broken ep_size does not hide a broken port, and is not judged twice."""
+def test_a_wrong_field_silences_only_rules_that_read_it(with_line, problems_of):
+    """A wrong ep_size does not hide a wrong port, and is reported only once."""
     text = with_line(29, "  port: 9400", with_line(20, "  ep_size: many"))
 
     assert [problem.path for problem in problems_of(text)] == ["decode.ep_size", "gateway.port"]

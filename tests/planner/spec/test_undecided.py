@@ -7,8 +7,8 @@ from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
 
 
-def test_a_spec_that_leaves_values_to_the_planner_is_written_as_it_was_read():
-    """The word is one of the field's values, which Pydantic writes without a warning."""
+def test_a_spec_with_auto_is_written_unchanged():
+    """The word `auto` is a valid value of the field, and Pydantic writes it without a warning."""
     data = data_of(SPEC) | {"schedule": "auto"}
     data["prefill"] |= {"ep_size": "auto", "max_requests": "auto"}
     with warnings.catch_warnings():

@@ -49,8 +49,8 @@ def test_drafts_cost_time_and_their_acceptance_pays_for_it(requests, kv_tokens, 
 
 
 @pytest.mark.parametrize(("drafts", "acceptance_rate", "published"), [(2, 0.695, 81.5 / 51), (3, 0.676, 82.0 / 51)])
-def test_few_requests_gain_what_sglang_measured(drafts, acceptance_rate, published):
-    """Two requests of 65,536 tokens a GPU on 16 H200: 2.18 and 2.44 tokens were accepted a step.
+def test_drafts_of_few_requests_gain_as_much_as_in_sglang(drafts, acceptance_rate, published):
+    """Two requests of 65,536 tokens a GPU on 16 H200, with 2.18 and 2.44 accepted tokens a step.
 
     Source: github.com/lm-sys/lm-sys.github.io 0947bdc0 blog/2025-07-17-mtp.md, case study 1, without overlapped
     scheduling on either side.
@@ -70,8 +70,8 @@ def test_a_module_has_the_parameters_that_were_published():
     assert module == pytest.approx(11.5e9, rel=0.011)
 
 
-def test_a_plan_with_drafts_has_the_modules_memory_and_says_what_they_bring():
-    """One more layer of weights and KV in both phases; rates are of accepted tokens, and the range is wide."""
+def test_a_plan_with_drafts_has_the_modules_memory_and_rates():
+    """Both phases have one more layer of weights and KV; rates count accepted tokens, and the range is wide."""
     plan = run_passes(change_spec(check_spec(SPEC), {"decode.draft_tokens": 1}))
     document = plan.plan.as_json()
     decode, prefill = document["performance"]["decode"], document["performance"]["prefill"]

@@ -39,8 +39,8 @@ def test_our_engine_says_how_long_one_gpu_took(phase, told):
     assert told in evidence.why
 
 
-def test_a_factor_that_nothing_explains_is_as_wide_as_what_it_takes_away():
-    """vLLM on MI300X reaches 0.60 of what mechanisms say, at one point: elsewhere it may be 40 % more or less."""
+def test_an_unexplained_factor_widens_the_range():
+    """vLLM on MI300X reaches 0.60 of the prediction at one point, so elsewhere the range is 40 % each way."""
     case = MOREH.case()
     evidence = evidence_for(case.engine, "decode", case.machine)
     rates = predict(case, evidence).tokens_per_s_per_gpu
@@ -59,8 +59,8 @@ def test_a_range_without_evidence_holds_what_was_published():
     assert rates.low < MOREH.measured < rates.mid
 
 
-def test_matmuls_that_reach_less_do_so_in_every_operation():
-    """An MI300X's shares of matmuls are an H100's by what large ones reach; those of memory and links are equal."""
+def test_a_lower_matmul_share_applies_to_every_operation():
+    """An MI300X's shares of matmuls are an H100's, scaled by large matmuls; those of memory and links are equal."""
     ours, reference = build_machine(GPUS["mi300x"], "mi300x").kernels, build_machine(GPUS["h100"], "h100").kernels
     ratios = {name: getattr(ours, name) / value for name, value in asdict(reference).items()}
     scaled = {f"{each}_share" for each in MATMULS} - {"core_share"}

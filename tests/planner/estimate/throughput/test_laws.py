@@ -82,7 +82,7 @@ def test_overlap_is_worth_something_at_the_published_points(row):
 
 
 @pytest.mark.parametrize(("requests", "published"), [(32, 0.73), (256, 1.255)])
-def test_two_batches_are_worth_what_was_published(requests, published):
+def test_two_batch_overlap_gains_as_published(requests, published):
     """SGLang measured -27 % at 32 tokens a GPU, where each half reads all weights again, and +25.5 % at 256."""
     row = replace(SGLANG_DECODE, point=replace(SGLANG_DECODE.point, requests=requests))
     gain = saturated_rate(row.case()) / saturated_rate(replace(row, overlap="none").case())

@@ -33,9 +33,9 @@ def test_every_row_is_met_within_8_percent(row):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row is not MOREH], ids=lambda row: row.name)
 def test_rows_are_met_within_8_percent_without_their_own_constant(row):
-    """As if the row had not been published: another row of the phase gives the constant, or none does.
+    """A row is predicted as if it had not been published: with the constant of another row of the phase, or none.
 
-    Moreh's vLLM is the only one on its GPU: its range holds it (`test_intervals.py`).
+    Moreh's vLLM is the only one on its GPU, so only its range must hold the row (`test_intervals.py`).
     """
     assert abs(row.error(without(row, engines_json()))) < 0.08
 
@@ -64,8 +64,8 @@ def test_work_of_a_layer_is_the_published_one():
 @pytest.mark.parametrize(
     ("slots", "pairs", "measured_us"), [(2, 512, 58.6), (2, 1024, 94.4), (8, 256, 161.8), (16, 16, 294.8)]
 )
-def test_routed_experts_take_what_the_table_says(slots, pairs, measured_us):
-    """H100, uniform: 256 experts over 128, 128, 32 and 4 GPUs; that table has 16 rows of 16 for 64 experts of 8."""
+def test_routed_experts_take_the_published_time(slots, pairs, measured_us):
+    """H100, uniform: 256 experts over 128, 128, 32 and 4 GPUs. The table has 16 rows of 16 for 64 experts of 8."""
     time = operations.routed_experts_time(H100, MOE.expert, slots, pairs)
 
     assert time * 1e6 == pytest.approx(measured_us, rel=0.17)
@@ -95,8 +95,8 @@ def test_every_family_of_operators_has_residuals():
         assert all(each["points"] >= 2 and each["mean"] <= 0.15 for each in kind.get("residuals", {}).values())
 
 
-def test_ranges_of_scaled_constants_cover_what_was_measured():
-    """At least 85 % of the points lie inside, of the tables of four kinds of GPU, each left out in turn."""
+def test_ranges_of_scaled_constants_cover_measurements():
+    """At least 85 % of the points of four kinds of GPU are inside, each kind left out in turn."""
     found = kernels_json()["left_out"]
 
     assert found["points"] > 1000
@@ -104,10 +104,10 @@ def test_ranges_of_scaled_constants_cover_what_was_measured():
     assert found["width"] == SCALED_WIDTH
 
 
-def test_an_indexer_is_worth_it_in_long_contexts_only():
-    """V3.2 is V3 with an indexer: slower in short contexts, and reading 2,048 tokens of long ones pays for it.
+def test_an_indexer_pays_in_long_contexts_only():
+    """V3.2 is V3 with an indexer: slower in short contexts, and faster in long ones because it reads 2,048 tokens.
 
-    Of a token of KV the indexer takes 64 heads of 128, 16,384 operations, and reads 132 bytes.
+    For a token of KV the indexer takes 64 heads of 128, 16,384 operations, and reads 132 bytes.
     """
     sparse = next(layer for layer in work_of(MODELS["deepseek-v3.2"], "fp8", "bf16").layers if layer.expert).attention
     gains = {}
