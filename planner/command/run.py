@@ -70,7 +70,7 @@ def _report_mistakes(command: Callable[[], int], words: Sequence[str]) -> int:
     try:
         return command()
     except TidemillError as error:
-        with suppress(BrokenPipeError):  # a mistake is one, whoever reads of it
+        with suppress(BrokenPipeError):  # the exit status tells the mistake even if nobody reads the output
             _report(error.findings, as_json=wants_json(words))
         return error.exit_status
 

@@ -62,7 +62,7 @@ QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4"}
 STATES = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}  # layout of linear layers' states, as the connector needs it
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bfloat16", "fp8": "fp8"}
 
-# The address that other pods are told. Without it vLLM asks for the route to a public address.
+# The address that other pods get. Without it vLLM looks up its route to a public address.
 OWN_ADDRESS = {"VLLM_HOST_IP": POD_ADDRESS}
 
 METRICS = {
@@ -81,8 +81,8 @@ METRICS = {
 
 Option = tuple[str, ...]  # its name and its values
 
-# By default a request goes where its prefix is, else to whoever has least to do, as a dead pod has. The router tries
-# nothing again in this mode. Decode pods get their KV from prefill, so they can take turns.
+# By default a request goes to the pod with its prefix, else to the least busy one, which a dead pod is. The router does
+# not retry in this mode. Decode pods get their KV from prefill, so they can take turns.
 PAIRED: tuple[Option, ...] = (
     ("--vllm-pd-disaggregation",),
     ("--kv-connector", "nixl"),

@@ -48,7 +48,7 @@ class Forecast:
     num_days: int  # past ones
     num_outages: int  # entries of theirs that were left out
     median: tuple[float, ...]
-    quantile: tuple[float, ...]  # the one that was asked for
+    quantile: tuple[float, ...]  # at the given quantile
     past: History
 
     @property

@@ -20,7 +20,7 @@ def _rounded(digits: int) -> AfterValidator:
 
 
 T = TypeVar("T")
-Maybe = Annotated[T | None, Field(exclude_if=_is_none)]  # the key is left out where there is nothing to say
+Maybe = Annotated[T | None, Field(exclude_if=_is_none)]  # None leaves the key out
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Rounded = Annotated[float, _rounded(5)]
 Rounded6 = Annotated[float, _rounded(6)]

@@ -56,7 +56,7 @@ class Quantisation:
     kv: KvPrecision | None = None  # that its makers say for KV
 
 
-# The quant_method of checkpoints in a precision, and what engines are told for it, where they are told anything
+# The quant_method of checkpoints in a precision, and the engines' option for it
 METHODS: dict[Precision, str] = {
     "fp8": "fp8",
     "fp4": "modelopt",

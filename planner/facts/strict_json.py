@@ -13,7 +13,7 @@ MAX_DEPTH = 32  # as of specs; a plan nests seven deep
 MAX_PARTS = 2**20  # lists and objects; a plan of 20,000 nodes has a quarter of it
 MAX_VALUES = 2**22  # such a plan has a third of it
 MAX_NUMBER = 1e30  # assumed: a day's bytes of the largest fleet are below 1e20
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character, which is none by itself
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character
 
 
 class NotStrict(ValueError):

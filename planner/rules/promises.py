@@ -82,7 +82,7 @@ def _range(mean: Estimate) -> str:
 
 def _saturated(promised: float) -> Finding:
     rule = "W115 is missed by prefill, whose prompts wait longer and longer at utilisation 1"
-    reason = "whatever is asked for all that it makes has no mean TTFT"
+    reason = "at its full rate its queue grows without end, so there is no mean TTFT"
     path = "operating_point.prefill.utilisation"
     fix = removal(path, words=f"remove {path}, and prefill is as full as the promise allows")
     return Finding("slo.ttft_ms", promised, rule, reason, fix)

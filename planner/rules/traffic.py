@@ -170,7 +170,7 @@ def _gaps(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
     for one, following in zip(past.days, past.days[1:], strict=False):
         if (days := days_between(one.date, following.date) - 1) > 0:
             has = f"it has no rows for {counted(days, 'day')} between {one.date} and {following.date}"
-            yield has, "growth and weekdays are told from dates", "add these days, or correct the dates"
+            yield has, "growth and weekdays follow from dates", "add these days, or correct the dates"
             return
 
 

@@ -29,13 +29,13 @@ class GpuSpec(Section):
         examples=["a-gpu-96"],
     )
     memory: Annotated[int, *quantity("bytes")] = Field(
-        description="Memory that a process can allocate, as its driver reports it. Makers often mean GiB by GB, as "
-        "where 79.1GiB are sold as 80 GB.",
+        description="Memory that a process can allocate, as the driver reports it. Makers often write GB for GiB:"
+        " 79.1GiB are sold as 80 GB.",
         examples=["94GiB"],
     )
     nvlink: Annotated[float, *quantity("link")] | None = Field(
         default=None,
-        description="Bandwidth one way to all other GPUs of its NVLink domain, or of what replaces NVLink.",
+        description="Bandwidth one way to all other GPUs of its NVLink domain, or of a similar link's.",
         examples=["450GB/s"],
     )
     peer: Annotated[float, *quantity("link")] | None = Field(
@@ -44,7 +44,11 @@ class GpuSpec(Section):
         examples=["64GB/s"],
     )
     nvlink_domain: int | None = Field(
-        default=None, ge=1, le=4096, description="GPUs that reach each other so, a node's unless given.", examples=[8]
+        default=None,
+        ge=1,
+        le=4096,
+        description="GPUs that one NVLink connects, by default those of a node.",
+        examples=[8],
     )
     nic: Annotated[float, *quantity("link")] | None = Field(
         default=None, description="Bandwidth one way of each NIC.", examples=["400Gbps"]
@@ -80,7 +84,7 @@ class NodeSpec(Section):
         default=None,
         min_length=1,
         pattern=ONE_LINE,
-        description="Leaf switch that its NICs are connected to, in one line.",
+        description="Leaf switch of its NICs, in one line.",
         examples=["leaf-1"],
     )
     power: str | None = Field(
@@ -101,7 +105,7 @@ class NodeSpec(Section):
     )
     taints: list[str] = Field(
         default=[],
-        description="Its taints, of which NoSchedule and NoExecute keep units away.",
+        description="Its taints; those with NoSchedule and NoExecute repel units.",
         examples=[["team=research:NoSchedule"]],
     )
     cordoned: bool = Field(
@@ -115,7 +119,7 @@ class ClusterSpec(Section):
     gpu: Annotated[
         Annotated[str, one_of(GPUS), Tag("<name>")] | Annotated[GpuSpec, Tag("<own>")], Discriminator(find_tag)
     ] = Field(
-        description="A GPU of the catalog, where `cpu` runs each rank as a CPU process, or one of your own.",
+        description="A GPU of the catalog or one of your own; `cpu` runs each rank as a CPU process.",
         examples=[A_GPU, {"name": "a-gpu-96", "memory": "94GiB"}],
     )
     nodes: Annotated[
@@ -132,8 +136,7 @@ class ClusterSpec(Section):
     spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
         default=[],
         max_length=MAX_NODES,
-        description="Names of nodes that no unit is planned on, and that any unit may move to when it loses one of its"
-        " own.",
+        description="Names of nodes that stay free of units, so that a unit that loses a node can move there.",
         examples=[["node-21"]],
     )
     rack_size: int | None = Field(

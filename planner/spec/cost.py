@@ -24,36 +24,36 @@ class SupplySpec(Section):
     """Nodes at a rate of their own."""
 
     kind: SupplyKind = Field(
-        description="own nodes are paid all day whether they are on or not, rented ones while they are on, and spot"
-        " ones too, which their owner may take back.",
+        description="own nodes are paid all day, on or off; rented and spot nodes while they are on, and spot nodes"
+        " may be taken back.",
         examples=["own"],
     )
     gpu: str | None = Field(
-        default=None, min_length=1, description="Their GPUs, the cluster's unless given.", examples=[_A_GPU]
+        default=None, min_length=1, description="Their GPU, by default the cluster's.", examples=[_A_GPU]
     )
     nodes: int | None = Field(
-        default=None, ge=1, le=20_000, description="How many there are, without limit unless given.", examples=[128]
+        default=None, ge=1, le=20_000, description="Number of these nodes, by default unlimited.", examples=[128]
     )
-    usd_per_gpu_hour: float = Field(ge=0, le=MAX_USD, description="What a GPU costs an hour.", examples=[1.4])
+    usd_per_gpu_hour: float = Field(ge=0, le=MAX_USD, description="Price of a GPU-hour.", examples=[1.4])
 
 
 class PriceHourSpec(Section):
     """What prices are multiplied with from a time of day on."""
 
     at: str = Field(pattern=TIME_OF_DAY, description="Time of day from which it applies, as HH:MM.", examples=["00:30"])
-    factor: float = Field(
-        ge=0, le=100, description="What prices are multiplied with, 0.25 for 75 % off.", examples=[0.25]
-    )
+    factor: float = Field(ge=0, le=100, description="Factor on prices: 0.25 means 75 % off.", examples=[0.25])
 
 
 class PriceSpec(Section):
     """What a million tokens sell for."""
 
-    input_hit: float = Field(ge=0, le=MAX_USD, description="A million prompt tokens that a cache has.", examples=[0.14])
-    input_miss: float = Field(
-        ge=0, le=MAX_USD, description="A million prompt tokens that are computed.", examples=[0.55]
+    input_hit: float = Field(
+        ge=0, le=MAX_USD, description="Price of a million prompt tokens from the cache.", examples=[0.14]
     )
-    output: float = Field(ge=0, le=MAX_USD, description="A million tokens that are produced.", examples=[2.19])
+    input_miss: float = Field(
+        ge=0, le=MAX_USD, description="Price of a million computed prompt tokens.", examples=[0.55]
+    )
+    output: float = Field(ge=0, le=MAX_USD, description="Price of a million output tokens.", examples=[2.19])
     hours: list[PriceHourSpec] = Field(
         default=[],
         max_length=1440,
@@ -68,7 +68,7 @@ class CostSpec(Section):
     usd_per_gpu_hour: float = Field(
         ge=0,
         le=MAX_USD,
-        description="What a GPU costs for each hour that its node is on, beyond the supplies.",
+        description="Price of a GPU-hour while its node is on, for nodes beyond the supplies.",
         examples=[2.0],
     )
     supplies: list[SupplySpec] = Field(

@@ -31,7 +31,7 @@ class PodResources(Section):
     """What each pod of a kind is sure to get."""
 
     cpus: float = Field(
-        ge=0.001, le=4096, description="CPUs requested, without a limit since spare ones are free.", examples=[16]
+        ge=0.001, le=4096, description="CPUs requested. There is no limit, so pods may use idle CPUs.", examples=[16]
     )
     memory: Annotated[int, *quantity("bytes", least="1MiB", most="1024TiB")] = Field(
         description="Memory requested, and the most that a pod may use.", examples=["512GiB"]
@@ -54,13 +54,13 @@ class HealSpec(Section):
 
     conditions: list[Annotated[str, Field(max_length=325, pattern=r"^[^=]+(=(True|False|Unknown))?$")]] = Field(
         default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors", "AcceleratedHardwareReady=False"],
-        description="Conditions of a Node that are true when it is faulty, or have the status that is given; the"
-        " default is what AKS's node problem detector and EKS's node monitoring agent say of GPUs.",
+        description="Conditions of a faulty Node, with their status (true unless given). The default has those for"
+        " GPUs of AKS's node problem detector and EKS's node monitoring agent.",
         examples=[["GpuNvlinkWatch", "AcceleratedHardwareReady=False"]],
     )
     labels: list[Annotated[str, Field(max_length=381, pattern=r"^[^=]+=[^=]*$")]] = Field(
         default=[],
-        description="Labels, KEY=VALUE, that a Node has when it is faulty.",
+        description="Labels of a faulty Node, KEY=VALUE.",
         examples=[["example.com/gpu-health=failed"]],
     )
 
@@ -72,21 +72,21 @@ class DemandSpec(Section):
         default=0.9,
         ge=0.01,
         le=1,
-        description="Share of the places for requests, or of the KV, of a phase's ready units that may be in use; for"
-        " what is over it further units start.",
+        description="Highest used share of the request slots, or of the KV, of a phase's ready units. Further units"
+        " start above it.",
         examples=[0.9],
     )
     after: Annotated[float, *quantity("time", least="10s", most="1h")] = Field(
         default="1min",
         validate_default=True,
-        description="Time for which more has to be asked for until a unit starts, and schedule.start.notice where nodes"
-        " are lent.",
+        description="Time for which demand must stay high before a unit starts. On lent nodes, schedule.start.notice"
+        " follows.",
         examples=["1min"],
     )
     stay: Annotated[float, *quantity("time", least="1min", most="24h")] = Field(
         default="15min",
         validate_default=True,
-        description="Time that a number of units is kept at least once demand has asked for it.",
+        description="Least time that units started for demand stay on.",
         examples=["15min"],
     )
 
@@ -96,11 +96,11 @@ class KueueSpec(Section):
 
     cluster_queue: str = Field(description="Kueue's ClusterQueue whose quota is changed.", examples=["batch"])
     flavor: str = Field(
-        description="A ResourceFlavor of its own, whose nodeLabels are tidemill.dev/node: free.", examples=["lent"]
+        description="A ResourceFlavor only for these nodes, with nodeLabels tidemill.dev/node: free.", examples=["lent"]
     )
     per_node: list[Annotated[str, Field(max_length=340, pattern=r"^[^=]+=[1-9][0-9]{0,14}$")]] = Field(
         min_length=1,
-        description="What each free node adds to the flavor's quotas, RESOURCE=NUMBER; other quotas are left alone.",
+        description="Quota that each free node adds to the flavor, RESOURCE=NUMBER; other quotas do not change.",
         examples=[["nvidia.com/gpu=8"]],
     )
 
@@ -109,7 +109,7 @@ class ControllerSpec(Section):
     """What makes units in the cluster follow the schedule's day: a pod that turns them on and off."""
 
     resources: PodResources | None = Field(
-        default=None, description="What its pod is sure to get.", examples=[{"cpus": 0.1, "memory": "256MiB"}]
+        default=None, description="CPUs and memory that its pod requests.", examples=[{"cpus": 0.1, "memory": "256MiB"}]
     )
     turns: Literal["now", "with_room"] = Field(
         default="now",
@@ -121,7 +121,7 @@ class ControllerSpec(Section):
     lend_nodes: bool = Field(
         default=False,
         description="Label the nodes of units that are off, for batch jobs, and taint them schedule.start.notice"
-        " before they are taken again.",
+        " before the unit takes them again.",
         examples=[True],
     )
     kueue: KueueSpec | None = Field(
@@ -131,24 +131,24 @@ class ControllerSpec(Section):
     )
     heal: HealSpec | None = Field(
         default=None,
-        description="Have units leave nodes that are cordoned, tainted or report faults, for cluster.spares.",
+        description="Move units from nodes that are cordoned, tainted or report faults to cluster.spares.",
         examples=[{}],
     )
     demand: DemandSpec | None = Field(
         default=None,
-        description="Start further units of the plan when the gateway has more to do than the day's units carry.",
+        description="Start further units of the plan when the gateway's load exceeds the capacity of the day's units.",
         examples=[{}],
     )
     stragglers_last: bool = Field(
         default=False,
-        description="Have a unit that one slow rank holds up serve only while all others of its phase do.",
+        description="Let a unit with a slow rank serve only while all other units of its phase are on.",
         examples=[True],
     )
     pace: float = Field(
         default=1,
         ge=1,
         le=86_400,
-        description="For a rehearsal: how many times as fast as clocks the day goes by, from the deployment on.",
+        description="For a rehearsal: how many times as fast as real time the day runs, beginning with the deployment.",
         examples=[144],
     )
 
@@ -159,37 +159,37 @@ class KubernetesSpec(Section):
     namespace: str = Field(default="tidemill", description="Namespace of all objects.", examples=["tidemill"])
     create_namespace: bool = Field(
         default=True,
-        description="Create the namespace with the objects, and delete it with them; false: use the one that is there.",
+        description="Create the namespace with the objects, and delete it with them; false: use an existing one.",
         examples=[False],
     )
     image: str = Field(
         default=DEFAULT_IMAGE,
         min_length=1,
-        description="The image that holds the runtime package, as the nodes can pull it; a digest (NAME@sha256:...) "
-        "names it for good.",
+        description="The image with the runtime package, in a registry that nodes can pull from; a digest"
+        " (NAME@sha256:...) pins it.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
     tidemill_image: str | None = Field(
         default=None,
         min_length=1,
-        description="The image with Tidemill, for the controller and for copies of the checkpoint: unless given, the"
-        " gateway's and the units'. Other engines' images do not hold it.",
+        description="The image with Tidemill, for the controller and for copies of the checkpoint; by default those"
+        " of the gateway and of units. Other engines' images lack it.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
     image_pull_secrets: list[str] = Field(
         default=[],
-        description="Secrets of the namespace with which nodes log in where the image is, where it is not public.",
+        description="Secrets of the namespace with which nodes pull images that are not public.",
         examples=[["registry-login"]],
     )
     volumes: list[VolumeSpec] = Field(
         default=[],
-        description="What units and the gateway mount read-only, such as the folder of the checkpoint.",
+        description="Volumes that units and the gateway mount read-only, such as the checkpoint's.",
         examples=[[{"host_path": "/mnt/models", "mount_path": "/models"}]],
     )
     gateway: GatewayPodSpec = Field(
         default=GatewayPodSpec(),
-        description="The gateway's image, which is the controller's too, and its volumes, where they differ from the"
-        " units'.",
+        description="Image and volumes of the gateway, if they differ from the units'. The controller has the same"
+        " image.",
         examples=[{"image": "registry.example.com/tidemill-runtime:0.1.0", "volumes": []}],
     )
     resources: ResourcesSpec = Field(
@@ -200,56 +200,56 @@ class KubernetesSpec(Section):
     ready_timeout: Annotated[float, *quantity("time", least="10s", most="24h")] = Field(
         default="30min",
         validate_default=True,
-        description="Time after which a unit that is not ready is an error, where loading takes most of the time; pods "
-        "of other engines get at least as long to start.",
+        description="Time after which it is an error that a unit is not ready; loading takes most of it. Pods of"
+        " other engines get at least as long to start.",
         examples=["30min"],
     )
     unit_kind: Literal["leaderworkerset", "statefulset"] = Field(
         default="leaderworkerset",
-        description="What a unit is: a LeaderWorkerSet, which starts all pods again when one fails, or a StatefulSet, "
-        "for clusters without that controller.",
+        description="Kind of a unit's object: a LeaderWorkerSet, which restarts all pods when one fails, or a"
+        " StatefulSet, for clusters without LeaderWorkerSets.",
         examples=["statefulset"],
     )
     gpu_resource: str | None = Field(
         default=None,
         min_length=1,
-        description="What a unit's pods ask for, one for each rank, the GPU's own resource unless given.",
+        description="Resource that a unit's pods request, one for each rank; by default the GPU's own.",
         examples=["nvidia.com/gpu"],
     )
     rdma: RdmaSpec | None = Field(
         default=None,
-        description="The RDMA devices that a unit's pods ask for.",
+        description="The RDMA devices that a unit's pods request.",
         examples=[{"resource": "rdma/hca", "count": 8}],
     )
     networks: list[str] = Field(
         default=[],
-        description="Further networks of a unit's pods, as Multus calls them: NAME, NAMESPACE/NAME or NAME@INTERFACE.",
+        description="Further networks of a unit's pods, in Multus' form: NAME, NAMESPACE/NAME or NAME@INTERFACE.",
         examples=[["rdma-0", "rdma-1"]],
     )
     host_network: bool = Field(
         default=False,
-        description="Let a unit's pods use the network of their nodes instead of one of their own.",
+        description="Let a unit's pods use their node's network.",
         examples=[True],
     )
     nics: NicsSpec | None = Field(
         default=None,
-        description="Names of the interfaces that NCCL, NVSHMEM and Gloo are told to use.",
+        description="Names of the interfaces for NCCL, NVSHMEM and Gloo.",
         examples=[{"hca": ["mlx5_0", "mlx5_1"], "socket": "eth0"}],
     )
     env: Variables = Field(
         default={},
-        description="Further environment variables of a unit's pods, as text or as a key of a secret, which win over "
-        "those that the plan sets.",
+        description="Further environment variables of a unit's pods, as text or as a key of a secret. They override"
+        " those of the plan.",
         examples=[{"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hugging-face", "key": "token"}}],
     )
     tolerations: list[TolerationSpec] = Field(
         default=[],
-        description="Taints that do not keep units away; the plan then uses the nodes that have them.",
+        description="Taints that units tolerate; the plan then uses nodes with these taints.",
         examples=[[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]],
     )
     node_selector: Texts = Field(
         default={},
-        description="Labels that a unit's nodes must have besides being named by the plan.",
+        description="Labels that the nodes of a unit must have, beside being those of the plan.",
         examples=[{"pool": "inference"}],
     )
     priority_class: str | None = Field(
@@ -263,8 +263,8 @@ class KubernetesSpec(Section):
     )
     compute_domain: bool | None = Field(
         default=None,
-        description="A ComputeDomain for each unit of several nodes, by which their GPUs share one NVLink; made where "
-        "NVLink leaves the node unless false.",
+        description="Make a ComputeDomain for each unit of several nodes, so that their GPUs share one NVLink. By"
+        " default true if NVLink leaves the node.",
         examples=[False],
     )
     stage: StageSpec | None = Field(
@@ -274,8 +274,8 @@ class KubernetesSpec(Section):
     )
     kernel_cache: str | None = Field(
         default=None,
-        description="Folder of each node's own disk that keeps compiled kernels, so that a unit which starts again "
-        "compiles none.",
+        description="Folder on each node's disk for compiled kernels, so that a restarted unit does not compile them"
+        " again.",
         examples=["/mnt/nvme/kernels"],
     )
     kv_cache_claim: str | None = Field(
@@ -288,55 +288,55 @@ class KubernetesSpec(Section):
     load_rate: Annotated[float, *quantity("link")] = Field(
         default="2GB/s",
         validate_default=True,
-        description="How fast a node reads weights, from which the time that pods on GPUs get to start is planned.",
+        description="Rate at which a node reads weights. The time for pods on GPUs to start follows from it.",
         examples=["2GB/s"],
     )
     stall_timeout: Annotated[float, *quantity("time", least="30s", most="24h")] = Field(
         default="10min",
         validate_default=True,
-        description="Time after which a rank is given up whose steps do not go on: the gateway fails its requests, and "
-        "on a GPU its pod is started again; longer than a first step takes to compile kernels, and on CPUs the gateway "
-        "waits for 150 s at most.",
+        description="Time without progress after which a rank counts as lost: the gateway fails its requests, and on"
+        " a GPU its pod restarts. It must be longer than a first step, which compiles kernels. On CPUs the gateway"
+        " waits for at most 150 s.",
         examples=["10min"],
     )
     drain: Annotated[float, *quantity("time", least="1s", most="24h")] | None = Field(
         default=None,
-        description="Time that a unit or the gateway gets, once told to end, for the answers that it has begun; an "
-        "idle one ends at once. Unless given, schedule.drain (over controller.pace) where a controller drains units,"
-        " else 30s.",
+        description="Time in which a terminating unit or gateway may finish its answers; an idle one ends at once."
+        " By default schedule.drain (over controller.pace) if a controller drains units, else 30s.",
         examples=["2min"],
     )
     disruptions: int | None = Field(
         default=None,
         ge=0,
         le=1000,
-        description="Units of a phase that evictions may end at a time; on GPUs, unless given, 1 where a phase has "
-        "several and 0 where it has one.",
+        description="Units of a phase that evictions may end at a time; on GPUs by default 1 if the phase has"
+        " several, and 0 if it has one.",
         examples=[1],
     )
     controller: ControllerSpec | None = Field(
         default=None,
-        description="Units that follow the schedule's day by themselves; without it, all of them stay on.",
+        description="A controller that makes units follow the schedule; without it, all stay on.",
         examples=[{}],
     )
     network_policies: bool = Field(
         default=True,
-        description="NetworkPolicies that let the pods have the connections that they need, and no other.",
+        description="Create NetworkPolicies that allow only the connections that the pods need.",
         examples=[False],
     )
     tls: TlsSpec | None = Field(
         default=None,
-        description="Mutual TLS between the gateway and the ranks, which without it take each other at their word.",
+        description="Mutual TLS between the gateway and the ranks; without it they do not authenticate each other.",
         examples=[{"issuer": "tidemill-ca"}],
     )
     monitors: bool = Field(
         default=False,
-        description="PodMonitors with which the Prometheus operator finds the metrics of every rank and the gateway.",
+        description="Create PodMonitors, by which the Prometheus operator finds the metrics of the gateway and every"
+        " rank.",
         examples=[True],
     )
     overlay: OverlaySpec | None = Field(
         default=None,
-        description="What no field says, merged into rendered pods and other objects.",
+        description="Settings without a field of their own, merged into rendered pods and other objects.",
         examples=[{"unit_pod": {"spec": {"runtimeClassName": "nvidia"}}}],
     )
 

@@ -26,29 +26,29 @@ class ModelSpec(Section):
     )
     catalog: Annotated[str, one_of(MODELS)] | None = Field(
         default=None,
-        description="Instead of a file, a model of the catalog: its shapes are known without the checkpoint.",
+        description="A model of the catalog, in place of config. Its shapes are known without the checkpoint.",
         examples=[A_MODEL],
     )
     checkpoint: str | None = Field(
         default=None,
         min_length=1,
         pattern=ARGUMENT,
-        description="Where the runtime finds the weights: bundled:NAME or an absolute path in the pod. "
-        "Without it the spec can be planned but not run. It must not have a $ in it, which pods would expand.",
+        description="Weights for the runtime: bundled:NAME or an absolute path in the pod. Without it the spec can"
+        " be planned but not run. It must not contain $, which pods would expand.",
         examples=["bundled:demo"],
     )
     config_digest: str | None = Field(
         default=None,
         pattern=DIGEST_PATTERN,
-        description="With catalog: the sha256 of the checkpoint's config.json. Ranks refuse a checkpoint with another; "
-        "without it, they only compare theirs with each other.",
+        description="With catalog: the sha256 of the checkpoint's config.json. Ranks refuse other checkpoints;"
+        " without it, they only check that all have the same.",
         examples=[_A_DIGEST],
     )
     weights_digest: str | None = Field(
         default=None,
         pattern=DIGEST_PATTERN,
-        description="With catalog: the sha256 of the manifest that tidemill checkpoint digest writes. Ranks hold what "
-        "they read against that manifest.",
+        description="With catalog: the sha256 of the manifest that tidemill checkpoint digest writes. Ranks compare"
+        " the weights that they read with that manifest.",
         examples=[_A_DIGEST],
     )
     name: str | None = Field(
@@ -56,7 +56,7 @@ class ModelSpec(Section):
         min_length=1,
         max_length=200,
         pattern=ARGUMENT,
-        description="Model name that /v1/models lists, by default the spec's name. It stands in commands of pods: "
-        "no $, and no - in front.",
+        description="Model name in /v1/models, by default the spec's name. It is part of pods' commands, so it has"
+        " no $ and does not begin with -.",
         examples=[A_MODEL],
     )

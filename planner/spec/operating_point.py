@@ -40,7 +40,7 @@ class DecodePointSpec(Section):
     requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS), *OR_AUTO] = Field(
         default=AUTO,
         validate_default=True,
-        description="Requests that one rank, or attention group, works on at a time. With auto, as many as max_requests"
+        description="Requests that one rank or attention group runs at a time. With auto, as many as max_requests"
         " allows and KV has room for.",
         examples=[88, AUTO],
     )
@@ -65,22 +65,21 @@ class PrefillPointSpec(Section):
         default=None,
         ge=0,
         le=0.999,
-        description="Share of prompts' tokens whose KV is read from a cache, and not computed, where there is no"
-        " traffic to say it.",
+        description="Share of prompt tokens whose KV is read from a cache and not computed; only without traffic.",
         examples=[0.563],
     )
     cache_read_rate: Annotated[float, *quantity("link")] | None = Field(
         default=None,
-        description="How fast a node reads such KV from its disks or other storage. Unless given, kv_cache.disk's"
-        f" bandwidth, or without one {CACHE_READ_RATE}, the most that DeepSeek's 3FS gave a node.",
+        description="Rate at which a node reads such KV from its disks or other storage. By default kv_cache.disk's"
+        f" bandwidth, or {CACHE_READ_RATE} without a disk, the most that one node read from DeepSeek's 3FS.",
         examples=["12GB/s"],
     )
     utilisation: float | None = Field(
         default=None,
         ge=0.01,
         le=1,
-        description="Share of the saturated rate at which units run. Left out, it is the highest that keeps "
-        "slo.ttft_ms, but not below 0.5, or 1 without slo.ttft_ms.",
+        description="Share of the saturated rate at which units run. By default the highest that keeps slo.ttft_ms,"
+        " but at least 0.5; 1 without slo.ttft_ms.",
         examples=[0.57],
     )
 
@@ -91,15 +90,15 @@ class MixedPointSpec(Section):
     requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS), *OR_AUTO] = Field(
         default=AUTO,
         validate_default=True,
-        description="Requests that one rank, or attention group, works on at a time. With auto, as many as max_requests"
+        description="Requests that one rank or attention group runs at a time. With auto, as many as max_requests"
         " allows and KV has room for.",
         examples=[32, AUTO],
     )
     kv_tokens: int = Field(
         ge=1,
         le=MAX_TOKENS,
-        description="Tokens of KV of each request, on average over its output: the prompt and half of the answer, which"
-        " is as long as this says where there is no traffic.",
+        description="Tokens of KV of each request, on average over its output: the prompt and half of the answer."
+        " Without traffic, the length of answers follows from it.",
         examples=[2500],
     )
     prompt_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average.", examples=[2000])
@@ -109,14 +108,16 @@ class OperatingPointSpec(Section):
     """The load at which phases are predicted; that of a phase without one follows from its limits."""
 
     prefill: PrefillPointSpec | None = Field(
-        default=None, description="Of prefill.", examples=[{"step_tokens": 16_384, "prompt_tokens": 3000}]
+        default=None,
+        description="Operating point of prefill.",
+        examples=[{"step_tokens": 16_384, "prompt_tokens": 3000}],
     )
     decode: DecodePointSpec | None = Field(
-        default=None, description="Of decode.", examples=[{"requests": 88, "kv_tokens": 4989}]
+        default=None, description="Operating point of decode.", examples=[{"requests": 88, "kv_tokens": 4989}]
     )
     mixed: MixedPointSpec | None = Field(
         default=None,
-        description="Of mixed units.",
+        description="Operating point of mixed units.",
         examples=[{"requests": 32, "kv_tokens": 2500, "prompt_tokens": 2000}],
     )
     acceptance_rate: float | None = Field(

@@ -26,25 +26,25 @@ class PhaseSpec(Section):
     units: Annotated[int, Field(ge=1, le=MAX_UNITS), *OR_AUTO] = Field(
         default=1,
         description=(
-            "Number of units that run the phase. With auto, they fill the nodes that there are, or carry the traffic"
-            " where schedule.windows is auto."
+            "Number of units of the phase. With auto, they fill the cluster, or serve the traffic if"
+            " schedule.windows is auto."
         ),
         examples=[1, AUTO],
     )
     gpu: Annotated[str, one_of(GPUS)] | None = Field(
         default=None,
-        description="The GPU of the catalog that the phase runs on, unless given cluster.gpu; others need a list of "
-        "nodes that says which have it.",
+        description="The catalog's GPU for the phase, by default cluster.gpu. Another GPU needs a list of nodes that"
+        " says which have it.",
         examples=[A_GPU],
     )
     ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *OR_AUTO] = Field(
-        description="GPUs in a unit, where routed experts are spread over all of them.",
+        description="GPUs in a unit. Routed experts are spread over all of them.",
         examples=[32, AUTO],
     )
     attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *OR_AUTO] = Field(
         default=1,
-        description="GPUs that share each request's attention by heads, of a node or of several, where 1 leaves each "
-        "GPU its own requests (dp_size is ep_size / attention_tp).",
+        description="GPUs that share each request's attention by heads, on one node or several. With 1, each GPU has"
+        " its own requests (dp_size is ep_size / attention_tp).",
         examples=[4, AUTO],
     )
     redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *OR_AUTO] = Field(
@@ -59,22 +59,21 @@ class PhaseSpec(Section):
     )
     precision: Precision = Field(
         default="bf16",
-        description="Precision of weights, matmuls and dispatch, that of the checkpoint unless given (its config's "
-        "quantization_config, the hf_quant_config.json beside that, or what the catalog's model was published in), "
-        "where fp4 is NVFP4, mxfp4 and w4a16 have routed experts in MXFP4 or INT4 and the rest in BF16, fp8_fp4, "
-        "fp8_mxfp4 and w4a8 the rest in FP8; these dispatch in BF16. Modules that the checkpoint's files leave out are "
-        "counted so.",
+        description="Precision of weights, matmuls and dispatch. By default the checkpoint's: from its config's"
+        " quantization_config, the hf_quant_config.json beside it, or the catalog. fp4 is NVFP4. mxfp4 and w4a16"
+        " have routed experts in MXFP4 or INT4 and the rest in BF16; fp8_fp4, fp8_mxfp4 and w4a8 have the rest in"
+        " FP8. These dispatch in BF16. Modules that the checkpoint's files exclude count with their own format.",
         examples=["fp8"],
     )
     kv_precision: KvPrecision | None = Field(
         default=None,
-        description="Precision of KV in memory and on its way to decode, unless given bf16, or fp32 under precision "
-        "fp32.",
+        description="Precision of KV in memory and in transfers to decode; by default bf16, or fp32 with precision"
+        " fp32.",
         examples=["fp8"],
     )
     max_requests: Annotated[int, Field(ge=1, le=65_536), *OR_AUTO] = Field(
         default=32,
-        description="Number of requests that one rank, or one group that shares attention, works on at once.",
+        description="Number of requests that one rank, or one attention group, runs at once.",
         examples=[32, AUTO],
     )
     max_request_tokens: int = Field(
@@ -86,7 +85,7 @@ class PhaseSpec(Section):
     )
     max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *OR_AUTO] = Field(
         default=4096,
-        description="Prompt tokens that one rank computes in one step, where a longer prompt takes several steps; of no"
+        description="Prompt tokens that one rank computes in one step. A longer prompt takes several steps. No"
         " effect in decode.",
         examples=[4096, AUTO],
     )
@@ -102,7 +101,7 @@ class PhaseSpec(Section):
         default=None,
         ge=2,
         le=2**40,
-        description="Tokens of KV that one rank keeps at most, in whole pages of 64 (without it: what memory holds,"
-        " or on `cpu` what max_requests of full length need).",
+        description="Most tokens of KV on one rank, in whole pages of 64. By default as many as memory holds, or on"
+        " `cpu` as many as max_requests of full length need.",
         examples=[16_384],
     )

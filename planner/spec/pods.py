@@ -55,13 +55,13 @@ class RdmaSpec(Section):
     """NICs that write into the memory of GPUs on other nodes, as a device plugin hands them out."""
 
     resource: str = Field(
-        min_length=1, description="The plugin's resource, as the nodes list it.", examples=["rdma/hca"]
+        min_length=1, description="The plugin's resource, by the name in the nodes' status.", examples=["rdma/hca"]
     )
     count: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="How many a pod asks for: 1 where one stands for all NICs of a node, else one for each NIC.",
+        description="Number that a pod requests: 1 if one gives access to all NICs of a node, else one for each NIC.",
         examples=[8],
     )
 
@@ -71,11 +71,11 @@ class NicsSpec(Section):
 
     hca: list[str] = Field(
         default=[],
-        description="RDMA devices in the order of the GPUs that they are next to.",
+        description="RDMA devices, in the order of their nearest GPUs.",
         examples=[["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"]],
     )
     socket: str | None = Field(
-        default=None, min_length=1, description="The interface by which processes find each other.", examples=["eth0"]
+        default=None, min_length=1, description="Interface for the rendezvous of processes.", examples=["eth0"]
     )
 
 
@@ -96,7 +96,7 @@ class TolerationSpec(Section):
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="How long a pod stays under NoExecute, for ever unless given.",
+        description="Time that a pod stays under NoExecute, by default for ever.",
         examples=[300],
     )
 
@@ -104,14 +104,14 @@ class TolerationSpec(Section):
 class VolumeSpec(Section):
     """Something of the cluster that every pod can read, never write."""
 
-    mount_path: str = Field(description="Where pods find it.", examples=["/models"])
+    mount_path: str = Field(description="Path of the volume in pods.", examples=["/models"])
     host_path: str | None = Field(
-        default=None, description="A folder that is on every node, such as a local disk.", examples=["/mnt/models"]
+        default=None, description="A folder on every node, such as a local disk.", examples=["/mnt/models"]
     )
     claim: str | None = Field(
         default=None,
         min_length=1,
-        description="Instead of a folder, a PersistentVolumeClaim that many nodes can mount.",
+        description="A PersistentVolumeClaim that many nodes can mount, in place of a folder.",
         examples=["models"],
     )
 
@@ -122,14 +122,15 @@ class GatewayPodSpec(Section):
     image: str | None = Field(
         default=None,
         min_length=1,
-        description="The gateway's image, kubernetes.image unless given. Our own gateway needs no GPU kernels. With "
-        "vllm it is its router's, which vLLM's image does not hold; unless given, a guess at a published one.",
+        description="The gateway's image, by default kubernetes.image. Our own gateway needs no GPU kernels. With"
+        " vllm it is the router's image, because vLLM's own lacks the router; the default is a guess at a published"
+        " one.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
     volumes: list[VolumeSpec] | None = Field(
         default=None,
-        description="What the gateway mounts instead of kubernetes.volumes. Of the checkpoint it reads config.json and"
-        " the tokenizer's files, which may be a small claim, or with [] in its image.",
+        description="The gateway's volumes, in place of kubernetes.volumes. It only reads config.json and the"
+        " tokenizer's files of the checkpoint, which may be in a small claim or, with [], in its image.",
         examples=[[{"claim": "tokenizer", "mount_path": "/models"}]],
     )
 
@@ -139,11 +140,11 @@ class StageSpec(Section):
 
     source: str = Field(
         pattern=ARGUMENT,
-        description="The checkpoint to copy, in one of volumes as pods see it.",
+        description="Path of the checkpoint to copy, inside one of the volumes, as pods see it.",
         examples=["/models/weights"],
     )
     host_path: str = Field(
-        description="Folder of the node's own disk that gets the copy; pods see it at model.checkpoint.",
+        description="Folder on the node's own disk for the copy; pods see it at model.checkpoint.",
         examples=["/mnt/nvme/weights"],
     )
 
@@ -153,8 +154,8 @@ class TlsSpec(Section):
 
     issuer: str | None = Field(
         default=None,
-        description="cert-manager's issuer of their Certificates; without it, Secrets that are there: OWNER-tls with "
-        "tls.crt, tls.key and ca.crt, where OWNER is the gateway's Deployment or a unit.",
+        description="cert-manager's issuer of their Certificates. Without it the Secrets must exist: OWNER-tls with"
+        " tls.crt, tls.key and ca.crt, for the gateway's Deployment and each unit as OWNER.",
         examples=["tidemill-ca"],
     )
     issuer_kind: Literal["Issuer", "ClusterIssuer"] = Field(
@@ -171,11 +172,11 @@ class ObjectPatch(Section):
     name: str | None = Field(
         default=None,
         min_length=1,
-        description="Name of the one that is meant; without it, all.",
+        description="Name of the object; by default all objects of the kind.",
         examples=["chat-gateway"],
     )
     patch: Mapped = Field(
-        description="What is merged into them: for Kubernetes' own kinds a strategic merge, as by kubectl patch, for"
+        description="Patch to merge into them: for Kubernetes' own kinds a strategic merge, as by kubectl patch, for"
         " other kinds a JSON merge, which replaces lists.",
         examples=[{"spec": {"type": "LoadBalancer"}}],
     )
@@ -186,7 +187,7 @@ class OverlaySpec(Section):
 
     unit_pod: Mapped = Field(
         default={},
-        description="What is merged into the pod template of each unit, as by kubectl patch: mappings are merged,"
+        description="Patch for the pod template of each unit, merged as by kubectl patch: mappings are merged,"
         " containers and other lists of named items by name, and null removes.",
         examples=[
             {"metadata": {"annotations": {"example.com/rail": "aligned"}}, "spec": {"runtimeClassName": "nvidia"}}
@@ -194,12 +195,12 @@ class OverlaySpec(Section):
     )
     gateway_pod: Mapped = Field(
         default={},
-        description="What is merged into the gateway's pod template.",
+        description="Patch for the gateway's pod template.",
         examples=[{"spec": {"nodeSelector": {"pool": "cpu"}}}],
     )
     objects: list[ObjectPatch] = Field(
         default=[],
-        description="What is merged into other rendered objects.",
+        description="Patches for other rendered objects.",
         examples=[[{"kind": "Service", "name": "chat-gateway", "patch": {"spec": {"type": "LoadBalancer"}}}]],
     )
 

@@ -63,8 +63,8 @@ class OtherWindowsSpec(Section):
     windows: list[WindowSpec] = Field(
         min_length=1,
         max_length=1440,
-        description="Windows of such a day, from midnight to midnight. Before the first one, the last one's units are"
-        " on.",
+        description="Windows of these days, from midnight to midnight. Before the first window, the units of the"
+        " last one are on.",
         examples=[[{"at": "09:00", "prefill_units": 8, "decode_units": 2}]],
     )
 
@@ -78,15 +78,15 @@ class ScheduleSpec(Section):
     )
     windows: Annotated[list[WindowSpec], Field(min_length=1, max_length=1440), *OR_AUTO] = Field(
         description="Windows of the day. Each lasts until the next one starts, the last until the next day's first."
-        " With auto, those that carry traffic.profile with the fewest node-hours, where each phase's units just carry"
-        " the busiest hour.",
+        " With auto, those that serve traffic.profile with the fewest node-hours; each phase's units are assumed"
+        " just to serve the busiest hour.",
         examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}], "auto"],
     )
     other_days: list[OtherWindowsSpec] = Field(
         default=[],
         max_length=MAX_OTHER_DAYS,
-        description="Windows of weekdays and dates that are not like the others; a date takes precedence over "
-        "its weekday. Where windows are auto, they follow traffic.other_days.",
+        description="Windows of special weekdays and dates; a date takes precedence over its weekday. If windows is"
+        " auto, they follow traffic.other_days.",
         examples=[
             [{"days": ["saturday", "sunday"], "windows": [{"at": "00:00", "prefill_units": 8, "decode_units": 2}]}]
         ],
@@ -94,13 +94,13 @@ class ScheduleSpec(Section):
     warm_up: Annotated[float, *quantity("time", least="1s", most="6h"), *OR_AUTO] = Field(
         default="10min",
         validate_default=True,
-        description="Time that a unit has its nodes before it serves, while it reads weights, joins and captures"
-        " graphs. With auto, what the largest start of the day takes.",
+        description="Time that a unit has its nodes before it serves, to read weights, join and capture graphs. With"
+        " auto, as long as the largest start of the day takes.",
         examples=["10min", "auto"],
     )
     start: StartSpec = Field(
         default=StartSpec(),
-        description="What a start takes, stage by stage.",
+        description="Times of a start, stage by stage.",
         examples=[{"storage": "400GB/s"}],
     )
     drain: Annotated[float, *quantity("time", least="1s", most="6h")] = Field(
@@ -112,7 +112,7 @@ class ScheduleSpec(Section):
     min_stay: Annotated[float, *quantity("time", least="15min", most="24h")] = Field(
         default="15min",
         validate_default=True,
-        description="Time that a phase keeps a number of units at least, where windows are auto.",
+        description="Least time that a phase keeps a number of units, if windows is auto.",
         examples=["15min"],
     )
 
@@ -120,12 +120,12 @@ class ScheduleSpec(Section):
         default=0.0,
         ge=0,
         le=4,
-        description="Capacity beyond the demand, as a share of it, where windows are auto.",
+        description="Capacity beyond the demand, as a share of it, if windows is auto.",
         examples=[0.1],
     )
     min_units: UnitCounts = Field(
         default=UnitCounts(),
-        description="Units that are on at any time at least, where windows are auto.",
+        description="Fewest units that are on at any time, if windows is auto.",
         examples=[{"prefill": 8, "decode": 2}],
     )
 

@@ -45,7 +45,7 @@ class EngineSpec(Section):
         default=None,
         min_length=1,
         max_length=63,
-        description="Its version, which the image has too, the newest known unless given.",
+        description="Its version, by default the newest known. The image must have the same.",
         examples=[ENGINES["sglang"].newest],
     )
 
@@ -57,7 +57,7 @@ class ExpertLoadSpec(Section):
         default=1.01,
         ge=0,
         le=4,
-        description="Popularity of experts has density x^-alpha on [1, 256], where 1.01 was measured in service.",
+        description="Popularity of experts has density x^-alpha on [1, 256]; 1.01 was measured in service.",
         examples=[1.01],
     )
     seed: int = Field(
@@ -85,29 +85,29 @@ class GatewaySpec(Section):
         default=1,
         ge=1,
         le=100,
-        description="Gateways side by side, each with a line to every rank; a key's limits are divided by this number. "
-        "`tidemill up` gives each an address of its own.",
+        description="Number of gateways. Each is connected to every rank, and a key's limits are divided among them."
+        " `tidemill up` gives each its own address.",
         examples=[2],
     )
     max_queued_requests: int = Field(
         default=64,
         ge=0,
         le=65_536,
-        description="Requests that may wait for one decode or mixed rank whose cache has no room for them, by count or"
-        " by KV; more are answered with 429.",
+        description="Requests that may wait for a decode or mixed rank that is full, by count or by KV; more are"
+        " answered with 429.",
         examples=[64],
     )
     resume_timeout: Annotated[float, *quantity("time", least="1s", most="1h")] = Field(
         default="5min",
         validate_default=True,
-        description="Time that a request whose rank was lost waits for ranks that can go on with it, such as those of "
-        "the unit that starts again; after it the request fails with 503.",
+        description="Time that a request waits for another rank after it lost its own, such as one of the restarted"
+        " unit; then it fails with 503.",
         examples=["5min"],
     )
     keys: str | None = Field(
         default=None,
-        description="Secret of the namespace whose keys.json says which API keys may ask, and how much; without it "
-        "anybody may. `tidemill key` makes an entry.",
+        description="Secret of the namespace whose keys.json has the API keys and their limits; without it no key is"
+        " needed. `tidemill key` makes an entry.",
         examples=["chat-keys"],
     )
 
@@ -126,12 +126,12 @@ class Spec(Section):
         Field(description="Version of the spec's format.", examples=[1])
     )
     name: str = Field(
-        description="Name of the plan, after which units and Kubernetes objects are named.", examples=["chat"]
+        description="Name of the plan. Names of units and Kubernetes objects begin with it.", examples=["chat"]
     )
     model: Annotated[
         Annotated[str, one_of(MODELS), Tag("<name>")] | Annotated[ModelSpec, Tag("<own>")], Discriminator(find_tag)
     ] = Field(
-        description="A model of the catalog, or a mapping that says where its checkpoint is.",
+        description="A model of the catalog, or a mapping with the path of its checkpoint.",
         examples=[
             A_MODEL,
             {"catalog": A_MODEL, "checkpoint": "/models/weights"},
@@ -187,22 +187,24 @@ class Spec(Section):
         examples=[{"decode": {"requests": 88, "kv_tokens": 4989}}],
     )
     slo: SloSpec = Field(
-        default=SloSpec(), description="The latencies that are promised.", examples=[{"ttft_ms": 2000, "tpot_ms": 50}]
+        default=SloSpec(), description="Promised latencies.", examples=[{"ttft_ms": 2000, "tpot_ms": 50}]
     )
     uptime: UptimeSpec | None = Field(
         default=None,
-        description="How often parts fail, for an estimate of failures and spares. An empty mapping is all defaults.",
+        description="Failure rates of parts, for an estimate of failures and spares. An empty mapping means all"
+        " defaults.",
         examples=[{"repair": "24h", "availability": 0.999}],
     )
     coverage: Coverage = Field(
         default="none",
-        description="Every expert has replicas on two nodes, or in two racks, of its unit, so that none goes dark when "
-        "one dies, for runtimes that mask dead ranks.",
+        description="Failure domain that every expert must survive: its unit has replicas of it on two nodes, or in"
+        " two racks. For runtimes that mask dead ranks.",
         examples=["node"],
     )
     split: Literal["equal", "local_first"] = Field(
         default="equal",
-        description="Which replica of an expert a token goes to, where local_first prefers its own GPU, then its node.",
+        description="Rule by which tokens choose replicas of an expert; local_first prefers the token's own GPU,"
+        " then its node.",
         examples=["local_first"],
     )
     deterministic: bool = Field(

@@ -16,7 +16,7 @@ UNION_TAGS = (
 )  # Pydantic puts these into the path of an error; a user's key that looks like one is last there
 
 
-# What nobody sees, and what a terminal obeys: controls, line ends, spaces of width zero and marks of direction.
+# Invisible characters: controls, which a terminal obeys, line ends, spaces of width zero and marks of direction.
 _UNSEEN = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
 ONE_LINE = rf"^[^{_UNSEEN}]+$"  # text on one line, without control characters
 ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # of a pod's command, in which Kubernetes would expand $(NAME)

@@ -31,4 +31,4 @@ class StartSpec(Section):
     )
     join: Seconds = quantity_field("30s", "Time until all ranks of a unit have joined.")
     graphs: Seconds = quantity_field("60s", "Time until graphs are captured.")
-    notice: Seconds = quantity_field("5min", "Time before that at which whoever uses the nodes is told to leave them.")
+    notice: Seconds = quantity_field("5min", "Notice before a start, for other work to leave the nodes.")

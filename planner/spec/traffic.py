@@ -25,8 +25,8 @@ class OtherDemandSpec(Section):
 
     days: DayNames
     profile: Profile = Field(
-        description="Demand of each hour, or of each equal part of one, in the unit of traffic.profile or history: a"
-        " day of half the demand has half the tokens.",
+        description="Demand of each hour, or of each equal part of an hour, in the unit of traffic.profile or"
+        " history. A day with half the demand has half the tokens.",
         examples=[[1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3, 2, 2, 1]],
     )
 
@@ -37,65 +37,62 @@ class TrafficSpec(Section):
     input_tokens: float = Field(
         ge=1,
         le=MAX_TOKENS,
-        description="Prompt tokens of a day, with those that a cache has.",
+        description="Prompt tokens of a day, cached ones included.",
         examples=[608e9],
     )
-    output_tokens: float = Field(
-        ge=1, le=MAX_TOKENS, description="Tokens of a day that are produced.", examples=[168e9]
-    )
+    output_tokens: float = Field(ge=1, le=MAX_TOKENS, description="Output tokens of a day.", examples=[168e9])
     requests: float | None = Field(
         default=None,
         ge=1,
         le=MAX_TOKENS,
-        description="Requests of a day, which say how long one is on average: input_tokens / requests and output_tokens"
-        " / requests. Phases without an operating_point are predicted with requests of these lengths or, unless given,"
-        " of half of max_request_tokens.",
+        description="Requests of a day. Their mean lengths are input_tokens / requests and output_tokens / requests."
+        " Phases without an operating_point are predicted with these lengths or, by default, half of"
+        " max_request_tokens.",
         examples=[50e6],
     )
     cache_hit_rate: float = Field(
         default=0.0,
         ge=0,
         le=0.999,
-        description="Share of the prompt tokens whose KV a cache has, where the others are computed.",
+        description="Share of the prompt tokens whose KV comes from a cache. The others are computed.",
         examples=[0.563],
     )
     profile: Profile | None = Field(
         default=None,
-        description="Demand of each hour from midnight in the schedule's time zone, relative to the others (even unless"
-        " given); or of each half, quarter or other whole number of minutes of an hour.",
+        description="Relative demand of each hour from midnight in the schedule's time zone, by default constant; or"
+        " of each half, quarter or other part of an hour in whole minutes.",
         examples=[[2, 1, 1, 1, 1, 1, 2, 3, 5, 7, 8, 8, 8, 8, 8, 8, 8, 8, 7, 7, 6, 5, 4, 3]],
     )
 
     other_days: list[OtherDemandSpec] = Field(
         default=[],
         max_length=MAX_OTHER_DAYS,
-        description="Demand of weekdays and dates that are not like the others; a date takes precedence over "
-        "its weekday.",
+        description="Demand of special weekdays and dates; a date takes precedence over its weekday.",
         examples=[[{"days": ["saturday", "sunday"], "profile": [1] * HOURS}]],
     )
     history: str | None = Field(
         default=None,
         min_length=1,
-        description="CSV file of past days instead of a profile, with the columns time and demand, relative to this"
-        " spec: the profile is forecast for the day after the last, from the last 366 days in it. Its rows, as"
-        " 2026-11-02T08:00,81422, are an hour or a whole part of one apart. Times are what clocks show in"
-        " schedule.timezone, without an offset, and with or without Z where that is UTC.",
+        description="CSV file of past days in place of a profile, relative to this spec, with the columns time and"
+        " demand. The profile is forecast for the day after the last one, from the last 366 days. Rows such as"
+        " 2026-11-02T08:00,81422 are an hour or a whole part of an hour apart. Times are wall-clock times of"
+        " schedule.timezone without an offset; a Z is allowed if that is UTC.",
         examples=["days.csv"],
     )
     quantile: float = Field(
         default=0.75,
         ge=0.5,
         le=0.999,
-        description="Where there is a history, the profile is this quantile of its forecast. input_tokens and"
-        " output_tokens are then those of the median day, and the planned day has more in proportion to its demand.",
+        description="With a history, the profile is this quantile of its forecast. input_tokens and output_tokens"
+        " are then those of the median day, and the planned day has more in proportion to its demand.",
         examples=[0.9],
     )
     capacity: float | None = Field(
         default=None,
         ge=1e-9,
         le=MAX_TOKENS,
-        description="Demand that the units of the spec just carry, in the unit of the profile or history (the busiest"
-        " entry unless given). Where it is less than the busiest entry, windows: auto has more units than the spec.",
+        description="Demand that the units of the spec just serve, in the unit of the profile or history; by default"
+        " the busiest entry. If it is less than that, windows: auto has more units than the spec.",
         examples=[81422],
     )
 

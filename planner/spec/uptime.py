@@ -15,12 +15,12 @@ class UptimeSpec(Section):
 
     mtbf: Annotated[float, *quantity("time", least="1h", most="100000000h")] | None = Field(
         default=None,
-        description="Mean time between failures of a node with its GPUs and NICs. Unless given, it follows from what"
-        " Meta counted for each part.",
+        description="Mean time between failures of a node with its GPUs and NICs. By default it follows from Meta's"
+        " counts for each part.",
         examples=["7500h"],
     )
     recovery: Annotated[float, *quantity("time", least="1s", most="24h")] = quantity_field(
-        "5min", "Time from a failure until its unit serves again, on a spare in place of what failed."
+        "5min", "Time from a failure until its unit serves again, with a spare in place of the failed part."
     )
     repair: Annotated[float, *quantity("time", least="1min", most="8760h")] = quantity_field(
         "24h", "Time until a node that failed can be used again (the default is assumed)."

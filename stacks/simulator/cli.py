@@ -96,7 +96,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 class _Bar:
-    """A bar on a terminal's stderr, for whoever waits longer than `PATIENCE_S`."""
+    """A progress bar on a terminal's stderr, shown after `PATIENCE_S`."""
 
     def __init__(self) -> None:
         from rich.console import Console  # 20 ms, which every command would wait

@@ -1,7 +1,7 @@
 """Variants of a spec that are compared side by side: the spec as written, and one for each `--set`.
 
 A `--set` holds one or more changes, `decode.ep_size=72,traffic.cache_hit_rate=0`, written as in the spec, which is then
-checked and planned anew. One path is no field of the spec: `traffic.scale` multiplies the day's traffic and leaves the
+checked and planned again. One path is no field of the spec: `traffic.scale` multiplies the day's traffic and leaves the
 plan as it is, to show what happens after a wrong forecast.
 """
 
@@ -135,7 +135,7 @@ def check_variants(
 
 
 def _name_variant(problems: Sequence[Finding], variant: Variant, known: Sequence[Finding] = ()) -> list[Finding]:
-    """Return those of `problems` that are not told of the spec itself, with the name of their variant."""
+    """Return the `problems` that the spec itself does not have, with the name of their variant."""
     column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
     return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in known]
 

@@ -91,7 +91,7 @@ def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def format_figure(figure: Figure[Subject], value: float | None) -> str:
-    """Return a value of `figure` for the table; `-` where there is none."""
+    """Return a value of `figure` for the table; `-` if there is none."""
     if value is None:
         return NO_VALUE
     return format(value * figure.factor, figure.form) if isfinite(value) else NEVER
