@@ -53,7 +53,7 @@ class Quantisation:
     head: Format | None = None  # of the matrix that makes logits, where it is quantised too
     said_in: str = "quantization_config"  # of config.json, or a file beside that
     other_method: str | None = None  # a quant_method that is not the usual one of the precision
-    kv: KvPrecision | None = None  # that its makers say for KV
+    kv: KvPrecision | None = None  # its makers' precision for KV
 
 
 # The quant_method of checkpoints in a precision, and the engines' option for it

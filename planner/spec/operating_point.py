@@ -124,7 +124,7 @@ class OperatingPointSpec(Section):
         default=None,
         ge=0,
         le=1,
-        description="Share of drafts that are right, of those that follow none that is wrong,"
+        description="Share of drafts that are accepted, among those whose earlier drafts were,"
         f" {ACCEPTANCE} unless given.",
         examples=[0.9],
     )
