@@ -23,7 +23,7 @@ schedule:
 NO_PASSES = {
     "split_of": "looks up the engine's rule",
     "apply_change": "writes values into a document",
-    "with_values": "writes values into a spec",
+    "change_spec": "writes values into a spec",
     "reset_spent_options": "removes what has been decided from a document",
     "strip_map": "writes a launch document shorter",
     "predict_loads": "divides demand by speed",
@@ -33,7 +33,7 @@ NO_PASSES = {
     "relative_utilisation": "reads a prediction",
     "split_memory": "reads the layout, for whoever asks about another spec",
     "resolve": "is what a file becomes before any pass",
-    "document_with": "writes values into a spec",
+    "change_document": "writes values into a spec",
     "lay_out": "reads the spec, for whoever asks about one phase",
     "memory_of": "reads the layout, for whoever asks about one phase",
     "expert_loads": "stands for a file of loads",
