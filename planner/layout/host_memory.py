@@ -3,8 +3,8 @@
     pod = ranks on the node x (what each keeps of prompts' KV + what a process takes)
 
 In a rank, requests whose KV waits outside the GPU share the memory of kept KV, which gives way to them
-(`runtime/kv/room.py`). So they add nothing. Weights and KV of ranks on `cpu` lie in host memory too; nobody knows how
-much that is before they run.
+(`runtime/kv/host_memory.py`). So they add nothing. Weights and KV of ranks on `cpu` lie in host memory too; nobody
+knows how much that is before they run.
 """
 
 from planner.facts.terms import Phase
