@@ -201,9 +201,8 @@ class Candidate:
 
         return predict_phases(self.resolved, self.layouts, self.memory, self.maps, self.loads, self.calibration)
 
-    @cached_property
-    def speed_if_kept(self) -> "tuple[PhaseOutlook, ...]":
-        """The predicted speed of each phase under these loads if the previous plan's maps stayed as they are.
+    def predict_with_previous_maps(self) -> "tuple[PhaseOutlook, ...]":
+        """Return the predicted speed of each phase under these loads if the previous plan's maps stayed as they are.
 
         Raises Unknown if the phases have none, or may not keep them.
         """

@@ -79,7 +79,7 @@ def weigh_maps(found: Compiled, change: Change, most_hours: float) -> Worth:
     restarting = [each for each in change.units if each.phase in plan.phases and each.change in ENDING_FATES]
     minutes = rollout_minutes(plan, restarting, in_turns=False)
     try:
-        kept = _rates(found.speed_if_kept)
+        kept = _rates(found.predict_with_previous_maps())
     except Unknown:
         return _unknown("the present maps are of other sizes, or may not stay", most_hours)
     new = _rates(found.speed)
