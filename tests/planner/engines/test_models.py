@@ -239,7 +239,7 @@ def test_vllm_has_replicas_only_of_experts_that_it_can_move(pairs, quantisation,
     for phase in EACH:
         section = spec.phase(phase).model_copy(update={"precision": quantisation.precision})
         of_form = replace(of_form, written=of_form.written.model_copy(update={phase: section}))
-    without = of_form.with_numbers("prefill", {"redundant_experts": 0}).trying("decode", {"redundant_experts": 0})
+    without = of_form.with_numbers("prefill", {"redundant_experts": 0}).with_numbers("decode", {"redundant_experts": 0})
     reasons = [each.reason for each in engine_refusals(of_form) if each.rule.startswith("S754")]
 
     assert [called is not None and called in each for each in reasons] == ([] if called is None else [True, True])
