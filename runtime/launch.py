@@ -185,7 +185,7 @@ class UnitLaunch(_Part, kw_only=True):
         return [each for each in self.ranks if each.place == place]
 
     def rank_nodes(self) -> list[int]:
-        """Return the number of each rank's node, which is that of its place."""
+        """Return each rank's node, as the number of its place."""
         return [each.place for each in self.ranks]
 
 

@@ -269,7 +269,7 @@ def _kernels(spec: Spec) -> dict[str, str]:
 
 
 def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
-    """Return the variable for how many tokens of each rank low-latency dispatch has room for."""
+    """Return the variable that sets how many tokens per rank low-latency dispatch has room for."""
     if name == "prefill" or phase.ep_size == phase.attention_tp:
         return {}
     return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(dispatched_tokens(phase, "sglang"))}

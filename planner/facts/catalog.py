@@ -37,7 +37,7 @@ class Gpu:
     node_gpus: int | None = None  # of a node, where a domain is made of several
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
-    fp8_tflops: float | None = None  # dense, as its maker says; none where its matmuls take no FP8
+    fp8_tflops: float | None = None  # dense, by its maker's figures; None where its matmuls take no FP8
     bf16_tflops: float | None = None
     fp4_tflops: float | None = None  # none where its matmuls take no FP4
     memory_gb_per_s: float | None = None

@@ -25,7 +25,7 @@ REGEX = "re:"
 MAX_PATTERN_CHARACTERS = 512  # of one; the longest published ones number the layers, in 250
 MAX_WAYS = 2**19  # of one regular expression; published ones have up to 80^3
 NAME_WAYS = 80  # of a repetition: our longest name has 76 characters
-DIGIT_WAYS = 4  # of one of digits: a layer's number has three
+DIGIT_WAYS = 4  # of a repeated digit: layer numbers have up to three
 LIST_WAYS = 1024  # assumed: to look up all parts of a name takes as long as so many ways
 PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\((?:\?(?:[:=!]|<[=!])|(?!\?))|\)[*+{]|\(\?|.", re.DOTALL)
 BACK_REFERENCE = re.compile(r"\\[1-9]")

@@ -112,7 +112,7 @@ def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[La
     if path is None:
         return
     told = document["expert_map"]
-    assert plan.engine == "sglang"  # of all engines that we tell something, the one that reads a map
+    assert plan.engine == "sglang"  # the only engine to which we give a `map_file`
     text = export_map(plan.engine, told["physical_to_logical"], len(document["ranks"]), told["first_layer"])
     yield from file_parts(owner, posixpath.basename(path), digest_of_text(text), text)
 

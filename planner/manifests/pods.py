@@ -41,7 +41,7 @@ PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
 KILLED_AFTER_S = 10
 # A pod that is to end takes new requests for so long, since those who send them hear of it later: the nodes' proxies in
 # front of the gateway, a router that watches pods in front of the units.
-LEAVE_S = 5  # assumed: proxies take a second on an idle node
+LEAVE_S = 5  # assumed: on an idle node, proxies take a second to hear of it
 
 # A capability that a process of another user than root would not get.
 # Source: github.com/kubernetes/enhancements 45116928 keps/sig-security/2763-ambient-capabilities/README.md

@@ -24,7 +24,7 @@ __all__ = ["Kinds", "min_extra_leaves", "min_racks", "racks_by_whole_units"]
 
 Kinds = tuple[tuple[int, int], tuple[int, int]]  # nodes of a unit, and how many such units, of two sizes
 
-MAX_STEPS = 10**8  # to compute a table, in 0.1 s; above it there is only the plain bound
+MAX_STEPS = 10**8  # of computing a table, about 0.1 s; beyond that, only the plain bound is used
 NEVER = -(10**9)
 
 

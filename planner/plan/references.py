@@ -142,7 +142,7 @@ def _other_days(schedule: Schedule | None) -> Sequence[OtherDays]:
 
 
 def _steps(schedule: Schedule | None) -> Iterator[tuple[str, Step]]:
-    """Yield every state of every day with its path."""
+    """Yield each step of each day with its path."""
     for index, step in enumerate(schedule.steps if schedule else ()):
         yield f"schedule.steps.{index}", step
     for number, other in enumerate(_other_days(schedule)):

@@ -143,7 +143,7 @@ def _count_by_phase(plan: Plan, units: Sequence[str]) -> str | None:
 
 
 def _cost(plan: Plan) -> Iterator[Row]:
-    """Yield the peak load of each phase, and the day's bill with its conditions."""
+    """Yield each phase's peak load as a share of its capacity, and figures and conditions of the day's bill."""
     for phase, load in (plan.demand or {}).items():
         of_most = load.asked_tokens_per_s / load.most_tokens_per_s if load.most_tokens_per_s else None
         speed = (plan.performance or {})[phase].tokens_per_s_per_gpu

@@ -54,7 +54,7 @@ class Transition:
     starts: tuple[str, ...]
     notice_from: str | None  # None if no unit starts
     warm_up_from: str | None
-    stages: tuple[Stage, ...]  # of the start, if the bytes that it reads are known
+    stages: tuple[Stage, ...]  # of the start; empty without one, or if the bytes that it reads are unknown
     stops: tuple[str, ...]  # in this order
     drained_by: str | None
     freed: tuple[Freed, ...]

@@ -112,7 +112,7 @@ def path_of(location: Sequence[int | str]) -> str:
 
 
 def table_key(path: str) -> str:
-    """Return `path` without list indices and with PHASE for a phase: the key of tables by field."""
+    """Return the key of `path` in tables by field: PHASE in place of the phase, and no list indices."""
     section, *parts = path.split(".")
     named = [part for part in parts if not part.isdecimal()]
     return ".".join(["PHASE" if section in PHASES else section, *named])

@@ -129,7 +129,7 @@ def _choice(path: str, value: Any) -> tuple[str, Fix | str]:
 
 
 def _bound(kind: str, limits: Mapping[str, Any]) -> str:
-    """Return the bound of a number, a quantity, a text or a list, in words."""
+    """Return the bound that a value must keep, in words such as `be at least 1`."""
     thing = "character" if kind.startswith("string") else "item"
     match limits:
         case {"word": word, "bound": bound}:

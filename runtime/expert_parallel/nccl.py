@@ -81,7 +81,7 @@ class _IssuedExchange(Generic[T]):
         self._exchange: Callable[[], T] | None = exchange
 
     def result(self) -> T:
-        """Return its result, for the computation from now on."""
+        """Order later computation after the exchange, and return its result."""
         self._queue.join(self._mark)
         self._exchange = None
         return self._result

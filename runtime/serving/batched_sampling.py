@@ -194,7 +194,7 @@ def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Ten
 
 
 def _draw_from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Draw from what top_k and top_p keep of the whole vocabulary."""
+    """Sort the whole vocabulary, and draw from what top_k and top_p keep of it."""
     return _draw_from_candidates(logits_RV, *logits_RV.sort(descending=True, stable=True), settings)
 
 

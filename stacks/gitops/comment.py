@@ -104,7 +104,7 @@ def _change(content: bytes) -> str:
 
 
 def _mistakes(found: _Mistakes) -> str:
-    """Return a line for each mistake of the spec, as it is printed on a terminal."""
+    """Return a line that the spec is refused, then one for each mistake, up to `MAX_MISTAKES`."""
     lines = ["- refused: there is no plan to compare"]
     for each in found.errors[:MAX_MISTAKES]:
         place = f"{each.file}:{each.line}:{each.column}" if each.line else each.file

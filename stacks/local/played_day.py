@@ -27,7 +27,7 @@ from planner.schedule.timetable import Timetable
 
 __all__ = ["DayRecord", "DueAct", "MachineTimes", "advance", "machine_times", "plan_play", "read_length"]
 
-START_S = 15.0  # assumed, with the next: two ranks of the demo took 34 s to start on two cores that answered streams
+START_S = 15.0  # assumed, like the next: on two cores busy answering streams, two demo ranks took 34 s to start
 START_S_OF_CORE = 30.0  # assumed; for each rank that starts at the same time on the same core
 DRAIN_S = 30.0  # assumed; the demo's answers of 160 tokens took up to 19 s on these cores
 PATIENCE_S = 60.0  # assumed: acts not done so long after the day are not waited for

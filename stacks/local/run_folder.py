@@ -122,7 +122,7 @@ class RunFolder:
                 self.write(replace(record.with_all("ended"), is_stopping=True, failure=None))
 
     def _read_settled(self) -> Record | None:
-        """Return the record as written; None if there is none of ours. Raise LocalError.
+        """Return the record as it stands in the file; None if it is missing or another supervisor's. Raise LocalError.
 
         The supervisor may end between reading the record and checking that it lives, so if it is gone the record is
         read again.

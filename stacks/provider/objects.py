@@ -24,7 +24,7 @@ from stacks.provider.wire import encode_struct, has_unknown
 
 __all__ = ["Changes", "build_inputs", "changes", "find_naming_mistakes", "outputs", "read_manifests", "resource_id"]
 
-# A change of one of these makes it another object.
+# Changing one of these makes it a different object.
 IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace")}
 
 
@@ -105,7 +105,7 @@ def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any]
 
 
 def _frozen_changes(api: Api | None, manifest: Manifest, changed: list[Difference]) -> list[Difference]:
-    """Return the changes that need a new object, as far as the cluster can be asked."""
+    """Return the changes that need a new object: none if the cluster cannot be asked."""
     return lifecycle.find_frozen_changes(api, manifest, changed) if api and not has_unknown(manifest) else []
 
 

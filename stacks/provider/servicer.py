@@ -163,7 +163,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
-        """Create the objects and wait until they are ready, except for those that a list awaits later."""
+        """Create the objects and wait until they are ready, except for new units: `Arrivals` waits for those."""
         if request.type in occupants.LISTS:
             self._list(request, {"objects": {}}, decode_struct(request.properties))
             return provider_pb2.CreateResponse(id=occupants.ID, properties=Struct())

@@ -19,7 +19,7 @@ from planner.expert_map.weigh import Floats, Ints
 __all__ = ["BARRED", "Prices", "Search", "gpu_loads", "improve", "lower_bounds", "pack", "spill"]
 
 Prices = NDArray[np.uint8]  # [L, E, G]
-BARRED = 255  # price of a GPU on which an expert may not be
+BARRED = 255  # the price that bars an expert from a GPU
 SPLITS: dict[SplitRule, int] = {"equal": 0, "local_first": 1, "first_on_node": 2}
 
 
@@ -85,7 +85,7 @@ def pack(
 class Search:
     """The constraints and the length of a search from a given map (`search.h`)."""
 
-    target_L: Floats  # load that the fullest GPU may have: a layer is done there
+    target_L: Floats  # a layer is done once its fullest GPU has at most this load
     num_kicks: int = 0
     turn: int = 0  # added to the seed of the kicks
     num_nodes: int = 1

@@ -77,7 +77,7 @@ class Answers:
 
 
 def text_batch(stream: torch.Tensor, step: int, blocks: int) -> Batch:
-    """Return a batch of text: each epoch visits every block once, at its own offset."""
+    """Return a batch of text: each epoch visits every block once, in a new order and from a new random offset."""
     per_epoch = (len(stream) - BLOCK - 1) // BLOCK // blocks
     epoch, within = divmod(step, per_epoch)
     rng = torch.Generator().manual_seed(SEED + epoch)

@@ -64,7 +64,7 @@ class Pipes:
         return now_ns
 
     def wait(self) -> tuple[int, int]:
-        """Read one number from every other rank. Return the largest, and the latest time of sending. Raise PeerLost."""
+        """Await a number from every other rank. Return the largest, and the latest time of sending. Raise PeerLost."""
         numbers, moments_ns = zip(*map(self._next, self.readers), strict=True)
         return max(numbers), max(moments_ns)
 

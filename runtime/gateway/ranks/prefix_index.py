@@ -42,7 +42,7 @@ NAME_BYTES = 8
 WAYS = 8
 ENTRY_BYTES = NAME_BYTES + 8  # a name and its last use
 NUM_BLOCKS = 2**16  # of a rank; assumed: 4.2 million tokens, 295 GB of DeepSeek-V3's KV in BF16
-MAX_BYTES = 64 * 2**20  # assumed: 64 ranks with all their blocks, or 512 with 524,000 tokens each
+MAX_BYTES = 64 * 2**20  # assumed: enough for 64 ranks with all their blocks, or for 512 with 524,000 tokens each
 FIRST_RANKS = 4  # the index has room for so many, and for twice as many whenever there are more
 
 

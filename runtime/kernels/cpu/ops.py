@@ -31,8 +31,8 @@ __all__ = ["CpuOps", "LoopOps", "RowLoopOps", "cpu_ops"]
 
 CPU = torch.device("cpu")
 ROWS_STEP = 16  # the number of an expert's rows is rounded up to a multiple of it: 8 more on average
-# Up to so many rows the loops were faster than oneDNN: in projections, where oneDNN begins once, and on average in
-# experts, where it begins for each.
+# Up to this many rows the loops were faster than oneDNN. A projection starts oneDNN once. Experts start it once each,
+# and their limit is the average of an expert.
 MAX_ROWS = 4
 MAX_ROWS_OF_AN_EXPERT = 16
 MIN_ROWS_OF_A_GATE = 64  # from here on oneDNN's BF16 was faster than FP32

@@ -246,7 +246,7 @@ def _build_units(plan: Compiled, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
 
 
 def _build_ranks(plan: Compiled, phase: Phase, unit: str) -> list[Rank]:
-    """Return the attention groups of a unit, without requests."""
+    """Return the attention groups of a unit, with no requests yet."""
     section = plan.spec.phase(phase)
     unlimited = section.max_requests * section.max_request_tokens
     room = next((each.kv_tokens for each in plan.memory if each.phase == phase), unlimited)
