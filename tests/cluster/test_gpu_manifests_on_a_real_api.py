@@ -46,7 +46,7 @@ def pod(template, namespace):
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-@pytest.mark.parametrize(("unit_kind", "disk"), zip(UNIT_KINDS, ({}, {"kv_cache_claim": "kv"}), strict=True))
+@pytest.mark.parametrize(("unit_kind", "disk"), [*zip(UNIT_KINDS, ({}, {"kv_cache_claim": "kv"}), strict=True)])
 def test_every_object_is_stored_as_we_wrote_it(objects, plan, unit_kind, disk):
     """Each passes strictly, and the server changes and drops nothing; applying again changes nothing."""
     found = documents(plan, unit_kind, **disk)

@@ -18,7 +18,6 @@ from runtime.gateway.edge.http_errors import ApiError
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Failed, FromGateway, FromRank, Prefill, Sampling
 from runtime.serving import step_loop
-from runtime.serving.decode import Arrival
 from tests.runtime.one_rank import Limits, Rank, Wish, answer_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
@@ -208,10 +207,10 @@ def test_kv_that_is_no_number_costs_its_own_request(engine, lone_answers, temper
     """A request whose latents are NaN fails, greedy or drawn, and its neighbours go on."""
 
     class Spoiled(WireRank):
-        def cross(self, handover, latents):
+        def cross(self, handover, latents, prefix):
             if handover.request_id == "spoiled":
                 latents = torch.full_like(latents, torch.nan)
-            self.phases[1].receive(Arrival(handover, latents))
+            super().cross(handover, latents, prefix)
 
     rank = Spoiled(engine, "pair")
     serve_beside(rank, [Wish("spoiled", [5, 6], Sampling(4, temperature, 1.0, 1, [], num_logprobs=3))], lone_answers)

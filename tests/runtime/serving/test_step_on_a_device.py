@@ -12,7 +12,6 @@ from runtime.expert_parallel.group import SoloGroup
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.messages import Embed, Embedding, Failed, Sampling
 from runtime.serving import batched_sampling, step_loop
-from runtime.serving.decode import Arrival
 from tests.runtime.one_rank import Limits, Rank, Wish, tell_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 
@@ -63,10 +62,10 @@ class SpoilingRank(Rank):
         else:
             super().say(message)
 
-    def cross(self, handover, latents):
+    def cross(self, handover, latents, prefix):
         if handover.request_id == "spoiled":
             latents = torch.full_like(latents, torch.nan)
-        self.phases[1].receive(Arrival(handover, latents))
+        super().cross(handover, latents, prefix)
 
 
 def serve(engine, kind, wishes):
