@@ -56,6 +56,7 @@ def most_redundant_experts(model: Model) -> int:
 
 
 def gpus_are_nvidia(c: Candidate) -> Iterator[Finding]:
+    """Reject CPUs and AMD GPUs: the engine exchanges expert rows with DeepEP, which needs NVIDIA GPUs."""
     spec = c.resolved
     name, reason = spec.written.engine_name, "it exchanges expert rows with DeepEP, which needs NVIDIA GPUs"
     for path, written, gpu in spec.named_gpus():
@@ -68,6 +69,7 @@ def gpus_are_nvidia(c: Candidate) -> Iterator[Finding]:
 
 
 def no_phase_is_in_fp32(c: Candidate) -> Iterator[Finding]:
+    """Reject FP32: DeepEP dispatches BF16 or FP8."""
     spec = c.resolved
     for phase in spec.phases:
         if spec.phase(phase).precision == "fp32":
@@ -96,6 +98,7 @@ def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
 
 
 def deterministic_is_off(c: Candidate) -> Iterator[Finding]:
+    """Reject `deterministic`: the engine's results differ between batches."""
     spec = c.resolved
     if spec.written.deterministic:
         name = spec.written.engine_name
@@ -105,6 +108,7 @@ def deterministic_is_off(c: Candidate) -> Iterator[Finding]:
 
 
 def coverage_is_not_rack(c: Candidate) -> Iterator[Finding]:
+    """Reject `coverage: rack`: pods of a unit land on its nodes in any order, so no rank's rack is known."""
     spec = c.resolved
     if spec.written.coverage == "rack":
         name = spec.written.engine_name
@@ -114,6 +118,7 @@ def coverage_is_not_rack(c: Candidate) -> Iterator[Finding]:
 
 
 def checkpoints_are_folders(c: Candidate) -> Iterator[Finding]:
+    """Reject bundled checkpoints, which only the bundled runtime can load."""
     spec = c.resolved
     checkpoint = spec.written.checkpoint
     if checkpoint is not None and not checkpoint.startswith("/"):
@@ -124,6 +129,7 @@ def checkpoints_are_folders(c: Candidate) -> Iterator[Finding]:
 
 
 def single_group_has_no_overlap(c: Candidate) -> Iterator[Finding]:
+    """Reject an overlap if one group shares all attention: there is no dispatch to overlap."""
     spec = c.resolved
     for phase in spec.phases:
         section = spec.phase(phase)
@@ -149,6 +155,7 @@ def maps_fit_config_map(c: Candidate) -> Iterator[Finding]:
 
 
 def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
+    """Reject precisions that the engine cannot dispatch between the GPUs of a unit."""
     spec = c.resolved
     for phase in spec.phases:
         section, taken = spec.phase(phase), EXCHANGED_IN[phase]
@@ -188,6 +195,7 @@ def _offer_fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
 
 
 def attention_is_not_split(c: Candidate) -> Iterator[Finding]:
+    """Reject `five_stage`: the engine cannot split attention into two stages."""
     spec = c.resolved
     for phase in spec.phases:
         if spec.phase(phase).overlap == "five_stage":
@@ -200,6 +208,7 @@ def attention_is_not_split(c: Candidate) -> Iterator[Finding]:
 
 
 def mixed_units_have_no_overlap(c: Candidate) -> Iterator[Finding]:
+    """Reject an overlap of mixed units: they exchange rows by all-gather, which cannot be overlapped."""
     spec = c.resolved
     if "mixed" in spec.phases and spec.phase("mixed").overlap != "none":
         rule = f"S745 must be none to run on {spec.written.engine_name}"
@@ -208,6 +217,7 @@ def mixed_units_have_no_overlap(c: Candidate) -> Iterator[Finding]:
 
 
 def groups_stay_on_one_node(c: Candidate) -> Iterator[Finding]:
+    """Reject attention groups larger than a node: each pod of a unit serves requests of its own."""
     spec = c.resolved
     per_node = spec.cluster.gpus_per_node
     for phase in spec.phases:
@@ -221,6 +231,7 @@ def groups_stay_on_one_node(c: Candidate) -> Iterator[Finding]:
 
 
 def no_phase_is_in_w4a8(c: Candidate) -> Iterator[Finding]:
+    """Reject W4A8: the engine has no INT4 experts with FP8 activations."""
     spec = c.resolved
     for phase in spec.phases:
         if spec.phase(phase).precision == "w4a8":
@@ -230,6 +241,7 @@ def no_phase_is_in_w4a8(c: Candidate) -> Iterator[Finding]:
 
 
 def model_name_has_no_colon(c: Candidate) -> Iterator[Finding]:
+    """Reject a colon in the model's name: the engine reads what follows it as the name of an adapter."""
     spec = c.resolved
     name = spec.written.served_model_name
     if ":" in name:
@@ -238,6 +250,7 @@ def model_name_has_no_colon(c: Candidate) -> Iterator[Finding]:
 
 
 def gateway_keys_are_absent(c: Candidate) -> Iterator[Finding]:
+    """Reject API keys: the engine's router cannot read our file of keys."""
     spec = c.resolved
     secret = spec.written.gateway.keys
     if secret is not None:
@@ -246,6 +259,7 @@ def gateway_keys_are_absent(c: Candidate) -> Iterator[Finding]:
 
 
 def gateway_has_one_replica(c: Candidate) -> Iterator[Finding]:
+    """Reject several gateways: each router of the engine counts its own requests only."""
     spec = c.resolved
     replicas = spec.written.gateway.replicas
     if replicas > 1:
@@ -255,6 +269,7 @@ def gateway_has_one_replica(c: Candidate) -> Iterator[Finding]:
 
 
 def tls_is_absent(c: Candidate) -> Iterator[Finding]:
+    """Reject certificates: the engine's servers and router cannot use them."""
     spec = c.resolved
     if spec.written.kubernetes.tls is not None:
         rule = f"S761 must be absent to run on {spec.written.engine_name}"

@@ -5,16 +5,18 @@
 They are made here and not in the planner, because the examples of rules are the cases of the tests.
 """
 
+from planner.guide.rules import EXAMPLES
 from tests.docs.diff_page import diff_page
 from tests.docs.layouts_page import layouts_page
 from tests.docs.plan_schema import diff_schema, plan_schema
 from tests.docs.rooms_table import ROOT, contributing_page
-from tests.docs.rules_page import rules_page
+from tests.docs.rules_page import examples_of_rules, rules_page
 from tests.docs.spec_page import spec_page
 
 __all__ = ["PAGES"]
 
 PAGES = {
+    EXAMPLES: examples_of_rules,  # first: the page of rules is made from it
     ROOT / "docs" / "spec.md": spec_page,
     ROOT / "docs" / "rules.md": rules_page,
     ROOT / "docs" / "plan.schema.json": plan_schema,

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from planner.guide.fields import describe_field
 from tests.docs.pages import PAGES
 from tests.docs.plan_schema import schema_of_plans
 from tests.docs.rooms_table import ROOT
-from tests.docs.spec_page import _field_row
 from tests.planner.spec.spec_schema import all_kinds
 
 OF_LAUNCH_DOCUMENTS = {"_UnitDocument", "_GatewayDocument", "_NamedMap", "_TokenKv", "_Checkpoint"}
@@ -31,11 +31,10 @@ def test_every_field_has_a_row():
 def test_a_field_that_says_nothing_is_named(key):
     """Whoever adds a field without its description reads which one it is."""
     field = {"type": "integer", "description": "How many.", "examples": [1]}
-    row = _field_row("units", field, {"title": "PhaseSpec"})
 
-    assert row == "| `units` | a whole number |  | How many. | `1` |"
+    assert describe_field("units", field, {"title": "PhaseSpec"}).takes == "a whole number"
     with pytest.raises(ValueError, match=rf"PhaseSpec\.units has no {key}: "):
-        _field_row("units", {name: each for name, each in field.items() if name != key}, {"title": "PhaseSpec"})
+        describe_field("units", {name: each for name, each in field.items() if name != key}, {"title": "PhaseSpec"})
 
 
 def test_a_heading_names_each_place_once():

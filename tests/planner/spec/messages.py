@@ -24,7 +24,7 @@ from tests.planner.layout.test_memory import PAIR
 from tests.planner.spec.brought_about import answers, plan_or_problems, problems_of_case
 from tests.planner.spec.wrong_specs import CASES
 
-__all__ = ["MESSAGES", "OTHERS", "first_messages", "messages_page"]
+__all__ = ["MESSAGES", "OTHERS", "messages_by_rule", "messages_page"]
 
 MESSAGES = Path(__file__).parent / "messages.txt"
 DIGEST = re.compile(r"sha256:[0-9a-f]{8,}(\.\.\.)?")  # of a plan: another in every version of the planner
@@ -45,10 +45,10 @@ def messages_page(folder):
     return DIGEST.sub("sha256:...", "\n\n".join([HEAD, *parts]) + "\n")
 
 
-def first_messages(page=MESSAGES):
-    """Return rule -> its first message, as a page has them."""
+def messages_by_rule(page=MESSAGES):
+    """Return rule -> its messages, as a page has them."""
     parts = (part.splitlines() for part in page.read_text().split("\n\n")[1:])
-    return {rule: message.strip() for rule, message, *_ in parts}
+    return {rule: [each.strip() for each in messages] for rule, *messages in parts}
 
 
 def _written(folder, name, text):
@@ -154,5 +154,6 @@ OTHERS = {
         folder,
         *("plan", _written(folder, "spec.yaml", SPEC), "--calibration", _written(folder, "measured.json", "[1]")),
     ),
+    "S921": lambda folder: answers(folder, "explain", "decode.ep_sise"),
     "S916": lambda folder: answers(folder, "plan", _written(folder, "spec.yaml", SPEC), "--unit", "decode-9"),
 }

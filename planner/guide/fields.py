@@ -1,0 +1,170 @@
+"""Every field of the spec in words, from its JSON Schema: what it takes, its default, its meaning, an example.
+
+`tidemill explain FIELD` and `docs/spec.md` are both made from this, so that they never differ. What a field means is
+said where it is declared, in `planner/spec`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from planner.spec.declared import place_of
+from planner.spec.schema import Spec
+from planner.spec.unknown_keys import Row, read_table
+
+__all__ = ["FieldText", "SectionText", "describe_field", "field_paths", "find_section", "names_elsewhere", "sections"]
+
+UNITS = re.compile(r"\(([\w/|]+)\)\$$")  # at the end of a quantity's pattern
+PLAIN_TYPES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "`true`, `false`",
+    "object": "a mapping",
+}
+
+
+@dataclass(frozen=True)
+class FieldText:
+    """One field of a section, as a user reads of it."""
+
+    name: str
+    takes: str
+    units: Sequence[str]  # that a quantity may be written in; empty for anything else
+    default: str | None  # None if there is none, or if it is a section of defaults
+    is_required: bool
+    description: str
+    example: str
+
+
+@dataclass(frozen=True)
+class SectionText:
+    """A section of the spec, and each path at which it stands: "" for the whole, `cluster.nodes[]` for items."""
+
+    paths: Sequence[str]
+    description: str
+    fields: Sequence[FieldText]
+
+
+@cache
+def sections() -> Sequence[SectionText]:
+    """Return every section, outermost first."""
+    schema = Spec.model_json_schema()
+    paths: dict[str, list[str]] = {}
+    _collect_paths("", schema, schema["$defs"], paths)
+    named = schema["$defs"] | {schema["title"]: schema}
+    return [_describe_section(named[title], tuple(dict.fromkeys(found))) for title, found in paths.items()]
+
+
+@cache
+def field_paths() -> Mapping[str, FieldText]:
+    """Return path -> field, for each path at which a section stands."""
+    return {
+        f"{path}.{field.name}".lstrip("."): field
+        for section in sections()
+        for path in section.paths
+        for field in section.fields
+    }
+
+
+def find_section(path: str) -> SectionText | None:
+    """Return the section that stands at `path`, or whose items do; None for a field that holds no section."""
+    return next((each for each in sections() if path in each.paths or f"{path}[]" in each.paths), None)
+
+
+def names_elsewhere(path: str) -> Sequence[Row]:
+    """Return the rows of `planner/spec/elsewhere.yaml` with what other tools call the field at `path`."""
+    place = place_of(path.replace("[]", ""))
+    return [row for row in read_table() if place in _meant_fields(row)]
+
+
+def _meant_fields(row: Row) -> Iterator[str]:
+    """Yield the field whose other names `row` has: none for a row with advice, or with names of values."""
+    name = row.write.partition(",")[0]
+    if name.replace(".", "_").isidentifier():
+        for place in row.places:
+            yield f"{place}.{name}" if place and "." not in name else name
+            if place is None:
+                yield f"PHASE.{name}"
+
+
+def describe_field(name: str, field: Mapping[str, Any], section: Mapping[str, Any]) -> FieldText:
+    """Return a field of the JSON Schema in words.
+
+    Raises ValueError for a field without description or example: Pydantic leaves out what is not given.
+    """
+    for key in ("description", "examples"):
+        if key not in field:
+            raise ValueError(f"{section['title']}.{name} has no {key}: give it one in planner/spec/")
+    is_plain = "$ref" not in field and field.get("default") is not None
+    return FieldText(
+        name=name,
+        takes=_takes(field),
+        units=tuple(_units(field)),
+        default=_written(field["default"]) if is_plain else None,
+        is_required=name in section.get("required", []),
+        description=field["description"],
+        example=_written(field["examples"][0]),
+    )
+
+
+def _describe_section(section: Mapping[str, Any], paths: Sequence[str]) -> SectionText:
+    fields = [describe_field(name, field, section) for name, field in section["properties"].items()]
+    return SectionText(paths, section["description"], fields)
+
+
+def _collect_paths(path: str, section: Any, named: Mapping[str, Any], paths: dict[str, list[str]]) -> None:
+    """Add `section` and those below it to `paths`: title -> where it stands."""
+    paths.setdefault(section["title"], []).append(path)
+    for name, field in section["properties"].items():
+        text = json.dumps(field)
+        suffix = "[]" if '"items"' in text else ""
+        for title in re.findall(r"#/\$defs/(\w+)", text):
+            _collect_paths(f"{path}.{name}{suffix}".lstrip("."), named[title], named, paths)
+
+
+def _options(field: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = field.get("anyOf", field.get("oneOf", ()))
+    return found
+
+
+def _units(field: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the units of a quantity."""
+    for option in _options(field):
+        yield from _units(option)
+    if found := UNITS.search(field.get("pattern", "")):
+        yield from found[1].split("|")
+
+
+def _takes(field: Mapping[str, Any]) -> str:
+    """Return in a few words what a field may hold."""
+    if options := _options(field):
+        return " or ".join(filter(None, map(_takes, options)))
+    if "$ref" in field:
+        return "a section"
+    if "const" in field or "enum" in field:
+        return ", ".join(f"`{choice}`" for choice in field.get("enum", [field.get("const")]))
+    if "pattern" in field:
+        units = list(_units(field))
+        return f"a number and {', '.join(units)}" if units else "text of a fixed form"
+    if field["type"] == "array":
+        return _takes_list(_takes(field["items"]))
+    limits = f", {field['minimum']:,} to {field['maximum']:,}" if "maximum" in field else ""
+    return "" if field["type"] == "null" else PLAIN_TYPES[field["type"]] + limits
+
+
+def _takes_list(item: str) -> str:
+    plain = item.removeprefix("a ")
+    return f"a list of {plain}s" if plain.isalpha() else f"a list, each {item}"
+
+
+def _written(value: Any) -> str:
+    """Return `value` as one writes it in a spec."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
