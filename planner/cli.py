@@ -18,7 +18,7 @@ from planner.command.printed import print_json, say, warn
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
 from planner.facts.quantities import first_of
-from planner.guide.cli import add_explain
+from planner.guide.cli import add_explain, add_init
 from planner.plan.fit import Fit, check_fit
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError, TidemillError
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The planner's commands alone, as a function of the command line."""
     parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (add_explain, add_validate, add_schema, add_plan, add_diff, add_experts, add_render):
+    for add in (add_init, add_explain, add_validate, add_schema, add_plan, add_diff, add_experts, add_render):
         add(commands)
     return run(parser, argv)
 

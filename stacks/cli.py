@@ -26,6 +26,7 @@ __all__ = ["main"]
 
 # command -> the file whose `add_COMMAND` adds it, in the order of --help
 COMMANDS = {
+    "init": "planner.guide.cli",
     "explain": "planner.guide.cli",
     "validate": "planner.cli",
     "schema": "planner.cli",

@@ -1,12 +1,14 @@
 """The commands `explain` and `init`: what a rule or a field is, and a first spec."""
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format
-from planner.command.printed import print_json
+from planner.command.printed import print_json, say
 
-__all__ = ["add_explain"]
+__all__ = ["add_explain", "add_init"]
 
 
 def add_explain(commands: Any) -> None:
@@ -23,6 +25,32 @@ def add_explain(commands: Any) -> None:
     explain.set_defaults(command=_explain)
 
 
+def add_init(commands: Any) -> None:
+    """Add `init`."""
+    from planner.guide.questions import QUESTIONS
+
+    init = add_command(
+        commands,
+        "init",
+        "write a first spec, by six questions",
+        "Write a first spec with comments: what the planner can decide is auto. Asks six questions on a terminal; with "
+        "options, or without a terminal, it asks nothing. It overwrites no file.",
+    )
+    for each in QUESTIONS:
+        needed = f"needed without a terminal, for example {each.default}" if each.is_required else "default: none"
+        init.add_argument(each.option, metavar=each.metavar, help=f"{each.words}; {needed}")
+    init.add_argument(
+        "-o",
+        dest="output",
+        type=Path,
+        metavar="FILE",
+        default=Path("spec.yaml"),
+        help="the file to write; default: spec.yaml",
+    )
+    add_format(init)
+    init.set_defaults(command=_init)
+
+
 def _explain(arguments: argparse.Namespace) -> None:
     from planner.guide.explain import explain, explanation_text
 
@@ -31,3 +59,26 @@ def _explain(arguments: argparse.Namespace) -> None:
         print_json(told)
     else:
         print(explanation_text(told), end="")
+
+
+def _init(arguments: argparse.Namespace) -> None:
+    from planner.guide.first_spec import first_spec, require_new, write_new
+    from planner.guide.questions import QUESTIONS, ask, read_options
+
+    require_new(arguments.output)
+    given = {each.option: getattr(arguments, each.option.removeprefix("--")) for each in QUESTIONS}
+    is_asked = not any(given.values()) and sys.stdin.isatty() and sys.stderr.isatty()
+    if is_asked:
+        say("Enter takes what stands in brackets. Nothing is written before the last answer.")
+    text = first_spec(ask(_read_line) if is_asked else read_options(given), arguments.output)
+    write_new(arguments.output, text)
+    if arguments.format == "json":
+        print_json({"file": str(arguments.output), "spec": text})
+    else:
+        print(f"{arguments.output}: written; next: tidemill plan {arguments.output}")
+
+
+def _read_line(prompt: str) -> str:
+    """Prompt on stderr, since stdout has the result."""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline()

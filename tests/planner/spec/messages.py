@@ -154,6 +154,21 @@ OTHERS = {
         folder,
         *("plan", _written(folder, "spec.yaml", SPEC), "--calibration", _written(folder, "measured.json", "[1]")),
     ),
+    "S922": lambda folder: answers(folder, "init", "-o", "first.yaml", "--model", "deepseek-r1", "--gpu", "h800"),
+    "S923": lambda folder: answers(
+        folder,
+        *(
+            "init",
+            "--model",
+            "deepseek-r1",
+            "--gpu",
+            "h800",
+            "--nodes",
+            "22",
+            "-o",
+            _written(folder, "spec.yaml", SPEC),
+        ),
+    ),
     "S921": lambda folder: answers(folder, "explain", "decode.ep_sise"),
     "S916": lambda folder: answers(folder, "plan", _written(folder, "spec.yaml", SPEC), "--unit", "decode-9"),
 }

@@ -1,0 +1,111 @@
+"""A first spec with comments, from six answers.
+
+The answers are what nobody but the user knows. What a planner can decide is `auto`, and what can wait is a comment.
+The text is `templates/init/spec.yaml.j2`, and it is checked before anybody gets it.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.families import MODELS
+from planner.problems.errors import CallError, OutputError
+from planner.problems.finding import Finding
+from planner.problems.output import require_writable
+from planner.rules.check import check_document
+from planner.spec.yaml import decode_document
+
+__all__ = ["Answers", "Kubernetes", "Slo", "Traffic", "first_spec", "require_new", "write_new"]
+
+MAX_REQUEST_TOKENS = 8192  # assumed: a chat's; predictions without traffic.requests take half of it as the prompt
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A day's tokens, as they were written."""
+
+    input_tokens: str
+    output_tokens: str
+
+
+@dataclass(frozen=True)
+class Slo:
+    """The mean latencies that are promised, as they were written."""
+
+    ttft_ms: str
+    tpot_ms: str
+
+
+@dataclass(frozen=True)
+class Kubernetes:
+    """What manifests need that a plan does not."""
+
+    namespace: str
+    image: str
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a user has and wants; None for what can wait."""
+
+    model: str
+    gpu: str
+    nodes: int
+    gpus_per_node: int
+    traffic: Traffic | None = None
+    slo: Slo | None = None
+    kubernetes: Kubernetes | None = None
+
+
+def first_spec(answers: Answers, path: Path) -> str:
+    """Return the text of the spec that will stand at `path`. Raises SpecError for answers that break a rule."""
+    import jinja2  # imported late: no other command waits for it
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("templates", "init"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 (YAML, not HTML; answers have forms that are plain in YAML, or are quoted)
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    model, kubernetes = MODELS[answers.model], answers.kubernetes
+    text = environment.get_template("spec.yaml.j2").render(
+        name=re.sub("[^a-z0-9]+", "-", answers.model),
+        model=answers.model,
+        gpu=answers.gpu,
+        nodes=answers.nodes,
+        gpus_per_node=answers.gpus_per_node,
+        is_mixed=answers.nodes == 1,
+        max_request_tokens=min(MAX_REQUEST_TOKENS, model.max_position_embeddings),
+        kv_precision=model.only_kv,
+        traffic=answers.traffic,
+        slo=answers.slo,
+        kubernetes=kubernetes and Kubernetes(json.dumps(kubernetes.namespace), json.dumps(kubernetes.image)),
+    )
+    check_document(decode_document(text.encode(), path))
+    return text
+
+
+def require_new(path: Path) -> None:
+    """Raise CallError if something stands at `path`, and OutputError if nothing can be written there."""
+    if path.exists() or path.is_symlink():
+        raise _existing(path)
+    require_writable(path)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write `text` to a new file at `path`. Raises CallError if something stands there by now."""
+    try:
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError:
+        raise _existing(path) from None
+    except OSError as error:
+        rule, reason = "S904 must be a writable file", error.strerror or str(error)
+        raise OutputError([Finding("", None, rule, reason, "choose another").at(str(path))]) from None
+
+
+def _existing(path: Path) -> CallError:
+    rule, reason = "S923 must be a new file", "it exists, and init overwrites nothing"
+    return CallError([Finding("-o", str(path), rule, reason, "name another with -o").at("tidemill init")])

@@ -1,0 +1,170 @@
+"""The six questions of `tidemill init`: each with its default, its option, and the form of its answer.
+
+On a terminal they are asked one by one, and a wrong answer is asked again. Elsewhere options answer them. Model, GPU
+and nodes must be given there, since nobody can guess them.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.facts.catalog import GPUS
+from planner.facts.gpu_names import same_gpu
+from planner.families import MODELS
+from planner.guide.first_spec import Answers, Kubernetes, Slo, Traffic
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
+from planner.problems.fix import Fix, did_you_mean
+from planner.rules.forms import FORMS
+from planner.spec.operating_point import MAX_MS
+from planner.spec.traffic import MAX_TOKENS
+
+__all__ = ["QUESTIONS", "ask", "read_options"]
+
+NONE = "none"
+PLANNED_GPUS = tuple(name for name, gpu in GPUS.items() if gpu.usable_bytes)
+MAX_NODES, MAX_GPUS_PER_NODE = 20_000, 64  # of cluster.nodes and cluster.gpus_per_node
+USUAL_GPUS_PER_NODE = 8  # of HGX and OAM boards; the catalog has what differs
+NUMBER = re.compile(r"(0|[1-9][0-9]*)([.][0-9]+)?(e[0-9]{1,2})?")  # which means the same in YAML
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, the option that answers it elsewhere, and the reader of both."""
+
+    option: str
+    words: str
+    default: str
+    metavar: str
+    read: Callable[[str], Any]
+    is_required: bool = False  # without a terminal
+
+
+def ask(read_line: Callable[[str], str]) -> Answers:
+    """Ask every question with `read_line`, which shows a prompt and returns a line, or "" at the end of the input.
+
+    Raises CallError at that end.
+    """
+    return _answers({question.option: _ask(question, read_line) for question in QUESTIONS})
+
+
+def read_options(given: Mapping[str, str | None]) -> Answers:
+    """Return the answers that options gave: option -> its words. Raises CallError with all that is missing or wrong."""
+    wrong, read = list[Finding](), dict[str, Any]()
+    for question in QUESTIONS:
+        words = given.get(question.option)
+        if words is None and question.is_required:
+            fix = f"for example {question.option} {question.default}"
+            rule, reason = "S922 is required without a terminal", "nobody is asked there"
+            wrong.append(Finding(question.option, None, rule, reason, fix).at("tidemill init"))
+            continue
+        try:
+            read[question.option] = question.read(NONE if words is None else words)
+        except CallError as error:
+            wrong += error.findings
+    if wrong:
+        raise CallError(wrong)
+    return _answers(read)
+
+
+def _ask(question: Question, read_line: Callable[[str], str]) -> Any:
+    prompt = f"{question.words} [{question.default}]: "
+    while line := read_line(prompt):
+        try:
+            return question.read(line.strip() or question.default)
+        except CallError as error:
+            prompt = f"{error}\n{question.words} [{question.default}]: "
+    raise _wrong(question.option, None, "is required", "the input ended before", f"for example {question.default}")
+
+
+def _answers(read: Mapping[str, Any]) -> Answers:
+    nodes, gpus_per_node = read["--nodes"]
+    gpu = read["--gpu"]
+    return Answers(
+        model=read["--model"],
+        gpu=gpu,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node or GPUS[gpu].node_gpus or USUAL_GPUS_PER_NODE,
+        traffic=read["--traffic"],
+        slo=read["--slo"],
+        kubernetes=read["--kubernetes"],
+    )
+
+
+def _read_model(words: str) -> str:
+    if words not in MODELS:
+        reason = "a spec describes any other by its config.json (model.config)"
+        raise _wrong("--model", words, "must be in the catalog", reason, did_you_mean(words, list(MODELS)))
+    return words
+
+
+def _read_gpu(words: str) -> str:
+    if words not in PLANNED_GPUS:
+        reason = "a spec describes any other itself (cluster.gpu)"
+        meant = did_you_mean(same_gpu(words) or words, PLANNED_GPUS)
+        raise _wrong("--gpu", words, "must be in the catalog", reason, meant)
+    return words
+
+
+def _read_nodes(words: str) -> tuple[int, int | None]:
+    """Return the nodes, and the GPUs of each if they are given."""
+    found = re.fullmatch(r"([1-9][0-9]{0,4})(?:x([1-9][0-9]?))?", words, re.ASCII)
+    nodes, gpus = (int(found[1]), int(found[2]) if found[2] else None) if found else (0, None)
+    if not 1 <= nodes <= MAX_NODES or (gpus or 1) > MAX_GPUS_PER_NODE:
+        rule = f"must be NODES or NODESxGPUS, up to {MAX_NODES} nodes of up to {MAX_GPUS_PER_NODE} GPUs"
+        raise _wrong("--nodes", words, rule, "a plan needs to know the nodes", "for example 22x8")
+    return nodes, gpus
+
+
+def _read_traffic(words: str) -> Traffic | None:
+    pair = _read_pair("--traffic", words, 1, MAX_TOKENS, "INPUT/OUTPUT tokens of a day", "10e9/2e9")
+    return Traffic(*pair) if pair else None
+
+
+def _read_slo(words: str) -> Slo | None:
+    pair = _read_pair("--slo", words, 0.1, MAX_MS, "TTFT/TPOT in milliseconds", "2000/50")
+    return Slo(*pair) if pair else None
+
+
+def _read_pair(option: str, words: str, least: float, most: float, form: str, example: str) -> Sequence[str] | None:
+    """Return both numbers as they are written."""
+    if words == NONE:
+        return None
+    found = words.split("/")
+    if len(found) != 2 or not all(NUMBER.fullmatch(each) and least <= float(each) <= most for each in found):
+        rule = f"must be {form}, each from {least:g} to {most:g}, or {NONE}"
+        raise _wrong(option, words, rule, "a plan is held against both", f"for example {example}")
+    return found
+
+
+def _read_kubernetes(words: str) -> Kubernetes | None:
+    if words == NONE:
+        return None
+    namespace, slash, image = words.partition("/")
+    if not slash:
+        rule, reason = f"must be NAMESPACE/IMAGE, or {NONE} to plan only", "manifests need both"
+        raise _wrong(
+            "--kubernetes", words, rule, reason, "for example chat/registry.example.com/tidemill-runtime:0.1.0"
+        )
+    parts = {"kubernetes.namespace": namespace, "kubernetes.image": image}
+    wrong = [each for path, part in parts.items() for each in FORMS[path].findings("--kubernetes", part, part)]
+    if wrong:
+        raise CallError([each.at("tidemill init") for each in wrong])
+    return Kubernetes(namespace, image)
+
+
+def _wrong(option: str, words: str | None, rule: str, reason: str, fix: Fix | str) -> CallError:
+    return CallError([Finding(option, words, f"S922 {rule}", reason, fix).at("tidemill init")])
+
+
+QUESTIONS = (
+    Question("--model", "Model of the catalog", "deepseek-r1", "NAME", _read_model, is_required=True),
+    Question("--gpu", f"GPU ({', '.join(PLANNED_GPUS)})", "h200", "NAME", _read_gpu, is_required=True),
+    Question("--nodes", "Nodes, and GPUs of each", "1x8", "NODES[xGPUS]", _read_nodes, is_required=True),
+    Question("--traffic", "Input/output tokens of a day, or none", NONE, "INPUT/OUTPUT", _read_traffic),
+    Question("--slo", "Promised TTFT/TPOT in ms, or none", NONE, "TTFT/TPOT", _read_slo),
+    Question(
+        "--kubernetes", "Kubernetes NAMESPACE/IMAGE, or none to plan only", NONE, "NAMESPACE/IMAGE", _read_kubernetes
+    ),
+)
