@@ -4,17 +4,39 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from planner.command.examples import EXAMPLES
+
 __all__ = ["EXIT_STATUSES", "add_command", "add_format", "add_given", "add_overlays", "add_previous", "add_spec"]
 
+MAX_CALL = 56  # characters of a call beside which purposes are aligned
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
 )
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps a description and an epilog line by line, and leaves indented lines as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrap = super()._fill_text
+        return "\n".join(line if line[:1] in ("", " ") else wrap(line, width, indent) for line in text.splitlines())
+
+
 def add_command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
-    """Add a command, with a line for the list of commands and a long description."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=short, description=long, epilog=EXIT_STATUSES)
+    """Add a command, with a line for the list of commands, a long description, and its examples."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=short, description=long, formatter_class=_HelpFormatter
+    )
+    parser.epilog = f"{_examples_text(parser.prog)}{EXIT_STATUSES}"
     return parser
+
+
+def _examples_text(command: str) -> str:
+    """Return the examples of `command`, as a user types it, each on a line with its purpose."""
+    calls = [(f"{command} {words}".strip(), purpose) for words, purpose in EXAMPLES.get(command.partition(" ")[2], ())]
+    width = max((len(call) for call, _ in calls if len(call) <= MAX_CALL), default=0)
+    lines = [f"  {call:<{width}}  {purpose}".rstrip() for call, purpose in calls]
+    return "\n".join(["Examples:", *lines, "", ""]) if lines else ""
 
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:

@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import shlex
 
 import pytest
 
+from planner.command.examples import EXAMPLES
 from planner.problems.errors import CallError
 from runtime.gateway.tenants.keys import KeyRing
 from stacks import cli
@@ -80,6 +82,25 @@ def test_a_command_that_is_called_is_the_only_one_that_is_added(name, monkeypatc
     cli.main([name, "--help"])
 
     assert added == [name]
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_examples_of_a_command_are_calls_that_it_takes(command, monkeypatch, capsys):
+    """Each example in a command's help parses, and stands there."""
+    monkeypatch.setattr(cli, "run", lambda parser, words: bool(parser.parse_args(words).command))
+    calls = [shlex.split(f"{command} {words}") for words, _ in EXAMPLES[command]]
+
+    assert all(cli.main(call) for call in calls)
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    shown = capsys.readouterr().out
+    assert [words for words, _ in EXAMPLES[command] if f"  tidemill {command} {words}".rstrip() not in shown] == []
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_examples(name):
+    """A command, or each command below it, shows how it is called."""
+    assert [each for each in EXAMPLES if each.split()[0] == name]
 
 
 @pytest.mark.parametrize(
