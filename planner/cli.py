@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from planner.command.options import add_command, add_format, add_given, add_overlays, add_previous, add_spec
-from planner.command.printed import print_json, say, warn
+from planner.command.printed import print_json, say, show_progress, warn
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
 from planner.facts.quantities import first_of
@@ -206,7 +206,8 @@ def _plan(arguments: argparse.Namespace) -> None:
     spec = read_spec(arguments.spec, arguments.overlays)
     if arguments.output:
         require_writable(arguments.output)
-    found = run_passes(spec, previous, calibration)
+    with show_progress(f"planning {arguments.spec}"):
+        found = run_passes(spec, previous, calibration)
     plan = found.plan
     change = compare_plans(previous, plan) if previous and previous.runnable and plan.runnable else None
     if arguments.output:
@@ -241,7 +242,8 @@ def _diff(arguments: argparse.Namespace) -> None:
     from planner.diff.read import read_pair
     from planner.diff.text import diff_text
 
-    change = compare_plans(*read_pair(arguments.old, arguments.new, arguments.overlays))
+    with show_progress(f"comparing {arguments.old} with {arguments.new}"):
+        change = compare_plans(*read_pair(arguments.old, arguments.new, arguments.overlays))
     if arguments.format == "json":
         print_json(change.as_json())
     else:
@@ -267,9 +269,10 @@ def _experts(arguments: argparse.Namespace) -> None:
     job = check_call(read_call(arguments))
     if arguments.output:
         require_writable(arguments.output)
-    began = time.perf_counter()
-    expert_map = make_map(job)
-    seconds = round(time.perf_counter() - began, 6)
+    with show_progress("balancing experts"):
+        began = time.perf_counter()
+        expert_map = make_map(job)
+        seconds = round(time.perf_counter() - began, 6)
     answer = make_answer(job, with_one_more_slot(job, expert_map))
     document = answer.model_dump(mode="json")
     if arguments.output:
@@ -297,9 +300,10 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.problems.printable import without_passwords
 
     kept = None if arguments.anew else kept_plan(arguments.output)
-    plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
-    files = files_of(plan, kept)
-    change = compare_plans(kept, plan, files=files) if kept and kept.runnable else None
+    with show_progress(f"rendering {arguments.given}"):
+        plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
+        files = files_of(plan, kept)
+        change = compare_plans(kept, plan, files=files) if kept and kept.runnable else None
     altered = altered_files(arguments.output, kept, files) if kept else ()
     differing = stale_files(arguments.output, files)
     write_folder(arguments.output, files)

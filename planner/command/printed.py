@@ -1,14 +1,15 @@
 """Print a command's output: JSON on stdout, warnings and progress on stderr."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from planner.facts.digest import pretty_json
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
 
-__all__ = ["errors_json", "print_json", "say", "warn"]
+__all__ = ["errors_json", "print_json", "say", "show_progress", "warn"]
 
 
 def warn(warnings: Sequence[Finding]) -> None:
@@ -30,3 +31,18 @@ def errors_json(findings: Sequence[Finding]) -> dict[str, Any]:
 def say(sentence: str) -> None:
     """Print a sentence about progress to stderr at once; it may quote users or clusters."""
     print(printable(sentence), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def show_progress(work: str) -> Iterator[None]:
+    """Show on a terminal what is done and for how long, until it is done; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # 20 ms, which every command would wait
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bars.add_task(printable(work), total=None)
+        yield

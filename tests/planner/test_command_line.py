@@ -1,6 +1,8 @@
 """What a newcomer types and gives: a wrong option, another kind of file, a file without end."""
 
+import io
 import json
+import sys
 from importlib import metadata
 
 import pytest
@@ -58,6 +60,26 @@ def test_the_version_is_the_installed_one(capsys):
         main(["--version"])
 
     assert (ended.value.code, capsys.readouterr().out) == (0, f"tidemill {metadata.version('tidemill')}\n")
+
+
+class Stderr(io.StringIO):
+    """A terminal, or a file."""
+
+    def __init__(self, is_terminal):
+        super().__init__()
+        self.isatty = lambda: is_terminal
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, True), (False, False)])
+def test_progress_is_shown_on_terminals_alone(is_terminal, shown, spec_file, monkeypatch, capsys):
+    """What is planned stands on a terminal's stderr while it takes; elsewhere, and on stdout, it never does."""
+    stderr = Stderr(is_terminal)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+
+    assert main(["plan", str(spec_file())]) == 0
+    assert ("planning" in stderr.getvalue()) == shown
+    assert "planning" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
