@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from planner.families import MODELS
 from planner.guide.first_spec import Answers, Kubernetes, Slo, Traffic, first_spec
 from planner.guide.questions import PLANNED_GPUS, QUESTIONS
 from planner.rules.check import check_spec
+from tests.docs.rooms_table import ROOT
 
 HAVE = ("--model", "deepseek-r1", "--gpu", "h200", "--nodes", "1")
 NUMBERS = st.sampled_from(["1", "50", "2000.5", "10e9", "608e9"])
@@ -73,6 +75,18 @@ def test_a_first_spec_plans_or_is_infeasible(words, status, tmp_path, monkeypatc
     assert main(["plan", "spec.yaml", "-o", "plan.json"]) == status
     assert Path("plan.json").exists() == (status == 0)
     assert "nearest" in capsys.readouterr().err or status == 0
+
+
+def test_commands_of_the_page_are_calls_that_work(tmp_path, monkeypatch, capsys):
+    """Each command of the page `start` that asks nothing exits with 0, in the order of the page."""
+    page = (ROOT / "docs" / "start.md").read_text()
+    calls = [each.split()[1:] for each in re.findall("^tidemill .*", page, re.M)]
+    asking, planning, *others = calls
+    monkeypatch.chdir(tmp_path)
+
+    assert (asking, planning) == (["init"], ["plan", "spec.yaml"])
+    assert [main(call) for call in others] == [0] * len(others)
+    assert len(others) >= 3
 
 
 def test_enter_takes_every_default(tmp_path, monkeypatch, capsys):
