@@ -73,8 +73,13 @@ def _require_within_bounds(path: Path) -> None:
 
 
 def _is_file_of(path: Path, checkout: Path) -> bool:
-    """Return whether `path` is in the checkout, but not in Git's own folder, where CI keeps tokens."""
-    return path.is_relative_to(checkout) and ".git" not in path.relative_to(checkout).parts
+    """Return whether `path` is in the checkout, but not in Git's own folder, where CI keeps tokens.
+
+    Some file systems take `.GIT` for it.
+    """
+    if not path.is_relative_to(checkout):
+        return False
+    return ".git" not in (part.casefold() for part in path.relative_to(checkout).parts)
 
 
 def _read(descriptor: int, most_bytes: int) -> bytes:

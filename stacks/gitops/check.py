@@ -6,11 +6,13 @@ own folder has the change already. The new plan is planned near the own folder's
 A folder keeps no estimates. So the figures before the change are those of the base's spec, planned near the base's
 folder; they count where that comes to the plan in the folder. Otherwise nobody knows them, and the report says so.
 
-A stranger may have written the change. So nothing is read outside the checkouts that hold the call's own files.
+A stranger may have written the change. So no link may lead to SPEC, FOLDER or an overlay. Files that the change names
+are read in its own checkout, and those that the base names in the base's.
 """
 
 import os
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -71,30 +73,42 @@ def check_change(call: Call) -> tuple[Plan, Report]:
 
     Raises SpecError, CallError or InfeasibleError where there is no plan, or none that can run.
     """
-    with only_within([_checkout_of(path) for path in _named_by(call)]):
+    with _confined(call, Path()):
         return _check_change(call)
 
 
-def _named_by(call: Call) -> list[Path]:
-    """Return the files and the folder of the call, those in the base's checkout as well."""
-    own = [call.spec, call.folder, *call.overlays]
-    return own if call.base is None else own + [call.base / each for each in own]
+def _confined(call: Call, top: Path) -> AbstractContextManager[None]:
+    """Let only files be read that are in the checkout at `top`, own or base. Raises CallError if a link leads to one.
+
+    A link may lead into another checkout, such as the base's or a submodule's, where other people's changes are.
+    """
+    named = [Path(os.path.abspath(top / each)) for each in (call.spec, call.folder, *call.overlays)]
+    for each in named:
+        _refuse_links(each, top)
+    return only_within([_checkout_of(each) for each in named])
+
+
+def _refuse_links(path: Path, top: Path) -> None:
+    """Raise CallError if `path`, or a folder above it in its checkout or in `top`, is a link."""
+    ends = (_checkout_of(path), Path(os.path.abspath(top)))
+    for each in (path, *path.parents):
+        is_inside = each == path or any(each != end and each.is_relative_to(end) for end in ends)
+        if is_inside and each.is_symlink():
+            rule, reason = "R608 must not be a link", "what it leads to may belong to somebody else"
+            raise _refused("", None, rule, reason, "put a folder or file in its place", os.path.relpath(each))
 
 
 def _checkout_of(path: Path) -> Path:
-    """Return the top level of the Git checkout that holds `path`; without Git, its folder.
-
-    A link inside a checkout may lead into another one, which is not ours.
-    """
-    whole = Path(os.path.abspath(path))
-    outermost_first = [each for each in reversed(whole.parents) if (each / ".git").exists()]
+    """Return the top level of the Git checkout that holds an absolute path; without Git, its folder."""
+    outermost_first = [each for each in reversed(path.parents) if (each / ".git").exists()]
     if not outermost_first:
-        return whole if whole.is_dir() else whole.parent
-    return reduce(lambda ours, inner: inner if _is_inside(inner, ours) else ours, outermost_first)
+        return path if path.is_dir() else path.parent
+    return reduce(lambda ours, inner: ours if _has_link(inner, ours) else inner, outermost_first)
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
-    return path.resolve().is_relative_to(folder.resolve())
+def _has_link(path: Path, folder: Path) -> bool:
+    """Return whether a link below `folder` is on the way to `path`."""
+    return any(each.is_symlink() for each in (path, *path.parents) if each != folder and each.is_relative_to(folder))
 
 
 def _check_change(call: Call) -> tuple[Plan, Report]:
@@ -102,7 +116,7 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
     files = files_of(plan, kept)
     stale = stale_files(call.folder, files)
-    before, unknown = (kept, "") if call.base is None else plan_before(call, call.base)
+    before, unknown = (kept, "") if call.base is None else _read_base(call, call.base)
     change = None if before is None else compare_plans(before, plan, note_unknown(unknown), files)
     foreign = _find_foreign_files(call.folder)
     objections = find_objections(call.conditions, gather_evidence(plan, change, stale, foreign, unknown))
@@ -117,10 +131,22 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     )
 
 
+def _read_base(call: Call, base: Path) -> tuple[Plan | None, str]:
+    with _confined(call, base):
+        return plan_before(call, base)
+
+
 def _find_foreign_files(folder: Path) -> tuple[str, ...]:
-    """Return the files in `folder` that we never write, and by which a tool applies something else than is rendered."""
-    names = (each.name for each in folder.iterdir()) if folder.is_dir() else ()
-    return tuple(sorted(name for name in names if READ_BY_TOOLS.fullmatch(name)))
+    """Return the files, relative to `folder`, that we never write, and by which a tool applies something else.
+
+    Flux heeds a `.sourceignore` in every folder of the repository, for what is below it.
+    """
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    whole = Path(os.path.abspath(folder))
+    above = [each for each in whole.parents if each.is_relative_to(_checkout_of(whole)) or each == Path.cwd()]
+    ignoring = [*folder.glob("*/**/.sourceignore"), *(each / ".sourceignore" for each in above)]
+    foreign = {name for name in names if READ_BY_TOOLS.fullmatch(name)}
+    return tuple(sorted(foreign | {os.path.relpath(each, folder) for each in ignoring if os.path.lexists(each)}))
 
 
 def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:
@@ -145,5 +171,5 @@ def note_unknown(why: str) -> list[str]:
     return [f"figures before the change are unknown: {why}"] if why else []
 
 
-def _refused(path: str, value: str, rule: str, reason: str, fix: str) -> CallError:
-    return CallError([Finding(path, value, rule, reason, fix).at(CHECK)])
+def _refused(path: str, value: str | None, rule: str, reason: str, fix: str, file: str = CHECK) -> CallError:
+    return CallError([Finding(path, value, rule, reason, fix).at(file)])

@@ -70,6 +70,17 @@ def test_a_file_that_a_tool_would_read_is_foreign(name, head, capsys):
     assert f"refused by stale: GitOps tools read {name} too, which nobody rendered" in said.out
 
 
+@pytest.mark.parametrize("place", [".", "deploy/plan"])
+def test_flux_heeds_a_sourceignore_in_every_folder(place, head, capsys):
+    """Above the folder or below it, such a file keeps rendered objects from being applied."""
+    (head / place / ".sourceignore").write_text("*.yaml\n")
+    status, said = _run(capsys, *CHECK, "--fail-on", "stale")
+    name = "../.sourceignore" if place == "." else "plan/.sourceignore"
+
+    assert status == 3
+    assert f"refused by stale: GitOps tools read {name} too, which nobody rendered" in said.out
+
+
 def test_other_files_in_the_folder_are_nobodys_business(head, capsys):
     """Nothing applies them, and rendering leaves them."""
     (head / "deploy" / "README.md").write_text("ours")
@@ -142,7 +153,7 @@ def test_a_link_that_leads_nowhere_is_no_empty_base(place, head, capsys):
     status, said = _run(capsys, "gitops", "check", "spec.yaml", folder, "--base", "../base", "--format", "json")
 
     assert status == 2
-    assert [each["rule"][:4] for each in json.loads(said.out)["errors"]] == ["S905"]
+    assert [each["rule"][:4] for each in json.loads(said.out)["errors"]] == ["R608"]
 
 
 def test_costs_before_are_those_of_the_bases_spec(head, capsys):

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from planner.facts.files import only_within, read_file
 from planner.spec.named import FILES
 from stacks.cli import main
 from tests.stacks.deployments import write_demo
@@ -81,7 +82,7 @@ def test_a_link_leads_to_no_file_outside(name, checkout, capsys):
         status, said = _check(capsys)
 
         assert status == 2
-        assert "not among the checkout's files" in said
+        assert ("R608" if name in ("spec.yaml", "prod.yaml") else "not among the checkout's files") in said
         assert SECRET not in said
 
 
@@ -114,16 +115,57 @@ def test_a_plan_in_a_folder_is_not_repeated(checkout, capsys):
             assert SECRET not in said
 
 
-def test_a_link_into_another_checkout_is_outside(checkout, capsys):
-    """Although that is a checkout too, it is not the one that was checked out."""
-    other = checkout.parent / "other"
-    subprocess.run(["git", "init", "--quiet", str(other)], check=True)
-    (other / "spec.yaml").write_text(SECRET)
-    (checkout / "sub").symlink_to(other)
-    status, said = _check(capsys, "sub/spec.yaml")
+@pytest.mark.parametrize("place", ["spec.yaml", "prod.yaml", "deploy"])
+@pytest.mark.parametrize("target", ["../base", "vendor", "other"])
+def test_no_link_leads_to_what_is_checked(place, target, checkout, capsys):
+    """Be it into the base's checkout, a submodule or another folder of its own."""
+    main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy"])
+    capsys.readouterr()
+    subprocess.run(["cp", "-r", str(checkout), str(checkout.parent / "base")], check=True)
+    (checkout / target).mkdir(exist_ok=True)
+    if target == "vendor":
+        (checkout / "vendor" / ".git").write_text("gitdir: ../.git/modules/vendor\n")
+    (checkout / place).rename(checkout / target / f"real-{place}")
+    (checkout / place).symlink_to(f"{target}/real-{place}")
+    status, said = _check(capsys, base=("--base", "../base"))
 
-    assert (status, SECRET in said) == (2, False)
+    assert status == 2
+    assert [(each["file"], each["rule"][:4]) for each in json.loads(said)["errors"]] == [(place, "R608")]
+
+
+def test_a_folder_behind_a_link_is_in_no_checkout_of_its_own(checkout, capsys):
+    """A folder above it may be the link, into a submodule or into the checkout of somebody else."""
+    for other in (checkout.parent / "other", checkout / "vendor"):
+        subprocess.run(["git", "init", "--quiet", str(other)], check=True)
+        (other / "spec.yaml").write_text(SECRET)
+        (checkout / "sub").unlink(missing_ok=True)
+        (checkout / "sub").symlink_to(other)
+        status, said = _check(capsys, "sub/spec.yaml")
+
+        assert (status, SECRET in said) == (2, False)
+        assert "R608 must not be a link" in said
+
+
+def test_the_own_spec_names_no_file_of_the_base(checkout, capsys):
+    """In a pull request both lie side by side; once merged, the link leads nowhere."""
+    base = checkout.parent / "base"
+    main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy"])
+    subprocess.run(["cp", "-r", str(checkout), str(base)], check=True)
+    (checkout / "deploy" / "plan" / "plan.yaml").unlink()
+    (checkout / "deploy" / "plan" / "plan.yaml").symlink_to(base / "deploy" / "plan" / "plan.yaml")
+    status, said = _check(capsys, base=("--base", "../base"))
+
+    assert status == 2
     assert "not among the checkout's files" in said
+
+
+@pytest.mark.parametrize("name", [".git", ".GIT", ".Git"])
+def test_gits_own_folder_is_not_read_by_any_spelling(name, tmp_path):
+    """A file system that ignores case takes `.GIT` for it."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config").write_text(SECRET)
+    with only_within([tmp_path]), pytest.raises(PermissionError):
+        read_file(tmp_path / name / "config")
 
 
 def test_the_base_has_a_checkout_of_its_own(checkout, capsys):
