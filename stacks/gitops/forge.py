@@ -6,15 +6,19 @@
 An answer is bounded and may say anything. No redirect is followed: it would carry the token to another place.
 """
 
+import http.client
 import json
 import os
 import re
 import urllib.error
 import urllib.parse
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from threading import Thread
 from typing import Any, Literal, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -44,11 +48,15 @@ HOSTS: dict[str, Forge] = {
     "codeberg.org": "gitea",
 }
 TOKEN = "TIDEMILL_TOKEN"  # noqa: S105 (the variable's name)
+TOKEN_USER = "x-access-token"  # noqa: S105 (the name that the token is sent with)
 COMMAND = "tidemill gitops propose"
 SCP = re.compile(r"(?:[\w.-]+@)?([\w.-]+):(?!/)(.+)")  # git@github.com:owner/name.git
 PATH = re.compile(r"(?!.*(^|/)\.+(/|$))[\w.~-]+(/[\w.~-]+)+")
 TIMEOUT_S = 30  # assumed: of each read from a forge
+MOST_S = 120  # assumed: of a whole answer, which may come in drips
+UNREADABLE = (OSError, http.client.HTTPException, ValueError)  # what urllib raises for an answer that is no HTTP
 MAX_ANSWER_BYTES = 2**24  # assumed: a page of 50 pull requests, each with a text of 64 KiB, has a fifth
+_Fetched = tuple[urllib.error.HTTPError | None, bytes]
 PAGE = 50  # what Gitea gives at most, and GitHub and GitLab give too
 MAX_PAGES = 100  # assumed: no repository has more pull requests into one branch than these hold
 
@@ -90,8 +98,9 @@ class Repository:
         return f"{root}/repos/{self.path}"
 
     def without_token(self, text: str) -> str:
-        """Return text that may be printed, whatever a server sent."""
-        return without_passwords(text.replace(self.token, "***"))
+        """Return text that may be printed, whatever a server sent: git sends the token to it in Base64."""
+        login = b64encode(f"{TOKEN_USER}:{self.token}".encode()).decode()
+        return without_passwords(text.replace(login, "***").replace(self.token, "***"))
 
 
 @dataclass(frozen=True)
@@ -148,17 +157,21 @@ def change_text(repository: Repository, number: int, title: str, text: str) -> P
 
 
 def _find_on_github(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
+    """Yield pull requests of the repository's own branch: forks of the same owner are found by the same head."""
     owner = repository.path.partition("/")[0]
     asked = {"head": f"{owner}:{branch}", "base": into, "sort": "created", "direction": "desc"}
     for each in _ask_list(repository, "/pulls", asked | {"state": "open" if is_open else "closed"}):
-        yield _read_github(repository, each)
+        if _is_between(each, repository, branch, into):
+            yield _read_github(repository, each)
 
 
 def _find_on_gitlab(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
     """Yield merge requests of the project's own branch: a fork may have one of the same name."""
     asked = {"source_branch": branch, "target_branch": into, "order_by": "created_at", "sort": "desc"}
     for each in _ask_list(repository, "/merge_requests", asked | ({"state": "opened"} if is_open else {})):
-        if each.get("source_project_id") == each.get("target_project_id"):
+        project = each.get("source_project_id")
+        branches = each.get("source_branch"), each.get("target_branch")
+        if project is not None and project == each.get("target_project_id") and branches == (branch, into):
             yield _read_gitlab(repository, each)
 
 
@@ -166,9 +179,19 @@ def _find_on_gitea(repository: Repository, branch: str, into: str, is_open: bool
     """Yield pull requests, newest first. Gitea finds none by its branch but the oldest, so all into `into` are read."""
     asked = {"base_branch": into, "state": "open" if is_open else "closed"}
     for each in _ask_list(repository, "/pulls", asked):
-        head, base = (each.get(side) or {} for side in ("head", "base"))
-        if head.get("ref") == branch and head.get("repo_id") == base.get("repo_id"):
+        if _is_between(each, repository, branch, into):
             yield _read_github(repository, each)
+
+
+def _is_between(answer: dict[str, Any], repository: Repository, branch: str, into: str) -> bool:
+    """Return whether a pull request of GitHub or Gitea is from `branch` into `into`, both of the repository itself."""
+    return all(
+        isinstance(end := answer.get(side), dict)
+        and end.get("ref") == ref
+        and isinstance(owner := end.get("repo"), dict)
+        and str(owner.get("full_name")).casefold() == repository.path.casefold()
+        for side, ref in (("head", branch), ("base", into))
+    )
 
 
 FINDERS: dict[Forge, Callable[[Repository, str, str, bool], Iterator[PullRequest]]] = {
@@ -183,7 +206,7 @@ def _read_github(repository: Repository, answer: Any) -> PullRequest:
     try:
         is_merged, text = answer.get("merged_at") is not None, answer.get("body") or ""
         told = answer["number"], answer["html_url"], text, answer["head"]["sha"], answer["state"] == "open", is_merged
-        return _check_shape(PullRequest(*told))
+        return _check_shape(repository, PullRequest(*told))
     except (AttributeError, KeyError, TypeError):
         raise _no_request(repository) from None
 
@@ -192,17 +215,20 @@ def _read_gitlab(repository: Repository, answer: Any) -> PullRequest:
     try:
         state, text = answer["state"], answer.get("description") or ""
         told = answer["iid"], answer["web_url"], text, answer.get("sha") or "", state == "opened", state == "merged"
-        return _check_shape(PullRequest(*told))
+        return _check_shape(repository, PullRequest(*told))
     except (AttributeError, KeyError, TypeError):
         raise _no_request(repository) from None
 
 
-def _check_shape(found: PullRequest) -> PullRequest:
-    """Return a pull request whose number may stand in an address. Raises TypeError."""
+def _check_shape(repository: Repository, found: PullRequest) -> PullRequest:
+    """Return a pull request whose number may stand in an address, and whose address may be printed.
+
+    Raises TypeError.
+    """
     texts = (found.address, found.text, found.head)
     if type(found.number) is not int or not all(isinstance(each, str) for each in texts):
         raise TypeError
-    return found
+    return replace(found, address=repository.without_token(found.address))
 
 
 def _no_request(repository: Repository) -> ForgeError:
@@ -231,18 +257,47 @@ def _ask(repository: Repository, method: str, path: str, body: dict[str, str] | 
         f"{repository.api}{path}", content, headers, method=method
     )
     try:
-        with OPENER.open(request, timeout=TIMEOUT_S) as response:
-            answer = response.read(MAX_ANSWER_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        raise ForgeError(repository, _explain(error)) from None
-    except (OSError, urllib.error.URLError) as error:
-        raise ForgeError(repository, f"it cannot be reached: {getattr(error, 'reason', error)}") from None
+        error, answer = _fetch_in_time(request)
+    except UNREADABLE as failure:
+        said = getattr(failure, "reason", None) or str(failure) or type(failure).__name__
+        raise ForgeError(repository, f"it cannot be reached: {said}") from None
+    if error is not None:
+        raise ForgeError(repository, _explain(error, answer))
     if len(answer) > MAX_ANSWER_BYTES:
         raise ForgeError(repository, f"its answer has over {MAX_ANSWER_BYTES:,} bytes")
     try:
         return json.loads(answer)
     except (ValueError, RecursionError):
         raise ForgeError(repository, "its answer is no JSON", "is --forge right?") from None
+
+
+def _fetch_in_time(request: urllib.request.Request) -> _Fetched:
+    """Return what `_fetch` does. Raises TimeoutError as well: a server may send its headers or its answer in drips."""
+    fetched: Future[_Fetched] = Future()
+
+    def fetch() -> None:
+        try:
+            fetched.set_result(_fetch(request))
+        except UNREADABLE as error:
+            fetched.set_exception(error)
+
+    Thread(target=fetch, daemon=True).start()
+    try:
+        return fetched.result(MOST_S)
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"it has not answered within {MOST_S} s") from None
+
+
+def _fetch(request: urllib.request.Request) -> _Fetched:
+    """Return the error that the status says, if any, and the answer. Raises what UNREADABLE lists."""
+    try:
+        with OPENER.open(request, timeout=TIMEOUT_S) as response:
+            return None, response.read(MAX_ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        try:
+            return error, error.read(MAX_ANSWER_BYTES)
+        except UNREADABLE:  # the status says enough
+            return error, b""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -255,15 +310,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 OPENER = urllib.request.build_opener(_NoRedirect)  # heeds the proxies of the environment
 
 
-def _explain(error: urllib.error.HTTPError) -> str:
+def _explain(error: urllib.error.HTTPError, content: bytes) -> str:
     """Return the status and what the forge says of it."""
     if error.code in range(300, 400):
         return f"HTTP {error.code}, a redirect: the repository has moved, so correct the remote's address"
     try:
-        answer = json.loads(error.read(MAX_ANSWER_BYTES))
+        answer = json.loads(content)
         said = answer.get("message") or answer.get("error") or "" if isinstance(answer, dict) else ""
         more = [each.get("message") for each in answer.get("errors") or [] if isinstance(each, dict)] if said else []
-    except (OSError, ValueError, RecursionError, TypeError):
+    except (ValueError, RecursionError, TypeError):
         said, more = "", []
     parts = [said if isinstance(said, str) else json.dumps(said), *filter(None, map(str, more))]
     return f"HTTP {error.code}: {'; '.join(filter(None, parts)) or error.reason}"

@@ -4,8 +4,11 @@ The stand-in is ours, so it shows what we send and how we read answers, not what
 `tests/cluster/test_propose.py` has a real Gitea.
 """
 
+import base64
 import json
+import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,9 +19,12 @@ from stacks.gitops.forge import ForgeError, Repository, change_text, find_reques
 
 HEAD = "c" * 40
 PULL = {"number": 7, "html_url": "https://git.example/7", "body": "text", "state": "open", "merged_at": None}
-GITHUB = PULL | {"head": {"sha": HEAD, "ref": "tidemill/deploy", "repo_id": 1}, "base": {"repo_id": 1}}
+OURS = {"full_name": "Group/name", "id": 1}
+INTO = {"ref": "main", "repo": OURS}
+GITHUB = PULL | {"head": {"sha": HEAD, "ref": "tidemill/deploy", "repo": OURS}, "base": INTO}
 MERGE = {"iid": 7, "web_url": "https://git.example/7", "description": "text", "state": "opened", "sha": HEAD}
-GITLAB = MERGE | {"source_project_id": 1, "target_project_id": 1}
+BRANCHES = {"source_branch": "tidemill/deploy", "target_branch": "main"}
+GITLAB = MERGE | BRANCHES | {"source_project_id": 1, "target_project_id": 1}
 
 
 @pytest.fixture
@@ -99,12 +105,103 @@ def test_gitlabs_calls(served):
 def test_giteas_pages_are_read_until_the_branch_is_found(served):
     """It finds no pull request by its branch, and gives fifty at a time."""
     host, asked, answers = served
-    others = [GITHUB | {"number": each, "head": {"ref": "other", "sha": HEAD, "repo_id": 1}} for each in range(50)]
+    others = [GITHUB | {"number": each, "head": GITHUB["head"] | {"ref": "other"}} for each in range(50)]
     answers += [(200, others, {}), (200, [GITHUB], {})]
     found = find_request(repository(host, "gitea"), "tidemill/deploy", "main", is_open=True)
 
     assert found.number == 7
     assert [parse_qs(urlsplit(path).query)["page"] for _, path, *_ in asked] == [["1"], ["2"]]
+
+
+FORK = {"full_name": "group/fork", "id": 2}
+
+
+@pytest.mark.parametrize("forge", ["github", "gitea"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        *({side: GITHUB[side] | {"repo": repo}} for side in ("head", "base") for repo in (FORK, None, {}, 7)),
+        *({side: GITHUB[side] | {"ref": ref}} for side in ("head", "base") for ref in ("prod", None)),
+        *({side: value} for side in ("head", "base") for value in (None, {}, "tidemill/deploy")),
+    ],
+)
+def test_only_a_request_between_the_two_own_branches_is_ours(forge, other, served):
+    """A fork of the same owner has the same head to GitHub's filter; and what an answer lacks matches nothing."""
+    host, _, answers = served
+    answers += [(200, [GITHUB | other], {}), (200, [GITHUB | other, GITHUB], {})]
+    alone, beside = (find_request(repository(host, forge), "tidemill/deploy", "main", is_open=True) for _ in range(2))
+
+    assert alone is None
+    assert beside.number == 7
+
+
+@pytest.mark.parametrize("key", ["source_branch", "target_branch", "source_project_id", "target_project_id"])
+def test_only_a_merge_request_between_the_two_own_branches_is_ours(key, served):
+    """What an answer lacks matches nothing, be it on both sides."""
+    host, _, answers = served
+    without = {name: value for name, value in GITLAB.items() if name != key}
+    unknown = GITLAB | {"source_project_id": None, "target_project_id": None}
+    answers += [(200, [GITLAB | {key: 99}, without, unknown], {})]
+
+    assert find_request(repository(host, "gitlab"), "tidemill/deploy", "main", is_open=True) is None
+
+
+@pytest.mark.parametrize("token", ["secret-token", base64.b64encode(b"x-access-token:secret-token").decode()])
+@pytest.mark.parametrize(("forge", "answer"), [("github", GITHUB), ("gitlab", GITLAB)])
+def test_an_address_has_no_token_in_it(token, forge, answer, served):
+    """It is printed, and a server may send back what it was sent, also as git sends it."""
+    host, _, answers = served
+    key = "html_url" if forge == "github" else "web_url"
+    answers.append((201, answer | {key: f"https://git.example/{token}/7"}, {}))
+    found = open_request(repository(host, forge), "tidemill/deploy", "main", "a title", "a text")
+
+    assert found.address == "https://git.example/***/7"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n[]",
+        b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"",
+    ],
+)
+def test_what_is_no_http_is_an_error(sent):
+    """The forge's name and the reason are said; there is no traceback."""
+    with pytest.raises(ForgeError, match="R617"):
+        _ask_one_that_sends([sent])
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.0 500 No\r\n\r\n"])
+def test_an_answer_in_drips_ends(begin, monkeypatch):
+    """Each read from it is quick, be it of headers or of the answer, and all of them together would take for ever."""
+    monkeypatch.setattr("stacks.gitops.forge.MOST_S", 0.1)
+    with pytest.raises(ForgeError, match=r"not answered within 0\.1 s"):
+        _ask_one_that_sends([begin, *[b"X"] * 1000], pause_s=0.01)
+
+
+def _ask_one_that_sends(parts, pause_s=0.0):
+    ended = threading.Event()
+
+    def send():
+        with listener, listener.accept()[0] as connection, suppress(OSError):
+            connection.recv(65536)
+            for each in parts:
+                connection.sendall(each)
+                if ended.wait(pause_s):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = threading.Thread(target=send)
+        sender.start()
+        host = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            find_request(repository(host, "github"), "tidemill/deploy", "main", is_open=True)
+        finally:
+            ended.set()
+            sender.join()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +213,7 @@ def test_giteas_pages_are_read_until_the_branch_is_found(served):
         ((409, {"message": ["Another open merge request already exists"]}, {}), "HTTP 409: ..Another open"),
         ((200, b"<html>", {}), "its answer is no JSON"),
         ((200, {"a": 1}, {}), "something else than a list"),
-        ((200, [{"number": "7/../8"}], {}), "something else than a pull request"),
+        ((200, [GITHUB | {"number": "7/../8"}], {}), "something else than a pull request"),
         ((500, b"", {}), "HTTP 500: Internal Server Error"),
     ],
 )
