@@ -16,7 +16,7 @@ from pathlib import Path
 
 from planner.problems.errors import CallError, TidemillError
 from planner.problems.finding import Finding
-from stacks.gitops.forge import TOKEN, Repository
+from stacks.gitops.forge import TOKEN, TOKEN_USER, Repository
 
 __all__ = [
     "Checkout",
@@ -43,7 +43,7 @@ COMMAND = "tidemill gitops propose"
 TRAILER = "Tidemill-Proposal: "
 NO_TRACES = {"GIT_TRACE2": "0", "GIT_TRACE2_EVENT": "0", "GIT_TRACE2_PERF": "0"}  # git config may name files for them
 UNATTENDED = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "GIT_LITERAL_PATHSPECS": "1", "LC_ALL": "C"}
-HELPER = f'!f() {{ test "$1" = get && printf "username=x-access-token\\npassword=%s\\n" "${TOKEN}"; }}; f'
+HELPER = f'!f() {{ test "$1" = get && printf "username={TOKEN_USER}\\npassword=%s\\n" "${TOKEN}"; }}; f'
 
 
 class GitError(TidemillError):
@@ -105,7 +105,8 @@ def require_branch(checkout: Checkout, branch: str, into: str) -> None:
     """Raise CallError if git has no branch of that name, or a proposal would be for itself."""
     rule, fix = f"R618 must be the name of a branch other than {into}", "for example tidemill/deploy"
     try:
-        _git("check-ref-format", [f"refs/heads/{branch}"], checkout.root)
+        if _git("check-ref-format", ["--branch", branch], checkout.root).strip() != branch or branch == "@":
+            raise GitError("check-ref-format", "it is short for another name")  # such as @{-1}
     except GitError:
         raise _refused("--branch", branch, rule, "git takes no such name", fix) from None
     if branch == into:
@@ -139,9 +140,13 @@ def require_unchanged(checkout: Checkout, base: str, paths: Sequence[Path]) -> N
     try:
         start = _git("merge-base", ["HEAD", base], checkout.root).strip()
     except GitError:
-        raise GitError("merge-base", "the checkout lacks the history that it shares", "git fetch --unshallow") from None
+        raise _lacks_history() from None
     if changed := _git("diff", ["--name-only", start, base, "--", *map(str, paths)], checkout.root).split("\n")[0]:
         raise changed_elsewhere(changed, "others have changed it since, and that would be undone", "git pull first")
+
+
+def _lacks_history() -> GitError:
+    return GitError("merge-base", "the checkout lacks the history that it shares", "git fetch --unshallow")
 
 
 def changed_elsewhere(path: str, reason: str, fix: str) -> CallError:
@@ -169,15 +174,30 @@ def commit_folder(checkout: Checkout, tree: Path, parent: str, paths: Sequence[P
     return _git("commit-tree", [written, "-p", parent, "-m", message], checkout.root).strip()
 
 
-def is_own_commit(checkout: Checkout, commit: str) -> bool:
+def is_own_commit(checkout: Checkout, commit: str, base: str, paths: Sequence[Path]) -> bool:
     """Return whether `commit_folder` made it, and nobody has changed its files, its parent or its message since.
 
-    So a commit of somebody else's on top or below is noticed without the history.
+    So a commit of somebody else's on top is noticed. Whoever may push can make the seal too. So it changes nothing but
+    `paths`, and its parent is in the history of `base`: the next proposal replaces all that it brings. Raises GitError
+    where the checkout lacks that history.
     """
     head, _, message = _git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
     tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)
     title, _, seal = message.strip().partition(f"\n\n{TRAILER}")
-    return len(parents) == 1 and seal == _seal(parents[0], tree[0], title)
+    if len(parents) != 1 or seal != _seal(parents[0], tree[0], title):
+        return False
+    words = ["--no-renames", "--no-ext-diff", "--ignore-submodules=none", "--name-only", "-z", parents[0], commit]
+    changed = _git("diff", words, checkout.root).split("\0")[:-1]
+    is_within = all(any(Path(each).is_relative_to(path) for path in paths) for each in changed)
+    return is_within and _is_in_history(checkout, parents[0], base)
+
+
+def _is_in_history(checkout: Checkout, commit: str, of: str) -> bool:
+    if not _git("rev-list", ["--max-count=1", commit, f"^{of}"], checkout.root):
+        return True
+    if _git("rev-parse", ["--is-shallow-repository"], checkout.root).strip() == "true":
+        raise _lacks_history()
+    return False
 
 
 def list_entries(checkout: Checkout, commit: str, paths: Sequence[Path]) -> str:
@@ -188,7 +208,14 @@ def list_entries(checkout: Checkout, commit: str, paths: Sequence[Path]) -> str:
 def push_commit(checkout: Checkout, repository: Repository, commit: str, branch: str, tip: str | None) -> None:
     """Make `branch` point to `commit`, if the remote still has it at `tip`. Raises GitError."""
     ref = f"refs/heads/{branch}"
-    words = ["--no-verify", f"--force-with-lease={ref}:{tip or ''}", repository.address, f"{commit}:{ref}"]
+    words = [
+        "--no-verify",
+        "--no-follow-tags",
+        "--recurse-submodules=no",
+        f"--force-with-lease={ref}:{tip or ''}",
+        repository.address,
+        f"{commit}:{ref}",
+    ]
     _git("push", words, checkout.root, repository)
 
 
@@ -210,7 +237,15 @@ def _git(
     more: dict[str, str] | None = None,
 ) -> str:
     """Run git in `folder` and return what it prints. With a `repository` it may ask for the token. Raises GitError."""
-    options = ["-c", "core.hooksPath=/dev/null", "-c", "user.useConfigOnly=true", *_access(repository)]
+    options = [
+        "-c",
+        "core.hooksPath=/dev/null",
+        "-c",
+        "user.useConfigOnly=true",
+        "-c",
+        "push.pushOption=",
+        *_access(repository),
+    ]
     command = ["git", *options, verb, *words]
     try:
         done = subprocess.run(
@@ -233,21 +268,24 @@ def _git(
 
 
 def _access(repository: Repository | None) -> list[str]:
-    """Return the options by which git may ask for the token, and send it to the repository's host alone.
+    """Return the options by which git may ask for the token, and send it to the repository's address alone.
 
     An empty value takes away what the configuration has: helpers that would store the token, and the header by which
-    GitHub's checkout action would push as somebody else.
+    GitHub's checkout action would push as somebody else. Of several settings the one with the longest address counts.
     """
     if repository is None or not repository.by_http:
         return []
-    settings = {
-        "credential.helper": "",
-        f"credential.{repository.host}.helper": HELPER,
-        "http.extraHeader": "",
-        f"http.{repository.host}/.extraHeader": "",
-        "http.followRedirects": "false",
-    }
-    return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    address = repository.address
+    settings = (
+        ("credential.helper", ""),
+        (f"credential.{address}.helper", ""),
+        (f"credential.{address}.helper", HELPER),
+        ("http.extraHeader", ""),
+        (f"http.{repository.host}/.extraHeader", ""),
+        (f"http.{address}.extraHeader", ""),
+        (f"http.{address}.followRedirects", "false"),
+    )
+    return [word for name, value in settings for word in ("-c", f"{name}={value}")]
 
 
 def _environment(repository: Repository | None) -> dict[str, str]:

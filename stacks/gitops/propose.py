@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from urllib.parse import quote
 
 from planner.compiler import run_passes
 from planner.diff.change import Change
@@ -62,7 +63,18 @@ from stacks.gitops.git import (
 )
 from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
 
-__all__ = ["Call", "Outcome", "Proposal", "Standing", "Step", "decide", "propose", "require_payback", "wrong_loads"]
+__all__ = [
+    "Call",
+    "Outcome",
+    "Proposal",
+    "Standing",
+    "Step",
+    "branch_of",
+    "decide",
+    "propose",
+    "require_payback",
+    "wrong_loads",
+]
 
 Result = Literal["opened", "updated", "unchanged", "left_alone", "nothing"]
 
@@ -240,7 +252,17 @@ def _read_source(checkout: Checkout, call: Call) -> Source:
 
 def _usual_branch(source: Source) -> str:
     """Return the branch of a folder's proposals: one for changes of its spec, and one for new expert maps."""
-    return f"tidemill/{'.'.join(source.paths.folder.parts)}{'.loads' if source.loads is not None else ''}"
+    return branch_of(source.paths.folder, with_loads=source.loads is not None)
+
+
+def branch_of(folder: Path, *, with_loads: bool) -> str:
+    """Return a branch that no other folder has: its parts with dots between, and dots of its own escaped."""
+    parts = [quote(each, safe="").replace(".", "%2E").replace("~", "%7E") for each in folder.parts]
+    if with_loads:
+        parts.append("loads")
+    elif parts[-1] in ("loads", "lock"):  # the first is of new maps, and git takes no name that ends in .lock
+        parts[-1] = f"%{ord('l'):X}{parts[-1][1:]}"
+    return f"tidemill/{'.'.join(parts)}"
 
 
 def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: float) -> Proposal:
@@ -325,7 +347,7 @@ def _look_up(checkout: Checkout, repository: Repository, heads: Heads, branch: s
     if tip is None:
         return Standing(None, is_ours=False, is_same=False, request=request)
     request = request or find_request(repository, branch, heads.into, is_open=False)
-    is_ours = is_own_commit(checkout, tip)
+    is_ours = is_own_commit(checkout, tip, heads.base, paths)
     is_same = is_ours and all(
         list_entries(checkout, theirs, paths) == list_entries(checkout, ours, paths)
         for theirs, ours in ((tip, proposal.commit), (f"{tip}^", heads.base))

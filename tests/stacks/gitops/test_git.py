@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.problems.errors import CallError
 from stacks.gitops.forge import Repository
 from stacks.gitops.git import (
     GitError,
@@ -16,7 +17,9 @@ from stacks.gitops.git import (
     find_checkout,
     is_own_commit,
     list_entries,
+    push_commit,
     read_heads,
+    require_branch,
     require_identity,
 )
 
@@ -90,9 +93,62 @@ def test_a_commit_knows_its_own(checkout, tmp_path):
     rebased = git(root, "commit-tree", f"{ours}^{{tree}}", "-p", on_top, "-m", message)
     merged = git(root, "commit-tree", f"{ours}^{{tree}}", "-p", f"{ours}^", "-p", on_top, "-m", message)
 
-    assert [is_own_commit(checkout, each) for each in (ours, again)] == [True, True]
+    def is_own(commit):
+        return is_own_commit(checkout, commit, f"{ours}^", [Path("deploy")])
+
+    assert [is_own(each) for each in (ours, again)] == [True, True]
     others = (f"{ours}^", on_top, reworded, of_other_files, rebased, merged)
-    assert [each for each in others if is_own_commit(checkout, each)] == []
+    assert [each for each in others if is_own(each)] == []
+
+
+@pytest.mark.parametrize("parents", [1, 2])
+def test_a_sealed_commit_with_a_file_besides_is_not_ours(parents, checkout, tmp_path):
+    """Whoever may push can compute the seal: for a commit with more in it, or for one upon a commit of their own."""
+    base = git(checkout.root, "rev-parse", "HEAD")
+    tree = export_commit(checkout, base, tmp_path)
+    for folder in (".github", "deploy"):
+        (tree / folder).mkdir()
+        (tree / folder / "evil.yml").write_text("evil")
+    paths = [Path(".github"), Path("deploy")]
+    parent = base if parents == 1 else commit_folder(checkout, tree, base, paths[:1], "Evil")
+    sealed = commit_folder(checkout, tree, parent, paths[2 - parents :] if parents == 2 else paths, "A title")
+
+    assert is_own_commit(checkout, sealed, parent, paths)
+    assert not is_own_commit(checkout, sealed, base, paths[1:])
+
+
+def test_history_that_is_not_there_is_asked_for(checkout, tmp_path):
+    """In a shallow checkout, the branch may have gone on from a proposal's parent or not."""
+    ours = make_commit(checkout, tmp_path / "scratch")
+    git(checkout.root, "commit", "-q", "--allow-empty", "-m", "Second")
+    base = git(checkout.root, "rev-parse", "HEAD")
+
+    assert is_own_commit(checkout, ours, base, [Path("deploy")])
+    (checkout.git_folder / "shallow").write_text(f"{base}\n")
+    with pytest.raises(GitError, match="git fetch --unshallow"):
+        is_own_commit(checkout, ours, base, [Path("deploy")])
+
+
+@pytest.mark.parametrize("name", ["-oX", "--", "HEAD", "@", "@{-1}", "a..b", "a b", "x.lock", ""])
+def test_a_branch_has_a_name_of_its_own(name, checkout):
+    """git reads another branch, an option or nothing into these."""
+    git(checkout.root, "checkout", "-q", "-b", "earlier")
+    git(checkout.root, "checkout", "-q", "main")
+    with pytest.raises(CallError, match="R618"):
+        require_branch(checkout, name, "main")
+
+
+def test_a_push_brings_the_commit_alone(checkout, tmp_path):
+    """No tags, no submodules and no options for the server, whatever the user's configuration says."""
+    remote = tmp_path / "remote.git"
+    git(tmp_path, "init", "-q", "--bare", str(remote))
+    commit = make_commit(checkout, tmp_path / "scratch")
+    git(checkout.root, "tag", "-a", "-m", "A tag", "v1", commit)
+    for name, value in {"push.followTags": "true", "push.recurseSubmodules": "only", "push.pushOption": "evil"}.items():
+        git(checkout.root, "config", name, value)
+    push_commit(checkout, Repository("gitea", str(remote), "", "o/r", "secret-token"), commit, "tidemill/deploy", None)
+
+    assert git(remote, "for-each-ref", "--format=%(objectname) %(refname)") == f"{commit} refs/heads/tidemill/deploy"
 
 
 def test_equal_entries_are_equal_contents(checkout, tmp_path):
@@ -146,8 +202,11 @@ def demand_login(handler):
     handler.send_header("WWW-Authenticate", 'Basic realm="git"')
 
 
-def test_the_token_goes_to_no_other_host(checkout):
-    """A redirect is an error, and nobody asks for a password."""
+@pytest.mark.parametrize(
+    "setting", ["http.followRedirects", "http.HOST/.followRedirects", "http.ADDRESS.followRedirects"]
+)
+def test_the_token_goes_to_no_other_host(setting, checkout):
+    """A redirect is an error whatever the configuration says, and nobody asks for a password."""
     with serving(demand_login) as (elsewhere, asked_elsewhere):
 
         def redirect(handler):
@@ -156,6 +215,7 @@ def test_the_token_goes_to_no_other_host(checkout):
 
         with serving(redirect) as (host, asked):
             repository = Repository("gitea", f"{host}/o/r.git", host, "o/r", "secret-token")
+            git(checkout.root, "config", configured(setting, repository), "true")
             with pytest.raises(GitError, match="R616"):
                 read_heads(checkout, repository, "main", "tidemill/deploy")
 
@@ -163,11 +223,18 @@ def test_the_token_goes_to_no_other_host(checkout):
     assert asked_elsewhere == []
 
 
-def test_a_refused_token_is_not_repeated(checkout, tmp_path):
-    """The remote gets it once it asks, and no helper of the user's is told."""
-    git(checkout.root, "config", "credential.helper", f"!touch {tmp_path / 'told'}; :")
+def configured(name, repository):
+    return name.replace("HOST", repository.host).replace("ADDRESS", repository.address)
+
+
+@pytest.mark.parametrize("place", ["", ".HOST", ".ADDRESS"])
+def test_a_refused_token_is_not_repeated(place, checkout, tmp_path):
+    """The remote gets it once it asks, beside no header of the user's, and no helper of the user's is told."""
     with serving(demand_login) as (host, asked):
         repository = Repository("gitea", f"{host}/o/r.git", host, "o/r", "secret-token")
+        helper = f"!touch {tmp_path / 'told'}; :"
+        git(checkout.root, "config", configured(f"credential{place}.helper", repository), helper)
+        git(checkout.root, "config", configured(f"http{place}.extraHeader", repository), "Authorization: Basic evil")
         with pytest.raises(GitError, match="Authentication failed") as caught:
             read_heads(checkout, repository, "main", "tidemill/deploy")
 

@@ -5,8 +5,11 @@ import math
 import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
@@ -15,7 +18,7 @@ from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
 from stacks.gitops.forge import PullRequest
 from stacks.gitops.git import require_within
-from stacks.gitops.propose import Standing, decide
+from stacks.gitops.propose import Standing, branch_of, decide
 from stacks.gitops.worth import Worth, weigh_maps
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -95,6 +98,21 @@ def test_paths_stay_inside_the_checkout(tmp_path, monkeypatch):
 
     assert str(require_within(root, "FOLDER", root / "deploy" / "spec.yaml")) == "deploy/spec.yaml"
     assert str(require_within(root, "FOLDER", root / "alias")) == "deploy"
+
+
+@given(st.lists(st.text("ab./~ %loadsck", min_size=1), min_size=2, max_size=2, unique_by=Path), st.booleans())
+@example(["a/b", "a.b"], False)
+@example(["a/loads", "a"], True)
+def test_folders_share_no_branch(folders, with_loads):
+    """Nor do changes of a folder's spec and its new maps; and git takes the name."""
+    folders = [Path(each) for each in folders]
+    assume(all(each.parts and not each.is_absolute() and ".." not in each.parts for each in folders))
+    branches = [branch_of(each, with_loads=loads) for each in folders for loads in (with_loads, not with_loads)]
+
+    assert len(set(branches)) == 4
+    assert all(re.fullmatch(r"tidemill/[\w%-]+(\.[\w%-]+)*", each) for each in branches)
+    assert not any(each.endswith(".lock") for each in branches)
+    assert branch_of(Path("env/deploy"), with_loads=True) == "tidemill/env.deploy.loads"
 
 
 @pytest.fixture(scope="module")
