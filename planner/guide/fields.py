@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from planner.spec.declared import place_of
+from planner.spec.declared import table_key
 from planner.spec.schema import Spec
 from planner.spec.unknown_keys import Row, read_table
 
@@ -77,7 +77,7 @@ def find_section(path: str) -> SectionText | None:
 
 def names_elsewhere(path: str) -> Sequence[Row]:
     """Return the rows of `planner/spec/elsewhere.yaml` with what other tools call the field at `path`."""
-    place = place_of(path.replace("[]", ""))
+    place = table_key(path.replace("[]", ""))
     return [row for row in read_table() if place in _meant_fields(row)]
 
 

@@ -17,7 +17,7 @@ from typing import get_args
 from planner.problems.finding import Finding, Severity
 from planner.rules.rule import Level
 from planner.rules.table import rules_at
-from planner.spec.declared import place_of
+from planner.spec.declared import table_key
 
 __all__ = ["EXAMPLES", "GROUPS", "RETIRED", "RuleText", "rules", "rules_about"]
 
@@ -84,9 +84,9 @@ def rules_about(path: str) -> Sequence[str]:
 
     Rules that every field has are left out.
     """
-    place = place_of(path)
+    place = table_key(path)
     return [
-        each.id for each in rules().values() if place in map(place_of, each.fields) and not each.id.startswith("S2")
+        each.id for each in rules().values() if place in map(table_key, each.fields) and not each.id.startswith("S2")
     ]
 
 
