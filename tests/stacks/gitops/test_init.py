@@ -107,14 +107,22 @@ def _commit(folder):
     _git(folder, "commit", "-q", "-m", "change")
 
 
-def _check_on_github(repository):
+def _check_on_github(repository, event="pull_request"):
+    """Run the steps of the merge result's check, or of the check after the merge."""
     _git(repository, "checkout", "-q", "--detach", "origin/main")
     _git(repository, "merge", "-q", "--no-ff", "--no-edit", "origin/change")
     variables = {"RUNNER_TEMP": str(repository.parent), "NUMBER": "7", "GITHUB_STEP_SUMMARY": "/dev/null"}
     (matrix,) = yaml.safe_load(CHECK)["jobs"]["check"]["strategy"]["matrix"]["include"]
-    variables |= {name.upper(): value for name, value in matrix.items()}
-    _run(_step(CHECK, "Put the base branch beside it"), repository, {}, **variables)
+    variables |= {"GITHUB_EVENT_NAME": event} | {name.upper(): value for name, value in matrix.items()}
+    if event == "pull_request":
+        _run(_step(CHECK, "Put the base branch beside it"), repository, {}, **variables)
     return _run(_step(CHECK, "Check"), repository, {}, **variables)
+
+
+def _check_on_gitlab(repository, **variables):
+    script = [line for line in yaml.safe_load(GITLAB)["tidemill-check"]["script"] if "pip install" not in line]
+    (matrix,) = yaml.safe_load(GITLAB)["tidemill-check"]["parallel"]["matrix"]
+    return _run("\n".join(script), repository, {}, **variables, **matrix)
 
 
 def test_githubs_check_leaves_report_and_plan(repository):
@@ -146,15 +154,30 @@ def test_gitlabs_check_judges_the_merge_result(repository):
     (repository / "tidemill-report").mkdir()
     (repository / "tidemill-report" / "comment.md").symlink_to("/proc/self/environ")
     _commit(repository)
-    script = [line for line in yaml.safe_load(GITLAB)["tidemill-check"]["script"] if "pip install" not in line]
     request = {"CI_MERGE_REQUEST_PROJECT_ID": "1", "CI_PROJECT_ID": "1", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main"}
-    (matrix,) = yaml.safe_load(GITLAB)["tidemill-check"]["parallel"]["matrix"]
-    done = _run("\n".join(script), repository, {}, **request, **matrix)
+    done = _check_on_gitlab(repository, **request)
 
     assert done.returncode == 0
     assert not (repository / "tidemill-report" / "comment.md").is_symlink()
     assert (repository / "README").read_text() == "later"
     assert "| **rolling** |" in (repository / "tidemill-report" / "deploy" / "comment.md").read_text()
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+@pytest.mark.parametrize("forge", FORGES)
+def test_a_stale_default_branch_fails_its_check(forge, is_stale, repository):
+    """Two changes that pass alone may leave a folder that the merged spec does not render."""
+    if is_stale:
+        _git(repository, "checkout", "-q", "change")
+        (repository / "spec.yaml").write_text(
+            (repository / "spec.yaml").read_text().replace("port: 8001", "port: 8002")
+        )
+        _commit(repository)
+        _git(repository, "push", "-q", "origin", "change")
+    done = _check_on_github(repository, event="push") if forge == "github" else _check_on_gitlab(repository)
+
+    assert done.returncode == (3 if is_stale else 0)
+    assert ("refused by stale: tidemill render would change" in done.stdout) == is_stale
 
 
 def test_gitlabs_check_does_not_run_beside_the_token(job):
@@ -298,7 +321,7 @@ def test_workflows_have_the_least_rights():
     check, comment = (yaml.safe_load(text) for text in (CHECK, COMMENT))
     triggers = [set(each[True]) for each in (check, comment)]  # YAML 1.1 reads `on` as true
 
-    assert triggers == [{"pull_request"}, {"workflow_run"}]
+    assert triggers == [{"pull_request", "push"}, {"workflow_run"}]
     assert (check["permissions"], comment["permissions"]) == ({"contents": "read"}, {})
     assert comment["jobs"]["read"]["permissions"] == {"actions": "read"}
     assert comment["jobs"]["post"]["permissions"] == {"actions": "read", "pull-requests": "write"}
