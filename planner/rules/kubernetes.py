@@ -10,7 +10,7 @@ from planner.facts.day import DAY_S, MINUTE_S
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.exchange import EXCHANGES
 from planner.facts.quantities import gb
-from planner.facts.terms import EngineName, Phase
+from planner.facts.terms import PHASES, EngineName, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, removal
 from planner.rules.rule import Candidate, Rule, without_effect
@@ -33,8 +33,21 @@ def controller_needs_schedule(c: Written) -> Iterator[Finding]:
     """Reject a controller without a schedule: all units run all day then."""
     c.require("kubernetes.controller.pace")
     if "schedule" not in c.sections:
-        reason, path = "there is no day for the units to follow", "kubernetes.controller"
-        yield Finding(path, None, "S516 needs a schedule", reason, removal(path))
+        reason = "there is no day for the units to follow"
+        yield Finding("kubernetes.controller", None, "S516 needs a schedule", reason, _offer_one_window(c))
+
+
+def _offer_one_window(c: Written) -> Fix:
+    """Offer the least schedule, which has all units on all day. It sets their number in place of the phases."""
+    units = {phase: c.get(f"{phase}.units") for phase in PHASES if phase in c.sections}
+    if not units or None in units.values():
+        return for_example('schedule: {windows: [{at: "00:00", prefill_units: 2, decode_units: 2}]}')
+    counts = {f"{phase}_units": number for phase, number in units.items()}
+    window = ", ".join(f"{key}: {number}" for key, number in counts.items())
+    spent = {path: None for phase in units if c.is_given(path := f"{phase}.units")}
+    instead = f", in place of {' and '.join(spent)}" if spent else ""
+    words = f'for all units all day write schedule: {{windows: [{{at: "00:00", {window}}}]}}{instead}'
+    return Fix(words, ({"schedule": {"windows": [{"at": "00:00", **counts}]}, **spent},))
 
 
 def controller_needs_leader_worker_sets(c: Written) -> Iterator[Finding]:
