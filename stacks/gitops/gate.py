@@ -12,12 +12,13 @@ outage, and no capacity and no cost to compare with.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.diff.change import Change, Sides, Verdict
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import verdicts
+from planner.facts.engines import OURS
 from planner.facts.part import Part
 from planner.facts.quantities import counted, first_of
 from planner.facts.terms import Phase
@@ -68,6 +69,7 @@ class Evidence:
     foreign: tuple[str, ...] = ()  # names of files
     not_predicted: str = ""  # the phases whose speed nobody can predict, and why
     no_figures_before: str = ""  # why nobody knows the figures before the change
+    may_take_turns: bool = False  # kubernetes.controller would give units the turns that pulumi up gives them
 
 
 class Objection(Part):
@@ -98,7 +100,12 @@ def gather_evidence(
     """Return what the conditions are judged by, for a change to `plan`."""
     speeds = (plan.performance or {}).items()
     unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
-    return Evidence(change, promises_of(plan), stale, foreign, unknown, no_figures_before)
+    return Evidence(change, promises_of(plan), stale, foreign, unknown, no_figures_before, _may_take_turns(plan))
+
+
+def _may_take_turns(plan: Plan) -> bool:
+    """Return whether a controller gives units turns for certain: not StatefulSets, nor another engine's new image."""
+    return plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
 
 
 def promises_of(plan: Plan) -> dict[str, Promise | None]:
@@ -126,7 +133,16 @@ def _goes_worse(evidence: Evidence, least: Verdict) -> str:
     change = evidence.change
     if change is None or SEVERITY.index(change.verdict) < SEVERITY.index(least):
         return ""
-    return "; ".join(verdicts(change))
+    return "; ".join([*verdicts(change), *_offer_turns(evidence, least)])
+
+
+def _offer_turns(evidence: Evidence, least: Verdict) -> Iterator[str]:
+    """Yield the way out where only Git goes as badly as `least`. With a controller both tools go in turns."""
+    change = evidence.change
+    assert change is not None
+    goes_well_in_turns = SEVERITY.index(change.ways["pulumi"].verdict) < SEVERITY.index(least)
+    if goes_well_in_turns and evidence.may_take_turns:
+        yield "with kubernetes.controller units change in turns by Git too"
 
 
 def _misses_promises(evidence: Evidence) -> str:

@@ -115,7 +115,7 @@ def test_a_newcomer_gets_to_the_first_rebalancing(gitea, prometheus, tmp_path, m
     told = run(6, folder)
 
     assert [language for language, _ in BLOCKS] == ["", "yaml", "", "", "", "", ""]
-    assert titles == ["deepseek-r1: no_restart", "deepseek-r1: outage, restarts 4 units"]
+    assert titles == ["deepseek-r1: no_restart", "deepseek-r1: degraded, restarts 5 units"]
     assert "\nopened " in told
     assert "worth it: " in told
     assert len(gitea.ask("GET", f"{repository}/pulls?state=open")) == 1

@@ -9,7 +9,7 @@ from planner.plan.expected import Promise
 from planner.plan.row import Row
 from planner.problems.errors import CallError
 from planner.rules.check import change_spec, check_spec
-from stacks.gitops.gate import Evidence, find_objections, promises_of, read_conditions
+from stacks.gitops.gate import Evidence, find_objections, gather_evidence, promises_of, read_conditions
 from tests.planner.test_shipped_specs import SPECS
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -59,6 +59,37 @@ def _held(words, change, promises=None, stale=()):
 def test_an_outage_is_also_degraded(verdict, held, change):
     """A gate for the lesser harm stops the greater one."""
     assert _held("outage,degraded", _with_verdict(change, verdict)) == held
+
+
+ONE_WINDOW = {
+    "schedule": {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 2}]},
+    "kubernetes.controller": {},
+    "prefill.units": None,
+    "decode.units": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "offers_turns"),
+    [
+        ({}, True),
+        ({"decode.units": 1}, False),  # its only unit serves nobody in its turn
+        ({"kubernetes.unit_kind": "statefulset"}, False),
+        (ONE_WINDOW, None),
+    ],
+)
+def test_an_outage_that_turns_prevent_names_the_controller(fields, offers_turns):
+    """Only where it certainly does; with a controller there is no outage."""
+    pairs = {"cluster.nodes": 6, "prefill.units": 2, "decode.units": 2} | fields
+    spec = change_spec(check_spec(DEMO_SPEC), pairs)
+    limits = {f"{phase}.max_request_tokens": 1024 for phase in ("prefill", "decode")}
+    before, after = (compile_plan(each) for each in (spec, change_spec(spec, limits)))
+    evidence = gather_evidence(after, compare_plans(before, after), (), (), "")
+    reasons = [each.reason for each in find_objections(read_conditions("outage"), evidence)]
+
+    assert [each.endswith("; with kubernetes.controller units change in turns by Git too") for each in reasons] == (
+        [] if offers_turns is None else [offers_turns]
+    )
 
 
 @pytest.mark.parametrize(
