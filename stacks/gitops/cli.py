@@ -37,8 +37,8 @@ def _add_init(commands: Any) -> None:
         "init",
         "write what checks pull requests, and what applies them",
         "Write the files by which GitHub and GitLab check changes of SPEC, and by which Argo CD or Flux applies them, "
-        "into the repository whose root is the working directory. Files that are there already and say something else "
-        "are kept.",
+        "into the repository whose root is the working directory: those that are named, or else those of both forges. "
+        "Missing files are written. If a file is there and says something else, nothing is written.",
     )
     add_spec(init)
     init.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that tidemill render writes for it")
@@ -48,8 +48,8 @@ def _add_init(commands: Any) -> None:
         help="names with commas between them, for one cluster each: the environment NAME has the overlay NAME.yaml "
         "beside SPEC, which is written where it is missing, and the folder FOLDER/NAME",
     )
-    init.add_argument("--github", action="store_true", help="write GitHub's files; default: those of both forges")
-    init.add_argument("--gitlab", action="store_true", help="write GitLab's file; default: those of both forges")
+    init.add_argument("--github", action="store_true", help="write GitHub's files")
+    init.add_argument("--gitlab", action="store_true", help="write GitLab's file")
     init.add_argument("--argocd", action="store_true", help="write an Application of Argo CD for each environment")
     init.add_argument("--flux", action="store_true", help="write the objects of Flux for each environment")
     init.add_argument("--repository", metavar="URL", help="where clusters fetch from, for --argocd and --flux")
@@ -148,16 +148,17 @@ def _init(arguments: argparse.Namespace) -> None:
     engines = [each for each in init.ENGINES if getattr(arguments, each)]
     repository = init.require_repository(arguments.repository) if engines else ""
     namespace = read_spec(arguments.spec, arguments.overlays).written.kubernetes.namespace
-    files = init.write_new_files(Path(), init.overlay_files(environments, namespace))
-    named = [forge for forge in init.FORGES if getattr(arguments, forge)]
-    written = init.workflow_files(environments, named or init.FORGES)
-    for each in environments:
-        spec = read_spec(each.spec, each.overlays)
-        written |= init.engine_files(each, spec, engines, repository) if engines else {}
-    init.write_files(Path(), written)
-    files += written
+    new = init.overlay_files(Path(), environments, namespace)
+    forges = [each for each in init.FORGES if getattr(arguments, each)] or ([] if engines else init.FORGES)
+    files = new | init.workflow_files(environments, forges)
+    for each in environments if engines else ():
+        is_new = str(each.own_overlay) in new  # so nobody can read it yet, and it gives a namespace alone
+        spec = read_spec(each.spec, arguments.overlays if is_new else each.overlays)
+        own = init.namespace_of(each, namespace) if is_new else ""
+        files |= init.engine_files(each, spec, engines, repository, own)
+    init.write_files(Path(), files)
     if arguments.format == "json":
-        print_json({"files": files})
+        print_json({"files": list(files)})
     else:
         print("".join(f"{path}{NEXT.get(path, '')}\n" for path in files), end="")
 

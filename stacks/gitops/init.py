@@ -31,12 +31,12 @@ __all__ = [
     "Forge",
     "engine_files",
     "name_environments",
+    "namespace_of",
     "overlay_files",
     "require_plain",
     "require_repository",
     "workflow_files",
     "write_files",
-    "write_new_files",
 ]
 
 Forge = Literal["github", "gitlab"]
@@ -56,6 +56,7 @@ CONDITIONS = "outage,stale"  # what nobody wants unasked; the file is where othe
 PLAIN = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)*")  # neither YAML nor a shell reads more into it
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?")  # of an object of Kubernetes; neither YAML's `on` nor a number
 RESERVED = ("on", "off", "yes", "no", "true", "false", "null", "y", "n")  # no text to YAML 1.1
+MAX_LABEL = 63  # Flux labels every object with its Kustomization's name (fluxcd/flux2, issue 2004)
 REPOSITORY = re.compile(r"(https?|ssh)://[\w.@:/~-]+")
 OVERLAY = """\
 # What environment {name} has otherwise than {spec}: these keys replace the spec's, and null takes one away.
@@ -119,13 +120,18 @@ def require_repository(address: str | None) -> str:
     return address
 
 
-def overlay_files(environments: Sequence[Environment], namespace: str) -> dict[str, str]:
-    """Return path -> text of an overlay for each environment of several."""
+def overlay_files(root: Path, environments: Sequence[Environment], namespace: str) -> dict[str, str]:
+    """Return path -> text of the overlays that are missing, for environments of a spec with this namespace."""
     return {
-        str(each.own_overlay): OVERLAY.format(name=each.name, spec=each.spec, namespace=f"{namespace[:30]}-{each.name}")
+        str(own): OVERLAY.format(name=each.name, spec=each.spec, namespace=namespace_of(each, namespace))
         for each in environments
-        if each.own_overlay is not None
+        if (own := each.own_overlay) is not None and not (root / own).exists()
     }
+
+
+def namespace_of(environment: Environment, namespace: str) -> str:
+    """Return the namespace that an environment's overlay begins with, beside the spec's own."""
+    return f"{namespace[:30]}-{environment.name}"
 
 
 def workflow_files(environments: Sequence[Environment], forges: Collection[Forge]) -> dict[str, str]:
@@ -142,15 +148,18 @@ def workflow_files(environments: Sequence[Environment], forges: Collection[Forge
 
 
 def engine_files(
-    environment: Environment, spec: ResolvedSpec, engines: Collection[Engine], repository: str
+    environment: Environment, spec: ResolvedSpec, engines: Collection[Engine], repository: str, namespace: str = ""
 ) -> dict[str, str]:
-    """Return path -> text of what a cluster is given once, so that it applies the environment's folder from then on."""
+    """Return path -> text of what a cluster is given once, so that it applies the environment's folder from then on.
+
+    `namespace` takes the place of the spec's, for an environment whose overlay is yet to be written.
+    """
     folder = Path("clusters") / environment.name
     kubernetes = spec.written.kubernetes
     values = {
         "environment": environment,
-        "plan": spec.written.name,
-        "namespace": kubernetes.namespace,
+        "name": _name_applied(spec.written.name, environment.name),
+        "namespace": namespace or kubernetes.namespace,
         "repository": repository,
         "kinds": folder / "kinds",
         "is_single": environment.own_overlay is None,
@@ -164,30 +173,43 @@ def engine_files(
     return files | {str(folder / "kinds" / "kustomization.yaml"): _fill("kinds.yaml.j2", values)} | definition
 
 
-def write_new_files(root: Path, files: dict[str, str]) -> list[str]:
-    """Write those of `files` that are not there, and return their paths."""
-    new = {path: text for path, text in files.items() if not (root / path).exists()}
-    write_files(root, new)
-    return list(new)
+def _name_applied(plan: str, environment: str) -> str:
+    """Return the name of what applies an environment's folder. One cluster may have several environments of a plan."""
+    room = MAX_LABEL - len(f"-{environment}-kinds")
+    return f"{plan[:room].rstrip('-')}-{environment}"
 
 
 def write_files(root: Path, files: dict[str, str]) -> None:
-    """Write the files below `root`. Raises CallError before any is written, for one that is there or behind a link."""
-    for path, text in files.items():
+    """Write those of the files below `root` that are missing, and leave those that say the same.
+
+    Raises CallError before any is written, with every file that says something else, or for one behind a link.
+    """
+    for path in files:
         _refuse_links(root, path)
-        if (root / path).exists() and _text_in(root / path) != text:
-            rule, reason = "R607 must not be there yet", "somebody may have edited it, and the edit would be lost"
-            fix = "keep it, or remove it first; all environments of a repository go into one call, with --environments"
-            raise _refused("", None, rule, reason, fix, path)
-    for path, text in files.items():
-        try:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            finding = Finding(
-                "", None, "S903 must be a writable folder", error.strerror or str(error), "choose another"
-            )
-            raise OutputError([finding.at(str(Path(path).parent))]) from None
-        write_result(root / path, text)
+    present = [path for path in files if (root / path).exists()]
+    if others := [_differs(path) for path in present if _text_in(root / path) != files[path]]:
+        raise CallError(others)
+    for path in sorted(files.keys() - present):
+        _make_folder(root, str(Path(path).parent))
+        write_result(root / path, files[path])
+
+
+def _differs(path: str) -> Finding:
+    rule = "R607 must be missing, or say what init would write"
+    reason = "somebody may have edited it, and the edit would be lost"
+    fix = (
+        "keep it, and name only files that are missing, for example with --flux; or remove it, call again, and compare "
+        "with git diff. All environments of a repository go into one call, with --environments"
+    )
+    return Finding("", None, rule, reason, fix).at(path)
+
+
+def _make_folder(root: Path, path: str) -> None:
+    try:
+        (root / path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        finding = Finding("", None, "S903 must be a writable folder", error.strerror or str(error), "choose another")
+        raise OutputError([finding.at(path)]) from None
 
 
 def _refuse_links(root: Path, path: str) -> None:

@@ -52,7 +52,7 @@ def plan(toolchain, tmp_path_factory):
         init = [TIDEMILL, "gitops", "init", "spec.yaml", "deploy", "--flux", "--repository", repository.url]
         subprocess.run(init, cwd=repository.checkout, check=True)
         render(repository)
-        with running_flux(control_plane, repository, NAME) as flux:
+        with running_flux(control_plane, repository, f"{NAME}-deploy") as flux:
             flux.follow(repository.checkout / "clusters" / "deploy" / "flux.yaml")
             yield flux
 

@@ -20,8 +20,8 @@ def written(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = (REPOSITORY / "stacks" / "specs" / "demo-day.yaml").read_text()
     Path("spec.yaml").write_text(spec.replace("../../runtime", str(REPOSITORY / "runtime")))
-    words = ["gitops", "init", "spec.yaml", "deploy", "--argocd", "--flux", "--repository", ADDRESS]
-    assert main([*words, *request.param]) == 0
+    words = ["gitops", "init", "spec.yaml", "deploy", "--github", "--argocd", "--flux"]
+    assert main([*words, "--repository", ADDRESS, *request.param]) == 0
     return tmp_path
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from planner.problems.errors import CallError
-from planner.rules.check import check_spec
+from planner.rules.check import change_spec, check_spec
 from stacks.cli import main
 from stacks.gitops.init import FORGES, engine_files, name_environments, require_repository, workflow_files
 from tests.stacks.deployments import DEMO_SPEC, write_demo
@@ -360,6 +360,62 @@ def test_init_writes_what_is_asked_for(options, files, repository, capsys):
     assert (statuses, refused) == ((0, 0, 0), 2)
     assert told == {"files": files}
     assert (repository / files[0]).read_text() == "edited"
+
+
+FLUX = ["gitops", "init", "spec.yaml", "deploy", "--flux", "--repository", "https://git.example/team/r.git"]
+
+
+def test_an_engines_files_come_alone(repository):
+    """Forges' files that somebody has edited are in nobody's way, and what says the same is left."""
+    assert main(["gitops", "init", "spec.yaml", "deploy", "--github"]) == 0
+    (repository / ".github" / "workflows" / "tidemill-check.yml").write_text("edited")
+    statuses = main(FLUX), main(FLUX)
+
+    assert statuses == (0, 0)
+    assert not (repository / ".gitlab").exists()
+    assert [path.name for path in (repository / "clusters" / "deploy").iterdir()] == ["flux.yaml"]
+
+
+def test_a_lost_file_is_written_again(repository):
+    """Those that are there are not touched."""
+    main(FLUX)
+    main([*FLUX, "--argocd"])
+    kept, lost = (repository / "clusters" / "deploy" / name for name in ("flux.yaml", "argocd.yaml"))
+    lost.unlink()
+    kept.chmod(0o444)
+    before = kept.stat().st_mtime_ns, kept.stat().st_ino
+    status = main([*FLUX, "--argocd"])
+
+    assert (status, lost.is_file()) == (0, True)
+    assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == before
+
+
+def test_a_refused_init_writes_nothing(repository, capsys):
+    """Neither overlays nor definitions; it names each file that says something else."""
+    for name in ("dev", "prod"):
+        (repository / "clusters" / name).mkdir(parents=True)
+        (repository / "clusters" / name / "flux.yaml").write_text("edited")
+    before = sorted(repository.rglob("*"))
+    status = main([*FLUX, "--environments", "dev,prod,stage"])
+    told = capsys.readouterr().err
+
+    assert (status, told.count("[R607]")) == (2, 2)
+    assert sorted(repository.rglob("*")) == before
+
+
+@pytest.mark.parametrize("engine", ["flux", "argocd"])
+def test_environments_share_a_cluster(engine):
+    """Whatever applies them has the environment in its name, which stays a label's value."""
+    spec = change_spec(check_spec(DEMO_SPEC.with_name("demo-day.yaml")), {"name": "a" * 40})
+    names = []
+    for each in name_environments(Path("spec.yaml"), Path("deploy"), (), f"dev,{'p' * 32}"):
+        text = engine_files(each, spec, (engine,), "https://git.example/team/r.git")[
+            f"clusters/{each.name}/{engine}.yaml"
+        ]
+        names += [(found["kind"], found["metadata"]["name"]) for found in yaml.safe_load_all(text)]
+
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= 63 for _, name in names)
 
 
 def test_overlays_stand_in_the_call():
