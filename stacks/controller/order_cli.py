@@ -6,6 +6,7 @@ deployment that is not there, and could not end an order that kubectl has writte
 """
 
 import argparse
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -28,6 +29,7 @@ __all__ = [
     "read_state",
     "read_until",
     "require_deployment",
+    "require_end",
     "require_state_or_end",
 ]
 
@@ -35,6 +37,7 @@ Order = Literal["hold", "force"]
 
 FIELD_MANAGER = "tidemill-order"
 NAMESPACE = "tidemill"  # of a plan whose spec names none
+TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")  # at which a state begins
 FORM = "%Y-%m-%dT%H:%M:%SZ"  # as Kubernetes writes times
 
 
@@ -82,6 +85,7 @@ def _give_order(arguments: argparse.Namespace) -> None:
     order: Order = arguments.order
     namespace, name = read_deployment(arguments.deployment, f"tidemill {order}", NAMESPACE)
     require_state_or_end(order, arguments.state, is_end=arguments.end)
+    require_end(order, arguments.until)
     try:
         api = connect(arguments.context)
         until = None if arguments.end else read_until(order, arguments.until, api.now())
@@ -107,12 +111,20 @@ def require_deployment(found: Manifest | None, order: Order, namespace: str, nam
 
 
 def require_state_or_end(order: Order, state: str | None, *, is_end: bool) -> None:
-    """Raise CallError where a forced state is missing, or where one is given to end an order."""
+    """Raise CallError where a forced state is missing or no time of day, or where one is given to end an order."""
     if order == "force" and (state is None) != is_end:
         rule = "R502 must not be given with --end" if is_end else "R502 must be given with --until"
         reason = "an order names a state, and there is one order at most"
         fix = "leave it out" if is_end else "for example --state 18:00"
         raise CallError([Finding("--state", state, rule, reason, fix).at("tidemill force")])
+    if state is not None and not TIME_OF_DAY.fullmatch(state):
+        raise _wrong_state(state, "R504 must be the time of day at which a state begins, as HH:MM", "for example 18:00")
+
+
+def require_end(order: Order, written: str | None) -> None:
+    """Raise CallError for an end that is no time and no duration, whatever the cluster's time is."""
+    if written is not None and _read_end(written, 0.0) is None:
+        raise _wrong_end(order, written, "a time")
 
 
 def read_until(order: Order, written: str, now: float) -> str:
@@ -120,11 +132,14 @@ def read_until(order: Order, written: str, now: float) -> str:
     end = _read_end(written, now)
     if end is not None and end > now:
         return datetime.fromtimestamp(end, UTC).strftime(FORM)
-    today = datetime.fromtimestamp(now, UTC).strftime(FORM)
-    rule = f"R503 must be a time after {today}, with its time zone, or a duration such as 2h"
+    raise _wrong_end(order, written, f"a time after {datetime.fromtimestamp(now, UTC).strftime(FORM)}")
+
+
+def _wrong_end(order: Order, written: str, time: str) -> CallError:
+    rule = f"R503 must be {time}, with its time zone, or a duration such as 2h"
     reason = "an order ends by itself, by the cluster's clock"
     spelled = as_we_spell("time", written)
-    raise CallError([Finding("--until", written, rule, reason, spelled or "for example 2h").at(f"tidemill {order}")])
+    return CallError([Finding("--until", written, rule, reason, spelled or "for example 2h").at(f"tidemill {order}")])
 
 
 def read_state(written: str, steps: Sequence[dict[str, Any]]) -> str:
@@ -132,9 +147,12 @@ def read_state(written: str, steps: Sequence[dict[str, Any]]) -> str:
     states = [step["at"] for step in steps]
     if written in states:
         return written
-    rule = f"R504 must be a state of the day ({', '.join(states)})"
+    raise _wrong_state(written, f"R504 must be a state of the day ({', '.join(states)})", "give one of these")
+
+
+def _wrong_state(written: str, rule: str, fix: str) -> CallError:
     reason = "no other number of units has been planned"
-    raise CallError([Finding("--state", written, rule, reason, "give one of these").at("tidemill force")])
+    return CallError([Finding("--state", written, rule, reason, fix).at("tidemill force")])
 
 
 def _state(written: str | None, steps: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -103,6 +103,25 @@ def test_an_order_that_nobody_could_follow_is_refused(cluster, capsys, words, ru
     assert cluster.manager is None
 
 
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["hold", PLAN, "--until", "25:00"], "R503"),
+        (["hold", PLAN, "--until", "2026-12-01T14:00:00"], "R503"),
+        (["force", PLAN, "--state", "25:00", "--until", "1h"], "R504"),
+        (["force", PLAN, "--state", "22:00", "--until", "tomorrow"], "R503"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_a_cluster_is_asked(monkeypatch, capsys, words, rule):
+    """Whoever mistypes a time needs no kubeconfig to read that."""
+    asked = []
+    monkeypatch.setattr(api, "connect", asked.append)
+    status = main(words)
+
+    assert (status, asked) == (2, [])
+    assert f"[{rule}]" in capsys.readouterr().err
+
+
 def test_the_namespace_is_that_of_a_spec_that_names_none():
     """A person who never chose a namespace need not name it."""
     assert KubernetesSpec.model_fields["namespace"].default == NAMESPACE
