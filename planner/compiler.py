@@ -57,6 +57,13 @@ class Compiled(Candidate):
         """Return the plan without predictions and report: the part that is deployed."""
         return seal_plan(decided_sections(self, self.choice))
 
+    @property
+    def deployed_with_demand(self) -> Plan:
+        """Return the deployed part and the day's demand: a change to it is judged as one to the whole plan is."""
+        from planner.plan.estimated import demand_section
+
+        return seal_plan(decided_sections(self, self.choice) | {"demand": demand_section(self)})
+
 
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
     """Return the plan for `spec`.
@@ -115,13 +122,14 @@ def plan_from(
 ) -> Plan:
     """Return the plan in the file at `path`, or plan the spec there, without predictions.
 
-    A spec is read with its `overlays`, and planned near the plan at `previous`, else near the `kept` plan. A rendered
-    folder is carried out only if its manifests are what its plan renders. Raises SpecError, CallError or
-    InfeasibleError if there is no plan.
+    A spec is read with its `overlays`, and planned near the plan at `previous`, else near the `kept` plan. Its plan has
+    the day's demand if there is a `kept` plan to compare it with. A rendered folder is carried out only if its
+    manifests are what its plan renders. Raises SpecError, CallError or InfeasibleError if there is no plan.
     """
     given = read_input(path, overlays)
     if isinstance(given, ResolvedSpec):
-        return run_passes(given, read_plan(previous) if previous else kept).deployed
+        found = run_passes(given, read_plan(previous) if previous else kept)
+        return found.deployed if kept is None else found.deployed_with_demand
     if previous is not None:
         raise refuse_option("--previous", previous, path)
     if overlays:

@@ -22,7 +22,7 @@ from planner.plan.expected import OneMoreSlot, PolicyChoice
 from planner.plan.sections import Map
 from planner.spec.operating_point import SloSpec
 
-__all__ = ["expected_sections", "one_more_slot"]
+__all__ = ["demand_section", "expected_sections", "one_more_slot"]
 
 POINTS = {
     "prefill": ("step_tokens", "prompt_tokens", "cache_hit_rate", "cache_read_gbps", "utilisation"),
@@ -39,11 +39,16 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
         "failures": candidate.failures,
         "traffic": candidate.traffic or None,
         "performance": {each.phase: _performance(each, candidate.spec.slo) for each in candidate.speed},
-        "demand": {each.phase: each for each in candidate.demand_on(None)} or None,
+        "demand": demand_section(candidate),
         "kv_cache": _kv_cache(candidate),
         "uptime": candidate.uptime,
         "cost": candidate.cost,
     }
+
+
+def demand_section(candidate: Candidate) -> dict[str, Any] | None:
+    """Return each phase's load on a usual day; None if no phase's is known."""
+    return {each.phase: each for each in candidate.demand_on(None)} or None
 
 
 def one_more_slot(with_one_more: ExpertMap | None, slots_per_gpu: int, bytes_per_gpu: int | None) -> OneMoreSlot | None:

@@ -1,6 +1,7 @@
 """The folder of manifests: it is ours as a whole, and what somebody changed by hand is not replaced in silence."""
 
 import errno
+import json
 from contextlib import nullcontext
 from functools import partial
 
@@ -230,6 +231,31 @@ def test_the_command_says_what_the_change_does(spec_file, tmp_path, capsys):
         said.append(capsys.readouterr().out.splitlines()[1:])
 
     assert said == [[], ["rolling: every unit goes on serving; takes 2 min"], []]
+
+
+DAY = """\
+schedule:
+  windows: [{at: "08:00", prefill_units: 2, decode_units: 2}, {at: "20:00", prefill_units: 1, decode_units: 1}]
+traffic: {input_tokens: 1.0e+9, output_tokens: 1.0e+6}
+"""
+
+
+@pytest.mark.parametrize("more", ["", "  controller: {turns: now}\n"])
+def test_a_change_is_judged_by_the_days_demand(more, spec_file, tmp_path, capsys):
+    """`render`, `diff` and `gitops check` call the same restart rolling, since the units that are left are enough."""
+    spec = SPEC.replace("gpu: cpu", "gpu: h800").replace("fp32", "fp8").replace("bundled:demo", "/models/river")
+    spec = spec.replace("nodes: 3", "nodes: 12").replace("  units: 1\n", "") + more + DAY
+    old, new = (str(spec_file(spec.replace("0.1.0", image), f"{image}.yaml")) for image in ("0.1.0", "0.2.0"))
+    folder, ways = str(tmp_path / "out"), []
+    main(["render", old, "-o", folder])
+    for words in (["gitops", "check", new, folder], ["diff", folder, new], ["render", new, "-o", folder]):
+        capsys.readouterr()
+        cli.main([*words, "--format", "json"])
+        found = json.loads(capsys.readouterr().out)
+        ways.append(found.get("diff", found)["ways"])
+
+    assert ways[0]["pulumi"]["verdict"] == "rolling"
+    assert ways[1:] == ways[:1] * 2
 
 
 def test_a_folder_is_a_plan(spec_file, tmp_path, capsys):
