@@ -10,7 +10,7 @@ from typing import Any
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import OURS
-from planner.facts.quantities import counted
+from planner.facts.quantities import counted, first_of
 from planner.facts.terms import Phase
 from planner.layout.layout import layout_of
 from planner.layout.nodes import nodes_of
@@ -102,7 +102,8 @@ def _check_phases(plan: Plan, spec: Spec) -> Iterator[_Reference]:
 
 def _check_unit_references(plan: Plan, spec: Spec) -> Iterator[_Reference]:
     nodes = nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations)
-    free = {node.name: node.gpu for node in nodes if node.unusable is None}
+    gpus = {node.name: node.gpu for node in nodes if node.unusable is None}
+    taken: dict[str, str] = {}  # node -> the first unit that has it
     counts: Counter[Phase] = Counter()
     fitting = {each for each in {(unit.phase, unit.expert_map) for unit in plan.units} if _map_fits_phase(plan, *each)}
     for number, unit in enumerate(plan.units):
@@ -115,8 +116,12 @@ def _check_unit_references(plan: Plan, spec: Spec) -> Iterator[_Reference]:
         yield f"{path}.index", unit.index, f"its place ({index})", unit.index == index
         are_enough = len(unit.nodes) == shape.nodes_per_unit
         yield f"{path}.nodes", unit.nodes, f"phases.{unit.phase}.nodes_per_unit ({shape.nodes_per_unit})", are_enough
-        are_free = all(free.pop(node, None) == shape.gpu for node in unit.nodes)
-        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes and the other units", are_free
+        are_known = all(gpus.get(node) == shape.gpu for node in unit.nodes)
+        yield f"{path}.nodes", unit.nodes, "spec.cluster.nodes", are_known and len(set(unit.nodes)) == len(unit.nodes)
+        shared = [node for node in unit.nodes if node in taken]
+        other = f"{taken[shared[0]]}, which also has {first_of(shared)}" if shared else ""
+        yield f"{path}.nodes", unit.nodes, other, not shared
+        taken |= dict.fromkeys(unit.nodes, unit.name)
         yield f"{path}.ranks", unit.ranks, f"spec.{unit.phase}.ep_size", unit.ranks == shape.ep_size
         yield f"{path}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
         yield f"{path}.expert_map", unit.expert_map, f"phases.{unit.phase}", (unit.phase, unit.expert_map) in fitting

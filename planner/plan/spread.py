@@ -44,7 +44,6 @@ __all__ = ["PLAN_FOLDER", "SHARED_FILE", "join_plan", "spread_plan"]
 
 PLAN_FOLDER = "plan"
 SHARED_FILE = f"{PLAN_FOLDER}/plan.yaml"
-PUT_BACK = "put back what tidemill render wrote, or plan as if nothing ran: render with --anew"
 UNIT_PATH = re.compile(r"units\.(\d+)\.(.+)")
 
 Count = Annotated[int, Field(ge=1)]
@@ -104,7 +103,13 @@ def join_plan(folder: Path) -> Plan:
     try:
         return _join(folder)
     except CallError as error:
-        raise CallError([replace(each, fix=PUT_BACK) for each in error.findings]) from None
+        raise CallError([replace(each, fix=_put_back(folder)) for each in error.findings]) from None
+
+
+def _put_back(folder: Path) -> str:
+    """Say how to repair a folder. Planned as if nothing ran, units that run could move."""
+    of_branch = f"git rm -rfq {folder} && git checkout BRANCH -- {folder}"
+    return f"put back what tidemill render wrote, after a merge that of one branch ({of_branch}), and render again"
 
 
 def _keeps_no_plan(folder: Path) -> CallError:

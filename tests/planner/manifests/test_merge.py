@@ -107,6 +107,20 @@ def test_changes_that_cannot_both_be_do_not_merge(kind, spec, tmp_path):
     assert render(change_spec(spec, two), folder)
 
 
+def test_two_new_units_on_the_same_nodes_are_named(spec_file, tmp_path, capsys):
+    """Git merges their files, which are two; S908 says which units share nodes, and how to render one of them anew."""
+    path, folder = spec_file(SPEC.replace("nodes: 3", "nodes: 9"), "merged.yaml"), tmp_path / "deploy"
+    spec = change_spec(check_spec(path), {"prefill.units": 1})
+    both = {"prefill.units": 2}, {"decode.units": 2}
+
+    assert branches(spec, folder, *both) == 0
+    assert main(["render", str(path), "-o", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert 'nodes (["node-3", "node-4"]) must agree with river-prefill-1, which also has node-3' in said
+    assert f"git rm -rfq {folder} && git checkout BRANCH -- {folder}" in said
+    assert "--anew" not in said
+
+
 def test_the_folder_is_folded(spec, tmp_path):
     """GitHub and GitLab go by these attributes of every file, the plan's too."""
     branches(spec, tmp_path / "deploy")
