@@ -295,13 +295,21 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import plan_from
     from planner.diff.diff import compare_plans
     from planner.diff.wording import verdicts
-    from planner.manifests.folder import altered_files, files_of, kept_plan, stale_files, write_folder
+    from planner.manifests.folder import (
+        altered_files,
+        files_of,
+        kept_plan,
+        require_same_name,
+        stale_files,
+        write_folder,
+    )
     from planner.problems.finding import warnings_json
     from planner.problems.printable import without_passwords
 
     kept = None if arguments.anew else kept_plan(arguments.output)
     with show_progress(f"rendering {arguments.given}"):
         plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
+        require_same_name(arguments.output, kept, plan)
         files = files_of(plan, kept)
         change = compare_plans(kept, plan, files=files) if kept and kept.runnable else None
     altered = altered_files(arguments.output, kept, files) if kept else ()

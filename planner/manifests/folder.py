@@ -27,7 +27,15 @@ from planner.plan.spread import PLAN_FOLDER, join_plan, spread_plan
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
 
-__all__ = ["altered_files", "files_of", "kept_plan", "require_rendered", "stale_files", "write_folder"]
+__all__ = [
+    "altered_files",
+    "files_of",
+    "kept_plan",
+    "require_rendered",
+    "require_same_name",
+    "stale_files",
+    "write_folder",
+]
 
 ATTRIBUTES = ".gitattributes"
 FOLDED = "* linguist-generated gitlab-generated\n"  # by GitHub and GitLab, in what a pull request shows
@@ -43,6 +51,17 @@ def kept_plan(folder: Path) -> Plan | None:
     """
     with _told_as_findings(folder):
         return join_plan(folder) if _is_rendered(folder) else None
+
+
+def require_same_name(folder: Path, kept: Plan | None, plan: Plan) -> None:
+    """Raise CallError if `folder` is of another name or namespace than the plan: all that runs would end for it."""
+    if kept is None:
+        return
+    old, new = (f"{each.name} in namespace {each.kubernetes.namespace}" for each in (kept, plan))
+    if old != new:
+        rule, reason = f"S902 must be the folder of {new}", f"it is that of {old}"
+        fix = "give its spec with the -f of its environment, or another folder; render --anew replaces it"
+        raise _refused(folder, rule, reason, fix)
 
 
 def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:
@@ -198,5 +217,5 @@ def _write(folder: Path, name: str, text: str) -> None:
     partial.replace(folder / name)
 
 
-def _refused(path: Path, rule: str, reason: str) -> CallError:
-    return CallError([Finding("", None, rule, reason, "choose another folder").at(str(path))])
+def _refused(path: Path, rule: str, reason: str, fix: str = "choose another folder") -> CallError:
+    return CallError([Finding("", None, rule, reason, fix).at(str(path))])

@@ -20,7 +20,7 @@ from pathlib import Path
 from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
 from planner.facts.files import only_within
-from planner.manifests.folder import files_of, kept_plan, stale_files
+from planner.manifests.folder import files_of, kept_plan, require_same_name, stale_files
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
@@ -36,7 +36,9 @@ __all__ = ["Call", "check_change", "note_unknown", "plan_before", "require_call"
 # reposerver/repository/repository.go (mergeSourceParameters), fluxcd/pkg sourceignore/sourceignore.go
 # (LoadIgnorePatterns).
 READ_BY_TOOLS = re.compile(r"kustomization\.yml|Kustomization|\.argocd-source(-.*)?\.yaml|\.sourceignore")
-OTHER_FOLDER = "the base's folder is not what the base's spec renders, so render it there"
+OTHER_FOLDER = (
+    "the base's folder is not what the base's spec renders: give the -f that it was rendered with, or render it there"
+)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def _has_link(path: Path, folder: Path) -> bool:
 def _check_change(call: Call) -> tuple[Plan, Report]:
     kept = kept_plan(call.folder)
     plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
+    require_same_name(call.folder, kept, plan)
     files = files_of(plan, kept)
     stale = stale_files(call.folder, files)
     before, unknown = (kept, "") if call.base is None else _read_base(call, call.base)

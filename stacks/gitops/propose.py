@@ -24,7 +24,7 @@ from planner.diff.markdown import diff_markdown, escaped
 from planner.facts.files import only_within, read_file
 from planner.facts.quantities import counted
 from planner.facts.terms import PHASES
-from planner.manifests.folder import files_of, kept_plan, write_folder
+from planner.manifests.folder import files_of, kept_plan, require_same_name, write_folder
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
@@ -279,6 +279,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
         _require_same(source.contents)
         named.append(_replace_loads(read_spec(paths.spec, paths.overlays), source.loads))
     found = run_passes(read_spec(paths.spec, paths.overlays), kept)
+    require_same_name(paths.folder, kept, found.plan)
     change = None if before is None else compare_plans(before, found.plan, note_unknown(unknown))
     worth = weigh_maps(found, change, most_hours) if change is not None and source.loads is not None else None
     planned = Proposal(found.plan, change, worth, (*named, paths.folder))

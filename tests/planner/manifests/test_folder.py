@@ -258,6 +258,28 @@ def test_a_change_is_judged_by_the_days_demand(more, spec_file, tmp_path, capsys
     assert ways[1:] == ways[:1] * 2
 
 
+@pytest.mark.parametrize(
+    ("key", "other", "whose"),
+    [("name", "lake", "lake in namespace tidemill"), ("namespace", "prod", "river in namespace prod")],
+)
+def test_a_folder_of_another_name_is_left_alone(key, other, whose, spec_file, tmp_path, capsys):
+    """Somebody may have left out -f: S902 says whose folder it is, and `--anew` replaces it."""
+    spec = spec_file(SPEC, "rendered.yaml")
+    overlay = spec_file(f"{key}: {other}\n" if key == "name" else f"kubernetes: {{{key}: {other}}}\n", f"{key}.yaml")
+    folder = str(tmp_path / "out")
+    main(["render", str(spec), "-f", str(overlay), "-o", folder])
+    before = text_of(tmp_path / "out")
+    for words in (["render", str(spec), "-o", folder], ["gitops", "check", str(spec), folder]):
+        capsys.readouterr()
+
+        assert cli.main(words) == 2
+        assert f"must be the folder of river in namespace tidemill; it is that of {whose}" in capsys.readouterr().err
+
+    assert text_of(tmp_path / "out") == before
+    assert cli.main(["gitops", "check", str(spec), folder, "-f", str(overlay)]) == 0
+    assert main(["render", str(spec), "-o", folder, "--anew"]) == 0
+
+
 def test_a_folder_is_a_plan(spec_file, tmp_path, capsys):
     """`diff`, `render` and `--previous` take it."""
     old, new = (str(spec_file(SPEC.replace("8000", port), f"{port}.yaml")) for port in ("8000", "8001"))
