@@ -83,6 +83,8 @@ class KeptKv(Part):
     disk_minutes: Maybe[Rounded6] = None
     hit_rate: Rounded6
     saved_nodes: Rounded6  # on average over the day
+    memory_hit_rate: Maybe[Rounded6] = None  # without the disk
+    memory_saved_nodes: Maybe[Rounded6] = None
     written_bytes_per_day: Maybe[Rounded6] = None  # to the disk of a node that is on all day, or to the claim
     drive_writes_per_day: Maybe[Rounded6] = None  # how often that fills the disk, as data sheets give endurance
     lost_share: Maybe[Rounded6] = None  # at most, of the day's computed prompt tokens: what memories lose in units off
@@ -172,13 +174,14 @@ def _kept(
     memory_bytes = nodes.most * nodes.ranks * spec.memory
     disk_bytes = 0 if spec.disk is None else spec.disk.size * (1 if is_shared else nodes.most)
     memory_s, disk_s = memory_bytes / bytes_per_s, disk_bytes / bytes_per_s
-    hit_rate = kept_hit_rate(memory_s, disk_s)
+    hit_rate, memory_hit_rate = kept_hit_rate(memory_s, disk_s), kept_hit_rate(memory_s, 0)
+    without_hits = nodes.mean / (1 - traffic.cache_hit_rate)
     lost_tokens = nodes.started * nodes.ranks * spec.memory / kv_bytes_per_token
     kept = KeptKv(
         memory_bytes=memory_bytes,
         memory_minutes=_follow(memory_s, "kept_s", "keep_s") / MINUTE_S,
         hit_rate=hit_rate,
-        saved_nodes=nodes.mean / (1 - traffic.cache_hit_rate) * hit_rate,
+        saved_nodes=without_hits * hit_rate,
         lost_share=lost_tokens / traffic.tokens_of("prefill") if nodes.started else None,
     )
     if spec.disk is None:
@@ -186,6 +189,8 @@ def _kept(
     written = WRITTEN_SHARE * day_bytes / (1 if is_shared else nodes.mean)
     disk = {
         "disk_bytes": disk_bytes,
+        "memory_hit_rate": memory_hit_rate,
+        "memory_saved_nodes": without_hits * memory_hit_rate,
         "disk_minutes": _follow(disk_s, "twice_kept_s", "keep_s") / MINUTE_S,
         "written_bytes_per_day": written,
         "drive_writes_per_day": written / spec.disk.size,

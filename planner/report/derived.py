@@ -13,6 +13,7 @@ from planner.facts.day import HOUR_MINUTES, MINUTE_S, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
+from planner.layout.host_memory import pod_host_bytes
 from planner.layout.memory import node_bytes
 from planner.layout.nodes import spares_with
 from planner.plan.expected import Performance, Promise
@@ -298,6 +299,10 @@ def _memory(plan: Plan) -> Iterator[Row]:
     for phase, each in plan.memory.items():
         parts = each.weights_bytes + each.activation_bytes + each.buffer_bytes + each.reserve_bytes
         yield from make_rows(f"memory.{phase}", ("kv_bytes", each.gpu_bytes - parts, "bytes"))
+    if plan.kv_cache is not None and plan.kv_cache.kept is not None:
+        unit = plan.units[0]  # of the phase that computes prompts
+        pod_bytes = pod_host_bytes(plan.spec, unit.phase, unit.ranks_per_node)
+        yield from make_rows("kv_cache.kept", ("pod_memory_bytes", pod_bytes, "bytes"))
 
 
 def _problems(plan: Plan) -> Iterator[Row]:

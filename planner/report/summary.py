@@ -158,7 +158,7 @@ def _speed(report: Report) -> str:
 
 
 def _kept_kv(report: Report) -> str:
-    """Say how long the spec's memory and disk keep a block, and what hits that gives beside those of the spec."""
+    """Say how long the spec's memory and disk keep a block, what that gives with and without the disk, and takes."""
     kept = "kv_cache.kept"
     if report.find(kept, "hit_rate") is None:
         return ""
@@ -166,11 +166,15 @@ def _kept_kv(report: Report) -> str:
     stays = " and ".join(
         f"{report.text(kept, name)} min {tier}" for tier, name in tiers.items() if report.find(kept, name)
     )
-    hits = f"{report.text(kept, 'hit_rate')} hits in Mooncake's conversations"
+    saved = f"save {report.text(kept, 'saved_nodes')} nodes"
+    hits = f"{report.text(kept, 'hit_rate')} hits in Mooncake's conversations {saved}"
+    if alone := report.text(kept, "memory_hit_rate"):
+        hits += f" (memory alone {alone} and {report.text(kept, 'memory_saved_nodes')})"
     said = f"traffic.cache_hit_rate is {report.text('kv_cache', 'hit_rate')}"
     writes = report.text(kept, "drive_writes_per_day")
-    worn = f"; up to {writes} drive writes a day" if writes else ""
-    return f"a block stays {stays} in the busiest hour: {hits}, {said}{worn}"
+    takes = f"; each pod takes {report.text(kept, 'pod_memory_bytes')} of memory"
+    worn = f" and makes up to {writes} drive writes a day" if writes else ""
+    return f"a block stays {stays} in the busiest hour: {hits}; {said}{takes}{worn}"
 
 
 def _latency(report: Report, name: str) -> str:

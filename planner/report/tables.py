@@ -1,7 +1,7 @@
 """Load the tables of a plan's text from `tables.yaml`: which figures they show, and their titles."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ class Table:
     rows: str
     names: str = ""  # names of figures, separated by spaces
     note: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)  # name of a figure or a column -> sentence
     across: bool = False
     has_ranges: bool = False
     beside: str = ""

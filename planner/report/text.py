@@ -119,7 +119,9 @@ def _table(report: Report, shown: Table) -> str:
     if not names:
         return ""
     lines = (_figure_lines if shown.across or keys == [()] else _section_lines)(shown, keys, names, rows)
-    return "\n".join([wrap_table(lines), *wrap_note(shown.note)])
+    told = {*names, *(part for key in keys for part in key)}
+    note = " ".join(filter(None, [shown.note, *(each for name, each in shown.notes.items() if name in told)]))
+    return "\n".join([wrap_table(lines), *wrap_note(note)])
 
 
 def _fill_stars(pattern: str, key: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from planner.report.prerequisites import prerequisites
 from planner.report.report import Report, format_range, format_value
 from planner.report.rows import rows_of
 from planner.report.summary import summary
+from planner.report.tables import read_tables
 from planner.report.text import find_unit, plan_text, unit_text
 from planner.rules.check import change_spec, check_spec
 from planner.search.decision import DEFAULT
@@ -20,6 +21,8 @@ from tests.planner.layout.test_memory import PAIR
 from tests.planner.test_shipped_specs import SPECS
 
 FLAGSHIP = "deepseek-h800.yaml"
+KEPT = {"memory": "48GiB", "disk": {"path": "/kv", "size": "4TB", "bandwidth": "6GB/s"}}
+TABLES = (*read_tables().usual, *read_tables().more)
 NUMBER = re.compile(r"\d(?:[\d,]*\d)?(?:\.\d+)?")
 
 
@@ -99,20 +102,45 @@ def test_the_first_lines_name_unknown_figures(shipped):
 
 def test_kept_kv_is_told_with_the_hits_that_it_gives(shipped, tmp_path):
     """Beside the spec's rate. Predictions read KV at the disk's rate, and 84 nodes a day begin with empty memory."""
-    kept = {"memory": "48GiB", "disk": {"path": "/kv", "size": "4TB", "bandwidth": "6GB/s"}}
-    plan, path = shipped(kv_cache=kept), tmp_path / "plan.json"
+    plan, path = shipped(kv_cache=KEPT), tmp_path / "plan.json"
     path.write_text(json.dumps(plan.as_json()))
     lines = lines_of(plan)
 
     assert lines["KV kept"] == (
         "a block stays 1.34 min in memory and 30 min on the disk in the busiest hour: 25.3% hits in Mooncake's"
-        " conversations, traffic.cache_hit_rate is 56.3%; up to 17.11 drive writes a day"
+        " conversations save 55.34 nodes (memory alone 13.4% and 29.23); traffic.cache_hit_rate is 56.3%; each pod"
+        " takes 416.6 GB of memory and makes up to 17.11 drive writes a day"
     )
     assert plan.kv_cache.kept.lost_share == pytest.approx(84 * 8 * 48 * 2**30 / 70_272 / (608e9 * 0.437), rel=1e-3)
     assert plan.performance["prefill"].operating_point.cache_read_gbps == 48
     assert "cache_read_rate" not in lines["assumed"]
     assert "KV kept" not in lines_of(shipped())
     assert read_plan(path).report == plan.report
+
+
+NOTES = [" ".join(note.split()) for table in TABLES for note in (table.note, *table.notes.values())]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SPECS.glob("*.yaml")))
+def test_a_note_speaks_of_what_its_table_shows(name, shipped):
+    """It quotes titles as they stand there, and names no key of PLAN.json."""
+    for table in plan_text(shipped(name), full=True).split("\n\n"):
+        words = " ".join(table.split())
+        quoted = {title for note in NOTES if note in words for title in re.findall('"([^"]+)"', note)}
+
+        assert all(words.lower().count(title.lower()) > 1 for title in quoted)
+
+    assert not [note for note in NOTES if re.search("[a-z]_[a-z]", note)]
+
+
+def test_a_sentence_about_a_figure_stands_where_the_figure_does(shipped):
+    """A cache without a disk writes to none; every name that a sentence belongs to is one of a plan."""
+    full = plan_text(shipped(kv_cache={"memory": "48GiB"}), full=True)
+    named = {part for row in shipped(kv_cache=KEPT).report for part in (*row.section.split("."), row.name)}
+
+    assert "endurance" in plan_text(shipped(kv_cache=KEPT), full=True)
+    assert not re.search("endurance|alone", full)
+    assert {name.rpartition(".")[2] for table in TABLES for name in table.notes} <= named
 
 
 def test_an_engine_that_cannot_run_it_is_a_blocker(shipped):
