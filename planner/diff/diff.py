@@ -43,6 +43,8 @@ LOADS = ("highest_load_of_most", "hours_beyond")
 SPEEDS = (
     "tokens_per_s_per_gpu",
     "tokens_per_s_per_unit",
+    "operating_point.utilisation",
+    "operating_point.requests",
     "ttft_ms",
     "slo.ttft_ms.promised",
     "ttft_promise",

@@ -16,6 +16,7 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["read_pair"]
 
 ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
+NO_FIGURES = "a folder keeps no figures, so its speed, cost and load are unknown"
 OLD_IS_PLANNED = "OLD is a spec and was planned as if nothing ran: give the plan that runs to see what really restarts"
 NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
 
@@ -40,6 +41,7 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan
         after = run_passes(after, before).plan
         notes.append(NEW_IS_PLANNED)
     notes += [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
+    notes += [f"{path}: {NO_FIGURES}" for path in (old, new) if path.is_dir()]
     return before, after, tuple(notes)
 
 

@@ -46,6 +46,8 @@ PROMISES = {"slo.ttft_ms.promised", "ttft_promise", "slo.tpot_ms.promised", "tpo
 SPEEDS = {
     "highest_load_of_most": "peak load over capacity",
     "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "operating_point.utilisation": "busy when predicted",
+    "operating_point.requests": "requests per group when predicted",
     "ttft_ms": "ms TTFT",
     "slo.ttft_ms.promised": "ms TTFT promised",
     "ttft_promise": "TTFT promise",
@@ -73,7 +75,7 @@ def headline(change: Change) -> str:
 
 def topics(change: Change) -> tuple[Topic, ...]:
     """Return all topics with something to say."""
-    performance = (Topic(phase, tuple(_figures(each, SPEEDS)), 5) for phase, each in change.performance.items())
+    performance = (Topic(phase, tuple(_figures(each, SPEEDS)), 7) for phase, each in change.performance.items())
     found = (
         Topic("verdict", verdicts(change), 6),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
@@ -217,8 +219,10 @@ def _figures(sides: Sides, names: dict[str, str]) -> Iterator[str]:
 
 
 def _missing(name: str, side: Mapping[str, Row]) -> str:
-    """Return what stands for a missing figure. A plan with figures has no promise where the spec makes none."""
-    return "none" if side and name in PROMISES else "unknown"
+    """Return what stands for a missing figure. A plan with figures lacks what its spec does not ask for."""
+    if side and name in PROMISES:
+        return "none"
+    return "no traffic" if name == "highest_load_of_most" and "tokens_per_s_per_gpu" in side else "unknown"
 
 
 def _format_figure(row: Row | None) -> str:

@@ -49,6 +49,18 @@ def test_a_warning_in_other_numbers_is_shown_with_both():
     assert f"peak load over capacity: {format_value(old)} -> {format_value(new)}" in text
 
 
+def test_a_latency_is_told_with_the_load_that_it_is_predicted_at():
+    """With traffic and an SLO prefill is predicted at another load, and its TTFT with it: that is no regression."""
+    left_out = ("traffic", "schedule", "cost", "operating_point", "kubernetes.controller")
+    spec = change_spec(base(SIZE)[0], {**dict.fromkeys(left_out), "decode.units": 2, "prefill.units": 4})
+    more = {"traffic": {"input_tokens": 60e9, "output_tokens": 8e9}, "slo.ttft_ms": 9000}
+    before, after = compile_plan(spec), compile_plan(change_spec(spec, more))
+    text = " ".join(diff_text(compare_plans(before, after)).split())
+
+    assert "peak load over capacity: no traffic -> " in text
+    assert re.search(r"busy when predicted: [\d.]+% -> [\d.]+% ms TTFT: ", text)
+
+
 def test_a_changed_warning_may_list_other_times():
     """The parts that have other numbers alone are still told with both."""
     before = Finding("traffic", None, "W138 asks for 121% at 03:30", "some wait", "plan more for 10:00, 14:00")
