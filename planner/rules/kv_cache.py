@@ -1,8 +1,7 @@
 """The rules of `kv_cache`: where KV of prompts is kept, and whether nodes and pods have room for it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any
 
 from planner.facts import names
 from planner.facts.engines import OURS
@@ -12,11 +11,11 @@ from planner.layout.host_memory import PROCESS_BYTES
 from planner.layout.memory import in_pages
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import for_example, nearest
-from planner.rules.forms import is_folder
+from planner.rules.forms import VOLUMES, is_folder
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 from planner.spec.kv_cache import KvCacheSpec
-from planner.spec.pods import is_in
+from planner.spec.pods import overlap
 from planner.spec.precision import KV_BYTES, kv_dtype
 
 __all__ = ["RULES"]
@@ -83,13 +82,14 @@ def pods_hold_kept_kv(c: Written) -> Iterator[Finding]:
 
 
 def disk_path_is_free(c: Written) -> Iterator[Finding]:
-    """Reject a path at which pods have something else."""
+    """Reject a path at which pods, or nodes for their volumes, have something else."""
     path: str = c[f"{DISK}.path"]
-    volumes: Sequence[Mapping[str, Any]] = c["kubernetes.volumes"]
-    taken = [*names.MOUNTED, *(volume.get("mount_path") for volume in volumes)]
+    volumes = [each for where in VOLUMES for each in c.get(where) or ()]
+    on_node = [] if c.get("kubernetes.kv_cache_claim") else [volume.get("host_path") for volume in volumes]
+    taken = [*names.MOUNTED, *(volume.get("mount_path") for volume in volumes), *on_node]
     if c.get("kubernetes.stage.source") is not None:
         taken.append(c.get("model.checkpoint"))
-    other = next((each for each in taken if each and (is_in(path, each) or is_in(each, path))), None)
+    other = next((each for each in taken if each and overlap(path, each)), None)
     if is_folder(path) and other is not None:
         fix = for_example("path: /mnt/nvme/kv")
         yield Finding(f"{DISK}.path", path, f"S413 must not be {other}, nor in or above it", "pods mount it", fix)

@@ -10,12 +10,18 @@ from planner.problems.fix import Fix, for_example, nearest
 from planner.rules.forms import VOLUMES, is_folder
 from planner.rules.rule import Rule
 from planner.rules.written import Written
-from planner.spec.pods import is_in, volume_of
+from planner.spec.pods import is_in, overlap, volume_of
 
 __all__ = ["RULES"]
 
 EACH_VOLUME = tuple(f"{volumes}.*" for volumes in VOLUMES)
 NOT_FREE = f"S413 must not be {' or '.join(names.MOUNTED)}, nor in or above one of them"
+# assumed: where Linux has programs, secrets and devices, and where container runtimes and the kubelet keep pods.
+SYSTEM = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/root", "/run", "/sbin"),
+    *("/sys", "/usr", "/var/run", "/var/lib/kubelet", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker"),
+    *("/var/lib/cni", "/var/lib/etcd", "/var/lib/rancher"),
+)
 RESERVED = "the pod keeps its own files there"
 EXAMPLE_DISKS = ("/mnt/nvme", "/local")  # one path is never in both
 Volumes = Sequence[Mapping[str, Any]]  # in the form of the spec
@@ -38,6 +44,15 @@ def mount_paths_are_free(c: Written, place: str) -> Iterator[Finding]:
     path: str = c[place]
     if is_folder(path) and _is_reserved(path):
         yield Finding(place, path, NOT_FREE, RESERVED, for_example("mount_path: /models"))
+
+
+def written_folders_are_free(c: Written, place: str) -> Iterator[Finding]:
+    """Reject a folder for our own files that is the system's: root writes there on the node."""
+    path: str = c[place]
+    other = next((each for each in SYSTEM if overlap(path, each)), None)
+    if is_folder(path) and other is not None:
+        rule, reason = f"S413 must not be {other}, nor in or above it", "the node's own programs and secrets are there"
+        yield Finding(place, path, rule, reason, for_example(f"{place.rpartition('.')[2]}: /mnt/nvme/tidemill"))
 
 
 def mount_paths_differ(c: Written, where: str) -> Iterator[Finding]:
@@ -74,12 +89,12 @@ def stage_target_is_outside_source(c: Written) -> Iterator[Finding]:
     source: str = c["kubernetes.stage.source"]
     volumes: Volumes = c["kubernetes.volumes"]
     original = _node_path(source, volumes)
-    if original is None or not (is_in(host_path, original) or is_in(original, host_path)):
+    if original is None or not overlap(host_path, original):
         return
     rule = f"S463 must be outside {original}, and not above it"
     reason = f"kubernetes.stage.source ({source}) is at that path on the nodes and would be copied onto itself"
     places = (f"{disk}/{posixpath.basename(source)}" for disk in EXAMPLE_DISKS)
-    free = next(place for place in places if not (is_in(place, original) or is_in(original, place)))
+    free = next(place for place in places if not overlap(place, original))
     yield Finding("kubernetes.stage.host_path", host_path, rule, reason, for_example(f"host_path: {free}"))
 
 
@@ -128,12 +143,13 @@ def _is_reserved(path: str) -> bool:
 
     A read-only volume above such a folder would leave nowhere to mount it.
     """
-    return any(is_in(path, mounted) or is_in(mounted, path) for mounted in names.MOUNTED)
+    return any(overlap(path, mounted) for mounted in names.MOUNTED)
 
 
 RULES = (
     Rule("S411", "fields", volumes_have_one_source, EACH_VOLUME),
     Rule("S413", "fields", mount_paths_are_free, [f"{volume}.mount_path" for volume in EACH_VOLUME]),
+    Rule("S413", "fields", written_folders_are_free, ["kv_cache.disk.path", "kubernetes.stage.host_path"]),
     Rule("S408", "fields", mount_paths_differ, VOLUMES),
     Rule("S457", "fields", stage_source_is_mounted),
     Rule("S463", "fields", stage_target_is_outside_source),

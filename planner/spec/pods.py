@@ -24,6 +24,7 @@ __all__ = [
     "Variables",
     "VolumeSpec",
     "is_in",
+    "overlap",
     "volume_of",
 ]
 
@@ -216,3 +217,8 @@ def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
 def is_in(path: str, folder: str | None) -> bool:
     """Return whether `path` is `folder`, or below it."""
     return folder is not None and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))
+
+
+def overlap(path: str, other: str) -> bool:
+    """Return whether one of two paths is the other one, or below it."""
+    return is_in(path, other) or is_in(other, path)

@@ -7,7 +7,8 @@
 
 With `nixl` in the launch file, a sender on this machine may write its rows to where they stay; a piece then brings only
 its checksum. It may go on writing until its connection ends (`sender.py`), however its request ended. So a place that
-was named and not handed over is in quarantine until then: its connection holds it, and nobody else gets it.
+was named and not handed over is in quarantine until then: its connection holds it, and nobody else gets it. Pages of
+the cache are never written to so: those of a held prefix are free again once the request is aborted.
 
 A connection carries one request at a time, and is kept for the next one. Whoever is refused loses it: the reason is
 said, and what still comes is thrown away. A refusal names nothing that only a unit of the same plan knows.
@@ -23,7 +24,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -58,12 +59,13 @@ MAX_QUEUED = 65_536  # the most that a spec lets a gateway queue for one decode 
 
 @dataclass
 class _Caller:
-    """A prefill rank's connection, and the place that it may write to until it has handed over, or the end."""
+    """A prefill rank's connection, the place that it may write to until it has handed over, and the prefix held."""
 
     stream: asyncio.StreamReader
     frames: FrameReader[FromPrefill]
     writer: asyncio.StreamWriter
     place: Tensor | None = None
+    prefix: HeldPrefix = field(default_factory=HeldPrefix)
 
 
 class KvReceiver:
@@ -117,6 +119,7 @@ class KvReceiver:
             caller.writer.transport.abort()
         else:  # the sender has to end the connection: only that tells when it writes no more
             caller.writer.write(encode_frame(Refused(request_id, "it was aborted")))
+            self._release(caller)  # at once: it writes to its place alone, and may go on for long
 
     async def serve(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one prefill rank's connection, until it closes, breaks the protocol or is refused."""
@@ -160,10 +163,9 @@ class KvReceiver:
         if not await self._tickets.redeem(offer.request_id, offer.ticket):
             return Refused(offer.request_id, "it has no ticket, or one that was used or has ended")
         self._arriving[offer.request_id] = caller  # nobody else has: there is one ticket
-        prefix = HeldPrefix()
         try:
             _check_offer(offer, self._launch, self._token_shape)
-            prefix = await _read_prefix(offer, payload_bytes, caller.frames)
+            prefix = caller.prefix = await _read_prefix(offer, payload_bytes, caller.frames)
             start = await self._hold(prefix)
             latents = await self._room(offer, start)
             self._proceed(offer, start, latents, caller)
@@ -173,14 +175,19 @@ class KvReceiver:
                 raise WireError("it was aborted")
             caller.place = None  # whoever hands over has nothing left to write
             self._accept(handover, latents, prefix)
-            prefix = HeldPrefix()  # the request has the other one now
+            caller.prefix = HeldPrefix()  # the request has the other one now
         except _Refusal as refusal:
             return Refused(offer.request_id, str(refusal))
         finally:
             self._arriving.pop(offer.request_id, None)
-            if prefix.root is not None and self._holder is not None:
-                self._holder.release(prefix)
+            self._release(caller)
         return Accepted(offer.request_id)
+
+    def _release(self, caller: _Caller) -> None:
+        """Let what is held for the request that does not arrive be evicted."""
+        prefix, caller.prefix = caller.prefix, HeldPrefix()
+        if prefix.root is not None and self._holder is not None:
+            self._holder.release(prefix)
 
     async def _hold(self, prefix: HeldPrefix) -> int:
         """Hold what this rank has of a prefix; return the number of tokens. The step loop answers between two steps."""

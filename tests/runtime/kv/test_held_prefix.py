@@ -9,19 +9,23 @@ from runtime.kv.cache import LatentCache
 from runtime.kv.held_prefix import HeldPrefix, HeldPrefixes
 from runtime.kv.host_memory import HostMemory
 from runtime.kv.index import NAME_BYTES
+from runtime.kv.receiver import KvReceiver
 from runtime.kv.sender import Outgoing
 from runtime.launch import read_unit_launch
 from runtime.protocol.block_chain import chain_blocks
 from runtime.protocol.counting import PAGE_TOKENS
-from runtime.protocol.messages import Proceed, Sampling
+from runtime.protocol.frames import FrameReader
+from runtime.protocol.messages import FromDecode, Proceed, Sampling
 from tests.runtime.kv.test_transfer import (
     BYTES_PER_TOKEN,
     HOST,
+    TOKEN_SHAPE,
     VOCAB_SIZE,
     arriving,
     counted,
     encode_frame,
     failure_of,
+    listening,
     transfer,
     with_pair,
     with_server,
@@ -52,6 +56,16 @@ class Holder:
 
     def release(self, prefix):
         self.held.remove(prefix)
+
+
+class Agent:
+    """An agent whose memory nobody writes to."""
+
+    def share(self, memory):
+        pass
+
+    def describe(self):
+        return b""
 
 
 def chain_of(prompt_ids):
@@ -122,6 +136,30 @@ def test_wrong_names_are_refused(launch, chain, reason):
 
     assert sentences[0].endswith(reason)
     assert len(pair.taken) == len(holder.held) == 1
+
+
+def test_an_abort_releases_a_prefix_before_its_sender_reacts(launch):
+    """The sender may still write to its place, but never to pages of the cache."""
+    sent, holder = long_transfer(launch), Holder(1)
+    chain = chain_of(sent.handover.prompt_ids)
+
+    async def use(pair):
+        pair.receiver = KvReceiver(launch, TOKEN_SHAPE, VOCAB_SIZE, pair._take, agent=Agent(), holder=holder)
+        async with listening(pair.receiver.serve) as (port, _):
+            pair.issue(sent)
+            stream, writer = await asyncio.open_connection(HOST, port)
+            replies = FrameReader(stream, FromDecode)
+            writer.write(encode_frame(sent.offer, len(chain)) + chain)
+            proceed, _ = await replies.read()
+            held = len(holder.held)
+            pair.receiver.abort(sent.offer.request_id)
+            kept = len(holder.held)
+            refused, _ = await replies.read()
+            writer.close()
+        assert proceed.address is not None
+        assert (held, kept, refused.reason) == (1, 0, "it was aborted")
+
+    assert with_pair(launch, use).taken == []
 
 
 @pytest.mark.parametrize("ended", ["aborted", "closed", "refused"])
