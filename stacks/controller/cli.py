@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from planner.problems.printable import printable
 __all__ = ["DEFINITION", "add_controller", "read_deployment"]
 
 DEFINITION = Path(__file__).parent / "definition.yaml"
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of DNS: others may lead to another path of the API
 
 
 def add_controller(commands: Any) -> None:
@@ -60,7 +62,7 @@ def read_deployment(written: str | None, command: str, default_namespace: str = 
     """
     namespace, _, name = (written or "").rpartition("/")
     namespace = namespace or ("" if "/" in (written or "") else default_namespace)
-    if namespace and name and "/" not in namespace:
+    if LABEL.fullmatch(namespace) and all(LABEL.fullmatch(each) for each in name.split(".")):
         return namespace, name
     rule, reason = "R501 must be NAMESPACE/NAME", "that is how kubectl get tidemill -A lists a deployment"
     fix = f"write the namespace and the name of a {DEPLOYMENT_KIND}, with a slash between them"
