@@ -58,6 +58,7 @@ NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?")  # of an object of Kuberne
 RESERVED = ("on", "off", "yes", "no", "true", "false", "null", "y", "n")  # no text to YAML 1.1
 MAX_LABEL = 63  # Flux labels every object with its Kustomization's name (fluxcd/flux2, issue 2004)
 REPOSITORY = re.compile(r"(https?|ssh)://[\w.@:/~-]+")
+HAS_SECRET = re.compile(r"https?://[^/]*@|ssh://[^/]*:[^/]*@")  # for HTTP a token may stand in the user's place
 OVERLAY = """\
 # What environment {name} has otherwise than {spec}: these keys replace the spec's, and null takes one away.
 kubernetes:
@@ -114,7 +115,7 @@ def require_plain(name: str, path: Path) -> None:
 
 def require_repository(address: str | None) -> str:
     """Return the address from which a cluster fetches the repository. Raises CallError for one that Flux cannot use."""
-    if address is None or not REPOSITORY.fullmatch(address) or re.search(r"://[^/]*:[^/]*@", address):
+    if address is None or not REPOSITORY.fullmatch(address) or HAS_SECRET.match(address):
         rule, reason = "R609 must be an https:// or ssh:// address without a password", "a cluster fetches from there"
         raise _refused("--repository", None, rule, reason, "for example ssh://git@git.example/team/deployments.git")
     return address

@@ -6,16 +6,18 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
+from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
 from planner.rules.check import change_spec, check_spec
 from stacks.cli import main
-from stacks.gitops.init import FORGES, engine_files, name_environments, require_repository, workflow_files
+from stacks.gitops.init import FORGES, Environment, engine_files, name_environments, require_repository, workflow_files
 from tests.stacks.deployments import DEMO_SPEC, write_demo
 
 ROOT = DEMO_SPEC.parents[2]
@@ -556,9 +558,33 @@ def test_argo_cd_applies_definitions_and_plan(spec, num_sources, names):
 
 @pytest.mark.parametrize(
     "address",
-    [None, "git@git.example:team/r.git", "https://user:pass@git.example/r", "https://git.example/a b", "/srv/r"],
+    [
+        None,
+        "git@git.example:team/r.git",
+        "https://user:pass@git.example/r",
+        "https://token@git.example/r",
+        "https://git.example/a b",
+        "/srv/r",
+    ],
 )
 def test_clusters_fetch_from_an_address(address):
     """Flux takes no other form of one, and a password would be committed."""
     with pytest.raises(CallError, match="R609"):
         require_repository(address)
+
+
+@pytest.mark.parametrize("word", ["null", "on", "1e3"])
+def test_a_word_of_yaml_stays_a_text(word):
+    """As the name of a plan, its namespace or its folder; and so does an address that ends in a colon."""
+    environment = Environment("prod", Path("spec.yaml"), (), Path(word))
+    spec = read_spec(DEMO_SPEC)
+    written = spec.written.model_copy(
+        update={"name": word, "kubernetes": spec.written.kubernetes.model_copy(update={"namespace": word})}
+    )
+    files = engine_files(environment, replace(spec, written=written), ("argocd", "flux"), "https://git.example/o/r:")
+    application = yaml.safe_load(files["clusters/prod/argocd.yaml"])
+    repository = next(yaml.safe_load_all(files["clusters/prod/flux.yaml"]))
+
+    assert application["spec"]["sources"][-1]["path"] == application["spec"]["destination"]["namespace"] == word
+    assert application["metadata"]["name"] == repository["metadata"]["name"] == word
+    assert repository["spec"]["url"] == "https://git.example/o/r:"
