@@ -174,7 +174,12 @@ def test_a_unit_that_leaves_the_plan_is_deleted_with_its_objects(cluster, apply)
     """No tool prunes it. LeaderWorkerSet's copies of former templates go as well."""
     leaving = UNITS[-1]
     apply(ONE_LESS, env={"REVISION": "2"})
-    cluster.play(lambda: deployment(cluster.custom)["status"]["unitNames"] == UNITS[:-1])
+    cluster.play(
+        lambda: (
+            deployment(cluster.custom)["status"]["unitNames"] == UNITS[:-1]
+            and condition(cluster.custom, "Current")[0] == "True"
+        )
+    )
     run_round(cluster.follower, time.time(), math.inf)
     revisions = client.AppsV1Api(cluster.core.api_client).list_namespaced_controller_revision(
         NAMESPACE, label_selector="leaderworkerset.sigs.k8s.io/name"
