@@ -157,16 +157,12 @@ def write_spec(folder: Path, cluster: Cluster, namespace: str) -> Path:
 
 
 def listing(api: ApiClient) -> set[tuple[str, str, str]]:
-    """Kind, namespace and name of every object of every kind that can be listed.
-
-    But for the root certificate that Kubernetes puts into each namespace, some time after it is made.
-    """
+    """Kind, namespace and name of every object of every kind that can be listed."""
     return {
         (resource["name"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
         for root, resource in _kinds(api)
         if "list" in resource["verbs"] and resource["name"] not in NOT_LISTED
         for item in _get(api, f"{root}/{resource['name']}")["items"] or []
-        if item["metadata"]["name"] != "kube-root-ca.crt"
     }
 
 

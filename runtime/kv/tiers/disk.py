@@ -236,12 +236,13 @@ class DiskTier:
         with self._writer.operation():
             if self._folder.has(tenant, [name]):
                 return
-            used = self._usage.take(self._charge)
-            if used is None:
-                self.counters.drop(TIER_FULL)
-            elif self._has_published(name, tenant, latents):
-                self.counters.wrote(self._form.file_bytes)
-                self._writing.succeeded()
+            with self._usage.writing():
+                used = self._usage.take(self._charge)
+                if used is None:
+                    self.counters.drop(TIER_FULL)
+                elif self._has_published(name, tenant, latents):
+                    self.counters.wrote(self._form.file_bytes)
+                    self._writing.succeeded()
         if used is None or used > HIGH * self._bound.max_bytes:
             self._clean()
 

@@ -2,13 +2,15 @@
 
     charge    what a file costs: its bytes, and at least MAX_BYTES / MAX_FILES, so one bound holds both
     used      the sum of charges, in the file `usage`: a writer adds to it before it writes, under the file's lock
+    writing   a file that writers share a lock on from that sum until their block is there
     owner     one tenant's blocks of one block_digest
     janitor   whoever has the lock on the file `janitor`; the kernel takes it back from a dead process
 
 A rank that starts scans nothing: it reads `usage`. Only a janitor walks the folder, when more than HIGH of the bound is
 used, and removes blocks until LOW is. It also counts anew what is used, for writers that were killed between their sum
-and their file. Until then `usage` is too high by a block for each of them. Blocks written during a walk may be counted
-twice until the next.
+and their file. Until then `usage` is too high by a block for each of them. A block between its sum and its file would
+be missed, so a count begins when there is none; if there always is one, the next walk counts. Blocks written during a
+walk may be counted twice until the next.
 
 Which blocks go: those that nobody used for a day, the oldest first, whoever owns them: a model's that was replaced, a
 tenant's who left. If that is not enough, the oldest of whoever owns most, until owners who have more than the others
@@ -83,12 +85,26 @@ class Usage:
         return used
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
-        with self._folder.root(create=True) as root, _opened_to_write(root, "usage") as file:
+    def writing(self) -> Iterator[None]:
+        """Hold this from a file's `take` until the file is there."""
+        with self._locked("writing", fcntl.LOCK_SH):
+            yield
+
+    def settled(self) -> int | None:
+        """Return what is used at a moment when every file that was taken is there; None if there is no such moment."""
+        try:
+            with self._locked("writing"):
+                return self.change(0)
+        except BlockingIOError:
+            return None
+
+    @contextmanager
+    def _locked(self, name: str = "usage", kind: int = fcntl.LOCK_EX) -> Iterator[int]:
+        with self._folder.root(create=True) as root, _opened_to_write(root, name) as file:
             until = time.monotonic() + LOCK_WAIT_S
-            while not _lock(file):
+            while not _lock(file, kind):
                 if time.monotonic() > until:
-                    raise BlockingIOError(errno.EAGAIN, f"somebody has locked it for {LOCK_WAIT_S:g} s", "usage")
+                    raise BlockingIOError(errno.EAGAIN, f"somebody has locked it for {LOCK_WAIT_S:g} s", name)
                 time.sleep(LOCK_TRY_S)
             yield file
 
@@ -111,19 +127,21 @@ class Janitor:
             used = self._usage.change(0)
             if not (disk_is_full or used > HIGH * self._bound.max_bytes or _is_due(lock)):
                 return 0
-            owners = self._count(root, used)
+            owners = self._count(root)
             num_removed = self._remove(root, self._choose(owners, disk_is_full=disk_is_full))
             os.pwrite(lock, b"\n", 0)  # its time is when everything was counted
             return num_removed
 
-    def _count(self, root: int, used_before: int) -> dict[Owner, "_Owned"]:
+    def _count(self, root: int) -> dict[Owner, "_Owned"]:
         """Walk the folder and set right what is used."""
+        used_before = self._usage.settled()
         owners: dict[Owner, _Owned] = {}
         for owner, _, _, found in _files(root):
             owned = owners.setdefault(owner, _Owned())
             owned.used_ns.append(found.st_mtime_ns)
             owned.charges.append(self._bound.charge(found.st_size))
-        self._usage.change(sum(sum(owned.charges) for owned in owners.values()) - used_before)
+        if used_before is not None:
+            self._usage.change(sum(sum(owned.charges) for owned in owners.values()) - used_before)
         return owners
 
     def _choose(self, owners: dict[Owner, "_Owned"], *, disk_is_full: bool) -> dict[Owner, int]:
@@ -270,10 +288,10 @@ def _opened_to_write(folder: int, name: str) -> Iterator[int]:
         os.close(file)
 
 
-def _lock(file: int) -> bool:
+def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file until it is closed; return False if somebody else has."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
