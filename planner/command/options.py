@@ -1,13 +1,26 @@
 """A command's place in `--help`, and the options that several commands have."""
 
 import argparse
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.command.examples import EXAMPLES
+__all__ = [
+    "EXAMPLES",
+    "EXIT_STATUSES",
+    "add_command",
+    "add_format",
+    "add_given",
+    "add_overlays",
+    "add_previous",
+    "add_spec",
+]
 
-__all__ = ["EXIT_STATUSES", "add_command", "add_format", "add_given", "add_overlays", "add_previous", "add_spec"]
-
+# command -> (words after it, their purpose)
+EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = json.loads(
+    Path(__file__).with_name("examples.json").read_text(encoding="utf-8")
+)
 MAX_CALL = 56  # characters of a call beside which purposes are aligned
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.facts.catalog import GPUS
+from planner.facts.catalog import GPUS, SUGGESTED_GPU
 from planner.facts.gpu_names import same_gpu
 from planner.families import MODELS
 from planner.guide.first_spec import Answers, Kubernetes, Slo, Traffic
@@ -159,8 +159,8 @@ def _wrong(option: str, words: str | None, rule: str, reason: str, fix: Fix | st
 
 
 QUESTIONS = (
-    Question("--model", "Model of the catalog", "deepseek-r1", "NAME", _read_model, is_required=True),
-    Question("--gpu", f"GPU ({', '.join(PLANNED_GPUS)})", "h200", "NAME", _read_gpu, is_required=True),
+    Question("--model", "Model of the catalog", next(iter(MODELS)), "NAME", _read_model, is_required=True),
+    Question("--gpu", f"GPU ({', '.join(PLANNED_GPUS)})", SUGGESTED_GPU, "NAME", _read_gpu, is_required=True),
     Question("--nodes", "Nodes, and GPUs of each", "1x8", "NODES[xGPUS]", _read_nodes, is_required=True),
     Question("--traffic", "Input/output tokens of a day, or none", NONE, "INPUT/OUTPUT", _read_traffic),
     Question("--slo", "Promised TTFT/TPOT in ms, or none", NONE, "TTFT/TPOT", _read_slo),

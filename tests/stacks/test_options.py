@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from planner.command.examples import EXAMPLES
+from planner.command.options import EXAMPLES
 from planner.problems.errors import CallError
 from runtime.gateway.tenants.keys import KeyRing
 from stacks import cli
