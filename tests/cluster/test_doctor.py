@@ -47,6 +47,7 @@ def core(cluster):
 def spec(cluster, core, tmp_path_factory):
     """The demo on three of the nodes, in a namespace of somebody else's that is there."""
     core.create_namespace({"metadata": {"name": NAMESPACE}})
+    wait_until(lambda: core.list_namespaced_config_map(NAMESPACE).items, BOUND_TIMEOUT_S)  # Kubernetes' certificate
     path = write_spec(tmp_path_factory.mktemp("doctor"), cluster, NAMESPACE)
     change(path, lambda document: document["kubernetes"].update(create_namespace=False))
     yield path
