@@ -10,10 +10,10 @@ from stacks.controller.decide import Decision
 from stacks.controller.follower import Follower, apply_scale, report_event
 from stacks.controller.heal import FaultReports, find_node_health, find_reports, heal
 from stacks.controller.observe import unit_pods
-from stacks.controller.report import HEALTHY, previous_condition
+from stacks.controller.report import HEALTHY
 from stacks.controller.situation import Situation
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, find_condition
 
 __all__ = ["handle_faulty_nodes"]
 
@@ -48,7 +48,7 @@ def handle_faulty_nodes(
     if healing.move:
         apply_scale(follower, deployment, healing.move, now)
     problems = [*healing.problems, *([reports.problem] if reports.problem else [])]
-    said = previous_condition(deployment, HEALTHY).get("message", "").split("; ")
+    said = find_condition(deployment, HEALTHY).get("message", "").split("; ")
     for problem in problems:
         if problem not in said:
             report_event(follower, deployment, "Stuck", problem, now, is_warning=True)

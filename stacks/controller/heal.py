@@ -21,7 +21,7 @@ from planner.facts import names
 from stacks.controller.clock import parse_instant
 from stacks.controller.decide import Decision, Scale
 from stacks.controller.situation import LiveUnit, Situation
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, list_conditions
 from stacks.kube.taints import repelling_taints, taint_text
 
 __all__ = ["FaultReports", "Healing", "NodeHealth", "find_node_health", "find_reports", "heal"]
@@ -156,9 +156,8 @@ def _is_over(pod: Manifest, now: float) -> bool:
 
 
 def _reports_fault(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str]) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
     own = {f"{key}={value}" for key, value in (node["metadata"].get("labels") or {}).items()}
-    return any((each["type"], each["status"]) in faults for each in conditions) or not own.isdisjoint(labels)
+    return any((each["type"], each["status"]) in faults for each in list_conditions(node)) or not own.isdisjoint(labels)
 
 
 def _reported_lately(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str], now: float) -> bool:
@@ -170,8 +169,7 @@ def _reported_lately(node: Manifest, faults: Collection[tuple[str, str]], labels
 def _change_times(node: Manifest, faults: Collection[tuple[str, str]]) -> Iterator[str]:
     """Yield when the conditions changed by which a node reports faults."""
     kinds = {kind for kind, _ in faults}
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return (each.get("lastTransitionTime") or "" for each in conditions if each["type"] in kinds)
+    return (each.get("lastTransitionTime") or "" for each in list_conditions(node) if each["type"] in kinds)
 
 
 def _taint_times(node: Manifest) -> Iterator[str]:

@@ -20,11 +20,11 @@ from stacks.controller.lend import Marks, decide_marks, lending_events
 from stacks.controller.measure import Measurement, measure, previous_suspects
 from stacks.controller.observe import CURRENT, Observation, WrongDay, find_deployment, observe, previous_marks
 from stacks.controller.quota import update_quota
-from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wrong_day_status, previous_condition
+from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wrong_day_status
 from stacks.controller.situation import Situation
 from stacks.controller.sweep import remove_departed, sweep
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, find_condition
 
 __all__ = ["PERIOD_S", "follow", "run_once", "run_round"]
 
@@ -109,7 +109,7 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
         (FORECAST, "BeyondPlan", decision.unmet_demand),
         (CURRENT, "Stopped", (decision.turns.reason,) if decision.turns.is_stopped else ()),
     ):
-        said = previous_condition(deployment, condition).get("message", "").split("; ")
+        said = find_condition(deployment, condition).get("message", "").split("; ")
         yield from ((reason, each, True) for each in messages if each not in said)
     before = previous_suspects(deployment)
     after = before if measurement.suspects is None else measurement.suspects

@@ -17,7 +17,7 @@ from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.manifest import Manifest, Reference, find_condition
 from stacks.kube.readiness import missing, num_withheld
 
 __all__ = [
@@ -217,19 +217,17 @@ def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
 
     Until its own controller has seen that it is on, its status tells of an earlier start.
     """
-    conditions = (unit.get("status") or {}).get("conditions") or []
-    starting = [each for each in conditions if (each["type"], each["status"]) == ("Progressing", "True")]
-    if not starting or not _is_observed(unit):
+    starting = find_condition(unit, "Progressing")
+    if starting.get("status") != "True" or not _is_observed(unit):
         return False
-    since = parse_instant(starting[0].get("lastTransitionTime") or "")
+    since = parse_instant(starting.get("lastTransitionTime") or "")
     return since is not None and "readySeconds" in spec and now - since > spec["readySeconds"]
 
 
 def _outdated_since(deployment: Manifest, now: float) -> float:
     """Return since when units are outdated, as the status has it; `now` if it does not say so yet."""
-    conditions = (deployment.get("status") or {}).get("conditions") or []
-    found = [each["lastTransitionTime"] for each in conditions if (each["type"], each["status"]) == (CURRENT, "False")]
-    since = parse_instant(found[0]) if found else None
+    current = find_condition(deployment, CURRENT)
+    since = parse_instant(current["lastTransitionTime"]) if current.get("status") == "False" else None
     return now if since is None else since
 
 

@@ -28,6 +28,7 @@ from stacks.controller.observe import CURRENT
 from stacks.controller.situation import Orders, Situation
 from stacks.controller.stragglers import Suspect
 from stacks.controller.turns import Turns
+from stacks.kube.manifest import find_condition
 
 __all__ = [
     "FOLLOWING",
@@ -36,7 +37,6 @@ __all__ = [
     "Status",
     "build_status",
     "build_wrong_day_status",
-    "previous_condition",
     "timestamp",
 ]
 
@@ -70,7 +70,7 @@ def build_status(
         (FOLLOWING, *_following_status(situation.orders, decision), decision.reason),
         (CURRENT, *_current_status(decision.turns, [unit.name for unit in situation.departed])),
         (SERVED, "False" if decision.shortages else "True", *_served_reason(decision.shortages)),
-        *_healthy_condition(problems, previous_condition(deployment, HEALTHY)),
+        *_healthy_condition(problems, find_condition(deployment, HEALTHY)),
         *_forecast_condition(decision, demand),
     ]
     return {
@@ -100,12 +100,6 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
 def timestamp(instant: float) -> str:
     """Return an instant as Kubernetes writes it: `2026-11-24T06:00:00Z`."""
     return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def previous_condition(deployment: Mapping[str, Any], kind: str) -> Mapping[str, str]:
-    """Return the condition of a kind as it was written last; empty if there is none."""
-    written = (deployment.get("status") or {}).get("conditions") or []
-    return next((each for each in written if each["type"] == kind), {})
 
 
 def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
@@ -205,7 +199,7 @@ def _next_change_text(change: NextChange | None, timezone: str, clock: Clock) ->
 
 
 def _conditions_json(conditions: Sequence[Condition], deployment: Mapping[str, Any], now: float) -> dict[str, Any]:
-    before = {kind: previous_condition(deployment, kind) for kind, *_ in conditions}
+    before = {kind: find_condition(deployment, kind) for kind, *_ in conditions}
     return {
         "observedGeneration": deployment["metadata"]["generation"],
         "conditions": list(_conditions(conditions, before, now)),

@@ -68,7 +68,8 @@ def sweep(follower: Follower, deployment: Manifest, now: float, elapsed_s: float
         pods = api.list_all("v1", "Pod", namespace, labelSelector=selector, resourceVersion="0")
         revisions = api.list_all("apps/v1", "ControllerRevision", namespace, labelSelector=SET_LABEL)
         unused = find_unused_revisions(units, pods, revisions)
-        kept = [each for each in revisions if object_uid(each) not in {object_uid(old) for old in unused}]
+        unused_uids = {object_uid(each) for each in unused}
+        kept = [each for each in revisions if object_uid(each) not in unused_uids]
         gateways = api.list_all("apps/v1", "Deployment", namespace, labelSelector=selector)
         configs = api.list_metadata("v1", "ConfigMap", namespace, labelSelector=selector)
         for each in [*unused, *find_unused_configs([*units, *pods, *kept, *gateways], configs, now)]:

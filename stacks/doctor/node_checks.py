@@ -11,7 +11,7 @@ from decimal import Decimal
 from stacks.doctor.facts import ClusterFacts
 from stacks.doctor.findings import Check, Finding
 from stacks.doctor.needs import Needs, PodSet, pod_requests, sum_amounts
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, find_condition
 from stacks.kube.pods import unready_nodes
 from stacks.kube.quantities import Amounts, amount_text, amounts
 from stacks.kube.taints import repelling_taints, taint_text
@@ -118,8 +118,7 @@ def _explain_absence(name: str, known: Mapping[str, Manifest]) -> tuple[str, str
 
 
 def _explain_unready(node: Manifest) -> str:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    ready: Mapping[str, str] = next((each for each in conditions if each["type"] == "Ready"), {})
+    ready = find_condition(node, "Ready")
     said = ready.get("message") or ready.get("reason") or "it has not reported yet"
     return " ".join(said.split()).rstrip(".")
 

@@ -25,8 +25,8 @@ from planner.plan.load import read_plan
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError
-from planner.problems.finding import Finding
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
+from stacks.gitops.refusals import link_refused, refused
 from stacks.gitops.report import Report
 
 __all__ = ["Call", "check_change", "note_unknown", "plan_before", "require_call"]
@@ -59,15 +59,17 @@ def require_call(call: Call) -> None:
             if condition.needs_figures:
                 reason = "a folder keeps no figures, so those before the change follow from the base's spec"
                 fix = "give --base, with a checkout of the branch that the change is for"
-                raise _refused("--fail-on", condition.word, "R602 needs --base", reason, fix)
+                raise refused(CHECK, "--fail-on", condition.word, "R602 needs --base", reason, fix)
         return
     if not call.base.is_dir():
         rule, reason = "R603 must be a folder", "it is the checkout of the branch that the change is for"
-        raise _refused("--base", str(call.base), rule, reason, "for example git worktree add ../base origin/main")
+        raise refused(CHECK, "--base", str(call.base), rule, reason, "for example git worktree add ../base origin/main")
     for name, path in (("SPEC", call.spec), ("FOLDER", call.folder), *(("-f", each) for each in call.overlays)):
         if path.is_absolute() or ".." in path.parts:
             rule, reason = "R604 must be a path inside the checkout", "--base has the same file at the same path"
-            raise _refused(name, str(path), rule, reason, "call tidemill in the checkout, and give a relative path")
+            raise refused(
+                CHECK, name, str(path), rule, reason, "call tidemill in the checkout, and give a relative path"
+            )
 
 
 def check_change(call: Call) -> tuple[Plan, Report]:
@@ -96,8 +98,7 @@ def _refuse_links(path: Path, top: Path) -> None:
     for each in (path, *path.parents):
         is_inside = each == path or any(each != end and each.is_relative_to(end) for end in ends)
         if is_inside and each.is_symlink():
-            rule, reason = "R608 must not be a link", "what it leads to may belong to somebody else"
-            raise _refused("", None, rule, reason, "put a folder or file in its place", os.path.relpath(each))
+            raise link_refused(os.path.relpath(each))
 
 
 def _checkout_of(path: Path) -> Path:
@@ -172,7 +173,3 @@ def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:
 def note_unknown(why: str) -> list[str]:
     """Return what a change says of figures that are unknown before it, as `plan_before` found."""
     return [f"figures before the change are unknown: {why}"] if why else []
-
-
-def _refused(path: str, value: str | None, rule: str, reason: str, fix: str, file: str = CHECK) -> CallError:
-    return CallError([Finding(path, value, rule, reason, fix).at(file)])

@@ -22,9 +22,10 @@ from threading import Thread
 from typing import Any, Literal, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
-from planner.problems.errors import CallError, TidemillError
+from planner.problems.errors import TidemillError
 from planner.problems.finding import Finding
 from planner.problems.printable import without_passwords
+from stacks.gitops.refusals import PROPOSE, refused
 
 __all__ = [
     "FORGES",
@@ -49,7 +50,6 @@ HOSTS: dict[str, Forge] = {
 }
 TOKEN = "TIDEMILL_TOKEN"  # noqa: S105 (the variable's name)
 TOKEN_USER = "x-access-token"  # noqa: S105 (the name that the token is sent with)
-COMMAND = "tidemill gitops propose"
 SCP = re.compile(r"(?:[\w.-]+@)?([\w.-]+):(?!/)(.+)")  # git@github.com:owner/name.git
 PATH = re.compile(r"(?!.*(^|/)\.+(/|$))[\w.~-]+(/[\w.~-]+)+")
 TIMEOUT_S = 30  # assumed: of each read from a forge
@@ -67,7 +67,7 @@ class ForgeError(TidemillError):
     exit_status = 1
 
     def __init__(self, repository: "Repository", reason: str, fix: str = "correct what it says") -> None:
-        rule = f"R617 must let {COMMAND} read and write pull requests"
+        rule = f"R617 must let {PROPOSE} read and write pull requests"
         shown = repository.without_token(reason)
         super().__init__([Finding("", None, rule, shown, fix).at(repository.api)])
 
@@ -120,12 +120,12 @@ def read_repository(address: str, forge: Forge | None) -> Repository:
     token = os.environ.get(TOKEN, "")
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         rule, reason = "R610 must hold a token", "the branch is pushed, and the pull request opened, with its rights"
-        _refuse(TOKEN, None, rule, reason, "export one that may write code and pull requests")
+        raise refused(PROPOSE, TOKEN, None, rule, reason, "export one that may write code and pull requests")
     host, path = _split(address)
     known = forge or HOSTS.get(urlsplit(host).hostname or "")
     if known is None:
         rule, reason = "R612 must be given for this host", f"{host} may be any of {', '.join(FORGES)}"
-        _refuse("--forge", None, rule, reason, "for example --forge gitea")
+        raise refused(PROPOSE, "--forge", None, rule, reason, "for example --forge gitea")
     if not PATH.fullmatch(path) or (known != "gitlab" and path.count("/") != 1):
         _refuse_address(address, "it names no repository of an owner")
     return Repository(known, address, host, path, token)
@@ -355,8 +355,11 @@ def _is_loopback(name: str) -> bool:
 
 def _refuse_address(address: str, reason: str) -> NoReturn:
     rule = f"R611 must be the address of a repository of {', '.join(FORGES)}"
-    _refuse("--remote", without_passwords(address), rule, reason, "git remote set-url NAME https://HOST/OWNER/NAME.git")
-
-
-def _refuse(path: str, value: str | None, rule: str, reason: str, fix: str) -> NoReturn:
-    raise CallError([Finding(path, value, rule, reason, fix).at(COMMAND)])
+    raise refused(
+        PROPOSE,
+        "--remote",
+        without_passwords(address),
+        rule,
+        reason,
+        "git remote set-url NAME https://HOST/OWNER/NAME.git",
+    )

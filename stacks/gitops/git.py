@@ -17,6 +17,7 @@ from pathlib import Path
 from planner.problems.errors import CallError, TidemillError
 from planner.problems.finding import Finding
 from stacks.gitops.forge import TOKEN, TOKEN_USER, Repository
+from stacks.gitops.refusals import PROPOSE, refused
 
 __all__ = [
     "Checkout",
@@ -39,7 +40,6 @@ __all__ = [
 ]
 
 TIMEOUT_S = 600  # assumed: a fetch of a repository of manifests takes seconds
-COMMAND = "tidemill gitops propose"
 TRAILER = "Tidemill-Proposal: "
 NO_TRACES = {"GIT_TRACE2": "0", "GIT_TRACE2_EVENT": "0", "GIT_TRACE2_PERF": "0"}  # git config may name files for them
 UNATTENDED = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "GIT_LITERAL_PATHSPECS": "1", "LC_ALL": "C"}
@@ -52,7 +52,7 @@ class GitError(TidemillError):
     exit_status = 1
 
     def __init__(self, verb: str, reason: str, fix: str = "correct what git says, and call it again") -> None:
-        super().__init__([Finding("", None, f"R616 git {verb} failed", reason, fix).at(COMMAND)])
+        super().__init__([Finding("", None, f"R616 git {verb} failed", reason, fix).at(PROPOSE)])
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def require_within(root: Path, name: str, path: Path) -> Path:
     found, top = (Path.cwd() / path).resolve(), root.resolve()
     if not found.is_relative_to(top) or found == top:
         rule, reason = "R613 must be a path inside the checkout, also behind links", "a commit holds nothing else"
-        raise _refused(name, str(path), rule, reason, "give a path inside it that no link leads out of")
+        raise refused(PROPOSE, name, str(path), rule, reason, "give a path inside it that no link leads out of")
     return found.relative_to(top)
 
 
@@ -108,9 +108,9 @@ def require_branch(checkout: Checkout, branch: str, into: str) -> None:
         if _git("check-ref-format", ["--branch", branch], checkout.root).strip() != branch or branch == "@":
             raise GitError("check-ref-format", "it is short for another name")  # such as @{-1}
     except GitError:
-        raise _refused("--branch", branch, rule, "git takes no such name", fix) from None
+        raise refused(PROPOSE, "--branch", branch, rule, "git takes no such name", fix) from None
     if branch == into:
-        raise _refused("--branch", branch, rule, "a pull request needs two branches", fix)
+        raise refused(PROPOSE, "--branch", branch, rule, "a pull request needs two branches", fix)
 
 
 def read_heads(checkout: Checkout, repository: Repository, into: str | None, branch: str) -> Heads:
@@ -151,7 +151,7 @@ def _lacks_history() -> GitError:
 
 def changed_elsewhere(path: str, reason: str, fix: str) -> CallError:
     """Return the error for a file that is another one on the branch that the change is for."""
-    return _refused("", None, "R614 must be as the branch has it", reason, fix, path)
+    return refused(path, "", None, "R614 must be as the branch has it", reason, fix)
 
 
 def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:
@@ -300,7 +300,3 @@ def _last_words(stderr: str, repository: Repository | None) -> str:
     lines = [line for line in stderr.splitlines() if line.startswith(("fatal:", "error:", " ! [", "remote:"))]
     said = "; ".join(line.strip() for line in lines) or "it says nothing"
     return repository.without_token(said) if repository else said
-
-
-def _refused(path: str, value: str | None, rule: str, reason: str, fix: str, file: str = COMMAND) -> CallError:
-    return CallError([Finding(path, value, rule, reason, fix).at(file)])

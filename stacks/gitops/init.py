@@ -22,6 +22,7 @@ from planner.problems.output import write_result
 from planner.spec.resolved import ResolvedSpec
 from stacks.controller.cli import DEFINITION
 from stacks.gitops.comment import MAX_BYTES, MAX_COMMENT
+from stacks.gitops.refusals import INIT, link_refused, refused
 
 __all__ = [
     "ENGINES",
@@ -110,14 +111,16 @@ def require_plain(name: str, path: Path) -> None:
             "a job's script has it",
         )
         fix = "call tidemill at the root of the repository, for example with deploy/spec.yaml"
-        raise _refused(name, str(path), rule, reason, fix)
+        raise refused(INIT, name, str(path), rule, reason, fix)
 
 
 def require_repository(address: str | None) -> str:
     """Return the address from which a cluster fetches the repository. Raises CallError for one that Flux cannot use."""
     if address is None or not REPOSITORY.fullmatch(address) or HAS_SECRET.match(address):
         rule, reason = "R609 must be an https:// or ssh:// address without a password", "a cluster fetches from there"
-        raise _refused("--repository", None, rule, reason, "for example ssh://git@git.example/team/deployments.git")
+        raise refused(
+            INIT, "--repository", None, rule, reason, "for example ssh://git@git.example/team/deployments.git"
+        )
     return address
 
 
@@ -216,8 +219,7 @@ def _make_folder(root: Path, path: str) -> None:
 def _refuse_links(root: Path, path: str) -> None:
     for each in (Path(path), *Path(path).parents):
         if (root / each).is_symlink():
-            rule, reason = "R608 must not be a link", "what it leads to may belong to somebody else"
-            raise _refused("", None, rule, reason, "put a folder or file in its place", str(each))
+            raise link_refused(str(each))
 
 
 def _require_name(name: str) -> str:
@@ -230,7 +232,7 @@ def _require_name(name: str) -> str:
 
 def _wrong_name(names: str, reason: str, fix: str) -> CallError:
     rule = "R620 must be names of at most 32 small letters, digits and -, with commas between them"
-    return _refused("--environments", names, rule, reason, fix)
+    return refused(INIT, "--environments", names, rule, reason, fix)
 
 
 def _fill(template: str, values: dict[str, object]) -> str:
@@ -248,9 +250,3 @@ def _fill(template: str, values: dict[str, object]) -> str:
 
 def _text_in(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
-
-
-def _refused(
-    path: str, value: str | None, rule: str, reason: str, fix: str, file: str = "tidemill gitops init"
-) -> CallError:
-    return CallError([Finding(path, value, rule, reason, fix).at(file)])

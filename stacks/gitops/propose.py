@@ -28,7 +28,6 @@ from planner.manifests.folder import files_of, kept_plan, require_same_name, wri
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
-from planner.problems.finding import Finding
 from planner.problems.printable import printable, without_passwords
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import read_content
@@ -61,6 +60,7 @@ from stacks.gitops.git import (
     require_unchanged,
     require_within,
 )
+from stacks.gitops.refusals import PROPOSE, refused
 from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
 
 __all__ = [
@@ -229,7 +229,9 @@ def require_payback(call: Call) -> None:
     """Raise CallError for a payback that is no time, or that nothing is judged by."""
     if call.most_hours is not None and (call.loads is None or not 0 < call.most_hours < math.inf):
         rule, reason = "R619 must be a number above 0, beside --loads", "new expert maps have to pay for their restarts"
-        raise _refused("--payback", str(call.most_hours), rule, reason, f"for example --payback {PAYBACK_HOURS:g}")
+        raise refused(
+            PROPOSE, "--payback", str(call.most_hours), rule, reason, f"for example --payback {PAYBACK_HOURS:g}"
+        )
 
 
 def _read_source(checkout: Checkout, call: Call) -> Source:
@@ -369,8 +371,4 @@ def _text(proposal: Proposal) -> str:
 def wrong_loads(value: str | None, reason: str, fix: str) -> CallError:
     """Return the error for loads that cannot take the place of the spec's."""
     rule = "R615 must be a file of loads, to replace the spec's expert_load.file"
-    return _refused("--loads", value, rule, reason, fix)
-
-
-def _refused(path: str, value: str | None, rule: str, reason: str, fix: str) -> CallError:
-    return CallError([Finding(path, value, rule, reason, fix).at("tidemill gitops propose")])
+    return refused(PROPOSE, "--loads", value, rule, reason, fix)

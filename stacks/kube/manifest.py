@@ -3,11 +3,22 @@
 A manifest is plain JSON, decoded from YAML or from Pulumi. The server checks the rest of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CORE", "OBJECTS", "Manifest", "Reference", "is_ending", "mounted_configs", "object_uid", "type_token"]
+__all__ = [
+    "CORE",
+    "OBJECTS",
+    "Manifest",
+    "Reference",
+    "find_condition",
+    "is_ending",
+    "list_conditions",
+    "mounted_configs",
+    "object_uid",
+    "type_token",
+]
 
 Manifest = dict[str, Any]
 
@@ -52,6 +63,16 @@ def object_uid(live: Manifest) -> str:
 def is_ending(live: Manifest) -> bool:
     """Return whether a live object is being deleted."""
     return "deletionTimestamp" in live["metadata"]
+
+
+def list_conditions(live: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the conditions in a live object's status."""
+    return (live.get("status") or {}).get("conditions") or []
+
+
+def find_condition(live: Mapping[str, Any], kind: str) -> dict[str, str]:
+    """Return the condition of a kind; empty if a live object has none."""
+    return next((each for each in list_conditions(live) if each["type"] == kind), {})
 
 
 def mounted_configs(value: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, find_condition
 
 __all__ = ["cannot_start", "make_pod", "pod_selector", "reasons", "template_place", "unready_nodes"]
 
@@ -67,10 +67,9 @@ def cannot_start(pod: Manifest) -> bool:
 
     That is an image, a node, or a container that stays up.
     """
-    scheduled = _condition(pod, "PodScheduled")
     waiting = [(each.get("state") or {}).get("waiting") or {} for each in _containers(pod)]
     is_stuck = any(each.get("reason") in PULL_REASONS | {"CrashLoopBackOff"} for each in waiting)
-    return is_stuck or (scheduled is not None and scheduled["status"] == "False")
+    return is_stuck or find_condition(pod, "PodScheduled").get("status") == "False"
 
 
 def _containers(pod: Manifest) -> list[dict[str, Any]]:
@@ -85,7 +84,7 @@ def _pod_reasons(pod: Manifest, down: Set[str]) -> Iterator[str]:
         yield f"node {node} is not ready"
     elif pod["metadata"].get("deletionTimestamp"):
         yield "being deleted"
-    if (scheduled := _condition(pod, "PodScheduled")) and scheduled["status"] == "False":
+    if (scheduled := find_condition(pod, "PodScheduled")) and scheduled["status"] == "False":
         yield f"no node for it: {_line(scheduled.get('message') or scheduled.get('reason') or 'unknown')}"
     elif not node:
         yield "not yet seen by the scheduler"
@@ -115,7 +114,7 @@ def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
 
 def _object_reasons(live: Manifest, events: Sequence[Manifest]) -> Iterator[str]:
     """Yield why there are no pods."""
-    if (failure := _condition(live, "ReplicaFailure")) and failure["status"] == "True":
+    if (failure := find_condition(live, "ReplicaFailure")) and failure["status"] == "True":
         yield _line(failure.get("message") or failure.get("reason") or "its pods cannot be created")
     elif events:
         latest = max(events, key=_time)
@@ -131,13 +130,7 @@ def _time(event: Manifest) -> str:
 
 
 def _is_true(live: Manifest, kind: str) -> bool:
-    found = _condition(live, kind)
-    return found is not None and found["status"] == "True"
-
-
-def _condition(live: Manifest, kind: str) -> dict[str, str] | None:
-    conditions = (live.get("status") or {}).get("conditions") or []
-    return next((each for each in conditions if each["type"] == kind), None)
+    return find_condition(live, kind).get("status") == "True"
 
 
 def _name_pods(names: Sequence[str]) -> str:

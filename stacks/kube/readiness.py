@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planner.facts import names
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, list_conditions
 
 __all__ = ["MISSING", "is_awaited", "is_off", "is_withheld", "missing", "num_withheld"]
 
@@ -83,7 +83,7 @@ def _leader_worker_set(live: Manifest) -> str | None:
     """
     if not _wanted_replicas(live):
         return None
-    is_available = any(each["type"] == "Available" and each["status"] == "True" for each in _conditions(live))
+    is_available = any(each["type"] == "Available" and each["status"] == "True" for each in list_conditions(live))
     return (
         _unseen_spec(live)
         or _too_few(live, "updatedReplicas", "groups updated", num_withheld(live))
@@ -94,7 +94,7 @@ def _leader_worker_set(live: Manifest) -> str | None:
 
 def _job(live: Manifest) -> str | None:
     """Return what is missing until the job is complete. A suspended job is not waited for."""
-    text = {each["type"]: each for each in _conditions(live) if each["status"] == "True"}
+    text = {each["type"]: each for each in list_conditions(live) if each["status"] == "True"}
     if "Complete" in text or live["spec"].get("suspend"):
         return None
     return f"it has failed: {_condition_text(text['Failed'])}" if "Failed" in text else "it is not complete"
@@ -107,7 +107,7 @@ def _pod(live: Manifest) -> str | None:
 
 def _ready_condition(live: Manifest) -> str | None:
     """Return what is missing by the object's condition `Ready`."""
-    ready = next((each for each in _conditions(live) if each["type"] == "Ready"), None)
+    ready = next((each for each in list_conditions(live) if each["type"] == "Ready"), None)
     return None if ready is None or ready["status"] == "True" else f"it is not ready: {_condition_text(ready)}"
 
 
@@ -153,7 +153,3 @@ def _count(live: Manifest, field: str) -> int:
 
 def _status(live: Manifest) -> dict[str, Any]:
     return live.get("status") or {}
-
-
-def _conditions(live: Manifest) -> list[dict[str, str]]:
-    return _status(live).get("conditions") or []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stacks.kube import pods
 from stacks.kube.api import Api
 from stacks.kube.errors import NotGoneError, NotReadyError, ProviderError, RefusedError, UnreachableError
-from stacks.kube.manifest import Manifest, Reference, is_ending, object_uid
+from stacks.kube.manifest import Manifest, Reference, is_ending, list_conditions, object_uid
 from stacks.kube.readiness import missing
 
 __all__ = ["Patience", "await_all", "await_gone", "await_ready", "try_list"]
@@ -174,7 +174,7 @@ def _explain_deletion(api: Api, reference: Reference) -> Iterator[str]:
         return
     if live is None:
         return
-    for condition in (live.get("status") or {}).get("conditions") or []:
+    for condition in list_conditions(live):
         if condition["type"] in HOLDING and condition["status"] == "True":
             yield condition["message"].rstrip(".")
     if finalizers := set(live["metadata"].get("finalizers") or []) - {"foregroundDeletion"}:
