@@ -120,11 +120,11 @@ def kv_cache(
     traffic: TrafficSpec, spec: KvCacheSpec, kv_bytes_per_token: float, nodes: PromptNodes, *, is_shared: bool = False
 ) -> KvCache:
     """Return the traffic, size and value of the prefix cache. The disk of `spec` is each node's, or all share it."""
-    mean_nodes, most_nodes, curve = nodes.mean, nodes.most, CONVERSATION
+    most_nodes = nodes.most
     bytes_per_token_a_day = kv_bytes_per_token / DAY_S
     busiest = traffic.peak_per_s("decode") / (traffic.output_tokens / DAY_S)
     hits, computed = traffic.input_tokens * traffic.cache_hit_rate, traffic.tokens_of("prefill")
-    without_hits = mean_nodes / (1 - traffic.cache_hit_rate)
+    without_hits = nodes.mean / (1 - traffic.cache_hit_rate)
     written = computed + traffic.output_tokens
     reads, writes = (busiest * each * bytes_per_token_a_day for each in (hits, written))
     bytes_of_a_second = busiest * traffic.input_tokens * bytes_per_token_a_day
@@ -146,7 +146,7 @@ def kv_cache(
                 bytes_per_node=bytes_of_a_second * each.kept_s / most_nodes,
                 saved_nodes=without_hits * each.hit_rate,
             )
-            for each in curve
+            for each in CONVERSATION
         ),
         kept=_kept(traffic, spec, kv_bytes_per_token, nodes, is_shared=is_shared),
     )

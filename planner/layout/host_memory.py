@@ -7,15 +7,19 @@ In a rank, requests whose KV waits outside the GPU share the memory of kept KV, 
 knows how much that is before they run.
 """
 
+from collections.abc import Sequence
+
 from planner.facts.terms import Phase
 from planner.spec.schema import Spec
 
-__all__ = ["PROCESS_BYTES", "pod_host_bytes"]
+__all__ = ["KEEPS_KV", "PROCESS_BYTES", "pod_host_bytes"]
 
+# Phases whose ranks compute prompts, and so keep their KV. A decode rank is sent all that its own cache lacks.
+KEEPS_KV: Sequence[Phase] = ("prefill", "mixed")
 PROCESS_BYTES = 2**29  # at least: torch and the runtime, imported on a CPU, took 540 MiB
 
 
 def pod_host_bytes(spec: Spec, phase: Phase, ranks_per_node: int) -> int | None:
     """Return what a pod of `phase` needs at least; None if its ranks keep no KV in host memory."""
     kept = spec.kv_cache.memory
-    return None if kept is None or phase == "decode" else ranks_per_node * (kept + PROCESS_BYTES)
+    return None if kept is None or phase not in KEEPS_KV else ranks_per_node * (kept + PROCESS_BYTES)

@@ -26,6 +26,7 @@ from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
+from planner.layout.host_memory import KEEPS_KV
 from planner.layout.memory import in_pages, kv_bytes, static_fraction
 from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
@@ -330,9 +331,9 @@ def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocu
 
 
 def _kept_kv(spec: Spec, unit: Unit) -> LaunchDocument:
-    """Return what each rank keeps of prompts outside its own cache. Decode ranks name no blocks, so they keep none."""
+    """Return what each rank keeps of prompts outside its own cache."""
     kept, disk = spec.kv_cache, spec.kv_cache.disk
-    if kept.memory is None or unit.phase == "decode":
+    if kept.memory is None or unit.phase not in KEEPS_KV:
         return {}
     found: LaunchDocument = {"host_bytes": kept.memory}
     if disk is not None:

@@ -1,13 +1,13 @@
 """The rules of `kv_cache`: where KV of prompts is kept, and whether nodes and pods have room for it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import ceil
 
 from planner.facts import names
 from planner.facts.engines import OURS
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Phase
-from planner.layout.host_memory import PROCESS_BYTES
+from planner.layout.host_memory import KEEPS_KV, PROCESS_BYTES
 from planner.layout.memory import in_pages
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import for_example, nearest
@@ -22,7 +22,6 @@ __all__ = ["RULES"]
 
 MEMORY, DISK = "kv_cache.memory", "kv_cache.disk"
 POD_MEMORY = "kubernetes.resources.unit.memory"
-KEEPS: Sequence[Phase] = ("prefill", "mixed")  # phases whose ranks compute prompts, and so keep their KV
 
 
 def engine_keeps_kv_by_plan(c: Written) -> Iterator[Finding]:
@@ -47,7 +46,7 @@ def disk_exceeds_memory(c: Written) -> Iterator[Finding]:
     """Reject a disk with less room than the memory of a node's ranks: it would have nothing that memory lacks."""
     size: str = c[f"{DISK}.size"]
     kept = _kept_bytes(c)
-    for phase in KEEPS:
+    for phase in KEEPS_KV:
         ranks = _ranks_per_node(c, phase)
         if ranks and (least := ranks * kept) > (read_bytes(size) or 0):
             rule = f"S504 must be at least {_in_binary(least)}: {ranks} ranks a node x {MEMORY} ({c[MEMORY]})"
@@ -58,7 +57,7 @@ def disk_exceeds_memory(c: Written) -> Iterator[Finding]:
 def memory_holds_a_prompt(c: Written) -> Iterator[Finding]:
     """Reject memory that cannot hold the longest prompt: its KV is loaded from there at once."""
     kept = _kept_bytes(c)
-    for phase in KEEPS:
+    for phase in KEEPS_KV:
         tokens, precision = c.get(f"{phase}.max_request_tokens"), c.get(f"{phase}.precision")
         if tokens is None or precision is None:
             continue
@@ -72,7 +71,7 @@ def memory_holds_a_prompt(c: Written) -> Iterator[Finding]:
 def pods_hold_kept_kv(c: Written) -> Iterator[Finding]:
     """Reject pods whose memory is too small for what their ranks keep: the kernel would kill them."""
     kept, written = _kept_bytes(c), c[POD_MEMORY]
-    for phase in KEEPS:
+    for phase in KEEPS_KV:
         ranks = _ranks_per_node(c, phase)
         if ranks and (least := ranks * (kept + PROCESS_BYTES)) > (read_bytes(written) or 0):
             each = f"{c[MEMORY]} of {MEMORY} + {_in_binary(PROCESS_BYTES)} for the process"

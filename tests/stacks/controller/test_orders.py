@@ -52,7 +52,7 @@ def cluster(monkeypatch):
     ],
 )
 def test_an_order_lasts_for_a_time_or_until_one(cluster, capsys, written, until):
-    """By the cluster's clock, and in UTC, whatever zone it is written in."""
+    """Its end is reckoned by the cluster's clock, and written in UTC whatever zone it was given in."""
     assert main(["hold", f"{NS}/{PLAN}", "--until", written]) == 0
 
     assert cluster.spec["hold"] == {"until": until}

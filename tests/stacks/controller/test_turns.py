@@ -240,7 +240,7 @@ def test_units_that_exchange_no_kv_with_new_ones_go_all_at_once():
 
 
 def test_a_person_is_told_what_turns_wait_for():
-    """By name, and whether it is over its time."""
+    """The reason names the unit, and says if it is over its time."""
     look = seen((OLD, STARTING, READY, OLD))
     late = replace(look, units=tuple(replace(unit, is_late=unit.name == "p1") for unit in look.units))
 

@@ -62,7 +62,7 @@ def test_a_folder_that_was_not_rendered_is_stale(head, capsys):
     ["kustomization.yml", "Kustomization", ".argocd-source.yaml", ".argocd-source-prod.yaml", ".sourceignore"],
 )
 def test_a_file_that_a_tool_would_read_is_foreign(name, head, capsys):
-    """By it kustomize, Argo CD or Flux would apply something else than was rendered and reviewed."""
+    """A GitOps tool would apply something else than was rendered and reviewed."""
     (head / "deploy" / name).symlink_to("../spec.yaml")
     status, said = _run(capsys, *CHECK, "--fail-on", "stale")
 

@@ -242,7 +242,7 @@ def test_every_other_answer_is_an_error(answer, said, served):
     ],
 )
 def test_repositories_are_read_from_addresses(address, forge, api, monkeypatch):
-    """By the host's name where that says what runs there, else by --forge."""
+    """A known host tells what runs there; --forge tells it of any other."""
     monkeypatch.setenv("TIDEMILL_TOKEN", "secret-token")
     found = read_repository(address, forge)
 
