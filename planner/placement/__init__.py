@@ -9,13 +9,12 @@ judged by these goals, in this order, each with a bound (`quality.py`):
     4. units that cannot keep all their nodes keep many
 
 How the files go together:
-    place.py     the pass `place_units`, which chooses a search
+    place.py     the pass `place_units`
     enough.py    checks that there are enough nodes, wherever units go
     task.py      units, which of them stay in place, and cells of interchangeable nodes
-    quality.py   counts the goals of an assignment, with bounds (bound.py)
-    greedy.py    a search of any size: fill.py places units one by one, and improve.py improves the result step by step
+    quality.py   counts the goals of an assignment, with bounds
+    greedy.py    the search: fill.py places units one by one, and improve.py improves the result step by step
                  (arrangement.py): first among leaves if there are any (leafwise.py), then among racks
-    exact.py     the best assignment for small tasks, by an integer program (program.py: HiGHS)
     nodes.py     the names of an assignment's nodes
 
 Phases that run on different GPUs are placed apart, each on the nodes that have its own.

@@ -1,7 +1,7 @@
-"""Search a good placement of any size: several fillings are improved, then changed at random and improved again.
+"""Search a good placement: several fillings are improved, then changed at random and improved again.
 
 If there are leaves, the search goes over leaves first (`leafwise.py`), then over racks. It proves nothing: `quality.py`
-bounds how far its result is from the best. On small clusters the tests compare it with the exact search.
+bounds how far its result is from the best. On small clusters the tests compare it with every placement there is.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""The pass that places units on nodes: it chooses a search by size, and stays near a previous plan.
+"""The pass that places units on nodes, and stays near a previous plan.
 
 A unit stays on its nodes if the previous plan gave it as many as it needs now and all of them are usable: moving it
 would restart it, and no count is worth that. Only the others are placed, around those that stay.
@@ -24,8 +24,6 @@ from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["Placement", "place_units"]
 
-EXACT_SIZE = 80  # units x cells: up to 90 HiGHS took 0.6 s at most, up to 120 1.8 s (2 busy cores, random clusters)
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -33,8 +31,8 @@ class Placement:
 
     units: tuple[Unit, ...]
     objectives: tuple[Objective, ...]
-    method: str  # exact, greedy or previous
-    why: str  # reason for the method
+    method: str  # greedy or previous
+    why: str  # what ended the search
     unusable: Mapping[str, str]  # node -> reason
     spares: tuple[str, ...]  # nodes that a unit may move to, in the cluster's order
 
@@ -119,20 +117,10 @@ def _search(task: Task) -> _Result:
             task.kept_assignment, measure(task, task.kept_assignment), "previous", "every unit stays on its nodes"
         )
     assignment = place_greedily(task)
-    return _prove(task, assignment, measure(task, assignment))
-
-
-def _prove(task: Task, assignment: Assignment, objectives: tuple[Objective, ...]) -> _Result:
-    """Return `assignment`; if it is not proven best and the task is small, return what the exact search finds."""
-    if all(objective.is_proven for objective in objectives):
-        return _Result(assignment, objectives, "greedy", "every value is at its bound")
-    size = f"{len(task.units)} units x {len(task.cells)} places"
-    if len(task.units) * len(task.cells) > EXACT_SIZE:
-        return _Result(assignment, objectives, "greedy", f"{size} are over {EXACT_SIZE}, too many for the exact search")
-    from planner.placement.exact import solve_exactly  # HiGHS and numpy, which most plans do without
-
-    assignment, objectives = solve_exactly(task, assignment, [objective.bound for objective in objectives])
-    return _Result(assignment, objectives, "exact", f"{size} are at most {EXACT_SIZE}")
+    objectives = measure(task, assignment)
+    is_proven = all(objective.is_proven for objective in objectives)
+    why = "every value is at its bound" if is_proven else "its steps found nothing better"
+    return _Result(assignment, objectives, "greedy", why)
 
 
 def _drop_shared_nodes(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -8,18 +8,15 @@ The counts are whole numbers, in the order in which they matter; less is better:
     moves        nodes of units that a previous plan did not give them
 
 A count is left out if the spec names none of its places. A node without a name is a place of its own.
-A bound holds for every placement that is as good in the counts above and keeps the same units in place. The bounds
-computed here hold for every placement, and the exact search raises them (`exact.py`).
-A count at its bound is proven: nothing better exists.
+A bound adds up nodes, so it holds for every placement. It may lie below what whole units allow: a count at its bound is
+proven, and nothing better exists; one above it may still be the best.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from operator import mul
 
-from planner.placement.bound import Kinds, min_extra_leaves, min_racks, racks_by_whole_units
 from planner.placement.task import Assignment, LeafKind, Places, Task, fewest
 
 __all__ = ["Objective", "measure"]
@@ -32,10 +29,7 @@ LEAVES: dict[LeafKind, str] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A count and its bound.
-
-    No placement that is as good in the counts before it, and keeps the same units in place, gets below the bound.
-    """
+    """A count and its bound, which no placement gets below."""
 
     name: str
     value: int
@@ -71,27 +65,19 @@ def _leaves(task: Task, assignment: Assignment) -> Objective | None:
         return None
     value = sum(len(_touched(cells, leaves)) for cells in assignment)
     bound = sum(fewest(leaves.largest_first, unit.num_nodes) for unit in task.units)
-    if task.kinds and value > bound:
-        bound += min_extra_leaves(leaves.sizes, task.kinds, _larger_than_a_leaf(task, leaves))
     return Objective(task.leaves_are, value, bound, LEAVES[task.leaves_are])
 
 
-def _larger_than_a_leaf(task: Task, leaves: Places) -> tuple[int, int]:
-    """Return the total nodes of units larger than a leaf, and the fewest leaves for them."""
-    large = [unit.num_nodes for unit in task.units if unit.num_nodes > leaves.largest_first[0]]
-    return sum(large), sum(fewest(leaves.largest_first, num_nodes) for num_nodes in large)
-
-
 def _racks(task: Task, assignment: Assignment) -> Objective | None:
-    largest_first = task.racks.largest_first if task.racks else sorted(chain(*task.racks_of_leaves), reverse=True)
+    leafwise = list(chain.from_iterable(cell.racks for cell in task.cells))
+    largest_first = task.racks.largest_first if task.racks else sorted(leafwise, reverse=True)
     if not largest_first:
         return None
     value = _racks_in_use(task, assignment, task.racks) if task.racks else _racks_needed(task, assignment)
-    bounds = [fewest(largest_first, sum(task.units[unit].num_nodes for unit in state.units)) for state in task.states]
-    bound = sum(state.weight * least for state, least in zip(task.states, bounds, strict=True))
-    if value > bound and task.leaves and task.kinds and task.racks_of_leaves:
-        whole = _racks_of_whole_units(task, assignment, task.leaves, task.kinds)
-        bound = sum(map(mul, map(max, bounds, whole), (state.weight for state in task.states)))
+    bound = sum(
+        state.weight * fewest(largest_first, sum(task.units[unit].num_nodes for unit in state.units))
+        for state in task.states
+    )
     return Objective("racks", value, bound, "racks in use, summed over the states of the day")
 
 
@@ -109,21 +95,6 @@ def _racks_needed(task: Task, assignment: Assignment) -> int:
             nodes.update(assignment[unit])
         value += state.weight * sum(fewest(task.cells[cell].racks, count) for cell, count in nodes.items())
     return value
-
-
-def _racks_of_whole_units(task: Task, assignment: Assignment, leaves: Places, kinds: Kinds) -> list[int]:
-    """Return a lower bound on the racks of each state.
-
-    At most as many units are split as this assignment has leaves beyond those that units need.
-    """
-    extra = sum(
-        len(_touched(cells, leaves)) - fewest(leaves.largest_first, unit.num_nodes)
-        for unit, cells in zip(task.units, assignment, strict=True)
-    )
-    table = racks_by_whole_units(task.racks_of_leaves, kinds)
-    (small, num_small), (big, num_big) = kinds
-    states = [[task.units[unit].num_nodes for unit in state.units] for state in task.states]
-    return [min_racks(table, num_small and sizes.count(small), num_big and sizes.count(big), extra) for sizes in states]
 
 
 def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:

@@ -17,7 +17,6 @@ from typing import Literal
 
 from planner.facts.terms import Phase
 from planner.layout.nodes import Node, PlaceKind, named_places
-from planner.placement.bound import Kinds
 from planner.spec.schedule import ScheduleSpec
 
 __all__ = ["PLACES", "Assignment", "Cell", "Places", "State", "Task", "UnplacedUnit", "fewest", "make_task"]
@@ -139,28 +138,6 @@ class Task:
     def sizes(self) -> tuple[int, ...]:
         """The number of nodes in each cell."""
         return tuple(len(cell.nodes) for cell in self.cells)
-
-    @cached_property
-    def kinds(self) -> Kinds | None:
-        """Sizes of units that fit under one leaf, and their numbers; None without leaves or above two sizes."""
-        if self.leaves is None:
-            return None
-        sizes = Counter(unit.num_nodes for unit in self.units if unit.num_nodes <= self.leaves.largest_first[0])
-        first, second, *more = [*sorted(sizes.items()), (1, 0), (1, 0)]
-        return None if more[2:] else (first, second)
-
-    @cached_property
-    def racks_of_leaves(self) -> tuple[tuple[int, ...], ...]:
-        """The sizes of the racks under each leaf, largest first; empty if a rack is under two leaves."""
-        if self.leaves is None or self.racks is None:
-            return tuple(cell.racks for cell in self.cells if cell.racks)
-        of_leaf: list[dict[int, None]] = [{} for _ in self.leaves.sizes]
-        for leaf, rack in zip(self.leaves.of_cell, self.racks.of_cell, strict=True):
-            of_leaf[leaf][rack] = None
-        if sum(map(len, of_leaf)) > len(self.racks.sizes):
-            return ()
-        sizes = self.racks.sizes
-        return tuple(tuple(sorted((sizes[rack] for rack in own), reverse=True)) for own in of_leaf)
 
     def are_alike(self, one: int, other: int) -> bool:
         """Return whether two units are interchangeable."""

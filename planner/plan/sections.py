@@ -249,7 +249,7 @@ class Goal(Part):
 class PlacementQuality(Part):
     """The quality of the placement, and the nodes it leaves out."""
 
-    method: Literal["exact", "greedy", "previous"]
+    method: Literal["greedy", "previous"]
     why: str
     objectives: tuple[Goal, ...]
     unusable_nodes: dict[str, str] = Field(validation_alias="unusable")

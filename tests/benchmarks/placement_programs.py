@@ -1,7 +1,7 @@
 """The placement of units as integer programs for HiGHS, count after count, as a reference for our own search.
 
-    Cells    nodes of every unit in every cell: the model of `planner.placement.exact`, for any size. From nothing, or
-             from a placement: highspy's `setSolution` takes one (scipy.optimize.milp has no such parameter)
+    Cells    nodes of every unit in every cell. From nothing, or from a placement: highspy's `setSolution` takes one
+             (scipy.optimize.milp has no such parameter)
     Leaves   how many whole units of each kind are under each leaf, and where the few that are split have their nodes.
              Units that are alike have no names, so that most of what is symmetric is gone. It has leaves, and racks
              where states are nested and racks are whole under leaves; it does not know which rack

@@ -360,13 +360,13 @@ def _command(*words):
 
 @pytest.mark.slow
 def test_planning_imports_nothing_heavy(spec_file):
-    """A pull-request job can plan without torch, numpy, HiGHS, pulumi, kubernetes or jinja2.
+    """A pull-request job can plan without torch, numpy, pulumi, kubernetes or jinja2.
 
     Files of other families are not imported either, nor is anything that only a plan or a wrong spec needs.
     """
     code = (
         "import sys; from planner.cli import main; status = main()\n"
-        "heavy = {'torch', 'numpy', 'highspy', 'pulumi', 'kubernetes', 'jinja2'}\n"
+        "heavy = {'torch', 'numpy', 'pulumi', 'kubernetes', 'jinja2'}\n"
         "heavy |= {'planner.families.qwen3_next', 'planner.facts.attention.linear'}\n"
         "heavy |= {'planner.compiler', 'planner.placement.place', 'planner.spec.wrong_fields'}\n"
         "sys.exit(status or sorted(heavy & sys.modules.keys()) or 0)"

@@ -179,7 +179,7 @@ def _can_keep(had, wanted, usable):
 
 @given(case=cases(max_nodes=7))
 def test_small_clusters_are_placed_as_well_as_possible(case):
-    """The slow reference: of all placements none is better, count after count; what is called proven is."""
+    """The slow reference: of all placements none is better, count after count."""
     cluster, layouts, schedule = case
     placement = placed(case)
     if placement is None or sum(each.num_units for each in layouts) > 3:
@@ -190,7 +190,6 @@ def test_small_clusters_are_placed_as_well_as_possible(case):
     reached = counted(units, [[own[name] for name in unit.nodes] for unit in placement.units], schedule)
 
     assert reached == best == [objective.value for objective in placement.objectives]
-    assert all(objective.is_proven for objective in placement.objectives)
 
 
 def counted(units, assignment, schedule):
@@ -364,23 +363,15 @@ def test_a_node_that_is_gone_moves_one_node(with_line, spec_file):
     assert after.placement.objectives[-1].value == after.placement.objectives[-1].bound == 1
 
 
-def test_bounds_that_are_reached_need_no_exact_search(found_of):
-    """The plan names the search and why it was enough; each count says whether it is proven."""
-    placement = found_of().plan.as_json()["placement"]
-
-    assert (placement["method"], placement["why"]) == ("greedy", "every value is at its bound")
-
-
 @pytest.mark.parametrize(
-    ("num_units", "num_nodes", "places", "method", "bound"),
+    ("num_units", "num_nodes", "places", "value", "bound", "why"),
     [
-        (3, 2, {"nodes": 6, "rack_size": 2}, "greedy", 3),
-        (3, 2, {"nodes": 6, "leaf_size": 3}, "greedy", 4),  # two of them whole: one more leaf for the third
-        (2, 5, {"nodes": 10, "leaf_size": 3}, "exact", 5),  # larger than a leaf, and one node left over nowhere
+        (3, 2, {"nodes": 6, "rack_size": 2}, 3, 3, "every value is at its bound"),
+        (3, 2, {"nodes": 6, "leaf_size": 3}, 4, 3, "its steps found nothing better"),  # one unit is under two leaves
     ],
 )
-def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method, bound):
-    """Small tasks end with a proof, whether a bound is one or the exact search is asked."""
+def test_a_value_at_its_bound_is_proven(num_units, num_nodes, places, value, bound, why):
+    """A bound adds up nodes: what is above it may still be the best, and is not called proven."""
     layout = SimpleNamespace(
         phase="decode", num_units=num_units, nodes_per_unit=num_nodes, ep_size=2 * num_nodes, gpu="cpu"
     )
@@ -388,18 +379,8 @@ def test_what_bounds_leave_open_is_searched(num_units, num_nodes, places, method
     placement = placed((cluster, [layout], None))
     first = placement.objectives[0]
 
-    assert (placement.method, first.value, first.bound, first.is_proven) == (method, bound, bound, True)
-
-
-def test_a_task_too_large_for_the_exact_search_says_so():
-    """Units times places is compared with the limit, and what is not proven is not called so."""
-    sizes = {"nodes_per_unit": 3, "ranks_per_node": 2, "ep_size": 6}
-    layout = SimpleNamespace(phase="decode", num_units=20, gpu="cpu", **sizes)
-    cluster = ClusterSpec.model_validate({"gpu": "cpu", "gpus_per_node": 2, "nodes": 60, "leaf_size": 4})
-    placement = placed((cluster, [layout], None))
-
-    assert placement.why == "20 units x 15 places are over 80, too many for the exact search"
-    assert not placement.objectives[0].is_proven
+    assert (first.value, first.bound, first.is_proven) == (value, bound, value == bound)
+    assert placement.why == why
 
 
 @pytest.mark.parametrize(("content", "rule_id"), [(None, "S905"), ("{}", "S906"), ("torn", "S906")])
