@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from planner.cost.cost import Cost
     from planner.cost.demand import PhaseLoad
     from planner.estimate.failures import Loss
-    from planner.estimate.links import Traffic
     from planner.estimate.performance import PhaseOutlook
     from planner.estimate.throughput.calibration import Calibration
     from planner.estimate.throughput.predict import Prediction
@@ -213,13 +212,6 @@ class Candidate:
         if any(each.moved_slots != 0 for each in maps.values()):
             raise Unknown
         return predict_phases(self.resolved, self.layouts, self.memory, maps, self.loads, self.calibration)
-
-    @cached_property
-    def traffic(self) -> "dict[Phase, Traffic]":
-        """The traffic of each phase on its fullest links, as far as these are known."""
-        from planner.estimate.links import expected_traffic
-
-        return expected_traffic(self.resolved, self.layouts, self.units, self.maps, self.loads)
 
     @cached_property
     def failures(self) -> "dict[Phase, dict[str, Loss]]":

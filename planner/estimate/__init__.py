@@ -1,1 +1,1 @@
-"""Estimates of speed, link traffic, failures and coverage."""
+"""Estimates of speed, failures and coverage."""

@@ -24,7 +24,7 @@ class Gpu:
     """A GPU and its links to others. `cpu` has no figures, because its memory is the host's.
 
     GPUs of a domain are connected by switches, with the full rate between any two, or in a mesh. In a mesh each pair
-    has its own links (`peer_gb_per_s`), and a GPU reaches its full rate only by sending to all others at once.
+    has its own links, and a GPU reaches its full rate only by sending to all others at once.
     """
 
     device: Device
@@ -32,7 +32,6 @@ class Gpu:
     nominal_gb: int | None = None  # what it is sold as: no pass counts with it
     usable_bytes: int | None = None  # what the driver lets a process allocate, its own context included
     nvlink_gb_per_s: float | None = None  # to all of its domain together; or what takes NVLink's place inside a node
-    peer_gb_per_s: float | None = None  # to one other of a mesh; without it, all of `nvlink_gb_per_s`
     nvlink_domain: int | None = None  # GPUs that reach each other by it
     nvlink_leaves_node: bool = False  # no figure: a domain of HGX ends with its board, one of NVL72 with its rack
     node_gpus: int | None = None  # of a node, where a domain is made of several
@@ -74,10 +73,6 @@ _H800_SYSTEM = "github.com/ai-dynamo/aiconfigurator 77f0282e src/aiconfigurator/
 _H20_SYSTEM = "github.com/ai-dynamo/aiconfigurator 16417930 src/aiconfigurator/systems/h20_sxm"
 _H20_MEMORY = "github.com/modelscope/DiffSynth-Studio issue 1238: 96G, PyTorch's total capacity 95.00 GiB"
 _MI300X = "github.com/ROCm/legacy-rocm-build 089d7513 docs/conceptual/gpu-arch/mi300.md"
-_MI300X_LINKS = (
-    f"github.com/MicrosoftDocs/azure-compute-docs 2bc777fd {_AZURE}/ndmi300xv5-series-summary.md: 128 GB/s a link and "
-    "896 GB/s a GPU, both ways"
-)
 
 GPUS = {
     "cpu": Gpu(device="cpu", sources={}),  # no GPU at all: each rank is a process
@@ -262,7 +257,6 @@ GPUS = {
         nominal_gb=192,
         usable_bytes=206_141_652_992,
         nvlink_gb_per_s=448,
-        peer_gb_per_s=64,
         nvlink_domain=8,
         nic_gbps=400,
         gpus_per_nic=1,
@@ -273,8 +267,8 @@ GPUS = {
         sources={
             "nominal_gb": f"github.com/MicrosoftDocs/azure-compute-docs 4e09f799 {_AZURE}/ndmi300xv5-series-specs.md",
             "usable_bytes": "github.com/ROCm/legacy-rocm-build issue 4750: rocm-smi's VRAM Total Memory",
-            "nvlink_gb_per_s": _MI300X_LINKS,
-            "peer_gb_per_s": _MI300X_LINKS,
+            "nvlink_gb_per_s": "github.com/MicrosoftDocs/azure-compute-docs 2bc777fd "
+            f"{_AZURE}/ndmi300xv5-series-summary.md: 896 GB/s a GPU, both ways",
             "nvlink_domain": f"{_MI300X}: 7 links a GPU, 8 GPUs fully connected",
             "nic_gbps": "github.com/MicrosoftDocs/azure-compute-docs 2bc777fd "
             f"{_AZURE}/ndmi300xv5-series-summary.md: 400 Gb/s",

@@ -37,7 +37,6 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
         "expert_maps": {each.sha256: _map(candidate, each) for each in candidate.maps.values()},
         "balance": {layout.phase: _balance(candidate, layout) for layout in candidate.layouts},
         "failures": candidate.failures,
-        "traffic": candidate.traffic or None,
         "performance": {each.phase: _performance(each, candidate.spec.slo) for each in candidate.speed},
         "demand": demand_section(candidate),
         "kv_cache": _kv_cache(candidate),

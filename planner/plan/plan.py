@@ -23,7 +23,6 @@ from pydantic import ConfigDict, Field
 from planner.cost.cost import Cost
 from planner.estimate.failures import Loss
 from planner.estimate.kv_cache import KvCache
-from planner.estimate.links import Traffic
 from planner.estimate.uptime import Uptime
 from planner.facts import names
 from planner.facts.digest import digest_of, pretty_json
@@ -105,7 +104,6 @@ class Plan(Part):
 
     balance: Maybe[dict[Phase, Balance]] = None
     failures: Maybe[dict[Phase, dict[str, Loss]]] = None
-    traffic: Maybe[dict[Phase, Traffic]] = None  # None if the links are unknown
     performance: Maybe[dict[Phase, Performance]] = None
     demand: Maybe[dict[Phase, Demand]] = None
     kv_cache: Maybe[KvCache] = None

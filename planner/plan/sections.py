@@ -179,7 +179,6 @@ class Figures(Part):
     nominal_gb: Maybe[float] = None
     usable_bytes: Maybe[int] = None
     nvlink_gb_per_s: Maybe[float] = None
-    peer_gb_per_s: Maybe[float] = None
     nvlink_domain: Maybe[int] = None
     node_gpus: Maybe[int] = None
     nic_gbps: Maybe[float] = None

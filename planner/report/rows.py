@@ -23,10 +23,10 @@ __all__ = ["rows_of"]
 
 # Sections of PLAN.json that hold figures.
 TOPICS = (
-    *("phases", "schedule", "cost", "demand", "performance", "failures", "uptime", "memory", "balance", "traffic"),
+    *("phases", "schedule", "cost", "demand", "performance", "failures", "uptime", "memory", "balance"),
     *("placement", "search", "kv_cache", "model", "gpu", "phase_gpus"),
 )
-NO_FIGURES = {"kubernetes_resource", "expert_map", "digest", "unusable_nodes", "transitions", "busiest", "for_example"}
+NO_FIGURES = {"kubernetes_resource", "expert_map", "digest", "unusable_nodes", "transitions", "for_example"}
 
 # Words in a name -> its unit. The first match counts.
 UNITS = {
@@ -38,7 +38,7 @@ UNITS = {
     "gb_per_s": "GB/s",
     "gbps": "Gb/s",
     "ms": "ms",
-    **dict.fromkeys(("us", "microseconds"), "us"),
+    "us": "us",
     "hours": "hours",
     "minutes": "minutes",
     **dict.fromkeys(("share", "hit_rate", "acceptance_rate", "margin", "markup", "capacity_at_once", "load"), "share"),

@@ -6,16 +6,15 @@ from typing import Any
 from planner.facts.catalog import GPUS
 from planner.facts.gpu_names import suggest_gpu, unplanned_gpu
 from planner.facts.names import logical_node
-from planner.facts.quantities import read_link
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
-from planner.problems.fix import Fix, closest_choice, did_you_mean, for_example, nearest, nearest_of, removal
+from planner.problems.fix import Fix, closest_choice, did_you_mean, for_example, nearest_of, removal
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 
 __all__ = ["RULES"]
 
-LINK_FIELDS = {"cluster.gpu.peer": "nvlink", "cluster.gpu.nvlink_domain": "nvlink", "cluster.gpu.gpus_per_nic": "nic"}
+LINK_FIELDS = {"cluster.gpu.nvlink_domain": "nvlink", "cluster.gpu.gpus_per_nic": "nic"}
 EXAMPLE_BANDWIDTHS = {"nvlink": "450GB/s", "nic": "400Gbps"}
 Nodes = int | list[dict[str, Any]]  # a count, or the spec's list
 
@@ -29,16 +28,6 @@ def custom_gpu_names_are_new(c: Written) -> Iterator[Finding]:
     fix = Fix(f"write gpu: {known}", ({"cluster.gpu": known},))
     reason = "the catalog has that GPU and its figures"
     yield Finding("cluster.gpu.name", name, f"S420 must not be {known}", reason, fix)
-
-
-def peer_bandwidth_is_within_nvlink(c: Written) -> Iterator[Finding]:
-    """Reject a bandwidth to one peer above the GPU's total NVLink bandwidth."""
-    peer: str | None = c["cluster.gpu.peer"]
-    nvlink: str | None = c["cluster.gpu.nvlink"]
-    if peer is None or nvlink is None or (read_link(peer) or 0) <= (read_link(nvlink) or 0):
-        return
-    reason = "nvlink is the bandwidth of a GPU to all others together, so it includes this"
-    yield Finding("cluster.gpu.peer", peer, f"S504 must be at most nvlink ({nvlink})", reason, nearest(nvlink))
 
 
 def link_settings_need_bandwidth(c: Written, path: str) -> Iterator[Finding]:
@@ -195,7 +184,6 @@ def _names(nodes: Nodes) -> Iterator[tuple[int, str]]:
 
 RULES = (
     Rule("S420", "fields", custom_gpu_names_are_new),
-    Rule("S504", "fields", peer_bandwidth_is_within_nvlink),
     Rule("S560", "fields", link_settings_need_bandwidth, tuple(LINK_FIELDS)),
     Rule("S418", "fields", nvlink_domains_align_with_nodes),
     Rule("S516", "fields", rack_coverage_needs_racks),

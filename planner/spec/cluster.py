@@ -38,11 +38,6 @@ class GpuSpec(Section):
         description="Bandwidth one way to all other GPUs of its NVLink domain, or of a similar link's.",
         examples=["450GB/s"],
     )
-    peer: Annotated[float, *quantity("link")] | None = Field(
-        default=None,
-        description="Bandwidth one way to one other GPU, where the GPUs of a domain form a mesh without switches.",
-        examples=["64GB/s"],
-    )
     nvlink_domain: int | None = Field(
         default=None,
         ge=1,

@@ -141,7 +141,6 @@ def _own_gpu(spec: GpuSpec, resource: str) -> Gpu:
     figures = {
         "usable_bytes": spec.memory,
         "nvlink_gb_per_s": spec.nvlink and spec.nvlink / BITS_PER_BYTE,
-        "peer_gb_per_s": spec.peer and spec.peer / BITS_PER_BYTE,
         "nvlink_domain": spec.nvlink_domain,
         "nic_gbps": spec.nic,
         "gpus_per_nic": spec.gpus_per_nic,

@@ -34,21 +34,12 @@ def test_every_figure_of_a_gpu_has_a_source(name):
 
 @pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
 def test_every_gpu_has_all_figures(name):
-    """Only a mesh has a bandwidth to one peer, a domain of nodes a size of them, and newer GPUs a rate of FP4."""
+    """Only a domain of nodes has a size of them, and only newer GPUs a rate of FP4."""
     assert {figure for figure in FIGURES if getattr(GPUS[name], figure) is None} <= {
-        "peer_gb_per_s",
         "node_gpus",
         "fp4_tflops",
     }
     assert (GPUS[name].fp4_tflops is None) == GPUS[name].lacks_fp4 or name == "mi300x"
-
-
-def test_the_links_of_a_mesh_add_up():
-    """One to each other GPU of the domain."""
-    meshes = [gpu for gpu in GPUS.values() if gpu.peer_gb_per_s]
-
-    assert [gpu.peer_gb_per_s * (gpu.nvlink_domain - 1) for gpu in meshes] == [gpu.nvlink_gb_per_s for gpu in meshes]
-    assert meshes
 
 
 @pytest.mark.parametrize("name", sorted(GPUS.keys() - {"cpu"}))
