@@ -11,13 +11,11 @@ from planner.candidate.candidate import Candidate
 from planner.estimate.coverage import uncovered_experts
 from planner.estimate.kv_cache import KvCache, PromptNodes, kv_cache
 from planner.estimate.performance import PhaseOutlook
-from planner.estimate.sampled import max_over_mean_sampled
 from planner.estimate.throughput.predict import Prediction
-from planner.expert_map import ExpertMap, Sizes
+from planner.expert_map import ExpertMap
 from planner.facts.day import DAY_MINUTES
 from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.layout.layout import PhaseLayout
-from planner.layout.working_memory import largest_step_tokens
 from planner.plan.expected import OneMoreSlot, PolicyChoice
 from planner.plan.sections import Map
 from planner.spec.operating_point import SloSpec
@@ -84,21 +82,9 @@ def _balance(candidate: Candidate, layout: PhaseLayout) -> dict[str, Any]:
     slot_bytes = next((each.weights.slot for each in candidate.memory if each.phase == layout.phase), None)
     return vars(PolicyChoice.model_validate(own)) | {
         "expert_map": own.sha256,
-        "max_over_mean_sampled": _max_over_mean_in_a_step(candidate, layout),
         "one_more_slot": one_more_slot(more, layout.slots_per_gpu, slot_bytes),
         "moves": _moves(own, slot_bytes),
     }
-
-
-def _max_over_mean_in_a_step(candidate: Candidate, layout: PhaseLayout) -> tuple[float, ...]:
-    """Return max/mean per MoE layer, sampling noise included, for the largest step that the limits allow.
-
-    The step covers all attention groups of one unit.
-    """
-    spec, sizes = candidate.resolved, Sizes(layout.num_physical_experts, layout.ep_size, layout.nodes_per_unit)
-    tokens = largest_step_tokens(layout.phase, spec.phase(layout.phase)) * layout.dp_size
-    pairs = tokens * spec.model.num_experts_per_token
-    return max_over_mean_sampled(candidate.maps[layout.phase], candidate.loads, sizes, pairs)
 
 
 def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from planner.estimate.throughput.calibration import Correction
 from planner.expert_map.types import FrontPoint, Policy
 from planner.facts.part import Maybe, Part, Rounded
 from planner.facts.terms import Phase
-from planner.plan.sections import Digest, Ratios
+from planner.plan.sections import Digest
 from planner.search.ranked import PhaseSearch
 
 __all__ = [
@@ -56,7 +56,6 @@ class Balance(PolicyChoice):
     """How evenly a phase uses its expert map. Phases may share one map."""
 
     expert_map: Digest
-    max_over_mean_sampled: Ratios
     one_more_slot: OneMoreSlot | None
     moves: Moves | None
 

@@ -282,7 +282,6 @@ def _maps(plan: Plan) -> Iterator[Row]:
             section,
             ("max_over_mean", fmean(each.max_over_mean), "ratio", loads),
             ("bound", fmean(each.bound), "ratio", loads, "no map with these slots is below it"),
-            ("max_over_mean_in_a_step", fmean(balance.max_over_mean_sampled), "ratio", loads),
             ("max_over_mean_of_worst_layer", max(each.max_over_mean), "ratio", loads),
             ("replicas", REPLICAS.get(each.split)),
         )

@@ -153,18 +153,6 @@ def test_a_plan_says_how_attention_is_shared(compiled):
     assert shared["memory"]["decode"]["activation_bytes"] < alone["memory"]["decode"]["activation_bytes"]
 
 
-def test_a_group_that_shares_attention_dispatches_its_tokens_once(compiled):
-    """128 requests of each eight GPUs are 16 of each GPU: as many pairs in a step, and as much luck."""
-    alone, shared = (
-        compiled(apply_change(PAIR, {"decode.attention_tp": gpus, "decode.max_requests": requests}))
-        .plan.balance["decode"]
-        .max_over_mean_sampled
-        for gpus, requests in ((1, 16), (8, 128))
-    )
-
-    assert shared == alone
-
-
 def test_a_unit_of_one_attention_group_shares_dense_weights(compiled):
     """A published layout: DeepSeek-R1's prefill as TP8 on one node of H20, 16,384 tokens a step, KV in FP8."""
     limits = {"max_request_tokens": 65_535, "max_batch_tokens": 16_384, "kv_precision": "fp8", "precision": "fp8"}

@@ -182,9 +182,7 @@ def test_digests_that_the_spec_says_reach_the_ranks(of_the_catalog, tmp_path):
     assert refusal(resealed(edited(of_the_catalog, keys, lambda _: None)), tmp_path).rule.startswith("S908")
 
 
-@pytest.mark.parametrize(
-    "keys", [("memory", "prefill", "kv_tokens"), ("balance", "decode", "max_over_mean_sampled", 0)]
-)
+@pytest.mark.parametrize("keys", [("memory", "prefill", "kv_tokens"), ("failures", "decode", "node", "units")])
 def test_an_edited_estimate_is_told_from_an_edit_of_what_runs(estimated, tmp_path, keys):
     """S909: the digest of the whole document does not fit, and that of what is deployed does."""
     problem = refusal(edited(estimated, keys, other), tmp_path / "plan.json")
