@@ -42,25 +42,6 @@ class Arrangement:
         self._add(unit, source, -count)
         self._add(unit, target, count)
 
-    def touches_more_leaves(self, steps: Sequence[Step]) -> bool:
-        """Return whether `steps` make units touch more leaves, without making them.
-
-        It is known for one step, or two of different units; in other cases return False.
-        """
-        if self._leaves is None or len(steps) > 1 + (len(steps) == 2 and steps[0][0] != steps[1][0]):
-            return False
-        return sum(self._leaves.extra_places(*step) for step in steps) > 0
-
-    def reorder_as_if_made(self, steps: Sequence[Step]) -> None:
-        """Reorder units and cells as if `steps` were made and undone.
-
-        The search follows that order, so it finds the same placement with and without `touches_more_leaves`.
-        """
-        for unit, source, _, count in steps:
-            here, units = self.cells_of_unit[unit], self.units_in_cell[source]
-            if here[source] == count:
-                here[source], units[unit] = here.pop(source), units.pop(unit)
-
     def counts(self) -> tuple[int, ...]:
         """Return the counts of `quality.measure`."""
         return (*self._sums(), *(each.worst() for each in self._loss_counters()), *self._moves())
@@ -138,13 +119,6 @@ class _TouchCounter:
             self.gathered += (was + count) ** 2 - was**2
         if not was or not was + count:
             self.record(unit, place, 1 if count > 0 else -1)
-
-    def extra_places(self, unit: int, source: int, target: int, count: int) -> int:
-        """Return how many more places `unit` touches if `count` of its nodes move to another cell."""
-        out_of, into = self._of_cell[source], self._of_cell[target]
-        if out_of == into:
-            return 0
-        return (unit not in self.units[into]) - (self.units[out_of][unit] == count)
 
     def record(self, unit: int, place: int, by: int) -> None:
         """Record that `unit` now touches `place` (`by` 1), or no longer does (-1)."""

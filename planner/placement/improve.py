@@ -4,22 +4,19 @@ It tries, in this order:
     swap       two racks of one leaf swap all their units, if that takes decode units out of a power domain
     shift      a unit moves all its nodes of one cell to free nodes of another
     exchange   two units exchange nodes of two cells, as many as both have
-    trade      two units of one size trade all their nodes
-    anew       a unit is placed again, starting at some cell; in small tasks also two units together
+    anew       a unit is placed again, starting at some cell
 
 It ends if no change helps, or after a number of tries; never after a time, because a plan must not depend on it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, permutations, product
+from itertools import product
 
 from planner.placement.arrangement import Arrangement, Step
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
 __all__ = ["improve"]
-
-PAIRS_SIZE = 150  # units x cells up to which two units are placed anew together: beyond, shakes find more in less time
 
 
 def improve(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
@@ -38,9 +35,6 @@ def improve(task: Task, assignment: Assignment, tries: int, goal: Sequence[int])
             if tried == tries or best_counts == tuple(goal):
                 return best, tried
             tried += 1
-            if arrangement.touches_more_leaves(steps):  # leaves are the first count
-                arrangement.reorder_as_if_made(steps)
-                continue
             _carry_out(arrangement, steps)
             now = arrangement.rating()
             if now >= rating:
@@ -65,13 +59,8 @@ def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[
         for source in list(arrangement.cells_of_unit[unit]):
             yield from _shifts(arrangement, unit, source)
             yield from _exchanges(arrangement, unit, source)
-    for one, other in combinations(units, 2):
-        yield from _trades(arrangement, one, other)
     for unit in units:
-        yield from _place_anew(arrangement, (unit,))
-    if len(units) * len(arrangement.free) <= PAIRS_SIZE:
-        for pair in permutations(units, 2):
-            yield from _place_anew(arrangement, pair)
+        yield from _place_anew(arrangement, unit)
 
 
 def _shifts(arrangement: Arrangement, unit: int, source: int) -> Iterator[list[Step]]:
@@ -112,31 +101,16 @@ def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]
             ]
 
 
-def _trades(arrangement: Arrangement, one: int, other: int) -> Iterator[list[Step]]:
-    task = arrangement.task
-    mine, theirs = arrangement.cells_of_unit[one], arrangement.cells_of_unit[other]
-    if len(mine) == len(theirs) == 1:
-        return  # `_exchanges` has it
-    if task.units[one].num_nodes == task.units[other].num_nodes and not task.are_alike(one, other):
-        yield [*_list_steps(one, mine, theirs), *_list_steps(other, theirs, mine)]
-
-
-def _place_anew(arrangement: Arrangement, units: Sequence[int]) -> Iterator[list[Step]]:
-    task = arrangement.task
-    room = Room(task, [{} if unit in units else cells for unit, cells in enumerate(arrangement.cells_of_unit)])
-    first, *others = units
+def _place_anew(arrangement: Arrangement, unit: int) -> Iterator[list[Step]]:
+    task, now = arrangement.task, arrangement.cells_of_unit[unit]
+    room = Room(task, [{} if each == unit else cells for each, cells in enumerate(arrangement.cells_of_unit)])
     for start in range(len(room.free)):
         if room.free[start]:
-            chosen = [room.take_from(start, task.units[first].num_nodes)]
-            chosen += [room.take_snug(task.units[unit].num_nodes) for unit in others]
-            steps = [
-                _list_steps(unit, arrangement.cells_of_unit[unit], cells)
-                for unit, cells in zip(units, chosen, strict=True)
-            ]
-            for cells in chosen:
-                room.give(cells)
-            if any(steps):
-                yield [step for own in steps for step in own]
+            chosen = room.take_from(start, task.units[unit].num_nodes)
+            steps = _list_steps(unit, now, chosen)
+            room.give(chosen)
+            if steps:
+                yield steps
 
 
 def _list_steps(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
