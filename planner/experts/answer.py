@@ -7,35 +7,15 @@ sections (`plan/`).
 from collections import Counter
 from collections.abc import Iterator
 from statistics import fmean
-from typing import Any
 
-from planner.expert_map import count_uncovered
 from planner.expert_map.types import WindowsOutcome
 from planner.experts.experts import ExpertsAnswer, ExpertsJob
-from planner.experts.stages import LinkTotal, Transfer, link_totals, stage_moves
 from planner.facts.digest import digest_of
-from planner.facts.terms import Coverage
 from planner.plan.estimated import one_more_slot
 from planner.plan.expected import OneMoreSlot, PolicyChoice
-from planner.plan.sections import Maybe, Part, Slots
+from planner.plan.sections import Slots
 
 __all__ = ["Answer", "answer_text", "make_answer"]
-
-
-class LayerMoves(Part):
-    """A stage of the moves from the previous map: all its transfers are done before any GPU switches."""
-
-    layer: int
-    spare_slots: int
-    transfers: tuple[Transfer, ...]
-
-
-class Link(Part):
-    """The experts that one GPU sends to another."""
-
-    from_gpu: int
-    to_gpu: int
-    experts: int
 
 
 class Answer(Slots, PolicyChoice):
@@ -44,20 +24,14 @@ class Answer(Slots, PolicyChoice):
     first_layer: int  # the model's number of the first row
     logical_to_physical: list[list[list[int]]]
     replica_count: list[list[int]]
-    coverage: Coverage
-    uncovered_experts: int | None
     one_more_slot: OneMoreSlot | None
     moved_slots: int | None  # of the previous map; none without one
     windows: WindowsOutcome | None
-    keep_map: Maybe[bool] = None
-    stages: Maybe[tuple[LayerMoves, ...]] = None
-    links: Maybe[tuple[Link, ...]] = None
-    link_totals: Maybe[tuple[LinkTotal, ...]] = None
 
 
 def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
     """Return the answer to `job` with the maps that were `found`."""
-    expert_map, domains = found.expert_map, job.call.domains()
+    expert_map = found.expert_map
     slots = expert_map.logical_to_physical
     return Answer.model_validate(
         vars(Slots.model_validate(expert_map))
@@ -66,30 +40,11 @@ def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
             "first_layer": job.first_layer,
             "logical_to_physical": slots,
             "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
-            "coverage": job.call.coverage,
-            "uncovered_experts": count_uncovered(expert_map.physical_to_logical, domains) if domains else None,
             "moved_slots": expert_map.moved_slots,
             "windows": expert_map.windows,
             "one_more_slot": one_more_slot(found.one_more_slot, job.sizes.slots_per_gpu, None),
         }
-        | _moves(job, found)
     )
-
-
-def _moves(job: ExpertsJob, found: ExpertsAnswer) -> dict[str, Any]:
-    """Return the moves from the previous map, if any: stages, and the experts that cross each link."""
-    if job.previous is None:
-        return {}
-    stages = stage_moves(job.previous, found.expert_map.physical_to_logical, job.sizes)
-    links = Counter((each.from_gpu, each.to_gpu) for stage in stages for each in stage.transfers)
-    return {
-        "keep_map": found.expert_map.moved_slots == 0,
-        "stages": stages,
-        "links": tuple(
-            {"from_gpu": sender, "to_gpu": to, "experts": count} for (sender, to), count in sorted(links.items())
-        ),
-        "link_totals": link_totals(stages, job.sizes),
-    }
 
 
 def answer_text(answer: Answer) -> str:
@@ -107,7 +62,6 @@ def answer_text(answer: Answer) -> str:
         *_windows_lines(answer.windows),
         *_front_lines(answer),
         *_one_more_lines(answer.one_more_slot),
-        *_coverage_lines(answer),
         *_moves_lines(answer),
     ]
     return "\n".join(lines)
@@ -143,18 +97,6 @@ def _one_more_lines(more: OneMoreSlot | None) -> Iterator[str]:
         yield f"  one more slot   max/mean {more.mean_max_over_mean:.4f} mean, bound {more.mean_bound:.4f}"
 
 
-def _coverage_lines(answer: Answer) -> Iterator[str]:
-    if answer.coverage != "none":
-        yield f"  coverage        no expert goes dark when one {answer.coverage} dies"
-        yield "                  (it pays only with a runtime that masks dead ranks)"
-
-
 def _moves_lines(answer: Answer) -> Iterator[str]:
-    if answer.link_totals is None:
-        return
-    yield f"  moved slots     {answer.moved_slots}{': keep the map' if answer.keep_map else ''}"
-    for total in answer.link_totals:
-        yield (
-            f"  by {total.kind:<12} {total.experts} experts, most at GPU {total.busiest_gpu}, which "
-            f"{total.direction} {total.busiest_experts}"
-        )
+    if answer.moved_slots is not None:
+        yield f"  moved slots     {answer.moved_slots}"

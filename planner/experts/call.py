@@ -8,22 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.expert_map import (
-    Domains,
-    Effort,
-    Policy,
-    Sizes,
-    SplitRule,
-    consecutive_domains,
-    fewest_slots_per_gpu,
-)
+from planner.expert_map import Effort, Policy, Sizes
 from planner.facts.map_files import NUMBERED_BY_MODEL, Engine, missing_output
-from planner.facts.terms import Coverage
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 
-__all__ = ["ExpertsCall", "explain_uncoverable", "wrong_arguments"]
+__all__ = ["ExpertsCall", "wrong_arguments"]
 
 QUANTILE = "quantile="
 COUNTS = ("gpus", "nodes", "groups", "slots_per_gpu")
@@ -40,8 +31,6 @@ class ExpertsCall:
     groups: int = 1
     policy: Policy = "auto"
     effort: Effort = "refined"
-    coverage: Coverage = "none"
-    split: SplitRule = "equal"
     balance: str = "mean"
     previous: Path | None = None
     keep_within: float = 0.0
@@ -73,11 +62,6 @@ class ExpertsCall:
             return float(self.balance.removeprefix(QUANTILE)) if self.balance.startswith(QUANTILE) else math.nan
         except ValueError:
             return math.nan
-
-    def domains(self) -> Domains:
-        """Return the failure domains of GPUs, to spread experts over; empty without coverage."""
-        per_node = self.gpus // self.nodes
-        return consecutive_domains(self.gpus, per_node) if self.coverage == "node" else ()
 
 
 def wrong_arguments(
@@ -135,13 +119,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
             "a layer keeps its previous map if a new one is better balanced by at most this share",
         )
         yield Finding("--keep-within", str(call.keep_within), rule, reason, nearest(0))
-    if call.coverage != "none" and call.policy == "hierarchical":
-        rule, reason = (
-            "S814 must not be hierarchical with --coverage",
-            "a group kept on one node is lost with that node",
-        )
-        yield Finding("--policy", call.policy, rule, reason, nearest("auto"))
-    if 0 < call.keep_within < math.inf and call.previous is None:
+    elif call.keep_within and call.previous is None:
         rule, reason = "S820 has no effect without --previous", "there is no earlier map to keep"
         yield Finding("--keep-within", call.keep_within, rule, reason, _offer_removal("--keep-within"))
 
@@ -179,31 +157,6 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
         yield Finding(
             "--balance", call.balance, rule, "it says how several windows are combined", _offer_share(call.quantile)
         )
-    others = {"--coverage": call.coverage != "none", "--split": call.split != "equal"}
-    for option in (option for option, is_given in others.items() if is_given):
-        rule = f"S826 must be mean with {option}"
-        reason = "several windows can only be balanced for equal shares among replicas"
-        yield Finding("--balance", call.balance, rule, reason, nearest("mean"))
-
-
-def explain_uncoverable(call: ExpertsCall, num_experts: int) -> Finding | None:
-    """Return why the requested coverage is impossible, or None."""
-    if call.coverage == "none":
-        return None
-    fewest = fewest_slots_per_gpu(num_experts, call.domains())
-    if fewest is None:
-        rule = f"S816 must not be {call.coverage}, since all {call.gpus} GPUs are in one {call.coverage}"
-        reason = f"losing that {call.coverage} loses every replica of the experts"
-        return Finding("--coverage", call.coverage, rule, reason, nearest("none"))
-    slots = call.num_slots_per_gpu(num_experts)
-    if slots >= fewest:
-        return None
-    rule = (
-        f"S817 must be at least {fewest} with --coverage {call.coverage} "
-        f"(each of {num_experts} experts in two {call.coverage}s, on {call.gpus} GPUs)"
-    )
-    reason = f"each GPU then holds {fewest} slots instead of {slots}"
-    return Finding("--slots-per-gpu", slots, rule, reason, nearest(fewest))
 
 
 def _uneven_nodes(call: ExpertsCall) -> Iterator[Finding]:

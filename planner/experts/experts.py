@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.expert_map import ExpertMap, Sizes, balance_windows, is_limited_by_slots
-from planner.experts.call import ExpertsCall, explain_uncoverable, wrong_arguments
+from planner.experts.call import ExpertsCall, wrong_arguments
 from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_without_load
 from planner.facts.map_files import Map, MapFile, read_map
-from planner.problems.errors import CallError, InfeasibleError
+from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.phase import MAX_REDUNDANT
 
@@ -54,10 +54,7 @@ class ExpertsAnswer:
 
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
-    """Return the job of `call`.
-
-    Raises CallError with all mistakes, and InfeasibleError if there are too few slots for the coverage.
-    """
+    """Return the job of `call`. Raises CallError with all mistakes."""
     measured = _read_all(call)
     found = read_map(call.previous, call.gpus) if call.previous else None
     findings = [finding.at(PROGRAM) for finding in _wrong_arguments(call, measured)]
@@ -70,8 +67,6 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
         findings.append(previous.at(str(call.previous)))
     if findings or isinstance(measured, Finding) or isinstance(previous, Finding):
         raise CallError(findings)
-    if finding := explain_uncoverable(call, len(measured.windows[0][0])):
-        raise InfeasibleError([finding.at(PROGRAM)])
     first_layer = _first_layer(call, measured, found)
     return ExpertsJob(call, measured.windows, first_layer, previous.rows if previous else None)
 
@@ -79,8 +74,8 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 def make_map(job: ExpertsJob) -> ExpertMap:
     """Return the map for `job`."""
     call = job.call
-    options = (job.previous, call.keep_within, call.domains(), call.split)
-    return balance_windows(job.windows, job.sizes, call.effort, call.policy, call.quantile, *options)
+    options = (call.effort, call.policy, call.quantile, job.previous, call.keep_within)
+    return balance_windows(job.windows, job.sizes, *options)
 
 
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from planner.expert_map import Effort, Policy, SplitRule
+from planner.expert_map import Effort, Policy
 from planner.experts.call import ExpertsCall
 from planner.facts.map_files import Engine
 
@@ -72,18 +72,6 @@ def _add_goals(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Effort),
         default="refined",
         help="how long to search for a better map; default: refined",
-    )
-    parser.add_argument(
-        "--coverage",
-        choices=("none", "node"),
-        default="none",
-        help="failure domain that every expert must survive; default: none",
-    )
-    parser.add_argument(
-        "--split",
-        choices=get_args(SplitRule),
-        default="equal",
-        help="how tokens are split among the replicas of an expert; default: equal",
     )
 
 

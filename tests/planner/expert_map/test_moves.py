@@ -12,7 +12,6 @@ from planner.expert_map.hierarchy import compute_eplb_peaks
 from planner.expert_map.native import Search
 from planner.expert_map.renew import align_slots, match_gpus, remove_repeats
 from planner.expert_map.weigh import scale
-from planner.experts.stages import stage_moves
 from planner.facts.drawn import draw_loads
 from tests.planner.expert_map.eplb_reference import rebalance_experts
 from tests.planner.expert_map.test_expert_map import problems
@@ -145,37 +144,6 @@ def test_an_expert_twice_on_a_gpu_makes_room():
     parted = remove_repeats(np.array([[9.0, 5.0, 7.0]]), np.array([[[0, 0], [1, 2]]]))
 
     assert parted.tolist() == [[[0, 2], [1, 2]]]
-
-
-def test_stages_send_experts_from_their_holders():
-    """Two nodes of two GPUs: the sender is on the receiver's node if possible, else the one that has sent least."""
-    before, after = [0, 1, 1, 2, 0, 3, 4, 5], [0, 1, 0, 2, 0, 3, 4, 1]
-    (stage,) = stage_moves([before], [after], Sizes(8, 4, 2))
-
-    assert [(each.expert, each.from_gpu, each.to_gpu, each.to_slot) for each in stage.transfers] == [
-        (0, 0, 1, 2),
-        (1, 1, 3, 7),
-    ]
-    assert stage.spare_slots == 1
-
-
-@given(problems(), st.randoms(use_true_random=False))
-def test_stages_carry_out_the_move(problem, random):
-    """Writing what is sent into its slots turns the old map into the new one, from senders that hold it."""
-    loads, num_slots, num_gpus = problem
-    (before,) = balance((tuple(loads),), num_slots, num_gpus).physical_to_logical
-    random.shuffle(loads)
-    (after,) = balance((tuple(loads),), num_slots, num_gpus, previous=(before,)).physical_to_logical
-    sizes = Sizes(num_slots, num_gpus)
-    slots = list(before)
-    for stage in stage_moves([before], [after], sizes):
-        for each in stage.transfers:
-            first = each.from_gpu * sizes.slots_per_gpu
-            assert each.expert in before[first : first + sizes.slots_per_gpu]
-            assert each.to_slot // sizes.slots_per_gpu == each.to_gpu
-            slots[each.to_slot] = each.expert
-
-    assert tuple(slots) == after
 
 
 def test_gpus_that_hold_everything_keep_their_maps():

@@ -252,22 +252,15 @@ def map_file(loads_file, experts, tmp_path):
 
 
 def test_nothing_moves_from_a_map_that_is_good(loads_file, experts, map_file):
-    """The loads that it was made for: no slots, no stages, no links."""
-    path = loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2)
-    _, document = experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file)
-
-    assert (document["moved_slots"], document["stages"], document["links"]) == (0, [], [])
-
-
-def test_moves_come_as_stages(loads_file, experts, map_file):
-    """What one GPU holds has become hot: each changed slot has its transfer, and links count them."""
+    """The loads that it was made for. When what one GPU holds becomes hot, slots change."""
     held = [set(row[:4]) for row in json.loads(map_file.read_text())["physical_to_logical"]]
-    path = loads_file([[80 if expert in each else 1 for expert in range(8)] for each in held])
-    _, document = experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file)
-    transfers = [transfer for stage in document["stages"] for transfer in stage["transfers"]]
+    same = loads_file([[8, 7, 6, 5, 4, 3, 2, 1]] * 2)
+    other = loads_file([[80 if expert in each else 1 for expert in range(8)] for each in held], "other.npy")
+    moved = [
+        experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file)[1]["moved_slots"] for path in (same, other)
+    ]
 
-    assert document["moved_slots"] == len(transfers) == sum(link["experts"] for link in document["links"]) > 0
-    assert set(transfers[0]) == {"expert", "from_gpu", "to_gpu", "to_slot"}
+    assert moved[0] == 0 < moved[1]
 
 
 def test_a_previous_map_of_other_sizes_is_refused(loads_file, experts, map_file):
@@ -335,69 +328,12 @@ def test_nothing_is_said_of_slots_that_do_not_bind(loads_file, experts):
     assert document["one_more_slot"] is None
 
 
-def test_no_expert_goes_dark_with_a_node(loads_file, experts):
-    """Eight experts on four nodes of two GPUs: the slots outside of each node hold all of them."""
-    path = loads_file([[9, 8, 7, 6, 5, 4, 3, 2]])
-    status, document = experts(path, "--gpus", 8, "--nodes", 4, "--slots-per-gpu", 2, "--coverage", "node")
-    (slots,) = document["physical_to_logical"]
-    left = [set(slots[:first] + slots[first + 4 :]) for first in range(0, 16, 4)]
-
-    assert (status, document["coverage"], document["uncovered_experts"]) == (0, "node", 0)
-    assert all(each == set(range(8)) for each in left)
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (
-            ("--gpus", 4, "--nodes", 2, "--slots-per-gpu", 3),
-            ("S817", [{"--slots-per-gpu": 4}]),
-        ),
-        (
-            ("--gpus", 4, "--nodes", 1),
-            ("S816", [{"--coverage": "none"}]),
-        ),
-    ],
-)
-def test_coverage_that_cannot_be_had_is_infeasible(loads_file, experts, words, found):
-    """S816, S817: exit 3, what would do and what it costs."""
-    status, document = experts(loads_file([list(range(8))]), *words, "--coverage", "node")
-
-    assert status == 3
-    assert facts_of(document) == [found]
-
-
-def test_options_of_coverage_are_checked(loads_file, experts):
-    """S814: groups stay on nodes that they would go dark with."""
-    words = ("--gpus", 2, "--nodes", 2, "--coverage", "node", "--policy", "hierarchical", "--groups", 2)
-    status, document = experts(loads_file([[1, 2]]), *words)
-
-    assert status == 2
-    assert facts_of(document) == [("S814", [{"--policy": "auto"}])]
-
-
-def test_moves_are_counted_by_link(loads_file, experts, map_file):
-    """Two GPUs on two nodes: what moves crosses NICs, and the busiest GPU sends or receives half of it at least."""
-    held = [set(row[:4]) for row in json.loads(map_file.read_text())["physical_to_logical"]]
-    path = loads_file([[80 if expert in each else 1 for expert in range(8)] for each in held])
-    words = ("--gpus", 2, "--nodes", 2, "--previous", map_file)
-    _, document = experts(path, *words)
-    (total,) = document["link_totals"]
-
-    assert (total["kind"], total["experts"]) == ("nic", document["moved_slots"])
-    assert total["experts"] / 2 <= total["busiest_experts"] <= total["experts"]
-    assert document["keep_map"] is False
-
-
-def test_below_the_threshold_the_answer_is_to_keep_the_map(loads_file, experts, map_file, capsys):
-    """The same loads moved a little: with --keep-within nothing moves, and the text says so."""
+def test_below_the_threshold_the_map_is_kept(loads_file, experts, map_file):
+    """The same loads moved a little: with --keep-within nothing moves."""
     path = loads_file([[8, 7, 6, 5, 4, 3, 2, 3]] * 2)
-    words = (path, "--gpus", "2", "--nodes", "1", "--previous", str(map_file), "--keep-within", "0.2")
-    _, document = experts(*words)
-    main(["experts", *words])
+    _, document = experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file, "--keep-within", 0.2)
 
-    assert (document["keep_map"], document["moved_slots"], document["link_totals"]) == (True, 0, [])
-    assert "  moved slots     0: keep the map" in capsys.readouterr().out
+    assert document["moved_slots"] == 0
 
 
 def test_export_writes_the_engines_file(loads_file, experts, tmp_path):
@@ -552,9 +488,8 @@ def test_several_windows_come_after_a_map_in_service(loads_file, experts, tmp_pa
     _, again = experts(*paths[:2], *words, "--previous", tmp_path / "map.json")
     _, moved = experts(*paths, *words, "--previous", tmp_path / "map.json")
 
-    assert (again["moved_slots"], again["keep_map"], again["stages"]) == (0, True, [])
+    assert again["moved_slots"] == 0
     assert moved["moved_slots"] > 0
-    assert sum(link["experts"] for link in moved["links"]) >= moved["moved_slots"]
     assert moved["windows"]["quantile"] == 1.0
 
 
