@@ -218,7 +218,7 @@ class Candidate:
         """The worst loss of each kind of failure domain, by phase."""
         from planner.estimate.failures import report_failures
 
-        return report_failures(self.resolved, self.layouts, self.units, self.maps)
+        return report_failures(self.resolved, self.units)
 
     @cached_property
     def uptime(self) -> "Uptime | None":

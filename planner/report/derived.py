@@ -214,7 +214,7 @@ def _verdict(promise: Promise) -> str:
 def _failure(plan: Plan) -> Iterator[Row]:
     """Yield the worst loss from one failure, with all units on and with the fewest on, and how long repair takes."""
     if (coverage := plan.spec.coverage) != "none":
-        yield from make_rows("failures", ("coverage", f"no expert goes dark when one {coverage} dies"))
+        yield from make_rows("failures", ("coverage", f"every expert survives the loss of one {coverage}"))
     for phase, losses in (plan.failures or {}).items():
         for domain, loss in losses.items():
             yield from make_rows(f"failures.{phase}.{domain}", ("share", loss.units / loss.of_units, "share"))

@@ -42,15 +42,11 @@ def test_a_covered_plan_darkens_no_expert(spec_file):
     """DeepSeek's two units on H200: with two replicas of each expert, no loss of a node leaves one without any."""
     spec = PAIR | WHOLE | {"coverage": "node"}
     plan = run_passes(check_spec(spec_file(json.dumps(spec, indent=1), "covered.yaml")))
-    document = plan.plan.as_json()
 
-    assert {
-        loss["dark_experts"] for phase in document["failures"].values() for k, loss in phase.items() if k == "node"
-    } == {0}
-    for each in document["expert_maps"].values():
+    for each in plan.plan.as_json()["expert_maps"].values():
         assert each["coverage"]["rule"] == "node"
         assert each["coverage"]["uncovered_experts"]["node"] == 0
-    assert "no expert goes dark when one node dies" in plan_text(plan.plan, full=True)
+    assert "every expert survives the loss of one node" in plan_text(plan.plan, full=True)
     assert "only a runtime that keeps running without a dead rank" in " ".join(plan_text(plan.plan, full=True).split())
 
 
