@@ -8,7 +8,8 @@ dense ones, and those that a table routes by token (DeepSeek-V4's first 3 of 43)
 model: it drops 3 of DeepSeek-V3's 61 rows, and gives equal loads to 3 of V4's 43. Without a model, leading rows of
 zeros in a recording count as dense layers. A row of zeros anywhere else was not recorded.
 
-SGLang's recorder writes such files with torch.save in the modes `stat` and `stat_approx`; hand-written files are JSON.
+SGLang's recorder writes its counts with torch.save, which only torch reads; the finding about such a file says how to
+make JSON of it.
 
 Source: sgl-project/sglang 01fec5c2e61f, python/sglang/srt/eplb/expert_location.py (`logical_count` is [layers][experts]
 or [steps][layers][experts]) and expert_distribution.py (_StatAccumulator.dump; layers that record nothing stay zero).
@@ -34,8 +35,9 @@ __all__ = ["MAX_LOAD", "LoadFile", "Loads", "moe_rows", "read_loads", "row_witho
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MAX_LOAD = 2**53
-MAX_LOADS_BYTES = 2**28  # SGLang's recording of a thousand steps of DeepSeek-V3 has half of it
+MAX_LOADS_BYTES = 2**28  # assumed: a thousand recorded steps of DeepSeek-V3 as JSON take less
 COUNTS = "logical_count"  # SGLang's name for them
+NEITHER = "its content is neither"
 ONE_ROW = "it is one row of numbers"
 TABLES = {".csv": ",", ".tsv": "\\t"}  # what separates their columns
 
@@ -83,24 +85,12 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
     """Return the loads at `path` or what is wrong with them; the user wrote the path as `written` in `option`."""
     try:
         content = read_file(path, MAX_LOADS_BYTES)
-        document = _read(path.suffix, content)
+        document = _read_npy(content) if path.suffix == ".npy" else json.loads(content)
     except OSError as error:
         base = "this file's folder" if option == "expert_load.file" else "the current folder"
         return Finding(option, written, "S603 must be a readable file", *explain_unreadable(error, base))
-    except (ValueError, RecursionError, OverflowError, MemoryError) as error:  # the last two: a header of absurd sizes
-        reason, fix = "its content is none of these", "write it again"
-        if path.suffix == ".safetensors":
-            reason = "TensorRT-LLM records such a file a rank, and a tensor in it for each iteration and layer"
-            fix = (
-                "add up the tensors of all ranks by layer, as load_expert_statistic of its "
-                f'examples/wide_ep/ep_load_balancer does, and write {{"{COUNTS}": [layers][experts]}} as JSON'
-            )
-        elif path.suffix == ".pt":
-            reason, fix = str(error), f'write {{"{COUNTS}": [layers][experts]}} as JSON'
-        elif path.suffix in TABLES:
-            table = f"numpy.loadtxt('{path.name}', delimiter='{TABLES[path.suffix]}', ndmin=2)"
-            fix = f"make it .npy: numpy.save('{path.stem}.npy', {table})"
-        return Finding(option, written, "S604 must be .npy, .pt or JSON", reason, fix)
+    except (ValueError, RecursionError, OverflowError, MemoryError):  # the last two: a header of absurd sizes
+        return Finding(option, written, "S604 must be .npy or JSON", *_explain_other_file(path))
     is_recorded = isinstance(document, dict) and COUNTS in document
     rows = _sum_of_steps(document[COUNTS]) if is_recorded else document
     if wrong := _find_mistake(rows) or (is_recorded and _find_no_record(rows)):
@@ -110,10 +100,24 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
     return LoadFile(tuple(tuple(row) for row in rows), digest_of_bytes(content), is_recorded)
 
 
-def _read(suffix: str, content: bytes) -> Any:
-    if suffix == ".npy":
-        return _read_npy(content)
-    return _read_torch(content) if suffix == ".pt" else json.loads(content)
+def _explain_other_file(path: Path) -> tuple[str, str]:
+    """Return why a file that is neither numpy's nor JSON is not read, and how to make one that is."""
+    if path.suffix == ".safetensors":
+        return (
+            "TensorRT-LLM records such a file a rank, and a tensor in it for each iteration and layer",
+            "add up the tensors of all ranks by layer, as load_expert_statistic of its "
+            f'examples/wide_ep/ep_load_balancer does, and write {{"{COUNTS}": [layers][experts]}} as JSON',
+        )
+    if path.suffix == ".pt":
+        load = f"torch.load('{path.name}', weights_only=True)['{COUNTS}']"
+        return (
+            "only torch reads what torch.save wrote",
+            f"make it JSON where torch is: json.dump({{'{COUNTS}': {load}.tolist()}}, open('{path.stem}.json', 'w'))",
+        )
+    if path.suffix in TABLES:
+        table = f"numpy.loadtxt('{path.name}', delimiter='{TABLES[path.suffix]}', ndmin=2)"
+        return NEITHER, f"make it .npy: numpy.save('{path.stem}.npy', {table})"
+    return NEITHER, "write it again"
 
 
 def _read_npy(content: bytes) -> Any:
@@ -141,21 +145,6 @@ def _npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], Any]:
     return shape, dtype
 
 
-def _read_torch(content: bytes) -> Any:
-    """Return the object that torch.save wrote, with lists for tensors. Steps are summed as arrays, to save memory."""
-    import numpy
-
-    from planner.facts.torch_file import read_torch_file
-
-    document = read_torch_file(io.BytesIO(content))
-    if isinstance(document, numpy.ndarray):
-        return document.tolist()
-    counts = document.get(COUNTS) if isinstance(document, dict) else None
-    if isinstance(counts, numpy.ndarray):
-        return {COUNTS: (counts.sum(axis=0) if counts.ndim == 3 else counts).tolist()}
-    return document
-
-
 def _sum_of_steps(counts: Any) -> Any:
     """Return SGLang's counts summed over steps; counts without a step dimension are unchanged."""
     try:
@@ -167,8 +156,6 @@ def _sum_of_steps(counts: Any) -> Any:
 
 
 def _find_mistake(rows: Any) -> str | None:
-    if isinstance(rows, dict) and "records" in rows:
-        return "SGLang recorded it in another mode than stat"
     if isinstance(rows, list) and rows and all(isinstance(load, int | float) for load in rows):
         return ONE_ROW
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):

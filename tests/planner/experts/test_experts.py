@@ -176,7 +176,7 @@ def test_pickled_loads_are_not_opened(loads_file, experts):
     path = loads_file([{"a": 1}])
     status, document = experts(path, "--gpus", 1, "--nodes", 1)
 
-    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy, .pt or JSON")
+    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy or JSON")
 
 
 @pytest.mark.parametrize("shape", ["(True, 8)", "(1, 8"])
@@ -187,7 +187,7 @@ def test_a_header_that_numpy_trips_over_is_refused(shape, tmp_path, experts):
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64))
     status, document = experts(path, "--gpus", 1, "--nodes", 1)
 
-    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy, .pt or JSON")
+    assert (status, document["errors"][0]["rule"]) == (2, "S604 must be .npy or JSON")
 
 
 @pytest.mark.parametrize(
