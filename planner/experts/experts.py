@@ -56,7 +56,7 @@ class ExpertsAnswer:
 def check_call(call: ExpertsCall) -> ExpertsJob:
     """Return the job of `call`. Raises CallError with all mistakes."""
     measured = _read_all(call)
-    found = read_map(call.previous, call.gpus) if call.previous else None
+    found = read_map(call.previous) if call.previous else None
     findings = [finding.at(PROGRAM) for finding in _wrong_arguments(call, measured)]
     if isinstance(measured, Finding):
         findings.append(measured)

@@ -5,8 +5,7 @@
     tensorrt-llm   YAML for moe_config.load_balancer; `initial_global_assignments` {layer: [slots]}, `num_slots`
     vllm-ascend    JSON for its `expert_map_path`: experts of each device of each layer
 
-Each can be written, and read as the map in service. vllm-ascend also records maps in its format
-(`expert_map_record_path`). All number slots GPU by GPU, as we do.
+Each can be written. Ours and SGLang's are also read as the map in service. All number slots GPU by GPU, as we do.
 
 They number layers differently. DeepSeek-V3 has dense layers 0 to 2 and 58 MoE layers 3 to 60, so `first_layer` is 3. It
 is 1 for Kimi-K2 and GLM-4.5, and 0 for Qwen3, MiniMax-M2, gpt-oss and DeepSeek-V4, whose hash layers have experts too.
@@ -30,13 +29,12 @@ Sources, read in November 2026; nothing is copied from them:
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from planner.facts.files import explain_unreadable, read_file
-from planner.facts.model import MAX_LAYERS
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 
@@ -49,13 +47,8 @@ NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # their file
 FILE_TYPES: dict[Engine, str] = {"sglang": "json", "tensorrt-llm": "yaml", "vllm-ascend": "json"}
 Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
 
-DEVICES = "layer_list"  # vllm-ascend's
 SGLANG = "physical_to_logical_map"
 KEYS = ("physical_to_logical", SGLANG)  # ours, SGLang's
-TENSORRT_LLM = "initial_global_assignments"
-MAX_SLOTS = 2**14  # assumed: no layer has as many; a file of TensorRT-LLM's stands for up to 1000 layers more
-MAX_DEPTH = 8  # a map nests three deep
-MAX_WORD = 200  # of YAML; the longest key has 26 characters
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ def missing_output(engine: Engine, on_stdout: str, example: str) -> Finding:
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:
     """Return the text of the file for `engine`. `first_layer` is the model's number of the layer of `rows[0]`."""
     if engine == "sglang":
-        return _json({"physical_to_logical_map": [_trivial_row(rows[0])] * first_layer + [list(row) for row in rows]})
+        return _json({SGLANG: [_trivial_row(rows[0])] * first_layer + [list(row) for row in rows]})
     if engine == "tensorrt-llm":
         layers = [f"  {first_layer + index}: [{', '.join(map(str, row))}]" for index, row in enumerate(rows)]
         return "\n".join(
@@ -114,25 +107,15 @@ def _json(document: dict[str, Any]) -> str:
     return json.dumps(document) + "\n"
 
 
-def read_map(path: Path, num_gpus: int) -> MapFile | Finding:
-    """Return the map in a file of ours or of an engine, or what is wrong with it.
-
-    vllm-ascend's files list experts by GPU, and must have `num_gpus` of them.
-    """
+def read_map(path: Path) -> MapFile | Finding:
+    """Return the map in a file of ours or of SGLang, or what is wrong with it."""
     try:
-        document = _parsed(read_file(path))
+        document = json.loads(read_file(path))
     except OSError as error:
         reason_and_fix = explain_unreadable(error, "the current folder")
         return Finding("--previous", str(path), "S603 must be a readable file", *reason_and_fix)
     except (ValueError, RecursionError):
-        return _not_a_map(path, "it is neither JSON nor YAML of plain values")
-    if isinstance(document, dict) and TENSORRT_LLM in document:
-        document = {SGLANG: _rows_of_keys(document[TENSORRT_LLM])}
-    if isinstance(document, dict) and DEVICES in document:
-        layers = _experts_of_devices(document[DEVICES])
-        if layers and len(layers[0]) != num_gpus:
-            return _not_a_map(path, f"its layers have {len(layers[0])} devices, and --gpus is {num_gpus}")
-        document = [[expert for experts in devices for expert in experts] for devices in layers]
+        return _not_a_map(path, "it is not JSON")
     key = next((key for key in KEYS if key in document), None) if isinstance(document, dict) else None
     rows = document[key] if key else document
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
@@ -144,63 +127,6 @@ def read_map(path: Path, num_gpus: int) -> MapFile | Finding:
     return MapFile(tuple(tuple(row) for row in rows), is_numbered_by_model=key == SGLANG)
 
 
-def _parsed(content: bytes) -> Any:
-    """Return the document in JSON or YAML. Raises ValueError if it is neither."""
-    try:
-        return json.loads(content)
-    except ValueError:
-        import yaml  # only those who have such a file wait for it
-
-        try:
-            _refuse_what_grows(yaml.parse(content, yaml.CSafeLoader))
-            return yaml.load(content, yaml.CSafeLoader)
-        except yaml.YAMLError as error:
-            raise ValueError("not YAML") from error
-
-
-def _refuse_what_grows(events: Iterable[Any]) -> None:
-    """Raise ValueError for YAML that grows when it is loaded, or that PyYAML fails on.
-
-    Ten aliases can stand for gigabytes. Deep nesting overflows the loader's stack silently. A tag makes a date of any
-    word. `1:1:1`, repeated over the file, is a number in base 60.
-    """
-    depth = 0
-    for event in events:
-        name = type(event).__name__
-        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
-        is_renamed = getattr(event, "anchor", None) or getattr(event, "tag", None)  # an alias has its anchor's name
-        if depth > MAX_DEPTH or is_renamed or len(getattr(event, "value", "")) > MAX_WORD:
-            raise ValueError("it is not made of plain values")
-
-
-def _rows_of_keys(layers: Any) -> list[Any]:
-    """Return the rows of a TensorRT-LLM file, {layer: [slots]}; empty if it is another file.
-
-    The file lacks dense layers, which come first; they get SGLang's trivial map.
-    """
-    numbers = sorted(layers) if isinstance(layers, dict) and all(type(each) is int for each in layers) else []
-    if not numbers or numbers[0] < 0 or numbers[-1] >= MAX_LAYERS or numbers[-1] - numbers[0] >= len(numbers):
-        return []
-    first = layers[numbers[0]]
-    if (
-        not isinstance(first, list)
-        or not 0 < len(first) <= MAX_SLOTS
-        or any(type(each) is not int or each < 0 for each in first)
-    ):
-        return []
-    return [_trivial_row(first)] * numbers[0] + [layers[number] for number in numbers]
-
-
-def _experts_of_devices(layers: Any) -> list[list[list[Any]]]:
-    """Return the experts in a vllm-ascend file, [layers][devices][slots]; empty if it is another file."""
-    try:
-        experts = [[list(device["device_expert"]) for device in layer["device_list"]] for layer in layers]
-    except (KeyError, TypeError):
-        return []
-    are_alike = len({len(layer) for layer in experts}) == len({len(slots) for layer in experts for slots in layer}) == 1
-    return experts if are_alike else []  # with unequal numbers, rows would not tell where a GPU begins
-
-
 def _not_a_map(path: Path, reason: str) -> Finding:
     rule = "S806 must hold an expert map, [layers][slots]"
-    return Finding("--previous", str(path), rule, reason, "give a file that tidemill experts -o wrote")
+    return Finding("--previous", str(path), rule, reason, "give the JSON of tidemill experts, or SGLang's file")
