@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from planner.diff.change import STARTING_FATES, ExpertMoves, PhaseMoves, UnitChange, WeightReads
-from planner.diff.minutes import unit_reads
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
+from planner.plan.unit_starts import unit_reads
 
 __all__ = ["count_expert_moves", "estimate_weight_reads"]
 

@@ -1,15 +1,23 @@
-"""Judge how much of each phase keeps serving during a change, hour by hour and for each tool.
+"""Judge how much of each phase keeps serving during a change, hour by hour and for each tool, and how long it takes.
 
     with a controller    one unit of a phase changes at a time, prefill and decode side by side, whoever applies it.
                          Another unit stands in at hours with nodes for it (docs/design/rollouts.md)
     pulumi up            likewise, but no unit stands in, and units on other nodes change at once
     Git, kubectl         every pod that differs ends at once, and starts again with all others
 
-Units with another KV format change at once, whoever applies. The new gateway is ready before the old one ends. A
-starting unit counts only once it serves. So the least of a phase is
+The new gateway is ready before the old one ends. A starting unit counts only once it serves. So the least of a phase is
 
     served = units on that are kept + (units that take turns, less one for which nobody stands in)
     asked  = the hour's tokens / a unit's maximum rate, at most the units that are on
+
+With another KV format no new unit serves beside old ones. With a controller, the first new unit of each phase brings
+the new gateway, and all others change then. So one unit of a phase serves, if the first one leaves an old one. Without
+a controller all units change at once. The time is
+
+    together    drain + start of all that start together
+    in turn     (drain + start of one unit of each phase) x turns of the phase with most
+    in pairs    drain + start of one unit of each phase, then drain + start of all others
+    minutes     the longer of the first two, or the third; plus the drain of removed units
 
 `served` of zero is an outage, below `asked` it is degraded, else the change rolls. Hours are judged one by one, each as
 if the whole change fell into it, and the worst one names the verdict.
@@ -17,25 +25,38 @@ if the whole change fell into it, and the worst one names the verdict.
 Only ordinary days are judged, not `other_days`.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
-from planner.diff.change import ENDING_FATES, Rollout, Tool, UnitChange, UnitCount, Verdict
-from planner.diff.minutes import rollout_minutes, start_stages
+from planner.diff.change import ENDING_FATES, STARTING_FATES, Rollout, Tool, UnitChange, UnitCount, Verdict
 from planner.facts.day import MINUTE_S, minute_of, periods
+from planner.facts.engines import OURS
+from planner.facts.names import GATEWAY_LAUNCH_FILE
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
+from planner.plan.unit_starts import joint_start_s, start_stages
+from planner.schedule.starts import READY_S
 from planner.schedule.stretches import Stretch, TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.spec.start import StartSpec
 
-__all__ = ["judge_rollouts", "rollout_assumptions", "worst_rollout"]
+__all__ = ["judge_rollouts", "rollout_assumptions", "rollout_minutes", "worst_rollout"]
 
 TOOLS: tuple[Tool, ...] = ("git", "pulumi")
 SEVERITY: tuple[Verdict, ...] = ("no_restart", "rolling", "degraded", "outage")
 ROUNDING = 1e-9
 
 Turns = Literal["none", "now", "with_room"]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a tool carries the change out: who changes when, and whether new units serve beside old ones."""
+
+    turns: Turns  # whether units change in turn, and if a phase may lack one meanwhile
+    in_pairs: bool  # another KV format, and a controller: the first new units bring the new gateway
 
 
 @dataclass(frozen=True)
@@ -50,13 +71,30 @@ class _Hour:
 
 def judge_rollouts(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> dict[Tool, Rollout]:
     """Return the course of the change with each tool."""
-    hours = tuple(_judged_hours(before, after, changes))
-    return {tool: _rollout(tool, hours, after, changes) for tool in TOOLS}
+    in_pairs = _changes_in_pairs(before, after)
+    hours = tuple(_judged_hours(before, after, changes, in_pairs=in_pairs))
+    return {tool: _rollout(_Way(_turns_of(tool, after), in_pairs), hours, after, changes) for tool in TOOLS}
 
 
 def worst_rollout(ways: Mapping[Tool, Rollout]) -> Rollout:
     """Return the worse rollout; of equals, the first."""
     return max(ways.values(), key=lambda way: SEVERITY.index(way.verdict))
+
+
+def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False) -> int | None:
+    """Return the whole minutes until all pods are ready, with every unit on; None if unit reads are unknown."""
+    turns = [each for each in changes if each.in_turn and in_turns]
+    together = [each for each in changes if each.change in STARTING_FATES and each not in turns]
+    pair = _one_of_each_phase(together) if in_pairs else []
+    rounds = [pair, [each for each in together if each not in pair]]
+    start_s, *joint_s = (_start_s(plan, each) for each in (_one_of_each_phase(turns), *rounds))
+    if start_s is None or None in joint_s:
+        return None
+    drains_s = [plan.drain_s * any(each.change in ENDING_FATES for each in units) for units in rounds]
+    together_s = sum(drains_s) + sum(each for each in joint_s if each)
+    most_turns = max(Counter(each.phase for each in turns).values(), default=0)
+    leave_s = plan.drain_s if any(each.change == "removed" for each in changes) else 0.0
+    return ceil((leave_s + max(together_s, most_turns * (plan.drain_s + start_s))) / MINUTE_S)
 
 
 def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[str]:
@@ -70,13 +108,33 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
     ending = {each.phase for each in changes if each.change in ENDING_FATES}
     if any(_full_unit_rate(after, phase) is None for phase in after.phases if phase in ending):
         yield "no hour's demand is known: every unit that stays in the plan is needed"
-    if _never_has_room(after) and any(each.in_turn for each in changes):
+    if _never_has_room(after) and any(each.change in ENDING_FATES for each in changes):
         yield "units wait for a state with room, and all states want as many: set kubernetes.controller.turns: now"
     if before.switches_units and not _has_controller(before):
         yield "without kubernetes.controller all units are on all day"
 
 
-def _judged_hours(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[_Hour]:
+def _one_of_each_phase(units: Sequence[UnitChange]) -> list[UnitChange]:
+    return list({each.phase: each for each in units}.values())
+
+
+def _start_s(plan: Plan, starting: Sequence[UnitChange]) -> float | None:
+    """Return the seconds until all of `starting` are ready if they start together; None if reads are unknown."""
+    units = Counter(each.phase for each in starting)
+    numbers = {phase: units[phase] for phase in plan.phases if units[phase]}
+    if numbers:
+        return joint_start_s(plan, numbers)
+    return start_stages(plan).pods + READY_S if starting else 0.0  # gateway and controller read no weights
+
+
+def _changes_in_pairs(before: Plan, after: Plan) -> bool:
+    """Return whether a new gateway takes the units of another KV format, while the old one serves the others."""
+    old, new = (plan.launch_documents.get(GATEWAY_LAUNCH_FILE, {}).get("kv_digest") for plan in (before, after))
+    are_ours = before.engine == after.engine == OURS and all(map(_has_controller, (before, after)))
+    return are_ours and old != new
+
+
+def _judged_hours(before: Plan, after: Plan, changes: Sequence[UnitChange], *, in_pairs: bool) -> Iterator[_Hour]:
     """Yield the stretches of an ordinary day with constant units and demand."""
     traffic = after.spec.traffic
     profile = traffic.profile_on(None) if traffic else None
@@ -89,7 +147,8 @@ def _judged_hours(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> I
         per_s = share / (stretch.minutes * MINUTE_S)
         wanted = {phase: _units_needed(after, phase, later, per_s, rates.get(phase)) for phase in phases}
         asked = {phase: min(wanted[phase], len(units)) for phase, units in on.items()}
-        yield _Hour(stretch, on, asked, frozenset(_stand_ins(after, changes, later)))
+        changing = [each for each in changes if each.in_turn or (in_pairs and each.change in ENDING_FATES)]
+        yield _Hour(stretch, on, asked, frozenset(_stand_ins(after, changing, later)))
 
 
 def _stand_ins(plan: Plan, changes: Sequence[UnitChange], on: Collection[str]) -> Iterator[Phase]:
@@ -99,7 +158,7 @@ def _stand_ins(plan: Plan, changes: Sequence[UnitChange], on: Collection[str]) -
     sizes = {unit.name: len(unit.nodes) for unit in plan.units}
     left = max(step.num_nodes for step in plan.timetable.all_steps) - sum(sizes[name] for name in on)
     for phase in plan.phases:
-        changing = any(each.phase == phase and each.in_turn and each.name in on for each in changes)
+        changing = any(each.phase == phase and each.name in on for each in changes)
         off = [sizes[unit.name] for unit in plan.units_of(phase) if unit.name not in on]
         if changing and off and off[0] <= left:
             left -= off[0]
@@ -163,15 +222,14 @@ def _has_controller(plan: Plan) -> bool:
     return plan.kubernetes.controller is not None
 
 
-def _rollout(tool: Tool, hours: Sequence[_Hour], after: Plan, changes: Sequence[UnitChange]) -> Rollout:
+def _rollout(way: _Way, hours: Sequence[_Hour], after: Plan, changes: Sequence[UnitChange]) -> Rollout:
     ends = any(each.change in ENDING_FATES for each in changes)
-    turns = _turns_of(tool, after)
-    verdicts = [_verdict(turns, hour) if ends else SEVERITY[0] for hour in hours]
+    verdicts = [_verdict(way, hour) if ends else SEVERITY[0] for hour in hours]
     phases = [phase for phase in hours[0].on if any(hour.on[phase] for hour in hours)]
-    least = {phase: _lowest_capacity(turns, phase, hours) for phase in phases}
+    least = {phase: _lowest_capacity(way, phase, hours) for phase in phases}
     return Rollout(
         verdict=max(verdicts, key=SEVERITY.index),
-        minutes=rollout_minutes(after, changes, in_turns=turns != "none"),
+        minutes=rollout_minutes(after, changes, in_turns=way.turns != "none", in_pairs=way.in_pairs),
         least_capacity={phase: units / of_units for phase, (units, of_units) in least.items()},
         least_units={phase: UnitCount(units=units, of_units=of_units) for phase, (units, of_units) in least.items()},
         times=_verdict_times(hours, verdicts) if len(set(verdicts)) > 1 else {},
@@ -186,11 +244,11 @@ def _turns_of(tool: Tool, plan: Plan) -> Turns:
     return "now" if tool == "pulumi" else "none"
 
 
-def _verdict(turns: Turns, hour: _Hour) -> Verdict:
+def _verdict(way: _Way, hour: _Hour) -> Verdict:
     """Return the verdict of an hour in which pods end."""
     worst: Verdict = "rolling"
     for phase, units in hour.on.items():
-        served = _min_serving(turns, hour, phase)
+        served = _min_serving(way, hour, phase)
         if units and not served:
             return "outage"
         if served < hour.asked[phase] - ROUNDING:
@@ -198,13 +256,16 @@ def _verdict(turns: Turns, hour: _Hour) -> Verdict:
     return worst
 
 
-def _min_serving(turns: Turns, hour: _Hour, phase: Phase) -> int:
+def _min_serving(way: _Way, hour: _Hour, phase: Phase) -> int:
     """Return the least number of a phase's units that serve during the change."""
-    kept = sum(each.change == "kept" for each in hour.on[phase])
-    in_turn = sum(each.in_turn for each in hour.on[phase])
-    if not in_turn or turns == "none":
-        return kept
-    return kept + in_turn - (turns == "now" and phase not in hour.stand_ins)
+    units = hour.on[phase]
+    in_turn = sum(each.in_turn for each in units)
+    lacks_one = way.turns == "now" and phase not in hour.stand_ins
+    if way.in_pairs:
+        waits = way.turns == "with_room" and not hour.stand_ins.issuperset(hour.on)
+        return len(units) if waits else min(len(units) - lacks_one, 1)
+    kept = sum(each.change == "kept" for each in units)
+    return kept + in_turn - lacks_one if in_turn and way.turns != "none" else kept
 
 
 def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[Verdict, str]:
@@ -215,7 +276,7 @@ def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[
     return {verdict: periods(stretches) for verdict, stretches in found.items() if stretches}
 
 
-def _lowest_capacity(turns: Turns, phase: Phase, hours: Sequence[_Hour]) -> tuple[int, int]:
+def _lowest_capacity(way: _Way, phase: Phase, hours: Sequence[_Hour]) -> tuple[int, int]:
     """Return (serving, on) with the least share, over hours with units of the phase on; of equals, the first."""
-    found = [(_min_serving(turns, hour, phase), len(hour.on[phase])) for hour in hours if hour.on[phase]]
+    found = [(_min_serving(way, hour, phase), len(hour.on[phase])) for hour in hours if hour.on[phase]]
     return min(found, key=lambda each: each[0] / each[1])

@@ -151,13 +151,19 @@ def _wanted_units(situation: Situation, now: float, force: Force | None) -> tupl
 
 
 def _stand_ins(situation: Situation, now: float) -> set[str]:
-    """Return the next unit of each phase in which a wanted one is outdated; none while a state is forced."""
-    if _active_force(situation, now) or any(unit.is_stranger for unit in situation.units):
+    """Return the next unit of each phase in which a wanted one is outdated; none while a state is forced.
+
+    One of another KV format serves nobody alone: where no phase may lack a unit, all phases have one or none has.
+    """
+    are_strangers = any(unit.is_stranger for unit in situation.units)
+    if _active_force(situation, now) or (are_strangers and situation.gateway == "blind"):
         return set()
     wanted = _wanted_units(situation, now, None)
     behind = {each.phase for each in situation.units if each.is_on and each.is_outdated and each.name in wanted}
     floors = {phase: count + 1 for phase, count in _count_by_phase(situation, wanted).items() if phase in behind}
-    return {*_add_units(situation, wanted, floors)} - {*wanted}
+    found = {*_add_units(situation, wanted, floors)} - {*wanted}
+    is_alone = are_strangers and not situation.may_lack_one and len(found) < len(behind)
+    return set() if is_alone else found
 
 
 def _planned_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
@@ -211,7 +217,7 @@ def _turns(
     if scales:
         return _pause_turns(situation, f"{', '.join(each.unit for each in scales)} start or drain first")
     needed = _count_by_phase(situation, wanted)
-    return decide_turns(situation.units, on, needed, stand_ins, may_lack_one=situation.may_lack_one)
+    return decide_turns(situation.units, on, needed, stand_ins, situation.gateway, may_lack_one=situation.may_lack_one)
 
 
 def _pause_turns(situation: Situation, why: str) -> Turns:

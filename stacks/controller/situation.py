@@ -6,11 +6,19 @@ they have to do at the gateway. The controller keeps no state, so it may end at 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from planner.facts.terms import Phase
 from planner.schedule.timetable import Timetable
 
-__all__ = ["Force", "LiveUnit", "Orders", "Situation"]
+__all__ = ["Force", "Gateway", "LiveUnit", "Orders", "Situation"]
+
+# What the gateway does while units of two KV formats run.
+Gateway = Literal[
+    "blind",  # the router of another engine does not know, and may join any two
+    "former",  # it still serves units of the former format, and refuses those of the newest
+    "newest",  # it is the other way round
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class Situation:
     floors: Mapping[Phase, int] = field(default_factory=dict)  # units that demand asks for at least
     unseen: str | None = None  # what could not be read, and what does not happen because of it
     expected_units: frozenset[str] = frozenset()  # units that will be on if the measured load lasts
+    gateway: Gateway = "newest"
     may_lack_one: bool = True  # whether a phase may lack a unit during a turn
     departed: Sequence[LiveUnit] = ()  # units that have left the plan and are still there
     has_given_notice: bool = True  # whether users of free nodes have known for long enough that units change

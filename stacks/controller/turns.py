@@ -13,7 +13,11 @@ So a template that does not start takes one unit of a phase, or only the stand-i
 unit is ready or has another template: the former one, for which it has the first turn.
 
 Outdated units that are not ready serve nobody. Once their phase has a ready unit with the new template they all go at
-once: after a change of the KV format the new gateway refuses them.
+once.
+
+Units of two KV formats are strangers, and the gateway serves one format. The new gateway is ready once each phase has a
+unit of the new format, so one of each phase goes first, all at once: the old gateway needs the others. When the new
+gateway has taken over, nobody uses the others, and they go together.
 
 Units of another engine may exchange KV only with those of their own image, and its router does not know. They all go at
 once when the image changes, and nobody stands in. `with_room`, they never go.
@@ -26,7 +30,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.facts.terms import Phase
-from stacks.controller.situation import LiveUnit
+from stacks.controller.situation import Gateway, LiveUnit
 
 __all__ = ["Turns", "decide_turns", "holders"]
 
@@ -46,6 +50,7 @@ def decide_turns(
     on: Collection[str],
     needed: Mapping[Phase, int],
     stand_ins: Collection[str],
+    gateway: Gateway,
     *,
     may_lack_one: bool,
 ) -> Turns:
@@ -56,19 +61,25 @@ def decide_turns(
     outdated = tuple(unit.name for unit in units if unit.is_outdated and (unit.is_on or unit.name in on))
     if not outdated:
         return Turns()
-    if any(unit.is_stranger for unit in units):
+    are_strangers = any(unit.is_stranger for unit in units)
+    if are_strangers and gateway == "blind":
         together = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on) if may_lack_one else ()
         return Turns(together, outdated, "units exchange KV only with those of their own image, so all change at once")
     if paused := next(_pauses(units, on), None):
         unit, why = paused
         return Turns((), outdated, _say([name for name in outdated if name != unit.name], why), unit.is_late)
+    if are_strangers and _proven_phases(units) >= {unit.phase for unit in units if unit.name in on}:
+        return _change_the_others(units, outdated, gateway)
     noticed = {unit.phase for unit in units if unit.name in stand_ins and unit.name not in on}
     ready = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
     begin: list[str] = []
-    for group in _next_groups(units, on):
+    for group in _next_groups(units, on, are_strangers=are_strangers):
         lost = Counter(unit.phase for unit in group if unit.is_ready)
         if _is_spared(lost, ready, needed) or (may_lack_one and noticed.isdisjoint(lost)):
             begin += [unit.name for unit in group]
+        elif are_strangers:
+            begin = []
+            break
     if begin:
         return Turns(tuple(begin), outdated, f"{', '.join(begin)} take their new template")
     why = "whoever uses free nodes gets notice first" if noticed else "no unit is left over in this state of the day"
@@ -78,6 +89,14 @@ def decide_turns(
 def holders(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
     """Return the other units that have pods on the nodes of `unit`."""
     return [each for each in units if each.name != unit.name and not each.holds.isdisjoint(unit.nodes)]
+
+
+def _change_the_others(units: Sequence[LiveUnit], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
+    """Return the turns of all units of the former KV format, once each phase has one of the newest."""
+    if gateway == "former":
+        return Turns((), outdated, _say(outdated, "the gateway for their new KV format is not ready yet"))
+    together = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on)
+    return Turns(together, outdated, "the gateway serves another KV format now, so all others change at once")
 
 
 def _pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tuple[LiveUnit, str]]:
@@ -95,17 +114,27 @@ def _pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tuple[Li
             yield unit, f"{unit.name} {late} with its newest template"
 
 
-def _next_groups(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[list[LiveUnit]]:
-    """Yield the units that come next, those that go together as one group."""
+def _next_groups(units: Sequence[LiveUnit], on: Collection[str], *, are_strangers: bool) -> Iterator[list[LiveUnit]]:
+    """Yield the units that come next, those that go together as one group.
+
+    With strangers, no further one of a phase goes that has one of the newest KV format.
+    """
     waiting = sorted((unit for unit in units if unit.is_outdated and unit.is_on and unit.name in on), key=_is_serving)
     free = [unit for unit in waiting if not holders(unit, units)]
     if not free:
         yield _find_cycle(waiting, units)
-    proven = {unit.phase for unit in units if unit.is_on and unit.is_ready and not unit.is_outdated}
+    proven = _proven_phases(units)
     for phase in dict.fromkeys(unit.phase for unit in free):
+        if are_strangers and phase in proven:
+            continue
         first, *others = [unit for unit in free if unit.phase == phase]
         is_down = not first.is_ready and phase in proven
         yield [first, *(unit for unit in others if is_down and not unit.is_ready)]
+
+
+def _proven_phases(units: Sequence[LiveUnit]) -> set[Phase]:
+    """Return the phases with a ready unit that has the newest template."""
+    return {unit.phase for unit in units if unit.is_on and unit.is_ready and not unit.is_outdated}
 
 
 def _is_spared(lost: Mapping[Phase, int], ready: Mapping[Phase, int], needed: Mapping[Phase, int]) -> bool:

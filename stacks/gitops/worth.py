@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from planner.compiler import Compiled
 from planner.diff.change import ENDING_FATES, Change
-from planner.diff.minutes import rollout_minutes
+from planner.diff.rollout import rollout_minutes
 from planner.estimate.performance import PhaseOutlook
 from planner.facts.day import HOUR_MINUTES
 from planner.facts.quantities import counted

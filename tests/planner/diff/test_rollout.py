@@ -137,9 +137,30 @@ def test_turns_that_never_come_are_told():
     assert "all states want as many: set kubernetes.controller.turns: now" in " ".join(found.assumed)
 
 
-def test_a_controller_changes_units_with_another_kv_format_at_once():
-    """The gateway takes none of the old ones any more."""
-    assert _ways_with_controller("model name").verdict == "outage"
+@pytest.mark.parametrize(
+    ("turns", "verdict", "least"),
+    [
+        ("now", "degraded", {"prefill": (1, 4), "decode": (1, 2)}),
+        ("with_room", "degraded", {"prefill": (1, 2), "decode": (1, 1)}),
+    ],
+)
+def test_with_another_kv_format_one_unit_of_each_phase_serves(turns, verdict, least):
+    """The old gateway stays until the first new pair is ready, and the new one has that pair alone."""
+    found = _ways_with_controller("model name", turns=turns)
+
+    assert found.verdict == verdict
+    assert {phase: (each.units, each.of_units) for phase, each in found.ways["git"].least_units.items()} == least
+
+
+def test_another_kv_format_is_an_outage_where_a_phase_has_one_unit_and_no_room():
+    """Nobody serves between the end of the old decode unit and the start of the new one."""
+    alone = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 1}]}
+    spec = change_spec(base(40)[0], alone | {"kubernetes.controller": {}})
+    plan = compile_plan(spec)
+    found = compare_plans(plan, compile_plan(change_spec(spec, {"model.name": "another"}), plan))
+
+    assert {phase: each.units for phase, each in found.ways["git"].least_units.items()} == {"prefill": 1, "decode": 0}
+    assert found.verdict == "outage"
 
 
 def test_another_engines_units_go_at_once_with_another_image():

@@ -111,6 +111,32 @@ def test_a_unit_of_another_image_is_a_stranger_where_images_decide_what_kv_is(sa
     assert found[0].holds == {"node-a"}
 
 
+@pytest.mark.parametrize(
+    ("former", "gateway", "found"),
+    [("kv-1", "former", (True, "former")), ("kv-1", "newest", (True, "newest")), ("kv-2", "former", (False, "newest"))],
+)
+def test_a_unit_whose_pods_have_another_kv_format_is_a_stranger(former, gateway, found):
+    """The launch files tell that pods and object mount. The gateway takes the new format once it is changed."""
+    cluster = MemoryCluster(SPEC)
+    for config, kv in (("p0-old", former), ("p0-new", "kv-2")):
+        made = cluster.put("ConfigMap", config, labels={names.UNIT_LABEL: "p0"})
+        made["data"] = {"p0.json.0": f'{{\n  "kv_digest": "{kv}",\n'}
+    unit = withheld("p0", updatedReplicas=0)
+    unit["spec"]["leaderWorkerTemplate"] = mounting("p0-new")
+    cluster.objects[UNIT_KIND, "p0"] = unit
+    cluster.put("StatefulSet", "p0", labels={"leaderworkerset.sigs.k8s.io/name": "p0"}, status=OLD, generation=2)
+    cluster.pod("p0", "node-a")["spec"] |= mounting("p0-old")
+    counts = {"observedGeneration": 1, "replicas": 1, "availableReplicas": 1, "updatedReplicas": gateway == "newest"}
+    cluster.put("Deployment", "gateway", labels=names.gateway_selector(PLAN), status=counts)
+    seen = observe(cluster, cluster.get(deployment_reference(NAMESPACE, PLAN)), MIDNIGHT).situation
+
+    assert (seen.units[0].is_stranger, seen.gateway) == found
+
+
+def mounting(config):
+    return {"volumes": [{"name": "launch", "configMap": {"name": config}}]}
+
+
 def test_a_unit_that_takes_too_long_is_late():
     """Its own status says since when it starts."""
     starting = {"type": "Progressing", "status": "True", "lastTransitionTime": "2025-11-24T23:49:59Z"}

@@ -228,10 +228,70 @@ def test_units_that_wait_for_each_other_go_together():
     assert decide(stuck, NOON).turns.begin == ()
 
 
+def estranged(look):
+    """The same, where outdated units have another KV format, and the gateway still serves it."""
+    units = tuple(replace(unit, is_stranger=unit.is_outdated) for unit in look.units)
+    return replace(look, units=units, gateway="former")
+
+
+def test_after_the_first_pair_of_another_kv_format_the_others_wait_for_its_gateway_and_go_together():
+    """The old gateway serves the second units until then."""
+    pair = estranged(seen((READY, OLD, READY, OLD)))
+    waiting, over = decide(pair, NOON).turns, decide(replace(pair, gateway="newest"), NOON).turns
+
+    assert decide(estranged(seen((OLD,) * 4)), NOON).turns.begin == ("p0", "d0")
+    assert (waiting.begin, waiting.reason) == ((), "p1, d1 wait: the gateway for their new KV format is not ready yet")
+    assert over.begin == ("p1", "d1")
+
+
+def test_a_stand_in_of_another_kv_format_waits_for_one_of_each_phase():
+    """It serves nobody alone: by a night with room for a prefill unit only, decode lacks one unit or all wait."""
+    night = replace(TIMETABLE.steps[1], num_units={"prefill": 1, "decode": 2}, units=("p0", "d0", "d1"), num_nodes=3)
+    day = replace(TIMETABLE, steps=(TIMETABLE.steps[0], night))
+    look = replace(estranged(seen((OLD, OFF, OLD, OLD))), timetable=day)
+    stands_in = replace(estranged(seen((OLD, READY, OLD, OLD))), timetable=day)
+
+    assert [each.unit for each in decide(look, LATE).scales] == ["p1"]
+    assert decide(stands_in, LATE).turns.begin == ("d0",)
+    assert decide(replace(look, may_lack_one=False), LATE).scales == ()
+
+
+@settings(max_examples=20, deadline=None)
+@given(CASES)
+def test_one_unit_of_each_phase_serves_all_the_while_the_kv_format_changes(case):
+    """Whenever the controller is killed, and however long units and the new gateway take."""
+    (now, on), may_lack_one, random = case
+    if now == NOON:
+        may_lack_one = True  # there is never room at noon
+    units, gateway = running("old", on), "former"
+    for _ in range(120):
+        look = seen([unit.as_seen("new") for unit in units.values()], may_lack_one=may_lack_one)
+        scales = decide(replace(estranged(look), gateway=gateway), now).scales
+        for each in scales[: random.randint(0, len(scales))]:
+            units = units | {each.unit: Running(int(each.is_on), units[each.unit].template)}
+        late = [name for name in units if random.randint(0, 1)]
+        units = {name: unit if name in late else advance(unit, "new") for name, unit in units.items()}
+        if serving(of_template(units, "new")).keys() == {"prefill", "decode"} and random.randint(0, 1):
+            gateway = "newest"
+        if gateway == "newest":
+            units = {
+                name: replace(unit, is_ready=unit.is_ready and unit.template == "new") for name, unit in units.items()
+            }
+        serves = of_template(units, "new" if gateway == "newest" else "old")
+        assert serving(serves).keys() == {"prefill", "decode"}
+
+    assert serving(units) == Counter(UNITS[name] for name in on)
+    assert {unit.template for unit in units.values()} == {"new"}
+
+
+def of_template(units, template):
+    return {name: unit for name, unit in units.items() if unit.template == template}
+
+
 def test_units_that_exchange_no_kv_with_new_ones_go_all_at_once():
     """As those of another engine with another image; nobody stands in, and where a phase may lack none, none goes."""
     look = seen((OLD, OFF, OLD, OFF))
-    look = replace(look, units=tuple(replace(unit, is_stranger=unit.is_outdated) for unit in look.units))
+    look = replace(estranged(look), gateway="blind")
     waiting = decide(replace(look, may_lack_one=False), LATE)
 
     assert set(decide(look, LATE).turns.begin) == {"p0", "d0"}
