@@ -15,26 +15,6 @@ from planner.problems.fix import closest_choice
 
 __all__ = ["Parser"]
 
-# Commands of other tools -> ours.
-FOREIGN_COMMANDS = {
-    **dict.fromkeys(("check", "lint"), "validate"),
-    **dict.fromkeys(("template", "manifests", "build"), "render"),
-    **dict.fromkeys(("run", "start", "serve", "deploy", "apply"), "up"),
-    **dict.fromkeys(("stop", "delete", "destroy"), "down"),
-    **dict.fromkeys(("ps", "list", "get"), "status"),
-}
-
-OPTIONS_AS_COMMANDS = {"help": "--help", "version": "--version"}  # options that other tools have as commands
-FOREIGN_OUTPUTS = (
-    "--out",
-    "--output",
-    "--out-dir",
-    "--output-dir",
-    "--outdir",
-    "--out-file",
-    "--output-file",
-)  # as others say
-
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises CallError, so that a wrong call is reported like any other mistake.
@@ -67,9 +47,7 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            choices = [str(each) for each in action.choices or ()]
-            other = FOREIGN_COMMANDS.get(value)
-            meant = other if other in choices else OPTIONS_AS_COMMANDS.get(value) or closest_choice(value, choices)
+            meant = closest_choice(value, [str(each) for each in action.choices or ()])
             self._refuse(str(error), f"did you mean {meant}?" if meant else f"see {self.prog} --help")
 
     def _unknown_option(self, words: Sequence[str]) -> str | None:
@@ -83,8 +61,6 @@ class Parser(argparse.ArgumentParser):
 
     def _similar_options(self, word: str) -> list[str]:
         """Return the options that begin with `word`, else the one with a similar name."""
-        if word in FOREIGN_OUTPUTS and "-o" in self._option_string_actions:
-            return ["-o"]
         begun = [option for option in self._option_string_actions if option.startswith(word)]
         close = closest_choice(word, list(self._option_string_actions))
         return begun or ([close] if close else [])

@@ -44,6 +44,7 @@ def plan_text(plan_of):
         (["experts", "x.npy", "--gpus", "1", "--nodes", "1", "--slotspergpu=2"], "did you mean --slots-per-gpu?"),
         (["render", "x.yaml", "-o", "out", "--verbose"], "see tidemill render --help"),
         (["validate", "x.yaml", "-q"], "see tidemill validate --help"),
+        (["render", "x.yaml", "--output", "out"], "see tidemill render --help"),
         (["plan", "x.yaml", "y.yaml"], "see tidemill plan --help"),
     ],
 )

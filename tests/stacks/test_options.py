@@ -107,10 +107,6 @@ def test_every_command_has_examples(name):
     ("words", "meant"),
     [
         (["plna"], "did you mean plan?"),
-        (["help", "plan"], "did you mean --help?"),
-        (["version"], "did you mean --version?"),
-        (["render", "spec.yaml", "--out", "folder"], "did you mean -o?"),
-        (["plan", "spec.yaml", "--output=plan.json"], "did you mean -o?"),
         (["plan", "spec.yaml", "--format", "jsno"], "did you mean json?"),
         (["frobnicate"], "see tidemill --help"),
     ],
