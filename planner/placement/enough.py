@@ -3,17 +3,13 @@
 from collections.abc import Sequence
 
 from planner.facts.quantities import counted
-from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.nodes import Node, nodes_for
 from planner.problems.finding import Finding
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec
-from planner.spec.traffic import TrafficSpec
 
 __all__ = ["find_missing_nodes", "gpu_pools"]
-
-MAX_DAYS = 3  # names of days in a message
 
 
 def find_missing_nodes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Finding]:
@@ -57,7 +53,7 @@ def _report_shortage(
     num_ranks = sum(layout.num_units * layout.nodes_per_unit * layout.ranks_per_node for layout in layouts)
     if num_ranks <= usable * spec.cluster.gpus_per_node:
         reason = "units cannot share a node yet"
-    reason += _explain_unit_sizes(spec, layouts) + _explain_unit_counts(spec, layouts)
+    reason += _explain_unit_sizes(spec, layouts) + _explain_unit_counts(spec)
     if isinstance(spec.cluster.nodes, int):
         num_spares = len(spec.cluster.spares)
         least, kept = needed + num_spares, f", + spares {num_spares}" if num_spares else ""
@@ -80,42 +76,10 @@ def _explain_unit_sizes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> s
     return f", and auto took {' and '.join(chosen)} to hold what is asked for" if chosen else ""
 
 
-def _explain_unit_counts(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
-    """Return why windows of traffic need so many units; empty if the spec gives the numbers."""
-    if not spec.has_windows_of_traffic or (traffic := spec.written.traffic) is None:
+def _explain_unit_counts(spec: ResolvedSpec) -> str:
+    """Return what sets the number of units if windows follow the traffic; empty if the spec writes the number."""
+    if not spec.has_windows_of_traffic:
         return ""
-    if kept_on := _always_on_units(spec, layouts):
-        units = " and ".join(f"{number} of {phase}" for phase, number in kept_on.items())
-        others = [each for each in layouts if each.phase not in kept_on]
-        return f", and schedule.min_units keeps {units} on at all times" + _explain_demand(spec, traffic, others)
-    return _explain_demand(spec, traffic, layouts)
-
-
-def _always_on_units(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> dict[Phase, int]:
-    """Return the number of units of each phase whose units are always on."""
-    schedule = spec.written.schedule
-    floors = {} if schedule is None else {each.phase: schedule.min_units.of(each.phase) for each in layouts}
-    return {each.phase: floors[each.phase] for each in layouts if each.num_units == floors.get(each.phase, 0) > 1}
-
-
-def _explain_demand(spec: ResolvedSpec, traffic: TrafficSpec, layouts: Sequence[PhaseLayout]) -> str:
-    """Return which demand these phases' units must serve; empty without phases."""
-    busiest = f"the busiest hour of {_busiest_field(traffic)}"
-    if any(f"{each.phase}.units" in spec.document.autos for each in layouts):
-        assuming = assuming_lengths(spec.written)
-        names = " and ".join(str(each.phase) for each in layouts)
-        needed = "all of these" if len(layouts) == len(spec.phases) else f"those of {names}"
-        return f", and {busiest} needs {needed}{f', where auto {assuming}' if assuming else ''}"
-    if not layouts or traffic.capacity is None or traffic.capacity >= traffic.busiest:
-        return ""
-    carried = f"the units that are written carry a demand of {traffic.capacity:,.6g} (traffic.capacity)"
-    return f", and {carried}, while {busiest} asks for {traffic.busiest:,.6g}"
-
-
-def _busiest_field(traffic: TrafficSpec) -> str:
-    """Return the field with the highest demand."""
-    other = max(traffic.other_days, key=lambda each: max(each.profile), default=None)
-    if other is None or traffic.profile is None or max(other.profile) <= max(traffic.profile):
-        return "traffic.history, as forecast" if traffic.history else "traffic.profile"
-    more = ", ..." if len(other.days) > MAX_DAYS else ""
-    return f"traffic.other_days ({', '.join(other.days[:MAX_DAYS])}{more})"
+    assuming = assuming_lengths(spec.written)
+    asked = "as many units as traffic's busiest hour, its capacity and schedule.min_units ask for"
+    return f", and auto windows have {asked}{f', where auto {assuming}' if assuming else ''}"

@@ -1,17 +1,16 @@
-"""Warn if a spec exposes a node to a pod, a pod to the network, or a process to other code.
+"""Warn if a spec exposes a node to a pod.
 
 By default pods see only the parts of their node that the spec names. Some sites need `host_network` or an overlay that
 exposes more; the warning makes a reviewer see it. Pod Security decides what else a namespace admits: `tidemill doctor`
 asks the cluster.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from planner.problems.finding import Finding
 from planner.problems.fix import removal
 from planner.rules.rule import Candidate, Rule
-from planner.spec.pods import OverlaySpec
 
 __all__ = ["RULES"]
 
@@ -23,7 +22,6 @@ EXPOSING_FIELDS = {
     "privileged": "a privileged container has all rights of its node",
     "hostPath": "the pod then has a folder of its node, and may write there unless it is mounted read-only",
 }
-PRELOAD_VARIABLES = ("LD_PRELOAD", "LD_AUDIT")  # Source: ld.so(8), "Environment"
 
 
 def pods_stay_isolated(c: Candidate) -> Iterator[Finding]:
@@ -37,19 +35,6 @@ def pods_stay_isolated(c: Candidate) -> Iterator[Finding]:
     if kubernetes.overlay is not None:
         for path in _find_exposing_fields(kubernetes.overlay.model_dump(), "kubernetes.overlay"):
             yield Finding(path, None, rule, EXPOSING_FIELDS[path.rpartition(".")[2]], removal())
-        yield from _find_openings(kubernetes.overlay)
-
-
-def _find_openings(overlay: OverlaySpec) -> Iterator[Finding]:
-    """Warn of overlays that preload code into containers or open network policies to everybody."""
-    for path, variable in _find_preload_variables(overlay.model_dump(), "kubernetes.overlay"):
-        reason = f"{variable} names code that each process of the container runs"
-        yield Finding(path, None, "W108 adds code to a container", reason, removal())
-    for index, each in enumerate(overlay.objects):
-        patch = each.patch if each.kind == "NetworkPolicy" else {}
-        for path in _find_open_rules(patch, f"kubernetes.overlay.objects.{index}.patch"):
-            reason = "the policy then keeps nobody out"
-            yield Finding(path, None, "W108 opens pods to everybody", reason, removal())
 
 
 def _find_exposing_fields(value: Any, path: str) -> Iterator[str]:
@@ -58,34 +43,6 @@ def _find_exposing_fields(value: Any, path: str) -> Iterator[str]:
             yield f"{path}.{key}"
         else:
             yield from _find_exposing_fields(inner, f"{path}.{key}")
-
-
-def _find_preload_variables(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the name of each container variable that preloads code."""
-    if (
-        isinstance(value, dict)
-        and value.get("name") in PRELOAD_VARIABLES
-        and "$patch" not in value
-        and path.split(".")[-2] == "env"
-    ):
-        yield path, value["name"]
-    for key, inner in _children(value):
-        yield from _find_preload_variables(inner, f"{path}.{key}")
-
-
-def _find_open_rules(patch: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the path of each NetworkPolicy rule that admits everybody."""
-    spec = patch.get("spec")
-    for field, peers in (("ingress", "from"), ("egress", "to")):
-        rules = spec.get(field) if isinstance(spec, dict) else None
-        for index, rule in enumerate(rules if isinstance(rules, list) else ()):
-            if isinstance(rule, dict) and (not rule.get(peers) or any(map(_is_everybody, rule[peers]))):
-                yield f"{path}.spec.{field}.{index}"
-
-
-def _is_everybody(peer: Any) -> bool:
-    block = peer.get("ipBlock") if isinstance(peer, dict) else None
-    return isinstance(block, dict) and str(block.get("cidr")).endswith("/0")
 
 
 def _children(value: Any) -> Iterable[tuple[Any, Any]]:
