@@ -13,7 +13,6 @@ from planner.problems.output import require_writable, write_result
 __all__ = ["add_gitops"]
 
 FORGES = ("github", "gitlab", "gitea")
-NEXT = {".gitlab/tidemill.yml": ": include it in .gitlab-ci.yml (include: [{local: .gitlab/tidemill.yml}])"}
 
 
 def add_gitops(commands: Any) -> None:
@@ -45,14 +44,21 @@ def _add_init(commands: Any) -> None:
     init.add_argument(
         "--environments",
         metavar="NAMES",
-        help="names with commas between them, for one cluster each: the environment NAME has the overlay NAME.yaml "
-        "beside SPEC, which is written where it is missing, and the folder FOLDER/NAME",
+        help="names with commas between them, for one cluster each, in the order of promotion: the environment NAME "
+        "has the overlays NAME.release.yaml and NAME.yaml beside SPEC, which are written where they are missing, and "
+        "the folder FOLDER/NAME",
     )
     init.add_argument("--github", action="store_true", help="write GitHub's files")
     init.add_argument("--gitlab", action="store_true", help="write GitLab's file")
     init.add_argument("--argocd", action="store_true", help="write an Application of Argo CD for each environment")
     init.add_argument("--flux", action="store_true", help="write the objects of Flux for each environment")
     init.add_argument("--repository", metavar="URL", help="where clusters fetch from, for --argocd and --flux")
+    init.add_argument(
+        "--loads-from",
+        metavar="URL",
+        help="write, of the forges' files, only the job that proposes new expert maps each night, from the loads at "
+        "this address: that of tidemill experts --from",
+    )
     add_format(init)
     init.set_defaults(command=_init)
 
@@ -136,6 +142,11 @@ def _add_propose(commands: Any) -> None:
         "--branch", metavar="BRANCH", help="the branch of the change; default: tidemill/ and the folder's name"
     )
     propose.add_argument("--forge", choices=FORGES, help="what runs on the remote's host, where its name does not say")
+    propose.add_argument(
+        "--forge-url",
+        metavar="URL",
+        help="where the forge runs, if not at the root of the remote's host; for example https://example.com/gitlab",
+    )
     add_format(propose)
     propose.set_defaults(command=_propose)
 
@@ -147,20 +158,30 @@ def _init(arguments: argparse.Namespace) -> None:
     environments = init.name_environments(arguments.spec, arguments.folder, arguments.overlays, arguments.environments)
     engines = [each for each in init.ENGINES if getattr(arguments, each)]
     repository = init.require_repository(arguments.repository) if engines else ""
-    namespace = read_spec(arguments.spec, arguments.overlays).written.kubernetes.namespace
-    new = init.overlay_files(Path(), environments, namespace)
-    forges = [each for each in init.FORGES if getattr(arguments, each)] or ([] if engines else init.FORGES)
-    files = new | init.workflow_files(environments, forges)
+    kubernetes = read_spec(arguments.spec, arguments.overlays).written.kubernetes
+    new = init.overlay_files(Path(), environments, kubernetes)
+    specs = {
+        each: read_spec(each.spec, [path for path in each.overlays if str(path) not in new]) for each in environments
+    }
+    forges = [each for each in init.FORGES if getattr(arguments, each)]
+    if arguments.loads_from is not None:
+        address = init.require_loads(arguments.loads_from, list(specs.values()))
+        files = new | init.rebalancing_files(environments, forges or init.FORGES, address)
+    else:
+        files = new | init.workflow_files(environments, forges or ([] if engines else init.FORGES))
     for each in environments if engines else ():
-        is_new = str(each.own_overlay) in new  # so nobody can read it yet, and it gives a namespace alone
-        spec = read_spec(each.spec, arguments.overlays if is_new else each.overlays)
-        own = init.namespace_of(each, namespace) if is_new else ""
-        files |= init.engine_files(each, spec, engines, repository, own)
+        own = init.namespace_of(each, kubernetes.namespace) if str(each.own_overlay) in new else ""
+        files |= init.engine_files(each, specs[each], engines, repository, own)
     init.write_files(Path(), files)
     if arguments.format == "json":
         print_json({"files": list(files)})
     else:
-        print("".join(f"{path}{NEXT.get(path, '')}\n" for path in files), end="")
+        print("".join(f"{path}{_next_step(path)}\n" for path in files), end="")
+
+
+def _next_step(path: str) -> str:
+    """Return what is left to do with a file that GitLab does not read by itself."""
+    return f": include it in .gitlab-ci.yml (include: [{{local: {path}}}])" if path.startswith(".gitlab/") else ""
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -192,7 +213,8 @@ def _comment(arguments: argparse.Namespace) -> None:
 def _propose(arguments: argparse.Namespace) -> None:
     from stacks.gitops.propose import Call, propose
 
-    named = {name: getattr(arguments, name) for name in ("loads", "most_hours", "remote", "into", "branch", "forge")}
+    names = ("loads", "most_hours", "remote", "into", "branch", "forge", "forge_url")
+    named = {name: getattr(arguments, name) for name in names}
     outcome = propose(Call(arguments.spec, arguments.folder, tuple(arguments.overlays), **named))
     if arguments.format == "json":
         print_json(outcome.as_json())

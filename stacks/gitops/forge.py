@@ -22,7 +22,7 @@ from threading import Thread
 from typing import Any, Literal, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
-from planner.problems.errors import TidemillError
+from planner.problems.errors import CallError, TidemillError
 from planner.problems.finding import Finding
 from planner.problems.printable import without_passwords
 from stacks.gitops.refusals import PROPOSE, refused
@@ -50,6 +50,7 @@ HOSTS: dict[str, Forge] = {
 }
 TOKEN = "TIDEMILL_TOKEN"  # noqa: S105 (the variable's name)
 TOKEN_USER = "x-access-token"  # noqa: S105 (the name that the token is sent with)
+HTTP = ("http://", "https://")
 SCP = re.compile(r"(?:[\w.-]+@)?([\w.-]+):(?!/)(.+)")  # git@github.com:owner/name.git
 PATH = re.compile(r"(?!.*(^|/)\.+(/|$))[\w.~-]+(/[\w.~-]+)+")
 TIMEOUT_S = 30  # assumed: of each read from a forge
@@ -78,24 +79,24 @@ class Repository:
 
     forge: Forge
     address: str  # what git pushes to
-    host: str  # `https://git.example:3000`
+    root: str  # where the forge runs: `https://git.example:3000`, or `https://example.com/gitlab`
     path: str  # `group/name`
     token: str = field(repr=False)
 
     @property
     def by_http(self) -> bool:
         """Whether git itself needs the token: it needs none by SSH."""
-        return self.address.startswith(("http://", "https://"))
+        return self.address.startswith(HTTP)
 
     @property
     def api(self) -> str:
         """The address of the repository's resources."""
         if self.forge == "gitlab":
-            return f"{self.host}/api/v4/projects/{quote(self.path, safe='')}"
+            return f"{self.root}/api/v4/projects/{quote(self.path, safe='')}"
         if self.forge == "gitea":
-            return f"{self.host}/api/v1/repos/{self.path}"
-        root = "https://api.github.com" if self.host == "https://github.com" else f"{self.host}/api/v3"
-        return f"{root}/repos/{self.path}"
+            return f"{self.root}/api/v1/repos/{self.path}"
+        api = "https://api.github.com" if self.root == "https://github.com" else f"{self.root}/api/v3"
+        return f"{api}/repos/{self.path}"
 
     def without_token(self, text: str) -> str:
         """Return text that may be printed, whatever a server sent: git sends the token to it in Base64."""
@@ -115,20 +116,23 @@ class PullRequest:
     is_merged: bool
 
 
-def read_repository(address: str, forge: Forge | None) -> Repository:
-    """Return the repository at the address of a remote. Raises CallError for one that no forge of ours has."""
+def read_repository(address: str, forge: Forge | None, forge_url: str | None = None) -> Repository:
+    """Return the repository at the address of a remote. Raises CallError for one that no forge of ours has.
+
+    Without `forge_url` the forge runs at the root of the address's host.
+    """
     token = os.environ.get(TOKEN, "")
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         rule, reason = "R610 must hold a token", "the branch is pushed, and the pull request opened, with its rights"
         raise refused(PROPOSE, TOKEN, None, rule, reason, "export one that may write code and pull requests")
-    host, path = _split(address)
-    known = forge or HOSTS.get(urlsplit(host).hostname or "")
+    root, path = _place(address, forge_url)
+    known = forge or HOSTS.get(urlsplit(root).hostname or "")
     if known is None:
-        rule, reason = "R612 must be given for this host", f"{host} may be any of {', '.join(FORGES)}"
+        rule, reason = "R612 must be given for this host", f"{root} may be any of {', '.join(FORGES)}"
         raise refused(PROPOSE, "--forge", None, rule, reason, "for example --forge gitea")
     if not PATH.fullmatch(path) or (known != "gitlab" and path.count("/") != 1):
         _refuse_address(address, "it names no repository of an owner")
-    return Repository(known, address, host, path, token)
+    return Repository(known, address, root, path, token)
 
 
 def find_request(repository: Repository, branch: str, into: str, *, is_open: bool) -> PullRequest | None:
@@ -324,24 +328,46 @@ def _explain(error: urllib.error.HTTPError, content: bytes) -> str:
     return f"HTTP {error.code}: {'; '.join(filter(None, parts)) or error.reason}"
 
 
+def _place(address: str, forge_url: str | None) -> tuple[str, str]:
+    """Return where the forge runs, and the path of a repository there. Raises CallError."""
+    try:
+        root, path = _split(address)
+    except ValueError as error:
+        _refuse_address(address, str(error))
+    if forge_url is None:
+        return root, path
+    if not forge_url.startswith(HTTP):
+        raise _wrong_forge_url(forge_url, "it is no https:// address")
+    try:
+        host, prefix = _split(forge_url)
+    except ValueError as error:
+        raise _wrong_forge_url(forge_url, str(error)) from None
+    found = f"{host}/{prefix}".rstrip("/")
+    if not address.startswith(HTTP):  # of SSH: its path begins at the forge
+        return found, path
+    if not f"{root}/{path}".startswith(f"{found}/"):
+        raise _wrong_forge_url(forge_url, f"the remote is at {root}/{path}")
+    return found, path.removeprefix(f"{prefix}/")
+
+
 def _split(address: str) -> tuple[str, str]:
-    """Return the host, as `https://name:port`, and the path of a remote's address. Raises CallError."""
+    """Return the host, as `https://name:port`, and the path of an address. Raises ValueError with the reason."""
     if "://" not in address and (found := SCP.fullmatch(address)):
         return f"https://{found[1]}", found[2].removesuffix(".git").strip("/")
     try:
         parts = urlsplit(address)
         name, port = parts.hostname or "", parts.port
     except ValueError:
-        _refuse_address(address, "it is no address")
+        raise ValueError("it is no address") from None
     path = parts.path.removesuffix("/").removesuffix(".git").strip("/")
     if parts.scheme == "ssh" and name:
         return f"https://{name}", path
     if parts.scheme not in ("http", "https") or not name:
-        _refuse_address(address, "it is none of https://, ssh:// and git@HOST:PATH")
+        raise ValueError("it is none of https://, ssh:// and git@HOST:PATH")
     if parts.username is not None or parts.password is not None:
-        _refuse_address(address, "it has a user or password in it, which git config and lists of processes show")
+        raise ValueError("it has a user or password in it, which git config and lists of processes show")
     if parts.scheme == "http" and not _is_loopback(name):
-        _refuse_address(address, "http:// would send the token unencrypted")
+        raise ValueError("http:// would send the token unencrypted")
     shown = f"[{name}]" if ":" in name else name
     return f"{parts.scheme}://{shown}{f':{port}' if port else ''}", path
 
@@ -355,11 +381,10 @@ def _is_loopback(name: str) -> bool:
 
 def _refuse_address(address: str, reason: str) -> NoReturn:
     rule = f"R611 must be the address of a repository of {', '.join(FORGES)}"
-    raise refused(
-        PROPOSE,
-        "--remote",
-        without_passwords(address),
-        rule,
-        reason,
-        "git remote set-url NAME https://HOST/OWNER/NAME.git",
-    )
+    fix = "git remote set-url NAME https://HOST/OWNER/NAME.git"
+    raise refused(PROPOSE, "--remote", without_passwords(address), rule, reason, fix)
+
+
+def _wrong_forge_url(forge_url: str, reason: str) -> CallError:
+    rule, fix = "R622 must be the https:// address of the remote's forge", "for example https://example.com/gitlab"
+    return refused(PROPOSE, "--forge-url", without_passwords(forge_url), rule, reason, fix)

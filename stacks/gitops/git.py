@@ -281,7 +281,7 @@ def _access(repository: Repository | None) -> list[str]:
         (f"credential.{address}.helper", ""),
         (f"credential.{address}.helper", HELPER),
         ("http.extraHeader", ""),
-        (f"http.{repository.host}/.extraHeader", ""),
+        (f"http.{repository.root}/.extraHeader", ""),
         (f"http.{address}.extraHeader", ""),
         (f"http.{address}.followRedirects", "false"),
     )

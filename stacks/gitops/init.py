@@ -1,16 +1,21 @@
 """Write the files by which forges check changes of a spec, and by which Argo CD or Flux applies them.
 
     one environment     SPEC under its overlays, rendered into FOLDER
-    several             for each NAME: SPEC under its overlays and NAME.yaml beside it, rendered into FOLDER/NAME
+    several             for each NAME: SPEC under its overlays, NAME.release.yaml and NAME.yaml, into FOLDER/NAME
+
+A release file has what environments run and nothing that is one environment's own. So promoting is copying that file
+to the next environment, and a job proposes the copy.
 
 The jobs need neither a cluster nor torch. The files belong to whoever asked for them, and are edited like any other of
 the repository. So none is overwritten.
 """
 
+import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -19,10 +24,12 @@ import jinja2
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
 from planner.problems.output import write_result
+from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
 from stacks.controller.cli import DEFINITION
 from stacks.gitops.comment import MAX_BYTES, MAX_COMMENT
-from stacks.gitops.refusals import INIT, link_refused, refused
+from stacks.gitops.refusals import INIT, link_refused, no_loads_file, refused
+from stacks.gitops.worth import PAYBACK_HOURS
 
 __all__ = [
     "ENGINES",
@@ -34,6 +41,8 @@ __all__ = [
     "name_environments",
     "namespace_of",
     "overlay_files",
+    "rebalancing_files",
+    "require_loads",
     "require_plain",
     "require_repository",
     "workflow_files",
@@ -44,12 +53,20 @@ Forge = Literal["github", "gitlab"]
 Engine = Literal["argocd", "flux"]
 FORGES: tuple[Forge, ...] = ("github", "gitlab")
 ENGINES: tuple[Engine, ...] = ("argocd", "flux")
-WORKFLOWS: dict[Forge, dict[str, str]] = {  # path -> template
+CHECKING: dict[Forge, dict[str, str]] = {  # path -> template
     "github": {
         ".github/workflows/tidemill-check.yml": "github-check.yml.j2",
         ".github/workflows/tidemill-comment.yml": "github-comment.yml.j2",
     },
     "gitlab": {".gitlab/tidemill.yml": "gitlab-ci.yml.j2"},
+}
+PROMOTING: dict[Forge, dict[str, str]] = {
+    "github": {".github/workflows/tidemill-promote.yml": "github-promote.yml.j2"},
+    "gitlab": {".gitlab/tidemill-promote.yml": "gitlab-promote.yml.j2"},
+}
+REBALANCING: dict[Forge, dict[str, str]] = {
+    "github": {".github/workflows/tidemill-loads.yml": "github-loads.yml.j2"},
+    "gitlab": {".gitlab/tidemill-loads.yml": "gitlab-loads.yml.j2"},
 }
 OBJECTS: dict[Engine, tuple[str, ...]] = {"argocd": ("argocd.yaml", "argocd-cm.yaml"), "flux": ("flux.yaml",)}
 ARGOCD_KINDS = ("leaderworkerset.x-k8s.io_LeaderWorkerSet", "tidemill.dev_TidemillDeployment")  # health/*.lua
@@ -60,10 +77,17 @@ RESERVED = ("on", "off", "yes", "no", "true", "false", "null", "y", "n")  # no t
 MAX_LABEL = 63  # Flux labels every object with its Kustomization's name (fluxcd/flux2, issue 2004)
 REPOSITORY = re.compile(r"(https?|ssh)://[\w.@:/~-]+")
 HAS_SECRET = re.compile(r"https?://[^/]*@|ssh://[^/]*:[^/]*@")  # for HTTP a token may stand in the user's place
+LOADS_ADDRESS = re.compile(r"https?://[\w.:/~-]+")
 OVERLAY = """\
 # What environment {name} has otherwise than {spec}: these keys replace the spec's, and null takes one away.
 kubernetes:
   namespace: {namespace}
+"""
+RELEASE = """\
+# What is promoted from environment to environment: this whole file is copied to the next one's. These keys replace the
+# spec's, so other keys that are promoted, such as engine or model, belong here too.
+kubernetes:
+  image: {image}
 """
 
 
@@ -75,7 +99,8 @@ class Environment:
     spec: Path
     overlays: tuple[Path, ...]
     folder: Path
-    own_overlay: Path | None = None  # the one that is this environment's alone
+    release: Path | None = None  # the overlay that is promoted
+    own_overlay: Path | None = None  # the overlay that is this environment's alone
 
     @property
     def spec_words(self) -> str:
@@ -97,9 +122,9 @@ def name_environments(spec: Path, folder: Path, overlays: Sequence[Path], names:
     if len(set(found)) < len(found):
         raise _wrong_name(names, "each has files of its own", "name each once")
     return tuple(
-        Environment(each, spec, (*overlays, own), folder / each, own)
+        Environment(each, spec, (*overlays, release, own), folder / each, release, own)
         for each in found
-        for own in [spec.with_name(f"{each}.yaml")]
+        for release, own in [(spec.with_name(f"{each}.release.yaml"), spec.with_name(f"{each}.yaml"))]
     )
 
 
@@ -124,13 +149,30 @@ def require_repository(address: str | None) -> str:
     return address
 
 
-def overlay_files(root: Path, environments: Sequence[Environment], namespace: str) -> dict[str, str]:
-    """Return path -> text of the overlays that are missing, for environments of a spec with this namespace."""
-    return {
-        str(own): OVERLAY.format(name=each.name, spec=each.spec, namespace=namespace_of(each, namespace))
-        for each in environments
-        if (own := each.own_overlay) is not None and not (root / own).exists()
-    }
+def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
+    """Return the address from which a job reads loads.
+
+    Raises CallError for one that cannot stand in a file of a repository, or if a spec has no place for loads.
+    """
+    if not LOADS_ADDRESS.fullmatch(address):
+        rule, reason = "R621 must be an http:// or https:// address without a password", "a job's file has it"
+        raise refused(INIT, "--loads-from", None, rule, reason, "for example http://prometheus.example:9090")
+    for spec in specs:
+        if spec.written.expert_load.file is None:
+            raise no_loads_file(INIT, "--loads-from")
+    return address
+
+
+def overlay_files(root: Path, environments: Sequence[Environment], kubernetes: KubernetesSpec) -> dict[str, str]:
+    """Return path -> text of the overlays that are missing, for environments of a spec with this section."""
+    image = json.dumps(kubernetes.image)  # in quotes
+    texts = {}
+    for each in environments:
+        if each.release is not None and each.own_overlay is not None:
+            texts[each.release] = RELEASE.format(image=image)
+            namespace = namespace_of(each, kubernetes.namespace)
+            texts[each.own_overlay] = OVERLAY.format(name=each.name, spec=each.spec, namespace=namespace)
+    return {str(path): text for path, text in texts.items() if not (root / path).exists()}
 
 
 def namespace_of(environment: Environment, namespace: str) -> str:
@@ -139,16 +181,29 @@ def namespace_of(environment: Environment, namespace: str) -> str:
 
 
 def workflow_files(environments: Sequence[Environment], forges: Collection[Forge]) -> dict[str, str]:
-    """Return path -> text of each forge's files."""
+    """Return path -> text of each forge's files that check changes and, for several environments, promote them."""
+    pairs = list(pairwise(environments))
     values = {
         "environments": environments,
-        "version": metadata.version("tidemill"),
+        "pairs": pairs,
         "conditions": CONDITIONS,
         "max_bytes": MAX_BYTES,
         "too_many_bytes": MAX_BYTES + 1,
         "max_comment": MAX_COMMENT,
     }
-    return {path: _fill(template, values) for forge in forges for path, template in WORKFLOWS[forge].items()}
+    return {
+        path: _fill(template, values)
+        for forge in forges
+        for path, template in (CHECKING[forge] | (PROMOTING[forge] if pairs else {})).items()
+    }
+
+
+def rebalancing_files(
+    environments: Sequence[Environment], forges: Collection[Forge], loads_from: str
+) -> dict[str, str]:
+    """Return path -> text of each forge's job that proposes new expert maps from the loads at an address."""
+    values = {"environments": environments, "loads_from": loads_from, "payback_hours": f"{PAYBACK_HOURS:g}"}
+    return {path: _fill(template, values) for forge in forges for path, template in REBALANCING[forge].items()}
 
 
 def engine_files(
@@ -235,7 +290,7 @@ def _wrong_name(names: str, reason: str, fix: str) -> CallError:
     return refused(INIT, "--environments", names, rule, reason, fix)
 
 
-def _fill(template: str, values: dict[str, object]) -> str:
+def _fill(template: str, values: Mapping[str, object]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("templates", "gitops"),
         undefined=jinja2.StrictUndefined,
@@ -245,7 +300,7 @@ def _fill(template: str, values: dict[str, object]) -> str:
         variable_start_string="<<",  # both forges read braces themselves
         variable_end_string=">>",
     )
-    return environment.get_template(template).render(values)
+    return environment.get_template(template).render(version=metadata.version("tidemill"), **values)
 
 
 def _text_in(path: Path) -> str | None:

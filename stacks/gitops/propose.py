@@ -27,7 +27,6 @@ from planner.facts.terms import PHASES
 from planner.manifests.folder import files_of, kept_plan, require_same_name, write_folder
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
-from planner.problems.errors import CallError
 from planner.problems.printable import printable, without_passwords
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import read_content
@@ -60,7 +59,7 @@ from stacks.gitops.git import (
     require_unchanged,
     require_within,
 )
-from stacks.gitops.refusals import PROPOSE, refused
+from stacks.gitops.refusals import PROPOSE, loads_refused, no_loads_file, refused
 from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
 
 __all__ = [
@@ -73,7 +72,6 @@ __all__ = [
     "decide",
     "propose",
     "require_payback",
-    "wrong_loads",
 ]
 
 Result = Literal["opened", "updated", "unchanged", "left_alone", "nothing"]
@@ -104,6 +102,7 @@ class Call:
     into: str | None = None
     branch: str | None = None
     forge: Forge | None = None
+    forge_url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -151,18 +150,20 @@ class Proposal:
     plan: Plan
     change: Change | None  # None if nothing runs yet
     worth: Worth | None  # of new expert maps
+    folder: Path  # several environments may have plans of one name
     paths: tuple[Path, ...] = ()
     commit: str | None = None
 
     @property
     def title(self) -> str:
         """Return the verdict in a line."""
+        of = f"{self.plan.name} ({self.folder})"
         if self.change is None:
-            return f"{self.plan.name}: first plan"
+            return f"{of}: first plan"
         units = sum(each.change in ("moved", "restarted") and each.phase in PHASES for each in self.change.units)
         what = "new expert maps, " if self.worth else ""
         ending = f", restarts {counted(units, 'unit')}" if units else ""
-        return f"{self.plan.name}: {what}{self.change.verdict}{ending}"
+        return f"{of}: {what}{self.change.verdict}{ending}"
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def propose(call: Call) -> Outcome:
     """
     require_payback(call)
     checkout = find_checkout(Path.cwd())
-    repository = read_repository(remote_address(checkout, call.remote), call.forge)
+    repository = read_repository(remote_address(checkout, call.remote), call.forge, call.forge_url)
     require_identity(checkout)
     source = _read_source(checkout, call)
     branch = call.branch or _usual_branch(source)
@@ -248,7 +249,8 @@ def _read_source(checkout: Checkout, call: Call) -> Source:
     try:
         loads = read_file(call.loads) if call.loads else None
     except OSError as error:
-        raise wrong_loads(str(call.loads), error.strerror or str(error), "give another") from None
+        reason = error.strerror or str(error)
+        raise loads_refused(PROPOSE, "--loads", str(call.loads), reason, "give another") from None
     return Source(Paths(spec, folder, Path(), (), tuple(overlays)), contents, loads)
 
 
@@ -284,7 +286,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     require_same_name(paths.folder, kept, found.plan)
     change = None if before is None else compare_plans(before, found.plan, note_unknown(unknown))
     worth = weigh_maps(found, change, most_hours) if change is not None and source.loads is not None else None
-    planned = Proposal(found.plan, change, worth, (*named, paths.folder))
+    planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder))
     if source.loads is not None and (worth is None or not worth.is_enough):
         return planned
     write_folder(paths.folder, files_of(found.plan, kept))
@@ -303,7 +305,7 @@ def _replace_loads(spec: ResolvedSpec, loads: bytes) -> Path:
     """Put new loads into the file that the spec has them in, and return its path."""
     written = spec.written.expert_load.file
     if written is None:
-        raise wrong_loads(None, "the spec has none", "write expert_load: {file: loads.json}, and commit such a file")
+        raise no_loads_file(PROPOSE, "--loads")
     path = require_within(Path.cwd(), "expert_load.file", Path(spec.document.file).parent / written)
     _write(path, loads)
     return path
@@ -366,9 +368,3 @@ def _text(proposal: Proposal) -> str:
     first = f"{escaped(proposal.title)}: nothing runs yet\n"
     shown = first if proposal.change is None else diff_markdown(proposal.change)
     return f"{lines}\n{shown}\n{FOOTER}"
-
-
-def wrong_loads(value: str | None, reason: str, fix: str) -> CallError:
-    """Return the error for loads that cannot take the place of the spec's."""
-    rule = "R615 must be a file of loads, to replace the spec's expert_load.file"
-    return refused(PROPOSE, "--loads", value, rule, reason, fix)

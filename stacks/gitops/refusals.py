@@ -3,7 +3,7 @@
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 
-__all__ = ["INIT", "PROPOSE", "link_refused", "refused"]
+__all__ = ["INIT", "PROPOSE", "link_refused", "loads_refused", "no_loads_file", "refused"]
 
 INIT, PROPOSE = "tidemill gitops init", "tidemill gitops propose"
 
@@ -17,3 +17,15 @@ def link_refused(path: str) -> CallError:
     """Return the error for a link where a folder or file of the checkout has to be."""
     rule, reason = "R608 must not be a link", "what it leads to may belong to somebody else"
     return refused(path, "", None, rule, reason, "put a folder or file in its place")
+
+
+def loads_refused(place: str, option: str, value: str | None, reason: str, fix: str) -> CallError:
+    """Return the error for loads that cannot take the place of the spec's."""
+    rule = "R615 must be a file of loads, to replace the spec's expert_load.file"
+    return refused(place, option, value, rule, reason, fix)
+
+
+def no_loads_file(place: str, option: str) -> CallError:
+    """Return the error for a spec without a file that new loads could replace."""
+    fix = "write expert_load: {file: loads.json}, and commit such a file"
+    return loads_refused(place, option, None, "the spec has none", fix)

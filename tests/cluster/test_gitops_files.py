@@ -20,8 +20,9 @@ def written(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = (REPOSITORY / "stacks" / "specs" / "demo-day.yaml").read_text()
     Path("spec.yaml").write_text(spec.replace("../../runtime", str(REPOSITORY / "runtime")))
-    words = ["gitops", "init", "spec.yaml", "deploy", "--github", "--argocd", "--flux"]
-    assert main([*words, "--repository", ADDRESS, *request.param]) == 0
+    words = ["gitops", "init", "spec.yaml", "deploy", "--github", *request.param]
+    assert main([*words, "--argocd", "--flux", "--repository", ADDRESS]) == 0
+    assert main([*words, "--loads-from", "http://prometheus.example:9090"]) == 0
     return tmp_path
 
 
@@ -31,7 +32,7 @@ def test_actionlint_accepts_the_workflows(written, toolchain):
     paths = sorted((written / ".github" / "workflows").iterdir())
     done = subprocess.run([actionlint, *paths], check=False, capture_output=True, text=True)
 
-    assert (len(paths), done.returncode, done.stdout) == (2, 0, "")
+    assert (len(paths), done.returncode, done.stdout) == (4 if (written / "prod.yaml").exists() else 3, 0, "")
 
 
 def test_fluxs_objects_are_what_its_definitions_say(written, toolchain):

@@ -102,7 +102,7 @@ def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
     assert none_open == []
     assert [each["result"] for each in (opened, updated, unchanged)] == ["opened", "updated", "unchanged"]
     assert {each["pull_request"]["url"] for each in (opened, updated, unchanged)} == {last["html_url"]}
-    assert first["title"] == "deepseek-r1: outage, restarts 3 units"
+    assert first["title"] == "deepseek-r1 (deploy): outage, restarts 3 units"
     assert "| **outage** | Change of deepseek-r1: plan" in first["body"]
     assert last["head"]["sha"] != first["head"]["sha"]
     assert last["body"].startswith(f"<!-- tidemill {last['head']['sha']} -->")

@@ -29,9 +29,10 @@ from stacks.gitops.comment import comment_on
 from stacks.gitops.forge import TOKEN, ForgeError, Repository, read_repository
 from stacks.gitops.gate import read_conditions
 from stacks.gitops.git import Checkout, GitError, find_checkout, require_branch, require_unchanged, require_within
-from stacks.gitops.init import name_environments, require_plain, require_repository, write_files
+from stacks.gitops.init import name_environments, require_loads, require_plain, require_repository, write_files
 from stacks.gitops.propose import Call as ProposeCall
-from stacks.gitops.propose import require_payback, wrong_loads
+from stacks.gitops.propose import require_payback
+from stacks.gitops.refusals import no_loads_file
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
@@ -173,9 +174,9 @@ def _linked_workflow(folder):
     write_files(folder, {"comment.yml": "as written"})
 
 
-def _forge(address, token="a-token"):
+def _forge(address, token="a-token", url=None):
     with patch.dict(os.environ, {TOKEN: token}):
-        read_repository(address, None)
+        read_repository(address, None, url)
 
 
 def _spec_that_others_changed(folder):
@@ -318,12 +319,14 @@ BROUGHT_ABOUT = {
     "R612": lambda _: _forge("https://git.example/o/r.git"),
     "R613": lambda folder: require_within(folder, "SPEC", Path("/srv/spec.yaml")),
     "R614": _spec_that_others_changed,
-    "R615": lambda _: _raise(wrong_loads(None, "the spec has none", "write expert_load: {file: loads.json}")),
+    "R615": lambda _: _raise(no_loads_file("tidemill gitops propose", "--loads")),
     "R616": lambda _: _raise(GitError("push", "error: failed to push some refs")),
     "R617": lambda _: _raise(ForgeError(OUR_REPOSITORY, "HTTP 401: Bad credentials")),
     "R618": lambda folder: require_branch(Checkout(folder, folder), "main", "main"),
     "R619": lambda _: require_payback(ProposeCall(Path("spec.yaml"), Path("deploy"), most_hours=12.0)),
     "R620": lambda _: name_environments(Path("spec.yaml"), Path("deploy"), (), "dev,Prod"),
+    "R621": lambda _: require_loads("http://ada:secret@prometheus:9090", ()),
+    "R622": lambda _: _forge("https://git.example/o/r.git", url="https://git.example/gitlab"),
     "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),
 }
 

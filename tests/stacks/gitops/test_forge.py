@@ -275,6 +275,59 @@ def test_other_addresses_are_refused(address, forge, rule, monkeypatch):
     assert "hunter2" not in json.dumps(caught.value.findings[0].as_json())
 
 
+@pytest.mark.parametrize(
+    ("address", "forge_url", "api"),
+    [
+        (
+            "https://example.com/gitlab/a/b.git",
+            "https://example.com/gitlab",
+            "https://example.com/gitlab/api/v4/projects/a%2Fb",
+        ),
+        (
+            "https://example.com/x/gitlab/a/b/c",
+            "https://example.com/x/gitlab/",
+            "https://example.com/x/gitlab/api/v4/projects/a%2Fb%2Fc",
+        ),
+        ("https://example.com/a/b.git", "https://example.com", "https://example.com/api/v4/projects/a%2Fb"),
+        (
+            "git@ssh.example.com:a/b.git",
+            "https://example.com/gitlab",
+            "https://example.com/gitlab/api/v4/projects/a%2Fb",
+        ),
+        (
+            "ssh://git@example.com:2222/a/b.git",
+            "https://example.com:8443",
+            "https://example.com:8443/api/v4/projects/a%2Fb",
+        ),
+    ],
+)
+def test_a_forge_need_not_be_at_the_root_of_its_host(address, forge_url, api, monkeypatch):
+    """GitLab may run under a relative URL, and an SSH address does not say where its pages are."""
+    monkeypatch.setenv("TIDEMILL_TOKEN", "secret-token")
+
+    assert read_repository(address, "gitlab", forge_url).api == api
+
+
+@pytest.mark.parametrize(
+    "forge_url",
+    [
+        "https://example.com/git",
+        "https://another.example/gitlab",
+        "http://example.com/gitlab",
+        "https://hunter2@example.com/gitlab",
+        "git@example.com:gitlab",
+        "example.com/gitlab",
+    ],
+)
+def test_another_forges_address_is_refused(forge_url, monkeypatch):
+    """The token goes there, so it has to be where the remote is, and encrypted."""
+    monkeypatch.setenv("TIDEMILL_TOKEN", "secret-token")
+    with pytest.raises(CallError, match="R622") as caught:
+        read_repository("https://example.com/gitlab/a/b.git", "gitlab", forge_url)
+
+    assert "hunter2" not in json.dumps(caught.value.findings[0].as_json())
+
+
 @pytest.mark.parametrize("token", ["", "two words", "line\nend", "umläut"])
 def test_the_token_must_be_one(token, monkeypatch):
     """It becomes part of a header."""

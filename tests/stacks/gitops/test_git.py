@@ -224,7 +224,7 @@ def test_the_token_goes_to_no_other_host(setting, checkout):
 
 
 def configured(name, repository):
-    return name.replace("HOST", repository.host).replace("ADDRESS", repository.address)
+    return name.replace("HOST", repository.root).replace("ADDRESS", repository.address)
 
 
 @pytest.mark.parametrize("place", ["", ".HOST", ".ADDRESS"])

@@ -17,13 +17,24 @@ from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
 from planner.rules.check import change_spec, check_spec
 from stacks.cli import main
-from stacks.gitops.init import FORGES, Environment, engine_files, name_environments, require_repository, workflow_files
+from stacks.gitops.init import (
+    FORGES,
+    Environment,
+    engine_files,
+    name_environments,
+    rebalancing_files,
+    require_loads,
+    require_repository,
+    workflow_files,
+)
 from tests.stacks.deployments import DEMO_SPEC, write_demo
 
 ROOT = DEMO_SPEC.parents[2]
 HEALTH = ROOT / "templates" / "gitops" / "health"
 ENVIRONMENTS = name_environments(Path("spec.yaml"), Path("deploy"), (), None)
 CHECK, COMMENT, GITLAB = workflow_files(ENVIRONMENTS, FORGES).values()
+THREE = name_environments(Path("spec.yaml"), Path("deploy"), (), "dev,stage,prod")
+LOADS_AT = "http://prometheus.example:9090"
 MARK = "<!-- tidemill deploy -->"
 TIDEMILL = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m stacks.cli "$@"\n'
 # `gh`: notes each call, and answers with what the folder of the same name has for it.
@@ -70,6 +81,11 @@ def programs_of(folder):
     programs = folder.parent / "programs"
     (programs / "answers").mkdir(parents=True, exist_ok=True)
     return programs
+
+
+def _script(text, job):
+    """Return what a job of GitLab runs, without the installation."""
+    return "\n".join(line for line in yaml.safe_load(text)[job]["script"] if "pip install" not in line)
 
 
 def _step(text, name):
@@ -122,9 +138,8 @@ def _check_on_github(repository, event="pull_request"):
 
 
 def _check_on_gitlab(repository, **variables):
-    script = [line for line in yaml.safe_load(GITLAB)["tidemill-check"]["script"] if "pip install" not in line]
     (matrix,) = yaml.safe_load(GITLAB)["tidemill-check"]["parallel"]["matrix"]
-    return _run("\n".join(script), repository, {}, **variables, **matrix)
+    return _run(_script(GITLAB, "tidemill-check"), repository, {}, **variables, **matrix)
 
 
 def test_githubs_check_leaves_report_and_plan(repository):
@@ -332,7 +347,15 @@ def test_workflows_have_the_least_rights():
     assert "tidemill gitops" not in comment["jobs"]["post"]["steps"][0]["run"]
 
 
-@pytest.mark.parametrize("text", [CHECK, COMMENT])
+@pytest.mark.parametrize(
+    "text",
+    [
+        CHECK,
+        COMMENT,
+        *workflow_files(THREE, ("github",)).values(),
+        *rebalancing_files(THREE, ("github",), LOADS_AT).values(),
+    ],
+)
 def test_actions_are_pinned_by_commit(text):
     """A tag can be moved, and no script has an expression in it, which would be text of a stranger."""
     steps = [each for job in yaml.safe_load(text)["jobs"].values() for each in job["steps"]]
@@ -432,7 +455,8 @@ def test_overlays_stand_in_the_call():
 def test_the_files_are_what_the_forges_read(schema, tmp_path):
     """Both publish a schema."""
     pytest.importorskip("check_jsonschema")
-    texts = [CHECK, COMMENT] if schema == "github-workflows" else [GITLAB]
+    forge = "github" if schema == "github-workflows" else "gitlab"
+    texts = [*workflow_files(THREE, (forge,)).values(), *rebalancing_files(THREE, (forge,), LOADS_AT).values()]
     paths = [tmp_path / f"{number}.yml" for number, _ in enumerate(texts)]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text)
@@ -457,16 +481,15 @@ def test_each_environment_has_its_own_check(forge):
     told = "\n".join(workflow_files(environments, (forge,)).values())
 
     assert [(each["environment"], each["spec"], each["folder"]) for each in matrix] == [
-        ("dev", "deploy/spec.yaml -f deploy/dev.yaml", "deploy/dev"),
-        ("prod", "deploy/spec.yaml -f deploy/prod.yaml", "deploy/prod"),
+        ("dev", "deploy/spec.yaml -f deploy/dev.release.yaml -f deploy/dev.yaml", "deploy/dev"),
+        ("prod", "deploy/spec.yaml -f deploy/prod.release.yaml -f deploy/prod.yaml", "deploy/prod"),
     ]
     assert "for environment in dev prod; do" in told
 
 
 def test_github_posts_a_comment_for_each_environment(job):
     """One that is missing keeps no other back."""
-    environments = name_environments(Path("spec.yaml"), Path("deploy"), [], "dev,stage,prod")
-    _, comment = workflow_files(environments, ("github",)).values()
+    _, comment, _ = workflow_files(THREE, ("github",)).values()
     marks = {f"{name}.md": f"<!-- tidemill {name} -->\nnews of {name}" for name in ("dev", "prod")}
     _keep(job, marks | {"dev.number": "7", "prod.number": "7"})
     for name, answer in {"calls": "", "artifacts": "5", "pulls": "abc", "comments": ""}.items():
@@ -487,8 +510,146 @@ def test_init_writes_overlays_once(repository, capsys):
     again = main(words)
 
     assert (first, again) == (0, 0)
-    assert main(["validate", "spec.yaml", "-f", "prod.yaml"]) == 0
+    assert main(["validate", "spec.yaml", "-f", "prod.release.yaml", "-f", "prod.yaml"]) == 0
     assert (repository / "dev.yaml").read_text() == "name: mine\n"
+
+
+def test_a_release_file_has_what_the_spec_runs(repository):
+    """It is the same for all environments, so that a copy of it is a promotion."""
+    main(["gitops", "init", "spec.yaml", "deploy", "--environments", "dev,prod"])
+    dev, prod = ((repository / f"{name}.release.yaml").read_text() for name in ("dev", "prod"))
+
+    assert dev == prod
+    assert yaml.safe_load(dev) == {
+        "kubernetes": {"image": read_spec(repository / "spec.yaml").written.kubernetes.image}
+    }
+
+
+# `tidemill`: notes the call, with the release file of stage as it is then.
+NOTED = f"""#!{sys.executable}
+import pathlib, sys
+calls = pathlib.Path(__file__).parent / "answers" / "calls"
+with open(calls, "a") as file:
+    print(*sys.argv[1:], pathlib.Path("stage.release.yaml").read_text(), file=file)
+"""
+
+
+@pytest.mark.parametrize("forge", FORGES)
+def test_a_merge_promotes_what_it_changed(forge, repository):
+    """The next environment is given a copy; an environment behind one that is as before is left alone."""
+    text = workflow_files(THREE, (forge,))[PROMOTES[forge]]
+    for each in THREE:
+        each.release.write_text("image: old")
+    _commit(repository)
+    Path("dev.release.yaml").write_text("image: new")
+    _commit(repository)
+    before = _git(repository, "rev-parse", "HEAD^").strip()
+    variables = {
+        "BEFORE": before,
+        "CI_COMMIT_BEFORE_SHA": before,
+        "GITHUB_SERVER_URL": "https://g",
+        "CI_SERVER_URL": "https://g",
+    }
+    if forge == "github":
+        script = _step(text, "Propose")
+        pairs = yaml.safe_load(text)["jobs"]["promote"]["strategy"]["matrix"]["include"]
+    else:
+        script = _script(text, "tidemill-promote")
+        pairs = yaml.safe_load(text)["tidemill-promote"]["parallel"]["matrix"]
+    done = [
+        _run(
+            script,
+            repository,
+            {"tidemill": NOTED},
+            **variables,
+            **{name.upper(): value for name, value in each.items()},
+        )
+        for each in pairs
+    ]
+
+    assert [(each.returncode, each.stderr) for each in done] == [(0, ""), (0, "")]
+    assert done[1].stdout == "stage.release.yaml is as before.\n"
+    assert (answers_of(repository) / "calls").read_text() == (
+        "gitops propose spec.yaml -f stage.release.yaml -f stage.yaml deploy/stage "
+        f"--forge {forge} --forge-url https://g image: new\n"
+    )
+
+
+PROMOTES = {"github": ".github/workflows/tidemill-promote.yml", "gitlab": ".gitlab/tidemill-promote.yml"}
+REBALANCES = {"github": ".github/workflows/tidemill-loads.yml", "gitlab": ".gitlab/tidemill-loads.yml"}
+
+
+@pytest.mark.parametrize("forge", FORGES)
+def test_a_nightly_job_proposes_new_maps(forge, job):
+    """It saves the loads that ranks have recorded, outside the checkout, and proposes what follows from them."""
+    (job / "stage.release.yaml").write_text("")
+    _git(job, "init", "-q")
+    _git(job, "remote", "add", "origin", "https://g/o/r.git")
+    text = rebalancing_files(ENVIRONMENTS, (forge,), LOADS_AT)[REBALANCES[forge]]
+    if forge == "github":
+        script, found = _step(text, "Propose"), yaml.safe_load(text)["jobs"]["loads"]["strategy"]["matrix"]["include"]
+    else:
+        script, found = _script(text, "tidemill-loads"), yaml.safe_load(text)["tidemill-loads"]["parallel"]["matrix"]
+    variables = {name.upper(): value for name, value in found[0].items()}
+    urls = {"GITHUB_SERVER_URL": "https://g", "CI_SERVER_URL": "https://g", "CI_PROJECT_URL": "https://g/o/r"}
+    done = _run(
+        script, job, {"tidemill": NOTED}, RUNNER_TEMP=str(job.parent), TMPDIR=str(job.parent), **urls, **variables
+    )
+    saves, proposes = (line.split() for line in (answers_of(job) / "calls").read_text().splitlines())
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert saves[:4] == ["experts", "--from", LOADS_AT, "-o"]
+    assert Path(saves[4]).parent == job.parent
+    assert proposes == [
+        "gitops",
+        "propose",
+        "spec.yaml",
+        "deploy",
+        "--loads",
+        saves[4],
+        "--payback",
+        "24",
+        "--forge",
+        forge,
+        "--forge-url",
+        "https://g",
+    ]
+
+
+def test_the_jobs_that_propose_run_only_what_was_merged():
+    """They have the token, so no pull request starts them."""
+    promote, loads = (
+        yaml.safe_load(files[names["github"]])
+        for files, names in (
+            (workflow_files(THREE, ("github",)), PROMOTES),
+            (rebalancing_files(THREE, ("github",), LOADS_AT), REBALANCES),
+        )
+    )
+
+    assert (set(promote[True]), set(loads[True])) == ({"push"}, {"schedule", "workflow_dispatch"})
+    assert promote[True]["push"] == {"branches": ["main"], "paths": ["dev.release.yaml", "stage.release.yaml"]}
+    assert all(each["permissions"] == {"contents": "read"} for each in (promote, loads))
+
+
+@pytest.mark.parametrize("address", ["prometheus:9090", "http://ada:secret@prometheus:9090", "http://a b", "ftp://a"])
+def test_loads_come_from_an_address_without_a_password(address):
+    """It would be committed, and it is not repeated."""
+    with pytest.raises(CallError, match="R621") as caught:
+        require_loads(address, ())
+
+    assert "secret" not in str(caught.value)
+
+
+def test_loads_need_a_file_of_the_spec(repository, capsys):
+    """The job could replace none, so it is not written; of the forge's files it is the only one."""
+    words = ["gitops", "init", "spec.yaml", "deploy", "--gitlab", "--loads-from", LOADS_AT, "--format", "json"]
+    written = main(words)
+    told = json.loads(capsys.readouterr().out)
+    (repository / "uniform.yaml").write_text("expert_load: null")
+    refused = main([*words, "-f", "uniform.yaml"])
+
+    assert (written, told) == (0, {"files": [".gitlab/tidemill-loads.yml"]})
+    assert (refused, "R615" in capsys.readouterr().out) == (2, True)
 
 
 @pytest.mark.parametrize("linked", [".github", ".github/workflows", ".github/workflows/tidemill-check.yml"])
