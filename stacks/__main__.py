@@ -8,7 +8,7 @@ from stacks.program.deployment import deploy
 
 config = pulumi.Config()
 try:
-    plan = configured_plan(config.get("spec"), config.get("plan"), config.get("previous"))
+    plan = configured_plan(*map(config.get, ("spec", "plan", "previous", "overlays")))
     deployment = deploy(plan, context=config.get("context"))
 except TidemillError as error:
     raise pulumi.RunError(str(error)) from None

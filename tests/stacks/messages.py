@@ -282,6 +282,7 @@ BROUGHT_ABOUT = {
     "R202": _misshapen,
     "R301": lambda _: configured_plan(None, None, None),
     "R302": lambda _: configured_plan(None, "plan.json", "previous.json"),
+    "R303": lambda _: configured_plan("spec.yaml", None, None, "prod.yaml"),
     "R401": _without_traffic,
     "R402": _without_speed,
     "R403": lambda _: read_failures(["node-7 at noon"]),

@@ -1,9 +1,12 @@
 """What a stack's configuration deploys."""
 
+import json
+
 import pytest
 
 from planner.cli import main
-from planner.problems.errors import CallError
+from planner.compiler import plan_from
+from planner.problems.errors import CallError, SpecError
 from stacks.program.config import configured_plan
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -24,6 +27,28 @@ def test_a_spec_is_planned_and_a_plan_is_not(plan):
     assert len({configured_plan(*each).digest for each in ways}) == 1
 
 
+def test_overlays_are_laid_over_the_spec(tmp_path):
+    """In their order, and a mistake is told in the overlay's file; the plan is the one that -f makes."""
+    first, second, wrong = (tmp_path / f"{name}.yaml" for name in ("first", "second", "wrong"))
+    first.write_text("name: first\nkubernetes: {namespace: of-first}")
+    second.write_text("name: second")
+    wrong.write_text("nam: wrong")
+    found = configured_plan(str(DEMO_SPEC), None, None, json.dumps([str(first), str(second)]))
+    with pytest.raises(SpecError) as error:
+        configured_plan(str(DEMO_SPEC), None, None, json.dumps([str(first), str(wrong)]))
+
+    assert (found.name, found.kubernetes.namespace) == ("second", "of-first")
+    assert found.digest == plan_from(DEMO_SPEC, overlays=[first, second]).digest
+    assert error.value.findings[0].file == str(wrong)
+
+
+@pytest.mark.parametrize("overlays", ["prod.yaml", '"prod.yaml"', "[1]", '[""]', "{}", "["])
+def test_overlays_are_a_list_of_paths(overlays):
+    """R303: pulumi config set without --path sets a text."""
+    with pytest.raises(CallError, match="R303"):
+        configured_plan(str(DEMO_SPEC), None, None, overlays)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -41,6 +66,11 @@ def test_a_spec_is_planned_and_a_plan_is_not(plan):
             (None, "b", "a"),
             "tidemill:previous must come with tidemill:spec; a plan is not planned again; "
             "pulumi config rm tidemill:previous",
+        ),
+        (
+            (None, "b", None, '["a"]'),
+            "tidemill:overlays must come with tidemill:spec; a plan is not planned again; "
+            "pulumi config rm tidemill:overlays",
         ),
     ],
 )
