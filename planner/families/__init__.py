@@ -1,4 +1,4 @@
-"""Model families, one file each: from a checkpoint's `config.json` to the shapes that the planner reads."""
+"""Model families: from a checkpoint's `config.json` to the shapes that the planner reads."""
 
 from planner.families.published import MODELS, find_spelling
 from planner.families.read import ModelConfig, model_of, read_model_config

@@ -7,11 +7,13 @@ published file has a key of windowed layers (`swa_...`), transformers has a rule
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar, Literal
 
-from planner.facts.attention.grouped import GroupedAttention
+from planner.facts.attention.kind import Attention
 from planner.facts.model import Dense, Experts
-from planner.families.shapes import Count, GroupedShapes, PerLayer, Size, explain_uneven
+from planner.families.grouped import GroupedShapes
+from planner.families.shapes import Count, PerLayer, Size, explain_uneven
 
 __all__ = ["MiMoV2FlashShapes"]
 
@@ -36,12 +38,12 @@ class MiMoV2FlashShapes(GroupedShapes):
     sliding_window: Size
     add_swa_attention_sink_bias: bool = True
     add_full_attention_sink_bias: bool = False
-    attention_bias: bool = False
     hybrid_layer_pattern: PerLayer[Literal[0, 1]] | None = None  # 1: a window
     layer_types: PerLayer[Literal["full_attention", "sliding_attention"]] | None = None
     moe_layer_freq: PerLayer[Literal[0, 1]] | None = None
     mlp_layer_types: PerLayer[Literal["dense", "sparse"]] | None = None
 
+    biased: ClassVar[str] = "qkv"
     per_layer: ClassVar[tuple[str, ...]] = ("hybrid_layer_pattern", "layer_types", "moe_layer_freq", "mlp_layer_types")
 
     @property
@@ -78,26 +80,16 @@ class MiMoV2FlashShapes(GroupedShapes):
         """Return the FFN of each dense layer."""
         return Dense(self.intermediate_size)
 
-    def attention(self, index: int) -> GroupedAttention:
+    def attention(self, index: int) -> Attention:
         """Return the attention of layer `index`; its output has no bias."""
-        biases = "qkv" if self.attention_bias else "none"
         if not self._is_windowed(index):
-            return GroupedAttention(
-                self.num_attention_heads,
-                self.num_key_value_heads,
-                self.head_dim,
-                self.v_head_dim,
-                biases=biases,
-                has_sinks=self.add_full_attention_sink_bias,
-            )
-        return GroupedAttention(
-            self._windowed_heads,
-            self._windowed_kv_heads,
-            self.swa_head_dim or self.head_dim,
-            self.swa_v_head_dim or self.v_head_dim,
-            window=self.sliding_window,
-            biases=biases,
-            has_sinks=self.add_swa_attention_sink_bias,
+            return self.grouped(value_dim=self.v_head_dim, has_sinks=self.add_full_attention_sink_bias)
+        return replace(
+            self.grouped(window=self.sliding_window, has_sinks=self.add_swa_attention_sink_bias),
+            num_heads=self._windowed_heads,
+            num_kv_heads=self._windowed_kv_heads,
+            head_dim=self.swa_head_dim or self.head_dim,
+            value_dim=self.swa_v_head_dim or self.v_head_dim,
         )
 
     @property

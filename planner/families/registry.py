@@ -7,39 +7,40 @@ family.
 from importlib import import_module
 from typing import Any
 
-from planner.families.shapes import Shapes, Tower
+from planner.families.shapes import Shapes
+from planner.families.towers import Tower
 
 __all__ = ["BRING_CODE", "FAMILIES", "TOWERS", "shapes_of", "tower_of"]
 
 # model_type -> file and class
 FAMILIES = {
-    "deepseek_v2": "deepseek.LatentShapes",
-    "deepseek_v3": "deepseek.LatentShapes",
-    "deepseek_v32": "deepseek.IndexedShapes",
+    "deepseek_v2": "latent.LatentShapes",
+    "deepseek_v3": "latent.LatentShapes",
+    "deepseek_v32": "latent.IndexedShapes",
     "deepseek_v4": "deepseek_v4.DeepseekV4Shapes",
-    "kimi_k2": "deepseek.LatentShapes",
-    "glm4_moe": "glm4_moe.Glm4MoeShapes",
-    "glm4_moe_lite": "glm4_moe_lite.Glm4MoeLiteShapes",
-    "glm_moe_dsa": "glm_moe_dsa.GlmMoeDsaShapes",
+    "kimi_k2": "latent.LatentShapes",
+    "glm4_moe": "grouped.Glm4MoeShapes",
+    "glm4_moe_lite": "latent.Glm4MoeLiteShapes",
+    "glm_moe_dsa": "latent.GlmMoeDsaShapes",
     "mimo_v2_flash": "mimo_v2_flash.MiMoV2FlashShapes",
-    "minimax_m2": "minimax_m2.MiniMaxM2Shapes",
+    "minimax_m2": "grouped.MiniMaxM2Shapes",
     "minimax_m3": "minimax_m3.MiniMaxM3Shapes",
     "minimax_m3_vl_text": "minimax_m3.MiniMaxM3Shapes",
-    "qwen2_moe": "qwen2_moe.Qwen2MoeShapes",
-    "qwen3_moe": "qwen3_moe.Qwen3MoeShapes",
-    "qwen3_vl_moe_text": "qwen3_moe.Qwen3MoeShapes",
+    "qwen2_moe": "grouped.Qwen2MoeShapes",
+    "qwen3_moe": "grouped.Qwen3MoeShapes",
+    "qwen3_vl_moe_text": "grouped.Qwen3MoeShapes",
     "qwen3_next": "qwen3_next.Qwen3NextShapes",
     "qwen3_5_moe_text": "qwen3_next.Qwen3NextShapes",
-    "gpt_oss": "gpt_oss.GptOssShapes",
-    "mixtral": "mixtral.MixtralShapes",
+    "gpt_oss": "grouped.GptOssShapes",
+    "mixtral": "grouped.MixtralShapes",
 }
 
 # model_type of the whole -> the tower's file and class, and the families of its text model, the usual one first
 TOWERS = {
-    "kimi_k25": ("kimi_k25.KimiTower", ("kimi_k2", "deepseek_v3")),
-    "minimax_m3_vl": ("minimax_m3.MiniMaxM3Tower", ("minimax_m3", "minimax_m3_vl_text")),
-    "qwen3_vl_moe": ("qwen3_vl_moe.Qwen3VlTower", ("qwen3_vl_moe_text",)),
-    "qwen3_5_moe": ("qwen3_next.Qwen35Tower", ("qwen3_5_moe_text",)),
+    "kimi_k25": ("towers.KimiTower", ("kimi_k2", "deepseek_v3")),
+    "minimax_m3_vl": ("towers.MiniMaxM3Tower", ("minimax_m3", "minimax_m3_vl_text")),
+    "qwen3_vl_moe": ("towers.Qwen3VlTower", ("qwen3_vl_moe_text",)),
+    "qwen3_5_moe": ("towers.Qwen35Tower", ("qwen3_5_moe_text",)),
 }
 
 

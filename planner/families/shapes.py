@@ -12,21 +12,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from planner.facts.attention.kind import Attention
 from planner.facts.model import MAX_LAYERS, Dense, Experts, Layer, Model
 
-__all__ = [
-    *("Count", "DenseFirstShapes", "Entry", "File", "GroupedShapes", "PerLayer", "Shapes", "Size"),
-    *("Tower", "encoder_layer", "explain_uneven"),
-]
+__all__ = ["Count", "DenseFirstShapes", "Entry", "File", "PerLayer", "Shapes", "Size", "explain_uneven"]
 
 MAX_SIZE = 1_000_000  # of any one dimension
 
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=1, le=65_536)]
 Entry = Annotated[int, Field(ge=-MAX_SIZE, le=MAX_SIZE)]  # of a list: each family says which numbers it knows
+
+# Keys for the number of MTP modules: MiniMax's, Qwen's, everybody else's
+MTP_LAYERS = AliasChoices("num_mtp_modules", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 T = TypeVar("T")
 PerLayer = Annotated[list[T], Field(max_length=2 * MAX_LAYERS)]  # some published lists go on for the MTP layers
@@ -53,7 +53,7 @@ class Shapes(BaseModel):
     num_experts_per_tok: Count
     max_position_embeddings: int = Field(ge=2, le=1_000_000_000)
     tie_word_embeddings: bool = False
-    num_nextn_predict_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
+    num_nextn_predict_layers: int = Field(default=0, ge=0, le=MAX_LAYERS, validation_alias=MTP_LAYERS)
 
     counts_experts: ClassVar[str] = "n_routed_experts"  # the key
     per_layer: ClassVar[tuple[str, ...]] = ()  # keys of lists that have an entry for each layer
@@ -102,11 +102,6 @@ class Shapes(BaseModel):
         return None
 
     @property
-    def num_mtp_layers(self) -> int:
-        """Return the number of MTP modules."""
-        return self.num_nextn_predict_layers
-
-    @property
     def num_streams(self) -> int:
         """Return the number of residual streams."""
         return 1
@@ -133,7 +128,7 @@ class Shapes(BaseModel):
             architecture=file.architecture,
             ties_embeddings=self.tie_word_embeddings,
             num_streams=self.num_streams,
-            num_mtp_layers=self.num_mtp_layers,
+            num_mtp_layers=self.num_nextn_predict_layers,
             draft_layer=self.draft_layer(),
         )
 
@@ -163,17 +158,6 @@ class Shapes(BaseModel):
         if chosen <= num_experts:
             return None
         return f"num_experts_per_tok ({chosen}) is more than {self.counts_experts} ({num_experts})"
-
-
-class GroupedShapes(Shapes):
-    """The key of families with grouped attention."""
-
-    num_key_value_heads: Count
-
-    def uneven_heads(self) -> Iterator[str | None]:
-        """Yield that KV heads do not divide query heads, if so."""
-        heads = self.num_attention_heads
-        yield explain_uneven("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", heads)
 
 
 class DenseFirstShapes(Shapes):
@@ -218,21 +202,6 @@ class DenseFirstShapes(Shapes):
     def draft_layer(self) -> Layer | None:
         """Return the layer of an MTP module."""
         return self.layers()[-1] if self.num_nextn_predict_layers else None
-
-
-class Tower(BaseModel):
-    """The keys of an encoder beside the text model, in `vision_config` or at the top of the file."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
-
-    def num_weights(self, text_hidden_size: int) -> int:
-        """Return the parameters of the encoder and of the projection into the text model."""
-        raise NotImplementedError
-
-
-def encoder_layer(size: int, inner: int) -> int:
-    """Return the parameters of a tower's layer: attention, two matrices and two norms, all with biases."""
-    return 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
 
 
 def explain_uneven(part: str, number: int, whole: str, size: int) -> str | None:
