@@ -6,7 +6,7 @@ slot take three times as long as the rest. `render` and `up` do not need them.
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from planner.facts.terms import Phase
 from planner.plan.decided import decided_sections
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan, seal_plan
-from planner.plan.user_input import read_input, refuse_option
+from planner.plan.user_input import NO_CONTENTS, read_input, refuse_option
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import Fix
 from planner.rules.table import findings_at, refusals_of
@@ -118,15 +118,20 @@ def _restarting(candidate: Compiled, previous: Plan) -> frozenset[Phase]:
 
 
 def plan_from(
-    path: Path, previous: Path | None = None, kept: Plan | None = None, overlays: Sequence[Path] = ()
+    path: Path,
+    previous: Path | None = None,
+    kept: Plan | None = None,
+    overlays: Sequence[Path] = (),
+    contents: Mapping[Path, bytes] = NO_CONTENTS,
 ) -> Plan:
     """Return the plan in the file at `path`, or plan the spec there, without predictions.
 
     A spec is read with its `overlays`, and planned near the plan at `previous`, else near the `kept` plan. Its plan has
     the day's demand if there is a `kept` plan to compare it with. A rendered folder is carried out only if its
-    manifests are what its plan renders. Raises SpecError, CallError or InfeasibleError if there is no plan.
+    manifests are what its plan renders. `contents` has specs that are no files. Raises SpecError, CallError or
+    InfeasibleError if there is no plan.
     """
-    given = read_input(path, overlays)
+    given = read_input(path, overlays, contents)
     if isinstance(given, ResolvedSpec):
         found = run_passes(given, read_plan(previous) if previous else kept)
         return found.deployed if kept is None else found.deployed_with_demand

@@ -1,17 +1,19 @@
-"""The Pulumi program: one plan on one cluster. `pulumi up` in this folder; README.md says how."""
+"""The Pulumi program: one plan on one cluster. `pulumi up` in this folder; Pulumi.yaml declares its settings."""
 
 import pulumi
 
 from planner.problems.errors import TidemillError
-from stacks.program.config import configured_plan
-from stacks.program.deployment import deploy
+from stacks.program.deployment import Deployment
+from stacks.program.source import FIELDS, Source
 
 config = pulumi.Config()
+settings = {each: config.get(each) for each in FIELDS} | {"overlays": config.get_object("overlays")}
+kubeconfig = config.get_secret("kubeconfig") if config.get("kubeconfig") else None
 try:
-    plan = configured_plan(*map(config.get, ("spec", "plan", "previous", "overlays")))
-    deployment = deploy(plan, context=config.get("context"))
+    source = Source.parse(settings)
+    deployment = Deployment(source.deployed.name, source, kubeconfig, config.get("context") or None)
 except TidemillError as error:
     raise pulumi.RunError(str(error)) from None
 
-pulumi.export("endpoint", deployment.endpoint)
-pulumi.export("plan_digest", plan.digest)
+for name, value in deployment.outputs.items():
+    pulumi.export(name, value)

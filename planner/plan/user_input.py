@@ -4,7 +4,7 @@ JSON is also YAML, so a spec may be written in it. A plan is a JSON object with 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,20 +19,24 @@ from planner.spec.yaml import Document, decode_document, read_content
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
 
-__all__ = ["is_plan", "read_input", "read_spec", "refuse_option"]
+__all__ = ["NO_CONTENTS", "is_plan", "read_input", "read_spec", "refuse_option"]
 
+NO_CONTENTS: Mapping[Path, bytes] = {}
 PLAN_ONLY_KEYS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # `assumed` comes first
 
 
-def read_input(path: Path, overlays: Sequence[Path] = ()) -> "ResolvedSpec | Plan":
+def read_input(
+    path: Path, overlays: Sequence[Path] = (), contents: Mapping[Path, bytes] = NO_CONTENTS
+) -> "ResolvedSpec | Plan":
     """Return the spec or plan in the file at `path`, or the plan of a rendered folder. Read the file once.
 
-    `overlays` apply to a spec. For a plan, the caller refuses them. Raises SpecError or CallError if it is neither.
+    `overlays` apply to a spec. For a plan, the caller refuses them. `contents` has what is no file but was given as
+    text. Raises SpecError or CallError if it is neither.
     """
-    if not path.is_dir():
-        content = read_content(path)
+    if path in contents or not path.is_dir():
+        content = _content(path, contents)
         if not is_plan(content):
-            return check_document(_read_documents(content, path, overlays))
+            return check_document(_read_documents(content, path, overlays, contents))
     from planner.plan.load import load_plan, read_plan  # imported late, because specs don't need it
 
     return read_plan(path) if path.is_dir() else load_plan(content, path)
@@ -55,12 +59,12 @@ def refuse_option(option: str, value: Path, path: Path) -> CallError:
     return CallError([Finding(option, str(value), rule, reason, "leave it out, or give the spec").at("tidemill")])
 
 
-def _read_documents(content: bytes, path: Path, overlays: Sequence[Path]) -> Document:
+def _read_documents(content: bytes, path: Path, overlays: Sequence[Path], contents: Mapping[Path, bytes]) -> Document:
     """Return the spec in `content` with its `overlays` applied. Raises SpecError with the mistakes of all files."""
     documents, wrong = list[Document](), list[Finding]()
     for each in (path, *overlays):
         try:
-            documents.append(decode_document(content if each is path else _read_overlay(each), each))
+            documents.append(decode_document(content if each is path else _read_overlay(each, contents), each))
         except SpecError as error:
             wrong += error.findings
     if wrong:
@@ -68,11 +72,15 @@ def _read_documents(content: bytes, path: Path, overlays: Sequence[Path]) -> Doc
     return reduce(overlaid, documents)
 
 
-def _read_overlay(path: Path) -> bytes:
-    content = read_content(path)
+def _read_overlay(path: Path, contents: Mapping[Path, bytes]) -> bytes:
+    content = _content(path, contents)
     if is_plan(content):
         raise _no_spec(path)
     return content
+
+
+def _content(path: Path, contents: Mapping[Path, bytes]) -> bytes:
+    return contents[path] if path in contents else read_content(path)
 
 
 def _no_spec(path: Path) -> CallError:

@@ -26,9 +26,9 @@ POD_TIMEOUT_S = 5  # assumed: a gateway answers at once, and a policy may let no
 REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 
-def connect(context: str | None) -> "Api":
+def connect(context: str | None, kubeconfig: str | None = None) -> "Api":
     """Return the cluster of a kubeconfig context, or of the current one. No call is made yet. Raise KubeconfigError."""
-    return Api(Connection.from_kubeconfig(context))
+    return Api(Connection.from_kubeconfig(context, kubeconfig))
 
 
 def connect_inside() -> "Api":

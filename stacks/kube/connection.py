@@ -26,7 +26,7 @@ from urllib3.connectionpool import ConnectionPool
 from planner.problems.printable import without_secrets
 from stacks.kube.errors import KubeconfigError, RefusedError, UnreachableError
 
-__all__ = ["CONNECT_TIMEOUT_S", "Connection"]
+__all__ = ["CONNECT_TIMEOUT_S", "Connection", "is_content"]
 
 CONNECT_TIMEOUT_S = 10
 ANSWER_TIMEOUT_S = 40  # admission webhooks may take 30 s
@@ -77,16 +77,16 @@ class Connection:
         self._last_date: tuple[float, float] | None = None  # the server's time, and when we heard it
 
     @classmethod
-    def from_kubeconfig(cls, context: str | None) -> Self:
-        """Read the kubeconfig of KUBECONFIG or of the home folder; take the named context, else the current one.
+    def from_kubeconfig(cls, context: str | None, kubeconfig: str | None = None) -> Self:
+        """Read a kubeconfig, given as path or content; else that of KUBECONFIG or of the home folder.
 
-        No call is made. Raise KubeconfigError.
+        Take the named context, else the current one. No call is made. Raise KubeconfigError.
         """
         settings = _settings()
         try:
-            config.load_kube_config(context=context, client_configuration=settings)  # type: ignore[no-untyped-call]
+            _load_kubeconfig(kubeconfig, context, settings)
         except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
-            raise KubeconfigError(_kubeconfig_problem(context, error)) from error
+            raise KubeconfigError(_kubeconfig_problem(context, kubeconfig, error)) from None
         return cls(ApiClient(settings))
 
     @classmethod
@@ -162,6 +162,19 @@ class Connection:
         )
 
 
+def is_content(given: str) -> bool:
+    """Return whether a text is the content of a YAML or JSON file, and not its path."""
+    return "\n" in given or given.startswith("{")
+
+
+def _load_kubeconfig(kubeconfig: str | None, context: str | None, settings: Configuration) -> None:
+    if kubeconfig is None or not is_content(kubeconfig):
+        config.load_kube_config(kubeconfig, context, settings)  # type: ignore[no-untyped-call]
+        return
+    content = yaml.safe_load(kubeconfig)
+    config.load_kube_config_from_dict(content, context, settings)  # type: ignore[no-untyped-call]
+
+
 def _settings() -> Configuration:
     settings = Configuration()
     settings.retries = RETRIES
@@ -185,13 +198,20 @@ def _parse_body(body: bytes) -> Any:
         return body.decode(errors="replace")
 
 
-def _kubeconfig_problem(context: str | None, error: Exception) -> str:
+def _kubeconfig_problem(context: str | None, kubeconfig: str | None, error: Exception) -> str:
     wanted = f"context {context}" if context else "current context"
-    place = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    reason = " ".join(str(error).split()).removeprefix("Invalid kube-config file. ").rstrip(".")
+    if kubeconfig is not None and is_content(kubeconfig):
+        place = "that was given as text"
+        # What else is said of YAML shows lines of it, and these may be credentials.
+        reason = str(error) if isinstance(error, config.ConfigException) else "it is not one"
+    else:
+        place = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        reason = str(error)
+    reason = " ".join(reason.split()).removeprefix("Invalid kube-config file. ").rstrip(".")
+    valid = "give the content or the path of a valid one" if kubeconfig else "set KUBECONFIG to a valid file"
     return (
         f"no usable {wanted} in the kubeconfig {place} ({reason}); "
-        "set KUBECONFIG to a valid file, and the context to one of `kubectl config get-contexts`"
+        f"{valid}, and the context to one of `kubectl config get-contexts`"
     )
 
 

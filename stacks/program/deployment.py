@@ -1,6 +1,6 @@
 """A whole plan as a Pulumi component: what all pods share, then the gateway and the units side by side.
 
-    Provider -> Deployment -> namespace, account -> gateway
+    Deployment -> Provider -> namespace, account -> gateway
                                                  -> Occupants -> unit, unit, ... -> Arrivals -> controller
 
 Gateway and units wait for each other inside the cluster (ranks register, then the gateway is ready), so Pulumi must
@@ -8,6 +8,8 @@ bring them up together and may order only what comes before both. Units that onl
 ones start, which may need their nodes. New units are awaited together (`provider/occupants.py`).
 
 Gateway and units are one resource each, of several objects: Pulumi writes its whole state at each step of a resource.
+
+Resources are named after the component, so that a program may have several, even of the same plan on two clusters.
 """
 
 import contextlib
@@ -18,22 +20,100 @@ from typing import Any
 import pulumi
 
 from planner.facts import names
-from planner.plan.plan import Plan
-from stacks.program.plan_objects import PlanObject, PlanObjects, plan_objects
+from stacks.program.plan_objects import PlanObject, PlanObjects
+from stacks.program.source import Source
 from stacks.provider.resource import Arrivals, Object, Objects, Occupants, Provider
 
-__all__ = ["Deployment", "deploy"]
+__all__ = ["TOKEN", "Deployment"]
+
+TOKEN = "tidemill:index:Deployment"  # noqa: S105  a Pulumi type, no secret
 
 
-def deploy(plan: Plan, context: str | None) -> "Deployment":
-    """Declare the stack of `plan` on the cluster of kubeconfig `context` (None: the current one).
+class Deployment(pulumi.ComponentResource):
+    """All objects of a plan on one cluster.
 
-    Raises InfeasibleError, before anything is created, when the bundled runtime cannot run the plan.
+    `endpoint` is the gateway's address for clients inside the cluster; it is known once gateway and units are ready.
+    `plan_digest` and `units` are the plan's, and `verdict` is that of the change from `source.previous`.
     """
-    objects = plan_objects(plan)
-    with _omit_stack_traces():
-        provider = Provider("cluster", context=context, kinds=objects.kinds())
-        return Deployment(plan, objects, pulumi.ResourceOptions(providers=[provider]))
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        kubeconfig: pulumi.Input[str] | None = None,
+        context: pulumi.Input[str] | None = None,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """Declare all objects on the cluster of `kubeconfig`, a path or the content, and one of its contexts.
+
+        Raises TidemillError, before anything is declared, if there is no plan or the bundled runtime cannot run it.
+        """
+        objects, self._plan = source.objects, source.deployed
+        self.plan_digest, self.units, self.verdict = self._plan.digest, list(objects.units), source.verdict
+        with _omit_stack_traces():
+            before = pulumi.ResourceOptions(aliases=[pulumi.Alias(type_="tidemill:stacks:Deployment")])
+            super().__init__(TOKEN, name, opts=pulumi.ResourceOptions.merge(before, opts))
+            self._cluster = self._declare_cluster(name, objects.kinds(), kubeconfig, context)
+            last = self._declare_objects(objects)
+        self.endpoint = pulumi.Output.all(*(each.urn for each in last)).apply(lambda _: self._plan.endpoint)
+        self.register_outputs(self.outputs)
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The outputs, by their names in the schema."""
+        digest = self.plan_digest
+        return {"endpoint": self.endpoint, "planDigest": digest, "units": self.units, "verdict": self.verdict}
+
+    def _declare_cluster(
+        self,
+        name: str,
+        kinds: Sequence[str],
+        kubeconfig: pulumi.Input[str] | None,
+        context: pulumi.Input[str] | None,
+    ) -> Provider:
+        secret = None if kubeconfig is None else pulumi.Output.secret(kubeconfig)
+        before = pulumi.Alias(name="cluster", parent=pulumi.ROOT_STACK_RESOURCE)
+        return Provider(
+            f"{name}-cluster", context, kinds, secret, pulumi.ResourceOptions(parent=self, aliases=[before])
+        )
+
+    def _declare_objects(self, objects: PlanObjects) -> list[pulumi.Resource]:
+        """Declare all objects in their order, and return the resources that are ready last."""
+        shared = self._declare_shared(objects.shared)
+        # Its Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
+        gateway = self._declare_set(names.gateway_name(self._plan.name), objects.gateway, shared)
+        name, options = self._child("units", shared)
+        occupants = Occupants(name, objects.occupants(), options)
+        units = [self._declare_set(unit, of_unit, [occupants]) for unit, of_unit in objects.units.items()]
+        name, options = self._child("units-ready", units)
+        arrivals = Arrivals(name, list(objects.units), options)
+        if objects.controller:  # after the units: each has been seen ready once before any is turned off
+            self._declare_set(names.controller_name(self._plan.name), objects.controller, [arrivals])
+        return [gateway, arrivals]
+
+    def _declare_shared(self, objects: Sequence[PlanObject]) -> list[pulumi.Resource]:
+        """Declare `objects` side by side, but all after the first: it may be their namespace."""
+        declared: list[pulumi.Resource] = []
+        for each in objects:
+            name, options = self._child(each.name, declared[:1])
+            declared.append(Object(name, each.manifest, options))
+        return declared
+
+    def _declare_set(self, owner: str, objects: Sequence[PlanObject], after: Sequence[pulumi.Resource]) -> Objects:
+        name, options = self._child(owner, after)
+        return Objects(name, _manifests_by_kind(owner, objects), options)
+
+    def _child(self, name: str, after: Sequence[pulumi.Resource]) -> tuple[str, pulumi.ResourceOptions]:
+        """Return the name of a resource that was `name` before components had names, and its options."""
+        deadline = f"{self._plan.kubernetes.ready_timeout:g}s"
+        options = pulumi.ResourceOptions(
+            parent=self,
+            provider=self._cluster,
+            depends_on=list(after),
+            aliases=[pulumi.Alias(name=name)],
+            custom_timeouts=pulumi.CustomTimeouts(create=deadline, update=deadline),
+        )
+        return f"{self._name}-{name.removeprefix(f'{self._plan.name}-')}", options
 
 
 @contextlib.contextmanager
@@ -54,41 +134,6 @@ def _omit_stack_traces() -> Iterator[None]:
             sys.tracebacklimit = before
 
 
-class Deployment(pulumi.ComponentResource):
-    """All resources of a plan; `endpoint` is the gateway's address for clients inside the cluster."""
-
-    def __init__(self, plan: Plan, objects: PlanObjects, options: pulumi.ResourceOptions) -> None:
-        super().__init__("tidemill:stacks:Deployment", plan.name, opts=options)
-        timeout = plan.kubernetes.ready_timeout
-        shared = _create(self, objects.shared, timeout)
-        after_shared = _set_deadline(pulumi.ResourceOptions(parent=self, depends_on=shared), timeout)
-        gateway = names.gateway_name(plan.name)
-        # Its Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
-        Objects(gateway, _manifests_by_kind(gateway, objects.gateway), after_shared)
-        occupants = Occupants("units", objects.occupants(), after_shared)
-        after_list = _set_deadline(pulumi.ResourceOptions(parent=self, depends_on=[occupants]), timeout)
-        units = [Objects(name, _manifests_by_kind(name, unit), after_list) for name, unit in objects.units.items()]
-        arriving = pulumi.ResourceOptions(parent=self, depends_on=units)
-        arrivals = Arrivals("units-ready", list(objects.units), _set_deadline(arriving, timeout))
-        if objects.controller:  # after the units: each has been seen ready once before any is turned off
-            controller = names.controller_name(plan.name)
-            last = _set_deadline(pulumi.ResourceOptions(parent=self, depends_on=[arrivals]), timeout)
-            Objects(controller, _manifests_by_kind(controller, objects.controller), last)
-        self.endpoint = plan.endpoint
-        self.register_outputs({"endpoint": self.endpoint})
-
-
-def _create(
-    parent: pulumi.ComponentResource, objects: Sequence[PlanObject], ready_timeout_s: float
-) -> list[pulumi.Resource]:
-    """Create `objects` as children of `parent`, side by side, but all after the first: it may be their namespace."""
-    created: list[pulumi.Resource] = []
-    for each in objects:
-        options = pulumi.ResourceOptions(parent=parent, depends_on=created[:1])
-        created.append(Object(each.name, each.manifest, _set_deadline(options, ready_timeout_s)))
-    return created
-
-
 def _manifests_by_kind(owner: str, objects: Sequence[PlanObject]) -> Mapping[str, Mapping[str, Any]]:
     """Return the manifests by kind, or by kind and name for those whose name is not their owner's."""
     return {_key(owner, each): each.manifest for each in objects}
@@ -97,8 +142,3 @@ def _manifests_by_kind(owner: str, objects: Sequence[PlanObject]) -> Mapping[str
 def _key(owner: str, each: PlanObject) -> str:
     kind = str(each.manifest["kind"])
     return kind if each.name == owner else f"{kind} {each.name}"
-
-
-def _set_deadline(options: pulumi.ResourceOptions, ready_timeout_s: float) -> pulumi.ResourceOptions:
-    deadline = pulumi.CustomTimeouts(create=f"{ready_timeout_s:g}s", update=f"{ready_timeout_s:g}s")
-    return pulumi.ResourceOptions.merge(options, pulumi.ResourceOptions(custom_timeouts=deadline))

@@ -1,10 +1,12 @@
 """The provider's configuration, and a check that its cluster can take the plan.
 
-    context   a context of the kubeconfig; its current one unless given
-    kinds     what the plan needs, as `apps/v1/Deployment`: a list, or the JSON of one
+    kubeconfig   its content or path; that of KUBECONFIG or of the home folder unless given
+    context      one of its contexts; the current one unless given
+    kinds        what the plan needs, as `apps/v1/Deployment`: a list, or the JSON of one
 
 The cluster is checked before the first object is touched, so that a problem of the whole cluster is reported once and
-not by every object. Rights are checked object by object, in the preview of each.
+not by every object. Rights are checked object by object, in the preview of each. Without `kinds` nothing is checked:
+Pulumi makes such a provider for each program that has components, and these bring their own cluster along.
 """
 
 import json
@@ -18,7 +20,7 @@ from stacks.provider.wire import has_unknown
 
 __all__ = ["ClusterConfig", "Failure", "check"]
 
-KEYS = {"context", "kinds", "version"}  # `version` is the engine's
+KEYS = {"context", "kinds", "kubeconfig", "version"}  # `version` is the engine's
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,26 @@ class Failure:
 class ClusterConfig:
     """The cluster's configuration as the user gave it, empty where not given."""
 
+    kubeconfig: str
     context: str
     kinds: tuple[str, ...]
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "ClusterConfig":
         """Raises ValueError with the key and what it should be."""
-        context, kinds = values.get("context") or "", _parse_kinds(values.get("kinds") or [])
+        kubeconfig, context = values.get("kubeconfig") or "", values.get("context") or ""
+        kinds = _parse_kinds(values.get("kinds") or [])
+        if not isinstance(kubeconfig, str):
+            raise ValueError("kubeconfig", "must be the content or the path of a kubeconfig")
         if not isinstance(context, str):
             raise ValueError("context", "must be the name of a context of the kubeconfig")
         if not isinstance(kinds, list) or not all(isinstance(each, str) and "/" in each for each in kinds):
             raise ValueError("kinds", 'must be a list such as ["apps/v1/Deployment", "v1/Service"]')
-        return cls(context, tuple(kinds))
+        return cls(kubeconfig, context, tuple(kinds))
+
+    def connect(self) -> Api:
+        """Return the cluster. No call is made yet. Raise KubeconfigError."""
+        return connect(self.context or None, self.kubeconfig or None)
 
 
 def check(values: Mapping[str, Any]) -> list[Failure]:
@@ -57,8 +67,10 @@ def check(values: Mapping[str, Any]) -> list[Failure]:
         config = ClusterConfig.parse(values)
     except ValueError as error:
         return [Failure(*error.args)]
+    if not config.kinds:
+        return []
     try:
-        api = connect(config.context or None)
+        api = config.connect()
         api.require_answer()
         return list(_find_unserved(api, config))
     except ProviderError as error:

@@ -15,6 +15,7 @@ class Engine:
     """The engine at an address on this machine."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self._stub = engine_pb2_grpc.EngineStub(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
 
     def progress(self, urn: str, text: str) -> None:

@@ -28,10 +28,11 @@ class Provider(pulumi.ProviderResource):
         name: str,
         context: pulumi.Input[str] | None = None,
         kinds: Sequence[str] = (),
+        kubeconfig: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """`context` is one of the kubeconfig's; its current one unless given."""
-        super().__init__("tidemill", name, {"context": context, "kinds": list(kinds)}, opts)
+        """`context` is one of the kubeconfig's, its current one unless given; `kubeconfig` is a path or the content."""
+        super().__init__("tidemill", name, {"context": context, "kinds": list(kinds), "kubeconfig": kubeconfig}, opts)
 
 
 class Object(pulumi.CustomResource):

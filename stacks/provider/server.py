@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -17,15 +18,15 @@ from pulumi.runtime.proto import provider_pb2_grpc
 from stacks.provider.engine import Engine
 from stacks.provider.servicer import Servicer
 
-__all__ = ["main"]
+__all__ = ["serve"]
 
 MAX_THREADS = 1024  # more requests would queue behind those that wait, even `Cancel`
 ENGINE_CHECK_S = 1.0
 MAX_BYTES = 400 * 1024 * 1024  # of one message; the engine's own limit
 
 
-def main() -> None:
-    """Serve until told to end."""
+def serve(make: Callable[[Engine], Servicer]) -> None:
+    """Serve what `make` returns for the engine of the command line, until told to end."""
     parent = os.getppid()
     parser = argparse.ArgumentParser(prog="pulumi-resource-tidemill", description=__doc__, allow_abbrev=False)
     parser.add_argument("engine", help="address of Pulumi's engine")
@@ -35,7 +36,7 @@ def main() -> None:
         ThreadPoolExecutor(MAX_THREADS),
         options=[("grpc.max_receive_message_length", MAX_BYTES), ("grpc.max_send_message_length", MAX_BYTES)],
     )
-    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Servicer(Engine(arguments.engine)), server)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(make(Engine(arguments.engine)), server)
     port = server.add_insecure_port("127.0.0.1:0")
     stop = _stop_event()
     server.start()
@@ -52,7 +53,3 @@ def _stop_event() -> threading.Event:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: stop.set())
     return stop
-
-
-if __name__ == "__main__":
-    main()

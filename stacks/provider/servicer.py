@@ -14,7 +14,6 @@ Protocol: https://github.com/pulumi/pulumi/blob/master/proto/pulumi/provider.pro
 # ruff: noqa: N802  the methods' names are the protocol's
 
 import functools
-import json
 import threading
 import traceback
 from collections.abc import Callable
@@ -40,11 +39,16 @@ from stacks.provider.engine import Engine
 from stacks.provider.objects import Changes
 from stacks.provider.rollout import Rollout, rolled_phase
 from stacks.provider.session import Session
-from stacks.provider.wire import decode_struct, encode_struct, has_unknown
+from stacks.provider.wire import decode_struct, encode_struct, has_unknown, mark_secrets
 
-__all__ = ["Servicer"]
+__all__ = ["Servicer", "report_errors"]
 
 DEFAULT_TIMEOUT_S = 600
+INPUTS = ("properties", "inputs", "news", "old_inputs")  # the fields of requests that hold a resource's inputs
+NOT_CHECKED = (
+    "the cluster is not known before `up`, so nothing was checked against it: whether it answers and serves what "
+    "the plan needs, each manifest, and what is there already"
+)
 
 KINDS = {
     Change.ADD: (provider_pb2.PropertyDiff.ADD, provider_pb2.PropertyDiff.ADD_REPLACE),
@@ -80,6 +84,7 @@ def report_errors(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext]
         try:
             return rpc(self, request)
         except InitFailed as error:
+            error.detail.inputs.CopyFrom(_with_secrets_of(request, error.detail.inputs))
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), error.detail)
         except ProviderError as error:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -106,8 +111,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
-        """Declare no optional abilities: the engine keeps the marks of secrets itself."""
-        return provider_pb2.ProviderHandshakeResponse()
+        """Declare that we keep the marks of secrets, which the engine asks of whoever has components."""
+        return provider_pb2.ProviderHandshakeResponse(accept_secrets=True)
 
     @report_errors
     def GetPluginInfo(self, request: empty_pb2.Empty) -> plugin_pb2.PluginInfo:
@@ -115,14 +120,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         return plugin_pb2.PluginInfo(version=version("tidemill"))
 
     @report_errors
-    def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
-        """Return an empty schema: kinds are the cluster's."""
-        return provider_pb2.GetSchemaResponse(schema=json.dumps({"name": "tidemill", "version": version("tidemill")}))
-
-    @report_errors
     def CheckConfig(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
         """Check that the configuration names a cluster that can take the plan."""
-        failures = config.check(decode_struct(request.news))
+        given = decode_struct(request.news)
+        if has_unknown(given):
+            self.engine.warn(request.urn, NOT_CHECKED)
+        failures = config.check(given)
         return _check_response(request, [(each.key, each.reason) for each in failures])
 
     @report_errors
@@ -135,8 +138,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @report_errors
     def Configure(self, request: provider_pb2.ConfigureRequest) -> provider_pb2.ConfigureResponse:
         """Store the configuration; the cluster is contacted when it is first needed."""
-        self._session = Session(config.ClusterConfig.parse(decode_struct(request.args)).context)
-        return provider_pb2.ConfigureResponse(supportsPreview=True)
+        self._session = Session(config.ClusterConfig.parse(decode_struct(request.args)))
+        return provider_pb2.ConfigureResponse(supportsPreview=True, acceptSecrets=True)
 
     @report_errors
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
@@ -202,7 +205,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         return provider_pb2.ReadResponse(
             id=objects.resource_id(manifests),
             properties=objects.outputs(manifests, request.type),
-            inputs=encode_struct(objects.build_inputs(manifests, request.type)),
+            inputs=_with_secrets_of(request, encode_struct(objects.build_inputs(manifests, request.type))),
             refresh_before_update=True,
         )
 
@@ -239,6 +242,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         """End every wait."""
         self._cancelled.set()
         return empty_pb2.Empty()
+
+    @property
+    def cluster(self) -> config.ClusterConfig:
+        """The configuration as the engine gave it."""
+        assert self._session is not None, "the engine configures a provider before it uses it"
+        return self._session.cluster
 
     def _api(self) -> Api:
         assert self._session is not None, "the engine configures a provider before it uses it"
@@ -317,6 +326,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 def _fully_known(manifests: Manifests) -> dict[str, Manifest]:
     """Return the manifests whose values are all known already."""
     return {key: each for key, each in manifests.items() if not has_unknown(each)}
+
+
+def _with_secrets_of(request: Any, inputs: Struct) -> Struct:
+    """Return `inputs` with everything marked that is secret in the inputs of the request."""
+    given = [getattr(request, each) for each in INPUTS if each in request.DESCRIPTOR.fields_by_name]
+    return functools.reduce(mark_secrets, given, inputs)
 
 
 def _check_response(request: provider_pb2.CheckRequest, failures: list[tuple[str, str]]) -> provider_pb2.CheckResponse:

@@ -6,8 +6,9 @@ same sentence.
 
 import threading
 
-from stacks.kube.api import Api, connect
+from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
+from stacks.provider.config import ClusterConfig
 
 __all__ = ["Session"]
 
@@ -15,8 +16,8 @@ __all__ = ["Session"]
 class Session:
     """One connection for all threads."""
 
-    def __init__(self, context: str) -> None:
-        self._context = context
+    def __init__(self, cluster: ClusterConfig) -> None:
+        self.cluster = cluster
         self._lock = threading.Lock()
         self._outcome: Api | ProviderError | None = None
         self._is_reported = False
@@ -41,7 +42,7 @@ class Session:
     def _reach(self) -> Api | ProviderError:
         if self._outcome is None:
             try:
-                api = connect(self._context or None)
+                api = self.cluster.connect()
                 api.require_answer()
                 self._outcome = api
             except ProviderError as error:

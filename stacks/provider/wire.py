@@ -2,8 +2,8 @@
 
 The wire is a protobuf Struct with three peculiarities: every number is a double; a value that is not known yet, at
 preview, is a certain string; and a secret is a certain kind of map, sent even to providers that asked for none in their
-own configuration. Whole numbers become `int` here, since a server refuses `replicas: 2.0`; secrets lose their mark,
-which the engine puts back, as this provider tells it that it knows none.
+own configuration. Whole numbers become `int` here, since a server refuses `replicas: 2.0`; secrets lose their mark, and
+`mark_secrets` puts it back.
 
 A null is dropped: it means nothing to Kubernetes, and Pulumi's languages write it for values that are not set.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 from pulumi.runtime import rpc
 
-__all__ = ["UNKNOWN", "decode_struct", "encode_struct", "has_unknown"]
+__all__ = ["UNKNOWN", "decode_struct", "encode_struct", "has_unknown", "mark_secrets"]
 
 UNKNOWN = rpc.UNKNOWN
 
@@ -35,6 +35,14 @@ def encode_struct(values: Mapping[str, Any]) -> Struct:
     return struct
 
 
+def mark_secrets(values: Struct, given: Struct) -> Struct:
+    """Return `values` with everything marked that is secret in `given`; a list that has a secret in it is one."""
+    marked = Struct()
+    for key, value in values.fields.items():
+        marked.fields[key].CopyFrom(_mark(value, given.fields[key]) if key in given.fields else value)
+    return marked
+
+
 def has_unknown(value: Any) -> bool:
     """Return whether `value` has a part that is not known yet."""
     if isinstance(value, dict):
@@ -44,13 +52,33 @@ def has_unknown(value: Any) -> bool:
     return isinstance(value, str) and value == UNKNOWN
 
 
+def _mark(value: Value, given: Value) -> Value:
+    if _is_secret(value):
+        return value
+    if value.HasField("struct_value") and given.HasField("struct_value") and not _is_secret(given):
+        return Value(struct_value=mark_secrets(value.struct_value, given.struct_value))
+    if not _has_secret(given):
+        return value
+    secret = Value()
+    secret.struct_value.fields[SIGNATURE_KEY].string_value = SECRET_SIGNATURE
+    secret.struct_value.fields["value"].CopyFrom(value)
+    return secret
+
+
+def _has_secret(value: Value) -> bool:
+    parts = [*value.list_value.values, *value.struct_value.fields.values()]
+    return _is_secret(value) or any(map(_has_secret, parts))
+
+
+def _is_secret(value: Value) -> bool:
+    fields = value.struct_value.fields
+    return SIGNATURE_KEY in fields and fields[SIGNATURE_KEY].string_value == SECRET_SIGNATURE
+
+
 def _plain(value: Value) -> Any:
     kind = value.WhichOneof("kind")
     if kind == "struct_value":
-        fields = value.struct_value.fields
-        if SIGNATURE_KEY in fields and fields[SIGNATURE_KEY].string_value == SECRET_SIGNATURE:
-            return _plain(fields["value"])
-        return decode_struct(value.struct_value)
+        return _plain(value.struct_value.fields["value"]) if _is_secret(value) else decode_struct(value.struct_value)
     if kind == "list_value":
         return [_plain(each) for each in value.list_value.values]
     if kind == "number_value":

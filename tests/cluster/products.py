@@ -30,6 +30,7 @@ __all__ = [
     "LWS_WEBHOOKS",
     "MONITOR_CRDS",
     "PULUMI",
+    "PULUMI_YAML",
     "RUNC",
     "SCHEDULER",
     "Product",
@@ -148,6 +149,13 @@ PULUMI = Product(
         _pulumi_python("cmd/pulumi-language-python-exec"),
         _pulumi_python("dist/pulumi-resource-pulumi-python"),
     ),
+)
+
+# Pulumi looks for it on PATH, too.
+PULUMI_YAML = Product(
+    "pulumi-language-yaml",
+    TOOLCHAIN / "pulumi-language-yaml",
+    "github.com/pulumi/pulumi-yaml/cmd/pulumi-language-yaml",
 )
 
 ACTIONLINT = Product("actionlint", TOOLCHAIN / "actionlint", "github.com/rhysd/actionlint/cmd/actionlint")

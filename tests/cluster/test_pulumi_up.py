@@ -411,7 +411,7 @@ def test_a_unit_takes_the_node_of_one_that_leaves(up):
 
     assert [each for each in answers if isinstance(each, OpenAIError)] == []
     assert len(answers) > NUM_STEADY
-    assert preview.changes["units"] == {"objects.demo-decode-2": "add", "objects.demo-prefill-1": "delete"}
+    assert preview.changes["demo-units"] == {"objects.demo-decode-2": "add", "objects.demo-prefill-1": "delete"}
     assert run.status == 0, run.output
     assert {owner: up.uids(owner) for owner in running} == running
     assert states(up, third) == dict.fromkeys((PREFILL, DECODE, "demo-decode-1", "demo-decode-2"), "ready")

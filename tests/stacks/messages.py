@@ -41,7 +41,7 @@ from stacks.local.layout import Listener
 from stacks.local.played_day import DayRecord, plan_play, read_length
 from stacks.local.record import GatewayRecord, Record
 from stacks.local.run_folder import RunFolder
-from stacks.program.config import configured_plan
+from stacks.program.source import Source
 from stacks.simulator.call import read_call
 from stacks.simulator.flows.failures import Failure, find_outages, read_failures
 from stacks.simulator.report import plot
@@ -280,9 +280,10 @@ BROUGHT_ABOUT = {
     "R127": _started_elsewhere,
     "R201": _no_such_context,
     "R202": _misshapen,
-    "R301": lambda _: configured_plan(None, None, None),
-    "R302": lambda _: configured_plan(None, "plan.json", "previous.json"),
-    "R303": lambda _: configured_plan("spec.yaml", None, None, "prod.yaml"),
+    "R301": lambda _: Source().deployed,
+    "R302": lambda _: Source(plan="plan.json", previous="previous.json").deployed,
+    "R303": lambda _: Source.parse({"spec": 3}),
+    "R304": lambda _: Source.parse({"spec": "demo.yaml", "overlays": "prod.yaml"}),
     "R401": _without_traffic,
     "R402": _without_speed,
     "R403": lambda _: read_failures(["node-7 at noon"]),

@@ -1,12 +1,14 @@
 """What a way to a cluster knows of the server, its time, and what it says of it."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
+import yaml
 from kubernetes.client import ApiClient, Configuration
 
 from stacks.kube.connection import Connection
-from stacks.kube.errors import UnreachableError
+from stacks.kube.errors import KubeconfigError, UnreachableError
 from tests.stacks.kube.fake_api import running_fake_api
 
 NOON = datetime(2025, 11, 25, 12, tzinfo=UTC).timestamp()
@@ -35,3 +37,33 @@ def test_no_message_has_a_password_of_the_kubeconfig(host):
         connection.request("GET", "/api", "cluster")
 
     assert "eve" not in str(error.value)
+
+
+KUBECONFIG = """
+current-context: one
+contexts: [{name: one, context: {cluster: c, user: u}}, {name: two, context: {cluster: d, user: u}}]
+clusters: [{name: c, cluster: {server: "https://c:1"}}, {name: d, cluster: {server: "https://d:1"}}]
+users: [{name: u, user: {token: s3cret}}]
+"""
+
+
+def test_a_kubeconfig_may_be_given_as_path_or_content(tmp_path):
+    """A program that makes a cluster has its kubeconfig as text; then no file of this machine counts."""
+    (tmp_path / "config").write_text(KUBECONFIG)
+    as_json = json.dumps(yaml.safe_load(KUBECONFIG))
+
+    assert Connection.from_kubeconfig(None, KUBECONFIG).address == "https://c:1"
+    assert {
+        Connection.from_kubeconfig("two", each).address for each in (KUBECONFIG, as_json, str(tmp_path / "config"))
+    } == {"https://d:1"}
+
+
+@pytest.mark.parametrize("wrong", ["[: s3cret\n", KUBECONFIG.replace("contexts", "contextz"), "s3cret\n", "- s3cret\n"])
+def test_a_wrong_kubeconfig_given_as_text_is_not_shown(wrong):
+    """It has credentials in it."""
+    with pytest.raises(
+        KubeconfigError, match="no usable current context in the kubeconfig that was given as text"
+    ) as e:
+        Connection.from_kubeconfig(None, wrong)
+
+    assert "s3cret" not in str(e.value)

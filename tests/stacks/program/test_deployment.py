@@ -12,8 +12,9 @@ from planner.compiler import compile_plan
 from planner.problems.fix import apply_change
 from planner.rules.check import check_spec
 from stacks.kube.manifest import OBJECTS
-from stacks.program.deployment import deploy
+from stacks.program.deployment import TOKEN, Deployment
 from stacks.program.plan_objects import plan_objects
+from stacks.program.source import Source
 from stacks.provider import occupants
 from tests.stacks.controller.day_spec import day_plan
 from tests.stacks.deployments import DEMO_SPEC
@@ -28,11 +29,18 @@ def plan():
 @pytest.fixture
 def declared(plan):
     """(type, name, inputs) of each custom resource, in the order in which the engine may make them."""
-    return declared_of(plan)
+    return declared_of(source_of(plan))
 
 
-def declared_of(plan, slow="units"):
-    """This holds for any plan; the resource of one name takes its time."""
+def source_of(plan):
+    """What would be planned so; no file has it."""
+    source = Source()
+    vars(source)["deployed"] = plan
+    return source
+
+
+def declared_of(*sources, slow="demo-units"):
+    """A component of each, named after its plan; the resource of one name takes its time."""
     found = []
 
     class Mocks(pulumi.runtime.Mocks):
@@ -49,9 +57,9 @@ def declared_of(plan, slow="units"):
         loop := asyncio.new_event_loop()
     )  # Pulumi looks for one, and a test before may have closed it
     pulumi.runtime.set_mocks(Mocks())
-    pulumi.runtime.test(lambda: deploy(plan, context=None))()
+    pulumi.runtime.test(lambda: [Deployment(each.deployed.name, each) for each in sources])()
     loop.close()
-    return [each for each in found if "stacks" not in each[0]]
+    return [each for each in found if each[0] != TOKEN]
 
 
 def test_every_unit_is_an_occupant(plan):
@@ -82,7 +90,7 @@ def test_units_come_after_the_list_of_all_units(plan, declared):
     assert len(of_units) == len(plan.units)
     assert types.index("tidemill:core/v1:Namespace") < listed < min(of_units)
     assert declared[listed][2] == {"objects": plan_objects(plan).occupants()}
-    assert declared[-1][:2] == (occupants.ARRIVALS, "units-ready")
+    assert declared[-1][:2] == (occupants.ARRIVALS, "demo-units-ready")
     assert declared[-1][2] == {"names": [unit.name for unit in plan.units]}
 
 
@@ -90,8 +98,8 @@ def test_the_controller_comes_last(tmp_path):
     """Each unit has been seen ready once before any is turned off."""
     of_day = day_plan(tmp_path)
 
-    assert [name for _, name, _ in declared_of(of_day, slow="units-ready")[-2:]] == [
-        "units-ready",
+    assert [name for _, name, _ in declared_of(source_of(of_day), slow="demo-day-units-ready")[-2:]] == [
+        "demo-day-units-ready",
         "demo-day-controller",
     ]
     assert len(plan_objects(of_day).controller) == 6
@@ -101,9 +109,11 @@ def test_the_controller_comes_last(tmp_path):
 def test_what_pods_share_waits_for_its_namespace_alone(plan):
     """One that takes long keeps none of the others."""
     with_budgets = plan.changed(written=apply_change(plan.written, {"kubernetes.disruptions": 0}))
-    made = [(kind.rpartition(":")[2], name) for kind, name, _ in declared_of(with_budgets, slow="demo-runtime")]
+    made = [
+        (kind.rpartition(":")[2], name) for kind, name, _ in declared_of(source_of(with_budgets), slow="demo-runtime")
+    ]
 
-    assert made[1] == ("Namespace", "tidemill")
+    assert made[1] == ("Namespace", "demo-tidemill")
     assert made.index(("PodDisruptionBudget", "demo-decode")) < made.index(("ServiceAccount", "demo-runtime"))
 
 
@@ -130,7 +140,7 @@ def test_no_resource_has_the_programs_stack_with_it(plan, monkeypatch):
 
     before = sdk._get_stack_trace
     monkeypatch.setattr(sdk, "_get_stack_trace", trace)
-    declared_of(plan)
+    declared_of(source_of(plan))
 
     assert len(kept) > len(plan.units)
     assert [each for each in kept[1:] if each.frames] == []  # the first is of Pulumi's own stack resource

@@ -19,7 +19,7 @@ from stacks.provider.wire import UNKNOWN, decode_struct, encode_struct
 
 pytestmark = pytest.mark.slow
 
-PROVIDER = [sys.executable, "-m", "stacks.provider.server", "127.0.0.1:1"]
+PROVIDER = [sys.executable, "-m", "stacks.program.plugin", "127.0.0.1:1"]
 ROOT = Path(__file__).parents[3]
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "n"}, "data": {"x": "1"}}
 
@@ -114,7 +114,8 @@ def test_another_context_never_replaces_anything(stub):
 @pytest.mark.parametrize(
     ("values", "key", "reason"),
     [
-        ({"kubeconfig": "x"}, "kubeconfig", "is unknown; the keys are context, kinds"),
+        ({"cluster": "x"}, "cluster", "is unknown; the keys are context, kinds, kubeconfig"),
+        ({"kubeconfig": 3}, "kubeconfig", "must be the content or the path of a kubeconfig"),
         ({"context": 3}, "context", "must be the name of a context of the kubeconfig"),
         ({"kinds": "Deployment"}, "kinds", 'must be a list such as ["apps/v1/Deployment", "v1/Service"]'),
         ({"kinds": ["Deployment"]}, "kinds", 'must be a list such as ["apps/v1/Deployment", "v1/Service"]'),
@@ -134,6 +135,15 @@ def test_a_configuration_that_is_not_known_yet_is_not_judged(stub):
 
     assert list(answer.failures) == []
     assert decode_struct(answer.inputs) == {"context": UNKNOWN}
+
+
+def test_a_provider_that_needs_no_kind_needs_no_cluster(stub):
+    """Pulumi makes one for each program that only has components, which bring their own cluster along."""
+    checks = [
+        stub.CheckConfig(pb.CheckRequest(urn="u", news=encode_struct(each))) for each in ({}, {"kinds": ["v1/Pod"]})
+    ]
+
+    assert [len(each.failures) for each in checks] == [0, 1]
 
 
 def test_a_mistake_of_ours_is_one_line(stub):

@@ -3,12 +3,14 @@
 import threading
 
 import pytest
+from google.protobuf import json_format
+from google.protobuf.struct_pb2 import Struct
 from pulumi.runtime.proto import provider_pb2 as pb
 
 from stacks.kube.manifest import OBJECTS, type_token
-from stacks.provider import occupants, session
+from stacks.provider import config, occupants
 from stacks.provider.servicer import InitFailed, Servicer
-from stacks.provider.wire import decode_struct, encode_struct
+from stacks.provider.wire import UNKNOWN, decode_struct, encode_struct
 from tests.stacks.kube.fake_api import running_fake_api
 
 LABELS = {"tidemill.dev/plan": "demo"}
@@ -39,7 +41,7 @@ class SilentEngine:
 def fake(monkeypatch):
     """The server that every context leads to."""
     with running_fake_api() as (fake, api):
-        monkeypatch.setattr(session, "connect", lambda context: api)
+        monkeypatch.setattr(config, "connect", lambda context, kubeconfig: api)
         yield fake
 
 
@@ -388,3 +390,23 @@ def test_several_that_are_no_objects_are_refused(servicer, values, reason):
     (failure,) = servicer.Check(pb.CheckRequest(type=OBJECTS, news=encode_struct(values)), None).failures
 
     assert failure.reason == reason
+
+
+def test_a_cluster_that_is_not_known_yet_is_warned_of(servicer):
+    """A preview that says nothing would look as if the cluster had been asked."""
+    servicer.CheckConfig(pb.CheckRequest(news=encode_struct({"kubeconfig": UNKNOWN, "kinds": ["v1/Pod"]})), None)
+
+    assert servicer.engine.warnings == [
+        "the cluster is not known before `up`, so nothing was checked against it: whether it answers and serves what "
+        "the plan needs, each manifest, and what is there already"
+    ]
+
+
+def test_secrets_are_marked_in_what_is_found(fake, servicer):
+    """The engine writes it into the state, and knows of no secret that we do not mark."""
+    secret = {"4dabf18193072939515e22adb298388d": "1b47061264138c4ac30d75fd1eb44270", "value": "1"}
+    given = json_format.ParseDict(CONFIG_MAP | {"data": {"a": secret}}, Struct())
+    fake.store(MAP_PATH, CONFIG_MAP)
+    read = servicer.Read(pb.ReadRequest(id="x", type=type_token("v1", "ConfigMap"), inputs=given), None)
+
+    assert json_format.MessageToDict(read.inputs)["data"] == {"a": secret}

@@ -6,7 +6,7 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.provider.wire import UNKNOWN, decode_struct, encode_struct, has_unknown
+from stacks.provider.wire import UNKNOWN, decode_struct, encode_struct, has_unknown, mark_secrets
 
 SCALARS = st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(
@@ -45,11 +45,31 @@ def test_a_null_says_nothing():
     assert decode_struct(encode_struct({"a": None, "b": {"c": None, "d": 1}})) == {"b": {"d": 1}}
 
 
-def test_a_secret_is_its_value():
-    """The engine keeps its mark."""
-    secret = {"4dabf18193072939515e22adb298388d": "1b47061264138c4ac30d75fd1eb44270", "value": {"a": "x"}}
+def secret(value):
+    """The value as the wire marks it."""
+    return {"4dabf18193072939515e22adb298388d": "1b47061264138c4ac30d75fd1eb44270", "value": value}
 
-    assert decode_struct(json_format.ParseDict({"data": secret}, Struct())) == {"data": {"a": "x"}}
+
+def wire(values):
+    return json_format.ParseDict(values, Struct())
+
+
+def test_a_secret_is_its_value():
+    """Who computes with it needs no mark."""
+    assert decode_struct(wire({"data": secret({"a": "x"})})) == {"data": {"a": "x"}}
+
+
+def test_what_was_given_as_a_secret_is_one_again():
+    """At any depth; a list that has one is secret as a whole, and nothing is marked twice."""
+    given = wire({"data": {"key": secret("x"), "name": "y"}, "args": ["a", secret("b")], "gone": secret("z")})
+    found = encode_struct({"data": {"key": "other", "name": "y", "new": "n"}, "args": ["a", "c"], "more": 1})
+
+    marked = mark_secrets(found, given)
+
+    assert marked == wire(
+        {"data": {"key": secret("other"), "name": "y", "new": "n"}, "args": secret(["a", "c"]), "more": 1}
+    )
+    assert mark_secrets(marked, given) == marked
 
 
 def test_what_is_not_known_yet_is_found_at_any_depth():

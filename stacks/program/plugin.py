@@ -1,0 +1,114 @@
+"""Our provider with its component `tidemill:Deployment`, for programs in any of Pulumi's languages.
+
+    program (Python, TypeScript, Go, YAML) -> engine -- Construct --> a plan's resources, declared to the same engine
+
+The engine calls `Construct` with the component's inputs, and the SDK declares in this process what the component of
+our own program declares in that one. `schema.json` describes the component to YAML and to generated SDKs; the kinds of
+single objects are the cluster's, so no schema has them.
+"""
+# ruff: noqa: N802  the methods' names are the protocol's
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pulumi
+from pulumi.provider import ConstructResult
+from pulumi.provider import Provider as Components
+from pulumi.provider.server import ProviderServicer
+from pulumi.runtime.proto import provider_pb2
+
+from planner.problems.errors import TidemillError
+from stacks.kube.errors import ProviderError
+from stacks.provider.config import ClusterConfig
+from stacks.provider.engine import Engine
+from stacks.provider.server import serve
+from stacks.provider.servicer import Servicer, report_errors
+from stacks.provider.wire import decode_struct, has_unknown
+
+if TYPE_CHECKING:
+    from stacks.program.source import Source
+
+__all__ = ["Plugin", "main"]
+
+SCHEMA = Path(__file__).with_name("schema.json")
+TOKEN = "tidemill:index:Deployment"  # noqa: S105  a Pulumi type, no secret
+NOT_PLANNED = "what is deployed is not known before `up`, so this preview neither plans it nor shows its objects"
+
+
+def main() -> None:
+    """Serve until told to end."""
+    serve(Plugin)
+
+
+class Plugin(Servicer):
+    """The provider of objects, and of the component that declares them."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._constructing = threading.Lock()  # the SDK and `sys.tracebacklimit` know one program at a time
+
+    @report_errors
+    def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
+        """Return the schema of the component and of the provider's configuration."""
+        schema = json.loads(SCHEMA.read_text()) | {"version": version("tidemill")}
+        return provider_pb2.GetSchemaResponse(schema=json.dumps(schema))
+
+    @report_errors
+    def Construct(self, request: provider_pb2.ConstructRequest) -> provider_pb2.ConstructResponse:
+        """Declare the resources of a component, and wait until each is created."""
+        source = _read_source(request.type, decode_struct(request.inputs))
+        components = _Components(source, self.cluster)
+        with self._constructing:
+            sdk = ProviderServicer(components, [], self.engine.address)
+            return asyncio.run(sdk.Construct(request, None))
+
+
+class _Components(Components):
+    """One call of `Construct`, as the SDK makes it."""
+
+    def __init__(self, source: "Source | None", cluster: ClusterConfig) -> None:
+        super().__init__(None)
+        self._source, self._cluster = source, cluster
+
+    def construct(
+        self, name: str, resource_type: str, inputs: Mapping[str, Any], options: pulumi.ResourceOptions | None = None
+    ) -> ConstructResult:
+        """Declare the component, without anything in it as long as its source is not known."""
+        from stacks.program.deployment import Deployment
+
+        if self._source is None:
+            empty = pulumi.ComponentResource(resource_type, name, opts=options)
+            pulumi.log.warn(NOT_PLANNED, empty)
+            return ConstructResult(empty.urn, {})
+        cluster = {key: inputs.get(key, getattr(self._cluster, key) or None) for key in ("kubeconfig", "context")}
+        deployment = Deployment(name, self._source, **cluster, opts=options)
+        return ConstructResult(deployment.urn, deployment.outputs)
+
+
+def _read_source(token: str, inputs: Mapping[str, Any]) -> "Source | None":
+    """Return what a component is made from, planned; None if it is not all known. Raises ProviderError."""
+    from stacks.program.source import FIELDS, Source  # the planner, which a provider of objects does not need
+
+    known = (*FIELDS, "kubeconfig", "context")
+    if token != TOKEN:
+        raise ProviderError(f"tidemill has no component {token}; it has {TOKEN}")
+    if unknown := sorted(inputs.keys() - set(known)):
+        raise ProviderError(f"{', '.join(unknown)}: no input of tidemill:Deployment, which has {', '.join(known)}")
+    given = {key: inputs[key] for key in FIELDS if key in inputs}
+    if has_unknown(given):
+        return None
+    try:
+        source = Source.parse(given)
+        assert source.objects
+    except TidemillError as error:
+        raise ProviderError(str(error)) from None
+    return source
+
+
+if __name__ == "__main__":
+    main()

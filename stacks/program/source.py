@@ -1,0 +1,106 @@
+"""What a deployment is made from: a spec, which is planned, or a plan, which is deployed as it is.
+
+    spec       a spec                               previous   the plan that the spec's plan stays near
+    overlays   changes to the spec, in this order   plan       a plan, instead of the spec
+
+Each is a path, or the content itself, as a program makes it. Paths are absolute, or from the program's folder; so are
+those of files that a spec names if it is given as text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from planner.compiler import plan_from
+from planner.diff.diff import compare_plans
+from planner.plan.load import load_plan, read_plan
+from planner.plan.plan import Plan
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
+from stacks.kube.connection import is_content
+from stacks.program.plan_objects import PlanObjects, plan_objects
+
+__all__ = ["FIELDS", "Source"]
+
+FIELDS = ("spec", "overlays", "previous", "plan")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a deployment is made from. An empty text says as little as None: Pulumi's settings have it as default."""
+
+    spec: str | None = None
+    overlays: tuple[str, ...] = ()
+    previous: str | None = None
+    plan: str | None = None
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> "Source":
+        """Return the source in a component's inputs or a stack's settings. Raises CallError for values of no use."""
+        overlays = values.get("overlays") or []
+        given = {each: values[each] for each in FIELDS if each != "overlays" and values.get(each)}
+        texts = given | {f"overlays[{place}]": each for place, each in enumerate(_as_list(overlays))}
+        for name, each in texts.items():
+            if not isinstance(each, str) or not each:
+                raise _wrong("R303 must be a path or the content", "it is no text", "write it as text", name, each)
+        return cls(**given, overlays=tuple(overlays))
+
+    @cached_property
+    def deployed(self) -> Plan:
+        """Return the plan. Raises CallError if nothing names one; SpecError or InfeasibleError if there is none."""
+        match self.spec or None, self.plan or None:
+            case str() as spec, None:
+                path, contents = _place("spec", spec)
+                overlays = [_place(f"overlays[{place}]", each) for place, each in enumerate(self.overlays)]
+                contents = contents | {place: text for _, inner in overlays for place, text in inner.items()}
+                return plan_from(path, None, self._before, [each for each, _ in overlays], contents)
+            case None, str() if self.previous or self.overlays:
+                rule = f"R302 {'previous' if self.previous else 'overlays'} must come with spec"
+                raise _wrong(rule, "a plan is not planned again", "leave it out, or give the spec")
+            case None, str() as plan:
+                return _carried_out(plan)
+        found = "both are set" if self.spec else "neither is set"
+        raise _wrong("R301 exactly one of spec and plan must be set", found, "set spec to a spec, or plan to a plan")
+
+    @cached_property
+    def objects(self) -> PlanObjects:
+        """Return the plan's objects. Raises InfeasibleError if the bundled runtime cannot run it."""
+        return plan_objects(self.deployed)
+
+    @property
+    def verdict(self) -> str:
+        """What the change from `previous` does to units that serve, when `pulumi up` makes it."""
+        if self._before is None or not self._before.runnable:
+            return "not_compared"
+        return compare_plans(self._before, self.deployed).ways["pulumi"].verdict
+
+    @cached_property
+    def _before(self) -> Plan | None:
+        return _read_plan("previous", self.previous) if self.previous else None
+
+
+def _as_list(overlays: Any) -> list[Any]:
+    if isinstance(overlays, list | tuple):
+        return list(overlays)
+    raise _wrong("R304 must be a list", "overlays apply one after the other", "write [prod.yaml]", "overlays", overlays)
+
+
+def _place(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
+    """Return the path of a text, and its content if it is no path: messages call it by its name then."""
+    return (Path(name), {Path(name): given.encode()}) if is_content(given) else (Path(given), {})
+
+
+def _carried_out(plan: str) -> Plan:
+    """Return the plan, or that of a rendered folder, which has to be as it was written. Raises CallError for a spec."""
+    is_folder = not is_content(plan) and Path(plan).is_dir()
+    return plan_from(Path(plan)) if is_folder else _read_plan("plan", plan)
+
+
+def _read_plan(name: str, given: str) -> Plan:
+    return load_plan(given.encode(), Path(name)) if is_content(given) else read_plan(Path(given))
+
+
+def _wrong(rule: str, reason: str, fix: str, field: str = "", value: Any = None) -> CallError:
+    return CallError([Finding(field, value, rule, reason, fix).at("tidemill:Deployment")])

@@ -1,0 +1,55 @@
+"""The provider's component: its schema, and what is wrong with a call before anything is declared."""
+
+import inspect
+import json
+
+import pytest
+from pulumi.runtime.proto import provider_pb2 as pb
+
+from stacks.kube.errors import ProviderError
+from stacks.program.deployment import TOKEN, Deployment
+from stacks.program.plugin import Plugin
+from stacks.program.source import FIELDS
+from stacks.provider.engine import Engine
+from stacks.provider.resource import Provider
+from stacks.provider.wire import encode_struct
+
+
+@pytest.fixture
+def plugin():
+    """A configured one, of an engine that nobody hears."""
+    made = Plugin(Engine("127.0.0.1:1"))
+    made.Configure(pb.ConfigureRequest(), None)
+    return made
+
+
+def test_the_schema_has_what_the_component_takes_and_gives(plugin):
+    """A YAML program, and a generated SDK, know no other inputs and outputs."""
+    schema = json.loads(plugin.GetSchema(pb.GetSchemaRequest(), None).schema)
+    component, provider = schema["resources"][TOKEN], schema["provider"]
+
+    assert component["isComponent"]
+    assert set(component["inputProperties"]) == {*FIELDS, "kubeconfig", "context"}
+    assert set(component["properties"]) == set(component["required"]) == {"endpoint", "planDigest", "units", "verdict"}
+    assert set(provider["inputProperties"]) == {"kubeconfig", "context", "kinds"}
+    assert provider["inputProperties"].keys() <= inspect.signature(Provider.__init__).parameters.keys()
+    assert {"kubeconfig", "context"} <= inspect.signature(Deployment.__init__).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("token", "inputs", "sentence"),
+    [
+        (TOKEN, {"specc": "a"}, "specc: no input of tidemill:Deployment, which has spec, overlays, previous, plan, "),
+        (TOKEN, {}, "tidemill:Deployment: exactly one of spec and plan must be set"),
+        (TOKEN, {"spec": "name: demo\n"}, "spec:1:1: version is required"),
+        ("tidemill:index:Gateway", {}, "tidemill has no component tidemill:index:Gateway; it has tidemill:index:Depl"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(plugin, token, inputs, sentence):
+    """A program without a schema can make each of these."""
+    request = pb.ConstructRequest(type=token, name="x", inputs=encode_struct(inputs))
+
+    with pytest.raises(ProviderError) as error:
+        Plugin.Construct.__wrapped__(plugin, request)
+
+    assert str(error.value).startswith(sentence)
