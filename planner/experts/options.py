@@ -33,7 +33,7 @@ def _add_loads(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="LOADS",
-        help="token counts [layers][experts], as .npy, JSON or SGLang's recording (.pt); one file for each time window",
+        help="token counts [layers][experts], as .npy or JSON; one file for each time window",
     )
     parser.add_argument(
         "--balance",
@@ -80,7 +80,7 @@ def _add_previous(parser: argparse.ArgumentParser) -> None:
         "--previous",
         type=Path,
         metavar="MAP",
-        help="the map now in service, in any format of --export: change few of its slots",
+        help="the map now in service (our JSON, or SGLang's file): change few of its slots",
     )
     parser.add_argument(
         "--keep-within",
