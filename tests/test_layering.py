@@ -83,7 +83,7 @@ def _imports(nodes, path):
 
 
 # The planner's one file that knows dates: it may import `datetime`, and may not ask what time it is.
-KNOWS_DATES = Path("planner/facts/wall_clock.py")
+KNOWS_DATES = Path("planner/facts/calendar.py")
 ASKS_THE_TIME = {"now", "today", "utcnow", "time", "localtime", "gmtime"}
 
 

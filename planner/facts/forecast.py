@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING
 
+from planner.facts.calendar import weekday_of
 from planner.facts.day import DAY_MINUTES
 from planner.facts.history import MAX_DEMAND, History
-from planner.facts.wall_clock import weekday_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,17 +13,16 @@ contradicting rows. Only the last 366 days with rows are kept, which bounds the 
 import csv
 import io
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from planner.facts.calendar import date_after, days_between, is_date
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, hh_mm, minute_of
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import explain_unreadable, read_file
-from planner.facts.wall_clock import days_between, is_date, next_date
 from planner.problems.finding import Finding
 
 __all__ = ["MAX_DEMAND", "History", "HistoryFile", "PastDay", "read_history"]
@@ -34,11 +33,6 @@ MAX_BYTES = 2**24  # assumed: a year of minutes has some 12 MB
 MAX_DAYS = 366  # assumed: a forecast knows weeks and growth but no seasons, so older days would say little
 MAX_DEMAND = 1e18
 UTC, Z = "UTC", "Z"
-
-OFFSET = re.compile(r"(?<=[0-9]) ?[+-][0-9]{2}(:?[0-9]{2})?$")  # of a time, as in 2026-11-02T08:00+08:00
-EPOCH = re.compile(r"[0-9]{9,13}(\.[0-9]*)?")  # seconds or milliseconds since 1970
-OTHER_DATE = re.compile(r"[0-9]{1,4}[./][0-9]{1,2}[./][0-9]{1,4}|[0-9]{1,2}-[0-9]{1,2}-[0-9]{4}")
-GROUPED = re.compile(r"[0-9]{1,3}([,_ ][0-9]{3})+(\.[0-9]*)?")  # 389,287
 
 ReasonAndFix = tuple[str, str]
 
@@ -97,18 +91,16 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
         if any(names.count(column) != 1 for column in COLUMNS):
             return "its first line is not time,demand"
         reader.fieldnames = names
-        return [((row["time"] or "").strip(), _join_demand(row).strip()) for row in reader]
+        return [((row["time"] or "").strip(), _demand(row)) for row in reader]
     except UnicodeDecodeError:
         return "it is not UTF-8"
     except csv.Error as error:
         return str(error)
 
 
-def _join_demand(row: dict[str | Any, Any]) -> str:
-    """Return a row's demand, joined with extra columns if they are one number: 389,287 without quotes."""
-    written = row["demand"] or ""
-    whole = ",".join([written, *(row.get(None) or ())])
-    return whole if GROUPED.fullmatch(whole.strip()) else written
+def _demand(row: dict[str | Any, Any]) -> str:
+    """Return a row's demand; nothing if it has more values than columns, as 389,287 without quotes has."""
+    return "" if None in row else (row["demand"] or "").strip()
 
 
 def _keep_latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -123,30 +115,15 @@ def _find_wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | No
         return "it has no rows", "add a row for each hour of past days, or for each equal part of one"
     for number, (time, demand) in enumerate(rows, 2):
         if not _is_time(time):
-            return f"the time in line {number} is not written so", _explain_time(time, zone)
+            fix = f"write what clocks show in {zone}, in whole minutes and without an offset: 2026-11-02T08:00"
+            return f"the time in line {number} is not written so", fix
         if time.endswith(Z) and zone != UTC:
             reason = f"line {number} has the time {time!r} of UTC, and clocks show that of schedule.timezone ({zone})"
             return reason, f"write what clocks show in {zone}, without Z"
         if not _is_demand(demand):
-            return f"the demand in line {number} is no such number", _explain_demand(demand)
+            fix = f"write a number from 0 to {MAX_DEMAND:g}, without separators of thousands"
+            return f"the demand in line {number} is no such number", fix
     return None
-
-
-def _explain_time(written: str, zone: str) -> str:
-    """Return how to write a time that has an offset, is in seconds since 1970, or has another form of date."""
-    if ":" in written and (offset := OFFSET.search(written)):
-        return f"write what clocks show in {zone}, without {offset[0].strip()}"
-    if EPOCH.fullmatch(written):
-        return f"write what clocks show in {zone} in place of the seconds since 1970"
-    if OTHER_DATE.match(written):
-        return "write dates as YEAR-MONTH-DAY"
-    return "write a time of the calendar in whole minutes, as 2026-11-02T08:00"
-
-
-def _explain_demand(written: str) -> str:
-    """Return how to write a demand in groups of three digits."""
-    plain = written.replace(",", "").replace("_", "").replace(" ", "")
-    return f"write {plain}" if GROUPED.fullmatch(written) else f"write a number from 0 to {MAX_DEMAND:g}"
 
 
 def _find_odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
@@ -205,7 +182,7 @@ def _history(rows: list[tuple[str, str]]) -> History:
         if entries[index] not in (None, float(demand)):
             contradicted.add(f"{day}T{time[11:16]}")
         entries[index] = max(entries[index] or 0.0, float(demand))
-    following = next_date(max(days))
+    following = date_after(max(days), 1)
     found = (PastDay(day, days_between(day, following), tuple(days[day])) for day in sorted(days))
     return History(tuple(found), following, tuple(sorted(contradicted)))
 

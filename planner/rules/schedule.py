@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from planner.facts.calendar import is_timezone, nearest_timezone
 from planner.facts.terms import PHASES, Phase
-from planner.facts.timezones import is_timezone, nearest_timezone
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, apply_change, did_you_mean, for_example, nearest, removal
 from planner.rules.days import find_duplicate_days, find_duplicate_times

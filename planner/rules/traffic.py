@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from planner.facts.calendar import days_between, instants_of, is_timezone, offset_at
 from planner.facts.day import DAY_MINUTES, DAY_S, hh_mm, minute_of
 from planner.facts.model import Model
 from planner.facts.quantities import counted
 from planner.facts.terms import PHASES
-from planner.facts.timezones import is_timezone
-from planner.facts.wall_clock import days_between, instants_of, offset_at
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest
 from planner.rules.days import find_duplicate_days

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 
+from planner.facts.calendar import dates_between, instants_of, offset_at, wall_time
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
-from planner.facts.wall_clock import dates_between, instants_of, offset_at, wall_time
 from planner.schedule.schedule import Days, Step
 
 __all__ = ["Change", "changes_between", "state_at", "units_at"]

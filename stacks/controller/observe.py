@@ -7,10 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.facts import names
-from planner.facts.calendar import is_day
+from planner.facts.calendar import is_day, is_timezone
 from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
-from planner.facts.timezones import is_timezone
 from planner.schedule.schedule import OtherDays, Step
 from planner.schedule.timetable import Timetable
 from stacks.controller.clock import Clock, parse_instant

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from planner.facts.calendar import wall_time
 from planner.facts.day import hh_mm
-from planner.facts.wall_clock import wall_time
 from stacks.controller.clock import Clock
 from stacks.controller.decide import Decision, NextChange
 from stacks.controller.demand import Demand

@@ -211,24 +211,26 @@ def test_what_is_wrong_with_a_file_is_said(text, rule, reason, tmp_path):
     assert (found.rule[:4], found.reason) == (rule, reason)
 
 
+CLOCK = "write what clocks show in Asia/Shanghai, in whole minutes and without an offset: 2026-11-02T08:00"
+NUMBER = "write a number from 0 to 1e+18, without separators of thousands"
+
+
 @pytest.mark.parametrize(
     ("row", "fix"),
     [
-        ("2026-11-03T00:00+08:00,1", "write what clocks show in Asia/Shanghai, without +08:00"),
-        ("2026-11-03T00:00:00-0500,1", "write what clocks show in Asia/Shanghai, without -0500"),
+        ("2026-11-03T00:00+08:00,1", CLOCK),
         ("2026-11-03T00:00Z,1", "write what clocks show in Asia/Shanghai, without Z"),
-        ("1793491200,1", "write what clocks show in Asia/Shanghai in place of the seconds since 1970"),
-        ("11/03/2026 00:00,1", "write dates as YEAR-MONTH-DAY"),
-        ("03-11-2026 00:00,1", "write dates as YEAR-MONTH-DAY"),
-        ("2026-11-03T00:00:30,1", "write a time of the calendar in whole minutes, as 2026-11-02T08:00"),
-        ('2026-11-03T00:00,"389,287"', "write 389287"),
-        ("2026-11-03T00:00,1,389,287.5", "write 1389287.5"),
-        ("2026-11-03T00:00,389_287", "write 389287"),
-        ("2026-11-03T00:00,-1", "write a number from 0 to 1e+18"),
+        ("1793491200,1", CLOCK),
+        ("11/03/2026 00:00,1", CLOCK),
+        ("2026-11-03T00:00:30,1", CLOCK),
+        ('2026-11-03T00:00,"389,287"', NUMBER),
+        ("2026-11-03T00:00,1,389,287.5", NUMBER),
+        ("2026-11-03T00:00,389_287", NUMBER),
+        ("2026-11-03T00:00,-1", NUMBER),
     ],
 )
 def test_a_wrong_row_is_told_how_it_is_written(row, fix, tmp_path):
-    """What exporters write in another form is said in ours."""
+    """What exporters write in another form is refused, and the fix says which form is ours."""
     (tmp_path / "days.csv").write_text(rows() + row + "\n")
     found = read_history(tmp_path / "days.csv", "days.csv", "Asia/Shanghai")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.facts.calendar import instants_of, wall_time
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
-from planner.facts.wall_clock import instants_of, wall_time
 from planner.schedule import clock
 from planner.schedule.clock import changes_between, units_at
 from planner.schedule.schedule import Days, OtherDays, Step
