@@ -143,7 +143,7 @@ class Gateway:
         size = RequestSize(prompt.num_tokens, 1)
 
         def find(loads):
-            return find_held([self.ranks[load.rank].prompts for load in loads], self._index, names, size.prompt_tokens)
+            return find_held([self.ranks[load.rank].prompts for load in loads], names, size.prompt_tokens)
 
         policy = self._choice if isinstance(self._choice, Policy) else Policy.BALANCED
         find_some = find if self._choice == "affinity" else find_nothing

@@ -60,7 +60,8 @@ class InFlightRequest:
         self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
         self._num_logprobs, self._num_prompt_tokens = request.sampling.num_logprobs, len(request.prompt_ids)
         num_held = self._prefill.subscribe(self.request_id, size, self._receive, request.block_names)
-        self._decode.subscribe(self.request_id, size, self._receive)
+        if self._decode is not self._prefill:
+            self._decode.subscribe(self.request_id, size, self._receive, request.block_names)
         prompt = self.request_id, request.prompt_ids, request.sampling
         salt = request.cache_salt
         self._prefill.send(Prefill(*prompt, *self._arrange_kv_transfer(), generated=list(generated), cache_salt=salt))

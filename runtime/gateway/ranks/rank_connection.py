@@ -58,7 +58,7 @@ class Rank:
         index: PrefixIndex,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `on_room` after every event that may have freed a place at this rank. `index` is all ranks'."""
+        """Call `on_room` after every event that may have freed a place here. All ranks of a phase share an `index`."""
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # the loaded share of its tensors, 0 to 1
@@ -72,7 +72,7 @@ class Rank:
         self._moves: dict[str, tuple[asyncio.StreamWriter, asyncio.Future[None]]] = {}  # by ticket
         self._listeners: dict[str, Listener] = {}
         self._ledger = Ledger(hello.unit, hello.rank, hello.phase, limits)
-        self.prompts = SentPrompts(index)
+        self.prompts = SentPrompts(index, says_found=hello.phase != "decode")
 
     def __str__(self) -> str:
         return f"rank {self.hello.rank} of unit {self.hello.unit}"
@@ -90,8 +90,8 @@ class Rank:
     def subscribe(self, request_id: str, size: RequestSize, listener: Listener, names: BlockNames | None = None) -> int:
         """Count the request as this rank's. `listener` gets everything that the rank says about it.
 
-        `names` are those of its prompt's blocks, if the rank is to compute the prompt. Return how many tokens of the
-        prompt it is expected to hold.
+        `names` are those of its prompt's blocks, if the rank is to compute the prompt or to be sent it. Return how many
+        tokens of the prompt it is expected to hold.
         """
         self._listeners[request_id] = listener
         num_held = 0

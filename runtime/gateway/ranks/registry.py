@@ -46,6 +46,7 @@ from runtime.gateway.ranks.served_weights import ServedWeights
 from runtime.gateway.ranks.silence import watch_ranks
 from runtime.gateway.ranks.stragglers import find_straggler
 from runtime.protocol.bounds import explain_bad_address
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromRank, Hello, Moved, Rejected, Renewal, State
 from runtime.protocol.sockets import detect_vanished_peer
@@ -111,7 +112,7 @@ class Registry:
         self._stall_timeout_s = stall_timeout_s
         self._weights, self._tokenizer = ServedWeights(weights_file), tokenizer
         self._roster = Roster()
-        self._index = PrefixIndex()
+        self._prompt_index, self._decode_index = PrefixIndex(), PrefixIndex(limits.kv_tokens // PAGE_TOKENS)
         self._units: list[Unit] | None = None  # cached until a rank comes or is forgotten
         self._turns = count()
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -165,7 +166,7 @@ class Registry:
 
         def find(loads: Sequence[RankLoad]) -> Sequence[HeldPrefix]:
             ranks = [self._roster[load.key].prompts for load in loads]
-            return find_held(ranks, self._index, names, size.prompt_tokens)
+            return find_held(ranks, names, size.prompt_tokens)
 
         chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy, find)
         return None if chosen is None else (self._roster[chosen.first.key], self._roster[chosen.rest.key])
@@ -280,7 +281,8 @@ class Registry:
             unit = hello.unit[:MAX_SHOWN]  # a long line is cut, and the reason comes last
             raise WireError(f"rank {hello.rank} of unit {unit} is refused: {refusal.log_message}")
         self._drop_predecessors(hello)
-        rank = Rank(hello, writer, self._limits, self._index, lambda: self._on_room())
+        index = self._decode_index if hello.phase == "decode" else self._prompt_index
+        rank = Rank(hello, writer, self._limits, index, lambda: self._on_room())
         self._roster.add(rank)
         self._units = None
         return rank

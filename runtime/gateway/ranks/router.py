@@ -4,7 +4,7 @@
                              -> decode or mixed: those with room    -> the balancer's choice -> rest
 
 The policy is one of three balancers:
-    BALANCED         prompts where they are computed soonest, answers where ranks stay equal, see below
+    BALANCED         prompts where they are computed soonest, answers where ranks stay equal and little is sent
     LEAST_REQUESTS   takes the rank with the fewest requests; a baseline
     ROUND_ROBIN      takes ranks in turn, whatever they have to do; a baseline
 
@@ -26,13 +26,20 @@ in line, takes 16,000 + 800; B, with 8,000, takes 8,000 + 4,000 and gets it.
 A mixed rank also makes tokens, and its time has one more term: its tokens of KV, each as long as a prompt token.
 
 For an answer, BALANCED compares KV and requests of decode ranks. Rank r has x[r, q] of quantity q, and m[q] is the mean
-over ranks. The squared spread of both quantities together is the mean over r of
+over ranks with the request. The squared spread of both quantities together is the mean over r of
 
     sum over q of (x[r, q] / m[q] - 1)^2
 
 A request that adds w[q] to rank r adds 2 w[q] x[r, q] / m[q]^2 to the spread, plus terms that do not depend on r. So
 the spread grows least at the rank with the least sum over q of w[q] x[r, q] / m[q]^2. For a request with much KV, KV
 decides; for a small one, the count. No weights need setting.
+
+A token of the prompt that would have to be sent to a rank counts like SENT_TOKEN tokens of KV that are there. So a
+conversation comes back to the rank that has its earlier turns, unless another rank has less KV by more than sending
+them counts. Only blocks that have arrived count: no prompt skips those that are on their way.
+
+Worked example, with equal numbers of requests: a prompt of 4,000 tokens begins with 3,200 that rank A has. A, with
+100,000 tokens of KV, counts 100,000 + 4 x 800; B, with 90,000, counts 90,000 + 4 x 4,000, so A gets it.
 
 Equally good ranks take turns. The order of the list does not matter, and no rank gets a request that it has no room
 for. This module imports no torch and keeps no state: `stacks` may import it, and its simulator does.
@@ -81,6 +88,11 @@ __all__ = [
     "pick",
     "room",
 ]
+
+# What a token costs the decode rank that is sent it, over what it costs the unit to keep it for an answer. The KV of a
+# token of DeepSeek-V3 takes 40 us of CPU where NIXL writes it, and 160 where it is sent (docs/performance.md). Kept, it
+# makes each step 38 ns longer (assumed), or an answer's 343 steps 13 us. So this is 3 to 12.
+SENT_TOKEN = 4  # assumed: of these, the lower, because CPU time beside the steps holds nobody up
 
 
 class Policy(Enum):
@@ -225,7 +237,10 @@ def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_he
     match policy:
         case Policy.BALANCED if _common_phase(ranks) == "decode":
             growth = _spread_growth(sum_works(load.work for load in ranks), size.work_at("decode"))
-            return [growth(load.work) for load in ranks]
+            helds = find_held(ranks)
+            return [
+                growth(load.work, size.prompt_tokens - held.num_ready) for load, held in zip(ranks, helds, strict=True)
+            ]
         case Policy.BALANCED:
             return [_prompt_time(load, size, held) for load, held in zip(ranks, find_held(ranks), strict=True)]
         case Policy.LEAST_REQUESTS:
@@ -242,11 +257,11 @@ def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
     return queue + missing + load.work.kv_tokens  # assumed: KV weighs as in Dynamo
 
 
-def _spread_growth(total: Work, work: Work) -> Callable[[Work], float]:
-    """Return a function from a decode rank's load to what `work` adds to the spread there, times a constant."""
+def _spread_growth(total: Work, work: Work) -> Callable[[Work, int], float]:
+    """Return a function from a decode rank's load, and the tokens to be sent there, to the spread that `work` adds.
 
-    def weight(added: int, sum_over_ranks: int) -> float:
-        return added / sum_over_ranks**2 if sum_over_ranks else 0.0
-
-    requests, kv = weight(work.num_requests, total.num_requests), weight(work.kv_tokens, total.kv_tokens)
-    return lambda load: requests * load.num_requests + kv * load.kv_tokens
+    Its values are in proportion to the spread. A token to be sent counts like SENT_TOKEN tokens of KV.
+    """
+    after = total + work
+    requests, kv = work.num_requests / after.num_requests**2, work.kv_tokens / after.kv_tokens**2
+    return lambda load, missing: requests * load.num_requests + kv * (load.kv_tokens + SENT_TOKEN * missing)

@@ -1,12 +1,15 @@
-"""The prompts that a rank computes for this gateway, and what it holds of prompts that come next.
+"""The prompts that a rank computes or is sent for this gateway, and what it holds of prompts that come next.
 
-    send    from now on the rank has the prompt's blocks; it is computing those that it did not have
+    send    from now on the rank has the prompt's blocks; those that it did not have are on their way
     found   the rank says how many of the prompt's tokens it had
-    end     it has computed the prompt. If it had fewer tokens than expected, it has lost blocks
+    end     it has the whole prompt. If it had fewer tokens than expected, it has lost blocks
 
 A rank gives up the block first that was not used for the longest time. So when a block is gone, those with an earlier
 last use are gone too: other gateways' prompts or long answers took their pages. A missing block that another prompt was
 still computing proves nothing, because that prompt may have been given up.
+
+A decode rank says nothing of what it found. It keeps blocks in its cache alone, whose size the gateway knows: its index
+has as many names as the cache has pages.
 
 What is known of a rank dies with its connection, so a rank that comes again begins with nothing.
 """
@@ -35,10 +38,11 @@ class _Sent:
 
 
 class SentPrompts:
-    """The prompts of one rank."""
+    """The prompts of one rank. Ranks of one phase have an index together."""
 
-    def __init__(self, index: PrefixIndex) -> None:
-        self._index = index
+    def __init__(self, index: PrefixIndex, *, says_found: bool) -> None:
+        """Begin without prompts. `says_found`: the rank says what it found of each."""
+        self.index, self._says_found = index, says_found
         self.place: int | None = None  # in the index, from the first prompt on
         self._sent: dict[str, _Sent] = {}
         self._computing: set[int] = set()  # names of blocks
@@ -51,7 +55,7 @@ class SentPrompts:
 
     def send(self, request_id: str, names: BlockNames, num_prompt_tokens: int) -> HeldPrefix:
         """Note that a prompt goes to the rank. Return what it holds of the prompt."""
-        index = self._index
+        index = self.index
         if self.place is None:
             self.place = index.enter()
         (num_blocks,) = index.find(names, [self.place])
@@ -70,38 +74,36 @@ class SentPrompts:
             sent.num_found_tokens = min(num_tokens, sent.num_prompt_tokens - 1)
 
     def end(self, request_id: str) -> None:
-        """Note that the rank has computed the prompt now."""
+        """Note that the rank has the whole prompt now."""
         sent = self._sent.pop(request_id, None)
         if sent is None or self.place is None:
             return
         self._computing.difference_update(sent.names[sent.num_held_blocks :].tolist())
-        if sent.num_found_tokens < sent.num_ready_tokens:
-            self._index.forget_unused_since(self.place, sent.lost_time)
+        if self._says_found and sent.num_found_tokens < sent.num_ready_tokens:
+            self.index.forget_unused_since(self.place, sent.lost_time)
 
     def give_up(self, request_id: str) -> None:
-        """Note that the rank does not compute the prompt to its end, if it has not done so yet."""
+        """Note that the rank does not get the prompt to its end, if it has not got it yet."""
         sent = self._sent.pop(request_id, None)
         if sent is None or self.place is None:
             return
         new = sent.names[sent.num_held_blocks :]
         self._computing.difference_update(new.tolist())
-        self._index.forget(self.place, new)
+        self.index.forget(self.place, new)
 
     def close(self) -> None:
         """Forget the rank."""
         self._sent.clear()
         self._computing.clear()
         if self.place is not None:
-            self._index.leave(self.place)
+            self.index.leave(self.place)
             self.place = None
 
 
-def find_held(
-    ranks: Sequence[SentPrompts], index: PrefixIndex, names: BlockNames, num_prompt_tokens: int
-) -> Sequence[HeldPrefix]:
-    """Return what each of the ranks of an index holds of a prompt."""
+def find_held(ranks: Sequence[SentPrompts], names: BlockNames, num_prompt_tokens: int) -> Sequence[HeldPrefix]:
+    """Return what each of the ranks of one phase holds of a prompt. At least one is given."""
     places = [rank.place for rank in ranks if rank.place is not None]
-    found = dict(zip(places, index.find(names, places), strict=True))
+    found = dict(zip(places, ranks[0].index.find(names, places), strict=True))
     return [
         rank.describe_held(names, num_blocks, num_prompt_tokens)
         if rank.place is not None and (num_blocks := found[rank.place])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.gateway.ranks.rank_load import PAIRS_PER_TOKEN
 from runtime.gateway.ranks.router import (
+    NO_WORK,
     HeldPrefix,
     Policy,
     RankLimits,
@@ -176,14 +177,17 @@ def test_equal_ranks_get_equal_work(num_ranks, times, size, phase, policy):
 
 
 def test_the_balanced_choice_keeps_the_spread_least_in_every_small_state():
-    """The spread of KV and requests by the means before the request, at 3 ranks with 0 to 3 requests of 3 sizes."""
+    """The spread of KV and requests by the means with the request, at 3 ranks with 0 to 3 requests of 3 sizes."""
     sizes = [RequestSize(tokens, tokens // 2) for tokens in (20, 100, 300)]
     small, medium, large = (size.work_at("decode") for size in sizes)
-    states = [small, medium, large, small + small, small + large, large + large + small]
+    states = [NO_WORK, small, medium, large, small + small, small + large, large + large + small]
     for held, size in product(product(states, repeat=3), sizes):
         ranks = [rank("decode", number, each) for number, each in enumerate(held)]
         work = size.work_at("decode")
-        means = {name: sum(getattr(each, name) for each in held) / 3 for name in ("num_requests", "kv_tokens")}
+        means = {
+            name: (sum(getattr(each, name) for each in held) + getattr(work, name)) / 3
+            for name in ("num_requests", "kv_tokens")
+        }
 
         def spread_after(chosen, held=held, work=work, means=means):
             after = [each + work if number == chosen else each for number, each in enumerate(held)]
@@ -192,6 +196,29 @@ def test_the_balanced_choice_keeps_the_spread_least_in_every_small_state():
         chosen = pick(ranks, size, 0).rank
 
         assert spread_after(chosen) <= min(map(spread_after, range(3))) + 1e-9
+
+
+def test_a_conversation_comes_back_to_its_decode_rank_until_that_has_much_more_kv_than_another():
+    """A rank with 3,200 of 4,000 tokens gets the answer until it has 4 x 3,200 more tokens of KV than another."""
+    chosen = [
+        pick(
+            [rank("decode", 0, Work(9, 0, 0, 64_000 + more)), rank("decode", 1, Work(9, 0, 0, 64_000))],
+            RequestSize(4000, 96),
+            1,
+            find_held=lambda ranks: [HeldPrefix(3200 if load.rank == 0 else 0) for load in ranks],
+        ).rank
+        for more in (0, 12_799, 12_801)
+    ]
+
+    assert chosen == [0, 0, 1]
+
+
+def test_a_block_on_its_way_to_a_decode_rank_saves_nothing():
+    """Blocks that a decode rank will have later do not draw a prompt there, since they would be sent again."""
+    helds = [HeldPrefix(3200, 3200), HeldPrefix(64)]
+    ranks = [rank("decode", number) for number in range(2)]
+
+    assert pick(ranks, RequestSize(4000, 96), 0, find_held=lambda ranks: [helds[load.rank] for load in ranks]).rank == 1
 
 
 prompt_works = st.builds(Work, st.integers(0, 5), st.integers(0, 40_000), st.integers(0, 10**9), st.just(0))

@@ -16,10 +16,10 @@ FIRST, SECOND = list(range(640)), list(range(700, 1340))
 
 
 class Ranks:
-    """Prefill ranks as the gateway sees them, and what it has learnt."""
+    """Ranks of a phase as the gateway sees them, and what it has learnt."""
 
-    def __init__(self, num_ranks=2):
-        self.index = PrefixIndex(1024)
+    def __init__(self, num_ranks=2, phase="prefill", num_blocks=1024):
+        self.index, self._phase = PrefixIndex(num_blocks), phase
         transport = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=lambda: None)
         self._writer = SimpleNamespace(write=lambda data: None, transport=transport)
         self.all = [self._join(number) for number in range(num_ranks)]
@@ -36,7 +36,7 @@ class Ranks:
 
     def num_known(self, token_ids):
         prompts = [rank.prompts for rank in self.all]
-        return find_held(prompts, self.index, name_blocks("", token_ids), len(token_ids))
+        return find_held(prompts, name_blocks("", token_ids), len(token_ids))
 
     def choose(self, token_ids):
         loads, size = [rank.load for rank in self.all], RequestSize(len(token_ids), 10)
@@ -47,7 +47,7 @@ class Ranks:
         self.all[number] = self._join(number)
 
     def _join(self, number):
-        hello = Hello("prefill-0", "prefill", number, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
+        hello = Hello(f"{self._phase}-0", self._phase, number, 2, "node-0", 1, "sha256:unit", "sha256:kv", None, None)
         rank = Rank(hello, self._writer, RankLimits(16, 65_536, 0), self.index)
         rank.handle(State("ready"))
         return rank
@@ -125,6 +125,32 @@ def test_a_rank_that_found_less_has_lost_what_it_used_before():
         576,
         0,
     ]
+
+
+def test_a_decode_rank_holds_a_prompt_from_its_first_token_there():
+    """A decode rank holds a prompt once it generates, keeps it as it says nothing of hits, and draws the next turn."""
+    ranks = Ranks(phase="decode")
+    ranks.send(1, "a", FIRST)
+    on_its_way = ranks.choose([*FIRST, *SECOND]), ranks.num_known(FIRST)[1]
+    for request_id, prompt in (("a", FIRST), ("b", [*FIRST, *SECOND])):
+        ranks.send(1, request_id, prompt)
+        ranks.answer(1, request_id)
+
+    assert on_its_way == (0, HeldPrefix(576, 576))
+    assert ranks.choose([*FIRST, *SECOND, 1]) == 1
+    assert ranks.num_known([*FIRST, *SECOND, 1])[1] == HeldPrefix(1280)
+
+
+def test_a_decode_rank_is_believed_to_hold_no_more_than_its_pages():
+    """What a decode rank's cache has no pages for is forgotten, the oldest prompts first."""
+    ranks = Ranks(1, "decode", num_blocks=16)
+    prompts = [list(range(first, first + 640)) for first in range(0, 40_000, 1000)]
+    for number, prompt in enumerate(prompts):
+        ranks.send(0, str(number), prompt)
+        ranks.answer(0, str(number))
+
+    assert sum(ranks.num_known(prompt)[0].num_tokens for prompt in prompts) <= 16 * 64
+    assert ranks.num_known(prompts[-1])[0].num_tokens > 0
 
 
 def test_a_prompt_that_is_given_up_proves_nothing_about_older_ones():
