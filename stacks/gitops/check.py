@@ -25,6 +25,7 @@ from planner.plan.load import read_plan
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError
+from planner.report.columns import numeric_order
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
 from stacks.gitops.refusals import link_refused, refused
 from stacks.gitops.report import Report
@@ -123,7 +124,9 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     before, unknown = (kept, "") if call.base is None else _read_base(call, call.base)
     change = None if before is None else compare_plans(before, plan, note_unknown(unknown), files)
     foreign = _find_foreign_files(call.folder)
-    objections = find_objections(call.conditions, gather_evidence(plan, change, stale, foreign, unknown))
+    asked = {each.word for each in call.conditions}
+    shared = _find_shared_nodes(call.folder, plan) if "nodes" in asked else {}
+    objections = find_objections(call.conditions, gather_evidence(plan, change, stale, foreign, unknown, shared))
     return plan, Report(
         name=plan.name,
         plan_digest=plan.digest,
@@ -151,6 +154,20 @@ def _find_foreign_files(folder: Path) -> tuple[str, ...]:
     ignoring = [*folder.glob("*/**/.sourceignore"), *(each / ".sourceignore" for each in above)]
     foreign = {name for name in names if READ_BY_TOOLS.fullmatch(name)}
     return tuple(sorted(foreign | {os.path.relpath(each, folder) for each in ignoring if os.path.lexists(each)}))
+
+
+def _find_shared_nodes(folder: Path, plan: Plan) -> dict[str, list[str]]:
+    """Return folder -> nodes, for each rendered folder beside `folder` with units on nodes of the plan's units.
+
+    Raises CallError for a folder whose plan is wrong.
+    """
+    ours = {node for unit in plan.units for node in unit.nodes}
+    shared = {}
+    for each in sorted(folder.parent.iterdir()):
+        if each.name != folder.name and each.is_dir() and (other := kept_plan(each)) is not None:
+            nodes = ours.intersection(node for unit in other.units for node in unit.nodes)
+            shared[str(each)] = sorted(nodes, key=numeric_order)
+    return {name: nodes for name, nodes in shared.items() if nodes}
 
 
 def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:

@@ -6,6 +6,7 @@
     capacity    less of the day's traffic is answered than before, or a phase's peak load rises above its capacity
     cost+10%    a day costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file, or a tool would read a foreign one there
+    nodes       another environment's units are on nodes of this one's
 
 A condition that cannot be judged holds: a gate that nobody can read must not open. Where nothing runs yet, there is no
 outage, and no capacity and no cost to compare with.
@@ -13,7 +14,7 @@ outage, and no capacity and no cost to compare with.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.diff.change import Change, Sides, Verdict
 from planner.diff.rollout import SEVERITY
@@ -69,6 +70,7 @@ class Evidence:
     foreign: tuple[str, ...] = ()  # names of files
     not_predicted: str = ""  # the phases whose speed nobody can predict, and why
     no_figures_before: str = ""  # why nobody knows the figures before the change
+    shared_nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by the folder that has units there too
     may_take_turns: bool = False  # kubernetes.controller would give units the turns that pulumi up gives them
 
 
@@ -95,12 +97,18 @@ def _condition(word: str) -> Condition:
 
 
 def gather_evidence(
-    plan: Plan, change: Change | None, stale: tuple[str, ...], foreign: tuple[str, ...], no_figures_before: str
+    plan: Plan,
+    change: Change | None,
+    stale: tuple[str, ...],
+    foreign: tuple[str, ...],
+    no_figures_before: str,
+    shared_nodes: Mapping[str, Sequence[str]],
 ) -> Evidence:
     """Return what the conditions are judged by, for a change to `plan`."""
     speeds = (plan.performance or {}).items()
     unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
-    return Evidence(change, promises_of(plan), stale, foreign, unknown, no_figures_before, _may_take_turns(plan))
+    turns = _may_take_turns(plan)
+    return Evidence(change, promises_of(plan), stale, foreign, unknown, no_figures_before, shared_nodes, turns)
 
 
 def _may_take_turns(plan: Plan) -> bool:
@@ -164,6 +172,15 @@ def _is_stale(evidence: Evidence) -> str:
     if evidence.foreign:
         reasons.append(f"GitOps tools read {first_of(evidence.foreign)} too, which nobody rendered: remove it")
     return "; ".join(reasons)
+
+
+def _shares_nodes(evidence: Evidence) -> str:
+    reasons = [
+        f"units of {folder} are on {counted(len(nodes), 'node')} of this plan's: {first_of(nodes)}"
+        for folder, nodes in evidence.shared_nodes.items()
+    ]
+    fix = "give each environment nodes of its own in cluster.nodes"
+    return "; ".join([*reasons, fix]) if reasons else ""
 
 
 def _loses_capacity(evidence: Evidence) -> str:
@@ -244,4 +261,5 @@ JUDGES: dict[str, Callable[[Evidence], str]] = {
     "slo": _misses_promises,
     "capacity": _loses_capacity,
     "stale": _is_stale,
+    "nodes": _shares_nodes,
 }

@@ -80,6 +80,7 @@ HAS_SECRET = re.compile(r"https?://[^/]*@|ssh://[^/]*:[^/]*@")  # for HTTP a tok
 LOADS_ADDRESS = re.compile(r"https?://[\w.:/~-]+")
 OVERLAY = """\
 # What environment {name} has otherwise than {spec}: these keys replace the spec's, and null takes one away.
+# Environments that share a cluster need nodes of their own in cluster.nodes.
 kubernetes:
   namespace: {namespace}
 """

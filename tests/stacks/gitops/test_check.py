@@ -210,3 +210,17 @@ def test_figures_in_a_folder_are_not_believed(head, capsys):
 
     assert status == 3
     assert "what a day costs before the change is unknown" in said.out
+
+
+def test_environments_may_not_share_nodes(head, capsys):
+    """The one beside it has units on the same nodes, until one of them has nodes of its own."""
+    (head / "other.yaml").write_text("name: other")
+    main(["render", "spec.yaml", "-f", "other.yaml", "-o", "other"])
+    call = ("gitops", "check", "spec.yaml", "-f", "other.yaml", "other", "--fail-on", "nodes")
+    refused, text = _run(capsys, *call)
+    (head / "other.yaml").write_text("name: other\ncluster: {nodes: [{name: a}, {name: b}, {name: c}, {name: d}]}")
+    allowed, _ = _run(capsys, *call)
+    ignored, _ = _run(capsys, "gitops", "check", *FOLDER)
+
+    assert (refused, allowed, ignored) == (3, 0, 0)
+    assert "refused by nodes: units of deploy are on 3 nodes of this plan's: node-0, node-1, node-2; give" in text.out

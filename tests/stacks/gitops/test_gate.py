@@ -84,7 +84,7 @@ def test_an_outage_that_turns_prevent_names_the_controller(fields, offers_turns)
     spec = change_spec(check_spec(DEMO_SPEC), pairs)
     limits = {f"{phase}.max_request_tokens": 1024 for phase in ("prefill", "decode")}
     before, after = (compile_plan(each) for each in (spec, change_spec(spec, limits)))
-    evidence = gather_evidence(after, compare_plans(before, after), (), (), "")
+    evidence = gather_evidence(after, compare_plans(before, after), (), (), "", {})
     reasons = [each.reason for each in find_objections(read_conditions("outage"), evidence)]
 
     assert [each.endswith("; with kubernetes.controller units change in turns by Git too") for each in reasons] == (
