@@ -1,6 +1,6 @@
 """A plan as the files of a rendered folder: one for each unit, one for each phase's map, one for what all share.
 
-    plan/plan.yaml          the spec as planned, the files that it names, the model, one GPU's memory
+    plan/plan.yaml          the spec as planned, the checkpoint's digests, the model, one GPU's memory
     plan/NAME-decode-0.yaml the nodes of a unit, in the order of its ranks
     plan/decode-map.yaml    the expert map of a phase, a line a layer
 
@@ -33,7 +33,7 @@ from planner.plan.plan import PLAN_VERSION, Plan, seal_plan
 from planner.plan.references import find_contradictions, find_engine_contradictions, spec_mistakes
 from planner.plan.sections import Map, Memory, ModelShape, PlannedUnit
 from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
-from planner.plan.verify_launch import expected_checkpoint
+from planner.plan.verify_launch import checkpoint_files, expected_checkpoint
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.schedule.schedule import plan_schedule
@@ -56,7 +56,7 @@ class _Shared(Part):
 
     version: Literal[3]
     spec: dict[str, Any]  # with defaults, and with numbers for `auto`
-    inputs: dict[str, Digest]  # digest of each file that the spec names, by that name
+    inputs: dict[str, Digest]  # digests of the checkpoint's files, from which those of launch files follow
     model: ModelShape
     memory: dict[Phase, Memory]  # empty if ranks share host memory
     shared_experts: Annotated[int, Field(ge=0)]
@@ -79,7 +79,7 @@ def spread_plan(plan: Plan) -> dict[str, str]:
     shared = _Shared(
         version=PLAN_VERSION,
         spec=plan.written,
-        inputs=plan.inputs,
+        inputs={name: plan.inputs[name] for name in checkpoint_files(plan.spec) if name in plan.inputs},
         model=plan.model,
         memory=plan.memory,
         shared_experts=next(iter(plan.phases.values())).shared_per_gpu,

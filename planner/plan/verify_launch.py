@@ -17,7 +17,7 @@ from planner.plan.plan import Plan
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
-__all__ = ["differences", "expected_checkpoint", "verify_launch_documents"]
+__all__ = ["checkpoint_files", "differences", "expected_checkpoint", "verify_launch_documents"]
 
 REASON = "launch documents are built from the plan"
 FIX = "change the spec and plan it again"
@@ -61,12 +61,19 @@ def _verify_checkpoint(plan: Plan, checkpoint: LaunchDocument | None) -> Iterato
 def expected_checkpoint(spec: Spec, inputs: Mapping[str, str]) -> dict[str, tuple[str | None, str]]:
     """Return each checkpoint key with its expected value and the field that the value comes from."""
     uri, model = (spec.checkpoint, "spec.model.checkpoint"), spec.model
-    if isinstance(model, str) or model.config is None:
+    files = checkpoint_files(spec)
+    if not files:
         keys = ("config_digest", "weights_digest")
         return {"uri": uri} | {key: (getattr(model, key, None), f"spec.model.{key}") for key in keys}
-    manifest = str(Path(model.config).with_name(MANIFEST))
-    of_config, of_weights = inputs.get(model.config), inputs.get(manifest)
+    of_config, of_weights = map(inputs.get, files)
     return {"uri": uri, "config_digest": (of_config, "inputs"), "weights_digest": (of_weights, "inputs")}
+
+
+def checkpoint_files(spec: Spec) -> tuple[str, ...]:
+    """Return the names of the checkpoint's config and manifest, of which launch files have digests; none without."""
+    if isinstance(spec.model, str) or spec.model.config is None:
+        return ()
+    return spec.model.config, str(Path(spec.model.config).with_name(MANIFEST))
 
 
 def _maps(plan: Plan) -> dict[Phase, LaunchDocument]:

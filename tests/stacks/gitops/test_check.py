@@ -224,3 +224,14 @@ def test_environments_may_not_share_nodes(head, capsys):
 
     assert (refused, allowed, ignored) == (3, 0, 0)
     assert "refused by nodes: units of deploy are on 3 nodes of this plan's: node-0, node-1, node-2; give" in text.out
+
+
+def test_nobody_can_write_other_loads_into_a_folder(head, capsys):
+    """A folder names no loads, since nothing follows from them there, and what it does not render is stale."""
+    kept = head / "deploy" / "plan" / "plan.yaml"
+    has_loads = "expert_load.json" in kept.read_text().partition('"spec"')[0]
+    _edit(kept, '"inputs": {', f'"inputs": {{"expert_load.json": "sha256:{"0" * 64}",')
+    status, said = _run(capsys, *CHECK, "--fail-on", "stale")
+
+    assert (has_loads, status) == (False, 3)
+    assert "refused by stale: tidemill render would change 1 file: plan/plan.yaml" in said.out
