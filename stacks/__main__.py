@@ -8,10 +8,11 @@ from stacks.program.source import FIELDS, Source
 
 config = pulumi.Config()
 settings = {each: config.get(each) for each in FIELDS} | {"overlays": config.get_object("overlays")}
+adopt = config.get_bool("adopt") or None
 kubeconfig = config.get_secret("kubeconfig") if config.get("kubeconfig") else None
 try:
     source = Source.parse(settings)
-    deployment = Deployment(source.deployed.name, source, kubeconfig, config.get("context") or None)
+    deployment = Deployment(source.deployed.name, source, kubeconfig, config.get("context") or None, adopt)
 except TidemillError as error:
     raise pulumi.RunError(str(error)) from None
 

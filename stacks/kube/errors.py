@@ -95,11 +95,14 @@ class NotServedError(ProviderError):
 class ForeignError(ProviderError):
     """Someone else's object has the name of ours."""
 
-    def __init__(self, reference: Reference, managers: Sequence[str]) -> None:
+    def __init__(self, reference: Reference, managers: Sequence[str], *, is_the_plans: bool = False) -> None:
+        """`is_the_plans` says that the object has the plan's label, as its rendered manifest has."""
         owners = ", ".join(managers) or "nobody on record"
+        fix = "delete it, or give this one another name: Tidemill never takes over what it did not create"
+        if is_the_plans:
+            fix = "set adopt: true to take it over, once nothing else applies the plan, or delete it"
         super().__init__(
-            f"{reference} exists already and is not Tidemill's (its fields are managed by: {owners}); "
-            "delete it, or give this one another name: Tidemill never takes over what it did not create"
+            f"{reference} exists already and is not Tidemill's (its fields are managed by: {owners}); {fix}"
         )
 
 

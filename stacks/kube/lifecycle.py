@@ -11,14 +11,14 @@ is ours, and `waiting.py` waits. This file does not know Pulumi.
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from planner.facts.names import PLAN_LABEL, UNIT_LABEL, UNPRUNED
 from stacks.kube import pods
 from stacks.kube.api import DEFAULT_NAMESPACE, Api
 from stacks.kube.diff import Difference, path_text
-from stacks.kube.drift import guess_applied, is_surely_unchanged, merge_live_values
+from stacks.kube.drift import guess_applied, is_surely_unchanged, merge_live_values, owned_fields
 from stacks.kube.errors import (
     NotReadyError,
     NotServedError,
@@ -28,7 +28,7 @@ from stacks.kube.errors import (
     UnreachableError,
 )
 from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs, object_uid
-from stacks.kube.ownership import is_still_ours, owning_plan, require_still_ours, require_takeable
+from stacks.kube.ownership import is_still_ours, other_managers, owning_plan, require_still_ours, require_takeable
 from stacks.kube.readiness import is_off, is_withheld, missing
 from stacks.kube.waiting import Patience, await_gone, await_ready, try_list
 
@@ -57,6 +57,7 @@ class StoredObject:
     uid: str
     is_off: bool  # somebody scaled it to 0; its manifest does not set replicas
     is_withheld: bool = False  # its pods keep the template of before until somebody drains it
+    adopted_from: tuple[str, ...] = ()  # who managed it before
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,29 @@ class FoundObject:
     drift_unknown: str | None = None  # why drift could not be determined
 
 
-def create(api: Api, manifest: Manifest, patience: Patience, *, waits: bool = True) -> StoredObject:
+def create(
+    api: Api, manifest: Manifest, patience: Patience, *, waits: bool = True, adopts: bool = False
+) -> StoredObject:
     """Make the object and wait until it is ready, unless somebody else does (`waiting.await_all`).
+
+    With `adopts`, an object of the plan that others have applied is taken over with all fields of the manifest; fields
+    that only they set stay theirs.
 
     Raise NotReadyError once it exists or may exist; any other error means that it was not made.
     """
     live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
-    if live is not None:
-        require_takeable(live, manifest)
-    return _store(api, manifest, live, patience, waits=waits)
+    if live is None:
+        return _store(api, manifest, live, patience, waits=waits)
+    require_takeable(live, manifest, adopts=adopts)
+    stored = _store(api, manifest, live, patience, waits=waits)
+    return stored if owned_fields(live) else replace(stored, adopted_from=tuple(other_managers(live)))
 
 
-def foresee_create(api: Api, manifest: Manifest) -> None:
+def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> None:
     """Raise what `create` would, as far as it can be foreseen; the same run may create the namespace."""
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
-        require_takeable(live, manifest)
+        require_takeable(live, manifest, adopts=adopts)
     try:
         api.apply(manifest, force=live is not None, dry_run=True)
     except RefusedError as error:

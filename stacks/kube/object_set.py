@@ -40,10 +40,12 @@ def store(
     *,
     skip_waiting: Collection[Reference] = (),
     kept_uids: Collection[str] = (),
+    adopts: bool = False,
 ) -> None:
     """Store `new`, wait, then delete what only `old` has, except for objects whose uid is in `kept_uids`.
 
-    `on_stored` is called for each stored object. Those in `skip_waiting` are awaited elsewhere.
+    `on_stored` is called for each stored object. Those in `skip_waiting` are awaited elsewhere. With `adopts`, objects
+    of the plan that others have applied are taken over.
 
     Raise PartlyStoredError after a change was made; any other error means that nothing has changed.
     """
@@ -53,7 +55,7 @@ def store(
         reference = Reference.from_manifest(manifest)
         try:
             waits = reference not in skip_waiting
-            on_stored(reference, _store_one(api, before.get(reference), manifest, patience, waits=waits))
+            on_stored(reference, _store_one(api, before.get(reference), manifest, patience, waits=waits, adopts=adopts))
         except NotReadyError as error:
             raise PartlyStoredError(_list_existing(old, done | {key: manifest}), error.reasons) from error
         except ProviderError as error:
@@ -73,13 +75,13 @@ def store(
         raise PartlyStoredError(_list_existing(old, done), [str(error)]) from error
 
 
-def foresee(api: Api, old: Manifests, new: Manifests) -> None:
+def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -> None:
     """Raise all that `store` would, as far as it can be foreseen."""
     before = _index_by_reference(old)
     errors = []
     for _, manifest in sort_for_creation(new):
         try:
-            _foresee(api, before.get(Reference.from_manifest(manifest)), manifest)
+            _foresee(api, before.get(Reference.from_manifest(manifest)), manifest, adopts=adopts)
             lifecycle.foresee_pods(api, manifest)
         except ProviderError as error:
             errors.append(error)
@@ -102,20 +104,20 @@ def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collec
 
 
 def _store_one(
-    api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool
+    api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool, adopts: bool
 ) -> StoredObject:
     """Store one object; if the server refuses to change the existing one, replace it."""
     if before is None:
-        return lifecycle.create(api, manifest, patience, waits=waits)
+        return lifecycle.create(api, manifest, patience, waits=waits, adopts=adopts)
     if lifecycle.find_frozen_changes(api, manifest, list(differences(before, manifest))):
         lifecycle.delete(api, before, patience)
         return lifecycle.create(api, manifest, patience)
     return lifecycle.update(api, before, manifest, patience)
 
 
-def _foresee(api: Api, before: Manifest | None, manifest: Manifest) -> None:
+def _foresee(api: Api, before: Manifest | None, manifest: Manifest, *, adopts: bool) -> None:
     if before is None:
-        lifecycle.foresee_create(api, manifest)
+        lifecycle.foresee_create(api, manifest, adopts=adopts)
         return
     try:
         lifecycle.foresee_update(api, before, manifest)

@@ -1,16 +1,17 @@
 """The owner of an object: Tidemill or not, and which plan. Pure.
 
 Tidemill owns objects that the field manager `tidemill` has applied; a plan owns those with its name in the label
-`tidemill.dev/plan`. An object that is in no Pulumi state must pass both tests. One in a state was ours: the label is
+`tidemill.dev/plan`. An object that is in no Pulumi state must pass both tests; if it is to be adopted, from kubectl or
+Git, the label is enough. One in a state was ours: the label is
 enough, since other programs may have taken over every field; so is a field of ours, if somebody removed the label.
 """
 
 from planner.facts.names import PLAN_LABEL
-from stacks.kube.drift import owned_fields
+from stacks.kube.drift import FIELD_MANAGER, owned_fields
 from stacks.kube.errors import ForeignError, OtherPlanError
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["is_still_ours", "owning_plan", "require_still_ours", "require_takeable"]
+__all__ = ["is_still_ours", "other_managers", "owning_plan", "require_still_ours", "require_takeable"]
 
 
 def owning_plan(manifest: Manifest) -> str | None:
@@ -19,10 +20,19 @@ def owning_plan(manifest: Manifest) -> str | None:
     return str(plan) if plan else None
 
 
-def require_takeable(live: Manifest, manifest: Manifest) -> None:
-    """Raise ForeignError or OtherPlanError unless `live` can be ours from a run whose state was lost."""
-    if not (owned_fields(live) and owning_plan(live) in (None, owning_plan(manifest))):
+def require_takeable(live: Manifest, manifest: Manifest, *, adopts: bool = False) -> None:
+    """Raise ForeignError or OtherPlanError unless `live` can be ours from a run whose state was lost, or is adopted."""
+    plan = owning_plan(live)
+    if not (owned_fields(live) and plan in (None, owning_plan(manifest))) and not (
+        adopts and _is_the_plans(live, manifest)
+    ):
         raise _foreign(live, manifest)
+
+
+def other_managers(live: Manifest) -> list[str]:
+    """Return who else manages fields of an object, apart from controllers that write its status."""
+    fields = live["metadata"].get("managedFields") or []
+    return sorted({each["manager"] for each in fields if not each.get("subresource")} - {FIELD_MANAGER})
 
 
 def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
@@ -41,5 +51,10 @@ def _foreign(live: Manifest, *manifests: Manifest) -> ForeignError | OtherPlanEr
     reference, plan = Reference.from_manifest(live), owning_plan(live)
     if plan is not None and plan not in set(map(owning_plan, manifests)):
         return OtherPlanError(reference, plan)
-    managers = {each["manager"] for each in live["metadata"].get("managedFields") or []}
-    return ForeignError(reference, sorted(managers))
+    is_the_plans = any(_is_the_plans(live, each) for each in manifests)
+    return ForeignError(reference, other_managers(live), is_the_plans=is_the_plans)
+
+
+def _is_the_plans(live: Manifest, manifest: Manifest) -> bool:
+    """Return whether `live` has the plan's label, as whoever applies a rendered folder gives it."""
+    return owning_plan(live) is not None and owning_plan(live) == owning_plan(manifest)

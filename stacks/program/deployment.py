@@ -42,18 +42,23 @@ class Deployment(pulumi.ComponentResource):
         source: Source,
         kubeconfig: pulumi.Input[str] | None = None,
         context: pulumi.Input[str] | None = None,
+        adopt: pulumi.Input[bool] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         """Declare all objects on the cluster of `kubeconfig`, a path or the content, and one of its contexts.
 
+        With `adopt`, objects of the plan that kubectl or Git has applied are taken over instead of refused.
         Raises TidemillError, before anything is declared, if there is no plan or the bundled runtime cannot run it.
         """
         objects, self._plan = source.objects, source.deployed
         self.plan_digest, self.units, self.verdict = self._plan.digest, list(objects.units), source.verdict
         with _omit_stack_traces():
-            before = pulumi.ResourceOptions(aliases=[pulumi.Alias(type_="tidemill:stacks:Deployment")])
-            super().__init__(TOKEN, name, opts=pulumi.ResourceOptions.merge(before, opts))
-            self._cluster = self._declare_cluster(name, objects.kinds(), kubeconfig, context)
+            formerly = pulumi.ResourceOptions(aliases=[pulumi.Alias(type_="tidemill:stacks:Deployment")])
+            super().__init__(TOKEN, name, opts=pulumi.ResourceOptions.merge(formerly, opts))
+            secret = None if kubeconfig is None else pulumi.Output.secret(kubeconfig)
+            before = pulumi.Alias(name="cluster", parent=pulumi.ROOT_STACK_RESOURCE)
+            options = pulumi.ResourceOptions(parent=self, aliases=[before])
+            self._cluster = Provider(f"{name}-cluster", context, objects.kinds(), secret, adopt, options)
             last = self._declare_objects(objects)
         self.endpoint = pulumi.Output.all(*(each.urn for each in last)).apply(lambda _: self._plan.endpoint)
         self.register_outputs(self.outputs)
@@ -63,19 +68,6 @@ class Deployment(pulumi.ComponentResource):
         """The outputs, by their names in the schema."""
         digest = self.plan_digest
         return {"endpoint": self.endpoint, "planDigest": digest, "units": self.units, "verdict": self.verdict}
-
-    def _declare_cluster(
-        self,
-        name: str,
-        kinds: Sequence[str],
-        kubeconfig: pulumi.Input[str] | None,
-        context: pulumi.Input[str] | None,
-    ) -> Provider:
-        secret = None if kubeconfig is None else pulumi.Output.secret(kubeconfig)
-        before = pulumi.Alias(name="cluster", parent=pulumi.ROOT_STACK_RESOURCE)
-        return Provider(
-            f"{name}-cluster", context, kinds, secret, pulumi.ResourceOptions(parent=self, aliases=[before])
-        )
 
     def _declare_objects(self, objects: PlanObjects) -> list[pulumi.Resource]:
         """Declare all objects in their order, and return the resources that are ready last."""

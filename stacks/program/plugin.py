@@ -85,7 +85,12 @@ class _Components(Components):
             empty = pulumi.ComponentResource(resource_type, name, opts=options)
             pulumi.log.warn(NOT_PLANNED, empty)
             return ConstructResult(empty.urn, {})
-        cluster = {key: inputs.get(key, getattr(self._cluster, key) or None) for key in ("kubeconfig", "context")}
+        of_provider = {
+            "kubeconfig": self._cluster.kubeconfig,
+            "context": self._cluster.context,
+            "adopt": self._cluster.adopts,
+        }
+        cluster = {key: inputs.get(key, otherwise or None) for key, otherwise in of_provider.items()}
         deployment = Deployment(name, self._source, **cluster, opts=options)
         return ConstructResult(deployment.urn, deployment.outputs)
 
@@ -94,7 +99,7 @@ def _read_source(token: str, inputs: Mapping[str, Any]) -> "Source | None":
     """Return what a component is made from, planned; None if it is not all known. Raises ProviderError."""
     from stacks.program.source import FIELDS, Source  # the planner, which a provider of objects does not need
 
-    known = (*FIELDS, "kubeconfig", "context")
+    known = (*FIELDS, "kubeconfig", "context", "adopt")
     if token != TOKEN:
         raise ProviderError(f"tidemill has no component {token}; it has {TOKEN}")
     if unknown := sorted(inputs.keys() - set(known)):

@@ -3,6 +3,7 @@
     kubeconfig   its content or path; that of KUBECONFIG or of the home folder unless given
     context      one of its contexts; the current one unless given
     kinds        what the plan needs, as `apps/v1/Deployment`: a list, or the JSON of one
+    adopt        whether objects of the plan that kubectl or Git has applied are taken over
 
 The cluster is checked before the first object is touched, so that a problem of the whole cluster is reported once and
 not by every object. Rights are checked object by object, in the preview of each. Without `kinds` nothing is checked:
@@ -20,7 +21,7 @@ from stacks.provider.wire import has_unknown
 
 __all__ = ["ClusterConfig", "Failure", "check"]
 
-KEYS = {"context", "kinds", "kubeconfig", "version"}  # `version` is the engine's
+KEYS = {"adopt", "context", "kinds", "kubeconfig", "version"}  # `version` is the engine's
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,22 @@ class ClusterConfig:
     kubeconfig: str
     context: str
     kinds: tuple[str, ...]
+    adopts: bool
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "ClusterConfig":
         """Raises ValueError with the key and what it should be."""
         kubeconfig, context = values.get("kubeconfig") or "", values.get("context") or ""
-        kinds = _parse_kinds(values.get("kinds") or [])
+        kinds, adopts = _parse_json(values.get("kinds") or []), _parse_json(values.get("adopt") or False)
         if not isinstance(kubeconfig, str):
             raise ValueError("kubeconfig", "must be the content or the path of a kubeconfig")
         if not isinstance(context, str):
             raise ValueError("context", "must be the name of a context of the kubeconfig")
         if not isinstance(kinds, list) or not all(isinstance(each, str) and "/" in each for each in kinds):
             raise ValueError("kinds", 'must be a list such as ["apps/v1/Deployment", "v1/Service"]')
-        return cls(kubeconfig, context, tuple(kinds))
+        if not isinstance(adopts, bool):
+            raise ValueError("adopt", "must be true or false")
+        return cls(kubeconfig, context, tuple(kinds), adopts)
 
     def connect(self) -> Api:
         """Return the cluster. No call is made yet. Raise KubeconfigError."""
@@ -77,12 +81,12 @@ def check(values: Mapping[str, Any]) -> list[Failure]:
         return [Failure("", str(error))]
 
 
-def _parse_kinds(kinds: Any) -> Any:
-    """Return the list that a JSON text holds; anything else as it is."""
+def _parse_json(given: Any) -> Any:
+    """Return the value that a JSON text holds; anything else as it is."""
     try:
-        return json.loads(kinds) if isinstance(kinds, str) else kinds
+        return json.loads(given) if isinstance(given, str) else given
     except json.JSONDecodeError:
-        return kinds
+        return given
 
 
 def _find_unserved(api: Api, config: ClusterConfig) -> list[Failure]:

@@ -29,10 +29,15 @@ class Provider(pulumi.ProviderResource):
         context: pulumi.Input[str] | None = None,
         kinds: Sequence[str] = (),
         kubeconfig: pulumi.Input[str] | None = None,
+        adopt: pulumi.Input[bool] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """`context` is one of the kubeconfig's, its current one unless given; `kubeconfig` is a path or the content."""
-        super().__init__("tidemill", name, {"context": context, "kinds": list(kinds), "kubeconfig": kubeconfig}, opts)
+        """`context` is one of the kubeconfig's, its current one unless given; `kubeconfig` is a path or the content.
+
+        With `adopt`, objects of the plan that kubectl or Git has applied are taken over instead of refused.
+        """
+        values = {"context": context, "kinds": list(kinds), "kubeconfig": kubeconfig, "adopt": adopt}
+        super().__init__("tidemill", name, values, opts)
 
 
 class Object(pulumi.CustomResource):

@@ -173,7 +173,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         manifests = objects.read_manifests(decode_struct(request.properties), request.type)
         named = objects.outputs(manifests, request.type)
         if request.preview:
-            object_set.foresee(self._api(), {}, _fully_known(manifests))
+            object_set.foresee(self._api(), {}, _fully_known(manifests), adopts=self.cluster.adopts)
             return provider_pb2.CreateResponse(properties=named)
         self._store(request, {}, manifests)
         return provider_pb2.CreateResponse(
@@ -188,7 +188,9 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             return provider_pb2.ReadResponse(id=request.id, properties=Struct(), inputs=request.inputs)
         inputs = decode_struct(request.inputs)
         if not inputs:
-            raise ProviderError("Tidemill cannot import an object that it did not create; leave it out of the import")
+            raise ProviderError(
+                "Tidemill imports no single object; set adopt: true, and `pulumi up` takes over the plan's"
+            )
         found = object_set.read(self._api(), objects.read_manifests(inputs, request.type))
         if not found:
             return provider_pb2.ReadResponse()
@@ -219,7 +221,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         before, manifests = objects.read_manifests(old, request.type), objects.read_manifests(new, request.type)
         named = objects.outputs(manifests, request.type)
         if request.preview:
-            object_set.foresee(self._api(), before, _fully_known(manifests))
+            object_set.foresee(self._api(), before, _fully_known(manifests), adopts=self.cluster.adopts)
             return provider_pb2.UpdateResponse(properties=named)
         self._roll_out(request, before, manifests)
         return provider_pb2.UpdateResponse(properties=named, refresh_before_update=True)
@@ -297,6 +299,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             self._made_uids.add(stored.uid)
             if reference in self._new_references:
                 self._arriving[reference] = stored.uid
+            if stored.adopted_from:
+                before = ", ".join(stored.adopted_from)
+                text = f"{reference} was taken over from {before}, which must not apply it any more"
+                self.engine.warn(request.urn, text)
             if stored.is_off:
                 text = f"{reference} is scaled to 0 and serves nothing until somebody scales it"
                 self.engine.warn(request.urn, text)
@@ -314,6 +320,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
                 on_stored,
                 skip_waiting=self._new_references,
                 kept_uids=self._made_uids,
+                adopts=self.cluster.adopts,
             )
         except PartlyStoredError as error:
             raise InitFailed.from_objects(error.existing, request.type, error.reasons) from error

@@ -24,7 +24,7 @@ from tests.cluster.cert_manager import ISSUER
 from tests.cluster.cluster import Cluster
 from tests.cluster.pulumi import Pulumi
 
-__all__ = ["RESOURCES", "Deployed", "listing", "new_stack"]
+__all__ = ["RESOURCES", "Deployed", "listing", "new_stack", "write_spec"]
 
 STACKS = Path(__file__).parents[2] / "stacks"
 DEMO = STACKS / "specs" / "demo.yaml"

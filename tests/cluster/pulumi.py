@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,17 @@ class Preview:
     @property
     def errors(self) -> list[str]:
         """What is wrong, without colour."""
-        found = self.document.get("diagnostics", [])
-        texts = (each["message"].strip().removeprefix("error: ") for each in found if each["severity"] == "error")
+        texts = (each.removeprefix("error: ") for each in self._diagnostics("error"))
         return [each.removeprefix("Preview failed: ") for each in texts if each != "preview failed"]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user is warned of."""
+        return [each.removeprefix("warning: ") for each in self._diagnostics("warning")]
+
+    def _diagnostics(self, severity: str) -> list[str]:
+        found = self.document.get("diagnostics", [])
+        return [each["message"].strip() for each in found if each["severity"] == severity]
 
 
 @dataclass
@@ -110,6 +118,7 @@ class Pulumi:
     home: Path  # of this stack: plugins, settings, state
     kubeconfig: Path | str
     environment: dict[str, str] = field(default_factory=dict)
+    host_folders: tuple[Path, ...] = ()  # of languages whose hosts do not lie beside the CLI
 
     @classmethod
     def of_manifests(cls, executable: Path, folder: Path, kubeconfig: Path | str) -> "Pulumi":
@@ -119,6 +128,26 @@ class Pulumi:
         (program / "Pulumi.yaml").write_text(PROJECT)
         (program / "__main__.py").write_text(PROGRAM)
         made = cls(executable, program, folder / "home", kubeconfig)
+        made.init()
+        return made
+
+    @classmethod
+    def of_yaml(
+        cls, executable: Path, host: Path, folder: Path, kubeconfig: Path | str, inputs: Mapping[str, Any]
+    ) -> "Pulumi":
+        """A new stack in `folder` of a YAML program, run by `host`: the `tidemill:Deployment` llm, and its outputs."""
+        program = folder / "program"
+        program.mkdir(parents=True)
+        outputs = {name: f"${{llm.{name}}}" for name in ("endpoint", "planDigest", "units", "verdict")}
+        document = {
+            "name": "component",
+            "runtime": "yaml",
+            "plugins": {"providers": [{"name": "tidemill", "path": str(PLUGIN)}]},
+            "resources": {"llm": {"type": "tidemill:Deployment", "properties": dict(inputs)}},
+            "outputs": outputs,
+        }
+        (program / "Pulumi.yaml").write_text(json.dumps(document))
+        made = cls(executable, program, folder / "home", kubeconfig, host_folders=(host.parent,))
         made.init()
         return made
 
@@ -199,12 +228,12 @@ class Pulumi:
 
     def _environment(self) -> dict[str, str]:
         """The tests' own, so that a program imports what the tests do, with the provider beside this Python first."""
-        folders = [str(Path(sys.executable).parent), str(self.executable.parent), os.environ["PATH"]]
+        folders = [Path(sys.executable).parent, self.executable.parent, *self.host_folders, os.environ["PATH"]]
         return (
             os.environ
             | {
                 "KUBECONFIG": str(self.kubeconfig),
-                "PATH": os.pathsep.join(folders),
+                "PATH": os.pathsep.join(map(str, folders)),
                 "PULUMI_BACKEND_URL": f"file://{self.home / 'state'}",
                 "PULUMI_CONFIG_PASSPHRASE": "test",
                 "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "1",

@@ -23,9 +23,10 @@ from planner.facts.digest import pretty_json
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.kube.manifest import OBJECTS
 from tests.cluster.cluster import NODE_GRACE_S
-from tests.cluster.deployed import Deployed, listing
+from tests.cluster.deployed import Deployed, listing, write_spec
 from tests.cluster.objects import Objects, assert_holds
-from tests.cluster.products import PULUMI
+from tests.cluster.products import PULUMI, PULUMI_YAML
+from tests.cluster.pulumi import Pulumi
 from tests.stacks.deployments import CHECKPOINT, get_json, samples, total, wait_until
 
 MODEL = "tidemill-demo"
@@ -466,14 +467,21 @@ def test_destroy_leaves_nothing(up, before):
 
 
 def test_an_image_that_cannot_be_had_is_an_error_in_time(deployed, cluster, toolchain, tmp_path):
-    """Units and gateway each say so, within the deadline; what was made is in the state, and `destroy` finds it."""
-    (executable,) = toolchain(PULUMI)
-    before = listing(cluster.api)
-    broken = Deployed.of_demo(executable, tmp_path, cluster, "broken")
-    broken.change_spec(lambda spec: spec["kubernetes"].update(image="localhost/nobody:1", ready_timeout="12s"))
+    """Units and gateway each say so, within the deadline; what was made is in the state, and `destroy` finds it.
 
-    run = broken.pulumi.up()
-    removed = broken.pulumi.destroy()
+    Here a program in YAML deploys, with a spec and a kubeconfig as text.
+    """
+    executable, host = toolchain(PULUMI, PULUMI_YAML)
+    before = listing(cluster.api)
+    inputs = {
+        "spec": write_spec(tmp_path, cluster, "broken").read_text(),
+        "overlays": ["kubernetes:\n  image: localhost/nobody:1\n  ready_timeout: 12s\n"],
+        "kubeconfig": cluster.kubeconfig.read_text(),
+    }
+    broken = Pulumi.of_yaml(executable, host, tmp_path / "stack", "/nonexistent", inputs)
+
+    run = broken.up()
+    removed = broken.destroy()
 
     said = [each for each in run.errors if "image localhost/nobody:1 cannot be had" in each]
     assert run.status != 0

@@ -316,3 +316,27 @@ def test_several_go_at_once(server):
         lifecycle.delete_all(api, [space(), config_map(a="1")], patience())
 
     assert MAP_PATH not in fake.objects
+
+
+@pytest.mark.parametrize("plan", ["demo", "other", None])
+def test_only_objects_of_the_plan_are_adopted(server, plan):
+    """The label says that its rendered folder was applied, by kubectl or from Git; others are refused as ever."""
+    fake, api = server
+    fake.store(MAP_PATH, config_map(plan, a="9"), manager="kubectl")
+    manifest = config_map(a="1")
+
+    if plan == "demo":
+        with pytest.raises(ForeignError, match=r"managed by: kubectl\); set adopt: true to take it over"):
+            lifecycle.create(api, manifest, patience())
+        lifecycle.foresee_create(api, manifest, adopts=True)
+        assert lifecycle.create(api, manifest, patience(), adopts=True).adopted_from == ("kubectl",)
+        assert fake.objects[MAP_PATH]["data"] == {"a": "1"}
+        assert lifecycle.create(api, manifest, patience(), adopts=True).adopted_from == ()
+        return
+    for change in (
+        lambda: lifecycle.foresee_create(api, manifest, adopts=True),
+        lambda: lifecycle.create(api, manifest, patience(), adopts=True),
+    ):
+        with pytest.raises((ForeignError, OtherPlanError)) as error:
+            change()
+        assert "adopt" not in str(error.value)

@@ -29,11 +29,11 @@ def test_the_schema_has_what_the_component_takes_and_gives(plugin):
     component, provider = schema["resources"][TOKEN], schema["provider"]
 
     assert component["isComponent"]
-    assert set(component["inputProperties"]) == {*FIELDS, "kubeconfig", "context"}
+    assert set(component["inputProperties"]) == {*FIELDS, "kubeconfig", "context", "adopt"}
     assert set(component["properties"]) == set(component["required"]) == {"endpoint", "planDigest", "units", "verdict"}
-    assert set(provider["inputProperties"]) == {"kubeconfig", "context", "kinds"}
+    assert set(provider["inputProperties"]) == {"kubeconfig", "context", "adopt", "kinds"}
     assert provider["inputProperties"].keys() <= inspect.signature(Provider.__init__).parameters.keys()
-    assert {"kubeconfig", "context"} <= inspect.signature(Deployment.__init__).parameters.keys()
+    assert {"kubeconfig", "context", "adopt"} <= inspect.signature(Deployment.__init__).parameters.keys()
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,10 @@ def test_another_context_never_replaces_anything(stub):
 @pytest.mark.parametrize(
     ("values", "key", "reason"),
     [
-        ({"cluster": "x"}, "cluster", "is unknown; the keys are context, kinds, kubeconfig"),
+        ({"cluster": "x"}, "cluster", "is unknown; the keys are adopt, context, kinds, kubeconfig"),
         ({"kubeconfig": 3}, "kubeconfig", "must be the content or the path of a kubeconfig"),
         ({"context": 3}, "context", "must be the name of a context of the kubeconfig"),
+        ({"adopt": "maybe"}, "adopt", "must be true or false"),
         ({"kinds": "Deployment"}, "kinds", 'must be a list such as ["apps/v1/Deployment", "v1/Service"]'),
         ({"kinds": ["Deployment"]}, "kinds", 'must be a list such as ["apps/v1/Deployment", "v1/Service"]'),
         ({"kinds": "[nonsense"}, "kinds", 'must be a list such as ["apps/v1/Deployment", "v1/Service"]'),
