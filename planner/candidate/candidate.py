@@ -234,13 +234,17 @@ class Candidate:
 
         return full_rates(self.spec, self.memory, self.speed)
 
+    @property
+    def most_per_node(self) -> dict[Phase, float]:
+        """The most tokens/s of one node of each phase whose speed is known."""
+        return {each.phase: self.full_rates[each.phase] * each.case.gpus_per_node for each in self.speed if each.case}
+
     @cached_property
     def cost(self) -> "Cost | None":
         """The cost and income of a day; None if the spec gives no prices."""
         from planner.cost.cost import estimate_cost
 
-        most = {each.phase: self.full_rates[each.phase] * each.case.gpus_per_node for each in self.speed if each.case}
-        return estimate_cost(self.spec, self.schedule, self.units, most)
+        return estimate_cost(self.spec, self.schedule, self.units, self.most_per_node)
 
     def demand_on(self, day: str | None) -> "tuple[PhaseLoad, ...]":
         """Return each phase's load by the traffic of a date or a weekday; None means a usual day.

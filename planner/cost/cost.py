@@ -20,9 +20,12 @@ the units' maximum rate is refused.
 Source: open-infra-index, open source week, day 6 (cost, income and markup, with what it says of their limits).
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from math import fsum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from planner.cost.bill import Bill, bill, list_supplies
 from planner.cost.income import MILLION, make_sales
@@ -43,7 +46,7 @@ from planner.spec.cost import CostSpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
-__all__ = ["Cost", "estimate_cost", "profit_margin"]
+__all__ = ["Case", "Cost", "estimate_cost", "profit_margin"]
 
 
 class StateCost(Part):
@@ -85,6 +88,16 @@ class Freed(Part):
     usd_per_day: float
 
 
+class Case(Part):
+    """A day with the plan's units that differs from the expected one."""
+
+    name: str
+    usd_per_day: float
+    answered_share: float | None  # None without traffic
+    revenue_usd_per_day: float | None  # None without prices
+    margin: float | None
+
+
 class Cost(Part):
     """The cost and income of a day in US dollars. A figure is null if the spec lacks its traffic or prices."""
 
@@ -103,6 +116,7 @@ class Cost(Part):
     states: tuple[StateCost, ...]
     freed: Freed
     cache_hits: CacheHits | None
+    cases: Annotated[tuple[Case, ...], Field(exclude_if=operator.not_)] = ()
 
 
 class _Tokens(NamedTuple):

@@ -21,9 +21,20 @@ from planner.schedule.stretches import TimesOfDay, demand_shares, entry_starts, 
 from planner.spec.schema import Spec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["PhaseLoad", "compute_loads", "peak_loads", "predict_loads"]
+__all__ = ["PhaseLoad", "StretchLoad", "compute_loads", "peak_loads", "predict_loads"]
 
 ROUNDED = 0.005  # loads are shown in whole per cent
+
+
+@dataclass(frozen=True)
+class StretchLoad:
+    """A phase's load while neither demand nor units change. Rates are tokens/s of all units that are on."""
+
+    at: str
+    minutes: int
+    asked_per_s: float
+    served_per_s: float  # at their operating point
+    most_per_s: float
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class PhaseLoad:
     all_on_beyond: str | None = None  # those times at which all units of the phase are on
     are_all_on: bool = False  # whether all units are on at the fullest time
     day: str | None = None  # a date or a weekday; None for ordinary days
+    stretches: tuple[StretchLoad, ...] = ()  # of that day, from midnight
 
     @property
     def load(self) -> float:
@@ -154,6 +166,10 @@ def compute_loads(
                 times_beyond=periods((each.start, each.minutes) for each, _ in beyond) or None,
                 all_on_beyond=periods((each.start, each.minutes) for each, all_on in beyond if all_on) or None,
                 day=day,
+                stretches=tuple(
+                    StretchLoad(one.at, each.minutes, one.asked_per_s, one.served_per_s, one.most_per_s)
+                    for each, one in timed
+                ),
             )
         )
     return tuple(found)

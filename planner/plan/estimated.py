@@ -8,11 +8,14 @@ from statistics import fmean
 from typing import Any
 
 from planner.candidate.candidate import Candidate
+from planner.cost.cases import estimate_cases
+from planner.cost.cost import Cost
 from planner.estimate.coverage import uncovered_experts
+from planner.estimate.gpu_loads import measure_gpu_loads
 from planner.estimate.kv_cache import KvCache, PromptNodes, kv_cache
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Prediction
-from planner.expert_map import ExpertMap
+from planner.expert_map import ExpertMap, Sizes
 from planner.facts.day import DAY_MINUTES
 from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.layout.layout import PhaseLayout
@@ -39,7 +42,7 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
         "demand": demand_section(candidate),
         "kv_cache": _kv_cache(candidate),
         "uptime": candidate.uptime,
-        "cost": candidate.cost,
+        "cost": _cost(candidate),
     }
 
 
@@ -80,10 +83,12 @@ def _balance(candidate: Candidate, layout: PhaseLayout) -> dict[str, Any]:
     """Return a phase's balance figures. Phases may share a map, but not these figures."""
     own, more = candidate.maps[layout.phase], candidate.maps_with_one_more_slot.get(layout.phase)
     slot_bytes = next((each.weights.slot for each in candidate.memory if each.phase == layout.phase), None)
+    sizes = Sizes(layout.num_physical_experts, layout.ep_size, layout.nodes_per_unit)
     return vars(PolicyChoice.model_validate(own)) | {
         "expert_map": own.sha256,
         "one_more_slot": one_more_slot(more, layout.slots_per_gpu, slot_bytes),
         "moves": _moves(own, slot_bytes),
+        "gpu_loads": measure_gpu_loads(own, candidate.loads, sizes),
     }
 
 
@@ -93,6 +98,17 @@ def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | No
     if moved is None:
         return None
     return {"moved_slots": moved, "bytes": slot_bytes and moved * (slot_bytes // len(expert_map.bound))}
+
+
+def _cost(candidate: Candidate) -> Cost | None:
+    """Return the day's cost and income, with those of days that differ from the expected one."""
+    found, most = candidate.cost, candidate.most_per_node
+    if found is None:
+        return None
+    speeds = {each.phase: each.prediction.tokens_per_s_per_gpu for each in candidate.speed if each.prediction}
+    ends = {phase: (each.low / each.mid, each.high / each.mid) for phase, each in speeds.items()}
+    cases = estimate_cases(candidate.spec, candidate.schedule, candidate.units, most, ends)
+    return found.model_copy(update={"cases": cases})
 
 
 def _kv_cache(candidate: Candidate) -> KvCache | None:

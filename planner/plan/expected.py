@@ -3,10 +3,12 @@
 Keys and attributes follow the conventions of `sections.py`.
 """
 
+import operator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AliasPath, Field
 
+from planner.estimate.gpu_loads import GpuLoads
 from planner.estimate.throughput.calibration import Correction
 from planner.expert_map.types import FrontPoint, Policy
 from planner.facts.part import Maybe, Part, Rounded
@@ -58,6 +60,7 @@ class Balance(PolicyChoice):
     expert_map: Digest
     one_more_slot: OneMoreSlot | None
     moves: Moves | None
+    gpu_loads: Maybe[GpuLoads] = None
 
 
 class Range(Part):
@@ -149,6 +152,16 @@ class Performance(Part):
     slo: Maybe[dict[Literal["ttft_ms", "tpot_ms"], Promise]] = None
 
 
+class StretchDemand(Part):
+    """A phase's load while neither demand nor units change."""
+
+    at: str
+    minutes: int
+    asked_tokens_per_s: Rounded = Field(validation_alias="asked_per_s")
+    served_tokens_per_s: Rounded = Field(validation_alias="served_per_s")
+    most_tokens_per_s: Rounded = Field(validation_alias="most_per_s")
+
+
 class Demand(Part):
     """The load that traffic puts on a phase in its busiest hour, and its lowest load."""
 
@@ -160,6 +173,7 @@ class Demand(Part):
     lowest_load: Rounded = Field(validation_alias="lowest")
     hours_beyond: Rounded  # hours in which demand exceeds the units' maximum
     times_beyond: Maybe[str] = None  # the times of those hours
+    stretches: Annotated[tuple[StretchDemand, ...], Field(exclude_if=operator.not_)] = ()  # from midnight
 
 
 class Search(Part):

@@ -26,7 +26,10 @@ TOPICS = (
     *("phases", "schedule", "cost", "demand", "performance", "failures", "uptime", "memory", "balance"),
     *("placement", "search", "kv_cache", "model", "gpu", "phase_gpus"),
 )
-NO_FIGURES = {"kubernetes_resource", "expert_map", "digest", "unusable_nodes", "transitions", "for_example"}
+NO_FIGURES = {
+    *("kubernetes_resource", "expert_map", "digest", "unusable_nodes", "transitions", "for_example"),
+    "stretches",  # of a day: a list for pictures
+}
 
 # Words in a name -> its unit. The first match counts.
 UNITS = {

@@ -225,6 +225,23 @@ def test_the_bill_has_a_row_of_own_nodes_that_are_off(found_of, spec_text):
     assert "idle USD per day" not in on
 
 
+@pytest.mark.parametrize(
+    ("name", "cost", "times"),
+    [("20% more traffic", 0.5, 1.2), ("20% less traffic", 0.5, 0.8), ("GPU-hours for 20% more", 0.6, 1)],
+)
+def test_a_case_is_the_day_of_a_spec_that_says_so(plan_of, spec_text, name, cost, times):
+    """What a plan says of another day is what the plan of that day says of it, as long as the units are the same."""
+    sections = "traffic: {{input_tokens: {0}, output_tokens: {0}}}\ncost: {{usd_per_gpu_hour: {1}, prices: {2}}}\n"
+    plan, other = (
+        plan_of(spec_text + sections.format(tokens, usd, "{input_hit: 0, input_miss: 1, output: 2}")).cost
+        for tokens, usd in ((2e9, 0.5), (2e9 * times, cost))
+    )
+    case = next(each for each in plan.cases if each.name == name)
+
+    assert case.usd_per_day == pytest.approx(other.usd_per_day)
+    assert case.revenue_usd_per_day == pytest.approx(other.revenue_usd_per_day)
+
+
 def test_money_changes_nothing_that_is_deployed(found_of, spec_text):
     """A plan with traffic and cost has the digest of one without, says the bill in its text."""
     sections = "traffic: {input_tokens: 2e9, output_tokens: 1e9}\ncost: {usd_per_gpu_hour: 0.5}\n"
