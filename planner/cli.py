@@ -1,4 +1,4 @@
-"""The planner's commands: validate, schema, plan, diff, experts, render; `planner/guide` has explain and init.
+"""The planner's commands: validate, schema, plan, report, diff, experts, render; `planner/guide` has explain and init.
 
 `stacks/cli.py` adds the one that is called, or one of its own. What every command keeps is in `planner/command`.
 
@@ -31,14 +31,24 @@ if TYPE_CHECKING:
     from planner.facts.map_files import Engine
     from planner.plan.plan import Plan
 
-__all__ = ["add_diff", "add_experts", "add_plan", "add_render", "add_schema", "add_validate", "main"]
+__all__ = ["add_diff", "add_experts", "add_plan", "add_render", "add_report", "add_schema", "add_validate", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The planner's commands alone, as a function of the command line."""
     parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (add_init, add_explain, add_validate, add_schema, add_plan, add_diff, add_experts, add_render):
+    for add in (
+        add_init,
+        add_explain,
+        add_validate,
+        add_schema,
+        add_plan,
+        add_report,
+        add_diff,
+        add_experts,
+        add_render,
+    ):
         add(commands)
     return run(parser, argv)
 
@@ -99,6 +109,30 @@ def add_plan(commands: Any) -> None:
     )
     add_format(plan)
     plan.set_defaults(command=_plan)
+
+
+def add_report(commands: Any) -> None:
+    """Add `report`."""
+    report = add_command(
+        commands,
+        "report",
+        "draw a plan on one page, for a browser",
+        "Write a plan as one HTML page that needs no network: nodes by rack and hour, the day, speed, cost, memory, "
+        "experts, and every figure with where it comes from. A spec is planned first.",
+    )
+    add_given(report)
+    report.add_argument(
+        "--previous",
+        type=Path,
+        metavar="PLAN.json",
+        help="an earlier plan, spec or rendered folder: the page begins with what the change does, and each figure "
+        "stands beside the earlier one; a spec is planned near it",
+    )
+    report.add_argument(
+        "-o", dest="output", type=Path, metavar="FILE.html", help="the file to write; default: the plan's name, here"
+    )
+    add_format(report)
+    report.set_defaults(command=_report)
 
 
 def add_diff(commands: Any) -> None:
@@ -234,6 +268,27 @@ def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:
         print_json(next(each for each in plan.as_json()["units"] if each["name"] == unit.name))
     else:
         print(unit_text(unit), end="")
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from planner.diff.diff import compare_plans
+    from planner.diff.read import read_to_show
+    from planner.diff.wording import topics
+    from planner.report.page.page import plan_page
+
+    if arguments.output:
+        require_writable(arguments.output)
+    with show_progress(f"planning {arguments.given}"):
+        before, plan, notes = read_to_show(arguments.given, arguments.previous, arguments.overlays)
+        is_compared = before is not None and before.runnable and plan.runnable
+        change = compare_plans(before, plan, notes) if before and is_compared else None
+        page = plan_page(plan, before, [(each.name, each.lines) for each in topics(change)] if change else ())
+    output = arguments.output or Path(f"{plan.name}.html")
+    write_result(output, page)
+    if arguments.format == "json":
+        print_json({"plan_digest": plan.digest, "file": str(output)})
+    else:
+        print(f"{output}: the page of plan {plan.name}, {plan.digest}")
 
 
 def _diff(arguments: argparse.Namespace) -> None:

@@ -31,6 +31,7 @@ COMMANDS = {
     "validate": "planner.cli",
     "schema": "planner.cli",
     "plan": "planner.cli",
+    "report": "planner.cli",
     "diff": "planner.cli",
     "experts": "planner.cli",
     "render": "planner.cli",

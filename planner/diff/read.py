@@ -11,9 +11,11 @@ from planner.compiler import run_passes
 from planner.manifests.folder import altered_files
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_input, refuse_option
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["read_pair"]
+__all__ = ["read_pair", "read_to_show"]
 
 ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
 NO_FIGURES = "a folder keeps no figures, so its speed, cost and load are unknown"
@@ -43,6 +45,31 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan
     notes += [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
     notes += [f"{path}: {NO_FIGURES}" for path in (old, new) if path.is_dir()]
     return before, after, tuple(notes)
+
+
+def read_to_show(
+    path: Path, previous: Path | None, overlays: Sequence[Path] = ()
+) -> tuple[Plan | None, Plan, tuple[str, ...]]:
+    """Return the `previous` plan if there is one, the plan at `path` with its figures, and how they came about.
+
+    Raises SpecError, CallError or InfeasibleError. A rendered folder is refused: it keeps no figures.
+    """
+    if previous is not None:
+        before, plan, notes = read_pair(previous, path, overlays)
+        return before, _require_figures(plan, path), notes
+    given = read_input(path, overlays)
+    if isinstance(given, ResolvedSpec):
+        return None, run_passes(given).plan, ()
+    if overlays:
+        raise refuse_option("-f", overlays[0], path)
+    return None, _require_figures(given, path), ()
+
+
+def _require_figures(plan: Plan, path: Path) -> Plan:
+    if plan.report is not None:
+        return plan
+    rule, reason = "S912 must be a spec or a plan with its figures", "a rendered folder keeps no figures"
+    raise CallError([Finding("", None, rule, reason, "give its spec, or what tidemill plan -o wrote").at(str(path))])
 
 
 def _is_altered(path: Path, plan: Plan) -> bool:

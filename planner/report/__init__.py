@@ -1,1 +1,1 @@
-"""The report of a plan: its figures as one table of rows, and as text."""
+"""The report of a plan: its figures as one table of rows, as text, and as a page."""

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from string import digits as DIGITS
 
-__all__ = ["WIDTH", "format_table", "group_numbered", "numeric_order", "wrap_note", "wrap_table"]
+__all__ = ["WIDTH", "format_runs", "format_table", "group_numbered", "numeric_order", "wrap_note", "wrap_table"]
 
 WIDTH = 80
 MIN_WIDTH = 24  # of the wrapped column, however wide the others are
@@ -41,6 +41,14 @@ def group_numbered(names: Sequence[str]) -> list[list[str]]:
         else:
             runs.append([name])
     return runs
+
+
+def format_runs(names: Sequence[str]) -> str:
+    """Shorten consecutively numbered names to first and last: `node-0 to node-15, node-18`."""
+    runs = group_numbered(names)
+    return ", ".join(
+        run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs
+    )
 
 
 def numeric_order(name: str) -> tuple[str, int]:

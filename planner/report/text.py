@@ -9,7 +9,7 @@ from planner.plan.row import Row
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
-from planner.report.columns import WIDTH, group_numbered, wrap_note, wrap_table
+from planner.report.columns import WIDTH, format_runs, wrap_note, wrap_table
 from planner.report.report import Report, format_range, format_value
 from planner.report.summary import summary
 from planner.report.tables import Table, read_tables
@@ -165,11 +165,11 @@ def _nodes(plan: Plan) -> str:
     """Return the spares, and the unused nodes with reasons."""
     lines, by_reason = [], dict[str, list[str]]()
     if plan.placement.spares:
-        lines += wrap_note(f"Spares for units that lose a node: {_format_runs(plan.placement.spares)}.")
+        lines += wrap_note(f"Spares for units that lose a node: {format_runs(plan.placement.spares)}.")
     for node, why in plan.placement.unusable_nodes.items():
         by_reason.setdefault(why, []).append(node)
     if by_reason:
-        named = "; ".join(f"{_format_runs(nodes)} ({why})" for why, nodes in by_reason.items())
+        named = "; ".join(f"{format_runs(nodes)} ({why})" for why, nodes in by_reason.items())
         lines += wrap_note(f"Not used: {named}.")
     return "\n".join(lines)
 
@@ -177,13 +177,5 @@ def _nodes(plan: Plan) -> str:
 def _units(units: Sequence[Unit]) -> str:
     """Return all units with their nodes."""
     return wrap_table(
-        [("unit", "placed", "nodes by rank"), *((unit.name, unit.why, _format_runs(unit.nodes)) for unit in units)]
-    )
-
-
-def _format_runs(names: Sequence[str]) -> str:
-    """Shorten consecutively numbered names to first and last: `node-0 to node-15, node-18`."""
-    runs = group_numbered(names)
-    return ", ".join(
-        run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs
+        [("unit", "placed", "nodes by rank"), *((unit.name, unit.why, format_runs(unit.nodes)) for unit in units)]
     )

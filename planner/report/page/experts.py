@@ -1,0 +1,80 @@
+"""Loads of GPUs before and after the expert map: by layer, and GPU by GPU in the layer of the fullest one."""
+
+from collections.abc import Iterator, Sequence
+
+from planner.estimate.gpu_loads import GpuLoads
+from planner.plan.plan import Plan
+from planner.plan.sections import Map
+from planner.report.page.figures import Area, Figure, Line, Steps, Table, by_phase
+
+__all__ = ["show_experts"]
+
+WIDE = 10  # drawing units of a column, with a gap of GAP on each side
+GAP = 1.5
+NUM_LABELS = 8
+LOAD = "load over mean"
+
+
+def show_experts(plan: Plan) -> Iterator[Figure]:
+    """Yield two figures for each phase. Phases on a single GPU have nothing to balance."""
+    for phase, balance in by_phase(plan.balance):
+        expert_map = plan.expert_maps[balance.expert_map]
+        if plan.phases[phase].ep_size > 1:
+            yield _by_layer(phase, expert_map, balance.gpu_loads)
+            if balance.gpu_loads is not None:
+                yield _by_gpu(phase, balance.gpu_loads, expert_map.bound[balance.gpu_loads.moe_layer])
+
+
+def _by_layer(phase: str, expert_map: Map, loads: GpuLoads | None) -> Steps:
+    after, bound, before = expert_map.max_over_mean, expert_map.bound, loads.max_in_order if loads else ()
+    lines = [Line("bound", _staircase(bound))] + ([Line("before", _staircase(before))] if before else [])
+    rows = [
+        (str(layer), f"{before[layer]:.3f}" if before else "-", f"{load:.3f}", f"{bound[layer]:.3f}")
+        for layer, load in enumerate(after)
+    ]
+    return Steps(
+        title=f"{phase}: the fullest GPU of each MoE layer",
+        end=WIDE * len(after),
+        labels=_labels(len(after)),
+        areas=[
+            Area(phase, [(WIDE * layer + GAP, WIDE * (layer + 1) - GAP, 0.0, load)], f"MoE layer {layer}: {load:.3f}")
+            for layer, load in enumerate(after)
+        ],
+        lines=lines,
+        table=Table(("MoE layer", "in order", "with the map", "bound"), rows),
+        legend=_legend(phase, has_before=bool(before)),
+        y_title=LOAD,
+    )
+
+
+def _by_gpu(phase: str, loads: GpuLoads, bound: float) -> Steps:
+    mapped, in_order = sorted(loads.mapped, reverse=True), sorted(loads.in_order, reverse=True)
+    rows = [
+        (str(gpu), f"{before:.3f}", f"{after:.3f}")
+        for gpu, (before, after) in enumerate(zip(loads.in_order, loads.mapped, strict=True))
+    ]
+    return Steps(
+        title=f"{phase}: GPUs of MoE layer {loads.moe_layer}, the fullest first",
+        end=WIDE * len(mapped),
+        labels=_labels(len(mapped)),
+        areas=[Area(phase, [(WIDE * place, WIDE * (place + 1), 0.0, load) for place, load in enumerate(mapped)], "")],
+        lines=[Line("bound", [(0, bound), (WIDE * len(mapped), bound)]), Line("before", _staircase(in_order))],
+        table=Table(("rank", "in order", "with the map"), rows),
+        legend=_legend(phase, has_before=True),
+        y_title=LOAD,
+    )
+
+
+def _legend(phase: str, *, has_before: bool) -> dict[str, str]:
+    before = {"before": "before: experts in order"} if has_before else {}
+    return {phase: "after: with the map", **before, "bound": "bound: no map is below it"}
+
+
+def _staircase(values: Sequence[float]) -> list[tuple[float, float]]:
+    return [(WIDE * (place + side), value) for place, value in enumerate(values) for side in (0, 1)]
+
+
+def _labels(number: int) -> list[tuple[float, str]]:
+    """Return labels in the middle of some columns."""
+    step = next(size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**6) if number <= size * NUM_LABELS)
+    return [(WIDE * (place + 0.5), str(place)) for place in range(0, number, step)]

@@ -1,0 +1,224 @@
+"""Figures of the page as data, and their drawing: values become per cents of a scale that two plans can share.
+
+    Bars    a row for each figure: segments and marks on a line that begins at 0
+    Steps   areas and lines over a day, or over layers or GPUs
+    Table   words; under each drawing stands one with its numbers
+
+A figure of one plan is drawn to the scale of the larger of two, so that before and after compare by eye.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
+from typing import TypeVar
+
+from planner.facts.terms import PHASES, Phase
+
+__all__ = ["Area", "Bar", "Bars", "Drawn", "Figure", "Line", "Mark", "Segment", "Steps", "Table", "by_phase", "draw"]
+
+Value = TypeVar("Value")
+
+HEIGHT = 1000  # of a drawing of steps, in its own units; browsers stretch it
+NUM_TICKS = 4  # at most so many intervals of a vertical axis
+LARGE = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words below a head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    is_folded: bool = False
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a bar. `kind` is its colour."""
+
+    begin: float
+    end: float
+    kind: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A sign at one value of a bar."""
+
+    at: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One figure with its words, which say all that the drawing shows."""
+
+    label: str
+    words: str
+    segments: Sequence[Segment] = ()
+    marks: Sequence[Mark] = ()
+
+    @property
+    def reach(self) -> float:
+        """The largest value drawn."""
+        return max([*(each.end for each in self.segments), *(each.at for each in self.marks)], default=0.0)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars, each on a scale of its own unless they are `alike`."""
+
+    title: str
+    bars: Sequence[Bar]
+    table: Table
+    legend: Mapping[str, str] | None = None  # kind -> words
+    note: str = ""
+    alike: bool = True
+    form = "bars"
+
+
+@dataclass(frozen=True)
+class Area:
+    """Boxes of one kind, (left, right, bottom, top) each."""
+
+    kind: str
+    boxes: Sequence[tuple[float, float, float, float]]
+    words: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points of one kind, (x, y) each."""
+
+    kind: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Areas and lines over x from 0 to `end`, with labels below."""
+
+    title: str
+    end: float
+    labels: Sequence[tuple[float, str]]
+    areas: Sequence[Area]
+    lines: Sequence[Line]
+    table: Table
+    legend: Mapping[str, str]
+    y_title: str
+    note: str = ""
+    least_step: float = 0.0  # between the numbers of its axis
+    has_clock: bool = False  # whether the time that the reader chooses is marked
+    form = "steps"
+
+    @property
+    def reach(self) -> float:
+        """The largest value drawn."""
+        tops = [top for area in self.areas for *_, top in area.boxes]
+        return max([*tops, *(y for line in self.lines for _, y in line.points)], default=0.0)
+
+
+Figure = Bars | Steps | Table
+
+
+@dataclass(frozen=True)
+class DrawnBar:
+    """A bar whose segments (left, width, kind, words) and marks (left, kind) are in per cent."""
+
+    label: str
+    words: str
+    segments: Sequence[tuple[str, str, str, str]]
+    marks: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with what its drawing needs."""
+
+    figure: Figure
+    form: str
+    bars: Sequence[DrawnBar] = ()
+    paths: Sequence[tuple[str, str, str]] = ()  # kind, SVG path, words
+    x_ticks: Sequence[tuple[str, str]] = ()  # per cent, label
+    y_ticks: Sequence[tuple[str, str]] = ()
+    box: str = ""  # of the SVG
+
+
+def by_phase(section: Mapping[Phase, Value] | None) -> list[tuple[Phase, Value]]:
+    """Return a plan's section by phase, in the order of a request: a plan's file sorts its keys."""
+    return [(phase, section[phase]) for phase in PHASES if phase in section] if section else []
+
+
+def draw(figure: Figure, beside: Figure | None = None) -> Drawn:
+    """Draw `figure`, to the scale of the larger one where the same figure of another plan stands `beside` it."""
+    if isinstance(figure, Bars):
+        others = beside.bars if isinstance(beside, Bars) else ()
+        return Drawn(figure, "bars", bars=_draw_bars(figure, others))
+    if isinstance(figure, Steps):
+        reach = max(figure.reach, beside.reach if isinstance(beside, Steps) else 0.0)
+        return _draw_steps(figure, reach)
+    return Drawn(figure, "table")
+
+
+def _draw_bars(figure: Bars, others: Sequence[Bar]) -> list[DrawnBar]:
+    every = [*figure.bars, *others]
+    return [
+        _draw_bar(bar, max((each.reach for each in every if figure.alike or each.label == bar.label), default=0.0))
+        for bar in figure.bars
+    ]
+
+
+def _draw_bar(bar: Bar, reach: float) -> DrawnBar:
+    segments = [
+        (_per_cent(each.begin, reach), _per_cent(each.end - each.begin, reach), each.kind, each.words)
+        for each in bar.segments
+    ]
+    return DrawnBar(bar.label, bar.words, segments, [(_per_cent(each.at, reach), each.kind) for each in bar.marks])
+
+
+def _draw_steps(figure: Steps, reach: float) -> Drawn:
+    ticks = _ticks(reach, figure.least_step)
+    top = ticks[-1]
+    areas = [(area.kind, "".join(_box(box, top) for box in area.boxes), area.words) for area in figure.areas]
+    lines = [(f"line {line.kind}", _polyline(line.points, top), "") for line in figure.lines]
+    return Drawn(
+        figure,
+        "steps",
+        paths=[*areas, *lines],
+        x_ticks=[(_per_cent(x, figure.end), label) for x, label in figure.labels],
+        y_ticks=[(_per_cent(tick, top), _short(tick)) for tick in ticks],
+        box=f"0 0 {figure.end:g} {HEIGHT}",
+    )
+
+
+def _ticks(reach: float, least_step: float) -> list[float]:
+    """Return round values from 0 to at least `reach`."""
+    rough = max((reach or 1.0) / NUM_TICKS, least_step)
+    power = 10.0 ** floor(log10(rough))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
+    return [step * number for number in range(ceil(reach / step - 1e-9) + 1 or 2)]
+
+
+def _box(box: tuple[float, float, float, float], top: float) -> str:
+    left, right, low, high = box
+    return f"M{left:g} {_y(low, top)}H{right:g}V{_y(high, top)}H{left:g}z"
+
+
+def _polyline(points: Iterable[tuple[float, float]], top: float) -> str:
+    return "M" + "L".join(f"{x:g} {_y(y, top)}" for x, y in points)
+
+
+def _y(value: float, top: float) -> int:
+    return round(HEIGHT * (1 - value / top))
+
+
+def _per_cent(value: float, of: float) -> str:
+    return f"{100 * value / of if of else 0:.2f}%"
+
+
+def _short(value: float) -> str:
+    """Write an axis's number: 1.5M."""
+    size, unit = next(((size, unit) for size, unit in LARGE if value >= size), (1.0, ""))
+    return f"{value / size:.3g}{unit}"

@@ -1,0 +1,132 @@
+"""The nodes of a plan by rack: whose they are, when their units are on, and what fails together.
+
+The picture shows one time of the day, which the reader chooses. The browser finds a node or a unit by name, and counts
+what a lost node, rack, leaf switch or power feed stops at that time.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.facts import names
+from planner.facts.day import minute_of, periods
+from planner.layout.nodes import Node, nodes_of
+from planner.plan.plan import Plan
+from planner.plan.sections import PlannedUnit
+from planner.report.columns import format_runs
+from planner.report.page.figures import Table
+
+__all__ = ["Nodes", "show_nodes"]
+
+LETTERS = {"prefill": "p", "decode": "d", "mixed": "m"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One node."""
+
+    index: int
+    kind: str  # its colour
+    mark: str  # what stands in it: its unit's letter and number
+    words: str
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """All nodes by rack, and what the browser needs to answer questions about them."""
+
+    racks: Sequence[tuple[str, Sequence[Cell]]]
+    legend: Sequence[tuple[str, str]]  # kind, words
+    facts: dict[str, Any]
+    tables: Sequence[Table]
+    has_clock: bool  # whether some units are off at some time
+    form = "nodes"
+
+
+def show_nodes(plan: Plan) -> Nodes:
+    """Return the picture of the plan's nodes."""
+    nodes = nodes_of(plan.spec.cluster, plan.spec.gpu_names, plan.kubernetes.tolerations)
+    unit_of = {node: unit for unit in plan.units for node in unit.nodes}
+    racks: dict[str, list[Cell]] = {}
+    for node in nodes:
+        racks.setdefault(node.rack, []).append(_cell(plan, node, unit_of.get(node.name)))
+    return Nodes(
+        racks=list(racks.items()),
+        legend=_legend(plan, [cell.kind.split()[0] for cells in racks.values() for cell in cells]),
+        facts=_facts(plan, nodes, unit_of),
+        tables=[_units_table(plan), *_racks_tables(plan, nodes, unit_of)],
+        has_clock=plan.switches_units,
+    )
+
+
+def _cell(plan: Plan, node: Node, unit: PlannedUnit | None) -> Cell:
+    if unit is not None:
+        mark = f"{LETTERS[unit.phase]}{unit.index}"
+        return Cell(node.index, f"{unit.phase} shade{unit.index % 2}", mark, f"{node.name}, {_short(plan, unit)}")
+    if node.unusable is None:
+        return Cell(node.index, "idle", "", f"{node.name}, idle")
+    kind, mark = ("spare", "s") if node.is_spare else ("unusable", "×")
+    return Cell(node.index, kind, mark, f"{node.name}, {node.unusable}")
+
+
+def _legend(plan: Plan, kinds: Collection[str]) -> list[tuple[str, str]]:
+    words = {phase: f"{letter}0, {letter}1, ...: {phase} units" for phase, letter in LETTERS.items()}
+    words |= {"spare": "s: a spare", "idle": "idle: no unit is placed there", "unusable": "×: not usable"}
+    shown = [(kind, said) for kind, said in words.items() if kind in kinds]
+    return [*shown, ("off", "off at the time chosen")] if plan.switches_units else shown
+
+
+def _facts(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> dict[str, Any]:
+    """Return names, places and hours by number. A unit is a number, -1 is none."""
+    number_of = {unit.name: number for number, unit in enumerate(plan.units)}
+    steps = plan.schedule.steps if plan.schedule else ()
+    states = sorted((minute_of(step.at), [number_of[name] for name in step.units]) for step in steps)
+    return {
+        "nodes": [
+            {
+                "name": node.name,
+                "unit": number_of[unit_of[node.name].name] if node.name in unit_of else -1,
+                "why": node.unusable or "",
+                "places": {"rack": node.rack, "leaf switch": node.leaf, "power feed": node.power},
+            }
+            for node in nodes
+        ],
+        "units": [{"name": unit.name, "short": _short(plan, unit), "phase": unit.phase} for unit in plan.units],
+        "states": states or [(0, list(number_of.values()))],
+        "label": names.UNIT_LABEL,
+        "namespace": plan.kubernetes.namespace,
+        "spares": list(plan.placement.spares),
+    }
+
+
+def _units_table(plan: Plan) -> Table:
+    rows = [(_short(plan, unit), format_runs(unit.nodes), _hours_on(plan, unit)) for unit in plan.units]
+    return Table(("unit", "nodes by rank", "on"), rows, "Every unit with its nodes")
+
+
+def _hours_on(plan: Plan, unit: PlannedUnit) -> str:
+    if plan.schedule is None:
+        return "all day"
+    return periods((minute_of(step.at), step.minutes) for step in plan.schedule.steps if unit.name in step.units)
+
+
+def _racks_tables(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> Iterator[Table]:
+    """Yield what each rack and each power feed stops, where the spec names them."""
+    for kind, title in (("rack", "rack"), ("power", "power feed")):
+        places: dict[str, list[str]] = {}
+        for node in nodes:
+            places.setdefault(getattr(node, kind), []).append(node.name)
+        if places.keys() != {""}:
+            rows = [
+                (place or "none", format_runs(inside), ", ".join(_units_on(plan, inside, unit_of)) or "nothing")
+                for place, inside in places.items()
+            ]
+            yield Table((title, "nodes", "units that stop with it"), rows, f"What fails with each {title}")
+
+
+def _units_on(plan: Plan, nodes: Sequence[str], unit_of: dict[str, PlannedUnit]) -> dict[str, None]:
+    return dict.fromkeys(_short(plan, unit_of[node]) for node in nodes if node in unit_of)
+
+
+def _short(plan: Plan, unit: PlannedUnit) -> str:
+    return unit.name.removeprefix(f"{plan.name}-")

@@ -1,0 +1,177 @@
+"""The page of a plan: the plan's own numbers, the same bytes every time, and nothing that a name can break."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cli import main
+from planner.compiler import compile_plan
+from planner.facts.digest import pretty_json
+from planner.plan.row import Row
+from planner.report.page.day import show_day
+from planner.report.page.figures import Bar, Bars, Line, Segment, Steps, Table, draw
+from planner.report.page.nodes import show_nodes
+from planner.report.page.page import plan_page
+from planner.report.report import format_value
+from planner.rules.check import check_spec
+from tests.planner.test_shipped_specs import SPECS
+
+HOSTILE = "</script><script>alert(1)</script>"
+TABLE = Table(("",), ())
+
+
+class _Reader(HTMLParser):
+    """The cells of each table by the id of its section, the script elements, and the widths of a bar's segments."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.cells, self.scripts, self.widths, self._section, self._is_cell = {}, [], [], "", False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self._is_cell = tag == "td"
+        if tag == "section":
+            self._section = given["id"]
+        elif self._is_cell:
+            self.cells.setdefault(self._section, []).append("")
+        elif tag == "script":
+            self.scripts.append(given)
+        elif tag == "i" and "style" in given:
+            left, width = map(float, re.findall(r"[\d.]+", given["style"]))
+            self.widths.append((self._section, left, width))
+
+    def handle_endtag(self, tag):
+        self._is_cell = self._is_cell and tag != "td"
+
+    def handle_data(self, text):
+        if self._is_cell:
+            self.cells[self._section][-1] += text
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The plan of the published day."""
+    return compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
+
+
+def test_every_figure_of_the_plan_is_on_the_page(shipped):
+    """The last table has each row of the JSON's report, in its order and with its value."""
+    rows = [Row(**row) for row in json.loads(pretty_json(shipped.as_json()))["report"]]
+    cells = _Reader(plan_page(shipped)).cells["rows"]
+
+    assert list(zip(cells[::7], cells[1::7], cells[2::7], strict=True)) == [
+        (row.section, row.name, format_value(row)) for row in rows
+    ]
+
+
+def test_bars_are_as_wide_as_their_bytes(shipped):
+    """The segments of a GPU's memory fill what both phases may use, each with its share."""
+    widths = [width for section, _, width in _Reader(plan_page(shipped)).widths if section == "memory"]
+    parts = ("weights_bytes", "activation_bytes", "buffer_bytes", "reserve_bytes")
+    sizes = [[getattr(shipped.memory[phase], part) for part in parts] for phase in ("prefill", "decode")]
+    whole = shipped.memory["prefill"].gpu_bytes
+
+    assert widths == pytest.approx(
+        [100 * size / whole for found in sizes for size in (*found, whole - sum(found))], abs=0.01
+    )
+
+
+def test_the_day_is_short_where_the_plan_says_so(shipped):
+    """The times of the strip above decode's units last as many hours as the plan counts, and are the ones it names."""
+    _, decode = show_day(shipped)
+    (strip,) = (area for area in decode.areas if area.kind == "beyond")
+
+    assert sum(end - begin for begin, end, *_ in strip.boxes) / 60 == shipped.demand["decode"].hours_beyond
+    assert shipped.demand["decode"].times_beyond in decode.note
+
+
+def test_a_timeline_waits_as_long_as_the_plan_predicts(shipped):
+    """The picture is made of the plan's stages, and comes to the exposed time of the prediction."""
+    page = plan_page(shipped)
+
+    for each in shipped.performance.values():
+        assert f"µs, {each.exposed_us:,.1f} µs of them waiting" in page
+
+
+def test_nodes_know_the_hours_of_their_units(shipped):
+    """The states of the picture are the schedule's, from midnight, and every node is in the rack of the spec."""
+    shown = show_nodes(shipped)
+    names = [unit["name"] for unit in shown.facts["units"]]
+    at_night = next(units for begin, units in shown.facts["states"] if begin == 210)
+
+    assert {names[unit] for unit in at_night} == set(
+        next(step for step in shipped.schedule.steps if step.at == "03:30").units
+    )
+    assert [len(cells) for _, cells in shown.racks] == [4] * 69 + [2]
+
+
+def test_a_spec_and_its_plan_give_the_same_page(spec_file, tmp_path, capsys):
+    """Nothing of the page depends on whether the plan was just made or read, nor on the file's name."""
+    spec, plan = spec_file(), tmp_path / "plan.json"
+    assert main(["plan", str(spec), "-o", str(plan)]) == 0
+    for given_file, page in ((spec, "one.html"), (plan, "two.html")):
+        assert main(["report", str(given_file), "-o", str(tmp_path / page), "--format", "json"]) == 0
+
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+    assert json.loads(capsys.readouterr().out.partition("}\n")[2])["file"] == str(tmp_path / "two.html")
+
+
+def test_no_name_becomes_markup_and_no_secret_is_shown(plan_of, spec_text):
+    """A rack called like the end of a script stays words; values of kubernetes.env are left out."""
+    nodes = "".join(f"\n    - {{name: n{index}, rack: '{HOSTILE}'}}" for index in range(3))
+    text = spec_text.replace("  nodes: 3", f"  nodes:{nodes}")
+    text = text.replace("  namespace: tidemill", "  namespace: tidemill\n  env: {TOKEN: hunter2}")
+    page = plan_page(plan_of(text))
+
+    assert HOSTILE not in page
+    assert [each.get("type") for each in _Reader(page).scripts] == ["application/json", None]
+    assert "hunter2" not in page
+
+
+def test_a_change_stands_on_top_with_each_figure_beside_the_earlier_one(spec_file, spec_text, tmp_path):
+    """The page begins with the lines of the diff, and both plans are drawn to one scale."""
+    before, after = (
+        spec_file(spec_text),
+        spec_file(spec_text.replace("units: 1", "units: 1\n  max_requests: 7"), "b.yaml"),
+    )
+    page = tmp_path / "change.html"
+    assert main(["plan", str(before), "-o", str(tmp_path / "old.json")]) == 0
+    assert main(["report", str(after), "--previous", str(tmp_path / "old.json"), "-o", str(page)]) == 0
+    text = page.read_text()
+
+    assert text.index("What the change does") < text.index("In short")
+    assert "restarted</dt><dd>gateway, decode-0: max_requests" in text
+    assert text.count('class="nodes"') == 2
+
+
+def test_a_rendered_folder_has_no_page(spec_file, tmp_path, capsys):
+    """It keeps no figures: the page of its spec has them."""
+    main(["render", str(spec_file()), "-o", str(tmp_path / "deploy")])
+
+    assert main(["report", str(tmp_path / "deploy"), "-o", str(tmp_path / "page.html")]) == 2
+    assert "S912" in capsys.readouterr().err
+
+
+@given(st.floats(1e-6, 1e15))
+def test_an_axis_reaches_as_high_as_what_is_drawn(value):
+    """Its numbers are at most six, from 0 %, and a line at the highest value stays inside."""
+    drawn = draw(Steps("", 1, (), (), (Line("asked", ((0, value),)),), TABLE, {}, ""))
+    ((_, path, _),) = drawn.paths
+
+    assert 2 <= len(drawn.y_ticks) <= 6
+    assert 0 <= int(path.split(" ")[1]) <= 1000
+    assert (drawn.y_ticks[0][0], drawn.y_ticks[-1][0]) == ("0.00%", "100.00%")
+
+
+@given(st.floats(0, 1e15), st.floats(0, 1e15))
+def test_bars_of_two_plans_have_one_scale(one, two):
+    """The longer of two bars fills the line, and the other its share of it."""
+    old, new = (Bars("", [Bar("x", "", [Segment(0, each, "range", "")])], TABLE) for each in (one, two))
+    (((_, width, *_),),) = (bar.segments for bar in draw(old, new).bars)
+
+    assert width == f"{100 * one / (max(one, two) or 1):.2f}%"

@@ -1,0 +1,153 @@
+"""The page of a plan in Debian's chromium: it draws, answers, prints, and can be read by everybody."""
+
+import os
+import shutil
+from importlib.util import find_spec
+
+import pytest
+
+from planner.compiler import compile_plan
+from planner.report.page.page import plan_page
+from planner.rules.check import change_spec, check_spec
+from tests.planner.test_shipped_specs import SPECS
+
+pytestmark = pytest.mark.slow
+
+VIEWS = [(1400, "light"), (1400, "dark"), (420, "light"), (420, "dark")]
+UNSEEN = """[...document.querySelectorAll(".track i, .plot svg path")].filter((each) => {
+  const { width, height } = each.getBoundingClientRect();
+  return !(width && (height || each.matches(".line")));
+}).map((each) => each.outerHTML)"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window. It is skipped where something is missing, and CI fails."""
+    lacking = [name for name in ("playwright", "axe_playwright_python") if find_spec(name) is None]
+    lacking += [] if shutil.which("chromium") else ["chromium (Debian's package)"]
+    if lacking:
+        say = pytest.fail if os.environ.get("CI") else pytest.skip
+        say(f"pages cannot be looked at without {', '.join(lacking)}")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files of the published day's page, of a change of it beside it, and of a small day with all that a page has."""
+    folder = tmp_path_factory.mktemp("pages")
+    spec = check_spec(SPECS / "deepseek-h800.yaml")
+    plan = compile_plan(spec)
+    fewer = compile_plan(change_spec(spec, {"slo.tpot_ms": 50, "schedule": None, "decode.units": 8}), plan)
+    windows = [{"at": f"{8 * number:02}:00", "prefill_units": number, "decode_units": 1} for number in (1, 2)]
+    small = {"cluster.nodes": 27, "traffic.input_tokens": 40e9, "traffic.output_tokens": 20e9, "slo.tpot_ms": 50}
+    small_plan = compile_plan(change_spec(spec, small | {"schedule.windows": windows}))
+    pages = {
+        "small": plan_page(small_plan),
+        "plan": plan_page(plan),
+        "change": plan_page(fewer, plan, [("verdict", ["rolling"])]),
+    }
+    for name, page in pages.items():
+        (folder / f"{name}.html").write_text(page)
+    return {name: f"file://{folder}/{name}.html" for name in pages}
+
+
+@pytest.fixture
+def opened(browser, files):
+    """A function: a page, opened at a width and in a colour scheme. No page may write to the console."""
+    contexts, said = [], []
+
+    def opened(name="plan", width=1400, scheme="light"):
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: said.extend([request.url] * (request.url != files[name])))
+        page.goto(files[name])
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+@pytest.mark.parametrize("name", ["plan", "change"])
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_everything_is_drawn(opened, name, width, scheme):
+    """Each segment and path has a size, and nothing is wider than the window."""
+    page = opened(name, width, scheme)
+
+    assert page.evaluate(UNSEEN) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(opened, scheme):
+    """Contrast, names and keys, also where a node is chosen and tables are open."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = opened("small", 420, scheme)
+    page.evaluate("document.querySelectorAll('#day details, #why details').forEach((each) => { each.open = true; })")
+    page.locator(".racks button").first.focus()
+    found = Axe().run(page).response["violations"]
+
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")] == []
+
+
+def test_the_slider_turns_units_off(opened):
+    """At 04:00 two decode units are on: of 278 nodes 68 keep their colour, and the days' marks move."""
+    page = opened()
+    before = page.locator(".now").first.bounding_box()["x"]
+    page.locator("input[type=range]").fill("240")
+
+    assert page.locator(".racks button:not(.off)").count() == 68
+    assert page.locator("output").inner_text() == "04:00"
+    assert page.locator(".now").first.bounding_box()["x"] < before
+
+
+ANSWERS = {
+    "rack-5": "stops prefill-0, prefill-1: 2 of 29 prefill units (6.9% of what prefill makes).",
+    "decode-8": "stops decode-8: 1 of 9 decode units (11.1% of what decode makes).",
+    "node-0": "tidemill simulate SPEC --fail node-0@12:00",
+    "nowhere": "Nothing here is called nowhere.",
+}
+
+
+def test_a_name_is_answered(opened):
+    """A node, a rack or a unit that is typed in says what it stops, and what to call next."""
+    page = opened()
+    answers = {}
+    for name in ANSWERS:
+        page.get_by_label("Find a node, rack or unit").fill(name)
+        answers[name] = page.locator(".answer").inner_text()
+
+    assert [name for name, says in ANSWERS.items() if says not in answers[name]] == []
+
+
+def test_nodes_answer_to_keys_and_to_the_pointer(opened):
+    """One stop of the Tab key, arrows from node to node; the pointer shows another one while it is there."""
+    page = opened()
+    page.locator(".racks button").first.focus()
+    page.keyboard.press("ArrowRight")
+    answer = page.locator(".answer")
+
+    assert "node-1: deepseek-r1-decode-0" in answer.inner_text()
+    page.locator('[data-node="20"]').hover()
+    assert "node-20: deepseek-r1-prefill-0" in answer.inner_text()
+    page.locator("h1").hover()
+    assert "node-1: deepseek-r1-decode-0" in answer.inner_text()
+    assert page.locator('.racks button[tabindex="0"]').count() == 1
+
+
+def test_it_prints(opened):
+    """A few pages of PDF, without what only a screen can do."""
+    page = opened()
+    page.emulate_media(media="print")
+
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    assert not page.locator(".ask").is_visible()
