@@ -1,6 +1,7 @@
 """Template variables for the controller: its pod, its permissions, and the day that it follows."""
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 from planner.facts import names
@@ -8,6 +9,7 @@ from planner.facts.engines import OURS
 from planner.manifests.pod_parts import priority_of, requests_of
 from planner.manifests.pods import Variables
 from planner.plan.plan import Plan
+from planner.plan.unit_starts import turn_s
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from planner.spec.kubernetes import DemandSpec
@@ -48,8 +50,10 @@ def controller_variables(plan: Plan) -> Variables | None:
         "units": _units(plan),
         "steps": _steps(day.steps),
     }
+    seconds = turn_s(plan)
+    turn = {} if seconds is None else {"turn_s": ceil(seconds)}
     same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}  # its router knows none
-    more = priority_of(kubernetes) | same_image | ({"resources": resources} if resources else {})
+    more = priority_of(kubernetes) | turn | same_image | ({"resources": resources} if resources else {})
     return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
 
 

@@ -6,18 +6,29 @@ LeaderWorkerSet nobody: github.com/kubernetes/kubernetes/issues/131892.)
 """
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from planner.facts import names
+from stacks.controller.clock import timestamp
 from stacks.controller.decide import Scale
 from stacks.controller.lend import RECLAIMED, Mark, Marks
 from stacks.controller.observe import UNIT_API_VERSION, UNIT_KIND, deployment_reference
-from stacks.controller.report import Status, timestamp
+from stacks.controller.report import Status
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
 
-__all__ = ["FIELD_MANAGER", "forget_pod", "mark_nodes", "scale", "taint_faulty_nodes", "write_event", "write_status"]
+__all__ = [
+    "FIELD_MANAGER",
+    "forget_pod",
+    "mark_nodes",
+    "scale",
+    "taint_faulty_nodes",
+    "write_changes",
+    "write_event",
+    "write_status",
+]
 
 FIELD_MANAGER = "tidemill-controller"
 
@@ -102,6 +113,13 @@ def write_status(api: Api, deployment: Manifest, status: Status) -> None:
     reference = deployment_reference(metadata["namespace"], metadata["name"])
     gone = dict.fromkeys((deployment.get("status") or {}).keys() - status.keys())
     api.merge(reference, {"status": gone | status}, part="status", manager=FIELD_MANAGER)
+
+
+def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Write the deployment's changes alone. Raise ProviderError."""
+    metadata = deployment["metadata"]
+    reference = deployment_reference(metadata["namespace"], metadata["name"])
+    api.merge(reference, {"status": {"changes": changes}}, part="status", manager=FIELD_MANAGER)
 
 
 def write_event(

@@ -7,7 +7,7 @@ day at the same time, and keeps nothing for it.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["Clock", "parse_instant"]
+__all__ = ["Clock", "parse_instant", "timestamp"]
 
 YEAR_9999 = 253_370_764_800.0  # the last one that dates have; a look goes on from now for days, so it ends before
 
@@ -30,6 +30,11 @@ class Clock:
     def has_date(self, real: float) -> bool:
         """Return whether the day's time is before the year 9999: a fast clock passes it within weeks."""
         return 0 <= self.day_time(real) < YEAR_9999
+
+
+def timestamp(instant: float) -> str:
+    """Return an instant as Kubernetes writes it: `2026-11-24T06:00:00Z`."""
+    return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_instant(written: str) -> float | None:

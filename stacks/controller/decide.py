@@ -69,6 +69,7 @@ class Decision:
     extra_demand: tuple[str, ...]  # phases with more demand than planned: `demand asks for 3 decode units, ...`
     unmet_demand: tuple[str, ...]  # phases with more demand than units, and what the operator can do
     turns: Turns
+    stand_ins: tuple[str, ...]  # units that run, or will, while wanted ones take a new template
     leaving: tuple[str, ...]  # units to delete, which have left the plan
     reason: str
 
@@ -89,6 +90,7 @@ def decide(situation: Situation, now: float) -> Decision:
         extra_demand=tuple(_describe_extra_demand(situation, planned, wanted)),
         unmet_demand=tuple(_describe_unmet_demand(situation, wanted, force)),
         turns=_pause_turns(situation, "held as it is"),
+        stand_ins=tuple(sorted(_stand_ins(situation, now))),
         leaving=(),
         reason="; ".join([*orders.unreadable, "held as it is"]),
     )
@@ -103,7 +105,7 @@ def decide(situation: Situation, now: float) -> Decision:
     kept = [unit.name for unit in may_go if unit.name not in drained]
     single = tuple(_undo_extra_groups(unit for unit in situation.units if unit.name not in drained))
     scales = starts + single + drains
-    turns = _turns(situation, decision.wanted, on, scales, _stand_ins(situation, now))
+    turns = _turns(situation, decision.wanted, on, scales, decision.stand_ins)
     decision = replace(decision, scales=scales + tuple(_take_turns(turns)), turns=turns, leaving=tuple(leaving))
     return replace(decision, reason=_explain(situation, decision, kept, force))
 
@@ -209,7 +211,7 @@ def _starts(situation: Situation, on: set[str], asked: set[str]) -> Iterator[Sca
 
 
 def _turns(
-    situation: Situation, wanted: Sequence[str], on: set[str], scales: Sequence[Scale], stand_ins: set[str]
+    situation: Situation, wanted: Sequence[str], on: set[str], scales: Sequence[Scale], stand_ins: Collection[str]
 ) -> Turns:
     """Return whose turn it is, if nothing else is to do."""
     if not situation.orders.may_drain:

@@ -1,6 +1,6 @@
 """The controller's loop: look at a deployment, decide, act, report, and again.
 
-    lease -> deployment -> units -> gateway -> decide -> scale -> events -> mark nodes -> heal -> sweep -> status
+    lease -> deployment -> units -> gateway -> decide -> note, scale -> events -> mark nodes -> heal -> sweep -> status
 
 Each round reads everything anew, so a controller may end at any moment: what it has done is in the cluster, and the
 next one goes on from there. The time is the API server's, which also writes the deadlines of pods: with a clock of our
@@ -10,7 +10,8 @@ own that is ahead, pods would end too early.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from stacks.controller.act import mark_nodes, write_status
+from stacks.controller.act import mark_nodes, write_changes, write_status
+from stacks.controller.changes import Change, changes_json, follow_changes
 from stacks.controller.decide import Decision, decide
 from stacks.controller.faulty_nodes import handle_faulty_nodes
 from stacks.controller.follower import Follower, apply_scale, report_event
@@ -18,7 +19,15 @@ from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, decide_marks, lending_events
 from stacks.controller.measure import Measurement, measure, previous_suspects
-from stacks.controller.observe import CURRENT, Observation, WrongDay, find_deployment, observe, previous_marks
+from stacks.controller.observe import (
+    CURRENT,
+    Observation,
+    WrongDay,
+    find_deployment,
+    observe,
+    previous_marks,
+    previous_units,
+)
 from stacks.controller.quota import update_quota
 from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wrong_day_status
 from stacks.controller.situation import Situation
@@ -86,6 +95,8 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     measurement = measure(deployment, observation, now)
     observation = measurement.observation
     decision = decide(observation.situation, observation.clock.day_time(now))
+    changes = follow_changes(deployment, observation.situation, decision, previous_units(deployment), now)
+    _note_beginning(follower, deployment, changes, now)
     for each in decision.scales:
         apply_scale(follower, deployment, each, now)
     for reason, message, is_warning in _find_news(deployment, measurement, decision):
@@ -96,9 +107,19 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     unit_names = remove_departed(follower, deployment, decision.leaving, now)
     sweep(follower, deployment, now, elapsed_s)
     if not follower.is_dry_run:
-        status = build_status(measurement, decision, marks, problems, unit_names, now, deployment)
+        status = build_status(measurement, decision, marks, problems, unit_names, changes, now, deployment)
         write_status(api, deployment, status)
     return "; ".join([f"state {decision.state}: {decision.reason}", *unmarked])
+
+
+def _note_beginning(follower: Follower, deployment: Manifest, changes: Sequence[Change], now: float) -> None:
+    """Write down a change that begins now, before any unit is drained for it."""
+    if follower.is_dry_run or not changes or changes[-1].began != now:
+        return
+    try:
+        write_changes(follower.api, deployment, changes_json(changes))
+    except ProviderError as error:
+        follower.say(f"cannot write down what a change does: {error}")
 
 
 def _find_news(deployment: Manifest, measurement: Measurement, decision: Decision) -> Iterator[tuple[str, str, bool]]:

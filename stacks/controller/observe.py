@@ -264,7 +264,11 @@ def _of_other_formats(api: Api, units: Sequence[Manifest], pods: Sequence[Manife
     owners = ",".join(sorted({each["metadata"]["labels"][names.UNIT_LABEL] for each in pods}))
     namespace, selector = pods[0]["metadata"]["namespace"], f"{names.UNIT_LABEL} in ({owners})"
     configs = api.list_all("v1", "ConfigMap", namespace, labelSelector=selector)
-    formats = {_name(each): found[1] for each in configs if (found := KV_DIGEST.search("".join(each["data"].values())))}
+    formats = {
+        _name(each): found[1]
+        for each in configs
+        if (found := KV_DIGEST.search("".join((each.get("data") or {}).values())))
+    }
     newest = {_name(each): _format(each, formats) for each in units}
     owned = ((each["metadata"]["labels"][names.UNIT_LABEL], _format(each, formats)) for each in pods)
     return {unit for unit, kv in owned if None not in (kv, newest.get(unit)) and kv != newest[unit]}

@@ -1,6 +1,7 @@
 """The status of a deployment's object, from the decision of a round and the status before. Pure.
 
 kubectl get tidemill    state, units, next change, why
+changes                 what changes have done, and what was promised of them (`changes.py`)
 conditions              Following: the day is followed, or held, or cannot be read
                         Served: every unit that is wanted is ready
                         Healthy: no unit has to stay on a faulty node
@@ -14,12 +15,12 @@ Source: github.com/kubernetes-sigs/cli-utils pkg/kstatus/README.md
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from planner.facts.calendar import wall_time
 from planner.facts.day import hh_mm
-from stacks.controller.clock import Clock
+from stacks.controller.changes import Change, changes_json
+from stacks.controller.clock import Clock, timestamp
 from stacks.controller.decide import Decision, NextChange
 from stacks.controller.demand import Demand
 from stacks.controller.lend import FREE, RECLAIMED, Marks
@@ -28,7 +29,7 @@ from stacks.controller.observe import CURRENT
 from stacks.controller.situation import Orders, Situation
 from stacks.controller.stragglers import Suspect
 from stacks.controller.turns import Turns
-from stacks.kube.manifest import find_condition
+from stacks.kube.manifest import Manifest, find_condition
 
 __all__ = [
     "FOLLOWING",
@@ -37,7 +38,6 @@ __all__ = [
     "Status",
     "build_status",
     "build_wrong_day_status",
-    "timestamp",
 ]
 
 FOLLOWING, SERVED, HEALTHY, FORECAST = "Following", "Served", "Healthy", "Forecast"
@@ -54,8 +54,9 @@ def build_status(
     marks: Marks,
     problems: Sequence[str] | None,
     unit_names: Sequence[str],
+    changes: Sequence[Change],
     now: float,
-    deployment: Mapping[str, Any],
+    deployment: Manifest,
 ) -> Status:
     """Return the status at the real time `now`; fields that have not changed stay as they are.
 
@@ -82,6 +83,7 @@ def build_status(
         **(lending_events if situation.lends_nodes else {}),
         **({"demand": list(_floors_json(demand))} if demand else {}),
         **({"stragglers": list(_suspects_json(measurement.suspects))} if measurement.suspects else {}),
+        **({"changes": changes_json(changes)} if changes else {}),
         **_conditions_json([*conditions, *_ready_conditions(conditions, departed)], deployment, now),
     }
 
@@ -91,15 +93,10 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
     kept = {
         key: value
         for key, value in (deployment.get("status") or {}).items()
-        if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers", "unitNames")
+        if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers", "unitNames", "changes")
     }
     conditions = [(FOLLOWING, "False", WRONG_DAY, why)]
     return kept | {"why": why, **_conditions_json([*conditions, *_ready_conditions(conditions, ())], deployment, now)}
-
-
-def timestamp(instant: float) -> str:
-    """Return an instant as Kubernetes writes it: `2026-11-24T06:00:00Z`."""
-    return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from planner.facts.terms import Phase
 from stacks.controller.situation import Gateway, LiveUnit
 
-__all__ = ["Turns", "decide_turns", "holders"]
+__all__ = ["Turns", "decide_turns", "find_awaited", "holders"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,17 @@ def decide_turns(
 def holders(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
     """Return the other units that have pods on the nodes of `unit`."""
     return [each for each in units if each.name != unit.name and not each.holds.isdisjoint(unit.nodes)]
+
+
+def find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
+    """Return the units that have to go before `unit` can start on its nodes, and those that these wait for."""
+    found: list[LiveUnit] = []
+    left = [unit]
+    while left:
+        more = [each for each in holders(left.pop(), units) if each not in found]
+        found += more
+        left += more
+    return found
 
 
 def _change_the_others(units: Sequence[LiveUnit], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
@@ -148,19 +159,8 @@ def _is_serving(unit: LiveUnit) -> bool:
 
 def _find_cycle(waiting: Sequence[LiveUnit], units: Sequence[LiveUnit]) -> list[LiveUnit]:
     """Return the fewest units that wait for each other's nodes; none if they wait for one that stays."""
-    cycles = [found for unit in waiting if unit in (found := _find_awaited(unit, units))]
+    cycles = [found for unit in waiting if unit in (found := find_awaited(unit, units))]
     return min((each for each in cycles if all(unit.is_on and unit.is_outdated for unit in each)), key=len, default=[])
-
-
-def _find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
-    """Return the units that have to go before `unit` can start on its nodes, and those that these wait for."""
-    found: list[LiveUnit] = []
-    left = [unit]
-    while left:
-        more = [each for each in holders(left.pop(), units) if each not in found]
-        found += more
-        left += more
-    return found
 
 
 def _say(waiting: Sequence[str], why: str) -> str:

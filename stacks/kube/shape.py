@@ -92,6 +92,18 @@ STATE = {
 }
 CONTAINER_STATUS = {"name": str, "image?": str, "state?": STATE, "lastState?": STATE}
 
+UNITS = [{"name": str, "phase": str, "change": str}]
+LEAST = {EVERY: {"units": int, "ofUnits": int}}
+CHANGE = {  # of units, as the controller has recorded it
+    "began": str,
+    "ended?": str,
+    "outcome?": str,
+    "units": UNITS,
+    "left": UNITS,
+    "least": LEAST,
+    "promised": {"least": LEAST, "minutes?": int},
+}
+
 # kind -> what is read of it besides its metadata and the conditions of its status
 SHAPES: Mapping[str, Shape] = {
     "Node": {
@@ -122,6 +134,7 @@ SHAPES: Mapping[str, Shape] = {
     },
     "PriorityClass": {"value": int, "preemptionPolicy?": str},
     "StorageClass": {"volumeBindingMode?": str},
+    "ConfigMap": {"data?": LABELS},
     "Deployment": {"spec": dict},
     "StatefulSet": {"spec": dict},
     "LeaderWorkerSet": {"spec": dict},
@@ -129,7 +142,7 @@ SHAPES: Mapping[str, Shape] = {
     "TidemillDeployment": {
         "metadata": {"namespace": str, "uid": str, "generation": int, "creationTimestamp": str},
         "spec": {"timezone": str, "units": [{"name": str, "phase": str}], "steps": [{"at": str, "units": dict}]},
-        "status?": {"conditions?": [{"lastTransitionTime": str}]},
+        "status?": {"conditions?": [{"lastTransitionTime": str}], "changes?": [CHANGE]},
     },
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 from planner.command.options import add_command, add_format, add_given
 from planner.command.printed import print_json, say
 from planner.compiler import plan_from
+from planner.facts.quantities import counted
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
@@ -38,6 +39,9 @@ def add_status(commands: Any) -> None:
     )
     add_given(status, default="all that runs", metavar="SPEC|PLAN.json|NAME")
     status.add_argument("--context", metavar="NAME", help="context of the kubeconfig: show the units in that cluster")
+    status.add_argument(
+        "--changes", action="store_true", help="show what changes did to its units, beside what was promised"
+    )
     status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
     add_format(status)
     status.set_defaults(command=_status)
@@ -45,6 +49,9 @@ def add_status(commands: Any) -> None:
 
 def _status(arguments: argparse.Namespace) -> int:
     """Show the units, with --watch whenever that changes."""
+    if arguments.changes and arguments.context is None:
+        reason, fix = "on this machine nothing records changes of units", "give --context NAME or leave out --changes"
+        raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
     if not arguments.watch:
         return _status_now(arguments)
     if arguments.format == "json":
@@ -68,7 +75,8 @@ def _status(arguments: argparse.Namespace) -> int:
 def _status_now(arguments: argparse.Namespace) -> int:
     """Show the units. The exit status says whether one of those on this machine has failed."""
     if arguments.context is not None:
-        _cluster_status(arguments)
+        show = _cluster_changes if arguments.changes else _cluster_status
+        show(arguments)
         return 0
     if arguments.format == "json":
         folder = find_deployment(arguments.given, arguments.overlays)  # a document is of one deployment
@@ -145,6 +153,25 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     for unit in live.units:
         where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
         print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _bracket(unit.reason))
+
+
+def _cluster_changes(arguments: argparse.Namespace) -> None:
+    from stacks.live.changes import change_lines, read_changes  # loads the Kubernetes client
+
+    plan = plan_from(arguments.given or DEMO, overlays=arguments.overlays)
+    if plan.kubernetes.controller is None:
+        reason, fix = f"{plan.name} has no kubernetes.controller, which records changes", "leave out --changes"
+        raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
+    changes = read_changes(plan, arguments.context)
+    if arguments.format == "json":
+        print_json({"name": plan.name, "changes": changes or []})
+        return
+    if not changes:
+        print(f"{plan.name}: {'not applied' if changes is None else 'no change since it was deployed'}")
+        return
+    print(f"{plan.name}: {counted(len(changes), 'change')}, the newest first")
+    for change in reversed(changes):
+        print("\n".join(f"  {printable(line)}" for line in change_lines(plan.name, change)))
 
 
 def _bracket(reason: str | None) -> str:

@@ -9,11 +9,11 @@ import pytest
 from planner.facts import names
 from stacks.cli import main
 from stacks.controller import loop, measure
+from stacks.controller.clock import timestamp
 from stacks.controller.demand import Load
 from stacks.controller.figures import Figures
 from stacks.controller.heal import STEADY_S
 from stacks.controller.loop import follow, run_once, run_round
-from stacks.controller.report import timestamp
 from stacks.kube import api
 from tests.stacks.controller.cluster import PLAN, MemoryCluster
 from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
@@ -76,6 +76,24 @@ def test_units_are_scaled_and_the_status_is_written_where_events_are_refused(ove
     assert cluster.replicas()["p1"] == 1
     assert {each["type"]: each["reason"] for each in cluster.status["conditions"]}["Forecast"] == "BeyondPlan"
     assert Counter(each.partition(":")[0] for each in said)["cannot write an event"] == 2  # the start, and the news
+
+
+def test_a_change_is_noted_before_any_unit_is_scaled_for_it(monkeypatch):
+    """A controller that is killed right after that has left no unit out."""
+
+    def be_killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "apply_scale", be_killed)
+    cluster = MemoryCluster(SPEC)
+    cluster.objects[names.DEPLOYMENT_KIND, PLAN]["status"] = {"unitNames": ["p0", "p1", "d0"]}
+    cluster.unit("p1", 0)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_round(cluster.follower(), NOON)
+
+    (change,) = cluster.status["changes"]
+    assert (change["began"], [each["name"] for each in change["units"]]) == (timestamp(NOON), ["d1"])
 
 
 def test_units_are_scaled_before_anything_is_told(overload):

@@ -16,7 +16,7 @@ from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, STARTING, U
 
 NOW = MIDNIGHT + 2 * HOUR
 DONE = "every unit that is wanted is ready, with its newest template"
-DEPLOYMENT = {"metadata": {"generation": 1}}
+DEPLOYMENT = {"metadata": {"generation": 1}, "spec": {}}
 
 
 def status(demand, suspects=None):
@@ -28,7 +28,7 @@ def status(demand, suspects=None):
 def build(seen, demand=None, suspects=None, departed=()):
     """The status of what was seen."""
     measurement = Measurement(Observation(seen, Clock(MIDNIGHT, 1)), demand, suspects)
-    return build_status(measurement, decide(seen, NOW), Marks(), None, [*UNITS, *departed], NOW, DEPLOYMENT)
+    return build_status(measurement, decide(seen, NOW), Marks(), None, [*UNITS, *departed], (), NOW, DEPLOYMENT)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,254 @@
+"""Records what a change does to units, beside what was promised when it began. Pure.
+
+A change begins at the look that finds a unit with an older template than its object's, a unit that the plan did not
+have before, or one that has left it. It ends when none is left to change and all units that are wanted serve; or when a
+unit that has had its turn gets another template, as after a revert: then another change begins.
+
+    units       those that have changed, in order: a unit restarts when its turn begins
+    left        those that are still to change
+    least       the units that served, of those that were to serve, at the look with the lowest share
+    promised    the same by the law of `planner/diff/rollout.py`, for the state of the day in which the change begins
+
+The promise is made here and not when the plan is rendered (docs/design/controller.md). All of it is in the deployment's
+status, and the beginning is written there before any unit is drained (`loop.py`). What has changed is seen in the
+cluster, and not in what this process has done. So a controller may be killed at any moment.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any, Literal
+
+from planner.facts.day import MINUTE_S
+from planner.facts.terms import Phase
+from stacks.controller.clock import parse_instant, timestamp
+from stacks.controller.decide import Decision
+from stacks.controller.situation import LiveUnit, Situation
+from stacks.controller.turns import find_awaited
+from stacks.kube.manifest import Manifest
+
+__all__ = ["Change", "Share", "UnitChange", "changes_json", "follow_changes", "previous_changes"]
+
+MAX_CHANGES, MAX_UNITS = 5, 1000  # that are kept; assumed: 60 kB of an object, which may have 1.5 MB
+
+Fate = Literal["restarted", "new", "removed"]
+
+
+@dataclass(frozen=True)
+class UnitChange:
+    """What happens to a unit."""
+
+    name: str
+    phase: Phase
+    change: Fate
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many units serve, of those that are to serve."""
+
+    units: int
+    of_units: int
+
+    @property
+    def share(self) -> float:
+        """All, if none is to serve."""
+        return self.units / self.of_units if self.of_units else 1.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change as far as it has come. Times are seconds since 1970-01-01 00:00 UTC."""
+
+    began: float
+    units: tuple[UnitChange, ...] = ()
+    left: tuple[UnitChange, ...] = ()
+    least: Mapping[Phase, Share] = field(default_factory=dict)
+    promised_least: Mapping[Phase, Share] = field(default_factory=dict)
+    promised_minutes: int | None = None  # None if nobody knows how long a start takes
+    ended: float | None = None
+    is_replaced: bool = False  # another change has taken its place
+
+
+def follow_changes(
+    deployment: Manifest, situation: Situation, decision: Decision, known: Sequence[str], now: float
+) -> tuple[Change, ...]:
+    """Return the changes after a look at the real time `now`, the newest last.
+
+    `known` are the units that the plan had at the look before.
+    """
+    changes = previous_changes(deployment)
+    going = changes.pop() if changes and changes[-1].ended is None else None
+    if going and _is_replaced(going, situation):
+        changes.append(replace(going, ended=now, is_replaced=True))
+        going = None
+    found = list(_find_changing(situation, known))
+    if going or found:
+        going = _look(going or Change(now), found, situation, decision, deployment["spec"].get("turnSeconds"))
+        is_over = not (going.left or decision.turns.outdated or decision.shortages)
+        changes.append(replace(going, ended=now) if is_over else going)
+    return tuple(_keep_newest(changes))
+
+
+def previous_changes(deployment: Manifest) -> list[Change]:
+    """Return the changes as they were written last; without those whose beginning is no time."""
+    written = (deployment.get("status") or {}).get("changes") or []
+    return [_read_change(each, began) for each in written if (began := parse_instant(each["began"])) is not None]
+
+
+def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """Return the changes as the status has them."""
+    return [_change_json(each) for each in changes]
+
+
+def _find_changing(situation: Situation, known: Sequence[str]) -> Iterator[UnitChange]:
+    """Yield units that have to change. Those of a plan that no look has seen before are not new."""
+    for unit in situation.units:
+        if unit.is_on and unit.is_outdated:
+            yield UnitChange(unit.name, unit.phase, "restarted")
+        elif known and unit.name not in known:
+            yield UnitChange(unit.name, unit.phase, "new")
+    for unit in situation.departed:
+        yield UnitChange(unit.name, unit.phase, "removed")
+
+
+def _is_replaced(change: Change, situation: Situation) -> bool:
+    """Return whether a unit that has had its turn is to have another."""
+    restarted = {each.name for each in change.units if each.change == "restarted"}
+    return any(unit.name in restarted and unit.is_on and unit.is_outdated for unit in situation.units)
+
+
+def _look(
+    change: Change, found: Sequence[UnitChange], situation: Situation, decision: Decision, turn_s: float | None
+) -> Change:
+    """Return the change after one look. Objects are applied one by one, so more units may turn out to change."""
+    known = {each.name for each in (*change.units, *change.left)}
+    more = [each for each in found if each.name not in known]
+    waiting = [*change.left, *more]
+    live = {unit.name: unit for unit in (*situation.units, *situation.departed)}
+    begun = [each for each in waiting if _has_begun(each, live.get(each.name))]
+    after = replace(change, units=(*change.units, *begun), left=tuple(each for each in waiting if each not in begun))
+    serving = _count_serving(after, situation, decision)
+    lower = {
+        phase: min(change.least.get(phase, each), each, key=lambda at: at.share) for phase, each in serving.items()
+    }
+    after = replace(after, least=lower)
+    return _promise(after, situation, decision, turn_s) if more else after
+
+
+def _has_begun(change: UnitChange, unit: LiveUnit | None) -> bool:
+    """Return whether a unit's turn has begun, or it is there, or it is gone."""
+    if change.change == "removed" or unit is None:
+        return unit is None
+    return unit.replicas is not None if change.change == "new" else not (unit.is_on and unit.is_outdated)
+
+
+def _count_serving(change: Change, situation: Situation, decision: Decision) -> dict[Phase, Share]:
+    """Return the units that serve now, of those that the day wants and those that leave."""
+    wanted = _count_wanted(change, situation, decision)
+    units = [*situation.units, *situation.departed]
+    serving = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready and _is_used(unit, situation))
+    return {phase: Share(min(serving[phase], number), number) for phase, number in wanted.items()}
+
+
+def _is_used(unit: LiveUnit, situation: Situation) -> bool:
+    """Return whether the gateway sends a ready unit requests: it serves one KV format."""
+    return situation.gateway == "blind" or unit.is_stranger == (situation.gateway == "former")
+
+
+def _count_wanted(change: Change, situation: Situation, decision: Decision) -> Counter[Phase]:
+    phases = situation.phases()
+    leaving = [each.phase for each in (*change.units, *change.left) if each.change == "removed"]
+    return Counter([*(phases[name] for name in decision.wanted), *leaving])
+
+
+def _promise(change: Change, situation: Situation, decision: Decision, turn_s: float | None) -> Change:
+    """Return the change with its promise, as `tidemill diff` gives it for the present state of the day."""
+    units = [unit for unit in situation.units if (unit.name, "restarted") in _fates(change)]
+    in_turn = Counter(unit.phase for unit in units if unit not in find_awaited(unit, situation.units))
+    is_crossing = any(unit.is_stranger for unit in units)
+    most_rounds = len(units) if not is_crossing else 1 if situation.gateway == "blind" else 2
+    rounds = min(most_rounds, max(in_turn.values(), default=0))
+    return replace(
+        change,
+        promised_least=_promise_least(change, situation, decision, in_turn, is_crossing=is_crossing),
+        promised_minutes=None if turn_s is None else ceil(max(rounds, 1) * turn_s / MINUTE_S),
+    )
+
+
+def _promise_least(
+    change: Change, situation: Situation, decision: Decision, in_turn: Mapping[Phase, int], *, is_crossing: bool
+) -> dict[Phase, Share]:
+    """Return the units that serve at least. Those that wait for each other's nodes go together."""
+    phases, fates = situation.phases(), _fates(change)
+    stand_ins = {phases[name] for name in decision.stand_ins}
+    wanted = _count_wanted(change, situation, decision)
+    kept = Counter(phases[name] for name in decision.wanted if (name, "restarted") not in fates)
+    found = {}
+    for phase, number in wanted.items():
+        lacks_one = situation.may_lack_one and phase not in stand_ins
+        served = kept[phase] + in_turn[phase] - (lacks_one and in_turn[phase] > 0)
+        if is_crossing and situation.gateway == "blind":
+            served = kept[phase]
+        elif is_crossing:
+            waits = not situation.may_lack_one and not stand_ins.issuperset(wanted)
+            served = number if waits else min(number - lacks_one, 1)
+        found[phase] = Share(served, number)
+    return found
+
+
+def _fates(change: Change) -> set[tuple[str, Fate]]:
+    return {(each.name, each.change) for each in (*change.units, *change.left)}
+
+
+def _keep_newest(changes: Sequence[Change]) -> list[Change]:
+    """Return the newest changes that there is room for, always the last one."""
+    kept: list[Change] = []
+    for each in reversed(changes[-MAX_CHANGES:]):
+        num_units = sum(len(change.units) + len(change.left) for change in (*kept, each))
+        if kept and num_units > MAX_UNITS:
+            break
+        kept.insert(0, each)
+    return kept
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    ended = {} if change.ended is None else {"ended": timestamp(change.ended)}
+    outcome = {} if change.ended is None else {"outcome": "Replaced" if change.is_replaced else "CarriedOut"}
+    minutes = {} if change.promised_minutes is None else {"minutes": change.promised_minutes}
+    return {
+        "began": timestamp(change.began),
+        **ended,
+        **outcome,
+        "units": [vars(each) for each in change.units],
+        "left": [vars(each) for each in change.left],
+        "least": _shares_json(change.least),
+        "promised": {"least": _shares_json(change.promised_least), **minutes},
+    }
+
+
+def _shares_json(shares: Mapping[Phase, Share]) -> dict[str, Any]:
+    return {phase: {"units": each.units, "ofUnits": each.of_units} for phase, each in shares.items()}
+
+
+def _read_change(written: Mapping[str, Any], began: float) -> Change:
+    ended = parse_instant(written["ended"]) if "ended" in written else None
+    return Change(
+        began,
+        _read_units(written["units"]),
+        _read_units(written["left"]),
+        _read_shares(written["least"]),
+        _read_shares(written["promised"]["least"]),
+        written["promised"].get("minutes"),
+        ended,
+        written.get("outcome") == "Replaced",
+    )
+
+
+def _read_units(written: Sequence[Mapping[str, Any]]) -> tuple[UnitChange, ...]:
+    return tuple(UnitChange(each["name"], each["phase"], each["change"]) for each in written)
+
+
+def _read_shares(written: Mapping[Phase, Any]) -> dict[Phase, Share]:
+    return {phase: Share(each["units"], each["ofUnits"]) for phase, each in written.items()}

@@ -1,0 +1,64 @@
+"""What changes of a plan's units have done in a cluster: `tidemill status SPEC --changes --context NAME`.
+
+The controller records them in the deployment's status, beside what was promised (`stacks/controller/changes.py`). This
+file reads and words that record, and judges nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from planner.facts import names
+from planner.facts.day import MINUTE_S
+from planner.facts.quantities import counted
+from planner.plan.plan import Plan
+from stacks.kube.api import connect
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Reference
+from stacks.live.status import ClusterError
+
+__all__ = ["change_lines", "read_changes"]
+
+Written = Mapping[str, Any]  # a change as the status has it
+
+
+def read_changes(plan: Plan, context: str) -> list[Written] | None:
+    """Return the recorded changes, the newest last; None if the plan is not deployed there. Raises ClusterError."""
+    deployment = Reference(names.DEPLOYMENT_API_VERSION, names.DEPLOYMENT_KIND, plan.kubernetes.namespace, plan.name)
+    try:
+        live = connect(context).get(deployment)
+    except ProviderError as error:
+        raise ClusterError(error) from None
+    return None if live is None else list((live.get("status") or {}).get("changes") or ())
+
+
+def change_lines(plan: str, change: Written) -> Iterator[str]:
+    """Yield a change in words: how long it took, which units changed in order, and how many served at least."""
+    yield f"{change['began']}  {_describe_course(change)}"
+    for fate, units in groupby(change["units"], key=lambda each: each["change"]):
+        yield f"  {fate} {_list_units(plan, list(units))}"
+    if change["left"]:
+        yield f"  {'not changed' if 'ended' in change else 'to change'}: {_list_units(plan, change['left'])}"
+    served = [_describe_share(phase, least, change["promised"]) for phase, least in change["least"].items()]
+    yield f"  served at least: {', '.join(served)}"
+
+
+def _describe_course(change: Written) -> str:
+    promised = f", {change['promised']['minutes']} min promised" if "minutes" in change["promised"] else ""
+    if "ended" not in change:
+        return f"goes on{promised}"
+    course = "replaced by another change after" if change.get("outcome") == "Replaced" else "carried out in"
+    seconds = (datetime.fromisoformat(change["ended"]) - datetime.fromisoformat(change["began"])).total_seconds()
+    return f"{course} {seconds / MINUTE_S:.1f} min{promised}"
+
+
+def _describe_share(phase: str, least: Mapping[str, int], promised: Written) -> str:
+    said = promised["least"].get(phase)
+    promise = f"{said['units']} of {said['ofUnits']} promised" if said else "nothing promised"
+    as_promised = "as promised" if said == least else promise
+    return f"{least['units']} of {counted(least['ofUnits'], f'{phase} unit')} ({as_promised})"
+
+
+def _list_units(plan: str, units: Sequence[Mapping[str, str]]) -> str:
+    return ", ".join(each["name"].removeprefix(f"{plan}-") for each in units)

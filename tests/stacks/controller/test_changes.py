@@ -1,0 +1,142 @@
+"""Changes are recorded beside what was promised, by looks that may be any time apart."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from stacks.controller.changes import MAX_CHANGES, Change, changes_json, follow_changes, previous_changes
+from stacks.controller.clock import timestamp
+from stacks.controller.decide import decide
+from stacks.controller.situation import LiveUnit
+from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, STARTING, UNITS
+from tests.stacks.controller.test_turns import (
+    CASES,
+    DOWN,
+    LATE,
+    LEAVING,
+    NOON,
+    OLD,
+    Running,
+    advance,
+    estranged,
+    running,
+    seen,
+)
+
+SPEC = {"turnSeconds": 600}
+TWO = {"prefill": {"units": 1, "ofUnits": 2}, "decode": {"units": 1, "ofUnits": 2}}
+
+
+def look_at(status, look, now=NOON, *, known=tuple(UNITS)):
+    """The changes in the status after one look, as they are written."""
+    deployment = {"spec": SPEC, "status": {"changes": status}}
+    return changes_json(follow_changes(deployment, look, decide(look, now), known, now))
+
+
+def follow(*looks):
+    """The changes after looks at these states, of each minute."""
+    status = []
+    for number, states in enumerate(looks):
+        status = look_at(status, seen(states), NOON + 60 * number)
+    return status
+
+
+def names(units):
+    return [each["name"] for each in units]
+
+
+def test_a_change_is_recorded_in_order_beside_its_promise():
+    """Two turns, at each of which one unit of a phase serves."""
+    (change,) = follow(
+        (OLD, OLD, OLD, OLD),
+        (LEAVING, OLD, LEAVING, OLD),
+        (STARTING, OLD, READY, OLD),
+        (READY, LEAVING, READY, LEAVING),
+        (READY, READY, READY, READY),
+        (READY, READY, READY, READY),
+    )
+
+    assert names(change["units"]) == ["p0", "d0", "p1", "d1"]
+    assert {each["change"] for each in change["units"]} == {"restarted"}
+    assert (change["left"], change["outcome"]) == ([], "CarriedOut")
+    assert (change["began"], change["ended"]) == (timestamp(NOON), timestamp(NOON + 240))
+    assert change["least"] == TWO
+    assert change["promised"] == {"least": TWO, "minutes": 20}
+
+
+@settings(max_examples=20, deadline=None)
+@given(CASES)
+def test_a_controller_that_is_killed_between_two_acts_leaves_no_unit_out(case):
+    """Its beginning is written before anything is done, and the rest is seen. No phase has less than was promised."""
+    (now, on), _, random = case
+    units, status = running("old", on), []
+    for _ in range(120):
+        look = seen([unit.as_seen("new") for unit in units.values()])
+        after, scales = look_at(status, look, now), decide(look, now).scales
+        if len(after) != len(status) or random.randint(0, 1):
+            status = after
+        for each in scales[: random.randint(0, len(scales))]:
+            units = units | {each.unit: Running(int(each.is_on), units[each.unit].template)}
+        late = [name for name in units if random.randint(0, 1)]
+        units = {name: unit if name in late else advance(unit, "new") for name, unit in units.items()}
+    (change,) = look_at(status, look, now)
+
+    assert change["outcome"] == "CarriedOut"
+    assert {*names(change["units"])} == {*on}
+    least, promised = change["least"], change["promised"]["least"]
+    assert all(least[phase]["units"] >= promised[phase]["units"] for phase in least)
+
+
+def test_a_change_that_a_revert_replaces_ends_and_another_begins():
+    """The unit that failed takes its former template, and no other one changes."""
+    first, second = follow(
+        (OLD, OLD, OLD, OLD), (STARTING, OLD, STARTING, OLD), (DOWN, READY, DOWN, READY), (READY, READY, READY, READY)
+    )
+
+    assert (first["outcome"], names(first["units"]), names(first["left"])) == ("Replaced", ["p0", "d0"], ["p1", "d1"])
+    assert (second["outcome"], names(second["units"])) == ("CarriedOut", ["p0", "d0"])
+    assert second["promised"]["minutes"] == 10
+
+
+def test_units_that_come_and_go_change_too():
+    """The one that leaves serves until others do, and counts as one that was to serve."""
+    gone = replace(seen((READY, READY, READY, OFF)), departed=(LiveUnit("p9", "prefill", 1, is_ready=True),))
+    going = look_at([], gone, known=("p0", "p1", "p9", "d0"))
+    (change,) = look_at(going, seen((READY,) * 4))
+
+    assert [(each["name"], each["change"]) for each in change["units"]] == [("d1", "new"), ("p9", "removed")]
+    assert change["least"]["prefill"] == {"units": 2, "ofUnits": 3}
+    assert change["promised"]["least"]["prefill"] == {"units": 2, "ofUnits": 3}
+
+
+def test_a_first_deployment_is_no_change():
+    """Nobody has seen its units before."""
+    assert look_at([], seen((STARTING,) * 4), known=()) == []
+
+
+def test_with_room_and_a_stand_in_nothing_is_promised_to_be_missing():
+    """By night the second units stand in. By day, with_room waits for the night."""
+    night = look_at([], seen((OLD, OFF, OLD, OFF)), LATE)
+    day = look_at([], seen((OLD,) * 4, may_lack_one=False))
+
+    assert night[0]["promised"]["least"]["prefill"] == {"units": 1, "ofUnits": 1}
+    assert day[0]["promised"]["least"]["prefill"] == {"units": 2, "ofUnits": 2}
+
+
+def test_with_another_kv_format_only_units_of_the_gateways_format_serve():
+    """The first new pair serves nobody before its gateway is there, and alone after that."""
+    begun = look_at([], estranged(seen((OLD,) * 4)))
+    pair = estranged(seen((READY, OLD, READY, OLD)))
+    over = look_at(look_at(begun, pair), replace(pair, gateway="newest"))
+
+    assert over[0]["least"] == over[0]["promised"]["least"] == TWO
+    assert over[0]["promised"]["minutes"] == 20
+
+
+def test_the_status_keeps_the_last_changes():
+    """A deployment changes for years."""
+    before = [Change(MIDNIGHT + HOUR * hour, ended=MIDNIGHT + HOUR * hour) for hour in range(MAX_CHANGES)]
+    kept = look_at(changes_json(before), seen((OLD,) * 4))
+
+    assert [each["began"] for each in kept] == [timestamp(each.began) for each in before[1:]] + [timestamp(NOON)]
+    assert previous_changes({"status": {"changes": kept}})[:-1] == before[1:]

@@ -1,0 +1,76 @@
+"""What `status --changes` says of the changes that a controller has recorded."""
+
+import json
+
+import pytest
+
+from stacks import cli
+from stacks.live import changes
+from tests.stacks.controller.day_spec import write_day
+from tests.stacks.controller.test_changes import LEAVING, OLD, READY, STARTING, follow
+from tests.stacks.controller.test_observe import SPEC
+from tests.stacks.deployments import DEMO_SPEC
+from tests.stacks.kube.fake_api import running_fake_api
+
+KIND = {"kind": "TidemillDeployment", "name": "deployments", "namespaced": True}
+DEPLOYMENT = "/apis/tidemill.dev/v1alpha1/namespaces/tidemill/deployments/demo-day"
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch, capsys):
+    """What the command prints of a deployment with this status; None is no deployment."""
+    spec = write_day(tmp_path)
+    with running_fake_api() as (fake, api):
+        monkeypatch.setattr(changes, "connect", lambda context: api)
+
+        fake.kinds["/apis/tidemill.dev/v1alpha1"] = [KIND]
+
+        def run(status, *options):
+            if status is not None:
+                metadata = {"name": "demo-day", "namespace": "tidemill", "creationTimestamp": "2025-11-25T00:00:00Z"}
+                fake.store(
+                    DEPLOYMENT, {"kind": "TidemillDeployment", "metadata": metadata, "spec": SPEC, "status": status}
+                )
+            assert cli.main(["status", str(spec), "--changes", "--context", "any", *options]) == 0
+            return capsys.readouterr().out
+
+        yield run
+
+
+def test_changes_are_shown_beside_their_promises(shown):
+    """The newest first: one that goes on, after one that it has replaced."""
+    recorded = follow(
+        (OLD,) * 4, (STARTING, OLD, STARTING, OLD), (LEAVING, READY, LEAVING, OLD), (OLD, READY, OLD, OLD)
+    )
+    text = shown({"changes": recorded})
+
+    assert text.splitlines() == [
+        "demo-day: 2 changes, the newest first",
+        f"  {recorded[1]['began']}  goes on, 20 min promised",
+        "    to change: p0, d0, d1",
+        "    served at least: 2 of 2 prefill units (1 of 2 promised), 2 of 2 decode units (1 of 2 promised)",
+        f"  {recorded[0]['began']}  replaced by another change after 3.0 min, 20 min promised",
+        "    restarted p0, d0, p1",
+        "    not changed: d1",
+        "    served at least: 1 of 2 prefill units (as promised), 1 of 2 decode units (as promised)",
+    ]
+    assert json.loads(shown({"changes": recorded}, "--format", "json"))["changes"] == recorded
+
+
+def test_a_deployment_without_changes_says_so(shown):
+    """Or that there is none."""
+    assert shown(None) == "demo-day: not applied\n"
+    assert shown({}) == "demo-day: no change since it was deployed\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "on this machine nothing records changes of units"),
+        (["--context", "x"], "demo has no kubernetes.controller"),
+    ],
+)
+def test_changes_that_nobody_records_are_refused(options, reason, capsys):
+    """On this machine, and without a controller."""
+    assert cli.main(["status", str(DEMO_SPEC), "--changes", *options]) == 2
+    assert reason in capsys.readouterr().err
