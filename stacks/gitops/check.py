@@ -27,6 +27,7 @@ from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError
 from planner.report.columns import numeric_order
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
+from stacks.gitops.kustomized import find_changed_fields
 from stacks.gitops.refusals import link_refused, refused
 from stacks.gitops.report import Report
 
@@ -146,6 +147,8 @@ def _read_base(call: Call, base: Path) -> tuple[Plan | None, str]:
 def _find_foreign_files(folder: Path) -> tuple[str, ...]:
     """Return the files, relative to `folder`, that we never write, and by which a tool applies something else.
 
+    Of a kustomization elsewhere that builds on the folder, they are the fields that may break it.
+
     Flux heeds a `.sourceignore` in every folder of the repository, for what is below it.
     """
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
@@ -153,6 +156,7 @@ def _find_foreign_files(folder: Path) -> tuple[str, ...]:
     above = [each for each in whole.parents if each.is_relative_to(_checkout_of(whole)) or each == Path.cwd()]
     ignoring = [*folder.glob("*/**/.sourceignore"), *(each / ".sourceignore" for each in above)]
     foreign = {name for name in names if READ_BY_TOOLS.fullmatch(name)}
+    foreign |= set(find_changed_fields(whole, _checkout_of(whole)))
     return tuple(sorted(foreign | {os.path.relpath(each, folder) for each in ignoring if os.path.lexists(each)}))
 
 
