@@ -1,13 +1,16 @@
 """Judge how much of each phase keeps serving during a change, hour by hour and for each tool, and how long it takes.
 
     with a controller    one unit of a phase changes at a time, prefill and decode side by side, whoever applies it.
-                         Another unit stands in at hours with nodes for it (docs/design/rollouts.md)
+                         Another unit stands in at hours with nodes for it (docs/design/rollouts.md). Units that leave
+                         the plan go last, unless others need their nodes
     pulumi up            likewise, but no unit stands in, and units on other nodes change at once
     Git, kubectl         every pod that differs ends at once, and starts again with all others
 
 The new gateway is ready before the old one ends. A starting unit counts only once it serves. So the least of a phase is
 
-    served = units on that are kept + (units that take turns, less one for which nobody stands in)
+    served = units on that are kept, and units that go last while others change
+             + (units that take turns, less one for which nobody stands in)
+             at most the units that stay
     asked  = the hour's tokens / a unit's maximum rate, at most the units that are on
 
 With another KV format no new unit serves beside old ones. With a controller, the first new unit of each phase brings
@@ -56,6 +59,7 @@ class _Way:
     """How a tool carries the change out: who changes when, and whether new units serve beside old ones."""
 
     turns: Turns  # whether units change in turn, and if a phase may lack one meanwhile
+    go_last: Collection[str]  # units that leave once all others have changed
     in_pairs: bool  # another KV format, and a controller: the first new units bring the new gateway
 
 
@@ -73,7 +77,8 @@ def judge_rollouts(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> 
     """Return the course of the change with each tool."""
     in_pairs = _changes_in_pairs(before, after)
     hours = tuple(_judged_hours(before, after, changes, in_pairs=in_pairs))
-    return {tool: _rollout(_Way(_turns_of(tool, after), in_pairs), hours, after, changes) for tool in TOOLS}
+    go_last = _units_that_go_last(before, after, changes)
+    return {tool: _rollout(_Way(_turns_of(tool, after), go_last, in_pairs), hours, after, changes) for tool in TOOLS}
 
 
 def worst_rollout(ways: Mapping[Tool, Rollout]) -> Rollout:
@@ -132,6 +137,13 @@ def _changes_in_pairs(before: Plan, after: Plan) -> bool:
     old, new = (plan.launch_documents.get(GATEWAY_LAUNCH_FILE, {}).get("kv_digest") for plan in (before, after))
     are_ours = before.engine == after.engine == OURS and all(map(_has_controller, (before, after)))
     return are_ours and old != new
+
+
+def _units_that_go_last(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> set[str]:
+    """Return the units that leave the plan and that the controller keeps until all others have changed."""
+    taken = {node for unit in after.units for node in unit.nodes}
+    removed = (each.name for each in changes if each.change == "removed") if _has_controller(after) else ()
+    return {name for name in removed if taken.isdisjoint(before.nodes_by_unit.get(name, ()))}
 
 
 def _judged_hours(before: Plan, after: Plan, changes: Sequence[UnitChange], *, in_pairs: bool) -> Iterator[_Hour]:
@@ -265,7 +277,11 @@ def _min_serving(way: _Way, hour: _Hour, phase: Phase) -> int:
         waits = way.turns == "with_room" and not hour.stand_ins.issuperset(hour.on)
         return len(units) if waits else min(len(units) - lacks_one, 1)
     kept = sum(each.change == "kept" for each in units)
-    return kept + in_turn - lacks_one if in_turn and way.turns != "none" else kept
+    if way.turns == "none":
+        return kept
+    stay = sum(each.change != "removed" for each in units)
+    last = sum(each.name in way.go_last for each in units)
+    return min(stay, kept + last + in_turn - (lacks_one and in_turn > 0))
 
 
 def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[Verdict, str]:

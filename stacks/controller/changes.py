@@ -185,10 +185,14 @@ def _promise_least(
     stand_ins = {phases[name] for name in decision.stand_ins}
     wanted = _count_wanted(change, situation, decision)
     kept = Counter(phases[name] for name in decision.wanted if (name, "restarted") not in fates)
+    stay = Counter(phases[name] for name in decision.wanted)
+    taken = {node for unit in situation.units for node in unit.nodes}
+    last = Counter(unit.phase for unit in situation.departed if unit.is_ready and unit.holds.isdisjoint(taken))
     found = {}
     for phase, number in wanted.items():
         lacks_one = situation.may_lack_one and phase not in stand_ins
-        served = kept[phase] + in_turn[phase] - (lacks_one and in_turn[phase] > 0)
+        served = kept[phase] + last[phase] + in_turn[phase] - (lacks_one and in_turn[phase] > 0)
+        served = min(stay[phase], served)
         if is_crossing and situation.gateway == "blind":
             served = kept[phase]
         elif is_crossing:

@@ -3,7 +3,8 @@
     start   a unit that the day wants, from its warm-up on, or that demand asks for
     drain   a unit that neither asks for, as soon as enough others of every phase are ready;
             and one whose turn it is to take a new template (`turns.py`), once nothing else is to do
-    delete  a unit that has left the plan, as soon as it might be drained, or a unit that is to run needs its nodes
+    delete  a unit that has left the plan, as soon as it might be drained and all turns are over, or a unit that is to
+            run needs its nodes
 
 A unit is one group: if somebody scales it to more, it is scaled to 1 again.
 
@@ -240,10 +241,15 @@ def _undo_extra_groups(units: Iterable[LiveUnit]) -> Iterator[Scale]:
 
 
 def _leaving(situation: Situation, wanted: Sequence[str], on: set[str]) -> list[str]:
-    """Return the departed units to delete: those that nobody misses, and those that keep others from their nodes."""
+    """Return the departed units to delete: those that nobody misses, and those that keep others from their nodes.
+
+    While others wait for their turns, those that left serve in place of the ones in their turn.
+    """
     awaited = [unit for unit in situation.units if unit.name in on and not unit.is_ready]
     blocking = {each.name for unit in awaited for each in holders(unit, situation.departed)}
     found = [unit.name for unit in situation.departed if not unit.is_on or unit.name in blocking]
+    if any(unit.is_on and unit.is_outdated for unit in situation.units):
+        return found
     staying = [unit for unit in situation.departed if unit.name not in found]
     return found + [each.unit for each in _drains(situation, wanted, staying, found)]
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from kubernetes import client
 
+from planner.diff.diff import compare_plans
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.controller.loop import run_round
 from tests.cluster.controller.day import (
@@ -57,10 +58,10 @@ def apply(control_plane, tmp_path_factory):
         told = {"namespace": NAMESPACE, "drain": "5s", "ready_timeout": "10s", "controller": {}} | kubernetes
         folder, sizes = tmp_path_factory.mktemp("day"), {"cluster": {"nodes": 8}, "phases": {"ep_size": 2}}
         plan = day_plan(folder, schedule=schedule, **sizes, **told)
-        units = tuple(replace(unit, nodes=nodes.get(unit.name, unit.nodes)) for unit in plan.units)
-        files = render_files(plan.changed(units=units))
-        for text in (text for name, text in files.items() if name != KUSTOMIZATION):
+        plan = plan.changed(units=tuple(replace(unit, nodes=nodes.get(unit.name, unit.nodes)) for unit in plan.units))
+        for text in (text for name, text in render_files(plan).items() if name != KUSTOMIZATION):
             objects.apply(yaml.safe_load(text))
+        return plan
 
     return apply
 
@@ -68,14 +69,14 @@ def apply(control_plane, tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster(control_plane, apply):
     """The day, deployed and followed."""
-    apply()
-    return Watched(control_plane)
+    return Watched(control_plane, apply())
 
 
 class Watched:
     """A deployment, its controller, and the fewest units that have served."""
 
-    def __init__(self, control_plane):
+    def __init__(self, control_plane, plan):
+        self.plan = plan
         self.custom = client.CustomObjectsApi(control_plane.api)
         self.core = client.CoreV1Api(control_plane.api)
         self.said = []
@@ -92,6 +93,28 @@ class Watched:
                 return fewest
             assert time.monotonic() < deadline, condition(self.custom, "Current")
             time.sleep(LOOK_S)
+
+    def change_to(self, plan):
+        """What the diff says of the change to a plan, which was just applied: units by their fate, and the least."""
+        found, self.plan = compare_plans(self.plan, plan), plan
+        fates = {"restarted": "restarted", "moved": "restarted", "new": "new", "removed": "removed"}
+        units = [(each.name, fates[each.change]) for each in found.units if each.name in UNITS and each.change in fates]
+        least = {phase: (each.units, each.of_units) for phase, each in found.ways["git"].least_units.items()}
+        return units, least
+
+    def recorded(self):
+        """The same of a change that the controller has recorded, by the plan's order; and whether it is promised so."""
+        run_round(self.follower, time.time())  # the last one may have looked before the last unit was ready
+        change = deployment(self.custom)["status"]["changes"][-1]
+        units = sorted(
+            ((each["name"], each["change"]) for each in change["units"]), key=lambda each: UNITS.index(each[0])
+        )
+        least, promised = (
+            {phase: (each["units"], each["ofUnits"]) for phase, each in shares.items()}
+            for shares in (change["least"], change["promised"]["least"])
+        )
+        assert (promised, change["outcome"], change["left"]) == (least, "CarriedOut", [])
+        return units, least
 
     def ready(self):
         """Phase -> its ready units."""
@@ -127,7 +150,7 @@ def test_a_new_template_takes_one_unit_of_a_phase_at_a_time(cluster, apply):
     """Nothing restarts when it is applied; then each unit is drained and started, and the other one serves."""
     cluster.play(cluster.is_settled)
     before = cluster.pods()
-    apply(env={"REVISION": "2"})
+    said = cluster.change_to(apply(env={"REVISION": "2"}))
     time.sleep(2)  # LeaderWorkerSet would have begun by now
     assert cluster.pods() == before
     fewest = cluster.play(lambda: cluster.is_settled() and {each for _, each in cluster.pods().values()} == {"2"})
@@ -136,6 +159,9 @@ def test_a_new_template_takes_one_unit_of_a_phase_at_a_time(cluster, apply):
     drained = [each.partition(":")[0] for each in cluster.said if "its turn has come" in each]
     assert sorted(drained) == sorted(f"drain {unit}" for unit in UNITS)
     assert [each.rpartition("-")[2] for each in drained] == ["0", "0", "1", "1"]
+    assert cluster.recorded() == said
+    order = [each["name"] for each in deployment(cluster.custom)["status"]["changes"][-1]["units"]]
+    assert [each.partition(" ")[2] for each in drained] == order
 
 
 def test_a_template_that_does_not_start_stops_after_one_unit_and_the_former_one_heals_it(cluster, apply):
@@ -146,13 +172,15 @@ def test_a_template_that_does_not_start_stops_after_one_unit_and_the_former_one_
     stopped = condition(cluster.custom, "Current")
     apply(env={"REVISION": "2"})
     fewest = cluster.play(cluster.is_settled)
-    after = cluster.pods()
+    after, changes = cluster.pods(), deployment(cluster.custom)["status"]["changes"][-2:]
 
     assert "has not become ready in time with its newest template" in stopped[2]
     assert fewest == 1
     assert {each for _, each in after.values()} == {"2"}
     second = {f"{unit}-0{worker}" for unit in UNITS if unit.endswith("-1") for worker in ("", "-1")}
     assert {pod for pod in before if before[pod] == after.get(pod)} == second
+    assert [each["outcome"] for each in changes] == ["Replaced", "CarriedOut"]
+    assert [{unit["name"] for unit in each["units"]} for each in changes] == [{UNITS[0], UNITS[2]}] * 2
 
 
 def test_units_that_get_each_others_nodes_go_together(cluster, apply):
@@ -160,7 +188,8 @@ def test_units_that_get_each_others_nodes_go_together(cluster, apply):
     first, second, third, fourth = UNITS
     before, nodes = cluster.pods(), cluster.nodes()
     swapped = {first: nodes[third], third: nodes[first]}
-    apply(nodes={unit: tuple(sorted(each)) for unit, each in swapped.items()}, env={"REVISION": "2"})
+    plan = apply(nodes={unit: tuple(sorted(each)) for unit, each in swapped.items()}, env={"REVISION": "2"})
+    said = cluster.change_to(plan)
     fewest = cluster.play(lambda: cluster.is_settled() and cluster.nodes() == nodes | swapped)
     after = cluster.pods()
 
@@ -168,12 +197,13 @@ def test_units_that_get_each_others_nodes_go_together(cluster, apply):
     assert {pod for pod in before if before[pod] == after[pod]} == {
         f"{unit}-0{worker}" for unit in (second, fourth) for worker in ("", "-1")
     }
+    assert cluster.recorded() == said
 
 
 def test_a_unit_that_leaves_the_plan_is_deleted_with_its_objects(cluster, apply):
     """No tool prunes it. LeaderWorkerSet's copies of former templates go as well."""
     leaving = UNITS[-1]
-    apply(ONE_LESS, env={"REVISION": "2"})
+    said = cluster.change_to(apply(ONE_LESS, env={"REVISION": "2"}))
     cluster.play(
         lambda: (
             deployment(cluster.custom)["status"]["unitNames"] == UNITS[:-1]
@@ -189,6 +219,7 @@ def test_a_unit_that_leaves_the_plan_is_deleted_with_its_objects(cluster, apply)
     assert leaving not in [each["metadata"]["name"] for each in cluster.units()]
     assert leaving not in {each.metadata.name for each in cluster.core.list_namespaced_service(NAMESPACE).items}
     assert owners == dict.fromkeys(UNITS[:-1], 1)
+    assert cluster.recorded() == said
 
 
 def is_of_unit(revision):

@@ -119,6 +119,17 @@ def test_with_a_controller_units_have_turns_whoever_applies():
     }
 
 
+def test_with_a_controller_a_unit_that_leaves_serves_until_others_have_changed():
+    """The only decode unit that stays starts again meanwhile."""
+    day = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 2}], "kubernetes.controller": {}}
+    spec = change_spec(base(40)[0], day)
+    plan = compile_plan(spec)
+    fewer = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 1}]}
+    found = compare_plans(plan, compile_plan(change_spec(spec, fewer | IMAGE), plan)).ways["git"].least_units["decode"]
+
+    assert (found.units, found.of_units) == (1, 2)
+
+
 def test_turns_with_room_cost_nothing():
     """They wait for the night, when another unit stands in."""
     found = _ways_with_controller("image", turns="with_room")

@@ -28,6 +28,15 @@ def departed(state, *, name="d2", holds=()):
     return LiveUnit(name, "decode", state[0], is_ready=state[1], holds=frozenset(holds))
 
 
+def test_a_unit_that_left_the_plan_serves_until_all_turns_are_over():
+    """In place of the only other one of its phase, which starts again meanwhile."""
+    look = replace(situation((READY, OFF, READY, OFF)), departed=(departed(READY),))
+    outdated = replace(look, units=tuple(replace(unit, is_outdated=unit.is_on) for unit in look.units))
+
+    assert decide(outdated, MIDNIGHT).leaving == ()
+    assert decide(look, MIDNIGHT).leaving == ("d2",)
+
+
 @pytest.mark.parametrize("state", [OFF, STARTING, READY])
 def test_a_unit_that_has_left_the_plan_goes_once_nobody_misses_it(state):
     """In every state of the others, each phase keeps the ready units that are wanted."""
