@@ -5,7 +5,7 @@ the effects of the objects that would be applied.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.diff.change import (
     Change,
@@ -29,6 +29,7 @@ from planner.report.report import Report
 __all__ = ["compare_plans"]
 
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
+NO_FIGURES = "a rendered folder keeps none"
 IF_ALL_ARE_ON = "usd_per_day_if_all_are_on"
 COSTS = (
     "usd_per_day",
@@ -56,11 +57,16 @@ SPEEDS = (
 
 
 def compare_plans(
-    before: Plan, after: Plan, notes: Sequence[str] = (), files: Mapping[str, str] | None = None
+    before: Plan,
+    after: Plan,
+    notes: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+    no_figures: str = "",
 ) -> Change:
     """Return the effects of changing from one plan to the other.
 
-    `notes` say how the plans were obtained; `files` are the manifests of `after`, if they are rendered already.
+    `notes` say how the plans were obtained; `files` are the manifests of `after`, if they are rendered already;
+    `no_figures` says why `before` has none, if not because a folder keeps none.
 
     Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare.
     """
@@ -87,8 +93,15 @@ def compare_plans(
         cost=Sides(before=_cost(before), after=_cost(after)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),
-        assumed=(*notes, *rollout_assumptions(before, after, units)),
+        assumed=(*_explain_unknown(before, after, no_figures), *notes, *rollout_assumptions(before, after, units)),
     )
+
+
+def _explain_unknown(before: Plan, after: Plan, no_figures: str) -> Iterator[str]:
+    """Yield why the figures of each plan without estimates are unknown."""
+    for word, plan, why in (("before", before, no_figures or NO_FIGURES), ("after", after, NO_FIGURES)):
+        if plan.report is None:
+            yield f"figures {word} the change are unknown: {why}"
 
 
 def _phases(before: Plan, after: Plan) -> list[Phase]:

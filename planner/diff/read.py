@@ -18,7 +18,6 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["read_pair", "read_to_show"]
 
 ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
-NO_FIGURES = "a folder keeps no figures, so its speed, cost and load are unknown"
 OLD_IS_PLANNED = "OLD is a spec and was planned as if nothing ran: give the plan that runs to see what really restarts"
 NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
 
@@ -42,9 +41,8 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan
     if isinstance(after, ResolvedSpec):
         after = run_passes(after, before).plan
         notes.append(NEW_IS_PLANNED)
-    notes += [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
-    notes += [f"{path}: {NO_FIGURES}" for path in (old, new) if path.is_dir()]
-    return before, after, tuple(notes)
+    altered = [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
+    return before, after, (*altered, *notes)
 
 
 def read_to_show(

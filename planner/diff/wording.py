@@ -42,7 +42,6 @@ COSTS = {
     "mean_nodes": "nodes on average",
 }
 AS_SCHEDULED = "as scheduled, but without kubernetes.controller all units stay on"
-PROMISES = {"slo.ttft_ms.promised", "ttft_promise", "slo.tpot_ms.promised", "tpot_promise"}
 SPEEDS = {
     "highest_load_of_most": "peak load over capacity",
     "tokens_per_s_per_gpu": "tokens/s per GPU",
@@ -54,7 +53,14 @@ SPEEDS = {
     "tpot_ms": "ms TPOT",
     "slo.tpot_ms.promised": "ms TPOT promised",
     "tpot_promise": "TPOT promise",
-    "not_predicted": "not predicted",
+}
+# What a plan with figures says in the place of one that its spec does not ask for.
+ABSENT = {
+    "highest_load_of_most": "no traffic",
+    "answered_share": "no traffic",
+    "usd_per_million_output_tokens": "no traffic",
+    "usd_per_million_input_tokens": "no traffic",
+    "margin": "no token prices",
 }
 
 
@@ -75,7 +81,7 @@ def headline(change: Change) -> str:
 
 def topics(change: Change) -> tuple[Topic, ...]:
     """Return all topics with something to say."""
-    performance = (Topic(phase, tuple(_figures(each, SPEEDS)), 7) for phase, each in change.performance.items())
+    performance = (Topic(phase, tuple(_speeds(change, sides)), 7) for phase, sides in change.performance.items())
     found = (
         Topic("verdict", verdicts(change), 6),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
@@ -202,27 +208,41 @@ def _describe_states(old: State, new: State) -> str:
 
 
 def _cost(change: Change) -> Iterator[str]:
-    figures = list(_figures(change.cost, COSTS))
+    figures = list(_figures(change.cost, COSTS, _name_empty(change, change.cost, "no GPU price")))
     if figures and change.schedule is not None and not change.schedule.is_executed:
         yield AS_SCHEDULED
     yield from figures
 
 
-def _figures(sides: Sides, names: dict[str, str]) -> Iterator[str]:
+def _speeds(change: Change, sides: Sides) -> Iterator[str]:
+    """Yield a phase's figures, and why a plan predicts none."""
+    yield from _figures(sides, SPEEDS, _name_empty(change, sides, "no such phase"))
+    why = [str(side["not_predicted"].value) for side in (sides.before, sides.after) if "not_predicted" in side]
+    yield from (f"not predicted: {each}" for each in dict.fromkeys(why))
+
+
+def _name_empty(change: Change, sides: Sides, absent: str) -> tuple[str, str]:
+    """Return what stands for all figures of an empty side: a plan has none at all, or these are `absent` from it."""
+    all_sides = [change.cost, *change.performance.values()]
+    has_figures = any(each.before for each in all_sides), any(each.after for each in all_sides)
+    before, after = (absent if has else "unknown" for has in has_figures)
+    return "" if sides.before else before, "" if sides.after else after
+
+
+def _figures(sides: Sides, names: dict[str, str], empty: tuple[str, str]) -> Iterator[str]:
     """Yield a line for each figure that differs, and one line with those that do not."""
     told = {name: (_format_figure(sides.before.get(name)), _format_figure(sides.after.get(name))) for name in names}
     for name, (old, new) in told.items():
         if old != new:
-            yield f"{names[name]}: {old or _missing(name, sides.before)} -> {new or _missing(name, sides.after)}"
+            before = old or empty[0] or _name_missing(name, sides.before)
+            yield f"{names[name]}: {before} -> {new or empty[1] or _name_missing(name, sides.after)}"
     if same := [f"{names[name]} {new}" for name, (old, new) in told.items() if old == new != ""]:
         yield f"as before: {', '.join(same)}"
 
 
-def _missing(name: str, side: Mapping[str, Row]) -> str:
-    """Return what stands for a missing figure. A plan with figures lacks what its spec does not ask for."""
-    if side and name in PROMISES:
-        return "none"
-    return "no traffic" if name == "highest_load_of_most" and "tokens_per_s_per_gpu" in side else "unknown"
+def _name_missing(name: str, side: Mapping[str, Row]) -> str:
+    """Return what stands for one figure that a side with others lacks."""
+    return ABSENT.get(name) or ("not predicted" if "not_predicted" in side else "none")
 
 
 def _format_figure(row: Row | None) -> str:

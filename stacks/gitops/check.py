@@ -31,7 +31,7 @@ from stacks.gitops.kustomized import find_changed_fields
 from stacks.gitops.refusals import link_refused, refused
 from stacks.gitops.report import Report
 
-__all__ = ["Call", "check_change", "note_unknown", "plan_before", "require_call"]
+__all__ = ["Call", "check_change", "plan_before", "require_call"]
 
 # Files that tools read in a folder beside those that are rendered, or in their place. Sources:
 # kubernetes-sigs/kustomize api/konfig (RecognizedKustomizationFileNames), argoproj/argo-cd
@@ -123,7 +123,7 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     files = files_of(plan, kept)
     stale = stale_files(call.folder, files)
     before, unknown = (kept, "") if call.base is None else _read_base(call, call.base)
-    change = None if before is None else compare_plans(before, plan, note_unknown(unknown), files)
+    change = None if before is None else compare_plans(before, plan, files=files, no_figures=unknown)
     foreign = _find_foreign_files(call.folder)
     asked = {each.word for each in call.conditions}
     shared = _find_shared_nodes(call.folder, plan) if "nodes" in asked else {}
@@ -189,8 +189,3 @@ def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:
     except (SpecError, CallError, InfeasibleError) as error:  # the change may be what mends the base
         return kept, f"the base's spec is refused ({error.findings[0]})"
     return (found, "") if found.digest == kept.digest else (kept, OTHER_FOLDER)
-
-
-def note_unknown(why: str) -> list[str]:
-    """Return what a change says of figures that are unknown before it, as `plan_before` found."""
-    return [f"figures before the change are unknown: {why}"] if why else []

@@ -31,7 +31,7 @@ from planner.problems.printable import printable, without_passwords
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import read_content
 from stacks.gitops.check import Call as Paths
-from stacks.gitops.check import note_unknown, plan_before
+from stacks.gitops.check import plan_before
 from stacks.gitops.forge import (
     Forge,
     PullRequest,
@@ -284,7 +284,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
         named.append(_replace_loads(read_spec(paths.spec, paths.overlays), source.loads))
     found = run_passes(read_spec(paths.spec, paths.overlays), kept)
     require_same_name(paths.folder, kept, found.plan)
-    change = None if before is None else compare_plans(before, found.plan, note_unknown(unknown))
+    change = None if before is None else compare_plans(before, found.plan, no_figures=unknown)
     worth = weigh_maps(found, change, most_hours) if change is not None and source.loads is not None else None
     planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder))
     if source.loads is not None and (worth is None or not worth.is_enough):

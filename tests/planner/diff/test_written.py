@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from planner.compiler import run_passes
 from planner.diff.change import NodeMoves, UnitChange
 from planner.diff.diff import compare_plans
 from planner.diff.markdown import diff_markdown
 from planner.diff.text import MAX_LINES, diff_text
 from planner.problems.finding import Finding
+from planner.rules.check import change_spec
 from tests.docs.plan_schema import schema_of_changes
 from tests.planner.diff.pairs import base, changed
 
@@ -50,6 +52,27 @@ def test_equal_figures_share_a_line(change):
 
     assert " -> " in text
     assert "as before: answered " in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"cost": None}, "each day: $10,880 -> no GPU price"),
+        ({"traffic": None, "cost.prices": None}, "per million output tokens: $1.3600 -> no traffic"),
+        ({"traffic": None, "cost.prices": None}, "peak load over capacity: 59.0% -> no traffic"),
+        ({"cost.prices": None}, "margin: 70.3% -> no token prices"),
+        ({"cluster.gpu": {"name": "own", "memory": "141GiB"}}, "-> not predicted not predicted: the rates of own are"),
+        (None, "each day: $10,880 -> unknown"),
+        (None, "assumed figures after the change are unknown: a rendered folder keeps none"),
+    ],
+)
+def test_a_figure_that_only_one_plan_has_says_why(fields, said):
+    """The other plan's spec does not ask for it, or nobody can predict it, or the plan is a folder's."""
+    spec, before = base(40)
+    after = run_passes(spec).deployed if fields is None else run_passes(change_spec(spec, fields)).plan
+    text = " ".join(diff_text(compare_plans(before, after)).split())
+
+    assert said in text
 
 
 def test_nodes_are_named_by_their_numbers(change):
