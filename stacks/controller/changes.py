@@ -10,8 +10,8 @@ unit that has had its turn gets another template, as after a revert: then anothe
     promised    the same by the law of `planner/diff/rollout.py`, for the state of the day in which the change begins
 
 The promise is made here and not when the plan is rendered (docs/design/controller.md). All of it is in the deployment's
-status, and the beginning is written there before any unit is drained (`loop.py`). What has changed is seen in the
-cluster, and not in what this process has done. So a controller may be killed at any moment.
+status, and each look is written there before anything is done (`loop.py`). What has changed is seen in the cluster,
+and not in what this process has done. So a controller may be killed at any moment.
 """
 
 from collections import Counter
@@ -145,7 +145,7 @@ def _has_begun(change: UnitChange, unit: LiveUnit | None) -> bool:
 
 
 def _count_serving(change: Change, situation: Situation, decision: Decision) -> dict[Phase, Share]:
-    """Return the units that serve now, of those that the day wants and those that leave."""
+    """Return the units that serve now, of those that are to serve."""
     wanted = _count_wanted(change, situation, decision)
     units = [*situation.units, *situation.departed]
     serving = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready and _is_used(unit, situation))
@@ -158,9 +158,16 @@ def _is_used(unit: LiveUnit, situation: Situation) -> bool:
 
 
 def _count_wanted(change: Change, situation: Situation, decision: Decision) -> Counter[Phase]:
-    phases = situation.phases()
+    """Return the units that are to serve: those that the day wants, but for new ones, and those that leave."""
     leaving = [each.phase for each in (*change.units, *change.left) if each.change == "removed"]
-    return Counter([*(phases[name] for name in decision.wanted), *leaving])
+    phases = situation.phases()
+    return Counter([*(phases[name] for name in _staying(change, decision)), *leaving])
+
+
+def _staying(change: Change, decision: Decision) -> list[str]:
+    """Return the units that the day wants and wanted before the change."""
+    fates = _fates(change)
+    return [name for name in decision.wanted if (name, "new") not in fates]
 
 
 def _promise(change: Change, situation: Situation, decision: Decision, turn_s: float | None) -> Change:
@@ -184,8 +191,9 @@ def _promise_least(
     phases, fates = situation.phases(), _fates(change)
     stand_ins = {phases[name] for name in decision.stand_ins}
     wanted = _count_wanted(change, situation, decision)
-    kept = Counter(phases[name] for name in decision.wanted if (name, "restarted") not in fates)
-    stay = Counter(phases[name] for name in decision.wanted)
+    staying = _staying(change, decision)
+    kept = Counter(phases[name] for name in staying if (name, "restarted") not in fates)
+    stay = Counter(phases[name] for name in staying)
     taken = {node for unit in situation.units for node in unit.nodes}
     last = Counter(unit.phase for unit in situation.departed if unit.is_ready and unit.holds.isdisjoint(taken))
     found = {}

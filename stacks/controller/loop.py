@@ -96,7 +96,7 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     observation = measurement.observation
     decision = decide(observation.situation, observation.clock.day_time(now))
     changes = follow_changes(deployment, observation.situation, decision, previous_units(deployment), now)
-    _note_beginning(follower, deployment, changes, now)
+    _note_changes(follower, deployment, changes)
     for each in decision.scales:
         apply_scale(follower, deployment, each, now)
     for reason, message, is_warning in _find_news(deployment, measurement, decision):
@@ -112,12 +112,13 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     return "; ".join([f"state {decision.state}: {decision.reason}", *unmarked])
 
 
-def _note_beginning(follower: Follower, deployment: Manifest, changes: Sequence[Change], now: float) -> None:
-    """Write down a change that begins now, before any unit is drained for it."""
-    if follower.is_dry_run or not changes or changes[-1].began != now:
+def _note_changes(follower: Follower, deployment: Manifest, changes: Sequence[Change]) -> None:
+    """Write down what a look has found, before anything is done about it."""
+    written = changes_json(changes)
+    if follower.is_dry_run or written == ((deployment.get("status") or {}).get("changes") or []):
         return
     try:
-        write_changes(follower.api, deployment, changes_json(changes))
+        write_changes(follower.api, deployment, written)
     except ProviderError as error:
         follower.say(f"cannot write down what a change does: {error}")
 

@@ -4,11 +4,13 @@ API server, LeaderWorkerSet's controller, Flux and our controller with its own a
 pods, which serve nothing; a template that cannot start is one that no node admits.
 """
 
+import json
 import os
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,9 @@ from tests.cluster.controller.day import (
     condition,
     deployment,
     following_as,
+    last_change,
     order,
+    promised_by,
 )
 from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, FakeNode, create_nodes, running_control_plane_for_fake_nodes
 from tests.cluster.flux import FLUX_PRODUCTS, running_flux, serving_repository
@@ -65,10 +69,13 @@ def write_spec(repository, prefill_units=2, **kubernetes):
 
 
 def render(repository, **fields):
-    """Write such a spec and its folder, and commit both."""
+    """Write such a spec and its folder, and commit both. Return what the diff says, if something was there before."""
     spec = write_spec(repository, **fields)
-    assert main(["render", str(spec), "-o", str(repository.checkout / "deploy")]) == 0
+    with redirect_stdout(StringIO()) as said:
+        assert main(["render", str(spec), "-o", str(repository.checkout / "deploy"), "--format", "json"]) == 0
     repository.commit("render")
+    diff = json.loads(said.getvalue()).get("diff")
+    return diff and promised_by(diff)
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +104,14 @@ def test_a_folder_is_deployed_when_the_controller_says_so(plan, custom):
 def test_one_more_unit_restarts_no_pod(plan, custom):
     """Three prefill units instead of two: those that run go on."""
     before = pods(plan)
-    render(plan.repository, prefill_units=3)
+    said = render(plan.repository, prefill_units=3)
 
     with running_controller(plan):
         plan.reconcile()
 
     assert pods(plan).keys() - before.keys() == {f"{THIRD}-0"}
     assert before.items() <= pods(plan).items()
+    assert last_change(custom) == said
 
 
 def test_a_persons_orders_stay(plan, custom):
@@ -140,10 +148,10 @@ def test_what_somebody_edited_is_put_back(plan):
     assert (after.spec.ports, after.metadata.annotations) == (before.spec.ports, before.metadata.annotations)
 
 
-def test_a_unit_that_left_git_serves_until_the_controller_deletes_it(plan):
+def test_a_unit_that_left_git_serves_until_the_controller_deletes_it(plan, custom):
     """Flux prunes neither it nor what its pods need. The controller deletes all of it but what old pods may need."""
     before, kept = pods(plan), objects_of(plan, THIRD)
-    render(plan.repository)
+    said = render(plan.repository)
     plan.fetch()
     plan.wait(lambda: THIRD not in plan.inventory(), "Flux has looked for what left Git")
     left = pods(plan), objects_of(plan, THIRD)
@@ -153,18 +161,20 @@ def test_a_unit_that_left_git_serves_until_the_controller_deletes_it(plan):
     assert left == (before, kept)
     assert not objects_of(plan, THIRD)
     assert pods(plan).keys() == {f"{unit}-0" for unit in UNITS}
+    assert last_change(custom) == said
 
 
 def test_a_new_template_is_taken_in_turns(plan, custom):
     """Flux is done when the last unit has had its turn, and until then all others serve."""
     before = pods(plan)
-    render(plan.repository, env={"REVISION": "2"})
+    said = render(plan.repository, env={"REVISION": "2"})
     with running_controller(plan):
         plan.reconcile()
 
     after = pods(plan)
     assert [unit for unit in UNITS if after[f"{unit}-0"] == before[f"{unit}-0"]] == []
     assert condition(custom, "Current")[0] == "True"
+    assert last_change(custom) == said
 
 
 def test_a_template_that_does_not_start_fails_at_once_and_a_revert_heals_it(plan, custom):

@@ -27,9 +27,11 @@ __all__ = [
     "condition",
     "deployment",
     "following_as",
+    "last_change",
     "nodes",
     "on",
     "order",
+    "promised_by",
     "replicas",
     "report",
 ]
@@ -114,6 +116,28 @@ def deployment(custom):
 def condition(custom, kind):
     (found,) = (each for each in deployment(custom)["status"]["conditions"] if each["type"] == kind)
     return found["status"], found["reason"], found["message"]
+
+
+def last_change(custom):
+    """Units of the last change with their fates, sorted, and the fewest that served. They are as it was promised."""
+    change = deployment(custom)["status"]["changes"][-1]
+    least, promised = (
+        {phase: (each["units"], each["ofUnits"]) for phase, each in shares.items()}
+        for shares in (change["least"], change["promised"]["least"])
+    )
+
+    assert (change.get("outcome"), change["left"]) == ("CarriedOut", []), change
+    assert promised == least, change
+    return sorted((each["name"], each["change"]) for each in change["units"]), least
+
+
+def promised_by(diff):
+    """The same by a diff's JSON; a unit that moves restarts."""
+    units = [each for each in diff["units"] if each["phase"] in ("prefill", "decode") and each["change"] != "kept"]
+    fates = [(each["name"], "restarted" if each["change"] == "moved" else each["change"]) for each in units]
+    return sorted(fates), {
+        phase: (each["units"], each["of_units"]) for phase, each in diff["ways"]["git"]["least_units"].items()
+    }
 
 
 def order(custom, **orders):

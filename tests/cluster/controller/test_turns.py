@@ -26,6 +26,8 @@ from tests.cluster.controller.day import (
     condition,
     deployment,
     following_as,
+    last_change,
+    promised_by,
 )
 from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
 from tests.cluster.fake_nodes import FAKE_NODE_PRODUCTS, FakeNode, create_nodes, running_control_plane_for_fake_nodes
@@ -95,26 +97,14 @@ class Watched:
             time.sleep(LOOK_S)
 
     def change_to(self, plan):
-        """What the diff says of the change to a plan, which was just applied: units by their fate, and the least."""
+        """What the diff says of the change to a plan, which was just applied."""
         found, self.plan = compare_plans(self.plan, plan), plan
-        fates = {"restarted": "restarted", "moved": "restarted", "new": "new", "removed": "removed"}
-        units = [(each.name, fates[each.change]) for each in found.units if each.name in UNITS and each.change in fates]
-        least = {phase: (each.units, each.of_units) for phase, each in found.ways["git"].least_units.items()}
-        return units, least
+        return promised_by(found.as_json())
 
     def recorded(self):
-        """The same of a change that the controller has recorded, by the plan's order; and whether it is promised so."""
-        run_round(self.follower, time.time())  # the last one may have looked before the last unit was ready
-        change = deployment(self.custom)["status"]["changes"][-1]
-        units = sorted(
-            ((each["name"], each["change"]) for each in change["units"]), key=lambda each: UNITS.index(each[0])
-        )
-        least, promised = (
-            {phase: (each["units"], each["ofUnits"]) for phase, each in shares.items()}
-            for shares in (change["least"], change["promised"]["least"])
-        )
-        assert (promised, change["outcome"], change["left"]) == (least, "CarriedOut", [])
-        return units, least
+        """What the controller has recorded of the last change."""
+        run_round(self.follower, time.time())  # the last look may have been before the last unit was ready
+        return last_change(self.custom)
 
     def ready(self):
         """Phase -> its ready units."""

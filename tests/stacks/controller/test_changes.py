@@ -64,17 +64,19 @@ def test_a_change_is_recorded_in_order_beside_its_promise():
     assert change["promised"] == {"least": TWO, "minutes": 20}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(CASES)
 def test_a_controller_that_is_killed_between_two_acts_leaves_no_unit_out(case):
-    """Its beginning is written before anything is done, and the rest is seen. No phase has less than was promised."""
+    """What it has seen is written before anything is done. No phase has less than was promised."""
     (now, on), _, random = case
     units, status = running("old", on), []
     for _ in range(120):
         look = seen([unit.as_seen("new") for unit in units.values()])
         after, scales = look_at(status, look, now), decide(look, now).scales
-        if len(after) != len(status) or random.randint(0, 1):
+        if random.randint(0, 3):  # else it is killed before it has written what it has seen, and does nothing
             status = after
+        else:
+            scales = ()
         for each in scales[: random.randint(0, len(scales))]:
             units = units | {each.unit: Running(int(each.is_on), units[each.unit].template)}
         late = [name for name in units if random.randint(0, 1)]
@@ -99,14 +101,15 @@ def test_a_change_that_a_revert_replaces_ends_and_another_begins():
 
 
 def test_units_that_come_and_go_change_too():
-    """The one that leaves serves until others do, and counts as one that was to serve."""
+    """The one that leaves counts as one that was to serve, and the new one does not."""
     gone = replace(seen((READY, READY, READY, OFF)), departed=(LiveUnit("p9", "prefill", 1, is_ready=True),))
     going = look_at([], gone, known=("p0", "p1", "p9", "d0"))
     (change,) = look_at(going, seen((READY,) * 4))
 
     assert [(each["name"], each["change"]) for each in change["units"]] == [("d1", "new"), ("p9", "removed")]
     assert change["least"]["prefill"] == {"units": 2, "ofUnits": 3}
-    assert change["promised"]["least"]["prefill"] == {"units": 2, "ofUnits": 3}
+    assert change["least"]["decode"] == {"units": 1, "ofUnits": 1}
+    assert change["promised"]["least"] == change["least"]
 
 
 def test_a_first_deployment_is_no_change():
