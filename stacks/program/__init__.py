@@ -1,1 +1,1 @@
-"""A plan as Pulumi resources."""
+"""A plan as a Pulumi component."""

@@ -2,8 +2,10 @@
 
 import inspect
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from pulumi.runtime.proto import provider_pb2 as pb
 
 from stacks.kube.errors import ProviderError
@@ -13,6 +15,8 @@ from stacks.program.source import FIELDS
 from stacks.provider.engine import Engine
 from stacks.provider.resource import Provider
 from stacks.provider.wire import encode_struct
+
+STACKS = Path(__file__).parents[3] / "stacks"
 
 
 @pytest.fixture
@@ -34,6 +38,15 @@ def test_the_schema_has_what_the_component_takes_and_gives(plugin):
     assert set(provider["inputProperties"]) == {"kubeconfig", "context", "adopt", "kinds"}
     assert provider["inputProperties"].keys() <= inspect.signature(Provider.__init__).parameters.keys()
     assert {"kubeconfig", "context", "adopt"} <= inspect.signature(Deployment.__init__).parameters.keys()
+
+
+def test_our_own_project_declares_the_same_inputs(plugin):
+    """In the words that Pulumi takes: it refuses a project with any other key."""
+    schema = json.loads(plugin.GetSchema(pb.GetSchemaRequest(), None).schema)
+    declared = yaml.safe_load((STACKS / "Pulumi.yaml").read_text())["config"]
+
+    assert declared.keys() == schema["resources"][TOKEN]["inputProperties"].keys()
+    assert all(each.keys() - {"items"} == {"type", "default", "description"} for each in declared.values())
 
 
 @pytest.mark.parametrize(
