@@ -28,7 +28,7 @@ from stacks.provider.config import ClusterConfig
 from stacks.provider.engine import Engine
 from stacks.provider.server import serve
 from stacks.provider.servicer import Servicer, report_errors
-from stacks.provider.wire import decode_struct, has_unknown
+from stacks.provider.wire import UNKNOWN, decode_struct, has_unknown
 
 if TYPE_CHECKING:
     from stacks.program.source import Source
@@ -55,8 +55,7 @@ class Plugin(Servicer):
     @report_errors
     def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
         """Return the schema of the component and of the provider's configuration."""
-        schema = json.loads(SCHEMA.read_text()) | {"version": version("tidemill")}
-        return provider_pb2.GetSchemaResponse(schema=json.dumps(schema))
+        return provider_pb2.GetSchemaResponse(schema=json.dumps(_schema() | {"version": version("tidemill")}))
 
     @report_errors
     def Construct(self, request: provider_pb2.ConstructRequest) -> provider_pb2.ConstructResponse:
@@ -84,7 +83,7 @@ class _Components(Components):
         if self._source is None:
             empty = pulumi.ComponentResource(resource_type, name, opts=options)
             pulumi.log.warn(NOT_PLANNED, empty)
-            return ConstructResult(empty.urn, {})
+            return ConstructResult(empty.urn, dict.fromkeys(_schema()["resources"][TOKEN]["properties"], UNKNOWN))
         of_provider = {
             "kubeconfig": self._cluster.kubeconfig,
             "context": self._cluster.context,
@@ -93,6 +92,10 @@ class _Components(Components):
         cluster = {key: inputs.get(key, otherwise or None) for key, otherwise in of_provider.items()}
         deployment = Deployment(name, self._source, **cluster, opts=options)
         return ConstructResult(deployment.urn, deployment.outputs)
+
+
+def _schema() -> dict[str, Any]:
+    return dict(json.loads(SCHEMA.read_text()))
 
 
 def _read_source(token: str, inputs: Mapping[str, Any]) -> "Source | None":

@@ -31,7 +31,14 @@ from stacks.provider.resource import Object, Provider
 given = json.loads((Path(__file__).parent / "program.json").read_text())
 made = Object("made", given["manifest"], pulumi.ResourceOptions(provider=Provider("here")))
 inputs = given["inputs"] | {key: made.id.apply(lambda _, key=key: given["inputs"][key]) for key in given["later"]}
-pulumi.ComponentResource("tidemill:index:Deployment", "llm", inputs, remote=True)
+
+
+class Deployment(pulumi.ComponentResource):
+    def __init__(self, name, args):
+        super().__init__("tidemill:index:Deployment", name, args | {"endpoint": None}, remote=True)
+
+
+pulumi.export("answer", Deployment("llm", inputs).endpoint.apply(lambda url: url + "/v1"))
 """
 
 
