@@ -38,19 +38,20 @@ function follow(root) {
     const stops = lost.length ? `stops ${namesOf(lost)}: ${shares.join(" and ")}` : "stops no unit that is on";
     line(answer, `${title} lost${when()}: ${stops}${off.length ? `; ${namesOf(off)} off` : ""}.`);
   }
+  function tellUnit(unit, node) {
+    const { name, short } = facts.units[unit];
+    const spare = facts.spares.length ? `It can move to a spare: ${facts.spares.join(", ")}.` : "No node is a spare: it stays out until repair.";
+    line(answer, `${short} needs all of its nodes. ${spare}`);
+    line(answer, "Its pods: ", code(`kubectl -n ${facts.namespace} get pods -l ${facts.label}=${name} -o wide`));
+    line(answer, "The day without it: ", code(`tidemill simulate SPEC --fail ${facts.nodes[node].name}@${hhmm(Number(slider.value))}`));
+  }
   function tellNode(node) {
-    const fact = facts.nodes[node];
-    const unit = facts.units[fact.unit];
-    line(answer, `${fact.name}: ${unit ? unit.name : fact.why || "idle"}`);
-    tellLoss(fact.name, [node]);
-    for (const [kind, place] of Object.entries(fact.places)) {
+    const { name, unit, why, places } = facts.nodes[node];
+    line(answer, `${name}: ${facts.units[unit]?.name ?? (why || "idle")}`);
+    tellLoss(name, [node]);
+    for (const [kind, place] of Object.entries(places)) {
       if (place) tellLoss(`${place}, its ${kind},`, inPlace(kind, place));
     }
-    if (!unit) return;
-    const spare = facts.spares.length ? `It can move to a spare: ${facts.spares.join(", ")}.` : "No node is a spare: it stays out until repair.";
-    line(answer, `${unit.short} needs all of its nodes. ${spare}`);
-    line(answer, "Its pods: ", code(`kubectl -n ${facts.namespace} get pods -l ${facts.label}=${unit.name} -o wide`));
-    line(answer, "The day without it: ", code(`tidemill simulate SPEC --fail ${fact.name}@${hhmm(Number(slider.value))}`));
   }
   const inPlace = (kind, place) => facts.nodes.flatMap((fact, node) => (fact.places[kind] === place ? [node] : []));
 
@@ -68,9 +69,11 @@ function follow(root) {
     else if (chosen.nodes.length) tellLoss(chosen.title, chosen.nodes);
     else if (chosen.title) line(answer, `Nothing here is called ${chosen.title}.`);
     else {
-      line(answer, `${on.size} of ${facts.units.length} units are on${when()}.`);
+      const inUse = facts.nodes.filter(({ unit }) => on.has(unit)).length;
+      line(answer, `${on.size} of ${facts.units.length} units are on${when()}, on ${inUse} of ${facts.nodes.length} nodes.`);
       line(answer, "Point at a node, or find one by name, to see what fails with it.");
     }
+    if (units.size === 1) tellUnit([...units][0], chosen.nodes[0]);
     clock.textContent = hhmm(Number(slider.value));
     document.documentElement.style.setProperty("--now", slider.value / 14.4);
   }

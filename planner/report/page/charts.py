@@ -1,14 +1,14 @@
-"""The bars of the page: memory, speed, stages of a layer, links, money and the KV cache. Words come from the report."""
+"""The bars of the page: memory, speed, the stages of a layer, money and the KV cache. Words come from the report."""
 
 from collections.abc import Iterator
 
 from planner.estimate.throughput.dimensions import Seconds
 from planner.estimate.throughput.overlap import LayerTimeline, Span, one_layer
 from planner.facts.quantities import US_PER_S
+from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from planner.plan.row import Row
 from planner.report.page.figures import Bar, Bars, Figure, Mark, Segment, Table, by_phase
-from planner.report.report import Report, format_range, format_value
+from planner.report.report import Report
 
 __all__ = ["show_cost", "show_kv_cache", "show_memory", "show_speed", "show_stages"]
 
@@ -17,15 +17,15 @@ MEMORY = {
     "activation_bytes": "activations",
     "buffer_bytes": "exchange buffers",
     "reserve_bytes": "reserve: CUDA graphs, libraries",
-    "kv_bytes": "KV cache",
 }
+KV = {"kv_bytes": "KV cache"}
 SPEEDS = {
-    "ttft_ms": "TTFT, mean",
-    "ttft_p99_ms": "TTFT, 99th percentile",
-    "tpot_ms": "TPOT, mean",
-    "tpot_p99_ms": "TPOT, 99th percentile",
-    "tokens_per_s_per_gpu": "rate of a GPU",
-    "tokens_per_s_per_user": "rate of a user",
+    "ttft_ms": ("TTFT, mean", "ms"),
+    "ttft_p99_ms": ("TTFT, 99th percentile", "ms"),
+    "tpot_ms": ("TPOT, mean", "ms"),
+    "tpot_p99_ms": ("TPOT, 99th percentile", "ms"),
+    "tokens_per_s_per_gpu": ("rate of a GPU", "tokens/s"),
+    "tokens_per_s_per_user": ("rate of a user", "tokens/s"),
 }
 STAGES = {
     "attention": "attention",
@@ -46,69 +46,65 @@ MONEY = {
     "range": "income from the slowest to the fastest speed",
     "mid": "expected income",
 }
+OF_A_DAY = {"usd_per_day": "cost", "answered_share": "answered", "revenue_usd_per_day": "income", "margin": "margin"}
+OF_A_STATE = {
+    "hours": "hours",
+    "nodes": "nodes",
+    "usd": "cost",
+    "usd_per_hour": "cost of an hour",
+    "answered_share": "answered",
+    "revenue_usd": "income",
+    "margin": "margin",
+}
 
 
 def show_memory(plan: Plan, report: Report) -> Iterator[Figure]:
     """Yield the memory of one GPU, a bar for each phase."""
     bars, rows = [], []
-    for phase, _ in by_phase(plan.memory):
-        begin, segments, words = 0.0, [], []
-        for name, title in MEMORY.items():
-            row = report.find(f"memory.{phase}", name)
-            if row is not None and not isinstance(row.value, str):
-                segments.append(Segment(begin, begin + row.value, name, f"{title} {format_value(row)}"))
-                begin += row.value
-                words.append(format_value(row))
-        if not words:
-            continue  # a rendered folder keeps no figures
-        tokens = report.text(f"memory.{phase}", "kv_tokens")
+    for phase, each in by_phase(plan.memory):
+        section = f"memory.{phase}"
+        words = [report.text(section, name) for name in (MEMORY | KV)]
+        ends = [0]
+        for name in MEMORY:
+            ends.append(ends[-1] + getattr(each, name))
+        ends.append(each.gpu_bytes)
+        segments = [
+            Segment(begin, end, kind, f"{title} {size}")
+            for begin, end, (kind, title), size in zip(ends, ends[1:], (MEMORY | KV).items(), words, strict=False)
+        ]
+        tokens = report.text(section, "kv_tokens")
         bars.append(Bar(phase, f"{words[-1]} for KV: {tokens} tokens", segments))
-        rows.append((phase, *words, report.text(f"memory.{phase}", "gpu_bytes"), tokens))
+        rows.append((phase, *words, report.text(section, "gpu_bytes"), tokens))
     if bars:
-        table = Table(("phase", *MEMORY.values(), "usable in all", "KV tokens that fit"), rows)
-        yield Bars("One GPU", bars, table, legend=MEMORY)
+        table = Table(("phase", *(MEMORY | KV).values(), "usable in all", "KV tokens that fit"), rows)
+        yield Bars("One GPU", bars, table, legend=MEMORY | KV)
 
 
 def show_speed(plan: Plan, report: Report) -> Iterator[Figure]:
     """Yield each phase's latencies and rates with their ranges, and what the SLO promises."""
     for phase, each in by_phase(plan.performance):
-        section = f"performance.{phase}"
         if each.not_predicted:
             yield Table(("why its speed is not predicted",), [(each.not_predicted,)], phase)
             continue
-        bars, rows = [], []
-        for name, title in SPEEDS.items():
-            row = report.find(section, name)
-            if row is not None:
-                bars.append(_range_bar(report, section, row, title))
-                promised = report.text(section, f"slo.{name}.promised")
-                rows.append((title, *_range_words(row), row.unit, promised or "-"))
-        table = Table(("", "low", "expected", "high", "unit", "promised"), rows)
+        bars = [_range_bar(plan, report, phase, name) for name in SPEEDS if getattr(each, name) is not None]
         legend = {"range": "low to high", "mid": "expected"} | ({"promise": "promised (slo)"} if each.slo else {})
+        table = Table(("figure", "expected, and its range"), [(bar.label, bar.words) for bar in bars])
         yield Bars(phase, bars, table, legend=legend, note=each.evidence.why if each.evidence else "", alike=False)
 
 
-def _range_bar(report: Report, section: str, row: Row, title: str) -> Bar:
-    assert row.low is not None
-    assert row.high is not None
-    assert not isinstance(row.value, str)
-    low, mid, high = _range_words(row)
-    words = f"{mid} {row.unit} ({low} to {high})"
-    marks = [Mark(row.value, "mid")]
-    promised = report.find(section, f"slo.{row.name}.promised")
-    if promised is not None and not isinstance(promised.value, str):
-        marks.append(Mark(promised.value, "promise"))
-        verdict = report.text(section, row.name.replace("_ms", "_promise"))
-        words += f"; {format_value(promised)} {row.unit} is promised: {verdict}"
-    return Bar(title, words, [Segment(row.low, row.high, "range", words)], marks)
+def _range_bar(plan: Plan, report: Report, phase: Phase, name: str) -> Bar:
+    each, section = (plan.performance or {})[phase], f"performance.{phase}"
+    (title, unit), estimate = SPEEDS[name], getattr(each, name)
+    mid, ends = report.value_and_range(section, name)
+    words, marks = f"{mid} {unit} {ends}", [Mark(estimate.mid, "mid")]
+    if promise := next((promise for promised, promise in (each.slo or {}).items() if promised == name), None):
+        marks.append(Mark(promise.promised, "promise"))
+        verdict = report.text(section, name.replace("_ms", "_promise"))
+        words += f"; {report.text(section, f'slo.{name}.promised')} {unit} is promised: {verdict}"
+    return Bar(title, words, [Segment(estimate.low, estimate.high, "range", words)], marks)
 
 
-def _range_words(row: Row) -> tuple[str, str, str]:
-    low, high = format_range(row)
-    return low, format_value(row), high
-
-
-def show_stages(plan: Plan) -> Iterator[Figure]:
+def show_stages(plan: Plan, _: Report) -> Iterator[Figure]:
     """Yield the timeline of one MoE layer, with its micro-batches on their two tracks."""
     for phase, each in by_phase(plan.performance):
         if each.stages_us:
@@ -119,121 +115,106 @@ def show_stages(plan: Plan) -> Iterator[Figure]:
 
 
 def _timeline(title: str, timeline: LayerTimeline) -> Bars:
-    whole = timeline.seconds * US_PER_S
-    tracks = dict.fromkeys((span.micro_batch, span.track) for span in timeline.spans)
-    bars = [
-        Bar(
-            f"{'compute' if track == 'compute' else 'exchange'} {number + 1}",
-            "",
-            [
-                part
-                for span in timeline.spans
-                if (span.micro_batch, span.track) == (number, track)
-                for part in _segments(span, whole)
-            ],
-        )
-        for number, track in sorted(tracks)
-    ]
+    whole, exposed = timeline.seconds * US_PER_S, timeline.exposed * US_PER_S
+    spans = [span for span in timeline.spans if span.lasts]
+    tracks: dict[str, list[Segment]] = {}
+    for span in sorted(spans, key=lambda each: (each.micro_batch, each.track)):
+        track = f"{'compute' if span.track == 'compute' else 'exchange'} {span.micro_batch + 1}"
+        tracks.setdefault(track, []).extend(_segments(span, whole))
     rows = [
         (span.name, f"{span.micro_batch + 1}", f"{span.begins * US_PER_S:,.1f}", f"{span.lasts * US_PER_S:,.1f}")
-        for span in timeline.spans
-        if span.lasts
+        for span in spans
     ]
-    exposed = timeline.exposed * US_PER_S
-    note = f"A layer takes {whole:,.1f} µs, {exposed:,.1f} µs of them waiting for exchanges."
-    table = Table(("stage", "micro-batch", "begins µs", "lasts µs"), rows)
-    return Bars(title, bars, table, legend=STAGES, note=note)
+    return Bars(
+        title,
+        [Bar(track, "", segments) for track, segments in tracks.items()],
+        Table(("stage", "micro-batch", "begins µs", "lasts µs"), rows),
+        legend=STAGES,
+        note=f"A layer takes {whole:,.1f} µs, {exposed:,.1f} µs of them waiting for exchanges.",
+    )
 
 
 def _segments(span: Span, whole: float) -> Iterator[Segment]:
     """Yield a span as it recurs in every layer: what passes the end of one goes on at the start of the next."""
-    begin, lasts = span.begins * US_PER_S % whole, span.lasts * US_PER_S
+    begin, lasts, kind = span.begins * US_PER_S % whole, span.lasts * US_PER_S, _stage_kind(span.name)
     words = f"{span.name} {lasts:,.1f} µs"
-    if lasts:
-        yield Segment(begin, min(begin + lasts, whole), _stage_kind(span.name), words)
-        if begin + lasts > whole:
-            yield Segment(0.0, begin + lasts - whole, _stage_kind(span.name), words)
+    yield Segment(begin, min(begin + lasts, whole), kind, words)
+    if begin + lasts > whole:
+        yield Segment(0.0, begin + lasts - whole, kind, words)
 
 
 def _stage_kind(name: str) -> str:
-    if name in ("dispatch", "combine", "experts"):
-        return name
-    last = name.split()[-1]
-    return last if last in ("issue", "wait") else {"shared expert": "shared", "sum": "gate"}.get(name, name.split()[0])
+    """Return the kind of `attention 1`, `dispatch wait` or `shared expert`."""
+    first, last = name.split()[0], name.split()[-1]
+    return last if last in ("issue", "wait") else "gate" if first == "sum" else first
 
 
 def show_cost(plan: Plan, report: Report) -> Iterator[Figure]:
     """Yield a day's cost and income, and how they change with speed, traffic and prices."""
-    if plan.cost is None:
+    cost = plan.cost
+    if cost is None:
         return
     bars = [Bar("cost", f"{report.text('cost', 'usd_per_day')} a day", _cost_segments(plan, report))]
-    cases = {case.name: f"cost.cases.{case.name}" for case in plan.cost.cases}
-    incomes = {case.name: case.revenue_usd_per_day or 0.0 for case in plan.cost.cases}
-    if plan.cost.revenue_usd_per_day is not None:
-        slow, fast = (incomes.get(f"the {end} speed", plan.cost.revenue_usd_per_day) for end in ("slowest", "fastest"))
+    income = cost.revenue_usd_per_day
+    if income is not None:
+        incomes = {case.name: case.revenue_usd_per_day for case in cost.cases}
+        slow, fast = (incomes.get(f"the {end} speed") or income for end in ("slowest", "fastest"))
         words = f"{report.text('cost', 'revenue_usd_per_day')} a day at the expected speed"
-        segment = Segment(slow, fast, "range", "from the slowest to the fastest speed")
-        bars.append(Bar("income", words, [segment], [Mark(plan.cost.revenue_usd_per_day, "mid")]))
-    names = ("usd_per_day", "answered_share", "revenue_usd_per_day", "margin")
-    days = {"all as expected": "cost"} | cases
-    rows = [(day, *(report.text(section, name) or "-" for name in names)) for day, section in days.items()]
-    kinds = {each.kind for bar in bars for each in bar.segments}
-    legend = {kind: words for kind, words in MONEY.items() if kind in kinds}
-    yield Bars("A day", bars, _states_table(plan, report), legend=legend, note=_freed(report))
-    yield Table(("a day with the same units and", "cost", "answered", "income", "margin"), rows, "What if")
+        bars.append(Bar("income", words, [Segment(slow, fast, "range", MONEY["range"])], [Mark(income, "mid")]))
+    kinds = {each.kind for bar in bars for each in bar.segments} | {each.kind for bar in bars for each in bar.marks}
+    hours, worth = (report.text("cost.freed", name) for name in ("node_hours_per_day", "usd_per_day"))
+    states = [
+        (
+            at,
+            *(
+                report.text(f"cost.states.{at}", name) or report.text(f"schedule.steps.{at}", name)
+                for name in OF_A_STATE
+            ),
+        )
+        for at in (each.at for each in cost.states)
+    ]
+    yield Bars(
+        "A day",
+        bars,
+        Table(("from", *OF_A_STATE.values()), states),
+        legend={kind: words for kind, words in MONEY.items() if kind in kinds},
+        note=f"Units that are off leave {hours} node-hours a day to other work, worth {worth}."
+        if worth != "$0"
+        else "",
+    )
+    days = {"all as expected": "cost"} | {case.name: f"cost.cases.{case.name}" for case in cost.cases}
+    cases = [(day, *(report.text(section, name) or "-" for name in OF_A_DAY)) for day, section in days.items()]
+    yield Table(("a day with the same units and", *OF_A_DAY.values()), cases, "What if")
 
 
 def _cost_segments(plan: Plan, report: Report) -> list[Segment]:
-    assert plan.cost is not None
-    parts = [(f"{phase}", f"cost.phases.{phase}", "usd_per_day") for phase, _ in by_phase(plan.phases)]
-    parts += [("spares", "cost", "spares_usd_per_day"), ("idle", "cost", "idle_usd_per_day")]
-    segments, begin = [], 0.0
-    for kind, section, name in parts:
-        row = report.find(section, name)
-        if row is not None and not isinstance(row.value, str) and row.value:
-            segments.append(Segment(begin, begin + row.value, kind, f"{kind} {format_value(row)}"))
-            begin += row.value
-    return segments
-
-
-def _states_table(plan: Plan, report: Report) -> Table:
-    names = ("nodes", "hours", "usd", "usd_per_hour", "answered_share", "revenue_usd", "margin")
-    rows = [
-        (
-            each.at,
-            *(
-                report.text(f"cost.states.{each.at}", name) or report.text(f"schedule.steps.{each.at}", name) or "-"
-                for name in names
-            ),
-        )
-        for each in (plan.cost.states if plan.cost else ())
+    """Return the parts of a day's cost that are not nothing."""
+    cost = plan.cost
+    assert cost is not None
+    parts: list[tuple[str, float, str, str]] = [
+        *((phase, each.usd_per_day, f"cost.phases.{phase}", "usd_per_day") for phase, each in by_phase(cost.phases)),
+        ("spares", cost.spares_usd_per_day, "cost", "spares_usd_per_day"),
+        ("idle", cost.idle_usd_per_day, "cost", "idle_usd_per_day"),
     ]
-    return Table(("from", "nodes", "hours", "cost", "an hour", "answered", "income", "margin"), rows)
-
-
-def _freed(report: Report) -> str:
-    hours = report.find("cost.freed", "node_hours_per_day")
-    if hours is None or not hours.value:
-        return "All nodes are on all day."
-    worth = report.text("cost.freed", "usd_per_day")
-    return f"{format_value(hours)} node-hours a day are free for other work, worth {worth}."
+    segments, begin = [], 0.0
+    for kind, usd, section, name in parts:
+        if usd:
+            segments.append(Segment(begin, begin + usd, kind, f"{MONEY[kind]} {report.text(section, name)}"))
+            begin += usd
+    return segments
 
 
 def show_kv_cache(plan: Plan, report: Report) -> Iterator[Figure]:
     """Yield what caches of several sizes would hit and save."""
-    if plan.kv_cache is None or not plan.kv_cache.sizes:
-        return
     bars, rows = [], []
-    for key in (key for (key,) in report.keys("kv_cache.sizes.*")):
-        section = f"kv_cache.sizes.{key}"
-        hits = report.find(section, "hit_rate")
-        if hits is None or isinstance(hits.value, str):
-            continue
-        each, every, saved = (report.text(section, name) for name in ("bytes_per_node", "bytes", "saved_nodes"))
-        words = f"{format_value(hits)} hits, {each} a node, saves {saved} nodes"
-        bars.append(Bar(f"kept {key}", words, [Segment(0.0, hits.value, "link", words)]))
-        rows.append((key, format_value(hits), each, every, saved))
-    table = Table(("kept after last use", "hit rate", "bytes a node", "bytes in all", "nodes saved"), rows)
-    hit_rate = report.text("kv_cache", "hit_rate")
-    note = f"Hits are those of Mooncake's conversations. This spec's traffic.cache_hit_rate is {hit_rate}."
-    yield Bars("Hit rate by how long blocks are kept", bars, table, note=note)
+    for size in plan.kv_cache.sizes if plan.kv_cache else ():
+        names = ("hit_rate", "bytes_per_node", "saved_nodes", "bytes")
+        hits, each, saved, every = (report.text(f"kv_cache.sizes.{size.keep_s:g} s", name) for name in names)
+        words = f"{hits} hits, {each} a node, saves {saved} nodes"
+        bars.append(Bar(f"kept {size.keep_s:g} s", words, [Segment(0.0, size.hit_rate, "link", words)]))
+        rows.append((f"{size.keep_s:g} s", hits, each, every, saved))
+    if bars:
+        table = Table(("kept after last use", "hit rate", "bytes a node", "bytes in all", "nodes saved"), rows)
+        hit_rate = report.text("kv_cache", "hit_rate")
+        note = f"Hits are those of Mooncake's conversations. This spec's traffic.cache_hit_rate is {hit_rate}."
+        yield Bars("Hit rate by how long blocks are kept", bars, table, note=note)

@@ -1,150 +1,122 @@
 """The day of each phase: its units, one upon the other, against the traffic that asks for them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, hh_mm, minute_of, periods
 from planner.facts.terms import Phase
+from planner.plan.expected import StretchDemand
 from planner.plan.plan import Plan
 from planner.plan.row import Row
+from planner.plan.sections import Step
 from planner.report.page.figures import Area, Line, Steps, Table, by_phase
-from planner.report.report import format_value
+from planner.report.report import Report, format_value
 
 __all__ = ["show_day"]
 
+Counts = Sequence[tuple[int, int, int]]  # begin, end, units that are on: the day from midnight
+
 LABEL_HOURS = 3
 STRIP = 1.05, 1.09  # of the highest value
+HEAD = ("from", "to", "units on", "asked tokens/s", "at the operating point", "at most", "load over the most")
 
 
-class Part(NamedTuple):
-    """Minutes of the day in which nothing changes. Rates are None if the phase's speed or traffic is unknown."""
-
-    begin: int
-    end: int
-    units: int
-    most: float | None = None
-    served: float | None = None
-    asked: float | None = None
-
-
-def show_day(plan: Plan) -> Iterator[Steps]:
-    """Yield the day of each phase; none where all units are always on and nothing asks for tokens."""
-    if plan.schedule is None and not plan.demand:
-        return
-    for phase, _ in by_phase(plan.phases):
-        parts = list(_parts(plan, phase))
-        yield _with_traffic(plan, phase, parts) if parts[0].asked is not None else _units_alone(plan, phase, parts)
+def show_day(plan: Plan, _: Report) -> Iterator[Steps]:
+    """Yield the day of each phase, then its other days; none where nothing changes over the day."""
+    for phase, _shape in by_phase(plan.phases):
+        counts = _count_units(plan, phase, plan.schedule.steps if plan.schedule else ())
+        demand = (plan.demand or {}).get(phase)
+        if demand and demand.stretches:
+            yield _with_traffic(plan, phase, counts, demand.stretches)
+        elif plan.schedule:
+            yield _units_on(plan, phase, counts, phase)
+    for other in plan.schedule.other_days if plan.schedule else ():
+        for phase, _shape in by_phase(plan.phases):
+            yield _units_on(plan, phase, _count_units(plan, phase, other.steps), f"{phase} on {', '.join(other.days)}")
 
 
-def _parts(plan: Plan, phase: Phase) -> Iterator[Part]:
-    """Yield the day's parts from midnight."""
-    steps = sorted(plan.schedule.steps, key=lambda step: step.at) if plan.schedule else ()
-    counts = [(minute_of(step.at), getattr(step, f"{phase}_units") or 0) for step in steps]
-    counts = counts or [(0, len(plan.units_of(phase)))]
-    demand = (plan.demand or {}).get(phase)
-    for each in demand.stretches if demand else ():
-        begin = minute_of(each.at)
-        rates = each.most_tokens_per_s, each.served_tokens_per_s, each.asked_tokens_per_s
-        yield Part(begin, begin + each.minutes, _count_at(counts, begin), *rates)
-    if demand is None or not demand.stretches:
-        cuts = sorted({0, *(minute for minute, _ in counts), DAY_MINUTES})
-        yield from (Part(begin, end, _count_at(counts, begin)) for begin, end in pairwise(cuts))
+def _count_units(plan: Plan, phase: Phase, steps: Sequence[Step]) -> Counts:
+    """Return the units that are on, from midnight; before the first step they are those of the last."""
+    found = sorted((minute_of(step.at), getattr(step, f"{phase}_units")) for step in steps)
+    starts = dict([(0, found[-1][1] if found else len(plan.units_of(phase))), *found])
+    return [(begin, end, starts[begin]) for begin, end in pairwise([*starts, DAY_MINUTES])]
 
 
-def _count_at(counts: Sequence[tuple[int, int]], minute: int) -> int:
-    """Return the units that are on; before the first time of the day they are those of the last."""
-    return max((each for each in counts if each[0] <= minute), default=counts[-1])[1]
-
-
-def _units_alone(plan: Plan, phase: Phase, parts: Sequence[Part]) -> Steps:
-    rows = [(*_times(part), str(part.units)) for part in parts]
-    table = Table(("from", "to", "units on"), rows)
-    return _day(plan, phase, _unit_areas(phase, parts, 1.0), (), "units", table, {}, "")
-
-
-def _with_traffic(plan: Plan, phase: Phase, parts: Sequence[Part]) -> Steps:
-    per_unit = max((part.most / part.units for part in parts if part.most and part.units), default=0.0)
-    lines = [Line("served", _corners(parts, "served")), Line("asked", _corners(parts, "asked"))]
-    legend = {"asked": "what traffic asks for", "served": "what units make at their operating point"}
-    note = "The units make what traffic asks for in every hour, at the expected speed."
-    short = [part for part in parts if part.asked is not None and part.asked > (part.most or 0.0)]
-    areas = _unit_areas(phase, parts, per_unit)
-    if short:
-        legend |= {"beyond": "too few units: some of it waits or is refused"}
-        times = periods((part.begin, part.end - part.begin) for part in short)
-        note = f"Traffic asks for more than the units make at most: {times}."
-        areas.append(_strip(parts, short))
-    head = ("from", "to", "units on", "asked tokens/s", "at the operating point", "at most", "load over the most")
-    return _day(plan, phase, areas, lines, "tokens/s", Table(head, [_row(part) for part in parts]), legend, note)
-
-
-def _strip(parts: Sequence[Part], short: Sequence[Part]) -> Area:
-    """Return a strip above the day, over the times that are `short` of units."""
-    top = max(max(part.most or 0.0, part.asked or 0.0) for part in parts)
-    low, high = (top * side for side in STRIP)
-    return Area("beyond", [(part.begin, part.end, low, high) for part in short], "too few units")
-
-
-def _day(
-    plan: Plan,
-    phase: Phase,
-    areas: Sequence[Area],
-    lines: Sequence[Line],
-    y_title: str,
-    table: Table,
-    legend: dict[str, str],
-    note: str,
-) -> Steps:
+def _units_on(plan: Plan, phase: Phase, counts: Counts, title: str, height: float = 1.0) -> Steps:
+    """Return the day with an area for each unit, `height` high."""
+    areas = [
+        Area(
+            f"unit {phase}",
+            [(begin, end, index * height, (index + 1) * height) for begin, end in _hours_on(counts, index)],
+            f"{phase}-{index}",
+        )
+        for index in range(max(units for *_, units in counts))
+    ]
     hours = range(0, DAY_MINUTES + 1, LABEL_HOURS * HOUR_MINUTES)
     return Steps(
-        title=phase,
+        title=title,
         end=DAY_MINUTES,
         labels=[(minute, f"{minute // HOUR_MINUTES:02}:00") for minute in hours],
         areas=areas,
-        lines=lines,
-        table=table,
-        legend={f"unit {phase}": "units that are on, one upon the other"} | legend,
-        y_title=y_title,
-        note=note,
+        lines=(),
+        table=Table(HEAD[:3], [(hh_mm(begin), hh_mm(end), str(units)) for begin, end, units in counts]),
+        legend={f"unit {phase}": "units that are on, one upon the other"},
+        y_title="units",
         least_step=1.0,
         has_clock=plan.switches_units,
     )
 
 
-def _unit_areas(phase: Phase, parts: Sequence[Part], height: float) -> list[Area]:
-    """Return an area for each unit, over the hours in which it is on."""
-    most = max(part.units for part in parts)
-    return [
-        Area(
-            f"unit {phase}",
-            [(begin, end, index * height, (index + 1) * height) for begin, end in _hours_on(parts, index)],
-            f"{phase}-{index}",
-        )
-        for index in range(most)
-    ]
-
-
-def _hours_on(parts: Sequence[Part], index: int) -> list[tuple[int, int]]:
-    """Return when more than `index` units are on, adjacent parts joined."""
+def _hours_on(counts: Counts, index: int) -> list[tuple[int, int]]:
+    """Return when more than `index` units are on, adjacent hours joined."""
     found: list[tuple[int, int]] = []
-    for part in parts:
-        if part.units > index:
-            joins = bool(found) and found[-1][1] == part.begin
-            begin = found.pop()[0] if joins else part.begin
-            found.append((begin, part.end))
+    for begin, end, units in counts:
+        if units > index:
+            joins = bool(found) and found[-1][1] == begin
+            found.append((found.pop()[0] if joins else begin, end))
     return found
 
 
-def _corners(parts: Sequence[Part], name: str) -> list[tuple[float, float]]:
-    return [(minute, getattr(part, name)) for part in parts for minute in (part.begin, part.end)]
+def _with_traffic(plan: Plan, phase: Phase, counts: Counts, stretches: Sequence[StretchDemand]) -> Steps:
+    """Return the day with units as high as the tokens/s that they make at most."""
+    times = [(minute_of(each.at), minute_of(each.at) + each.minutes, each) for each in stretches]
+    units = [next(units for begin, end, units in counts if begin <= minute < end) for minute, *_ in times]
+    most_of_one = max(
+        (each.most_tokens_per_s / on for on, each in zip(units, stretches, strict=True) if on), default=0.0
+    )
+    day = _units_on(plan, phase, counts, phase, most_of_one)
+    short = [(begin, end) for begin, end, each in times if each.asked_tokens_per_s > each.most_tokens_per_s]
+    top = max(day.reach, *(each.asked_tokens_per_s for each in stretches))
+    strip = [(begin, end, top * STRIP[0], top * STRIP[1]) for begin, end in short]
+    return replace(
+        day,
+        areas=[*day.areas, *([Area("beyond", strip, "too few units")] if short else [])],
+        lines=[
+            Line("served", [(at, each.served_tokens_per_s) for *sides, each in times for at in sides]),
+            Line("asked", [(at, each.asked_tokens_per_s) for *sides, each in times for at in sides]),
+        ],
+        table=Table(HEAD, [_row(*each, on) for each, on in zip(times, units, strict=True)]),
+        legend=_legend(day.legend, is_short=bool(short)),
+        y_title="tokens/s",
+        least_step=0.0,
+        note=_say_short(short),
+    )
 
 
-def _row(part: Part) -> tuple[str, ...]:
-    rates = (format_value(Row("", "", value or 0.0, "tokens/s")) for value in (part.asked, part.served, part.most))
-    load = format_value(Row("", "", (part.asked or 0.0) / part.most, "share")) if part.most else "no unit"
-    return (*_times(part), str(part.units), *rates, load)
+def _legend(units: dict[str, str], *, is_short: bool) -> dict[str, str]:
+    beyond = {"beyond": "too few units: some of it waits or is refused"} if is_short else {}
+    return units | {"asked": "what traffic asks for", "served": "what units make at their operating point"} | beyond
 
 
-def _times(part: Part) -> tuple[str, str]:
-    return hh_mm(part.begin), "24:00" if part.end == DAY_MINUTES else hh_mm(part.end)
+def _say_short(short: Sequence[tuple[int, int]]) -> str:
+    if not short:
+        return "At the expected speed the units make what traffic asks for in every hour."
+    times = periods((begin, end - begin) for begin, end in short)
+    return f"Traffic asks for more than the units make at most: {times}."
+
+
+def _row(begin: int, end: int, each: StretchDemand, units: int) -> tuple[str, ...]:
+    rates = (each.asked_tokens_per_s, each.served_tokens_per_s, each.most_tokens_per_s)
+    load = format_value(Row("", "", rates[0] / rates[2], "share")) if rates[2] else "no unit"
+    return hh_mm(begin), hh_mm(end), str(units), *(format_value(Row("", "", rate, "tokens/s")) for rate in rates), load

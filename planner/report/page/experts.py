@@ -6,6 +6,7 @@ from planner.estimate.gpu_loads import GpuLoads
 from planner.plan.plan import Plan
 from planner.plan.sections import Map
 from planner.report.page.figures import Area, Figure, Line, Steps, Table, by_phase
+from planner.report.report import Report
 
 __all__ = ["show_experts"]
 
@@ -15,7 +16,7 @@ NUM_LABELS = 8
 LOAD = "load over mean"
 
 
-def show_experts(plan: Plan) -> Iterator[Figure]:
+def show_experts(plan: Plan, _: Report) -> Iterator[Figure]:
     """Yield two figures for each phase. Phases on a single GPU have nothing to balance."""
     for phase, balance in by_phase(plan.balance):
         expert_map = plan.expert_maps[balance.expert_map]

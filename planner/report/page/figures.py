@@ -8,7 +8,7 @@ A figure of one plan is drawn to the scale of the larger of two, so that before 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, floor, log10
 from typing import TypeVar
 
@@ -73,7 +73,7 @@ class Bars:
     title: str
     bars: Sequence[Bar]
     table: Table
-    legend: Mapping[str, str] | None = None  # kind -> words
+    legend: Mapping[str, str] = field(default_factory=dict)  # kind -> words
     note: str = ""
     alike: bool = True
     form = "bars"
@@ -106,7 +106,7 @@ class Steps:
     areas: Sequence[Area]
     lines: Sequence[Line]
     table: Table
-    legend: Mapping[str, str]
+    legend: dict[str, str]
     y_title: str
     note: str = ""
     least_step: float = 0.0  # between the numbers of its axis

@@ -71,12 +71,12 @@ def _sections(plan: Plan, before: Plan | None) -> Iterable[Section]:
     """Yield the sections in the order of what readers ask."""
     yield Section("nodes", "Nodes", NODES_INTRO, [(show_nodes(before) if before else None, show_nodes(plan))])
     as_scheduled = AS_SCHEDULED if plan.switches_units and not plan.kubernetes.controller else ""
-    yield _section("day", "The day", as_scheduled, lambda each, _: show_day(each), plan, before)
+    yield _section("day", "The day", as_scheduled, show_day, plan, before)
     yield _section("speed", "Speed", "", show_speed, plan, before)
     yield _section("cost", "Cost and income", as_scheduled, show_cost, plan, before)
     yield _section("memory", "Memory", "", show_memory, plan, before)
-    yield _section("experts", "Experts", "", lambda each, _: show_experts(each), plan, before)
-    yield _section("stages", "One MoE layer, stage by stage", "", lambda each, _: show_stages(each), plan, before)
+    yield _section("experts", "Experts", "", show_experts, plan, before)
+    yield _section("stages", "One MoE layer, stage by stage", "", show_stages, plan, before)
     yield _section("kv", "KV cache", "", show_kv_cache, plan, before)
     yield _section("why", "Decided and assumed", "", _lists, plan, before)
 
@@ -91,7 +91,7 @@ def _section(
 ) -> Section:
     """Return a section with the figures of one plan or of two, drawn to the same scales."""
     new = list(show(plan, Report(plan.report or ())))
-    old = list(show(before, Report(before.report or ()))) if before else []
+    old = list(show(before, Report(before.report))) if before and before.report else []  # a folder keeps no figures
     pairs = [(_draw(old_one, new_one), _draw(new_one, old_one)) for old_one, new_one in zip_longest(old, new)]
     return Section(key, title, intro, pairs)
 

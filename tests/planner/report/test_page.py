@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from planner.cli import main
 from planner.compiler import compile_plan
 from planner.facts.digest import pretty_json
+from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.report.page.day import show_day
 from planner.report.page.figures import Bar, Bars, Line, Segment, Steps, Table, draw
 from planner.report.page.nodes import show_nodes
 from planner.report.page.page import plan_page
-from planner.report.report import format_value
+from planner.report.report import Report, format_value
 from planner.rules.check import check_spec
 from tests.planner.test_shipped_specs import SPECS
 
@@ -83,11 +84,38 @@ def test_bars_are_as_wide_as_their_bytes(shipped):
 
 def test_the_day_is_short_where_the_plan_says_so(shipped):
     """The times of the strip above decode's units last as many hours as the plan counts, and are the ones it names."""
-    _, decode = show_day(shipped)
+    _, decode = show_day(shipped, Report(shipped.report))
     (strip,) = (area for area in decode.areas if area.kind == "beyond")
 
     assert sum(end - begin for begin, end, *_ in strip.boxes) / 60 == shipped.demand["decode"].hours_beyond
     assert shipped.demand["decode"].times_beyond in decode.note
+
+
+def test_special_days_have_pictures_of_their_own(plan_of, spec_text):
+    """A day with other windows follows the usual one; before the first window the units are those of the last."""
+    windows = [
+        {"at": "06:00", "prefill_units": 2, "decode_units": 1},
+        {"at": "20:00", "prefill_units": 1, "decode_units": 1},
+    ]
+    saturday = {"days": ["saturday"], "windows": windows[1:]}
+    text = spec_text.replace("  units: 1\n", "").replace("nodes: 3", "nodes: 4")
+    plan = plan_of(f"{text}schedule: {json.dumps({'timezone': 'UTC', 'windows': windows, 'other_days': [saturday]})}\n")
+    prefill, _, on_saturday, _ = show_day(plan, Report(plan.report))
+
+    assert [area.boxes for area in prefill.areas] == [[(0, 1440, 0, 1)], [(360, 1200, 1, 2)]]
+    assert (on_saturday.title, len(on_saturday.areas)) == ("prefill on saturday", 1)
+
+
+def test_a_plan_of_before_has_a_page(shipped):
+    """Without the loads, stretches and cases that plans did not have, the figures that need them say less."""
+    document = shipped.as_json()
+    del document["cost"]["cases"]
+    for phase in document["phases"]:
+        del document["balance"][phase]["gpu_loads"], document["demand"][phase]["stretches"]
+    page = plan_page(Plan.model_validate_json(json.dumps(document)))
+
+    assert "after: with the map" in page
+    assert "before: experts in order" not in page
 
 
 def test_a_timeline_waits_as_long_as_the_plan_predicts(shipped):
