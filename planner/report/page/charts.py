@@ -1,4 +1,4 @@
-"""The bars of the page: memory, speed, the stages of a layer, money and the KV cache. Words come from the report."""
+"""Figures of memory, speed, the stages of a layer, money, the KV cache, and reasons. Words come from the report."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,9 @@ from planner.facts.quantities import US_PER_S
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.report.page.figures import Bar, Bars, Figure, Mark, Segment, Table, by_phase
-from planner.report.report import Report
+from planner.report.report import Report, format_value
 
-__all__ = ["show_cost", "show_kv_cache", "show_memory", "show_speed", "show_stages"]
+__all__ = ["show_cost", "show_kv_cache", "show_memory", "show_reasons", "show_speed", "show_stages"]
 
 MEMORY = {
     "weights_bytes": "weights",
@@ -55,6 +55,14 @@ OF_A_STATE = {
     "answered_share": "answered",
     "revenue_usd": "income",
     "margin": "margin",
+}
+
+LISTS = {
+    "decided": "Decided by the planner",
+    "assumed": "Assumed: nobody has published or measured it",
+    "relies_on": "Relied on: only the cluster can show it",
+    "defaults": "Left at its default: nobody wrote it",
+    "overlay": "Changed by kubernetes.overlay",
 }
 
 
@@ -218,3 +226,13 @@ def show_kv_cache(plan: Plan, report: Report) -> Iterator[Figure]:
         hit_rate = report.text("kv_cache", "hit_rate")
         note = f"Hits are those of Mooncake's conversations. This spec's traffic.cache_hit_rate is {hit_rate}."
         yield Bars("Hit rate by how long blocks are kept", bars, table, note=note)
+
+
+def show_reasons(_: Plan, report: Report) -> Iterator[Table]:
+    """Yield what was decided, assumed, relied on and left at its default, each with its reason."""
+    for topic, title in LISTS.items():
+        found = report.section_rows(topic)
+        has_notes = any(row.note for row in found)
+        rows = [(row.name, format_value(row), row.note)[: 2 + has_notes] for row in found]
+        if rows:
+            yield Table(("field", "value", "reason")[: 2 + has_notes], rows, title, is_folded=topic == "defaults")

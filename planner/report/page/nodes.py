@@ -107,7 +107,8 @@ def _units_table(plan: Plan) -> Table:
 def _hours_on(plan: Plan, unit: PlannedUnit) -> str:
     if plan.schedule is None:
         return "all day"
-    return periods((minute_of(step.at), step.minutes) for step in plan.schedule.steps if unit.name in step.units)
+    on = [(minute_of(step.at), step.minutes) for step in plan.schedule.steps if unit.name in step.units]
+    return periods(on) or "on other days alone"
 
 
 def _racks_tables(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> Iterator[Table]:

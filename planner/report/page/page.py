@@ -6,7 +6,7 @@ so a plan gives the same bytes. With the plan before a change, each figure stand
 `templates/report` has the HTML, its style and its script. Every text is escaped there.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
@@ -16,11 +16,12 @@ import jinja2
 from markupsafe import Markup
 
 from planner.plan.plan import Plan
+from planner.plan.row import Row
 from planner.problems.printable import printable, without_passwords
-from planner.report.page.charts import show_cost, show_kv_cache, show_memory, show_speed, show_stages
+from planner.report.page.charts import show_cost, show_kv_cache, show_memory, show_reasons, show_speed, show_stages
 from planner.report.page.day import show_day
 from planner.report.page.experts import show_experts
-from planner.report.page.figures import Drawn, Figure, Table, draw
+from planner.report.page.figures import Drawn, Figure, draw
 from planner.report.page.nodes import Nodes, show_nodes
 from planner.report.report import Report, format_range, format_value
 from planner.report.summary import summary
@@ -28,14 +29,19 @@ from planner.report.summary import summary
 __all__ = ["plan_page"]
 
 Topics = Sequence[tuple[str, Sequence[str]]]
+Show = Callable[[Plan, Report], Iterable[Figure]]
 
-LISTS = {
-    "decided": "Decided by the planner",
-    "assumed": "Assumed: nobody has published or measured it",
-    "relies_on": "Relied on: only the cluster can show it",
-    "defaults": "Left at its default: nobody wrote it",
-    "overlay": "Changed by kubernetes.overlay",
+SECTIONS: Mapping[str, tuple[str, Show]] = {
+    "day": ("The day", show_day),
+    "speed": ("Speed", show_speed),
+    "cost": ("Cost and income", show_cost),
+    "memory": ("Memory", show_memory),
+    "experts": ("Experts", show_experts),
+    "stages": ("One MoE layer, stage by stage", show_stages),
+    "kv": ("KV cache", show_kv_cache),
+    "why": ("Decided and assumed", show_reasons),
 }
+OF_THE_DAY = {"day", "cost"}
 PROBLEMS = {"refusals": "It cannot run", "warnings": "Warnings"}
 NODES_INTRO = "Each square is a node. Nodes of a rack stand together, where the spec names racks."
 AS_SCHEDULED = "This is the day as scheduled. Without kubernetes.controller all units stay on."
@@ -67,49 +73,24 @@ def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = ()) -> s
     )
 
 
-def _sections(plan: Plan, before: Plan | None) -> Iterable[Section]:
-    """Yield the sections in the order of what readers ask."""
+def _sections(plan: Plan, before: Plan | None) -> Iterator[Section]:
     yield Section("nodes", "Nodes", NODES_INTRO, [(show_nodes(before) if before else None, show_nodes(plan))])
     as_scheduled = AS_SCHEDULED if plan.switches_units and not plan.kubernetes.controller else ""
-    yield _section("day", "The day", as_scheduled, show_day, plan, before)
-    yield _section("speed", "Speed", "", show_speed, plan, before)
-    yield _section("cost", "Cost and income", as_scheduled, show_cost, plan, before)
-    yield _section("memory", "Memory", "", show_memory, plan, before)
-    yield _section("experts", "Experts", "", show_experts, plan, before)
-    yield _section("stages", "One MoE layer, stage by stage", "", show_stages, plan, before)
-    yield _section("kv", "KV cache", "", show_kv_cache, plan, before)
-    yield _section("why", "Decided and assumed", "", _lists, plan, before)
+    for key, (title, show) in SECTIONS.items():
+        yield Section(key, title, as_scheduled if key in OF_THE_DAY else "", _pairs(show, plan, before))
 
 
-def _section(
-    key: str,
-    title: str,
-    intro: str,
-    show: Callable[[Plan, Report], Iterable[Figure]],
-    plan: Plan,
-    before: Plan | None,
-) -> Section:
-    """Return a section with the figures of one plan or of two, drawn to the same scales."""
-    new = list(show(plan, Report(plan.report or ())))
-    old = list(show(before, Report(before.report))) if before and before.report else []  # a folder keeps no figures
-    pairs = [(_draw(old_one, new_one), _draw(new_one, old_one)) for old_one, new_one in zip_longest(old, new)]
-    return Section(key, title, intro, pairs)
+def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Drawn | None, Drawn | None]]:
+    """Return the figures of both plans, drawn to the same scales. A rendered folder keeps no figures."""
+    old, new = (list(show(each, Report(each.report))) if each and each.report else [] for each in (before, plan))
+    return [(_draw(old_one, new_one), _draw(new_one, old_one)) for old_one, new_one in zip_longest(old, new)]
 
 
 def _draw(figure: Figure | None, beside: Figure | None) -> Drawn | None:
     return None if figure is None else draw(figure, beside)
 
 
-def _lists(plan: Plan, report: Report) -> Iterable[Table]:
-    for topic, title in LISTS.items():
-        found = report.section_rows(topic)
-        has_notes = any(row.note for row in found)
-        rows = [(row.name, format_value(row), row.note)[: 2 + has_notes] for row in found]
-        if rows:
-            yield Table(("field", "value", "reason")[: 2 + has_notes], rows, title, is_folded=topic == "defaults")
-
-
-def _cells(row: Any) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     low, high = format_range(row)
     return (
         row.section,
