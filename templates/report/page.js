@@ -39,9 +39,8 @@ function follow(root) {
     line(answer, `${title} lost${when()}: ${stops}${off.length ? `; ${namesOf(off)} off` : ""}.`);
   }
   function tellUnit(unit, node) {
-    const { name, short } = facts.units[unit];
-    const spare = facts.spares.length ? `It can move to a spare: ${facts.spares.join(", ")}.` : "No node is a spare: it stays out until repair.";
-    line(answer, `${short} needs all of its nodes. ${spare}`);
+    const { name, short, phase } = facts.units[unit];
+    line(answer, `${short} needs all of its nodes. ${facts.recovery[phase]}`);
     line(answer, "Its pods: ", code(`kubectl -n ${facts.namespace} get pods -l ${facts.label}=${name} -o wide`));
     line(answer, "The day without it: ", code(`tidemill simulate SPEC --fail ${facts.nodes[node].name}@${hhmm(Number(slider.value))}`));
   }

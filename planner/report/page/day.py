@@ -61,7 +61,7 @@ def _units_on(plan: Plan, phase: Phase, counts: Counts, title: str, height: floa
         areas=areas,
         lines=(),
         table=Table(HEAD[:3], [(hh_mm(begin), hh_mm(end), str(units)) for begin, end, units in counts]),
-        legend={f"unit {phase}": "units that are on, one upon the other"},
+        legend={f"unit {phase}": "units that are on, stacked"},
         y_title="units",
         least_step=1.0,
         has_clock=plan.switches_units,
@@ -106,7 +106,9 @@ def _with_traffic(plan: Plan, phase: Phase, counts: Counts, stretches: Sequence[
 
 def _legend(units: dict[str, str], *, is_short: bool) -> dict[str, str]:
     beyond = {"beyond": "too few units: some of it waits or is refused"} if is_short else {}
-    return units | {"asked": "what traffic asks for", "served": "what units make at their operating point"} | beyond
+    return (
+        units | {"asked": "what traffic asks for", "served": "what these units make at their operating point"} | beyond
+    )
 
 
 def _say_short(short: Sequence[tuple[int, int]]) -> str:

@@ -6,15 +6,20 @@ what a lost node, rack, leaf switch or power feed stops at that time.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
+from planner.estimate.uptime import recovery_s
 from planner.facts import names
-from planner.facts.day import minute_of, periods
-from planner.layout.nodes import Node, nodes_of
+from planner.facts.day import MINUTE_S, minute_of, periods
+from planner.facts.quantities import first_of
+from planner.facts.terms import Phase
+from planner.layout.nodes import Node, nodes_of, spares_with
 from planner.plan.plan import Plan
 from planner.plan.sections import PlannedUnit
 from planner.report.columns import format_runs
 from planner.report.page.figures import Table
+from planner.report.spares import suggest_spare
 
 __all__ = ["Nodes", "show_nodes"]
 
@@ -95,8 +100,17 @@ def _facts(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -
         "states": states or [(0, list(number_of.values()))],
         "label": names.UNIT_LABEL,
         "namespace": plan.kubernetes.namespace,
-        "spares": list(plan.placement.spares),
+        "recovery": {phase: _say_recovery(plan, phase) for phase in plan.phases},
     }
+
+
+def _say_recovery(plan: Plan, phase: Phase) -> str:
+    """Say how a unit of `phase` that lost a node comes back."""
+    spares = spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations)
+    if spares:
+        return f"On a spare ({first_of(spares)}) it serves again after {ceil(recovery_s(plan.spec) / MINUTE_S)} min."
+    hint = suggest_spare(plan.spec, plan.units, phase)
+    return f"No node is a spare, so it is out until repair{f'; {hint}' if hint else ''}."
 
 
 def _units_table(plan: Plan) -> Table:

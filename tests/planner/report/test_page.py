@@ -138,6 +138,19 @@ def test_nodes_know_the_hours_of_their_units(shipped):
     assert [len(cells) for _, cells in shown.racks] == [4] * 69 + [2]
 
 
+def test_a_lost_unit_s_way_back_is_said(plan_of, spec_text):
+    """A spare is named with the minutes that a move takes; without one an idle node is offered."""
+    idle, spare = (
+        show_nodes(plan_of(spec_text.replace("nodes: 3", f"nodes: 4{more}"))).facts["recovery"]["decode"]
+        for more in ("", "\n  spares: [node-3]")
+    )
+
+    assert idle.startswith(
+        "No node is a spare, so it is out until repair; with cluster.spares: [node-3] the unit serves"
+    )
+    assert re.fullmatch(r"On a spare \(node-3\) it serves again after \d+ min\.", spare)
+
+
 def test_a_spec_and_its_plan_give_the_same_page(spec_file, tmp_path, capsys):
     """Nothing of the page depends on whether the plan was just made or read, nor on the file's name."""
     spec, plan = spec_file(), tmp_path / "plan.json"
