@@ -4,24 +4,39 @@ With a number of nodes they are node-0, node-1, ... in racks, leaf switches and 
 A list gives all of that for each node, and says which nodes take no pods: no plan uses those, and it says why. Spares
 stay free of units as well, to replace a lost node.
 
+An HGX NVLink domain is one node. An NVL72 domain is 18 nodes of four GPUs, so placement decides whether a unit's
+traffic takes NVLink or the network. Consecutive nodes of a rack are assumed to form a domain, because no inventory says
+more.
+
 It asks no cluster: `tidemill inventory` writes the list.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.facts import names
-from planner.layout.taints import repelling_taint
+from planner.facts.catalog import Gpu
 from planner.spec.cluster import ClusterSpec, NodeSpec
 from planner.spec.pods import TolerationSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Node", "PlaceKind", "named_places", "nodes_for", "nodes_of", "spares_with"]
+__all__ = [
+    "Node",
+    "PlaceKind",
+    "named_places",
+    "nodes_for",
+    "nodes_of",
+    "nvlink_domains",
+    "repelling_taint",
+    "spares_with",
+]
 
 PlaceKind = Literal["leaf", "rack", "power"]
 
 SPARE = "a spare"
+REPELLING_EFFECTS = ("NoSchedule", "NoExecute")  # PreferNoSchedule only discourages
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,32 @@ def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
     return places
 
 
+def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
+    """Return the domain of each of `nodes`, which are all of a cluster. Consecutive nodes of a rack fill a domain.
+
+    If no rack is named, all nodes count as one rack. If some are, a node without a rack is alone.
+    """
+    nodes_per_domain = gpu.domain_size(gpus_per_node) // gpus_per_node
+    if nodes_per_domain <= 1:
+        return {node.name: node.name for node in nodes}
+    before: Counter[str] = Counter()
+    domains = {}
+    for node, rack in named_places(nodes, "rack").items():
+        domains[node] = f"{rack} domain-{before[rack] // nodes_per_domain}".lstrip()
+        before[rack] += 1
+    return domains
+
+
+def repelling_taint(taints: Sequence[str], tolerations: Sequence[TolerationSpec]) -> str | None:
+    """Return the first of `taints` that no toleration allows, as the spec writes it; None if there is none.
+
+    Source: github.com/kubernetes/kubernetes 19c6083b staging/src/k8s.io/api/core/v1/toleration.go, ToleratesTaint: an
+    empty effect or key matches all of them, Exists any value, and Equal the same value.
+    """
+    away = (taint for taint in taints if taint.rpartition(":")[2] in REPELLING_EFFECTS)
+    return next((taint for taint in away if not any(_tolerates(each, taint) for each in tolerations)), None)
+
+
 def _make_node(cluster: ClusterSpec, index: int) -> Node:
     return Node(
         index=index,
@@ -117,3 +158,11 @@ def _find_obstacle(
     if node.gpus is not None and node.gpus < cluster.gpus_per_node:
         return f"has {node.gpus} GPUs"
     return f"tainted {taint}" if taint else None
+
+
+def _tolerates(toleration: TolerationSpec, taint: str) -> bool:
+    key_value, _, effect = taint.rpartition(":")
+    key, _, value = key_value.partition("=")
+    if toleration.effect not in (None, effect) or toleration.key not in (None, key) or toleration.seconds is not None:
+        return False  # a taint tolerated for some seconds evicts the pod afterwards
+    return toleration.operator == "Exists" or (toleration.value or "") == value

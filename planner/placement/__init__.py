@@ -14,7 +14,7 @@ How the files go together:
     task.py      units, which of them stay in place, and cells of interchangeable nodes
     quality.py   counts the goals of an assignment, with bounds
     greedy.py    the search: fill.py places units one by one, and improve.py improves the result step by step
-                 (arrangement.py): first among leaves if there are any (leafwise.py), then among racks
+                 (arrangement.py): first among leaves if there are any, then among racks
     nodes.py     the names of an assignment's nodes
 
 Phases that run on different GPUs are placed apart, each on the nodes that have its own.

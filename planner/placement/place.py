@@ -11,8 +11,7 @@ from itertools import chain
 from planner.facts import names
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.nodes import Node, nodes_for
-from planner.layout.nvlink_domains import nvlink_domains
+from planner.layout.nodes import Node, nodes_for, nvlink_domains
 from planner.layout.unit import Unit
 from planner.placement.enough import gpu_pools
 from planner.placement.greedy import place_greedily

@@ -47,7 +47,7 @@ class Cell:
     rack: str
     power: str
     nodes: tuple[Node, ...]
-    racks: tuple[int, ...] = ()  # if the cell is a whole leaf (`leafwise.py`): sizes of its racks, largest first
+    racks: tuple[int, ...] = ()  # if the cell is a whole leaf (`greedy.py`): sizes of its racks, largest first
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from itertools import pairwise
 import highspy
 import numpy as np
 
-from planner.placement.leafwise import leafwise_task
+from planner.placement.greedy import leafwise_task
 from planner.placement.quality import measure
 from planner.placement.task import fewest
 

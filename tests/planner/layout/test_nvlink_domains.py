@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.facts.catalog import GPUS
-from planner.layout.nodes import Node
-from planner.layout.nvlink_domains import nvlink_domains
+from planner.layout.nodes import Node, nvlink_domains
 
 OWN = replace(GPUS["h800"], nvlink_domain=16, nvlink_leaves_node=True)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from planner.layout.taints import repelling_taint
+from planner.layout.nodes import repelling_taint
 from planner.spec.pods import TolerationSpec
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
