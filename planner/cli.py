@@ -155,7 +155,7 @@ def add_diff(commands: Any) -> None:
 
 def add_experts(commands: Any) -> None:
     """Add `experts`."""
-    from planner.experts.options import add_options
+    from planner.experts.call import add_options
 
     experts = add_command(
         commands,
@@ -318,8 +318,8 @@ def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
 
 def _experts(arguments: argparse.Namespace) -> None:
     from planner.experts.answer import answer_text, make_answer
+    from planner.experts.call import read_call
     from planner.experts.experts import check_call, make_map, with_one_more_slot
-    from planner.experts.options import read_call
 
     job = check_call(read_call(arguments))
     if arguments.output:
