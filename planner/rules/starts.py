@@ -3,31 +3,27 @@
 A unit that is late leaves the day short of capacity, so the spec is refused before placement.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import ceil, inf
-from typing import Any
 
 from planner.facts.day import DAY_MINUTES, hh_mm, minute_of
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
-from planner.problems.fix import Fix
+from planner.problems.fix import nearest
 from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_times, starts_of
 from planner.spec.hours import weeks_of
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
 __all__ = ["LONGEST_S", "explain_longest_start", "find_late_starts", "required_warm_up", "to_spec_time"]
 
-MAX_GBIT_PER_S = 10**8  # assumed: no storage is so fast
 LONGEST_S = 6 * 3600.0  # the field's own limit
 
 Starts = Sequence[tuple[Sequence[Start], int]]  # the starts of each recurring cycle of days, and its number of days
 
 
 def find_late_starts(schedule: ScheduleSpec, times: StartTimes, *, is_auto: bool) -> Iterator[Finding]:
-    """Yield a finding if some start takes longer than the warm-up, with the time or storage that would suffice.
+    """Yield a finding if some start takes longer than the warm-up, with the time that would suffice.
 
     An auto warm-up is always long enough, so only starts longer than LONGEST_S are reported for it.
     """
@@ -88,43 +84,16 @@ def _warm_up_finding(schedule: ScheduleSpec, starts: Starts, times: StartTimes, 
         to_spec_time(schedule.warm_up),
         rule,
         _stages_in_words(worst, loading, times),
-        _offer_time_or_storage(schedule, starts, times, least),
+        nearest(to_spec_time(least)),
     )
 
 
-def _offer_time_or_storage(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Fix:
-    """Offer the shortest sufficient warm-up, and the least storage bandwidth that suffices without it."""
-    changes: list[dict[str, Any]] = [{"schedule.warm_up": to_spec_time(least)}]
-    words = f"nearest: {to_spec_time(least)}"
-    gb_per_s = _least_storage(starts, times, schedule.warm_up)
-    if gb_per_s is not None:
-        changes.append({"schedule.start.storage": f"{gb_per_s}GB/s"})
-        words += f", or schedule.start.storage: {gb_per_s}GB/s"
-    return Fix(words, tuple(changes))
-
-
-def _least_storage(starts: Starts, times: StartTimes, warm_up: float) -> int | None:
-    """Return the least storage bandwidth, in whole GB/s, that makes every start ready in time, or None."""
-
-    def suffices(gb_per_s: int) -> bool:
-        faster = [([replace(each, bytes_per_s=gb_per_s * 1e9) for each in some], days) for some, days in starts]
-        return _least_warm_up(faster, times) <= warm_up
-
-    least, most = ceil(times.spec.storage / 8), MAX_GBIT_PER_S // 8
-    if not suffices(most):
-        return None
-    return least + bisect_left(range(least, most), True, key=suffices)
-
-
 def _storage_finding(starts: Starts, times: StartTimes) -> Finding:
-    """Report that no allowed warm-up is long enough. The fix is faster storage if that is the bottleneck."""
+    """Report that no allowed warm-up is long enough."""
     worst, loading = _longest_start(starts)
     takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
     rule = f"S764 must let each start end within 6h, but the one at {_time_in_words(worst)} takes {takes}"
-    gb_per_s = _least_storage(starts, times, LONGEST_S)
-    fix: Fix | str = "shorten the stages, let fewer units start at once, or read faster"
-    if gb_per_s is not None:
-        fix = Fix(f"nearest: {gb_per_s}GB/s", ({"schedule.start.storage": f"{gb_per_s}GB/s"},))
+    fix = "shorten the stages, let fewer units start at once, or read faster"
     reason = (
         _stages_in_words(worst, loading, times)
         if loading < inf

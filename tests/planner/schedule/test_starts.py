@@ -129,19 +129,17 @@ def test_an_auto_warm_up_is_the_least_possible(tmp_path):
 
 
 def test_a_start_too_large_for_the_storage_is_refused(tmp_path):
-    """S763 offers a longer warm-up or faster storage, and each is the least that is enough."""
+    """S763 offers the shortest warm-up that is enough. Storage is as fast as it is."""
     with pytest.raises(InfeasibleError) as caught:
         check_fit(spec_of(tmp_path, "3min", "10GB/s"))
     (problem,) = caught.value.findings
 
     assert problem.rule.startswith("S763")
-    assert [list(each) for each in problem.changes] == [["schedule.warm_up"], ["schedule.start.storage"]]
-    for change in problem.changes:
-        check_fit(change_spec(spec_of(tmp_path, "3min", "10GB/s"), change))
-        ((path, value),) = change.items()
-        less = f"{int(value.rstrip('GB/s')) - 1}{'GB/s' if 'GB' in value else 's'}"
-        with pytest.raises(InfeasibleError):
-            check_fit(change_spec(spec_of(tmp_path, "3min", "10GB/s"), {path: less}))
+    (change,) = problem.changes
+    check_fit(change_spec(spec_of(tmp_path, "3min", "10GB/s"), change))
+    ((path, value),) = change.items()
+    with pytest.raises(InfeasibleError):
+        check_fit(change_spec(spec_of(tmp_path, "3min", "10GB/s"), {path: f"{int(value.rstrip('s')) - 1}s"}))
 
 
 def test_a_day_without_starts_needs_no_warm_up(tmp_path):
