@@ -110,9 +110,10 @@ def _level(id: str) -> str:  # noqa: A002
 
 
 def _checks(id: str) -> Iterator[str]:  # noqa: A002
-    """Yield the first paragraph of the docstring of each check that may find `id`."""
+    """Yield what each rule that may find `id` checks: the first paragraph of its docstring, or its row's own words."""
     for level in get_args(Level):
         for rule in rules_at(level):
             if id in rule.ids.split():
-                assert rule.check.__doc__, f"{rule.check.__name__} says nothing"
-                yield re.sub(r"\s+", " ", rule.check.__doc__.partition("\n\n")[0]).strip()
+                said = rule.about or rule.check.__doc__
+                assert said, f"{rule.check.__name__} says nothing"
+                yield re.sub(r"\s+", " ", said.partition("\n\n")[0]).strip()

@@ -9,14 +9,23 @@ from planner.facts.names import logical_node
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, closest_choice, did_you_mean, for_example, nearest_of, removal
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule
 from planner.rules.written import Written
+from planner.spec.undecided import AUTO
 
 __all__ = ["RULES"]
 
-LINK_FIELDS = {"cluster.gpu.nvlink_domain": "nvlink", "cluster.gpu.gpus_per_nic": "nic"}
-EXAMPLE_BANDWIDTHS = {"nvlink": "450GB/s", "nic": "400Gbps"}
 Nodes = int | list[dict[str, Any]]  # a count, or the spec's list
+
+
+def auto_nodes_need_units_or_traffic(c: Written) -> Iterator[Finding]:
+    """Reject auto nodes if units are auto too and there is no traffic to decide either."""
+    are_units_open = any(c.is_open(f"{phase}.units") for phase in c.phases)
+    if c.is_open("cluster.nodes") and are_units_open and "traffic" not in c.sections:
+        rule = "S728 must be a number when units are auto and there is no traffic"
+        reason = "without traffic, the planner counts units from nodes, or nodes from units"
+        fix = "write cluster.nodes, or units of each phase, or traffic"
+        yield Finding("cluster.nodes", AUTO, rule, reason, fix)
 
 
 def custom_gpu_names_are_new(c: Written) -> Iterator[Finding]:
@@ -28,15 +37,6 @@ def custom_gpu_names_are_new(c: Written) -> Iterator[Finding]:
     fix = Fix(f"write gpu: {known}", ({"cluster.gpu": known},))
     reason = "the catalog has that GPU and its figures"
     yield Finding("cluster.gpu.name", name, f"S420 must not be {known}", reason, fix)
-
-
-def link_settings_need_bandwidth(c: Written, path: str) -> Iterator[Finding]:
-    """Reject link settings without a bandwidth."""
-    value: Any = c[path]
-    link = LINK_FIELDS[path]
-    if value not in (None, 1) and c[f"cluster.gpu.{link}"] is None:
-        fix = f"write {link} too, for example {link}: {EXAMPLE_BANDWIDTHS[link]}, or remove it"
-        yield without_effect(f"without {link}", "it describes a link that would not exist", path, value, fix)
 
 
 def nvlink_domains_align_with_nodes(c: Written) -> Iterator[Finding]:
@@ -62,18 +62,6 @@ def rack_coverage_needs_racks(c: Written) -> Iterator[Finding]:
         reason = "replicas are spread over racks, so each node's rack must be known"
         fix = for_example("cluster.rack_size: 4") if is_counted else "write rack for each node"
         yield Finding("coverage", "rack", rule, reason, fix)
-
-
-def node_names_are_unique(c: Written) -> Iterator[Finding]:
-    """Reject a node that is listed twice: it would be planned twice."""
-    nodes: Nodes = c["cluster.nodes"]
-    first: dict[str, int] = {}
-    for index, name in _names(nodes):
-        if name in first:
-            rule = f"S408 must be listed once, it is cluster.nodes.{first[name]} too"
-            fix = Fix("remove one of the two", tuple({f"cluster.nodes.{each}": None} for each in (first[name], index)))
-            yield Finding(f"cluster.nodes.{index}.name", name, rule, "otherwise its GPUs would be used twice", fix)
-        first.setdefault(name, index)
 
 
 def node_gpus_are_known(c: Written) -> Iterator[Finding]:
@@ -123,15 +111,6 @@ def spares_are_cluster_nodes(c: Written) -> Iterator[Finding]:
             yield Finding(f"cluster.spares.{index}", name, rule, reason, _likely_spare(name, nodes, spares))
 
 
-def spares_are_unique(c: Written) -> Iterator[Finding]:
-    """Reject a spare that is listed twice."""
-    spares: list[str] = c["cluster.spares"]
-    for index, name in enumerate(spares):
-        if name in spares[:index]:
-            rule = f"S408 must be listed once, it is cluster.spares.{spares.index(name)} too"
-            yield Finding(f"cluster.spares.{index}", name, rule, "a spare can replace only one node", removal())
-
-
 def spares_match_used_gpus(c: Written) -> Iterator[Finding]:
     """Reject spares without the GPUs to take over all ranks of a lost node."""
     spares: list[str] = c["cluster.spares"]
@@ -147,18 +126,6 @@ def spares_match_used_gpus(c: Written) -> Iterator[Finding]:
             rule = f"S433 must have {gpus_per_node} {' or '.join(used)}, it has {has[1]} {has[0]}"
             reason = "it must be able to take over all ranks of a lost node"
             yield Finding(f"cluster.spares.{index}", spare, rule, reason, removal())
-
-
-def listed_nodes_exclude_domain_sizes(c: Written, key: str) -> Iterator[Finding]:
-    """Reject rack, leaf and power domain sizes beside listed nodes: each node gives its own rack, leaf and domain."""
-    path = f"cluster.{key}_size"
-    size: int | None = c[path]
-    if size is None or isinstance(c["cluster.nodes"], int):
-        return
-    word = key.removesuffix("_domain")
-    reason = f"each listed node gives its own {word}"
-    fix = removal(words=f"remove it, and write {word} for each node")
-    yield without_effect("with a list of nodes", reason, path, size, fix)
 
 
 def _known_names(nodes: Nodes) -> list[str]:
@@ -183,15 +150,12 @@ def _names(nodes: Nodes) -> Iterator[tuple[int, str]]:
 
 
 RULES = (
+    Rule("S728", "fields", auto_nodes_need_units_or_traffic),
     Rule("S420", "fields", custom_gpu_names_are_new),
-    Rule("S560", "fields", link_settings_need_bandwidth, tuple(LINK_FIELDS)),
     Rule("S418", "fields", nvlink_domains_align_with_nodes),
     Rule("S516", "fields", rack_coverage_needs_racks),
-    Rule("S408", "fields", node_names_are_unique),
     Rule("S304", "fields", node_gpus_are_known),
     Rule("S516", "fields", phase_gpus_have_nodes, PHASES),
     Rule("S304", "fields", spares_are_cluster_nodes),
-    Rule("S408", "fields", spares_are_unique),
     Rule("S433", "fields", spares_match_used_gpus),
-    Rule("S560", "fields", listed_nodes_exclude_domain_sizes, ("rack", "leaf", "power_domain")),
 )

@@ -23,7 +23,7 @@ from planner.rules.exchange_limits import (
     supports_unit_size,
 )
 from planner.rules.model_limits import engine_runs_model, units_have_at_most_one_gpu_per_expert
-from planner.rules.rule import Candidate, Rule
+from planner.rules.rule import Candidate, Rule, limit
 from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["MAX_MAP_BYTES", "SGLANG", "VLLM", "most_redundant_experts", "runs_layout"]
@@ -68,17 +68,6 @@ def gpus_are_nvidia(c: Candidate) -> Iterator[Finding]:
             yield Finding(path, written, rule, reason, "plan it for other GPUs")
 
 
-def no_phase_is_in_fp32(c: Candidate) -> Iterator[Finding]:
-    """Reject FP32: DeepEP dispatches BF16 or FP8."""
-    spec = c.resolved
-    for phase in spec.phases:
-        if spec.phase(phase).precision == "fp32":
-            name = spec.written.engine_name
-            rule, reason = f"S741 must not be fp32 to run on {name}", "DeepEP dispatches BF16 or FP8"
-            fix = Fix("nearest: bf16, in all phases", ({f"{each}.precision": "bf16" for each in spec.phases},))
-            yield Finding(f"{phase}.precision", "fp32", rule, reason, fix)
-
-
 def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
     """Reject precisions that the engine cannot make from the checkpoint: it can only quantise BF16 to FP8.
 
@@ -95,48 +84,6 @@ def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
             rule = f"S741 must be {own.precision} to run on {name}"
             reason = f"all phases load one checkpoint, in {own.words}, and the engine follows its {own.said_in}"
             yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
-
-
-def deterministic_is_off(c: Candidate) -> Iterator[Finding]:
-    """Reject `deterministic`: the engine's results differ between batches."""
-    spec = c.resolved
-    if spec.written.deterministic:
-        name = spec.written.engine_name
-        rule = f"S742 must be false to run on {name}"
-        reason = "it chooses the replica for a token at random or by the batch, and results differ between batches"
-        yield Finding("deterministic", True, rule, reason, removal())
-
-
-def coverage_is_not_rack(c: Candidate) -> Iterator[Finding]:
-    """Reject `coverage: rack`: pods of a unit land on its nodes in any order, so no rank's rack is known."""
-    spec = c.resolved
-    if spec.written.coverage == "rack":
-        name = spec.written.engine_name
-        rule, fix = f"S743 must not be rack to run on {name}", nearest("node")
-        reason = "a unit's pods land on its nodes in any order, so the plan cannot know which rank is in which rack"
-        yield Finding("coverage", "rack", rule, reason, fix)
-
-
-def checkpoints_are_folders(c: Candidate) -> Iterator[Finding]:
-    """Reject bundled checkpoints, which only the bundled runtime can load."""
-    spec = c.resolved
-    checkpoint = spec.written.checkpoint
-    if checkpoint is not None and not checkpoint.startswith("/"):
-        rule = f"S744 must be a path in the pod to run on {spec.written.engine_name}"
-        reason = "only the bundled runtime can load bundled models"
-        fix = "mount the checkpoint in the pod and write its path"
-        yield Finding("model.checkpoint", checkpoint, rule, reason, fix)
-
-
-def single_group_has_no_overlap(c: Candidate) -> Iterator[Finding]:
-    """Reject an overlap if one group shares all attention: there is no dispatch to overlap."""
-    spec = c.resolved
-    for phase in spec.phases:
-        section = spec.phase(phase)
-        if section.overlap != "none" and section.ep_size == section.attention_tp:
-            rule = f"S745 must be none to run on {spec.written.engine_name} with one attention group"
-            reason = "its GPUs share all attention, so there is no dispatch to overlap"
-            yield Finding(f"{phase}.overlap", section.overlap, rule, reason, nearest("none"))
 
 
 def maps_fit_config_map(c: Candidate) -> Iterator[Finding]:
@@ -170,6 +117,11 @@ def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.precision", section.precision, rule, reason, _offer_one_group(spec, phase))
 
 
+def _exchanges(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether a unit has several attention groups, which exchange expert rows."""
+    return spec.phase(phase).ep_size > spec.phase(phase).attention_tp
+
+
 def _offer_one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
     """Offer one attention group of all GPUs, which exchanges nothing, if heads and memory allow it."""
     size = spec.phase(phase).ep_size
@@ -194,28 +146,6 @@ def _offer_fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
     return nearest(fitting) if fitting >= 0 else "plan units of fewer GPUs"
 
 
-def attention_is_not_split(c: Candidate) -> Iterator[Finding]:
-    """Reject `five_stage`: the engine cannot split attention into two stages."""
-    spec = c.resolved
-    for phase in spec.phases:
-        if spec.phase(phase).overlap == "five_stage":
-            rule = f"S745 must be dual_batch or none to run on {spec.written.engine_name}"
-            reason = "it overlaps two micro-batches at dispatch and combine, and cannot split attention into two stages"
-            overlaps = (
-                phase != "mixed" and spec.phase(phase).ep_size > spec.phase(phase).attention_tp
-            )  # else other rules reject any overlap
-            yield Finding(f"{phase}.overlap", "five_stage", rule, reason, nearest("dual_batch" if overlaps else "none"))
-
-
-def mixed_units_have_no_overlap(c: Candidate) -> Iterator[Finding]:
-    """Reject an overlap of mixed units: they exchange rows by all-gather, which cannot be overlapped."""
-    spec = c.resolved
-    if "mixed" in spec.phases and spec.phase("mixed").overlap != "none":
-        rule = f"S745 must be none to run on {spec.written.engine_name}"
-        reason = "mixed units exchange expert rows by all-gather, which it cannot overlap"
-        yield Finding("mixed.overlap", spec.phase("mixed").overlap, rule, reason, nearest("none"))
-
-
 def groups_stay_on_one_node(c: Candidate) -> Iterator[Finding]:
     """Reject attention groups larger than a node: each pod of a unit serves requests of its own."""
     spec = c.resolved
@@ -230,16 +160,6 @@ def groups_stay_on_one_node(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.attention_tp", size, rule, reason, fix)
 
 
-def no_phase_is_in_w4a8(c: Candidate) -> Iterator[Finding]:
-    """Reject W4A8: the engine has no INT4 experts with FP8 activations."""
-    spec = c.resolved
-    for phase in spec.phases:
-        if spec.phase(phase).precision == "w4a8":
-            rule = f"S741 must be fp8, bf16 or fp4 to run on {spec.written.engine_name}"
-            reason = "it has no INT4 experts with FP8 activations"
-            yield Finding(f"{phase}.precision", "w4a8", rule, reason, "choose a checkpoint in one of these")
-
-
 def model_name_has_no_colon(c: Candidate) -> Iterator[Finding]:
     """Reject a colon in the model's name: the engine reads what follows it as the name of an adapter."""
     spec = c.resolved
@@ -249,49 +169,100 @@ def model_name_has_no_colon(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
 
 
-def gateway_keys_are_absent(c: Candidate) -> Iterator[Finding]:
-    """Reject API keys: the engine's router cannot read our file of keys."""
-    spec = c.resolved
-    secret = spec.written.gateway.keys
-    if secret is not None:
-        rule = f"S761 must be absent to run on {spec.written.engine_name}"
-        yield Finding("gateway.keys", secret, rule, "its router cannot read this file of keys", removal())
-
-
-def gateway_has_one_replica(c: Candidate) -> Iterator[Finding]:
-    """Reject several gateways: each router of the engine counts its own requests only."""
-    spec = c.resolved
-    replicas = spec.written.gateway.replicas
-    if replicas > 1:
-        rule = f"S766 must be 1 to run on {spec.written.engine_name}"
-        reason = "each of its routers counts its own requests only"
-        yield Finding("gateway.replicas", replicas, rule, reason, nearest(1))
-
-
-def tls_is_absent(c: Candidate) -> Iterator[Finding]:
-    """Reject certificates: the engine's servers and router cannot use them."""
-    spec = c.resolved
-    if spec.written.kubernetes.tls is not None:
-        rule = f"S761 must be absent to run on {spec.written.engine_name}"
-        yield Finding("kubernetes.tls", None, rule, "its servers and router cannot use these certificates", removal())
-
+NO_FP32 = limit(
+    "*.precision",
+    "S741 must not be fp32 to run on {engine}",
+    "DeepEP dispatches BF16 or FP8",
+    "write bf16 in all phases",
+    lambda spec, phase: spec.phase(phase).precision == "fp32",
+)
+NO_W4A8 = limit(
+    "*.precision",
+    "S741 must be fp8, bf16 or fp4 to run on {engine}",
+    "it has no INT4 experts with FP8 activations",
+    "choose a checkpoint in one of these",
+    lambda spec, phase: spec.phase(phase).precision == "w4a8",
+)
+NOT_DETERMINISTIC = limit(
+    "deterministic",
+    "S742 must be false to run on {engine}",
+    "it chooses the replica for a token at random or by the batch, and results differ between batches",
+    removal(),
+    lambda spec, _: spec.written.deterministic,
+)
+NO_RACK_COVERAGE = limit(
+    "coverage",
+    "S743 must not be rack to run on {engine}",
+    "a unit's pods land on its nodes in any order, so the plan cannot know which rank is in which rack",
+    nearest("node"),
+    lambda spec, _: spec.written.coverage == "rack",
+)
+CHECKPOINT_IN_POD = limit(
+    "model.checkpoint",
+    "S744 must be a path in the pod to run on {engine}",
+    "only the bundled runtime can load bundled models",
+    "mount the checkpoint in the pod and write its path",
+    lambda spec, _: not (spec.written.checkpoint or "/").startswith("/"),
+)
+NO_OVERLAP_IN_A_GROUP = limit(
+    "*.overlap",
+    "S745 must be none to run on {engine} with one attention group",
+    "its GPUs share all attention, so there is no dispatch to overlap",
+    nearest("none"),
+    lambda spec, phase: spec.phase(phase).overlap != "none" and not _exchanges(spec, phase),
+)
+NO_MIXED_OVERLAP = limit(
+    "*.overlap",
+    "S745 must be none to run on {engine}",
+    "mixed units exchange expert rows by all-gather, which it cannot overlap",
+    nearest("none"),
+    lambda spec, phase: phase == "mixed" and spec.phase(phase).overlap != "none",
+)
+NO_FIVE_STAGES = limit(
+    "*.overlap",
+    "S745 must be dual_batch or none to run on {engine}",
+    "it overlaps two micro-batches at dispatch and combine, and cannot split attention into two stages",
+    nearest("dual_batch"),
+    lambda spec, phase: spec.phase(phase).overlap == "five_stage" and phase != "mixed" and _exchanges(spec, phase),
+)
+NO_KEYS = limit(
+    "gateway.keys",
+    "S761 must be absent to run on {engine}",
+    "its router cannot read this file of keys",
+    removal(),
+    lambda spec, _: spec.written.gateway.keys is not None,
+)
+NO_TLS = limit(
+    "kubernetes.tls",
+    "S761 must be absent to run on {engine}",
+    "its servers and router cannot use these certificates",
+    removal(),
+    lambda spec, _: spec.written.kubernetes.tls is not None,
+)
+ONE_GATEWAY = limit(
+    "gateway.replicas",
+    "S766 must be 1 to run on {engine}",
+    "each of its routers counts its own requests only",
+    nearest(1),
+    lambda spec, _: spec.written.gateway.replicas > 1,
+)
 
 # Each rule with its source. It holds for all versions in `facts/engines.py`.
 SGLANG = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md; AMD's replacement (mori) is not rendered
     Rule("S740", "rendered", gpus_are_nvidia),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, set_deepep_dispatcher_dtype
-    Rule("S741", "rendered", no_phase_is_in_fp32),
+    NO_FP32,
     # sglang 0.5.23 configs/model_config.py, _verify_quantization
     Rule("S741", "rendered", phases_load_one_checkpoint),
     # sglang 0.5.23 eplb/expert_location_dispatch.py, algorithm dynamic
-    Rule("S742", "rendered", deterministic_is_off),
+    NOT_DETERMINISTIC,
     # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
-    Rule("S743", "rendered", coverage_is_not_rack),
+    NO_RACK_COVERAGE,
     # runtime/demo
-    Rule("S744", "rendered", checkpoints_are_folders),
+    CHECKPOINT_IN_POD,
     # sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap
-    Rule("S745", "rendered", single_group_has_no_overlap),
+    NO_OVERLAP_IN_A_GROUP,
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, FINISHED_SUM_TAG;
     # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
     Rule("S746", "rendered", decode_steps_fit_exchange),
@@ -310,29 +281,29 @@ SGLANG = (
     # sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap
     Rule("S754", "rendered", maps_fit_config_map),
     # runtime/gateway/tenants/keys.py: the file's form is ours
-    Rule("S761", "rendered", gateway_keys_are_absent),
+    NO_KEYS,
     # runtime/gateway/ranks/ledger.py: our ranks report to each gateway the work from other gateways
-    Rule("S766", "rendered", gateway_has_one_replica),
+    ONE_GATEWAY,
     # runtime/protocol/tls.py: it is between our gateway and our ranks
-    Rule("S761", "rendered", tls_is_absent),
+    NO_TLS,
 )
 VLLM = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md
     Rule("S740", "rendered", gpus_are_nvidia),
-    Rule("S741", "rendered", no_phase_is_in_fp32),
+    NO_FP32,
     # vllm 0.33.0 config/model.py, _verify_quantization
     Rule("S741", "rendered", phases_load_one_checkpoint),
     # vllm 0.33.0 distributed/eplb/eplb_state.py, which moves experts
-    Rule("S742", "rendered", deterministic_is_off),
+    NOT_DETERMINISTIC,
     # github.com/kubernetes-sigs/lws v0.9.0: pods are numbered as they are created, wherever they are bound
-    Rule("S743", "rendered", coverage_is_not_rack),
+    NO_RACK_COVERAGE,
     # runtime/demo
-    Rule("S744", "rendered", checkpoints_are_folders),
+    CHECKPOINT_IN_POD,
     # vllm 0.33.0 config/vllm.py, backends of use_ubatching
-    Rule("S745", "rendered", single_group_has_no_overlap),
-    Rule("S745", "rendered", mixed_units_have_no_overlap),
+    NO_OVERLAP_IN_A_GROUP,
+    NO_MIXED_OVERLAP,
     # vllm 0.33.0 v1/worker/ubatching.py
-    Rule("S745", "rendered", attention_is_not_split),
+    NO_FIVE_STAGES,
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py: DeepEP's own limit
     # vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py
     # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
@@ -344,11 +315,11 @@ VLLM = (
     # vllm 0.33.0 config/parallel.py, nnodes_within_dp
     Rule("S710", "rendered", groups_stay_on_one_node),
     # vllm 0.33.0 model_executor/layers/quantization/__init__.py
-    Rule("S741", "rendered", no_phase_is_in_w4a8),
+    NO_W4A8,
     # planner/facts/engine_models.py
     Rule("S754 S709 S745", "rendered", engine_runs_model),
     # as SGLang's
-    Rule("S761", "rendered", gateway_keys_are_absent),
-    Rule("S766", "rendered", gateway_has_one_replica),
-    Rule("S761", "rendered", tls_is_absent),
+    NO_KEYS,
+    ONE_GATEWAY,
+    NO_TLS,
 )

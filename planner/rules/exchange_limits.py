@@ -8,7 +8,6 @@ for experts in a format that it cannot move.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 
 from planner.facts.engine_models import ENGINE_MODELS, moves_form
@@ -17,7 +16,7 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.memory import MemoryPlan, memory_of
 from planner.layout.working_memory import low_latency_bytes
-from planner.problems.finding import Finding, Unknown
+from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Change, Fix, nearest
 from planner.rules.rule import Candidate
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
@@ -30,6 +29,7 @@ __all__ = [
     "explain_missing_replicas",
     "fits_memory",
     "has_replica_slots",
+    "nearest_redundant",
     "nearest_units",
     "supports_unit_size",
 ]
@@ -63,7 +63,7 @@ def exchange_supports_unit_sizes(c: Candidate) -> Iterator[Finding]:
         per_node, gpu = spec.cluster.gpus_per_node, spec.gpu_of(phase)
         sizes = [size for size in range(2, _max_gpus(spec, phase) + 1) if exchange.takes(size, per_node, gpu)]
         rule = f"S758 must be {_sizes_in_words(exchange, sizes)} to run on {_engine_in_words(spec)}"
-        fix = _offer_sizes(c, phase)
+        fix = _offer_sizes(spec, phase)
         yield Finding(f"{phase}.ep_size", section.ep_size, rule, _explain_size_limit(spec, exchange, section), fix)
 
 
@@ -136,6 +136,13 @@ def nearest_units(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
     return [unit for side in possible for unit in islice(side, 1)]
 
 
+def nearest_redundant(num_logical: int, ep_size: int, wanted: int) -> int:
+    """Return the number of redundant experts nearest `wanted` that gives equal slots; 0 only if 0 is wanted."""
+    above = wanted + -(num_logical + wanted) % ep_size
+    even = [each for each in (above, above - ep_size) if each > 0 or each == wanted == 0]
+    return min(even, key=lambda each: abs(each - wanted))
+
+
 def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
     """Return the exchange of `phase`; None if its unit is one attention group, which exchanges nothing."""
     section, engine, version = spec.phase(phase), spec.written.engine_name, spec.written.engine_version
@@ -175,9 +182,8 @@ def _explain_size_limit(spec: ResolvedSpec, exchange: Exchange, section: PhaseSp
     )
 
 
-def _offer_sizes(c: Candidate, phase: Phase) -> Fix | str:
+def _offer_sizes(spec: ResolvedSpec, phase: Phase) -> Fix | str:
     """Offer the nearest smaller and larger EP size, with redundant experts that give equal slots."""
-    spec = c.resolved
     now = spec.phase(phase).redundant_experts
     changes: list[Change] = [
         {HERE: size} if redundant == now else {HERE: size, f"{phase}.redundant_experts": redundant}
@@ -186,34 +192,8 @@ def _offer_sizes(c: Candidate, phase: Phase) -> Fix | str:
     if changes:
         return Fix(f"nearest: {', or '.join(map(_change_in_words, changes))}", tuple(changes))
     if spec.cluster.gpus_per_node % NVLINK_PEERS:
-        return _offer_eight_gpu_nodes(c, phase)
+        return f"plan units on nodes of {NVLINK_PEERS} GPUs"
     return "use more nodes, or GPUs with more memory"
-
-
-def _offer_eight_gpu_nodes(c: Candidate, phase: Phase) -> str:
-    """Describe a unit that runs on nodes of eight GPUs. In words only: the planner cannot change the user's nodes."""
-    spec = c.resolved
-    per_node: Change = {"cluster.gpus_per_node": NVLINK_PEERS}
-    section, has_eights = spec.phase(phase), spec.gpu_of(phase).node_gpus in (None, NVLINK_PEERS)
-    cluster = spec.cluster.model_copy(update={"gpus_per_node": NVLINK_PEERS})
-    on_eights = replace(spec, written=spec.written.model_copy(update={"cluster": cluster}))
-    units = sorted(nearest_units(on_eights, phase), key=lambda unit: abs(unit[0] - section.ep_size))
-    for size, redundant in [(section.ep_size, section.redundant_experts), *units]:
-        change = {**per_node, f"{phase}.ep_size": size, f"{phase}.redundant_experts": redundant}
-        if has_eights and _is_runnable(c.with_change(change), phase):
-            sizes = "" if size == section.ep_size else f", with ep_size {size} and redundant_experts {redundant}"
-            return f"write cluster.gpus_per_node: {NVLINK_PEERS} where each node has {NVLINK_PEERS} GPUs{sizes}"
-    return f"plan units on nodes of {NVLINK_PEERS} GPUs"
-
-
-def _is_runnable(c: Candidate, phase: Phase) -> bool:
-    try:
-        tried = c.resolved
-    except Unknown:
-        return False
-    return (
-        supports_unit_size(tried, phase) and exchange_fits_buffer(tried, phase) and fits_memory(memory_of(tried, phase))
-    )
 
 
 def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:
@@ -221,9 +201,7 @@ def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:
     redundant, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
     if explain_missing_replicas(spec, phase):
         return None if num_logical % size else 0
-    above = redundant + -(num_logical + redundant) % size
-    even = [each for each in (above - size, above) if each > 0 or each == redundant == 0]
-    nearest_one = min(even or [above], key=lambda each: abs(each - redundant))
+    nearest_one = nearest_redundant(num_logical, size, redundant)
     return nearest_one if nearest_one <= num_logical * (size - 1) else None
 
 
@@ -247,10 +225,4 @@ def _buffer_finding(spec: ResolvedSpec, phase: Phase, most: int) -> Finding:
         f"DeepEP's low-latency buffer must be below 32 GiB, and has {size:.1f} GiB for {num_physical:,} experts and "
         f"{tokens:,} tokens of {spec.model.hidden_size:,} channels"
     )
-    fix = nearest(most)
-    for redundant in range(section.redundant_experts - section.ep_size, -1, -section.ep_size):
-        if exchange_fits_buffer(spec.with_numbers(phase, {"redundant_experts": redundant}), phase):
-            fewer: Change = {f"{phase}.redundant_experts": redundant}
-            fix = Fix(f"{fix}, or redundant_experts {redundant}", (*fix.changes, fewer))
-            break
-    return Finding(f"{phase}.max_requests", section.max_requests, rule, reason, fix)
+    return Finding(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))

@@ -4,18 +4,10 @@ from collections.abc import Iterator
 
 from planner.facts.loads import Loads, row_without_load
 from planner.problems.finding import Finding
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule
 from planner.rules.written import Written
 
 __all__ = ["RULES"]
-
-
-def loads_are_measured_or_drawn(c: Written) -> Iterator[Finding]:
-    """Reject parameters for drawn loads beside a file of measured loads."""
-    reason = "with measured loads, nothing is drawn at random"
-    for path in ("expert_load.alpha", "expert_load.seed"):
-        if c["expert_load.file"] is not None and c.is_given(path):
-            yield without_effect("with expert_load.file", reason, path)
 
 
 def loads_match_model(c: Written) -> Iterator[Finding]:
@@ -50,7 +42,6 @@ def every_layer_has_load(c: Written) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule("S560", "fields", loads_are_measured_or_drawn),
     Rule("S602", "resolved", loads_match_model),
     Rule("S606", "resolved", every_layer_has_load),
 )

@@ -3,17 +3,16 @@
 import re
 from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any
 
 from planner.estimate.loading import slowest_start
 from planner.facts.day import DAY_S, MINUTE_S
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.exchange import EXCHANGES
 from planner.facts.quantities import gb
-from planner.facts.terms import PHASES, EngineName, Phase
+from planner.facts.terms import EngineName, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, removal
-from planner.rules.rule import Candidate, Rule, without_effect
+from planner.rules.rule import Candidate, Rule
 from planner.rules.written import Written
 from planner.spec.kubernetes import DEFAULT_IMAGE, KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
@@ -21,11 +20,6 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["RULES"]
 
 READING_MARGIN = 2  # assumed: offer twice the reading time, since other nodes read too and pods start first
-BUNDLED_ONLY = {
-    "kubernetes.gateway.volumes": "its router mounts no volumes",
-    "kubernetes.controller.demand": "only Tidemill's own gateway measures the load of each phase",
-    "kubernetes.controller.stragglers_last": "only Tidemill's own ranks report how long they take",
-}
 IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
 
 
@@ -34,20 +28,8 @@ def controller_needs_schedule(c: Written) -> Iterator[Finding]:
     c.require("kubernetes.controller.pace")
     if "schedule" not in c.sections:
         reason = "there is no day for the units to follow"
-        yield Finding("kubernetes.controller", None, "S516 needs a schedule", reason, _offer_one_window(c))
-
-
-def _offer_one_window(c: Written) -> Fix:
-    """Offer the least schedule, which has all units on all day. It sets their number in place of the phases."""
-    units = {phase: c.get(f"{phase}.units") for phase in PHASES if phase in c.sections}
-    if not units or None in units.values():
-        return for_example('schedule: {windows: [{at: "00:00", prefill_units: 2, decode_units: 2}]}')
-    counts = {f"{phase}_units": number for phase, number in units.items()}
-    window = ", ".join(f"{key}: {number}" for key, number in counts.items())
-    spent = {path: None for phase in units if c.is_given(path := f"{phase}.units")}
-    instead = f", in place of {' and '.join(spent)}" if spent else ""
-    words = f'for all units all day write schedule: {{windows: [{{at: "00:00", {window}}}]}}{instead}'
-    return Fix(words, ({"schedule": {"windows": [{"at": "00:00", **counts}]}, **spent},))
+        fix = for_example('schedule: {windows: [{at: "00:00", prefill_units: 2, decode_units: 2}]}')
+        yield Finding("kubernetes.controller", None, "S516 needs a schedule", reason, fix)
 
 
 def controller_needs_leader_worker_sets(c: Written) -> Iterator[Finding]:
@@ -82,16 +64,6 @@ def tidemill_image_is_given(c: Written) -> Iterator[Finding]:
         yield Finding(path, None, f"S202 is required with engine {used}", reason, fix)
 
 
-def option_needs_bundled_runtime(c: Written, path: str) -> Iterator[Finding]:
-    """Reject options that only the bundled runtime and its gateway support."""
-    used = c.engine
-    value: Any = c.get(path)
-    is_there = c.get(f"{path}.used") is not None if value is None else value is not False
-    if is_there and used not in (None, OURS):
-        shown = value if isinstance(value, list) else None
-        yield without_effect(f"with engine {used}", BUNDLED_ONLY[path], path, shown)
-
-
 def heal_conditions_mean_faults(c: Written) -> Iterator[Finding]:
     """Reject `Ready` among the heal conditions: a condition must be true on a faulty node."""
     conditions: Sequence[str] = c["kubernetes.controller.heal.conditions"]
@@ -100,17 +72,6 @@ def heal_conditions_mean_faults(c: Written) -> Iterator[Finding]:
             rule, fix = "S472 must not be Ready", removal()
             reason = "Ready is true on a healthy node, and Kubernetes itself ends the pods of a node that is not Ready"
             yield Finding(f"kubernetes.controller.heal.conditions.{index}", kind, rule, reason, fix)
-
-
-def kueue_needs_lent_nodes(c: Written) -> Iterator[Finding]:
-    """Reject Kueue's quota unless the controller lends nodes."""
-    c.require("kubernetes.controller.kueue.cluster_queue")
-    lends: bool = c["kubernetes.controller.lend_nodes"]
-    if lends:
-        return
-    path, other = "kubernetes.controller.kueue", "kubernetes.controller.lend_nodes"
-    fix = Fix(f"remove it, or write {other}: true", ({path: None}, {other: True}))
-    yield without_effect("without lend_nodes: true", "no node is ever free for Kueue's jobs then", path, fix=fix)
 
 
 def image_has_gpu_kernels(c: Candidate) -> Iterator[Finding]:
@@ -230,8 +191,6 @@ RULES = (
     Rule("S507", "fields", controller_needs_leader_worker_sets),
     Rule("S202", "fields", tidemill_image_is_given),
     Rule("S472", "fields", heal_conditions_mean_faults),
-    Rule("S560", "fields", option_needs_bundled_runtime, tuple(BUNDLED_ONLY)),
-    Rule("S560", "fields", kueue_needs_lent_nodes),
     Rule("W107", "started", image_has_gpu_kernels),
     Rule("W107", "laid out", image_matches_engine),
     Rule("W111", "laid out", pods_have_rdma),

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from math import ceil
 
 from planner.facts import names
-from planner.facts.engines import OURS
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Phase
 from planner.layout.host_memory import KEEPS_KV, PROCESS_BYTES
@@ -12,9 +11,8 @@ from planner.layout.memory import in_pages
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import for_example, nearest
 from planner.rules.forms import VOLUMES, is_folder
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule
 from planner.rules.written import Written
-from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.pods import overlap
 from planner.spec.precision import KV_BYTES, kv_dtype
 
@@ -22,16 +20,6 @@ __all__ = ["RULES"]
 
 MEMORY, DISK = "kv_cache.memory", "kv_cache.disk"
 POD_MEMORY = "kubernetes.resources.unit.memory"
-
-
-def engine_keeps_kv_by_plan(c: Written) -> Iterator[Finding]:
-    """Reject the section for other engines, whose caches the plan does not configure. A plan has its defaults."""
-    used = c.engine
-    values = {name: c.get(f"kv_cache.{name}") for name in KvCacheSpec.model_fields}
-    is_used = any(value not in (None, KvCacheSpec.model_fields[name].default) for name, value in values.items())
-    if used not in (None, OURS) and is_used:
-        reason = "the plan configures only the bundled runtime's cache; other engines have options of their own for it"
-        yield without_effect(f"with engine {used}", reason, "kv_cache")
 
 
 def disk_needs_memory(c: Written) -> Iterator[Finding]:
@@ -94,26 +82,6 @@ def disk_path_is_free(c: Written) -> Iterator[Finding]:
         yield Finding(f"{DISK}.path", path, f"S413 must not be {other}, nor in or above it", "pods mount it", fix)
 
 
-def claim_needs_disk(c: Written) -> Iterator[Finding]:
-    """Reject a claim for a disk that the spec does not have."""
-    claim: str | None = c["kubernetes.kv_cache_claim"]
-    if claim is not None and c[DISK] is None:
-        reason = "the claim is mounted at kv_cache.disk.path"
-        yield without_effect("without kv_cache.disk", reason, "kubernetes.kv_cache_claim", claim)
-
-
-def nixl_connects_phases_here(c: Written) -> Iterator[Finding]:
-    """Reject NIXL where no two ranks of different phases are on one machine."""
-    if c["kv_cache.transport"] == "tcp":
-        return
-    path = "kv_cache.transport"
-    if "mixed" in c.sections:
-        yield without_effect("with mixed units", "they send no KV", path, "nixl")
-    elif "cluster.gpu" in c.values and c["cluster.gpu"] != "cpu":
-        reason = "it writes between ranks of one machine, and units on GPUs share no node"
-        yield without_effect("on GPUs", reason, path, "nixl")
-
-
 def _kept_bytes(c: Written) -> int:
     """Return the memory in which a rank keeps KV. Raises Unknown without any."""
     kept = read_bytes(c[MEMORY] or "")
@@ -135,12 +103,9 @@ def _in_binary(num_bytes: int) -> str:
 
 
 RULES = (
-    Rule("S560", "fields", engine_keeps_kv_by_plan),
     Rule("S202", "fields", disk_needs_memory),
     Rule("S504", "fields", disk_exceeds_memory),
     Rule("S504", "resolved", memory_holds_a_prompt),
     Rule("S504", "fields", pods_hold_kept_kv),
     Rule("S413", "fields", disk_path_is_free),
-    Rule("S560", "fields", claim_needs_disk),
-    Rule("S560", "fields", nixl_connects_phases_here),
 )

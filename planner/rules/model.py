@@ -1,11 +1,15 @@
-"""The rules of `model`: the source of its shapes, its digests, its precision, and the checkpoint's volumes."""
+"""The rules of `model` and `engine`: the source of shapes, precision, the checkpoint's volumes, the engine's version.
+
+What an engine cannot run is checked in `engine_limits.py`: such a spec is right but infeasible.
+"""
 
 from collections.abc import Iterator
 
-from planner.facts.engines import OURS
+from planner.facts.engines import ENGINES, OURS
+from planner.facts.terms import EngineName
 from planner.problems.finding import Finding
-from planner.problems.fix import Change, Fix, removal
-from planner.rules.rule import Candidate, Rule, without_effect
+from planner.problems.fix import Change, Fix, nearest, removal
+from planner.rules.rule import Candidate, Rule
 from planner.rules.written import Written
 from planner.spec.pods import volume_of
 from planner.spec.precision import kv_dtype
@@ -30,16 +34,15 @@ def model_has_one_source(c: Written) -> Iterator[Finding]:
     yield Finding("model.config", None, rule, reason, fix)
 
 
-def digests_exclude_config(c: Written) -> Iterator[Finding]:
-    """Reject digests beside a config.json: the planner computes them from the files."""
-    config: str | None = c["model.config"]
-    of_config: str | None = c["model.config_digest"]
-    of_weights: str | None = c["model.weights_digest"]
-    written = {"config_digest": of_config, "weights_digest": of_weights} if config is not None else {}
-    for key, digest in written.items():
-        if digest is not None:
-            reason = "it is computed from the file, and from the manifest beside it"
-            yield without_effect("with config", reason, f"model.{key}", digest)
+def engine_version_is_known(c: Written) -> Iterator[Finding]:
+    """Reject unknown versions of an engine: their options may have other names."""
+    version: str | None = c["engine.version"]
+    name: EngineName = c["engine.name"]
+    known = ENGINES[name].versions
+    if known and version not in (None, *known):
+        rule = f"S540 must be {' or '.join(known)}"
+        reason = f"tidemill knows the options of no other version of {name}"
+        yield Finding("engine.version", version, rule, reason, nearest(*known))
 
 
 def weights_match_checkpoint(c: Candidate) -> Iterator[Finding]:
@@ -119,7 +122,7 @@ def _gateway_checkpoint(spec: Spec) -> str | None:
 
 RULES = (
     Rule("S202 S507", "fields", model_has_one_source),
-    Rule("S560", "fields", digests_exclude_config),
+    Rule("S540", "fields", engine_version_is_known),
     Rule("W113", "laid out", weights_match_checkpoint),
     Rule("W106", "started", pods_mount_checkpoint),
     Rule("W106", "started", gateway_mounts_tokenizer),

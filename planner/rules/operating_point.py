@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, for_example, nearest
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.operating_point import MAX_TOKENS
 
@@ -62,36 +62,6 @@ def step_tokens_fit_limit(c: Written, phase: Phase) -> Iterator[Finding]:
     yield from _check_limit(c, phase, "step_tokens", "max_batch_tokens", reason)
 
 
-def phase_settings_need_phase(c: Written) -> Iterator[Finding]:
-    """Reject an operating point or a `min_units` for a phase that the spec does not have."""
-    reason = "there is no such phase"
-    for phase in PHASES:
-        if phase not in c.sections:
-            if c.is_given(f"operating_point.{phase}"):
-                yield without_effect(f"without {phase}", reason, f"operating_point.{phase}")
-            if (floor := c.get(f"schedule.min_units.{phase}")) is not None:
-                yield without_effect(f"without {phase}", reason, f"schedule.min_units.{phase}", floor)
-
-
-def acceptance_rate_needs_drafts(c: Written) -> Iterator[Finding]:
-    """Reject an acceptance rate if no phase drafts tokens."""
-    path = "operating_point.acceptance_rate"
-    rate: float | None = c[path]
-    drafts = [c[f"{phase}.draft_tokens"] for phase in PHASES[1:] if phase in c.sections]
-    if rate is not None and drafts and not any(drafts):
-        yield without_effect("without draft_tokens", "nothing is drafted then", path, rate)
-
-
-def cache_hits_match_traffic(c: Written) -> Iterator[Finding]:
-    """Reject a cache hit rate that differs from the traffic's."""
-    hit_rate: float | None = c["operating_point.prefill.cache_hit_rate"]
-    of_day: float = c["traffic.cache_hit_rate"]
-    if hit_rate is None or hit_rate == of_day:
-        return
-    where, path = f"beside traffic.cache_hit_rate ({of_day:g})", "operating_point.prefill.cache_hit_rate"
-    yield without_effect(where, "the operating point has the hits of the traffic", path, hit_rate)
-
-
 def _check_limit(c: Written, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
     """Yield a finding if a field of the phase's point exceeds the phase's `limit`."""
     path = f"operating_point.{phase}.{field}"
@@ -117,7 +87,4 @@ RULES = (
     Rule("S504", "fields", point_requests_fit_limit, PHASES),
     Rule("S504", "resolved", point_tokens_fit_limit, LENGTHS),
     Rule("S504", "fields", step_tokens_fit_limit, PHASES),
-    Rule("S560", "fields", phase_settings_need_phase),
-    Rule("S560", "fields", acceptance_rate_needs_drafts),
-    Rule("S560", "fields", cache_hits_match_traffic),
 )

@@ -11,7 +11,7 @@ from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages, memory_of
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
-from planner.rules.rule import Candidate, Rule, without_effect
+from planner.rules.rule import Candidate, Rule
 from planner.rules.written import Written
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
 from planner.spec.precision import kv_dtype
@@ -120,33 +120,19 @@ def phases_are_complete(c: Written) -> Iterator[Finding]:
 def phases_take_equal_requests(c: Written) -> Iterator[Finding]:
     """Reject different `max_request_tokens` in prefill and decode: every request passes through both.
 
-    The fix prefers a written number over a default, and the smaller of two written ones, which always fits.
+    The fix is the smallest number that is written, since a default means nothing and less always fits.
     """
     decode: int = c["decode.max_request_tokens"]
     prefill: int = c["prefill.max_request_tokens"]
     model: Model | None = c.get("model.shapes")
-    decode_path, reason = "decode.max_request_tokens", "every request passes through both phases"
     if decode == prefill:
         return
-    if not c.is_given("decode.max_request_tokens"):
-        rule = f"S505 is {decode} unless given, and must equal prefill.max_request_tokens ({prefill})"
-        held = min(prefill, model.max_position_embeddings) if model else prefill
-        as_held = {decode_path: held} | ({} if held == prefill else {"prefill.max_request_tokens": held})
-        yield Finding(decode_path, None, rule, reason, Fix(f"write {decode_path}: {held}", (as_held,)))
-        return
-    most = min(decode, model.max_position_embeddings) if model else decode
-    words = f"write prefill.max_request_tokens: {most}"
-    as_decode = {"prefill.max_request_tokens": most} | ({} if most == decode else {HERE: most})
-    default = "" if c.is_given("prefill.max_request_tokens") else ", its default"
-    as_prefill = nearest(prefill)
-    if default:
-        fix = Fix(words, (as_decode,))
-    elif decode < prefill:
-        fix = Fix(f"{words}, or {decode_path}: {prefill}", (as_decode, *as_prefill.changes))
-    else:
-        fix = Fix(f"{as_prefill}, or {words}", (*as_prefill.changes, as_decode))
-    rule = f"S505 must equal prefill.max_request_tokens ({prefill}{default})"
-    yield Finding("decode.max_request_tokens", decode, rule, reason, fix)
+    numbers = {"prefill.max_request_tokens": prefill, "decode.max_request_tokens": decode}
+    written = [number for path, number in numbers.items() if c.is_given(path)]
+    least = min([*written, model.max_position_embeddings] if model else written)
+    rule = f"S505 must equal prefill.max_request_tokens ({prefill})"
+    fix = Fix(f"write max_request_tokens: {least} in both", (dict.fromkeys(numbers, least),))
+    yield Finding("decode.max_request_tokens", decode, rule, "every request passes through both phases", fix)
 
 
 def phases_share_kv_precision(c: Written) -> Iterator[Finding]:
@@ -196,14 +182,6 @@ def precision_matches_checkpoint(c: Written, phase: Phase) -> Iterator[Finding]:
     rule = f"S315 must be {own.precision}: the checkpoint is in {own.words}"
     reason = "no engine makes weights of another format from these"
     yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
-
-
-def prefill_drafts_nothing(c: Written) -> Iterator[Finding]:
-    """Reject drafts in prefill: the tokens of a prompt are known."""
-    draft_tokens: int = c["prefill.draft_tokens"]
-    if draft_tokens:
-        reason = "only decode drafts tokens, and decode.draft_tokens makes prefill load the MTP module too"
-        yield without_effect("in prefill", reason, "prefill.draft_tokens", draft_tokens)
 
 
 def drafts_need_mtp_module(c: Written, phase: Phase) -> Iterator[Finding]:
@@ -301,7 +279,6 @@ RULES = (
     Rule("S506", "fields", phases_share_kv_precision),
     Rule("S312", "resolved", precision_is_known, PHASES),
     Rule("S315", "resolved", precision_matches_checkpoint, PHASES),
-    Rule("S560", "fields", prefill_drafts_nothing),
     Rule("S555", "resolved", drafts_need_mtp_module, PHASES),
     Rule("W101", "laid out", max_requests_fit_kv),
 )

@@ -1,10 +1,9 @@
 """The rules of fields under `kubernetes` that describe a unit's pods."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from planner.facts.names import CONTAINER_VARIABLES
-from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, removal
 from planner.rules.forms import LABEL_NAME, LABEL_VALUE, OBJECT, SECRET_KEY, VARIABLE
@@ -46,35 +45,6 @@ def node_selector_is_valid(c: Written) -> Iterator[Finding]:
             yield Finding(path, value, "S203 must be text", "a label has no other value", fix)
 
 
-def networks_need_pod_network(c: Written) -> Iterator[Finding]:
-    """Reject extra networks with host_network: Multus adds interfaces only to a pod's own network."""
-    networks: Sequence[str] = c["kubernetes.networks"]
-    host_network: bool = c["kubernetes.host_network"]
-    if networks and host_network:
-        fix = Fix("remove networks or host_network", ({HERE: None}, {"kubernetes.host_network": None}))
-        reason = "pods use the node's network interfaces then, and cannot join others"
-        yield without_effect("with host_network: true", reason, "kubernetes.networks", networks, fix)
-
-
-def cpus_take_no_gpu_resource(c: Written) -> Iterator[Finding]:
-    """Reject a `gpu_resource` if all ranks run on CPUs: no device plugin hands out CPUs."""
-    resource: str | None = c["kubernetes.gpu_resource"]
-    gpu: str = c["cluster.gpu"]
-    of_phases = {c.get(f"{phase}.gpu") for phase in PHASES}
-    if resource is not None and {gpu, *filter(None, of_phases)} == {"cpu"}:
-        reason = "ranks on CPUs request no device"
-        yield without_effect("with cluster.gpu: cpu", reason, "kubernetes.gpu_resource", resource)
-
-
-def compute_domain_needs_multinode_nvlink(c: Written) -> Iterator[Finding]:
-    """Reject a ComputeDomain on GPUs whose NVLink does not reach beyond a node."""
-    wanted: bool | None = c["kubernetes.compute_domain"]
-    gpu = c.gpu
-    if wanted and not gpu.nvlink_leaves_node:
-        reason = "their NVLink does not reach beyond a node"
-        yield without_effect("on these GPUs", reason, "kubernetes.compute_domain", wanted)
-
-
 def tolerations_are_valid(c: Written, place: str) -> Iterator[Finding]:
     """Reject tolerations that the API server would reject, such as a value without a key."""
     key, value, exists = c[f"{place}.key"], c[f"{place}.value"], c[f"{place}.operator"] == "Exists"
@@ -104,8 +74,5 @@ def _is_reference(value: Any) -> TypeGuard[dict[str, str]]:
 RULES = (
     Rule("S209 S442 S443", "fields", env_is_valid),
     Rule("S203 S209", "fields", node_selector_is_valid),
-    Rule("S560", "fields", networks_need_pod_network),
-    Rule("S560", "fields", cpus_take_no_gpu_resource),
-    Rule("S560", "resolved", compute_domain_needs_multinode_nvlink),
     Rule("S452 S560", "fields", tolerations_are_valid, ["kubernetes.tolerations.*"]),
 )

@@ -16,14 +16,18 @@ nothing: its fix has words, and changes that `check.py` or `repair.py` tries.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal, Protocol, get_args
 
+from pydantic import BaseModel
+
+from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change, Fix, removal
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Candidate", "Level", "Rule", "is_within", "without_effect"]
+__all__ = ["Candidate", "Level", "Rule", "is_within", "limit", "without_effect"]
 
 Level = Literal["fields", "resolved", "laid out", "placed", "mapped", "rendered", "started", "predicted"]
 LEVELS: Sequence[Level] = get_args(Level)
@@ -55,6 +59,7 @@ class Rule:
     level: Level
     check: Callable[..., Iterable[Finding]]
     each_of: Sequence[str] = ()
+    about: str = ""  # what a row of a table checks; other rules say it in the docstring of `check`
 
     def findings(self, candidate: Any) -> Iterator[Finding]:
         """Yield the rule's findings about `candidate`. A place with an unknown value yields none."""
@@ -75,6 +80,25 @@ class Rule:
 def is_within(level: Level, most: Level) -> bool:
     """Return whether `level` is at or below `most`."""
     return LEVELS.index(level) <= LEVELS.index(most)
+
+
+def limit(path: str, must: str, reason: str, fix: Fix | str, is_broken: Callable[[ResolvedSpec, Phase], bool]) -> Rule:
+    """Return the rule that an engine cannot run the value at `path`, where `*` stands for each phase, if `is_broken`.
+
+    `{engine}` in `must`, which begins with the rule's id, stands for the engine's name.
+    """
+
+    def check(c: Candidate) -> Iterator[Finding]:
+        spec = c.resolved
+        rule = must.format(engine=spec.written.engine_name)
+        for phase in spec.phases if path.startswith("*") else spec.phases[:1]:
+            if is_broken(spec, phase):
+                place = path.replace("*", phase)
+                value = reduce(getattr, place.split("."), spec.written)
+                yield Finding(place, None if isinstance(value, BaseModel) else value, rule, reason, fix)
+
+    ids, _, rest = must.format(engine="another engine").partition(" ")
+    return Rule(ids, "rendered", check, about=f"{path} {rest}: {reason}.")
 
 
 def without_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Finding:

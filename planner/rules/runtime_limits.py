@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, nearest, removal
-from planner.rules.rule import Candidate, Rule
+from planner.rules.rule import Candidate, Rule, limit
 from planner.spec.precision import kv_dtype
 
 __all__ = ["ALL_ENGINES", "TIDEMILL"]
@@ -53,23 +53,6 @@ def gpus_are_supported(c: Candidate) -> Iterator[Finding]:
             yield Finding(path, name, rule, reason, "plan it for other GPUs, or keep the plan for a review")
 
 
-def deterministic_needs_cpu(c: Candidate) -> Iterator[Finding]:
-    """Reject `deterministic` on GPUs: their kernels may sum in another order in another batch."""
-    if c.resolved.written.deterministic and any(gpu.device == "cuda" for _, _, gpu in c.resolved.named_gpus()):
-        reason = "it has not been verified yet that GPU kernels give a request the same bits in every batch"
-        rule = "S742 must be false to run on GPUs"
-        yield Finding("deterministic", True, rule, reason, Fix("nearest: false", ({HERE: False},)))
-
-
-def attention_is_data_parallel(c: Candidate) -> Iterator[Finding]:
-    """Reject shared attention: a rank computes all heads of its own requests."""
-    for phase in c.resolved.phases:
-        attention_tp = c.resolved.phase(phase).attention_tp
-        if attention_tp != 1:
-            reason = "the bundled runtime has only data-parallel attention so far: each rank serves requests of its own"
-            yield Finding(f"{phase}.attention_tp", attention_tp, "S710 must be 1 to run", reason, nearest(1))
-
-
 def kv_precision_is_default(c: Candidate) -> Iterator[Finding]:
     """Reject a KV precision other than the default. The fix removes it in all phases, since they exchange KV."""
     for phase in c.resolved.phases:
@@ -81,35 +64,44 @@ def kv_precision_is_default(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.kv_precision", section.kv_precision, f"S730 must be {own} to run", reason, fix)
 
 
-def no_tokens_are_drafted(c: Candidate) -> Iterator[Finding]:
-    """Reject drafts: each step gives a request one token."""
-    for phase in c.resolved.phases:
-        if drafts := c.resolved.phase(phase).draft_tokens:
-            reason = "the bundled runtime has no speculative decoding yet: each step gives a request one token"
-            fix = Fix("nearest: 0, or write engine: sglang or vllm", ({HERE: 0},))
-            yield Finding(f"{phase}.draft_tokens", drafts, "S734 must be 0 to run", reason, fix)
-
-
-def precisions_have_kernels(c: Candidate) -> Iterator[Finding]:
-    """Reject precisions without kernels: matmuls are in FP8 in blocks of 128 x 128, or wider."""
-    for phase in c.resolved.phases:
-        precision, own = c.resolved.phase(phase).precision, c.resolved.model.quantisation
-        if precision == "fp8" and own.other_method:
-            rule = "S741 must be in blocks of 128 x 128 to run"
-            reason = f"the checkpoint is in {own.words}, which the bundled runtime cannot read"
-            yield Finding(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in such blocks")
-        if precision not in PRECISIONS:
-            rule, reason = f"S741 must be {' or '.join(PRECISIONS)} to run", "the bundled runtime has no 4-bit matmuls"
-            yield Finding(f"{phase}.precision", precision, rule, reason, "choose a checkpoint in one of these")
-
-
 ALL_ENGINES = (Rule("S702", "rendered", checkpoint_is_given),)
 TIDEMILL = (
     Rule("S709", "rendered", model_is_supported),
     Rule("S740", "rendered", gpus_are_supported),
-    Rule("S742", "rendered", deterministic_needs_cpu),
-    Rule("S710", "rendered", attention_is_data_parallel),
+    limit(
+        "deterministic",
+        "S742 must be false to run on GPUs",
+        "it has not been verified yet that GPU kernels give a request the same bits in every batch",
+        removal(),
+        lambda spec, _: spec.written.deterministic and any(gpu.device == "cuda" for _, _, gpu in spec.named_gpus()),
+    ),
+    limit(
+        "*.attention_tp",
+        "S710 must be 1 to run",
+        "the bundled runtime has only data-parallel attention so far: each rank serves requests of its own",
+        nearest(1),
+        lambda spec, phase: spec.phase(phase).attention_tp != 1,
+    ),
     Rule("S730", "rendered", kv_precision_is_default),
-    Rule("S734", "rendered", no_tokens_are_drafted),
-    Rule("S741", "rendered", precisions_have_kernels),
+    limit(
+        "*.draft_tokens",
+        "S734 must be 0 to run",
+        "the bundled runtime has no speculative decoding yet: each step gives a request one token",
+        Fix("nearest: 0, or write engine: sglang or vllm", ({HERE: 0},)),
+        lambda spec, phase: spec.phase(phase).draft_tokens > 0,
+    ),
+    limit(
+        "*.precision",
+        "S741 must be in blocks of 128 x 128 to run",
+        "the bundled runtime reads no other FP8, and the checkpoint has another",
+        "choose a checkpoint in such blocks",
+        lambda spec, phase: spec.phase(phase).precision == "fp8" and spec.model.quantisation.other_method is not None,
+    ),
+    limit(
+        "*.precision",
+        f"S741 must be {' or '.join(PRECISIONS)} to run",
+        "the bundled runtime has no 4-bit matmuls",
+        "choose a checkpoint in one of these",
+        lambda spec, phase: spec.phase(phase).precision not in PRECISIONS,
+    ),
 )

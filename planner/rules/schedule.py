@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.facts.calendar import is_timezone, nearest_timezone
+from planner.facts.catalog import GPUS
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, apply_change, did_you_mean, for_example, nearest, removal
-from planner.rules.days import find_duplicate_days, find_duplicate_times
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 from planner.spec.declared import field_at
+from planner.spec.undecided import AUTO
 
 __all__ = ["RULES", "reset_spent_options"]
 
@@ -34,6 +35,29 @@ def reset_spent_options(data: Mapping[str, Any], autos: frozenset[str]) -> dict[
     return apply_change(data, {field: field_at(field).default for field in there})
 
 
+def auto_windows_need_profile(c: Written) -> Iterator[Finding]:
+    """Reject auto windows without a profile: they follow the demand of each hour."""
+    if (
+        c.is_open("schedule", "schedule.windows")
+        and not c.is_given("traffic.profile")
+        and not c.is_given("traffic.history")
+    ):
+        rule = "S516 needs traffic.profile or traffic.history"
+        reason = "auto windows follow the demand of each hour"
+        fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
+        yield Finding("schedule.windows", AUTO, rule, reason, fix)
+
+
+def auto_warm_up_needs_gpu_memory(c: Written) -> Iterator[Finding]:
+    """Reject an auto warm-up on GPUs of unknown memory: the bytes that a unit loads follow from it."""
+    gpus = [GPUS.get(c.get(f"{phase}.gpu") or "", c.gpu) for phase in c.phases]
+    if c.is_open("schedule.warm_up") and any(gpu.usable_bytes is None for gpu in gpus):
+        rule = "S523 must be a time, since the GPU's memory is not known"
+        reason = "auto computes the time from the bytes that a unit loads, and these follow from its memory"
+        fix = "write a time that you have measured, such as 10min"
+        yield Finding("schedule.warm_up", AUTO, rule, reason, fix)
+
+
 def timezone_is_known(c: Written) -> Iterator[Finding]:
     """Reject time zones outside the IANA database, which gives their offsets and summer time."""
     timezone: str = c["schedule.timezone"]
@@ -43,11 +67,6 @@ def timezone_is_known(c: Written) -> Iterator[Finding]:
         zone = nearest_timezone(timezone)
         fix = did_you_mean(zone, [zone]) if zone else for_example("timezone: Asia/Shanghai")
         yield Finding("schedule.timezone", timezone, rule, reason, fix)
-
-
-def windows_start_at_different_times(c: Written, windows: str) -> Iterator[Finding]:
-    """Reject windows that start at the same time."""
-    yield from find_duplicate_times(windows, c[windows] or (), "only one window can start at a time")
 
 
 def windows_set_units_of_each_phase(c: Written, window: str) -> Iterator[Finding]:
@@ -82,11 +101,6 @@ def some_window_has_units(c: Written) -> Iterator[Finding]:
         yield Finding("schedule", None, "S514 must have units in some window", "otherwise nothing ever runs", fix)
 
 
-def other_days_are_named_once(c: Written) -> Iterator[Finding]:
-    """Reject a day that is named in two entries."""
-    yield from find_duplicate_days("schedule.other_days", c["schedule.other_days"])
-
-
 def units_are_set_once(c: Written, phase: Phase) -> Iterator[Finding]:
     """Reject `units` beside written windows, which set the number of units. Auto windows read `units`."""
     c.require(f"{phase}.units")
@@ -118,12 +132,12 @@ def _offer_counts(place: str, given: list[str], wanted: list[str]) -> Fix | str:
 
 
 RULES = (
+    Rule("S516", "fields", auto_windows_need_profile),
+    Rule("S523", "resolved", auto_warm_up_needs_gpu_memory),
     Rule("S518", "fields", timezone_is_known),
-    Rule("S408", "fields", windows_start_at_different_times, WINDOWS),
     Rule("S512", "fields", windows_set_units_of_each_phase, EACH_WINDOW),
     Rule("S513", "fields", phases_are_on_together, EACH_WINDOW),
     Rule("S514", "fields", some_window_has_units),
-    Rule("S408", "fields", other_days_are_named_once),
     Rule("S560", "fields", units_are_set_once, PHASES),
     Rule("S560", "fields", options_need_auto, SCHEDULE_OPTIONS),
 )

@@ -7,10 +7,9 @@ from planner.facts.terms import EngineName
 from planner.problems.finding import Finding
 from planner.rules import (
     attention,
-    autos,
     cluster,
     cost,
-    engine,
+    duplicates,
     engine_limits,
     expert_load,
     exposed,
@@ -28,6 +27,7 @@ from planner.rules import (
     runtime_limits,
     schedule,
     traffic,
+    unused,
     volumes,
 )
 from planner.rules.feasible import LaidOut
@@ -38,8 +38,8 @@ __all__ = ["broken_rules", "findings_at", "refusals_of", "rules_at", "warnings_o
 
 SECTIONS = (
     forms,
-    *(gateway, phases, expert_load, model, engine, attention, cluster, schedule, autos, traffic, cost),
-    *(kubernetes, volumes, pods, overlay, kv_cache, operating_point, plausible, exposed),
+    *(gateway, phases, expert_load, model, attention, cluster, schedule, traffic, cost),
+    *(kubernetes, volumes, pods, overlay, kv_cache, operating_point, plausible, exposed, unused, duplicates),
 )
 RULES: tuple[Rule, ...] = tuple(chain.from_iterable(each.RULES for each in SECTIONS))
 LIMITS: Mapping[EngineName, tuple[Rule, ...]] = {

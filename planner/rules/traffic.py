@@ -16,10 +16,8 @@ from planner.facts.quantities import counted
 from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest
-from planner.rules.days import find_duplicate_days
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule
 from planner.rules.written import Written
-from planner.spec.declared import field_at
 from planner.spec.traffic import HOURS
 
 if TYPE_CHECKING:
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from planner.facts.history import History, PastDay
 
 __all__ = ["RULES"]
-
-WINDOWS_ARE_WRITTEN = "the planner does not change written windows"
 
 
 def some_hour_has_demand(c: Written) -> Iterator[Finding]:
@@ -52,22 +48,6 @@ def profile_entries_divide_hours(c: Written) -> Iterator[Finding]:
             rule = f"S616 must have the same number of entries for each hour, it has {len(each)} for 24 hours"
             fix = "write one entry for each hour, or for each equal part of an hour"
             yield Finding(place, each, rule, f"possible numbers are {counts}", fix)
-
-
-def other_days_are_named_once(c: Written) -> Iterator[Finding]:
-    """Reject a day that is named in two entries."""
-    others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
-    yield from find_duplicate_days("traffic.other_days", others)
-
-
-def other_days_need_profile(c: Written) -> Iterator[Finding]:
-    """Reject other days without a profile: their demand is relative to it."""
-    others: Sequence[Mapping[str, Any]] = c["traffic.other_days"]
-    if not others or c.is_given("traffic.profile") or c.is_given("traffic.history"):
-        return
-    reason = "the demand of other days is relative to that of a usual day"
-    fix = "write traffic.profile: the demand of each of the 24 hours of a usual day"
-    yield without_effect("without profile or history", reason, "traffic.other_days", others, fix)
 
 
 def mean_request_fits_limit(c: Written) -> Iterator[Finding]:
@@ -108,29 +88,6 @@ def history_excludes_profile(c: Written) -> Iterator[Finding]:
     either = Fix("remove history or profile", ({"traffic.history": None}, {"traffic.profile": None}))
     reason = "the profile is forecast from these days"
     yield Finding("traffic.history", history, "S507 must not be combined with profile", reason, either)
-
-
-def capacity_needs_auto_windows(c: Written) -> Iterator[Finding]:
-    """Reject traffic.capacity without auto windows: only they read it."""
-    capacity: float | None = c["traffic.capacity"]
-    windows = c.get("schedule.windows")
-    is_written = "schedule" not in c.sections or (
-        windows is not None and not c.autos & {"schedule", "schedule.windows"}
-    )
-    if capacity is None or not is_written:
-        return
-    yield without_effect("without schedule.windows: auto", WINDOWS_ARE_WRITTEN, "traffic.capacity", capacity)
-
-
-def quantile_needs_several_days(c: Written) -> Iterator[Finding]:
-    """Reject a quantile without at least two past days."""
-    quantile: float = c["traffic.quantile"]
-    forecast: Forecast | None = c.get("traffic.forecast")
-    is_one_of_many = c.is_given("traffic.history") and (forecast is None or forecast.num_days > 1)
-    if is_one_of_many or quantile == field_at("traffic.quantile").default:
-        return
-    where = "with the one day of traffic.history" if forecast else "without traffic.history"
-    yield without_effect(where, "it is a quantile of how past days differ", "traffic.quantile", quantile)
 
 
 def history_is_complete(c: Written) -> Iterator[Finding]:
@@ -186,11 +143,7 @@ def _missing(day: "PastDay", zone: str) -> list[int]:
 RULES = (
     Rule("S610", "fields", some_hour_has_demand),
     Rule("S616", "fields", profile_entries_divide_hours),
-    Rule("S408", "fields", other_days_are_named_once),
-    Rule("S560", "fields", other_days_need_profile),
     Rule("S504", "resolved", mean_request_fits_limit),
     Rule("S507", "fields", history_excludes_profile),
-    Rule("S560", "fields", capacity_needs_auto_windows),
-    Rule("S560", "resolved", quantile_needs_several_days),
     Rule("S624", "resolved", history_is_complete),
 )

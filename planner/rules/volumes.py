@@ -55,17 +55,6 @@ def written_folders_are_free(c: Written, place: str) -> Iterator[Finding]:
         yield Finding(place, path, rule, reason, for_example(f"{place.rpartition('.')[2]}: /mnt/nvme/tidemill"))
 
 
-def mount_paths_differ(c: Written, where: str) -> Iterator[Finding]:
-    """Reject two volumes at the same path."""
-    volumes: Volumes | None = c[where]
-    paths = [volume.get("mount_path") for volume in volumes or ()]
-    for index, path in enumerate(paths):
-        if path is not None and path in paths[:index]:
-            rule = f"S408 must differ from {where}.{paths.index(path)}.mount_path"
-            fix = "write a path of its own, or remove one of the two"
-            yield Finding(f"{where}.{index}.mount_path", path, rule, "one path can hold only one volume", fix)
-
-
 def stage_source_is_mounted(c: Written) -> Iterator[Finding]:
     """Reject a staging source that no volume mounts: pods cannot read it."""
     source: str = c["kubernetes.stage.source"]
@@ -150,7 +139,6 @@ RULES = (
     Rule("S411", "fields", volumes_have_one_source, EACH_VOLUME),
     Rule("S413", "fields", mount_paths_are_free, [f"{volume}.mount_path" for volume in EACH_VOLUME]),
     Rule("S413", "fields", written_folders_are_free, ["kv_cache.disk.path", "kubernetes.stage.host_path"]),
-    Rule("S408", "fields", mount_paths_differ, VOLUMES),
     Rule("S457", "fields", stage_source_is_mounted),
     Rule("S463", "fields", stage_target_is_outside_source),
     Rule("S413 S458", "fields", staged_checkpoint_path_is_free),

@@ -64,6 +64,15 @@ class Written:
         fields = self.data.get(section)
         return isinstance(fields, dict) and fields.get(key) is not None
 
+    def is_open(self, *paths: str) -> bool:
+        """Return whether the file says `auto` at one of `paths`, sections before the field, and it has no value yet."""
+        return bool(self.autos & set(paths)) and paths[-1] not in self.values
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """Return the phases that the file has."""
+        return [phase for phase in PHASES if phase in self.sections]
+
     @cached_property
     def sections(self) -> frozenset[str]:
         """Return the names of the file's sections, and the paths of misspelt keys."""

@@ -39,8 +39,8 @@ def test_every_field_of_the_schema_is_explained():
 
 
 def test_every_check_says_what_it_does():
-    """The docstring of each check in the table of rules begins with what it does about a spec."""
-    checks = {rule.check for level in LEVELS for rule in rules_at(level)}
+    """The docstring of each check that is no row of a table begins with what it does about a spec."""
+    checks = {rule.check for level in LEVELS for rule in rules_at(level) if not rule.about}
     begins = re.compile(r"(Reject|Require|Warn|Report) ")
 
     assert [each.__name__ for each in checks if not begins.match(each.__doc__ or "")] == []

@@ -1,0 +1,48 @@
+"""The values that a list may hold only once, as one table."""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from planner.problems.finding import Finding
+from planner.problems.fix import removal
+from planner.rules.rule import Rule
+from planner.rules.written import Written
+
+__all__ = ["RULES"]
+
+PATH, TIME = "one path can hold only one volume", "only one window can start at a time"
+DAY = "a day can be in one entry only"
+
+UNIQUE: Mapping[str, str] = {  # each item of a list, or a key of it -> the reason
+    "cluster.nodes.*.name": "otherwise its GPUs would be used twice",
+    "cluster.spares.*": "a spare can replace only one node",
+    "schedule.windows.*.at": TIME,
+    "schedule.other_days.*.windows.*.at": TIME,
+    "schedule.other_days.*.days.*": DAY,
+    "traffic.other_days.*.days.*": DAY,
+    "cost.prices.hours.*.at": "only one of them can apply",
+    "kubernetes.volumes.*.mount_path": PATH,
+    "kubernetes.gateway.volumes.*.mount_path": PATH,
+}
+
+
+def values_differ(c: Written, pattern: str) -> Iterator[Finding]:
+    """Reject a value that its list has before. Days may not be in two entries either."""
+    first: dict[tuple[str, Any], str] = {}
+    is_day = UNIQUE[pattern] == DAY
+    for path in c.expand_paths(pattern):
+        value = c[path]
+        holder = pattern if is_day else re.sub(r"\.[0-9]+(\.[a-z_]+)?$", "", path)
+        if value is not None and (holder, value) in first:
+            rule = f"S408 must differ from {first[holder, value]}"
+            fix = removal() if pattern.endswith("*") else "write another, or remove one of the two"
+            yield Finding(path, value, rule, UNIQUE[pattern], fix)
+        first.setdefault((holder, value), path)
+
+
+RULES = tuple(
+    Rule("S408", "fields", partial(values_differ, pattern=each), about=f"{each} must differ: {why}.")
+    for each, why in UNIQUE.items()
+)
