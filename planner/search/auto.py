@@ -43,7 +43,7 @@ from planner.rules.check import change_spec
 from planner.rules.engine_limits import runs_layout
 from planner.search.decision import DEFAULT, MAX_REQUESTS, Decision, is_auto, needs_speed
 from planner.search.fleet import Demand, count_nodes, require_speeds, traffic_demand, with_max_nodes
-from planner.search.unit_sizes import all_sizes
+from planner.search.unit_sizes import ep_sizes, even_redundants
 from planner.search.windows import decide_windows
 from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.phase import PhaseSpec
@@ -247,37 +247,26 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
 
 
 def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
-    """Yield candidate values for the phase's `auto` fields, by EP size, each with the least `max_requests`."""
-    section, num_logical = spec.phase(phase), spec.model.num_routed_experts
+    """Yield candidate values for the phase's `auto` fields, by EP size, each with the least `max_requests`.
+
+    One node comes first, then parts of a node from the largest, then more nodes.
+    """
+    section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     least = 1 if spec.gpu_of(phase).usable_bytes else _default_requests()
     requests = {"max_requests": max(least, _written_point(spec, phase).requests)}
-    even = [
-        (size, redundant)
-        for size in _ep_size_candidates(spec, section)
-        for redundant in _redundant_expert_candidates(section, num_logical, size)
-        if (num_logical + redundant) % size == 0
-    ]
+    sizes = sorted(ep_sizes(spec, phase), key=lambda size: (max(size, per_node), -size))
+    even = [(size, redundant) for size in sizes for redundant in _few_redundants(spec, phase, size)]
     in_groups = [(size, redundant) for size, redundant in even if size % section.attention_tp == 0]
-    right = [(size, redundant) for size, redundant in in_groups if redundant <= num_logical * (size - 1)]
-    all_ = [
-        {"ep_size": size, "redundant_experts": redundant} | requests for size, redundant in right or in_groups or even
-    ]  # if none breaks no rule, the rules will say why
+    all_ = [{"ep_size": size, "redundant_experts": redundant} | requests for size, redundant in in_groups or even]
+    # If none breaks no rule, the rules will say why.
     for decided in [each for each in all_ if runs_layout(spec.with_numbers(phase, each), phase)] or all_:
         yield {field: number for field, number in decided.items() if is_auto(section, field)}
 
 
-def _ep_size_candidates(spec: ResolvedSpec, section: PhaseSpec) -> Sequence[int]:
-    """Return EP sizes in order of preference: one node, then parts of a node from the largest, then more nodes."""
-    if not is_auto(section, "ep_size"):
-        return [section.ep_size]
-    return sorted(all_sizes(spec), key=lambda size: (max(size, spec.cluster.gpus_per_node), -size))
-
-
-def _redundant_expert_candidates(section: PhaseSpec, num_logical: int, ep_size: int) -> Sequence[int]:
-    if not is_auto(section, "redundant_experts"):
-        return [section.redundant_experts]
-    fewest = -num_logical % ep_size or (ep_size if ep_size > 1 else 0)
-    return [fewest, 0]
+def _few_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> list[int]:
+    """Return the fewest redundant experts that give hot experts replicas, then 0, as far as slots are then equal."""
+    even = even_redundants(spec, phase, ep_size)
+    return [*even[1:2], *even[:1]] if 0 in even else [*even[:1]]
 
 
 def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:

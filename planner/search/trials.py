@@ -33,8 +33,8 @@ from planner.facts.terms import Phase
 from planner.rules.attention import attention_sizes
 from planner.rules.engine_limits import runs_layout
 from planner.search.decision import MAX_REQUESTS, is_auto
-from planner.search.unit_sizes import all_sizes
-from planner.spec.phase import MAX_REDUNDANT, PhaseSpec
+from planner.search.unit_sizes import ep_sizes, even_redundants
+from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
@@ -83,17 +83,18 @@ def try_layouts(
     """
     section = spec.phase(phase)
     best: dict[int, float] = {}
-    for ep_size in _ep_size_candidates(spec, section, nodes):
+    for ep_size in _sizes_on(spec, phase, nodes):
         for attention_tp in _attention_tp_candidates(spec, section, ep_size):
             for batch_tokens in _batch_token_candidates(spec, phase):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
                 yield from _try_slots(_SizeTrials(spec, phase, start), balance, best)
 
 
-def _ep_size_candidates(spec: ResolvedSpec, section: PhaseSpec, nodes: range) -> Sequence[int]:
-    if not is_auto(section, "ep_size"):
-        return [section.ep_size] if 1 in nodes else []  # only in the first of several calls
-    return [size for size in all_sizes(spec) if max(1, size // spec.cluster.gpus_per_node) in nodes]
+def _sizes_on(spec: ResolvedSpec, phase: Phase, nodes: range) -> Sequence[int]:
+    sizes = ep_sizes(spec, phase)
+    if not is_auto(spec.phase(phase), "ep_size"):
+        return sizes if 1 in nodes else []  # only in the first of several calls
+    return [size for size in sizes if max(1, size // spec.cluster.gpus_per_node) in nodes]
 
 
 def _attention_tp_candidates(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Sequence[int]:
@@ -112,17 +113,6 @@ def _batch_token_candidates(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
     if phase == "prefill" and point and point.step_tokens != AUTO:
         return [point.step_tokens]
     return BATCH_TOKENS[::-1]  # the largest is mostly best
-
-
-def _redundant_expert_counts(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Iterator[int]:
-    """Yield the numbers of redundant experts that give all GPUs the same number of slots, fewest first."""
-    num_logical = spec.model.num_routed_experts
-    if not is_auto(section, "redundant_experts"):
-        if (num_logical + section.redundant_experts) % ep_size == 0:
-            yield section.redundant_experts
-        return
-    most = min(num_logical * (ep_size - 1), MAX_REDUNDANT)
-    yield from range(-num_logical % ep_size, most + 1, ep_size)
 
 
 @dataclass(frozen=True)
@@ -147,7 +137,7 @@ def _try_slots(
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
     """Try one size with more and more slots, until more slots cannot beat `best`, the best rate by number of nodes."""
     spec, ep_size, num_logical = size.spec, size.start["ep_size"], size.spec.model.num_routed_experts
-    all_redundant = list(_redundant_expert_counts(spec, spec.phase(size.phase), ep_size))
+    all_redundant = even_redundants(spec, size.phase, ep_size)
     if not all_redundant:  # the written number does not give equal slots
         return
     fewest_requests, most_requests = _request_range(spec, size.phase)

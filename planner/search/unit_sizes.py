@@ -1,6 +1,7 @@
-"""Propose other unit sizes for specs with too little memory, too few slots or too few nodes.
+"""List unit sizes: those that `auto` may become, and others for specs with too little memory, slots or nodes.
 
-`repair.py` tries each proposal before it offers it.
+`auto.py` and `trials.py` choose among the first, by memory and by speed. `repair.py` tries each of the others before it
+offers it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +14,16 @@ from planner.estimate.coverage import fewest_slots
 from planner.facts.terms import Phase
 from planner.layout.nodes import nodes_for
 from planner.problems.fix import Change
-from planner.rules.exchange_limits import supports_unit_size
+from planner.rules.exchange_limits import nearest_redundant, supports_unit_size
+from planner.spec.phase import MAX_REDUNDANT
 from planner.spec.resolved import ResolvedSpec
+from planner.spec.undecided import is_undecided
 
 __all__ = [
     "all_sizes",
     "covering_sizes",
+    "ep_sizes",
+    "even_redundants",
     "larger_sizes",
     "larger_sizes_and_nodes",
     "merged_units",
@@ -33,6 +38,20 @@ def all_sizes(spec: ResolvedSpec) -> list[int]:
     per_node = spec.cluster.gpus_per_node
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
     return [*within, *range(2 * per_node, 2 * spec.model.num_routed_experts + 1, per_node)]
+
+
+def ep_sizes(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
+    """Return the EP sizes that `phase` may have: the written one, or all for `auto`."""
+    section = spec.phase(phase)
+    return all_sizes(spec) if is_undecided(section.ep_size) else [section.ep_size]
+
+
+def even_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> range:
+    """Return the numbers of redundant experts that give all GPUs equally many slots; the written one, or all."""
+    written, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
+    if is_undecided(written):
+        return range(-num_logical % ep_size, min(num_logical * (ep_size - 1), MAX_REDUNDANT) + 1, ep_size)
+    return range(written, written + ((num_logical + written) % ep_size == 0))
 
 
 def larger_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
@@ -155,11 +174,7 @@ def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]
 
 def _resize_unit(spec: ResolvedSpec, phase: Phase, num_nodes: int, fewest_slots: bool = False) -> Change:
     """Return the change to units of `num_nodes` nodes, with the nearest even number of redundant experts."""
-    now, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
-    size = num_nodes * spec.cluster.gpus_per_node
-    wanted = 0 if fewest_slots else now
-    above = wanted + -(num_logical + wanted) % size
-    kept = [each for each in (above, above - size) if each > 0 or (each == 0 and wanted == 0)]
-    redundant = min(kept, key=lambda each: abs(each - wanted))
+    now, size = spec.phase(phase).redundant_experts, num_nodes * spec.cluster.gpus_per_node
+    redundant = nearest_redundant(spec.model.num_routed_experts, size, 0 if fewest_slots else now)
     other = {} if redundant == now else {f"{phase}.redundant_experts": redundant}
     return {f"{phase}.ep_size": size, **other}
