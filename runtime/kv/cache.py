@@ -95,10 +95,13 @@ class LatentCache:
                 self._owners.release([table[number]])
                 table[number] = page
 
-    def name(self, table: PageTable, first: int, names: Sequence[bytes]) -> None:
-        """Let the blocks be found by these names that a table's pages hold from number `first` on."""
+    def name(self, table: PageTable, first: int, names: Sequence[bytes], tenant: bytes) -> None:
+        """Let the blocks be found by these names that a table's pages hold from number `first` on.
+
+        They take room of this tenant, as do their copies in host memory.
+        """
         for page, name in zip(table[first : first + len(names)], names, strict=True):
-            self._owners.name(page, name)
+            self._owners.name(page, name, int.from_bytes(tenant))
 
     def num_shared(self, table: PageTable) -> int:
         """Return how many pages at the beginning of a table are in other tables too: freeing them frees nothing."""
@@ -139,7 +142,7 @@ class LatentCache:
         """Begin to copy blocks that nobody holds any more to host memory. The next step ends this with `end_saves`."""
         if self.host is not None:
             due = iter(self._owners.take_due, None)
-            self.host.save(((name, self._pages[:, page]) for page, name in due), max_blocks)
+            self.host.save(((name, tenant, self._pages[:, page]) for page, name, tenant in due), max_blocks)
 
     def end_saves(self) -> list[bytes]:
         """Let whoever gets the pages from now on write to them after their blocks are copied.

@@ -6,38 +6,41 @@ A page is in one of three states:
     held    by one table or several; it may have a name, and only one that is not written any more is held by several
     idle    nobody holds it, and it has a name: it waits to be found, or to be the oldest when pages run out
 
-    take        blank -> held, or else the oldest idle page loses its name
-    name        a held page gets the name of the block that it holds
+    take        blank -> held, or else an idle page loses its name
+    name        a held page gets the name of the block that it holds, and belongs to its tenant
     hold        held -> held once more, idle -> held
     release     held -> idle if it has a name, else blank, when the last one releases it
-    forget      the oldest idle page -> blank
+    forget      an idle page -> blank
 
 A page is due from the moment that it becomes idle until the next tier was asked to keep its block.
 
 So remembering takes no memory from requests: an idle page is as good as a blank one to whoever takes it.
 
-It does not hold latents (`cache.py`), make names (`blocks.py`) or search them (`index.py`). Order of eviction is least
-recently released; a table is released from its end, so that a chain is forgotten from its end as well.
+It does not hold latents (`cache.py`), make names (`blocks.py`) or search them (`index.py`), nor does it choose which idle
+page is forgotten (`idle.py`). A table is released from its end, so that a chain is forgotten from its end as well.
 """
 
+import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from runtime.kv.idle import IdlePages, Line, Links
 from runtime.kv.index import NameIndex
 
 __all__ = ["Pages"]
 
-NOT_IN_LINE = -1
+NO_TENANT = 0
 
 
 class Pages:
     """All pages of one cache."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with blank pages. `clock` says in seconds when one becomes idle."""
         self._blank = array("i", reversed(range(num_pages)))
         self._holders = array("i", [0]) * num_pages
         self._index = NameIndex(num_pages)
-        self._idle, self._due = _Line(num_pages), _Line(num_pages)
+        self._idle, self._due = IdlePages(num_pages, clock), Line(Links(num_pages))
 
     @property
     def num_free(self) -> int:
@@ -93,66 +96,36 @@ class Pages:
             if self._holders[page]:
                 continue
             if page in self._index:
-                self._idle.append(page)
+                self._idle.add(page)
                 self._due.append(page)
             else:
                 self._blank.append(page)
 
-    def name(self, page: int, name: bytes) -> None:
+    def name(self, page: int, name: bytes, tenant: int = NO_TENANT) -> None:
         """Let a held page, which nobody writes to any more, be found. The first page of a name keeps it."""
         assert self._holders[page] > 0
         if page not in self._index and not self._index.find([name]):
             self._index.add(page, name)
+            self._idle.tenant_of[page] = tenant
 
     def forget_oldest(self) -> int | None:
-        """Take the name of the page that is idle for longest, and return its number. Return None if none is idle."""
-        page = self._idle.first()
+        """Take the name of the idle page to give up next, and return its number. Return None if none is idle."""
+        page = self._idle.oldest()
         if page is not None:
             self._leave_lines(page)
             self._index.remove(page)
             self._blank.append(page)
         return page
 
-    def take_due(self) -> tuple[int, bytes] | None:
-        """Return the page that is due for longest, with its name: it is due no more. Return None if none is due."""
+    def take_due(self) -> tuple[int, bytes, int] | None:
+        """Return the page that is due for longest, its name and its tenant: it is due no more. None if none is due."""
         page = self._due.first()
         if page is None:
             return None
         self._due.remove(page)
-        return page, self._index.name(page)
+        return page, self._index.name(page), self._idle.tenant_of[page]
 
     def _leave_lines(self, page: int) -> None:
         self._idle.remove(page)
         if page in self._due:
             self._due.remove(page)
-
-
-class _Line:
-    """Pages in a line, as links in two arrays: any of them can leave it at once, and a page takes 8 bytes."""
-
-    def __init__(self, num_pages: int) -> None:
-        self._end = num_pages  # the link before the first and after the last
-        self._next = array("i", [NOT_IN_LINE]) * num_pages + array("i", [self._end])
-        self._previous = array("i", self._next)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __contains__(self, page: int) -> bool:
-        return self._next[page] != NOT_IN_LINE
-
-    def first(self) -> int | None:
-        return self._next[self._end] if self._length else None
-
-    def append(self, page: int) -> None:
-        last = self._previous[self._end]
-        self._next[last] = self._previous[self._end] = page
-        self._previous[page], self._next[page] = last, self._end
-        self._length += 1
-
-    def remove(self, page: int) -> None:
-        before, after = self._previous[page], self._next[page]
-        self._next[before], self._previous[after] = after, before
-        self._next[page] = NOT_IN_LINE
-        self._length -= 1

@@ -64,9 +64,10 @@ class SlowTier(Protocol):
 
 @dataclass
 class _Fetch:
-    """Blocks for a prompt, and for those that came meanwhile and begin alike."""
+    """Blocks of a tenant for a prompt, and for those that came meanwhile and begin alike."""
 
     requests: list[Request]
+    tenant: bytes
     first: int  # number of the first block
     names: list[bytes]
     loading: Loading
@@ -99,7 +100,7 @@ class Fetches:
                 fetch.requests.append(request)
                 return True
         loading = self._slow.begin_load(names, request.tenant, FETCH_S)
-        self._fetches.append(_Fetch([request], num_found, names, loading))
+        self._fetches.append(_Fetch([request], request.tenant, num_found, names, loading))
         return True
 
     def take_finished(self) -> list[Request]:
@@ -109,7 +110,7 @@ class Fetches:
         for fetch in done:
             blocks = fetch.loading.blocks()
             for name, latents in zip(fetch.names, blocks, strict=False):
-                self._host.add(name, latents)
+                self._host.add(name, latents, fetch.tenant)
             for request in fetch.requests:
                 request.fetched = range(fetch.first, fetch.first + len(blocks))
         return [request for fetch in done for request in fetch.requests]

@@ -156,7 +156,7 @@ class Scheduler:
         """Note that a request's latents are computed up to `end`; whole blocks can be found from now on."""
         first, behind = request.num_cached // PAGE_TOKENS, end // PAGE_TOKENS
         if first < behind and (request.is_prefilling or request.shares_answer):
-            self.cache.name(request.table, first, request.block_names(first, behind))
+            self.cache.name(request.table, first, request.block_names(first, behind), request.tenant)
         request.num_cached = end
 
     def end(self, request: Request) -> None:
@@ -293,7 +293,7 @@ class Scheduler:
         """Let a request take part. Its pages now hold what was copied, so others may find the blocks that it loaded."""
         self._order_after_copy(request)
         request.latents = None
-        self.cache.name(request.table, request.loading.start, request.loading_block_names)
+        self.cache.name(request.table, request.loading.start, request.loading_block_names, request.tenant)
 
     def _order_after_copy(self, request: Request) -> None:
         """Order later computation after the copy of a request's latents, if one is running."""

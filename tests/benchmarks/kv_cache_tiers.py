@@ -131,7 +131,7 @@ def step_ratios(engine):
     for _ in range(NUM_RUNS):
         table, number = [], len(prompt) // PAGE_TOKENS
         cache.allocate(table, len(prompt))
-        cache.name(table, 0, [os.urandom(NAME_BYTES) for _ in range(number)])
+        cache.name(table, 0, [os.urandom(NAME_BYTES) for _ in range(number)], b"tenant")
         names = [cache._owners._index.name(page) for page in table[:number]]
         cache.free(table)
         seconds["leave"].append(step_time(talk))

@@ -10,7 +10,7 @@ A slot is room for one block, `[num_layers, PAGE_TOKENS, latent_dim]`. Slots hav
 Write behind: a block is saved when no request holds its page any more, and before the page is needed. So whoever needs
 a page waits for no copy, and a block that was saved in vain has cost a copy that nobody waited for.
 
-It keeps the least recently used blocks until it has no slot, or until requests need the memory (`host_memory.py`). The
+It keeps blocks until it has no slot, or until requests need the memory (`host_memory.py`); `idle.py` says which go. The
 network's thread may make it give way at any moment, so each call has the ledger's lock. On a CPU a slot's memory is
 freed then. On a GPU it was pinned before the rank was ready and stays so, because pinning holds up steps.
 
@@ -53,9 +53,9 @@ class HostTier:
         self._slots_in_chunk, num_chunks = _chunks(self.block_bytes, max_bytes, link.pins)
         self._chunks: list[Tensor | None] = [None] * num_chunks
         self._slots = Pages(num_chunks * self._slots_in_chunk)
-        self._saved: dict[int, bytes] = {}  # slot -> name
+        self._saved: dict[int, tuple[bytes, int]] = {}  # slot -> name, tenant
         self._saves: Arrival | None = None
-        self._copies: deque[tuple[Arrival | None, dict[int, bytes]]] = deque()  # saves that may still go on
+        self._copies: deque[tuple[Arrival | None, dict[int, tuple[bytes, int]]]] = deque()  # saves that may still go on
         self._loads: deque[tuple[Arrival, list[int]]] = deque()
         self._blank: dict[int, int] = {}  # address -> slot that somebody fills
         self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # slot, address
@@ -68,8 +68,8 @@ class HostTier:
         with self._memory.lock:
             return len(self._slots.find(names))
 
-    def save(self, blocks: Iterable[tuple[bytes, Tensor]], max_copies: int = sys.maxsize) -> None:
-        """Begin to copy named blocks from pages that nobody writes to before `end_saves`.
+    def save(self, blocks: Iterable[tuple[bytes, int, Tensor]], max_copies: int = sys.maxsize) -> None:
+        """Begin to copy blocks, each with its name and tenant, from pages that nobody writes to before `end_saves`.
 
         A block that is here is the most recently used one afterwards, and no copy. One that no slot is free for is not
         kept. No more of `blocks` are taken after `max_copies`.
@@ -77,12 +77,12 @@ class HostTier:
         assert not self._saved
         pages = []
         with self._memory.lock:
-            for name, page in blocks:
+            for name, tenant, page in blocks:
                 if found := self._slots.find([name]):
                     self._slots.hold(found[0])
                     self._slots.release(found)
                 elif (slot := self._take_slot()) is not None:
-                    self._saved[slot] = name
+                    self._saved[slot] = name, tenant
                     pages.append(page)
                 if len(pages) >= max_copies:
                     break
@@ -100,8 +100,8 @@ class HostTier:
         if self._saves is not None:
             self._saves.join()
         with self._memory.lock:
-            for slot, name in self._saved.items():
-                self._slots.name(slot, name)
+            for slot, (name, tenant) in self._saved.items():
+                self._slots.name(slot, name, tenant)
         self._copies.append((self._saves, self._saved))
         self._saved, self._saves = {}, None
         return self._end_copies()
@@ -137,10 +137,10 @@ class HostTier:
             self._blank[latents.data_ptr()] = slot
             return latents
 
-    def add(self, name: bytes, latents: Tensor) -> None:
-        """Let a block be found that is in memory of `lend_blank`, whole."""
+    def add(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
+        """Let a tenant's block be found that is in memory of `lend_blank`, whole."""
         with self._memory.lock:
-            self._slots.name(self._blank.pop(latents.data_ptr()), name)
+            self._slots.name(self._blank.pop(latents.data_ptr()), name, int.from_bytes(tenant))
 
     def lend(self, name: bytes) -> Tensor | None:
         """Return a block that a slower tier may write while it refers to it, or None if it is not here yet."""
@@ -156,7 +156,7 @@ class HostTier:
         while self._copies and (self._copies[0][0] is None or self._copies[0][0].has_arrived()):
             saved = self._copies.popleft()[1]
             self._release(list(saved))
-            ended += saved.values()
+            ended += (name for name, _ in saved.values())
         return ended
 
     def _lend(self, slot: int) -> Tensor:

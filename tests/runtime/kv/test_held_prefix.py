@@ -217,7 +217,7 @@ def cache_with(names, num_pages=4, memory=None):
     cache.allocate(table, len(names) * PAGE_TOKENS)
     for layer in cache.layers:
         layer.pages.copy_(torch.randn_like(layer.pages))
-    cache.name(table, 0, names)
+    cache.name(table, 0, names, b"tenant")
     cache.free(table)
     return cache
 

@@ -17,6 +17,7 @@ from runtime.kv.tiers.host import PINNED_BLOCKS, HostTier
 
 BLOCK_SHAPE = (2, 3, 1)
 BLOCK_BYTES = 24
+TENANT = 1
 MAX_BLOCKS, MAX_BYTES = 2, 4 * BLOCK_BYTES  # of the tier; of all that is held
 NAMES = [number.to_bytes(NAME_BYTES) for number in range(5)]
 runs_of_names = st.tuples(st.integers(0, 4), st.integers(1, 3)).map(lambda run: NAMES[run[0] :][: run[1]])
@@ -76,7 +77,7 @@ class TierAgainstReference(RuleBasedStateMachine):
             page.fill_(-1)
             self.kept.append(name)
         self.saving = [(block(name), name) for name in offered]
-        self.tier.save([(name, page) for page, name in self.saving])
+        self.tier.save([(name, TENANT, page) for page, name in self.saving])
 
     @rule(wanted=runs_of_names)
     def load(self, wanted):
@@ -148,10 +149,10 @@ def test_a_slot_goes_to_no_other_block_while_it_is_read():
     link = Copies()
     tier = HostTier(BLOCK_SHAPE, torch.float32, BLOCK_BYTES, link, HostMemory())
     page = torch.zeros(BLOCK_SHAPE)
-    tier.save([(NAMES[1], block(NAMES[1]))])
+    tier.save([(NAMES[1], TENANT, block(NAMES[1]))])
     tier.end_saves()
     _, arrival = tier.load(NAMES[1:2], [page])
-    tier.save([(NAMES[2], block(NAMES[2]))])
+    tier.save([(NAMES[2], TENANT, block(NAMES[2]))])
     tier.end_saves()
     arrival.join()
 
@@ -170,7 +171,7 @@ def test_lent_memory_is_nobody_elses_until_it_is_dropped():
     after = memory.held()["blocks"]
     filled = tier.lend_blank()
     filled.copy_(block(NAMES[1]))
-    tier.add(NAMES[1], filled)
+    tier.add(NAMES[1], filled, b"tenant")
     del filled
     tier.end_saves()
     written = tier.lend(NAMES[1])
@@ -187,7 +188,7 @@ def test_a_block_that_is_being_copied_is_nobody_elses():
     link = Copies()
     tier = HostTier(BLOCK_SHAPE, torch.float32, BLOCK_BYTES, link, HostMemory())
     finish, link.from_device.join = link.from_device.join, lambda mark: None
-    tier.save([(NAMES[1], block(NAMES[1]))])
+    tier.save([(NAMES[1], TENANT, block(NAMES[1]))])
     during = tier.end_saves(), tier.lend(NAMES[1]), tier.lend_blank()
     finish(1)
     after = tier.end_saves()
@@ -201,7 +202,7 @@ def test_the_least_recently_used_block_goes_first():
     """A block that is loaded, or offered again, is used."""
     tier = HostTier(BLOCK_SHAPE, torch.float32, 3 * BLOCK_BYTES, HostLink(), HostMemory())
     for offered in (NAMES[:3], NAMES[:1], NAMES[3:]):
-        tier.save([(name, block(name)) for name in offered])
+        tier.save([(name, TENANT, block(name)) for name in offered])
         tier.end_saves()
         tier.load(NAMES[1:2], [torch.zeros(BLOCK_SHAPE)])
 
@@ -211,14 +212,24 @@ def test_the_least_recently_used_block_goes_first():
 def test_a_block_that_is_here_is_no_copy():
     """So a prompt that was found, and whose pages are free again, delays the copies of none that was computed."""
     tier = HostTier(BLOCK_SHAPE, torch.float32, 4 * BLOCK_BYTES, HostLink(), HostMemory())
-    tier.save([(name, block(name)) for name in NAMES[:2]])
+    tier.save([(name, TENANT, block(name)) for name in NAMES[:2]])
     tier.end_saves()
-    due = iter([(name, block(name)) for name in NAMES])
+    due = iter([(name, TENANT, block(name)) for name in NAMES])
     tier.save(due, max_copies=1)
     tier.end_saves()
 
     assert [tier.num_found([name]) for name in NAMES] == [1, 1, 1, 0, 0]
-    assert [name for name, _ in due] == NAMES[3:]
+    assert [name for name, *_ in due] == NAMES[3:]
+
+
+def test_a_flood_of_one_tenant_leaves_another_tenants_blocks_in_memory():
+    """A tenant who saves many blocks replaces his own while he has more than the other."""
+    tier = HostTier(BLOCK_SHAPE, torch.float32, 3 * BLOCK_BYTES, HostLink(), HostMemory())
+    for tenant, name in [(TENANT, NAMES[0]), *((2, name) for name in NAMES[1:])]:
+        tier.save([(name, tenant, block(name))])
+        tier.end_saves()
+
+    assert [tier.num_found([name]) for name in NAMES] == [1, 0, 0, 1, 1]
 
 
 def test_memory_is_pinned_at_once_in_powers_of_two():

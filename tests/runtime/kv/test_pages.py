@@ -1,15 +1,22 @@
 """Pages against a slow reference: none has two owners that write, none that is held is given away, none is lost."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from runtime.kv.idle import FRESH_S
 from runtime.kv.index import NAME_BYTES
 from runtime.kv.pages import Pages
 
 NUM_PAGES = 7
 PROMPTS = ["abcd", "abce", "abx", "y", "abcdz", "q"]  # a letter is a block, whose name is the prompt up to it
+
+
+def tenant_of(name):
+    return 1 if name.startswith((b"a", b"q")) else 2
 
 
 def names_of(prompt):
@@ -21,11 +28,13 @@ class PagesAgainstReference(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.pages = Pages(NUM_PAGES)
+        self.now = 0.0
+        self.pages = Pages(NUM_PAGES, lambda: self.now)
         self.tables = []  # [prompt, pages, how many of them are computed]
         self.holders = dict.fromkeys(range(NUM_PAGES), 0)
         self.named = {}  # page -> name
         self.idle = []  # the least recently released first
+        self.since = {}  # page -> when it became idle
         self.due = []  # those of them that were not told yet, the same
 
     @rule(prompt=st.sampled_from(PROMPTS))
@@ -51,11 +60,24 @@ class PagesAgainstReference(RuleBasedStateMachine):
         is_blank = any(not self.holders[page] and page not in self.named for page in range(NUM_PAGES))
         page = self.pages.take()
         assert self.holders[page] == 0
-        assert page not in self.named if is_blank else page == self.idle[0]
+        assert page not in self.named if is_blank else page in self.next_to_go()
         self.no_longer_idle(page)
         self.named.pop(page, None)
         self.holders[page] = 1
         return page
+
+    def next_to_go(self):
+        """The page that is idle for longest, or of a tenant with most if that one is fresh; none if none is idle."""
+        if not self.idle or self.now - self.since[self.idle[0]] >= FRESH_S:
+            return self.idle[:1]
+        tenants = [tenant_of(self.named[page]) for page in self.idle]
+        numbers = Counter(tenants)
+        return [self.idle[tenants.index(tenant)] for tenant in numbers if numbers[tenant] == max(numbers.values())]
+
+    @rule(seconds=st.sampled_from([1.0, FRESH_S / 2, FRESH_S]))
+    def pass_time(self, seconds):
+        """Let time pass, so that pages become stale."""
+        self.now += seconds
 
     def no_longer_idle(self, page):
         self.idle = [other for other in self.idle if other != page]
@@ -65,13 +87,15 @@ class PagesAgainstReference(RuleBasedStateMachine):
     def tell(self):
         """Each page that became idle is told once, in order, with its name."""
         page = self.due.pop(0) if self.due else None
-        assert self.pages.take_due() == (None if page is None else (page, self.named[page]))
+        name = self.named.get(page)
+        assert self.pages.take_due() == (None if page is None else (page, name, tenant_of(name)))
 
     @rule()
     def forget(self):
-        """The page that is idle for longest is blank afterwards."""
-        page, num_blank = self.idle[0] if self.idle else None, self.pages.num_blank
-        assert self.pages.forget_oldest() == page
+        """A page that is next to go is blank afterwards."""
+        expected, num_blank = self.next_to_go(), self.pages.num_blank
+        page = self.pages.forget_oldest()
+        assert page in expected if expected else page is None
         assert self.pages.num_blank == num_blank + (page is not None)
         if page is not None:
             self.no_longer_idle(page)
@@ -87,7 +111,7 @@ class PagesAgainstReference(RuleBasedStateMachine):
             assert self.holders[pages[number]] == 1  # nobody else reads what is written now
             table[2] += 1
             name = names_of(prompt)[number]
-            self.pages.name(pages[number], name)
+            self.pages.name(pages[number], name, tenant_of(name))
             if name not in self.named.values():
                 self.named[pages[number]] = name
 
@@ -104,6 +128,7 @@ class PagesAgainstReference(RuleBasedStateMachine):
             self.holders[page] -= 1
             if not self.holders[page] and page in self.named:
                 self.idle.append(page)
+                self.since[page] = self.now
                 self.due.append(page)
 
         assert self.pages.num_free - num_free == are_shared.count(False)
@@ -135,6 +160,39 @@ def test_a_chain_is_forgotten_from_its_end():
     pages.take()
 
     assert pages.find(names_of("abc")) == table[:2]
+
+
+def flood(pages, tenant, names):
+    """Let prompts of a block each come and go."""
+    for name in names:
+        page = pages.take()
+        pages.name(page, name, tenant)
+        pages.release([page])
+
+
+def test_a_tenant_who_floods_the_cache_drives_out_only_what_is_above_an_equal_share():
+    """Of 12 pages, a small tenant keeps all of its 3, and one with more than the flood keeps half of what is left."""
+    pages = Pages(12)
+    small, large, many = (
+        [f"{letter}{number}".encode().ljust(NAME_BYTES) for number in range(amount)]
+        for letter, amount in (("s", 3), ("l", 9), ("f", 50))
+    )
+    for tenant, names in enumerate((small, large, many)):
+        flood(pages, tenant, names)
+
+    assert [sum(len(pages.find([name])) for name in names) for names in (small, large)] == [3, 4]
+
+
+def test_what_a_tenant_left_who_went_away_goes():
+    """Pages that nobody used for ten minutes go first, even if another tenant has more."""
+    now = [0.0]
+    pages = Pages(12, lambda: now[0])
+    gone, new = ([f"{letter}{number}".encode().ljust(NAME_BYTES) for number in range(9)] for letter in "gn")
+    flood(pages, 1, gone[:3])
+    now[0] = FRESH_S
+    flood(pages, 2, [*gone[3:], *new])
+
+    assert not any(pages.find([name]) for name in gone[:3])
 
 
 def test_a_page_that_nobody_can_find_is_not_held_twice():

@@ -104,7 +104,7 @@ def rank_with_blocks(config, num_pages, link, roots=(0,)):
         first = arriving(90 + root, 2 * PAGE_TOKENS, 1, root, 0, False, config)
         cache.allocate(first.table, first.num_cached)
         cache.swap_in(first.table, first.latents).copy()
-        cache.name(first.table, 0, first.block_names(0, 2))
+        cache.name(first.table, 0, first.block_names(0, 2), first.tenant)
         cache.free(first.table)
     link.begun.clear()
     return rank

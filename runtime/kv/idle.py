@@ -1,0 +1,135 @@
+"""The pages that nobody holds and that remember a block: in the order of their last use, all and those of each tenant.
+
+    idle      all of them, the one that is idle for longest first
+    share     one tenant's, in the same order
+
+`oldest` is the page to give up next: the one that is idle for longest, if nobody used it for FRESH_S; otherwise the
+same of whoever has most. So a tenant who floods a cache with prompts drives out his own blocks while he has more than
+others, and what a tenant left who went away goes all the same.
+
+Lines are links in arrays, so that a page can leave at once and takes 32 bytes. Tenants are in buckets by the number of
+their pages, so that whoever has most is found at once too, among any number of tenants.
+
+Model: the janitor of the disk (`tiers/janitor.py`), which gives a day instead of minutes.
+"""
+
+import time
+from array import array
+from collections.abc import Callable
+
+__all__ = ["FRESH_S", "IdlePages", "Line", "Links"]
+
+FRESH_S = 600.0  # assumed: on Mooncake's hour, 94 % of the blocks that are used again are used again within it
+NOT_IN_LINE, END = -1, -2
+
+
+class Links:
+    """The pages before and after each page, of which none is in two lines."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.next = array("i", [NOT_IN_LINE]) * num_pages
+        self.previous = array("i", [NOT_IN_LINE]) * num_pages
+
+    def __contains__(self, page: int) -> bool:
+        """Return whether a page is in a line."""
+        return self.next[page] != NOT_IN_LINE
+
+
+class Line:
+    """Pages in a line."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._first = self._last = END
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Return the number of pages."""
+        return self._length
+
+    def __contains__(self, page: int) -> bool:
+        """Return whether a page is in a line of these links."""
+        return page in self._links
+
+    def first(self) -> int | None:
+        """Return the page that came first, or None if there is none."""
+        return self._first if self._length else None
+
+    def append(self, page: int) -> None:
+        """Add a page."""
+        links, last = self._links, self._last
+        links.previous[page], links.next[page], self._last = last, END, page
+        if last == END:
+            self._first = page
+        else:
+            links.next[last] = page
+        self._length += 1
+
+    def remove(self, page: int) -> None:
+        """Remove a page, wherever it is."""
+        links = self._links
+        before, after = links.previous[page], links.next[page]
+        if before == END:
+            self._first = after
+        else:
+            links.next[before] = after
+        if after == END:
+            self._last = before
+        else:
+            links.previous[after] = before
+        links.next[page] = NOT_IN_LINE
+        self._length -= 1
+
+
+class IdlePages:
+    """The idle pages of a cache. `tenant_of` says whose each page is while it is named."""
+
+    def __init__(self, num_pages: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._idle, self._links = Line(Links(num_pages)), Links(num_pages)
+        self._shares: dict[int, Line] = {}  # by tenant
+        self._tenants: dict[int, dict[int, None]] = {}  # by the number of their pages
+        self._most = 0
+        self.tenant_of = array("Q", [0]) * num_pages
+        self._since = array("d", [0.0]) * num_pages
+
+    def __len__(self) -> int:
+        """Return the number of idle pages."""
+        return len(self._idle)
+
+    def add(self, page: int) -> None:
+        """Add a page, which was used last."""
+        tenant = self.tenant_of[page]
+        self._since[page] = self._clock()
+        self._idle.append(page)
+        share = self._shares.setdefault(tenant, Line(self._links))
+        share.append(page)
+        self._count(tenant, len(share) - 1, len(share))
+
+    def remove(self, page: int) -> None:
+        """Remove a page: somebody holds it, or it remembers nothing any more."""
+        tenant = self.tenant_of[page]
+        share = self._shares[tenant]
+        self._idle.remove(page)
+        share.remove(page)
+        self._count(tenant, len(share) + 1, len(share))
+        if not len(share):
+            del self._shares[tenant]
+
+    def oldest(self) -> int | None:
+        """Return the page to give up next, or None if there is none."""
+        page = self._idle.first()
+        if page is None or self._clock() - self._since[page] >= FRESH_S:
+            return page
+        return self._shares[next(iter(self._tenants[self._most]))].first()
+
+    def _count(self, tenant: int, before: int, now: int) -> None:
+        """Put a tenant into the bucket of `now` pages, one more or less than before."""
+        if before:
+            del self._tenants[before][tenant]
+            if not self._tenants[before]:
+                del self._tenants[before]
+        if now:
+            self._tenants.setdefault(now, {})[tenant] = None
+        if now > self._most or self._most not in self._tenants:
+            self._most = now
