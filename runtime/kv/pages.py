@@ -16,8 +16,8 @@ A page is due from the moment that it becomes idle until the next tier was asked
 
 So remembering takes no memory from requests: an idle page is as good as a blank one to whoever takes it.
 
-It does not hold latents (`cache.py`), make names (`blocks.py`) or search them (`index.py`), nor does it choose which idle
-page is forgotten (`idle.py`). A table is released from its end, so that a chain is forgotten from its end as well.
+It does not hold latents (`cache.py`), make names (`blocks.py`) or search them (`index.py`). Nor does it choose the idle
+page that is forgotten (`idle.py`). A table is released from its end, so that a chain is forgotten from its end as well.
 """
 
 import time
