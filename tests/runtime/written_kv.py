@@ -3,8 +3,9 @@
     python -m tests.runtime.written_kv 2000 50
 
 sends so many requests from one process, which must arrive bit for bit. Then it sends so many each from a process of its
-own, which is killed after a random number of bytes: nothing of these may arrive or stay taken, and each must arrive
-from the next process. `tests/runtime/kv/test_nixl.py` does the same with few.
+own, which is killed after a random number of bytes, while the decode rank holds the first blocks of some: nothing of
+these may arrive or stay taken or held, and each must arrive from the next process. `tests/runtime/kv/test_nixl.py` does
+the same with few.
 
     python -m tests.runtime.written_kv forks
 
@@ -30,12 +31,15 @@ from runtime.kv.nixl import NixlAgent
 from runtime.kv.receiver import KvReceiver
 from runtime.kv.sender import KvSender, Outgoing
 from runtime.launch import KvLayout, Limits
+from runtime.protocol.block_chain import chain_blocks
+from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Handover, Offer, Sampling
 
 HOST = "127.0.0.1"
 SHAPE = NUM_LAYERS, LATENT_DIM = 4, 576
 MAX_TOKENS, VOCAB_SIZE = 600, 9
 ROW_BYTES = LATENT_DIM * 2
+ROOT = bytes(range(32))  # of block names
 LAUNCH = SimpleNamespace(
     kv_digest="sha256:kv",
     limits=Limits(max_requests=64, max_request_tokens=MAX_TOKENS + 9, max_batch_tokens=MAX_TOKENS, kv_tokens=4096),
@@ -45,17 +49,26 @@ LAUNCH = SimpleNamespace(
 
 @dataclass(frozen=True)
 class Job:
-    """A request to send to a port. With `stop_after`, the sender stops when it has written so many bytes."""
+    """A request to send to a port. The decode rank has its first `num_held` blocks.
+
+    With `stop_after`, the sender stops when it has written so many bytes.
+    """
 
     port: int
     request_id: str
     num_tokens: int
     seed: int
+    num_held: int = 0
     stop_after: int | None = None
 
     @property
     def num_bytes(self):
-        return NUM_LAYERS * self.num_tokens * ROW_BYTES
+        """The number of bytes to send."""
+        return NUM_LAYERS * (self.num_tokens - self.num_held * PAGE_TOKENS) * ROW_BYTES
+
+    def chain(self):
+        """The root and the names of its blocks."""
+        return b"".join([ROOT, *chain_blocks(ROOT, self.handover().prompt_ids[:-1])])
 
     def latents(self):
         """Any bits: NaN and negative zero among them."""
@@ -87,25 +100,43 @@ class Decode:
 
     def __init__(self, agent):
         self.taken, self.port = [], 0
-        self.receiver = KvReceiver(LAUNCH, SHAPE, VOCAB_SIZE, self._take, agent=agent)
+        self.receiver = KvReceiver(LAUNCH, SHAPE, VOCAB_SIZE, self._take, agent=agent, holder=self)
+        self.held, self._num_held = [], 0
         self._expected = {}
 
     def expect(self, job):
         """Admit this request once."""
         self._expected[job.request_id] = job
+        self._num_held = job.num_held
         self.receiver.expect(job.request_id, "ticket")
 
     def is_empty(self):
         """Return whether nobody holds anything of what came."""
         self.receiver._staging._collect()
-        return self.receiver._host_memory.held()["arriving"] == 0 and len(self.receiver._staging._gaps) == 1
+        return (
+            not self.held
+            and self.receiver._host_memory.held()["arriving"] == 0
+            and len(self.receiver._staging._gaps) == 1
+        )
 
     def assert_taken(self, job):
         """The next request that came is this one, bit for bit."""
         assert self.taken.pop(0) == (job.request_id, True)
 
+    def hold(self, prefix, answer):
+        """Hold the blocks that this rank has of the request expected last."""
+        self.held.append(prefix)
+        prefix.num_tokens = self._num_held * PAGE_TOKENS
+        answer(prefix.num_tokens)
+
+    def release(self, prefix):
+        """Hold a prefix no more: its request does not arrive."""
+        self.held.remove(prefix)
+
     def _take(self, handover, latents, prefix):
         """Compare a request at once: one that waited for that would leave later ones no room."""
+        if prefix in self.held:
+            self.held.remove(prefix)
         expected = self._expected[handover.request_id].latents()[:, prefix.num_tokens :]
         is_unchanged = torch.equal(latents.view(torch.int16), expected.view(torch.int16))
         self.taken.append((handover.request_id, is_unchanged))
@@ -169,11 +200,14 @@ async def kill_all(decode, senders, num_kills, seed):
     """Kill senders after random numbers of bytes; nothing arrives or stays taken, and another sender's try succeeds."""
     draw = random.Random(seed)
     for number in range(num_kills):
-        job = Job(decode.port, f"killed-{number}", draw.randint(1, MAX_TOKENS), draw.getrandbits(32))
+        num_tokens = draw.randint(1, MAX_TOKENS)
+        num_held = draw.randint(0, (num_tokens - 1) // PAGE_TOKENS)
+        job = Job(decode.port, f"killed-{number}", num_tokens, draw.getrandbits(32), num_held)
         decode.expect(job)
         pid = await senders.start(Job(**{**asdict(job), "stop_after": draw.randrange(job.num_bytes)}))
         assert await senders.said() == "stopped"
         assert not decode.is_empty()
+        assert len(decode.held) == 1
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(10):
             while not decode.is_empty():
@@ -202,7 +236,7 @@ async def send_jobs(jobs):
     for job in jobs:
         agent.num_bytes, agent.stop_after = 0, job.stop_after
         try:
-            await sender.send(HOST, job.port, job.outgoing())
+            await sender.send(HOST, job.port, job.outgoing(job.chain()))
             say("written" if agent.num_bytes == job.num_bytes else "sent")
         except RuntimeFailure as error:
             say(error)
