@@ -88,7 +88,6 @@ RELEASE = """\
 # What is promoted from environment to environment: this whole file is copied to the next one's. These keys replace the
 # spec's, so other keys that are promoted, such as engine or model, belong here too.
 kubernetes:
-  image: {image}
 """
 
 
@@ -166,14 +165,23 @@ def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
 
 def overlay_files(root: Path, environments: Sequence[Environment], kubernetes: KubernetesSpec) -> dict[str, str]:
     """Return path -> text of the overlays that are missing, for environments of a spec with this section."""
-    image = json.dumps(kubernetes.image)  # in quotes
     texts = {}
     for each in environments:
         if each.release is not None and each.own_overlay is not None:
-            texts[each.release] = RELEASE.format(image=image)
+            texts[each.release] = _release_text(kubernetes)
             namespace = namespace_of(each, kubernetes.namespace)
             texts[each.own_overlay] = OVERLAY.format(name=each.name, spec=each.spec, namespace=namespace)
     return {str(path): text for path, text in texts.items() if not (root / path).exists()}
+
+
+def _release_text(kubernetes: KubernetesSpec) -> str:
+    """Return the release file that an environment begins with: the images that the spec names, in quotes."""
+    texts = [f"  image: {json.dumps(kubernetes.image)}\n"]
+    if kubernetes.tidemill_image is not None:
+        texts.append(f"  tidemill_image: {json.dumps(kubernetes.tidemill_image)}\n")
+    if kubernetes.gateway.image is not None:
+        texts.append(f"  gateway:\n    image: {json.dumps(kubernetes.gateway.image)}\n")
+    return "".join([RELEASE, *texts])
 
 
 def namespace_of(environment: Environment, namespace: str) -> str:

@@ -514,15 +514,15 @@ def test_init_writes_overlays_once(repository, capsys):
     assert (repository / "dev.yaml").read_text() == "name: mine\n"
 
 
-def test_a_release_file_has_what_the_spec_runs(repository):
-    """It is the same for all environments, so that a copy of it is a promotion."""
-    main(["gitops", "init", "spec.yaml", "deploy", "--environments", "dev,prod"])
+def test_a_release_file_has_the_specs_images(repository):
+    """It is the same for all environments, so that a copy of it is a promotion, and it changes nothing by itself."""
+    images = {"image": "units:1", "tidemill_image": "copies:1", "gateway": {"image": "on"}}
+    (repository / "images.yaml").write_text(json.dumps({"kubernetes": images}))
+    main(["gitops", "init", "spec.yaml", "deploy", "-f", "images.yaml", "--environments", "dev,prod"])
     dev, prod = ((repository / f"{name}.release.yaml").read_text() for name in ("dev", "prod"))
 
     assert dev == prod
-    assert yaml.safe_load(dev) == {
-        "kubernetes": {"image": read_spec(repository / "spec.yaml").written.kubernetes.image}
-    }
+    assert yaml.safe_load(dev) == {"kubernetes": images}
 
 
 # `tidemill`: notes the call, with the release file of stage as it is then.
