@@ -18,9 +18,11 @@ from planner.diff.change import (
     State,
     Tool,
     UnitChange,
+    Verdict,
     WarningSides,
 )
 from planner.facts.quantities import counted
+from planner.facts.terms import PHASES
 from planner.plan.row import Row
 from planner.report.columns import group_numbered, numeric_order
 from planner.report.report import format_range, format_value
@@ -40,6 +42,12 @@ COSTS = {
     "usd_per_million_input_tokens": "per million input tokens",
     "margin": "margin",
     "mean_nodes": "nodes on average",
+}
+EFFECTS: dict[Verdict, str] = {  # on who asks the service, while the change is applied
+    "no_restart": "no running pod ends",
+    "rolling": "each phase serves all that is asked of it",
+    "degraded": "a phase serves less than is asked of it",
+    "outage": "a phase serves nobody for a while",
 }
 AS_SCHEDULED = "as scheduled, but without kubernetes.controller all units stay on"
 SPEEDS = {
@@ -105,7 +113,7 @@ def verdicts(change: Change) -> tuple[str, ...]:
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
         ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
-        return (f"no_restart: no running pod ends{ready}",)
+        return (f"no_restart: {EFFECTS['no_restart']}{ready}",)
     if len(set(map(repr, change.ways.values()))) == 1:
         return (_describe_rollout(change.ways["git"], ""),)
     return tuple(_describe_rollout(way, f" {TOOL_WORDS[tool]}") for tool, way in change.ways.items())
@@ -118,10 +126,10 @@ def _short(digest: str) -> str:
 def _describe_rollout(way: Rollout, applied: str) -> str:
     least = [
         f"{each.units} of {counted(each.of_units, f'{phase} unit')}"
-        for phase, each in way.least_units.items()
-        if each.units < each.of_units
+        for phase in PHASES
+        if (each := way.least_units.get(phase)) is not None and each.units < each.of_units
     ]
-    parts = [f"leaves {' and '.join(least)} serving" if least else "every unit goes on serving"]
+    parts = [f"{EFFECTS[way.verdict]}, with {' and '.join(least)} left" if least else "every unit goes on serving"]
     parts += [] if way.minutes is None else [f"takes {way.minutes} min"]
     parts += [f"{verdict} at {times}" for verdict, times in way.times.items() if verdict != way.verdict]
     return f"{way.verdict}{applied}: {'; '.join(parts)}"
