@@ -1,6 +1,5 @@
 """Reads the cluster: a TidemillDeployment and its units' LeaderWorkerSets become a `Situation`."""
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -14,10 +13,11 @@ from planner.schedule.schedule import OtherDays, Step
 from planner.schedule.timetable import Timetable
 from stacks.controller.clock import Clock, parse_instant
 from stacks.controller.lend import FREE, RECLAIMED, Marks
-from stacks.controller.situation import Force, Gateway, LiveUnit, Orders, Situation
+from stacks.controller.situation import Force, LiveUnit, Orders, Situation
+from stacks.controller.strangers import find_strangers
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest, Reference, find_condition, mounted_configs
+from stacks.kube.manifest import Manifest, Reference, find_condition
 from stacks.kube.readiness import missing, num_withheld
 
 __all__ = [
@@ -39,7 +39,6 @@ UNIT_API_VERSION, UNIT_KIND = names.UNIT_OBJECTS["leaderworkerset"]
 # A unit's StatefulSet of leaders has its name; those of workers name their group as well.
 # Source: github.com/kubernetes-sigs/lws 060ab4d pkg/controllers/leaderworkerset_controller.go and pod_controller.go
 LEADERS = "leaderworkerset.sigs.k8s.io/name,!leaderworkerset.sigs.k8s.io/group-index"
-KV_DIGEST = re.compile(r'"kv_digest": "([^"]+)"')  # in a launch file, which may be cut into several ConfigMaps
 CURRENT = "Current"  # the condition that no unit waits for a new template
 NOW = "now"
 
@@ -79,9 +78,8 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
     looked = [_name(each) for each in units] if is_changing else _units_being_left(deployment, units)
     pods, unseen = _list_pods(api, metadata["namespace"], looked)
     occupied = dict.fromkeys(looked, ()) if unseen else _occupied_nodes(pods)
-    find_strangers = _of_other_images if "sameImage" in spec else _of_other_formats
-    strangers = find_strangers(api, units, pods) & outdated if outdated else set()
-    situation = read_situation(spec, units, clock, now, occupied, outdated, strangers)
+    strangers, gateway = find_strangers(api, deployment, units, pods) if outdated else (set(), "newest")
+    situation = read_situation(spec, units, clock, now, occupied, outdated, strangers & outdated)
     noticed_s = (now - _outdated_since(deployment, now)) * clock.pace
     return Observation(
         replace(
@@ -89,7 +87,7 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
             unseen="; ".join(filter(None, (unseen, unknown))) or None,
             has_given_notice=noticed_s >= situation.timetable.notice_s,
             departed=tuple(_departed_unit(each, occupied) for each in departed),
-            gateway=_gateway(api, deployment) if strangers else "newest",
+            gateway=gateway,
         ),
         clock,
     )
@@ -252,53 +250,6 @@ def _occupied_nodes(pods: Sequence[Manifest]) -> Mapping[str, Collection[str]]:
         nodes = found.setdefault(each["metadata"]["labels"][names.UNIT_LABEL], set())
         nodes |= {each["spec"]["nodeName"]} if each["spec"].get("nodeName") else set()
     return found
-
-
-def _of_other_formats(api: Api, units: Sequence[Manifest], pods: Sequence[Manifest]) -> set[str]:
-    """Return the units with a pod of another KV format than their objects have, by their launch files.
-
-    Raise ProviderError.
-    """
-    if not pods:
-        return set()
-    owners = ",".join(sorted({each["metadata"]["labels"][names.UNIT_LABEL] for each in pods}))
-    namespace, selector = pods[0]["metadata"]["namespace"], f"{names.UNIT_LABEL} in ({owners})"
-    configs = api.list_all("v1", "ConfigMap", namespace, labelSelector=selector)
-    formats = {
-        _name(each): found[1]
-        for each in configs
-        if (found := KV_DIGEST.search("".join((each.get("data") or {}).values())))
-    }
-    newest = {_name(each): _format(each, formats) for each in units}
-    owned = ((each["metadata"]["labels"][names.UNIT_LABEL], _format(each, formats)) for each in pods)
-    return {unit for unit, kv in owned if None not in (kv, newest.get(unit)) and kv != newest[unit]}
-
-
-def _format(user: Manifest, formats: Mapping[str, str]) -> str | None:
-    """Return the KV format in the launch file that a pod, or a unit's object, mounts; None if that file is gone."""
-    return next((formats[name] for name in mounted_configs(user) if name in formats), None)
-
-
-def _gateway(api: Api, deployment: Manifest) -> Gateway:
-    """Return which units the gateway serves while some are strangers. Raise ProviderError."""
-    if "sameImage" in deployment["spec"]:
-        return "blind"
-    metadata = deployment["metadata"]
-    selector = ",".join(f"{key}={value}" for key, value in names.gateway_selector(metadata["name"]).items())
-    gateways = api.list_all("apps/v1", "Deployment", metadata["namespace"], labelSelector=selector)
-    return "former" if any(missing(each) for each in gateways) else "newest"
-
-
-def _of_other_images(_: Api, units: Sequence[Manifest], pods: Sequence[Manifest]) -> set[str]:
-    """Return the units with a pod of another image than their objects have."""
-    newest = {_name(each): _image(each["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]) for each in units}
-    owners = ((each["metadata"]["labels"][names.UNIT_LABEL], _image(each["spec"])) for each in pods)
-    return {unit for unit, image in owners if image != newest.get(unit)}
-
-
-def _image(pod: Mapping[str, Any]) -> Any:
-    """Return the image of a pod's first container, which is the engine's."""
-    return pod["containers"][0].get("image")
 
 
 def _unit(settings: Mapping[str, Any], live: Manifest | None, occupied: Collection[str] | None) -> LiveUnit:

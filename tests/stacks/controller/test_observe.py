@@ -112,22 +112,30 @@ def test_a_unit_of_another_image_is_a_stranger_where_images_decide_what_kv_is(sa
 
 
 @pytest.mark.parametrize(
-    ("former", "gateway", "found"),
-    [("kv-1", "former", (True, "former")), ("kv-1", "newest", (True, "newest")), ("kv-2", "former", (False, "newest"))],
+    ("former", "gateway", "is_ready", "found"),
+    [
+        ("kv-1", "kv-2", True, (True, "newest")),
+        ("kv-1", "kv-2", False, (True, "former")),
+        ("kv-1", "kv-1", True, (True, "former")),  # it was undone, or is not applied yet
+        ("kv-2", "kv-2", False, (False, "newest")),
+    ],
 )
-def test_a_unit_whose_pods_have_another_kv_format_is_a_stranger(former, gateway, found):
-    """The launch files tell that pods and object mount. The gateway takes the new format once it is changed."""
+def test_a_unit_whose_pods_have_another_kv_format_is_a_stranger(former, gateway, is_ready, found):
+    """Launch files tell the format, also the gateway's, which takes the new one once all its pods are replaced."""
     cluster = MemoryCluster(SPEC)
-    for config, kv in (("p0-old", former), ("p0-new", "kv-2")):
-        made = cluster.put("ConfigMap", config, labels={names.UNIT_LABEL: "p0"})
+    launch = {"p0-old": former, "p0-new": "kv-2", "gateway-launch": gateway}
+    for config, kv in launch.items():
+        labels = {names.UNIT_LABEL: "p0"} if config.startswith("p0") else names.gateway_selector(PLAN)
+        made = cluster.put("ConfigMap", config, labels=labels)
         made["data"] = {"p0.json.0": f'{{\n  "kv_digest": "{kv}",\n'}
     unit = withheld("p0", updatedReplicas=0)
     unit["spec"]["leaderWorkerTemplate"] = mounting("p0-new")
     cluster.objects[UNIT_KIND, "p0"] = unit
     cluster.put("StatefulSet", "p0", labels={"leaderworkerset.sigs.k8s.io/name": "p0"}, status=OLD, generation=2)
     cluster.pod("p0", "node-a")["spec"] |= mounting("p0-old")
-    counts = {"observedGeneration": 1, "replicas": 1, "availableReplicas": 1, "updatedReplicas": gateway == "newest"}
-    cluster.put("Deployment", "gateway", labels=names.gateway_selector(PLAN), status=counts)
+    counts = {"observedGeneration": 1, "replicas": 1, "availableReplicas": 1, "updatedReplicas": int(is_ready)}
+    labels, spec = names.gateway_selector(PLAN), {"template": mounting("gateway-launch")}
+    cluster.put("Deployment", "gateway", labels=labels, spec=spec, status=counts)
     seen = observe(cluster, cluster.get(deployment_reference(NAMESPACE, PLAN)), MIDNIGHT).situation
 
     assert (seen.units[0].is_stranger, seen.gateway) == found
