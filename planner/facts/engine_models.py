@@ -11,7 +11,7 @@ SGLang 0.5.23 (python/sglang/srt); a test compares this table with the sources:
     page_tokens    arg_groups/model_overrides: DeepSeek-V4 and, on Blackwell, MiniMax-M3 take no other
     keeps_states   configs/qwen3_next.py, mamba2_cache_params
     cannot         models/gpt_oss.py: its forward for DeepEP raises; layers/quantization/mxfp4.py, for Hopper GPUs
-vLLM 0.33.0 (vllm); a test compares the first two and MOVED_FORMS with a table recorded from its wheel:
+vLLM 0.33.0 (vllm); a test compares the first two and MOVED_FORMS with the sources:
     architecture   model_executor/models/registry.py
     replicas       the class, or the model inside it, is a `MixtureOfExperts`, whose experts EPLB moves
     overlaps       v1/worker/ubatching.py, around the whole model

@@ -35,7 +35,8 @@ def write_images(folder: Path) -> None:
 
 def host_paths() -> tuple[str, ...]:
     """The folders of this machine that `python -m runtime` and its imports read, none inside another."""
-    wanted = {Path(path) for path in ("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix, REPOSITORY)}
+    packages = [path for path in sys.path if path.endswith("site-packages")]  # a venv may name those of another one
+    wanted = {Path(path) for path in ("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix, REPOSITORY, *packages)}
     outermost = (each for each in wanted if each.exists() and not wanted & set(each.parents))
     return tuple(sorted(map(str, outermost)))
 

@@ -13,9 +13,7 @@ SGLang's imports take most of the time: 5.6 s of CPU for each of six processes.
 """
 
 import json
-import os
 import sys
-import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -25,18 +23,11 @@ import yaml
 from kubernetes import client
 
 from planner.compiler import compile_plan
-from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.rules.check import check_spec
-from stacks.kube.api import Api
-from stacks.kube.connection import Connection
-from stacks.kube.lifecycle import delete, delete_all
-from stacks.kube.manifest import Reference
-from stacks.kube.readiness import missing
-from stacks.kube.waiting import Patience
-from tests.planner.engines.sglang_wheel import missing as missing_wheel
-from tests.planner.engines.sglang_wheel import sglang_sources
+from tests.cluster.engine_units import gpus_offered, is_ready, pods_of, router_pod, units_deployed
+from tests.planner.engines.wheels import require
 
-NAMESPACE, GPU = "engines", "nvidia.com/gpu"
+NAMESPACE = "engines"
 PREFILL, DECODE, GATEWAY = "wide-prefill-0", "wide-decode-0", "wide-gateway"
 NODES = ("node-0", "node-1", "node-2")
 SOURCES = "/sglang"
@@ -56,79 +47,38 @@ SPEC = {
 
 
 @pytest.fixture(scope="module")
-def sources():
-    """The folder of SGLang's wheel. Skips where it cannot be had."""
-    if lacking := missing_wheel():
-        say = pytest.fail if os.environ.get("CI") else pytest.skip
-        say(f"needs {', '.join(lacking)}")
-    return str(sglang_sources())
-
-
-@pytest.fixture(scope="module")
-def plan(cluster, sources, tmp_path_factory):
+def plan(cluster, tmp_path_factory):
     """What is deployed: the overlay replaces the commands, and gives the router what the units mount."""
-    volumes = [*cluster.volumes, {"mount_path": SOURCES, "host_path": sources}]
+    volumes = [*cluster.volumes, {"mount_path": SOURCES, "host_path": str(require("sglang"))}]
     container = {"name": "runtime", "command": [*STAND_IN, "server", SOURCES]}
+    router = router_pod(volumes, command=[*STAND_IN, "router", SOURCES])
     kubernetes = {
         "namespace": NAMESPACE,
         "image": cluster.image,
         "volumes": volumes,
         "drain": DRAIN,
         "resources": {"unit": {"cpus": 0.5, "memory": "2GiB"}, "gateway": {"cpus": 0.1, "memory": "1GiB"}},
-        "overlay": {"unit_pod": {"spec": {"containers": [container]}}, "gateway_pod": {"spec": router_pod(volumes)}},
+        "overlay": {"unit_pod": {"spec": {"containers": [container]}}, "gateway_pod": {"spec": router}},
     }
     path = tmp_path_factory.mktemp("sglang") / "spec.yaml"
     path.write_text(yaml.safe_dump(SPEC | {"kubernetes": kubernetes}))
     return compile_plan(check_spec(path))
 
 
-def router_pod(volumes):
-    """What makes the router's pod one of SGLang's router on this machine's Python."""
-    mounts = [{"name": f"host-{number}", "mountPath": each["mount_path"]} for number, each in enumerate(volumes)]
-    return {
-        "containers": [{"name": "router", "command": [*STAND_IN, "router", SOURCES], "volumeMounts": mounts}],
-        "volumes": [
-            {"name": f"host-{number}", "hostPath": {"path": each["host_path"]}} for number, each in enumerate(volumes)
-        ],
-    }
-
-
 @pytest.fixture(scope="module")
 def core(cluster):
     """The core API, with eight GPUs on each node while the module runs."""
-    api = client.CoreV1Api(cluster.api)
-    offer_gpus(api, "8")
-    yield api
-    offer_gpus(api, None)
-
-
-def offer_gpus(api, number):
-    """Let the nodes say that they have so many; a kubelet keeps what it does not manage."""
-    for name in NODES:
-        api.patch_node_status(name, {"status": {"capacity": {GPU: number}, "allocatable": {GPU: number}}})
+    with gpus_offered(cluster, NODES) as api:
+        yield api
 
 
 @pytest.fixture(scope="module")
 def up(cluster, core, plan):
     """The API, when all units and the router are ready; afterwards everything is gone."""
     began = time.monotonic()
-    api = Api(Connection(cluster.api))
-    manifests = [yaml.safe_load(text) for name, text in render_files(plan).items() if name != KUSTOMIZATION]
-    for each in manifests:
-        api.apply(each, force=False)
-    try:
-        cluster.wait_until(
-            lambda: not [each for each in manifests if missing(api.get(Reference.from_manifest(each)))],
-            "all is ready",
-            READY_S,
-        )
+    with units_deployed(cluster, plan) as api:
         say(f"ready after {time.monotonic() - began:.0f} s")
         yield api
-    finally:
-        patience = Patience(GONE_S, threading.Event(), lambda text: None)
-        (namespace,) = (each for each in manifests if each["kind"] == "Namespace")
-        delete_all(api, [each for each in manifests if each is not namespace], patience)
-        delete(api, namespace, patience)  # last: a namespace with pods is looked at again after half their grace period
 
 
 def say(text):
@@ -138,17 +88,12 @@ def say(text):
 
 def pods(core, unit):
     """Pod's name -> pod, of those that are not on their way out."""
-    found = core.list_namespaced_pod(NAMESPACE, label_selector=f"tidemill.dev/unit={unit}").items
-    return {each.metadata.name: each for each in found if each.metadata.deletion_timestamp is None}
+    return pods_of(core, NAMESPACE, unit)
 
 
 def uids(core, unit):
     """Of the pods that are ready."""
-    return {
-        each.metadata.uid
-        for each in pods(core, unit).values()
-        if any((one.type, one.status) == ("Ready", "True") for one in each.status.conditions or [])
-    }
+    return {each.metadata.uid for each in pods(core, unit).values() if is_ready(each)}
 
 
 def serves(core):
@@ -159,10 +104,15 @@ def serves(core):
         return False
 
 
+def router_url(core):
+    """Where its Service answers."""
+    service = core.read_namespaced_service(GATEWAY, NAMESPACE).spec
+    return f"http://{service.cluster_ip}:{service.ports[0].port}"
+
+
 def ask(core, text):
     """One request to the router's Service; what the decode unit says that came."""
-    service = core.read_namespaced_service(GATEWAY, NAMESPACE).spec
-    url = f"http://{service.cluster_ip}:{service.ports[0].port}/generate"
+    url = f"{router_url(core)}/generate"
     request = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.loads(answer.read())

@@ -1,13 +1,12 @@
 """The table of KV bytes is what SGLang's own sizing functions say, for every family, at 1K, 32K and 256K tokens."""
 
-import os
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.planner.engines.sglang_kv import request_bytes
-from tests.planner.engines.sglang_wheel import missing, sglang_sources
+from tests.planner.engines.wheels import require
 
 pytestmark = pytest.mark.slow
 
@@ -17,10 +16,7 @@ TABLE = yaml.load((Path(__file__).parents[1] / "data/kv_bytes.yaml").read_text()
 @pytest.fixture(scope="module")
 def sources():
     """SGLang's, unpacked; skips where its wheel cannot be had."""
-    if lacking := missing():
-        say = pytest.fail if os.environ.get("CI") else pytest.skip
-        say(f"needs {', '.join(lacking)}")
-    return sglang_sources()
+    return require("sglang")
 
 
 def config_of(family):

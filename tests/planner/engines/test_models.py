@@ -2,10 +2,8 @@
 
 import ast
 import json
-import os
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +15,12 @@ from planner.rules.check import check_document, check_spec
 from planner.search.auto import decide
 from planner.spec.yaml import parse_document
 from tests.planner.engines.deployments import engine_refusals
-from tests.planner.engines.sglang_wheel import missing, sglang_sources
 from tests.planner.engines.test_documents import PAIR
+from tests.planner.engines.wheels import require
 
 SGLANG = ENGINE_MODELS["sglang"]["0.5.23"]
 VLLM = ENGINE_MODELS["vllm"]["0.33.0"]
+TEXT_MODELS = {"KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM"}
 
 # Of each architecture of SGLang: the file and class that build the experts, and the class of a layer.
 BUILT_BY = {
@@ -48,10 +47,7 @@ BUILT_BY = {
 @pytest.fixture(scope="module")
 def srt():
     """SGLang's sources, unpacked; skips where its wheel cannot be had."""
-    if lacking := missing():
-        say = pytest.fail if os.environ.get("CI") else pytest.skip
-        say(f"needs {', '.join(lacking)}")
-    return sglang_sources() / "sglang/srt"
+    return require("sglang") / "sglang/srt"
 
 
 @cache
@@ -153,24 +149,65 @@ def test_the_tables_are_of_the_versions_that_we_speak_for():
     assert SGLANG.keys() == VLLM.keys()
 
 
+@pytest.fixture(scope="module")
+def executor():
+    """The sources of vLLM's models and layers, unpacked; skips where its wheel cannot be had."""
+    return require("vllm") / "vllm/model_executor"
+
+
+@cache
+def modules_of(executor):
+    """Architecture -> its module, in vLLM's registry."""
+    return {
+        key.value: ast.literal_eval(value)[0]
+        for node in ast.walk(parsed(executor / "models/registry.py"))
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple)
+    }
+
+
+def text_of(executor, module):
+    """A module's text, or a package's for NVIDIA's GPUs."""
+    if "." not in module:
+        return (executor / f"models/{module}.py").read_text()
+    folder = executor.parents[1] / module.replace(".", "/")
+    files = [folder.with_suffix(".py")] if folder.with_suffix(".py").exists() else sorted(folder.rglob("*.py"))
+    return "".join(each.read_text() for each in files if "amd" not in each.parts)
+
+
 @pytest.mark.parametrize("model_type", VLLM)
-def test_vllm_supports_architectures_as_the_table_says(model_type):
-    """Registered architectures and movable experts, as recorded from its wheel (record_vllm.py)."""
-    model = VLLM[model_type]
-    recorded = json.loads((Path(__file__).parent / "vllm-options.json").read_text())["models"][model.architecture]
+def test_vllm_supports_architectures_as_the_table_says(executor, model_type):
+    """By its registry; EPLB asks for a `MixtureOfExperts`, and of a multimodal model it asks the text model."""
+    model, modules = VLLM[model_type], modules_of(executor)
+    asked = TEXT_MODELS.get(model.architecture, model.architecture)
 
-    assert recorded == {"module": model.file.removesuffix(".py"), "moves_experts": model.replicas}
+    assert modules[model.architecture] == model.file.removesuffix(".py")
+    assert ("MixtureOfExperts" in text_of(executor, modules[asked])) == model.replicas
 
 
-def test_vllm_moves_experts_of_the_forms_in_the_table():
-    """Each one's class supports EPLB whatever the GPU, as recorded; the base class, and so any other, does not."""
-    recorded = json.loads((Path(__file__).parent / "vllm-options.json").read_text())["supports_eplb"]
+@cache
+def supporting_eplb(executor):
+    """Class of experts -> what its `supports_eplb` returns, of those that have one."""
+    texts = (each.read_text() for each in (executor / "layers").rglob("*.py"))
+    classes = [node for text in texts if "def supports_eplb" in text for node in ast.parse(text).body]
+    return {
+        node.name: ast.unparse(each.body[-1])
+        for node in classes
+        for each in getattr(node, "body", ())
+        if getattr(each, "name", "") == "supports_eplb"
+    }
+
+
+def test_vllm_moves_experts_of_the_forms_in_the_table(executor):
+    """Each one's class supports EPLB whatever the GPU; the base class, and so any other, does not."""
+    found = supporting_eplb(executor)
     named = {each for forms in MOVED_FORMS["vllm"]["0.33.0"].values() for each in forms.values()}
 
-    assert {recorded[each] for each in named} == {"return True"}
-    assert recorded["FusedMoEMethodBase"] == "return False"
-    assert not {"ModelOptFp8MoEMethod", "ModelOptMxFp8FusedMoE"} & recorded.keys()
-    assert "TRITON" in recorded["CompressedTensorsWNA16MoEMethod"]
+    assert {found[each] for each in named} == {"return True"}
+    assert found["FusedMoEMethodBase"] == "return False"
+    assert not {"ModelOptFp8MoEMethod", "ModelOptMxFp8FusedMoE"} & found.keys()
+    assert "TRITON" in found["CompressedTensorsWNA16MoEMethod"]
 
 
 @pytest.fixture(scope="module")

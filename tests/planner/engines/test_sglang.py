@@ -17,7 +17,7 @@ from planner.facts.map_files import export_map
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.unit import Unit
 from planner.rules.check import check_spec
-from tests.planner.engines.sglang_wheel import missing, sglang_sources
+from tests.planner.engines.wheels import require
 
 KNOWN = Phased(
     "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941, start_s=1800
@@ -46,11 +46,8 @@ mixed: {ep_size: 8, attention_tp: 8, precision: fp8, max_requests: 64, max_reque
 @pytest.fixture(scope="session")
 def ask(tmp_path_factory):
     """A function: what SGLang says of `commands`, `router` and `maps`. Skips where its wheel cannot be had."""
-    if lacking := missing():
-        say = pytest.fail if os.environ.get("CI") else pytest.skip
-        say(f"needs {', '.join(lacking)}")
     command = [sys.executable, str(Path(__file__).parent / "ask_sglang.py")]
-    environment = os.environ | {"PYTHONPATH": str(sglang_sources()), "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"PYTHONPATH": str(require("sglang")), "CUDA_VISIBLE_DEVICES": ""}
     log = tmp_path_factory.mktemp("sglang") / "stderr.txt"
 
     def answers(**questions):

