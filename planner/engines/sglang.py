@@ -26,7 +26,7 @@ arg_groups/memory_hook.py, model_executor/pool_configurator.py (requests), layer
 layers/moe/ep_moe/layer.py, arg_groups/moe_hook.py and layers/moe/moe_runner (what computes dispatched experts),
 batch_overlap/operations_strategy.py, arg_groups/speculative_hook.py and disaggregation/prefill.py (drafts),
 entrypoints/http_server.py and engine.py, managers/tokenizer_manager.py (drain), observability/metrics_collector.py;
-sglang-router 0.3.2, sglang_router/router_args.py.
+sglang-router 0.3.2, sglang_router/router_args.py and the routes of its running router.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,6 +61,10 @@ BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which of its ran
 RENDEZVOUS_PORT = 20000
 ROUTER_METRICS_PORT = 29000
 HEALTH_SECONDS = 30  # /health waits up to 20 s for a token of its own
+
+# ID, name, role and key. Once there is one, the routes by which anybody could add and remove servers want an
+# administrator's key. This is a user's, so nobody can call them, whoever reads it here.
+CLOSED = "closed:closed:user:closed"
 
 DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "prefill": "normal",
@@ -137,6 +141,7 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
         *health_checks(start_s),
         ("--max-concurrent-requests", str(_capacity(spec))),
         ("--queue-size", str(spec.gateway.max_queued_requests * _num_groups(spec))),
+        ("--control-plane-api-keys", CLOSED),
         ("--prometheus-host", POD_ADDRESS),
         ("--prometheus-port", str(ROUTER_METRICS_PORT)),
     )

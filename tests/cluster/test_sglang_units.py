@@ -15,6 +15,7 @@ SGLang's imports take most of the time: 5.6 s of CPU for each of six processes.
 import json
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -141,6 +142,19 @@ def test_the_real_router_finds_the_units_by_their_labels(cluster, up, core):
         prefill.status.pod_ip,
         BOOTSTRAP_PORT,
     )
+
+
+@pytest.mark.parametrize("key", ["", "closed"])
+def test_nobody_may_change_the_routers_servers(up, core, key):
+    """Its routes for administrators are closed, with the key in its arguments too."""
+    for method, path in (("GET", "/workers"), ("POST", "/workers"), ("POST", "/flush_cache")):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        content = json.dumps({"url": "http://10.0.0.1:1"}).encode()
+        request = urllib.request.Request(f"{router_url(core)}{path}", content, headers, method=method)
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(request, timeout=10)
+
+        assert error.value.code in (401, 403)
 
 
 def test_a_group_restarts_whole_when_a_pod_dies(cluster, up, core):

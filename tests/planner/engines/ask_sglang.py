@@ -75,7 +75,8 @@ def _read_command(words):
 
 def _read_router(words):
     arguments = parsed_router(words)
-    return {name: getattr(arguments, name) for name in ("selector", "prefill_selector", "decode_selector")}
+    names = ("selector", "prefill_selector", "decode_selector", "control_plane_api_keys")
+    return {name: getattr(arguments, name) for name in names}
 
 
 @contextlib.contextmanager

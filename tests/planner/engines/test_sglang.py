@@ -156,6 +156,7 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
     assert said["router"][0]["prefill_selector"]["tidemill.dev/phase"] == "prefill"
     assert said["router"][0]["decode_selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
     assert said["router"][1]["selector"]["tidemill.dev/phase"] == "mixed"
+    assert {role for each in said["router"] for *_, role in each["control_plane_api_keys"]} == {"user"}  # no admin
 
 
 def test_both_phases_are_told_how_tokens_are_drafted(tmp_path):
