@@ -39,8 +39,8 @@ def source_of(plan):
     return source
 
 
-def declared_of(*sources, slow="demo-units"):
-    """A component of each, named after its plan; the resource of one name takes its time."""
+def declared_of(source, slow="demo-units", components=()):
+    """Components of the source, one named after its plan unless named; the resource of one name takes its time."""
     found = []
 
     class Mocks(pulumi.runtime.Mocks):
@@ -57,7 +57,8 @@ def declared_of(*sources, slow="demo-units"):
         loop := asyncio.new_event_loop()
     )  # Pulumi looks for one, and a test before may have closed it
     pulumi.runtime.set_mocks(Mocks())
-    pulumi.runtime.test(lambda: [Deployment(each.deployed.name, each) for each in sources])()
+    wanted = components or (source.deployed.name,)
+    pulumi.runtime.test(lambda: [Deployment(each, source) for each in wanted])()
     loop.close()
     return [each for each in found if each[0] != TOKEN]
 
@@ -115,6 +116,14 @@ def test_what_pods_share_waits_for_its_namespace_alone(plan):
 
     assert made[1] == ("Namespace", "demo-tidemill")
     assert made.index(("PodDisruptionBudget", "demo-decode")) < made.index(("ServiceAccount", "demo-runtime"))
+
+
+def test_two_deployments_of_a_plan_share_no_name(plan):
+    """One program may bring it to two clusters; Pulumi refuses two resources of one type and name."""
+    found = [each[:2] for each in declared_of(source_of(plan), components=("east", "west"))]
+
+    assert len(set(found)) == len(found)
+    assert {name.partition("-")[0] for _, name in found} == {"east", "west"}
 
 
 def test_gateway_and_units_are_one_resource_each(plan, declared):
