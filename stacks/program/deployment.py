@@ -14,6 +14,7 @@ Resources are named after the component, so that a program may have several, eve
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from stacks.provider.resource import Arrivals, Object, Objects, Occupants, Provi
 __all__ = ["TOKEN", "Deployment"]
 
 TOKEN = "tidemill:index:Deployment"  # noqa: S105  a Pulumi type, no secret
+LIMITING = threading.Lock()  # `sys.tracebacklimit` is the process's; the provider declares components in threads
 
 
 class Deployment(pulumi.ComponentResource):
@@ -115,15 +117,16 @@ def _omit_stack_traces() -> Iterator[None]:
     For the published system that is a quarter of a state, which Pulumi writes anew at each step; and it is the paths of
     this machine.
     """
-    before = getattr(sys, "tracebacklimit", None)
-    sys.tracebacklimit = 1
-    try:
-        yield
-    finally:
-        if before is None:
-            del sys.tracebacklimit
-        else:
-            sys.tracebacklimit = before
+    with LIMITING:
+        before = getattr(sys, "tracebacklimit", None)
+        sys.tracebacklimit = 1
+        try:
+            yield
+        finally:
+            if before is None:
+                del sys.tracebacklimit
+            else:
+                sys.tracebacklimit = before
 
 
 def _manifests_by_kind(owner: str, objects: Sequence[PlanObject]) -> Mapping[str, Mapping[str, Any]]:

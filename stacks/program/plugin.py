@@ -10,7 +10,6 @@ single objects are the cluster's, so no schema has them.
 
 import asyncio
 import json
-import threading
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +24,6 @@ from pulumi.runtime.proto import provider_pb2
 from planner.problems.errors import TidemillError
 from stacks.kube.errors import ProviderError
 from stacks.provider.config import ClusterConfig
-from stacks.provider.engine import Engine
 from stacks.provider.server import serve
 from stacks.provider.servicer import Servicer, report_errors
 from stacks.provider.wire import UNKNOWN, decode_struct, has_unknown
@@ -48,10 +46,6 @@ def main() -> None:
 class Plugin(Servicer):
     """The provider of objects, and of the component that declares them."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self._constructing = threading.Lock()  # the SDK and `sys.tracebacklimit` know one program at a time
-
     @report_errors
     def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
         """Return the schema of the component and of the provider's configuration."""
@@ -59,12 +53,14 @@ class Plugin(Servicer):
 
     @report_errors
     def Construct(self, request: provider_pb2.ConstructRequest) -> provider_pb2.ConstructResponse:
-        """Declare the resources of a component, and wait until each is created."""
+        """Declare the resources of a component, and wait until each is created.
+
+        The SDK keeps what it knows of a program in context variables, of which each request's thread has its own. So
+        components of one program come up side by side.
+        """
         source = _read_source(request.type, decode_struct(request.inputs))
-        components = _Components(source, self.cluster)
-        with self._constructing:
-            sdk = ProviderServicer(components, [], self.engine.address)
-            return asyncio.run(sdk.Construct(request, None))
+        sdk = ProviderServicer(_Components(source, self.cluster), [], self.engine.address)
+        return asyncio.run(sdk.Construct(request, None))
 
 
 class _Components(Components):
