@@ -1,4 +1,4 @@
-"""Loads of GPUs before and after the expert map: by layer, and GPU by GPU in the layer of the fullest one."""
+"""Loads of GPUs without and with the expert map: by layer, and GPU by GPU in the layer of the fullest one."""
 
 from collections.abc import Iterator, Sequence
 
@@ -67,8 +67,8 @@ def _by_gpu(phase: str, loads: GpuLoads, bound: float) -> Steps:
 
 
 def _legend(phase: str, *, has_before: bool) -> dict[str, str]:
-    before = {"before": "before: experts in order"} if has_before else {}
-    return {phase: "after: with the map", **before, "bound": "bound: no map is below it"}
+    before = {"before": "experts in order, without a map"} if has_before else {}
+    return {phase: "with the map", **before, "bound": "the bound that no map is below"}
 
 
 def _staircase(values: Sequence[float]) -> list[tuple[float, float]]:

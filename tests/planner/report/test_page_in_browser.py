@@ -81,6 +81,7 @@ def opened(browser, files):
 def test_everything_is_drawn(opened, name, width, scheme):
     """Each segment and path has a size, and nothing is wider than the window."""
     page = opened(name, width, scheme)
+    page.evaluate("document.querySelectorAll('details.both').forEach((each) => { each.open = true; })")
 
     assert page.evaluate(UNSEEN) == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
