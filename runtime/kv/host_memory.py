@@ -68,7 +68,7 @@ def pinning(num_bytes: int) -> Iterator[None]:
 class HostMemory:
     """The ledger of a rank's host memory for latents: who holds how much, all together at most `max_bytes`.
 
-    Requests come before blocks: where they need room, the host tier gives up its least recently used blocks.
+    Requests come before blocks: where they need room, the host tier gives up blocks.
 
     Memory is taken on the network's thread and the step's. It is given back on whichever thread drops the last
     reference to the latents, and the garbage collector may do that at any moment, even in here. So what is given back

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from runtime.gateway.ranks.prefix_index import PrefixIndex
+from runtime.gateway.ranks.prefix_index import TENANT_SHIFT, PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
 from runtime.gateway.ranks.router import Policy, find_nothing, pick
@@ -41,6 +41,7 @@ from tests.benchmarks.goals import Goals
 NUM_RANKS, UNIT_RANKS = 24, 4
 CACHE_TOKENS = (400_000, 1_600_000)  # of a rank: 28 GB in BF16, and as if host memory held three times as much more
 PAGES_PER_BLOCK = BLOCK_TOKENS // PAGE_TOKENS
+ONE_TENANT = (np.uint64(1) << TENANT_SHIFT) - np.uint64(1)  # the bits of a name that do not say whose it is
 CHOICES = ("affinity", "blind", Policy.LEAST_REQUESTS, Policy.ROUND_ROBIN)
 
 
@@ -139,7 +140,7 @@ class Gateway:
 
     def send(self, prompt):
         """Send a prompt to a rank; return the rank's number."""
-        names = np.array(prompt.pages, dtype=np.uint64)
+        names = np.array(prompt.pages, dtype=np.uint64) & ONE_TENANT
         size = RequestSize(prompt.num_tokens, 1)
 
         def find(loads):

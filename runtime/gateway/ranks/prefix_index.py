@@ -1,6 +1,7 @@
 """Remember which rank has computed which beginnings of prompts, so that prompts go where their beginnings are.
 
     name     hash of the name before and of a block's 64 token ids; the first follows this gateway's secret and the salt
+             (a quarter of its bits are a hash of the salt's tenant)
     index    for each rank, the names of the prompts' blocks that this gateway sent there, by their last use
 
 The names are this gateway's own. Ranks name blocks in their own way (`kv/blocks.py`), and no names are exchanged. The
@@ -12,7 +13,7 @@ finding prompts with equal names.
 
 A name and its last use take 16 bytes. Each rank has room for more names than its pages and host memory hold: it shows
 by what it finds that it has lost blocks, and then `forget_unused_since` follows it. A wrong entry only costs a worse
-choice, so names of 64 bits are enough.
+choice, so names of 64 bits are enough, and two tenants may have the same bits.
 
 Worked example: a rank got a prompt of 150 tokens. A prompt of 200 tokens that begins with the same 140 finds two blocks
 there, and misses 72 tokens.
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.protocol.block_chain import chain_blocks
+from runtime.protocol.messages import TENANT_DIGITS
 
 __all__ = ["NO_NAMES", "BlockNames", "PrefixIndex", "name_blocks"]
 
@@ -38,7 +40,8 @@ BlockNames: TypeAlias = NDArray[np.uint64]
 
 NO_NAMES: BlockNames = np.zeros(0, dtype=np.uint64)
 SECRET = secrets.token_bytes(32)
-NAME_BYTES = 8
+NAME_BYTES, TENANT_BYTES = 8, 2  # the tenant's are the highest
+TENANT_SHIFT = np.uint64(8 * (NAME_BYTES - TENANT_BYTES))
 WAYS = 8
 ENTRY_BYTES = NAME_BYTES + 8  # a name and its last use
 NUM_BLOCKS = 2**16  # of a rank; assumed: 4.2 million tokens, 295 GB of DeepSeek-V3's KV in BF16
@@ -48,8 +51,10 @@ FIRST_RANKS = 4  # the index has room for so many, and for twice as many wheneve
 
 def name_blocks(salt: str, token_ids: Sequence[int]) -> BlockNames:
     """Return the name of each whole block of these tokens."""
+    tenant = hashlib.sha256(SECRET + salt[:TENANT_DIGITS].encode()).digest()[:TENANT_BYTES]
     digests = chain_blocks(hashlib.sha256(SECRET + salt.encode()).digest(), token_ids)
-    return np.frombuffer(b"".join(digest[:NAME_BYTES] for digest in digests), dtype=np.uint64)
+    names = (digest[: NAME_BYTES - TENANT_BYTES] + tenant for digest in digests)
+    return np.frombuffer(b"".join(names), dtype="<u8").astype(np.uint64)
 
 
 class PrefixIndex:
@@ -125,9 +130,10 @@ class PrefixIndex:
         number, ways = np.nonzero(is_same)
         self._names_RBW[place, buckets[number], ways] = self._used_RBW[place, buckets[number], ways] = 0
 
-    def forget_unused_since(self, place: int, time: int) -> None:
-        """Forget the rank's blocks whose last use was at this time, or before."""
-        is_old = self._used_RBW[place] <= time
+    def forget_unused_since(self, place: int, time: int, names: BlockNames) -> None:
+        """Forget the rank's blocks of these names' tenant whose last use was at this time, or before."""
+        is_tenants = self._names_RBW[place] >> TENANT_SHIFT == names[0] >> TENANT_SHIFT
+        is_old = is_tenants & (self._used_RBW[place] <= time)
         self._names_RBW[place][is_old] = self._used_RBW[place][is_old] = 0
 
     def _allocate(self, num_ranks: int) -> None:

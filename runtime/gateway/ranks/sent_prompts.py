@@ -4,9 +4,9 @@
     found   the rank says how many of the prompt's tokens it had
     end     it has the whole prompt. If it had fewer tokens than expected, it has lost blocks
 
-A rank gives up the block first that was not used for the longest time. So when a block is gone, those with an earlier
-last use are gone too: other gateways' prompts or long answers took their pages. A missing block that another prompt was
-still computing proves nothing, because that prompt may have been given up.
+Of a tenant's blocks, a rank gives up the one first that was not used for the longest time (`kv/idle.py`). So when a
+block is gone, the tenant's with an earlier last use are gone too. It says nothing of other tenants' blocks. A missing
+block that another prompt was still computing proves nothing, because that prompt may have been given up.
 
 A decode rank says nothing of what it found. It keeps blocks in its cache alone, whose size the gateway knows: its index
 has as many names as the cache has pages.
@@ -80,7 +80,7 @@ class SentPrompts:
             return
         self._computing.difference_update(sent.names[sent.num_held_blocks :].tolist())
         if self._says_found and sent.num_found_tokens < sent.num_ready_tokens:
-            self.index.forget_unused_since(self.place, sent.lost_time)
+            self.index.forget_unused_since(self.place, sent.lost_time, sent.names)
 
     def give_up(self, request_id: str) -> None:
         """Note that the rank does not get the prompt to its end, if it has not got it yet."""

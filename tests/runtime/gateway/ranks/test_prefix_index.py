@@ -72,7 +72,7 @@ def test_blocks_are_forgotten_by_name_and_by_age():
     index.use(place, colliding_names(4))
     index.forget(place, colliding_names(3))
     after_name = index.find(colliding_names(1, 3), [place])
-    index.forget_unused_since(place, index.last_use(place, colliding_names(1)))
+    index.forget_unused_since(place, index.last_use(place, colliding_names(1)), colliding_names(1))
 
     assert after_name == [1]
     assert [index.find(colliding_names(each), [place]) for each in (1, 2, 4)] == [[0], [0], [1]]

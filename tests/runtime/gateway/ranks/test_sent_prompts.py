@@ -9,6 +9,7 @@ from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import HeldPrefix, RankLimits, RequestSize, Work
 from runtime.gateway.ranks.router import pick
 from runtime.gateway.ranks.sent_prompts import find_held
+from runtime.gateway.tenants.keys import make_salt
 from runtime.protocol.counting import attention_pairs
 from runtime.protocol.messages import Hello, Load, PrefixHit, State, Token
 
@@ -24,8 +25,8 @@ class Ranks:
         self._writer = SimpleNamespace(write=lambda data: None, transport=transport)
         self.all = [self._join(number) for number in range(num_ranks)]
 
-    def send(self, number, request_id, token_ids):
-        names = name_blocks("", token_ids)
+    def send(self, number, request_id, token_ids, salt=""):
+        names = name_blocks(salt, token_ids)
         self.all[number].subscribe(request_id, RequestSize(len(token_ids), 10), lambda *_: None, names)
 
     def answer(self, number, request_id, found=0):
@@ -34,9 +35,9 @@ class Ranks:
         self.all[number].handle(Token(request_id, 0, 5, None))
         self.all[number].unsubscribe(request_id)
 
-    def num_known(self, token_ids):
+    def num_known(self, token_ids, salt=""):
         prompts = [rank.prompts for rank in self.all]
-        return find_held(prompts, name_blocks("", token_ids), len(token_ids))
+        return find_held(prompts, name_blocks(salt, token_ids), len(token_ids))
 
     def choose(self, token_ids):
         loads, size = [rank.load for rank in self.all], RequestSize(len(token_ids), 10)
@@ -125,6 +126,19 @@ def test_a_rank_that_found_less_has_lost_what_it_used_before():
         576,
         0,
     ]
+
+
+def test_what_a_tenant_lost_says_nothing_of_another_tenants_blocks():
+    """A rank that lost one tenant's blocks still holds another's, and has lost the first's under all of its salts."""
+    ranks = Ranks()
+    one, same, other = make_salt("one", None), make_salt("one", "a"), make_salt("other", None)
+    for name, salt in (("same", same), ("other", other), ("a", one)):
+        ranks.send(0, name, FIRST, salt)
+        ranks.answer(0, name)
+    ranks.send(0, "again", FIRST, one)
+    ranks.answer(0, "again")
+
+    assert [ranks.num_known(FIRST, salt)[0].num_tokens for salt in (one, same, other)] == [576, 0, 576]
 
 
 def test_a_decode_rank_holds_a_prompt_from_its_first_token_there():
