@@ -105,10 +105,10 @@ def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
 def _find_changing(situation: Situation, known: Sequence[str]) -> Iterator[UnitChange]:
     """Yield units that have to change. Those of a plan that no look has seen before are not new."""
     for unit in situation.units:
-        if unit.is_on and unit.is_outdated:
-            yield UnitChange(unit.name, unit.phase, "restarted")
-        elif known and unit.name not in known:
+        if known and unit.name not in known:
             yield UnitChange(unit.name, unit.phase, "new")
+        elif unit.is_on and unit.is_outdated:
+            yield UnitChange(unit.name, unit.phase, "restarted")
     for unit in situation.departed:
         yield UnitChange(unit.name, unit.phase, "removed")
 
@@ -145,15 +145,20 @@ def _has_begun(change: UnitChange, unit: LiveUnit | None) -> bool:
 
 
 def _count_serving(change: Change, situation: Situation, decision: Decision) -> dict[Phase, Share]:
-    """Return the units that serve now, of those that are to serve."""
+    """Return the units that serve now, of those that are to serve.
+
+    One is not called ready for an instant after its new template is applied, while its pods go on.
+    """
     wanted = _count_wanted(change, situation, decision)
     units = [*situation.units, *situation.departed]
-    serving = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready and _is_used(unit, situation))
+    serving = Counter(unit.phase for unit in units if _serves(unit, situation))
     return {phase: Share(min(serving[phase], number), number) for phase, number in wanted.items()}
 
 
-def _is_used(unit: LiveUnit, situation: Situation) -> bool:
-    """Return whether the gateway sends a ready unit requests: it serves one KV format."""
+def _serves(unit: LiveUnit, situation: Situation) -> bool:
+    """Return whether a unit is up, and the gateway sends it requests: it serves one KV format."""
+    if not unit.is_on or not (unit.is_ready or unit.is_unseen):
+        return False
     return situation.gateway == "blind" or unit.is_stranger == (situation.gateway == "former")
 
 

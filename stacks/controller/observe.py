@@ -204,8 +204,13 @@ def _is_current(unit: Manifest) -> bool:
 
 
 def _withholds(leader: Manifest) -> bool:
-    """Return whether a unit's StatefulSet of leaders keeps a template from its pods, or has not seen the newest."""
+    """Return whether a unit's StatefulSet of leaders keeps a template from its pods, or has not seen the newest.
+
+    One that was just made has pods of no older template.
+    """
     status = leader.get("status") or {}
+    if not status.get("observedGeneration"):
+        return False
     return not _is_observed(leader) or bool(status.get("currentRevision") != status.get("updateRevision"))
 
 
@@ -260,6 +265,7 @@ def _unit(settings: Mapping[str, Any], live: Manifest | None, occupied: Collecti
         replicas,
         is_ready=live is not None and bool(replicas) and missing(live) is None,
         has_pods=bool(replicas) or occupied is not None,
+        is_unseen=live is not None and not _is_observed(live),
         num_nodes=settings["pods"],
         nodes=tuple(settings.get("nodes", ())),
         holds=frozenset(occupied or ()),

@@ -31,6 +31,7 @@ class LiveUnit:
     is_ready: bool  # whether all its pods are ready
     has_pods: bool = False  # also pods that are ending
     is_outdated: bool = False  # pods have an older template than the object, or would have if they started now
+    is_unseen: bool = False  # its own controller has not seen its object since that was applied or scaled
     num_nodes: int = 1
     is_stranger: bool = False  # it is outdated, and exchanges no KV with units that have the newest template
     is_late: bool = False  # it has been starting for longer than that may take

@@ -113,7 +113,7 @@ class Flux:
         """Whether the newest commit is applied, and everything in it is healthy."""
         status = self._status(KUSTOMIZATIONS, kustomization)
         is_ready = any((each["type"], each["status"]) == ("Ready", "True") for each in status.get("conditions", []))
-        return is_ready and status["lastAppliedRevision"].endswith(self.repository.head)
+        return is_ready and status.get("lastAppliedRevision", "").endswith(self.repository.head)
 
     def _look(self, kind: tuple[str, str, str, str], name: str) -> None:
         """Ask for a look at an object, and wait until it is over."""

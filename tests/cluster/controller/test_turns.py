@@ -162,6 +162,7 @@ def test_a_template_that_does_not_start_stops_after_one_unit_and_the_former_one_
     stopped = condition(cluster.custom, "Current")
     apply(env={"REVISION": "2"})
     fewest = cluster.play(cluster.is_settled)
+    cluster.recorded()
     after, changes = cluster.pods(), deployment(cluster.custom)["status"]["changes"][-2:]
 
     assert "has not become ready in time with its newest template" in stopped[2]

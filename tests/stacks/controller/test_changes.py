@@ -112,6 +112,14 @@ def test_units_that_come_and_go_change_too():
     assert change["promised"]["least"] == change["least"]
 
 
+def test_a_unit_whose_new_template_nobody_has_seen_yet_serves():
+    """It is not called ready for that instant, and its pods go on."""
+    look = seen((OLD, STARTING, OLD, OLD))
+    units = tuple(replace(unit, is_unseen=not unit.is_ready) for unit in look.units)
+
+    assert look_at([], replace(look, units=units))[0]["least"]["prefill"] == {"units": 2, "ofUnits": 2}
+
+
 def test_a_first_deployment_is_no_change():
     """Nobody has seen its units before."""
     assert look_at([], seen((STARTING,) * 4), known=()) == []

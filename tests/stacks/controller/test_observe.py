@@ -70,6 +70,7 @@ OLD, SAME = ({"observedGeneration": 2, "currentRevision": each, "updateRevision"
         (withheld("p0", updatedReplicas=0), OLD, True),
         (withheld("p0", updatedReplicas=0, readyReplicas=0), OLD, True),
         (withheld("p0", updatedReplicas=0), LAGGING, True),
+        (withheld("p0", updatedReplicas=0, readyReplicas=0), {}, False),  # it was just made
         (withheld("p0", updatedReplicas=0, readyReplicas=0), SAME, False),  # its pods are being made
         (withheld("p0"), OLD, False),  # its own status says so, and nobody asks for more
         (withheld("p0", generation=3, updatedReplicas=0), OLD, False),  # it is not ready either, so nobody gets a turn
