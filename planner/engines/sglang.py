@@ -42,6 +42,7 @@ from planner.engines.container import (
     Phased,
     Probe,
 )
+from planner.engines.own_options import own_options
 from planner.engines.routers import discovery, health_checks
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
@@ -113,6 +114,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *_handover(spec, unit.phase),
         ("--watchdog-timeout", str(known.start_s)),  # of a step: the first one compiles kernels
         ("--enable-metrics",),
+        *own_options(spec.engine_args(unit.phase)),
     )
     ports = {"http": HTTP_PORT, "rendezvous": RENDEZVOUS_PORT}
     return Container(

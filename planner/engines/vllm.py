@@ -32,6 +32,7 @@ from math import ceil
 from typing import Any
 
 from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
+from planner.engines.own_options import own_options
 from planner.engines.routers import discovery, health_checks
 from planner.engines.sglang import captured_batches
 from planner.facts.engine_models import ENGINE_MODELS, moves_form
@@ -105,6 +106,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *_drafts(spec),
         *_handover(unit.phase),
         ("--shutdown-timeout", str(ceil(spec.drain_s))),  # without it requests are aborted
+        *own_options(spec.engine_args(unit.phase)),
     )
     ports = {"http": HTTP_PORT, "rendezvous": RENDEZVOUS_PORT, "rpc": RPC_PORT}
     nixl = {"VLLM_NIXL_SIDE_CHANNEL_HOST": POD_ADDRESS, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_CHANNEL_PORT)}

@@ -7,7 +7,7 @@ predicted balance are made for that rule, so it is a fact of the engine and not 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.facts.terms import EngineName, Overlap, SplitRule
 
@@ -28,12 +28,67 @@ class EngineFacts:
     reads_map: bool  # whether it starts with a given map
     sources: Mapping[str, str]
     groups_span_nodes: bool = True  # whether GPUs of several nodes may share attention
+    decided: Mapping[str, str] = field(default_factory=dict)  # option, alias included -> the field that decides it
 
     @property
     def newest(self) -> str | None:
         """Return the default version."""
         return self.versions[-1] if self.versions else None
 
+
+def _spread(decided: Mapping[str, str]) -> dict[str, str]:
+    """Return option -> field. PHASE stands for any phase."""
+    return {option: where for where, options in decided.items() for option in options.split()}
+
+
+# Options of which a plan is made, with all their names. A unit that is told others is not the one that was planned.
+SGLANG_DECIDED = _spread(
+    {
+        "model.checkpoint": "model-path model load-format",
+        "model.name": "served-model-name",
+        "PHASE.max_request_tokens": "context-length",
+        "PHASE.precision": "dtype quantization",
+        "PHASE.kv_precision": "kv-cache-dtype",
+        "PHASE.ep_size": "tp-size tensor-parallel-size ep-size expert-parallel-size ep pp-size pipeline-parallel-size"
+        " moe-a2a-backend deepep-mode deepep-dispatcher-output-dtype moe-runner-backend moe-dense-tp-size",
+        "PHASE.attention_tp": "attn-dp-size attention-data-parallel-size dp-size data-parallel-size"
+        " enable-dp-attention enable-dp-lm-head",
+        "PHASE.redundant_experts": "ep-num-redundant-experts",
+        "expert_load": "init-expert-location ep-dispatch-algorithm",
+        "PHASE.overlap": "enable-two-batch-overlap",
+        "PHASE.max_requests": "max-running-requests cuda-graph-bs-decode max-mamba-cache-size disable-radix-cache",
+        "PHASE.max_batch_tokens": "chunked-prefill-size max-prefill-tokens",
+        "PHASE.max_kv_tokens": "mem-fraction-static max-total-tokens page-size",
+        "PHASE.draft_tokens": "speculative-algorithm speculative-num-steps speculative-eagle-topk"
+        " speculative-num-draft-tokens",
+        "cluster.nodes": "host port nnodes node-rank dist-init-addr nccl-init-addr disaggregation-mode"
+        " disaggregation-transfer-backend disaggregation-bootstrap-port enable-metrics",
+        "kubernetes.nics": "disaggregation-ib-device",
+        "kubernetes.ready_timeout": "watchdog-timeout",
+    }
+)
+VLLM_DECIDED = _spread(
+    {
+        "model.checkpoint": "model",
+        "model.name": "served-model-name",
+        "PHASE.max_request_tokens": "max-model-len",
+        "PHASE.precision": "dtype quantization",
+        "PHASE.kv_precision": "kv-cache-dtype",
+        "PHASE.ep_size": "data-parallel-size data-parallel-size-local enable-expert-parallel disable-expert-parallel"
+        " all2all-backend pipeline-parallel-size",
+        "PHASE.attention_tp": "tensor-parallel-size",
+        "PHASE.redundant_experts": "enable-eplb disable-eplb eplb-config",
+        "PHASE.overlap": "enable-dbo disable-dbo",
+        "PHASE.max_requests": "max-num-seqs cudagraph-capture-sizes",
+        "PHASE.max_batch_tokens": "max-num-batched-tokens",
+        "PHASE.max_kv_tokens": "gpu-memory-utilization device-memory-utilization kv-cache-memory-bytes block-size",
+        "PHASE.draft_tokens": "speculative-config",
+        "cluster.nodes": "host port nnodes node-rank master-addr master-port data-parallel-address"
+        " data-parallel-rpc-port data-parallel-hybrid-lb no-data-parallel-hybrid-lb data-parallel-external-lb"
+        " no-data-parallel-external-lb data-parallel-rank data-parallel-start-rank headless kv-transfer-config",
+        "kubernetes.drain": "shutdown-timeout",
+    }
+)
 
 ENGINES: dict[EngineName, EngineFacts] = {
     "tidemill": EngineFacts(
@@ -64,6 +119,7 @@ ENGINES: dict[EngineName, EngineFacts] = {
             "image": "assumed: named as those of earlier versions are",
             "router_image": "assumed: the engine's image holds sglang-router too",
         },
+        decided=SGLANG_DECIDED,
     ),
     "vllm": EngineFacts(
         versions=("0.33.0",),
@@ -83,6 +139,7 @@ ENGINES: dict[EngineName, EngineFacts] = {
             ".buildkite/scripts/publish-release-images.sh names releases so; seen were latest and nightly. vLLM's own "
             "image has no router: its wheel does not ask for one",
         },
+        decided=VLLM_DECIDED,
         groups_span_nodes=False,  # vllm 0.33.0 config/parallel.py, nnodes_within_dp: each pod serves requests
     ),
 }

@@ -21,6 +21,7 @@ __all__ = [
     "LABEL_NAME",
     "LABEL_VALUE",
     "OBJECT",
+    "OPTION",
     "RULES",
     "SECRET_KEY",
     "VARIABLE",
@@ -168,6 +169,11 @@ VARIABLE = Form(
     "letters, digits and _, and not start with a digit",
     "other names are not valid for environment variables",
     *("NCCL_DEBUG", re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch),
+)
+OPTION = Form(
+    "lower-case letters and digits in words joined by hyphens, without leading ones",
+    "engines' options have no other names",
+    *("reasoning-parser", re.compile(r"[a-z0-9]+(-[a-z0-9]+)*").fullmatch),
 )
 SECRET_KEY = Form(
     "at most 253 letters, digits, hyphens, dots and _, and not begin with two dots",

@@ -10,6 +10,7 @@ from planner.rules import (
     cluster,
     cost,
     duplicates,
+    engine_args,
     engine_limits,
     expert_load,
     exposed,
@@ -38,7 +39,7 @@ __all__ = ["broken_rules", "findings_at", "refusals_of", "rules_at", "warnings_o
 
 SECTIONS = (
     forms,
-    *(gateway, phases, expert_load, model, attention, cluster, schedule, traffic, cost),
+    *(gateway, phases, expert_load, model, engine_args, attention, cluster, schedule, traffic, cost),
     *(kubernetes, volumes, pods, overlay, kv_cache, operating_point, plausible, exposed, unused, duplicates),
 )
 RULES: tuple[Rule, ...] = tuple(chain.from_iterable(each.RULES for each in SECTIONS))

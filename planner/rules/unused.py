@@ -11,6 +11,7 @@ from planner.facts.engines import ENGINES, OURS
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix
+from planner.rules.engine_args import ARGS
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 from planner.spec.declared import field_at
@@ -85,6 +86,7 @@ FIELDS = (
         "kubernetes.image decides the version",
         lambda c: not ENGINES[c["engine.name"]].versions,
     ),
+    Unused(ARGS, "with engine {engine}", "only other engines' servers have such options", lambda c: c.engine == OURS),
     Unused(
         ("split",),
         "with engine {engine}",

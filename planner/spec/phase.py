@@ -7,7 +7,7 @@ from pydantic import Field
 from planner.facts.catalog import GPUS
 from planner.facts.terms import KvPrecision, Overlap, Precision
 from planner.spec.cluster import A_GPU
-from planner.spec.section import Section, one_of
+from planner.spec.section import Options, Section, one_of
 from planner.spec.undecided import AUTO, OR_AUTO
 
 __all__ = ["MAX_ATTENTION_TP", "MAX_EP_SIZE", "MAX_REDUNDANT", "MAX_UNITS", "PhaseSpec"]
@@ -104,4 +104,9 @@ class PhaseSpec(Section):
         description="Most tokens of KV on one rank, in whole pages of 64. By default as many as memory holds, or on"
         " `cpu` as many as max_requests of full length need.",
         examples=[16_384],
+    )
+    engine_args: Options = Field(
+        default={},
+        description="Further options of another engine's servers in this phase, added to engine.args.",
+        examples=[{"attention-backend": "flashinfer"}],
     )

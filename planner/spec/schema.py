@@ -27,7 +27,7 @@ from planner.spec.model import A_MODEL, ModelSpec
 from planner.spec.operating_point import OperatingPointSpec, SloSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.schedule import ScheduleSpec
-from planner.spec.section import Section, find_tag, one_of
+from planner.spec.section import Options, Section, find_tag, one_of
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import SAYS_AUTO, is_undecided
 from planner.spec.uptime import UptimeSpec
@@ -47,6 +47,12 @@ class EngineSpec(Section):
         max_length=63,
         description="Its version, by default the newest known. The image must have the same.",
         examples=[ENGINES["sglang"].newest],
+    )
+    args: Options = Field(
+        default={},
+        description="Further options of its servers, by the engine's own names without the leading hyphens; true for"
+        " an option without a value. What the plan decides is refused here.",
+        examples=[{"reasoning-parser": "deepseek_r1", "enable-eplb": True}],
     )
 
 
@@ -230,6 +236,11 @@ class Spec(Section):
     def engine_name(self) -> EngineName:
         """Return the name of the engine."""
         return self.engine.name if isinstance(self.engine, EngineSpec) else self.engine
+
+    def engine_args(self, phase: Phase) -> dict[str, Any]:
+        """Return the spec's own options of the engine's servers in `phase`, whose own ones win."""
+        of_all = self.engine.args if isinstance(self.engine, EngineSpec) else {}
+        return of_all | self.phase(phase).engine_args
 
     @property
     def engine_version(self) -> str | None:

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-__all__ = ["ARGUMENT", "ONE_LINE", "UNION_TAGS", "Section", "find_tag", "one_of", "quantity_field"]
+__all__ = ["ARGUMENT", "ONE_LINE", "UNION_TAGS", "Options", "Section", "find_tag", "one_of", "quantity_field"]
 
 UNION_TAGS = (
     "<name>",
@@ -20,6 +20,12 @@ UNION_TAGS = (
 _UNSEEN = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
 ONE_LINE = rf"^[^{_UNSEEN}]+$"  # text on one line, without control characters
 ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # of a pod's command, in which Kubernetes would expand $(NAME)
+
+_WORD = {"anyOf": [{"const": True}, {"type": "number"}, {"type": "string"}]}
+_VALUE = {"anyOf": [*_WORD["anyOf"], {"type": "array", "items": _WORD}, {"type": "object"}]}
+Options = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _VALUE})
+]  # of an engine's command: name -> value
 
 # Before Pydantic builds its first model, it reads what each installed package says of plugins: 20 ms for nothing.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

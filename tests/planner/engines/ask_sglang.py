@@ -18,13 +18,14 @@ from types import SimpleNamespace
 
 
 def main() -> None:
-    """Answer what was asked: `commands`, `router` and `maps`, each a list."""
+    """Answer what was asked: `commands`, `router`, `names` and `maps`, each a list."""
     for line in sys.stdin:
         asked = json.loads(line)
         with contextlib.redirect_stdout(sys.stderr):
             answer = {
                 "commands": [_ask(_read_command, each) for each in asked["commands"]],
                 "router": [_ask(_read_router, each) for each in asked["router"]],
+                "names": [_names(each) for each in asked["names"]],
                 "maps": [_ask(_read_map, each) for each in asked["maps"]],
             }
         print(json.dumps(answer), flush=True)
@@ -77,6 +78,17 @@ def _read_router(words):
     arguments = parsed_router(words)
     names = ("selector", "prefill_selector", "decode_selector", "control_plane_api_keys")
     return {name: getattr(arguments, name) for name in names}
+
+
+def _names(option):
+    """All names of an option: what sets the same value. Empty if there is no such option."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    values = {action.dest for action in parser._actions if f"--{option}" in action.option_strings}
+    same = [action for action in parser._actions if action.dest in values]
+    return sorted(name[2:] for action in same for name in action.option_strings if name.startswith("--"))
 
 
 @contextlib.contextmanager

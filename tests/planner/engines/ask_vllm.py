@@ -16,13 +16,14 @@ os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 
 
 def main() -> None:
-    """Answer what was asked: `commands` and `router`, each a list."""
+    """Answer what was asked: `commands`, `router` and `names`, each a list."""
     for line in sys.stdin:
         asked = json.loads(line)
         with contextlib.redirect_stdout(sys.stderr):
             answer = {
                 "commands": [_ask(_read_command, each) for each in asked["commands"]],
                 "router": [_ask(_read_router, each) for each in asked["router"]],
+                "names": [_names(each) for each in asked["names"]],
             }
         print(json.dumps(answer), flush=True)
 
@@ -49,6 +50,14 @@ def _read_command(words):
     arguments = AsyncEngineArgs.from_cli_args(parsed)
     names = ("tensor_parallel_size", "data_parallel_size", "data_parallel_size_local", "nnodes", "node_rank")
     return {name: getattr(arguments, name) for name in (*names, "max_num_seqs", "enable_eplb")}
+
+
+def _names(option):
+    """All names of an option: what sets the same value. Empty if there is no such option."""
+    parser = _server_parser()
+    values = {action.dest for action in parser._actions if f"--{option}" in action.option_strings}
+    same = [action for action in parser._actions if action.dest in values]
+    return sorted(name[2:] for action in same for name in action.option_strings if name.startswith("--"))
 
 
 def _read_router(words):

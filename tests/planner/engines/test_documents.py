@@ -83,11 +83,12 @@ def test_a_plan_names_the_version_that_its_units_are_told(plans, engine):
     document = plans[engine].as_json()
 
     assert document["runnable"]
-    assert document["spec"]["engine"] == {"name": engine, "version": plans[engine].spec.engine_version}
+    version = {"name": engine, "version": plans[engine].spec.engine_version}
+    assert document["spec"]["engine"] == version | {"args": {}}
     assert "split" not in document["spec"]
     for unit in UNITS:
         told = document["launch_documents"][f"{unit}.launch.json"]
-        assert (told["kind"], told["engine"]) == (engine, document["spec"]["engine"])
+        assert (told["kind"], told["engine"]) == (engine, version)
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

@@ -13,6 +13,7 @@ from planner.compiler import compile_plan, run_passes
 from planner.engines import sglang
 from planner.engines.container import MAP_FILE, Phased
 from planner.facts import names
+from planner.facts.engines import ENGINES
 from planner.facts.map_files import export_map
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.unit import Unit
@@ -51,7 +52,7 @@ def ask(tmp_path_factory):
     log = tmp_path_factory.mktemp("sglang") / "stderr.txt"
 
     def answers(**questions):
-        asked.stdin.write(json.dumps({"commands": [], "router": [], "maps": []} | questions) + "\n")
+        asked.stdin.write(json.dumps({"commands": [], "router": [], "names": [], "maps": []} | questions) + "\n")
         asked.stdin.flush()
         answer = asked.stdout.readline()
         assert answer, log.read_text()
@@ -157,6 +158,21 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
     assert said["router"][0]["decode_selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
     assert said["router"][1]["selector"]["tidemill.dev/phase"] == "mixed"
     assert {role for each in said["router"] for *_, role in each["control_plane_api_keys"]} == {"user"}  # no admin
+
+
+@pytest.mark.slow
+def test_no_name_of_an_option_is_left_to_users_if_the_plan_decides_it(ask, tmp_path):
+    """Each rendered option is in the table, and so are all the names by which SGLang takes it."""
+    decided = ENGINES["sglang"].decided
+    drafting = spec_of(DEEPSEEK.replace("max_requests: 128", "max_requests: 128, draft_tokens: 2"), tmp_path)
+    commands = [command_of(drafting, phase) for phase in ("prefill", "decode")]
+    commands.append(command_of(drafting, "prefill", model_type="qwen3_next"))
+    rendered = {word.removeprefix("--") for words in commands for word in words if word.startswith("--")}
+    names = ask(names=list(decided))["names"]
+
+    assert rendered - decided.keys() == set()
+    assert [] not in names
+    assert {name for each in names for name in each} == decided.keys()
 
 
 def test_both_phases_are_told_how_tokens_are_drafted(tmp_path):

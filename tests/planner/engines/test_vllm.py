@@ -12,8 +12,10 @@ import pytest
 
 from planner.engines import vllm
 from planner.engines.container import Phased
+from planner.facts.engines import ENGINES
 from planner.layout.unit import Unit
 from planner.rules.check import check_spec
+from planner.spec.schema import EngineSpec
 from tests.planner.engines.test_documents import PAIR
 from tests.planner.engines.wheels import require
 
@@ -31,7 +33,7 @@ def ask(tmp_path_factory):
     log = tmp_path_factory.mktemp("vllm") / "stderr.txt"
 
     def answers(**questions):
-        asked.stdin.write(json.dumps({"commands": [], "router": []} | questions) + "\n")
+        asked.stdin.write(json.dumps({"commands": [], "router": [], "names": []} | questions) + "\n")
         asked.stdin.flush()
         answer = asked.stdout.readline()
         assert answer, log.read_text()
@@ -148,6 +150,19 @@ def test_planted_mistakes_are_found(ask, spec, old, new, refusal):
 
 
 @pytest.mark.slow
+def test_no_name_of_an_option_is_left_to_users_if_the_plan_decides_it(ask, spec, drafting):
+    """Each rendered option is in the table, and so are all the names by which vLLM takes it."""
+    decided = ENGINES["vllm"].decided
+    commands = [words_of(spec, "prefill"), words_of(spec, "decode"), words_of(drafting, "decode")]
+    rendered = {name.removeprefix("--") for words in commands for name in said(words)}
+    names = ask(names=list(decided))["names"]
+
+    assert rendered - decided.keys() == set()
+    assert [] not in names
+    assert {name for each in names for name in each} == decided.keys()
+
+
+@pytest.mark.slow
 def test_vllms_router_takes_its_command(ask, spec):
     """With the labels of both phases; a misspelt option, and a policy that it has not, are found."""
     words = list(vllm.router(spec, 1800, "image").args)
@@ -165,6 +180,17 @@ def test_vllms_router_takes_its_command(ask, spec):
 def one_gpu(spec):
     """The command of a decode unit of a single GPU."""
     return told(vllm.unit_container(spec, Unit("pair-decode-0", "decode", 0, ("node-0",), 1, ""), KNOWN, "image"))
+
+
+def test_options_of_the_spec_come_last(spec):
+    """A phase's own wins over one for all; flags stand alone, and mappings are JSON."""
+    args = {"reasoning-parser": "deepseek_r1", "compilation-config": {"mode": 3}, "seed": 1}
+    decode = spec.decode.model_copy(update={"engine_args": {"seed": 2, "enforce-eager": True}})
+    written = spec.model_copy(update={"engine": EngineSpec(name="vllm", args=args), "decode": decode})
+    own = ["--compilation-config", '{"mode": 3}', "--enforce-eager", "--reasoning-parser", "deepseek_r1", "--seed", "2"]
+
+    assert words_of(written, "decode") == words_of(spec, "decode") + own
+    assert words_of(written, "prefill")[-2:] == ["--seed", "1"]
 
 
 def test_sizes_are_those_of_the_plan(spec):

@@ -1,0 +1,25 @@
+"""The options that a spec adds to the command of an engine's servers.
+
+They come last, and none of them is an option of the plan: `rules/engine.py` refuses those.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["own_options"]
+
+Option = tuple[str, ...]  # its name and its values
+
+
+def own_options(args: Mapping[str, Any]) -> Iterator[Option]:
+    """Yield an option for each name, in order: flags alone, lists as several words, mappings as JSON."""
+    for name, value in sorted(args.items()):
+        yield (f"--{name}", *_words(value))
+
+
+def _words(value: Any) -> Iterator[str]:
+    if value is True:
+        return
+    for each in value if isinstance(value, list) else [value]:
+        yield json.dumps(each, sort_keys=True) if isinstance(each, dict) else str(each)
