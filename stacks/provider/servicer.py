@@ -16,6 +16,7 @@ Protocol: https://github.com/pulumi/pulumi/blob/master/proto/pulumi/provider.pro
 import functools
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar
@@ -26,6 +27,7 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, status_pb2
 
+from planner.facts.quantities import counted
 from stacks.kube import lifecycle, object_set, waiting
 from stacks.kube.api import Api
 from stacks.kube.diff import Change, differences, path_text
@@ -294,15 +296,14 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     def _store(self, request: Any, old: Manifests, new: Manifests) -> None:
         """Store a resource and wait until it is ready."""
+        adopted = Counter[str]()  # objects by who managed them
 
         def on_stored(reference: Reference, stored: StoredObject) -> None:
             self._made_uids.add(stored.uid)
             if reference in self._new_references:
                 self._arriving[reference] = stored.uid
-            if stored.adopted_from:
-                before = ", ".join(stored.adopted_from)
-                text = f"{reference} was taken over from {before}, which must not apply it any more"
-                self.engine.warn(request.urn, text)
+            for each in stored.adopted_from:
+                adopted[each] += 1
             if stored.is_off:
                 text = f"{reference} is scaled to 0 and serves nothing until somebody scales it"
                 self.engine.warn(request.urn, text)
@@ -324,6 +325,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             )
         except PartlyStoredError as error:
             raise InitFailed.from_objects(error.existing, request.type, error.reasons) from error
+        finally:
+            for manager, number in adopted.items():
+                text = f"{counted(number, 'object')} taken over from {manager}, which must not apply the plan any more"
+                self.engine.warn(request.urn, text)
 
     def _patience(self, request: Any) -> Patience:
         report = functools.partial(self.engine.progress, request.urn)

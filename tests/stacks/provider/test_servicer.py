@@ -21,6 +21,7 @@ CONFIG_MAP = {
     "data": {"a": "1"},
 }
 MAP_PATH = "/api/v1/namespaces/demo/configmaps/settings"
+SERVICE_PATH = "/api/v1/namespaces/demo/services/decode-0"
 GROUPS = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/demo/leaderworkersets"
 
 
@@ -410,3 +411,15 @@ def test_secrets_are_marked_in_what_is_found(fake, servicer):
     read = servicer.Read(pb.ReadRequest(id="x", type=type_token("v1", "ConfigMap"), inputs=given), None)
 
     assert json_format.MessageToDict(read.inputs)["data"] == {"a": secret}
+
+
+def test_what_a_unit_adopts_is_warned_of_once(fake, servicer):
+    """By whose it was: that tool would set it back."""
+    for path, each in ((MAP_PATH, together()["ConfigMap"]), (SERVICE_PATH, together()["Service"])):
+        fake.store(path, each, manager="kubectl")
+    servicer.Configure(pb.ConfigureRequest(args=encode_struct({"adopt": True})), None)
+    servicer.Create(pb.CreateRequest(type=occupants.TOKEN, properties=listed("decode-0")), None)
+
+    servicer.Create(pb.CreateRequest(type=OBJECTS, properties=encode_struct(together())), None)
+
+    assert servicer.engine.warnings == ["2 objects taken over from kubectl, which must not apply the plan any more"]
