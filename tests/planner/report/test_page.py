@@ -187,8 +187,8 @@ def test_a_change_stands_on_top_with_each_figure_beside_the_earlier_one(spec_fil
 
     assert text.index("What the change does") < text.index("In short")
     assert "restarted</dt><dd>gateway, decode-0: max_requests" in text
-    assert text.count("<h4>before</h4>") == text.count("<h4>after</h4>") > 0
-    assert "<h4>before and after alike</h4>" in text, "no unit moves"
+    assert text.count('<p class="side">before</p>') == text.count('<p class="side">after</p>') > 0
+    assert "before and after alike</p>" in text, "no unit moves"
 
 
 def test_a_rendered_folder_has_no_page(spec_file, tmp_path, capsys):
