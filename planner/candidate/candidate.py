@@ -242,9 +242,13 @@ class Candidate:
     @cached_property
     def cost(self) -> "Cost | None":
         """The cost and income of a day; None if the spec gives no prices."""
+        return self.cost_with(self.spec, self.most_per_node)
+
+    def cost_with(self, spec: Spec, most_per_node: Mapping[Phase, float]) -> "Cost | None":
+        """Return the cost and income of a day of these units under another `spec`, or at other speeds."""
         from planner.cost.cost import estimate_cost
 
-        return estimate_cost(self.spec, self.schedule, self.units, self.most_per_node)
+        return estimate_cost(spec, self.schedule, self.units, most_per_node)
 
     def demand_on(self, day: str | None) -> "tuple[PhaseLoad, ...]":
         """Return each phase's load by the traffic of a date or a weekday; None means a usual day.
