@@ -1,12 +1,17 @@
-"""Bill the nodes that are on: from the spec's supplies in their order, then at the common rate."""
+"""Bill the nodes that are on and the tokens that are sold, by the spec's rates, prices and discounts.
+
+Nodes are billed from the spec's supplies in their order, then at the common rate.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.schedule.stretches import Stretch
-from planner.spec.cost import CostSpec, SupplyKind
+from planner.schedule.stretches import Stretch, TimesOfDay
+from planner.spec.cost import CostSpec, PriceSpec, SupplyKind
 
-__all__ = ["Bill", "Supply", "bill", "list_supplies"]
+__all__ = ["MILLION", "Bill", "Sales", "Supply", "bill", "list_supplies", "make_sales"]
+
+MILLION = 1e6
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,21 @@ class Bill:
         return sum(self.by_gpu.values()) + self.idle
 
 
+@dataclass(frozen=True)
+class Sales:
+    """Prices in US dollars a token."""
+
+    input_hit: float
+    input_miss: float
+    output: float
+    factor: TimesOfDay[float]
+
+    def usd(self, stretch: Stretch, hits: float, misses: float, output: float) -> float:
+        """Return the income from these tokens in `stretch`."""
+        usd = hits * self.input_hit + misses * self.input_miss + output * self.output
+        return usd * self.factor.at(stretch.start)
+
+
 def list_supplies(cost: CostSpec, gpus: Sequence[str], cluster_gpu: str) -> tuple[Supply, ...]:
     """Return the spec's supplies in order, then an unlimited one for each type of `gpus`."""
     listed = [Supply(each.kind, each.gpu or cluster_gpu, each.nodes, each.usd_per_gpu_hour) for each in cost.supplies]
@@ -54,3 +74,9 @@ def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply],
         if supply.kind == "own" and supply.nodes is not None:
             idle += (supply.nodes - taken) * usd_per_node
     return Bill(by_gpu, idle, spot_nodes)
+
+
+def make_sales(prices: PriceSpec) -> Sales:
+    """Return the prices per token, with the discounts of the day."""
+    factor = TimesOfDay.written(((each.at, each.factor) for each in prices.hours), 1.0)
+    return Sales(prices.input_hit / MILLION, prices.input_miss / MILLION, prices.output / MILLION, factor)

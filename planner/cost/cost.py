@@ -1,14 +1,12 @@
 """Compute the cost and income of a day of the plan.
 
-    cost    = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
+    cost     = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
     answered = share of a stretch's tokens that no phase refuses: the least over phases of min(1, its nodes' maximum
-    rate /
-            its demand); 0 while a phase has no unit on
-    income  = sum over stretches: discount x answered x tokens x price margin  = (income - cost) / income markup  =
-    (income - cost) / cost hits    prefill computes only the misses. Without hits it would compute 1 / (1 - hit rate)
-    times as many tokens, so hits
-            save hit rate / (1 - hit rate) times prefill's cost. The cost of storing KV is not counted.
-    freed   nodes of the peak that are off are valued at the rate of their hours
+               rate / its demand); 0 while a phase has no unit on
+    income   = sum over stretches: discount x answered x tokens x price
+    margin   = (income - cost) / income
+    markup   = (income - cost) / cost
+    freed    nodes of the peak that are off are valued at the rate of their hours
 
 Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens, 56.3 % of
 them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a margin of
@@ -27,8 +25,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from planner.cost.bill import Bill, bill, list_supplies
-from planner.cost.income import MILLION, make_sales
+from planner.cost.bill import MILLION, Bill, bill, list_supplies, make_sales
 from planner.facts.day import HOUR_MINUTES, MINUTE_S
 from planner.facts.part import Part
 from planner.facts.terms import Phase
@@ -73,14 +70,6 @@ class PhaseCost(Part):
     usd_per_million_tokens: float | None  # prompt tokens with hits, or output tokens; None for mixed units
 
 
-class CacheHits(Part):
-    """The savings from a day's cache hits, and the income they give up."""
-
-    saved_nodes: float
-    saved_usd_per_day: float
-    given_up_usd_per_day: float | None  # price of computed tokens minus that of hits; None without prices
-
-
 class Freed(Part):
     """Nodes that are off in some state, and their value to other work."""
 
@@ -115,7 +104,6 @@ class Cost(Part):
     phases: dict[Phase, PhaseCost]
     states: tuple[StateCost, ...]
     freed: Freed
-    cache_hits: CacheHits | None
     cases: Annotated[tuple[Case, ...], Field(exclude_if=operator.not_)] = ()
 
 
@@ -143,7 +131,6 @@ class _PricedStretch(NamedTuple):
     answered: float  # the part of `demand` that is answered
     revenue_usd: float
     asked_usd: float  # if all were answered
-    given_up_usd: float
 
 
 def estimate_cost(
@@ -178,7 +165,6 @@ def estimate_cost(
         phases=phases,
         states=_states(spec, schedule, priced),
         freed=_freed(spec, priced),
-        cache_hits=_cache_hits(spec, phases.get("prefill"), priced),
     )
 
 
@@ -215,7 +201,6 @@ def _price_stretches(
                 answered=answered,
                 revenue_usd=sales.usd(stretch, *sold) if sales else 0.0,
                 asked_usd=sales.usd(stretch, *asked) if sales else 0.0,
-                given_up_usd=sales.given_up(stretch, sold.hits) if sales else 0.0,
             )
         )
     return tuple(priced)
@@ -322,17 +307,4 @@ def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_PricedStretch]) -> P
         usd_per_day=usd,
         mean_nodes=fsum(each.nodes[phase] * each.stretch.hours for each in priced) / HOURS,
         usd_per_million_tokens=_per_million(usd, {"prefill": sold.prompts, "decode": sold.output}.get(phase, 0.0)),
-    )
-
-
-def _cache_hits(spec: Spec, prefill: PhaseCost | None, priced: Sequence[_PricedStretch]) -> CacheHits | None:
-    """Return the savings from cache hits if prefill has its own units. In mixed units, decode's work stays."""
-    if spec.traffic is None or not spec.traffic.cache_hit_rate or prefill is None:
-        return None
-    times = spec.traffic.cache_hit_rate / (1 - spec.traffic.cache_hit_rate)
-    given_up = fsum(each.given_up_usd for each in priced) if spec.cost and spec.cost.prices else None
-    return CacheHits(
-        saved_nodes=prefill.mean_nodes * times,
-        saved_usd_per_day=prefill.usd_per_day * times,
-        given_up_usd_per_day=given_up,
     )

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from math import fsum
 
 from planner.compiler import Compiled
-from planner.cost.bill import bill, list_supplies
+from planner.cost.bill import bill, list_supplies, make_sales
 from planner.cost.cost import profit_margin
-from planner.cost.income import make_sales
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
 from planner.facts.terms import Phase
 from planner.schedule.stretches import Stretch, demand_shares

@@ -196,20 +196,12 @@ def test_discounts_meet_the_hours_demand():
     assert cost_of({"usd_per_gpu_hour": 1, "prices": prices}, traffic=traffic).revenue_usd_per_day == 0.75 * full
 
 
-def test_hits_save_what_prefill_would_compute_without_them():
-    """At a rate of one half prefill would need twice its nodes, and customers would pay for misses."""
-    hits = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=TRAFFIC).cache_hits
-
-    assert (hits.saved_nodes, hits.saved_usd_per_day) == (8, 8 * 8 * 24)
-    assert hits.given_up_usd_per_day == pytest.approx(300e3 * 0.4)
-
-
 def test_what_is_not_said_is_not_counted():
     """Without traffic no tokens, without prices no income, without cost nothing; free nodes have no markup."""
     bare = cost_of({"usd_per_gpu_hour": 2})
     free = cost_of({"usd_per_gpu_hour": 0, "prices": PRICES}, traffic=TRAFFIC)
 
-    assert (bare.answered_share, bare.cache_hits, bare.margin) == (None, None, None)
+    assert (bare.answered_share, bare.margin) == (None, None)
     assert bare.usd_per_day == 26 * 8 * 24 * 2
     assert cost_of({"usd_per_gpu_hour": 2}, traffic=TRAFFIC).revenue_usd_per_day is None
     assert (free.margin, free.markup) == (1, None)
