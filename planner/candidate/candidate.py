@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
 from planner.estimate.coverage import FailureDomains, failure_domains
-from planner.estimate.expert_loads import expert_loads
 from planner.facts.catalog import Gpu
 from planner.facts.loads import Loads
 from planner.facts.terms import Phase
@@ -169,7 +168,7 @@ class Candidate:
     @cached_property
     def loads(self) -> Loads:
         """How often each expert is chosen: [num_moe_layers][num_routed_experts]."""
-        return expert_loads(self.resolved)
+        return self.resolved.expert_loads
 
     @cached_property
     def maps(self) -> "dict[Phase, ExpertMap]":

@@ -25,15 +25,16 @@ GPU-hours and 2.65 million node-hours:
 The other 63 are software failures of training: bugs, dependencies, time-outs. They say nothing about serving.
 """
 
-from collections.abc import Sequence
-from math import exp, lgamma, log
+from collections.abc import Iterable, Sequence
+from math import ceil, exp, lgamma, log
 
-from planner.facts.day import DAY_MINUTES
+from planner.facts.day import DAY_MINUTES, MINUTE_S
 from planner.facts.part import Part
 from planner.facts.quantities import read_seconds
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.nodes import spares_with
+from planner.layout.nodes import nodes_of, spares_with
+from planner.layout.unit import Unit
 from planner.spec.hours import active_minutes
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec
@@ -41,7 +42,7 @@ from planner.spec.schema import Spec
 from planner.spec.undecided import is_undecided
 from planner.spec.uptime import UptimeSpec
 
-__all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares", "outage_share", "recovery_s"]
+__all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares", "outage_share", "recovery_s", "suggest_spare"]
 
 HOUR_S = 3600
 HOURS = 24
@@ -104,6 +105,22 @@ def outage_share(spec: Spec, phase: Phase) -> float:
     """Return the share of an hour for which a unit of `phase` that loses a node is out; 1 without a spare."""
     has_spare = spares_with(spec.cluster, spec.gpu_name(phase), spec.kubernetes.tolerations)
     return min(recovery_s(spec) / HOUR_S, 1.0) if has_spare else 1.0
+
+
+def suggest_spare(spec: Spec, units: Iterable[Unit], phase: Phase) -> str:
+    """Return a suggestion of an idle node as spare for units of `phase`.
+
+    It is empty if no node is idle, or if the spec has spares.
+    """
+    if spec.cluster.spares:
+        return ""
+    taken = {node for unit in units for node in unit.nodes}
+    nodes = nodes_of(spec.cluster, (spec.gpu_name(phase),), spec.kubernetes.tolerations)
+    idle = [each.name for each in nodes if each.unusable is None and each.name not in taken]
+    if not idle:
+        return ""
+    minutes = ceil(recovery_s(spec) / MINUTE_S)
+    return f"with cluster.spares: [{idle[-1]}] the unit serves again after {minutes} min"
 
 
 def fewest_spares(nodes_in_repair: float, availability: float) -> int:

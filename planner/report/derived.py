@@ -8,7 +8,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any
 
-from planner.estimate.uptime import HOUR_S, recovery_s
+from planner.estimate.uptime import HOUR_S, recovery_s, suggest_spare
 from planner.facts.day import HOUR_MINUTES, MINUTE_S, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.quantities import BYTES_PER_GBIT
@@ -21,7 +21,6 @@ from planner.plan.plan import Plan
 from planner.plan.row import Provenance, Row, make_rows
 from planner.plan.sections import Step
 from planner.report.prerequisites import prerequisites
-from planner.report.spares import suggest_spare
 from planner.search.decision import DEFAULT
 from planner.spec.operating_point import CACHE_READ_RATE
 from planner.spec.request_lengths import assuming_lengths

@@ -2,6 +2,11 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import yaml
 
 from planner.layout.unit import Unit
 from planner.plan.plan import Plan
@@ -12,9 +17,8 @@ from planner.problems.printable import printable
 from planner.report.columns import WIDTH, format_runs, wrap_note, wrap_table
 from planner.report.report import Report, format_range, format_value
 from planner.report.summary import summary
-from planner.report.tables import Table, read_tables
 
-__all__ = ["find_unit", "plan_text", "unit_text"]
+__all__ = ["Table", "Tables", "find_unit", "plan_text", "read_tables", "unit_text"]
 
 Keys = Sequence[tuple[str, ...]]
 Rows = Mapping[tuple[tuple[str, ...], str], Row | None]
@@ -31,6 +35,30 @@ LISTS = {  # topics shown as lists -> their titles
     "relies_on": "relies on",
     "overlay": "changed by the overlay",
 }
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of figures from matching sections. The head of `tables.yaml` explains each field."""
+
+    title: str
+    rows: str
+    names: str = ""  # names of figures, separated by spaces
+    note: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)  # name of a figure or a column -> sentence
+    across: bool = False
+    has_ranges: bool = False
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables that are always shown, those that `--full` adds, and the figures' titles and column heads."""
+
+    usual: Sequence[Table]
+    more: Sequence[Table]
+    titles: Mapping[str, str]
+    heads: Mapping[str, str]
 
 
 def plan_text(plan: Plan, *, full: bool = False) -> str:
@@ -63,6 +91,15 @@ def unit_text(unit: Unit) -> str:
         ranks = [rank.rank for rank in unit.rank_places if rank.node == node]
         lines.append((node, f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])))
     return _join_paragraphs([f"Unit {unit.name}, {unit.phase}, {unit.why}", wrap_table(lines)])
+
+
+@cache
+def read_tables() -> Tables:
+    """Return the tables of `tables.yaml`."""
+    text = Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8")
+    found = yaml.load(text, Loader=yaml.CSafeLoader)
+    usual, more = ([Table(**each) for each in found[key]] for key in ("tables", "full_tables"))
+    return Tables(usual, more, found["titles"], found["heads"])
 
 
 def _join_paragraphs(parts: Iterator[str] | Sequence[str]) -> str:

@@ -1,26 +1,31 @@
 """Derive the windows of a day from its traffic: the fewest node-hours that serve the demand.
 
-    units on >= demand in units (`demand.py`) x (1 + headroom), rounded up, and >= the floor
+    units on >= demand in units x (1 + headroom), rounded up, and >= the floor
+
+Demand in units is that of a profile's entry over the capacity of one unit: 2.4 means that two are too few. There are
+two sources of a unit's capacity. If the spec gives the number of units, these just serve the busiest entry of all days,
+because the user chose the number for it. If speed decided the number, a unit serves its predicted rate under the SLO.
 
 A number of units lasts for at least `min_stay`. Units change at quarters of an hour, or every five minutes if profile
 entries do not begin at quarters. A slot needs the units of the largest entry that overlaps it. Each phase has its own
 best day (`optimum.py`), and a window begins whenever one of them changes. Different kinds of day have windows of their
-own, and all begin at midnight with the same units."""
+own, and all begin at midnight with the same units.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, fsum
 from typing import Any
 
-from planner.facts.day import DAY_MINUTES, hh_mm
+from planner.facts.day import DAY_MINUTES, DAY_S, hh_mm
 from planner.facts.terms import Phase
-from planner.schedule.demand import round_up_units
 from planner.schedule.optimum import Switching, count_unit_slots, solve_day, solve_days
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["Demand", "DerivedDay", "derive_days"]
+__all__ = ["Demand", "DerivedDay", "demand_from_rate", "demand_from_units", "derive_days", "round_up_units"]
 
 STEP_MINUTES = 15  # the shortest between two steps of DeepSeek's chart: open-infra-index, day 6
+ROUNDING = 1e-9
 FINE_STEP_MINUTES = 5  # assumed: shorter than any warm-up, so that finer steps would gain little
 
 Demand = Mapping[Phase, Sequence[float]]  # each phase's demand in every entry of a day, in units
@@ -64,6 +69,26 @@ def derive_days(
         )
         for kind, day in enumerate(needed)
     )
+
+
+def demand_from_units(profile: Sequence[float], units: float, carried: float | None = None) -> tuple[float, ...]:
+    """Return the demand of each entry in units, if `units` just serve a demand of `carried`, by default the highest.
+
+    Some entry must be above 0.
+    """
+    most = carried or max(profile)
+    return tuple(units * demand / most for demand in profile)
+
+
+def demand_from_rate(profile: Sequence[float], tokens_per_day: float, tokens_per_s: float) -> tuple[float, ...]:
+    """Return the demand of each entry in units, if one unit makes `tokens_per_s`."""
+    total, entry_s = fsum(profile) or 1.0, DAY_S / len(profile)
+    return tuple(tokens_per_day * demand / total / entry_s / tokens_per_s for demand in profile)
+
+
+def round_up_units(asked: float, floor: int) -> int:
+    """Return the whole number of units for a demand of `asked` units, at least `floor`."""
+    return max(floor, ceil(asked - ROUNDING))
 
 
 def _best(needed: Sequence[Sequence[int]], switching: Switching) -> Sequence[Sequence[int]]:

@@ -25,7 +25,7 @@ from planner.layout.layout import lay_out
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
 from planner.rules.check import change_spec
-from planner.schedule.demand import round_up_units
+from planner.schedule.derived import round_up_units
 from planner.search.decision import Decision
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS

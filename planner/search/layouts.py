@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import ceil
 
 from planner.estimate.case import is_predictable
-from planner.estimate.expert_loads import expert_loads
 from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.estimate.utilisation import SLO_MARGIN
 from planner.facts.terms import Phase
@@ -76,7 +75,7 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSe
     """
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
-    balance, tokens = ReplicaBalance(expert_loads(spec)), _tokens_per_output_token(spec)
+    balance, tokens = ReplicaBalance(spec.expert_loads), _tokens_per_output_token(spec)
     found, fleet = _search_fleet(spec, balance, tokens, demand)
     if fleet is None:
         return None

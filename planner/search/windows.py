@@ -19,8 +19,14 @@ from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import loaded_bytes, memory_of
 from planner.rules.check import change_spec
 from planner.rules.starts import LONGEST_S, explain_longest_start, required_warm_up, to_spec_time
-from planner.schedule.demand import demand_from_rate, demand_from_units, round_up_units
-from planner.schedule.derived import Demand, DerivedDay, derive_days
+from planner.schedule.derived import (
+    Demand,
+    DerivedDay,
+    demand_from_rate,
+    demand_from_units,
+    derive_days,
+    round_up_units,
+)
 from planner.schedule.starts import StartTimes, start_times
 from planner.search.decision import Decision
 from planner.spec.resolved import ResolvedSpec

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.facts.catalog import GPUS, Gpu
+from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
 from planner.facts.model import Model
 from planner.facts.terms import Phase
@@ -39,6 +40,15 @@ class ResolvedSpec:
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases that the spec has: prefill and decode, or mixed."""
         return self.written.phases
+
+    @property
+    def expert_loads(self) -> Loads:
+        """Return the loads in `expert_load.file`, or loads drawn with its alpha and seed."""
+        if self.measured_loads is not None:
+            return self.measured_loads
+        drawn, model = self.written.expert_load, self.model
+        sizes = model.num_moe_layers, model.num_routed_experts, model.num_expert_groups
+        return draw_loads(drawn.alpha, drawn.seed, *sizes)
 
     def gpu_of(self, phase: Phase) -> Gpu:
         """Return the GPU of `phase`."""

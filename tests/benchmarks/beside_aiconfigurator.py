@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.candidate.trial import speed_of, trial_of
-from planner.estimate.expert_loads import expert_loads
 from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.rules.check import check_document
 from planner.spec.yaml import parse_document
@@ -253,7 +252,7 @@ def our_estimate(each: Layout) -> tuple[float, float, str]:
         sections[other] = COMMON | {"ep_size": 32}
     checked = check_document(parse_document(json.dumps(spec(64, sections)), "beside.yaml"))
     trial = trial_of(checked, each.phase, {}, checked.phase(each.phase).max_requests)
-    speed, memory = speed_of(trial, ReplicaBalance(expert_loads(checked))), trial.memory
+    speed, memory = speed_of(trial, ReplicaBalance(checked.expert_loads)), trial.memory
     ms = speed.ttft_ms if each.phase == "prefill" else speed.tpot_ms
     needed = 0 if each.phase == "prefill" else each.requests * KV
     short = memory.short > 0 or memory.kv_tokens < needed

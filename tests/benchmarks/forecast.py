@@ -18,8 +18,7 @@ import numpy as np
 
 from planner.facts.forecast import forecast
 from planner.facts.history import History, PastDay
-from planner.schedule.demand import demand_from_units
-from planner.schedule.derived import derive_days
+from planner.schedule.derived import demand_from_units, derive_days
 from planner.spec.schedule import ScheduleSpec
 from tests.benchmarks.goals import Goals
 

@@ -36,7 +36,6 @@ NO_PASSES = {
     "change_document": "writes values into a spec",
     "lay_out": "reads the spec, for whoever asks about one phase",
     "memory_of": "reads the layout, for whoever asks about one phase",
-    "expert_loads": "stands for a file of loads",
     "gate_of": "reads the model",
     "groups_on_nodes": "reads a layout",
     "is_limited_by_slots": "reads a map",

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from math import ceil, fsum
 
+from planner.estimate.throughput.dimensions import Bytes, BytesPerSecond, Seconds, transfer_time
 from planner.estimate.throughput.queue import mean_wait, wait_distribution
+from planner.facts.quantities import BYTES_PER_GBIT
 
 __all__ = ["OperatingPoint"]
 
@@ -43,6 +45,20 @@ class OperatingPoint:
     def computed_tokens(self) -> float:
         """Return the mean tokens of a prompt that no cache has."""
         return self.prompt_tokens * (1 - self.cache_hit_rate)
+
+    def cached_bytes(self, computed_tokens: float, kv_bytes_per_token: float) -> Bytes:
+        """Return the bytes of cached KV that belong to so many computed tokens."""
+        return Bytes(computed_tokens * self.cache_hit_rate / (1 - self.cache_hit_rate) * kv_bytes_per_token)
+
+    def cache_read_time(self, computed_tokens: float, kv_bytes_per_token: float) -> Seconds:
+        """Return the time in which a node reads the cached KV of so many computed tokens. Its ranks share one rate.
+
+        Ranks read ahead while they compute, so a step takes the longer of the two times. A prompt waits for its own
+        read before its first step.
+        """
+        num_bytes = self.cached_bytes(computed_tokens, kv_bytes_per_token)
+        rate = BytesPerSecond(self.cache_read_gbps * BYTES_PER_GBIT)
+        return transfer_time(num_bytes, rate) if num_bytes else Seconds(0.0)
 
     @property
     def prompt_steps(self) -> int:

@@ -21,7 +21,6 @@ from planner.estimate.throughput.engines import EngineModel
 from planner.estimate.throughput.intervals import Estimate, Evidence, add_range
 from planner.estimate.throughput.machine import RESOURCES, Machine
 from planner.estimate.throughput.point import OperatingPoint
-from planner.estimate.throughput.reading import bytes_per_computed_token, cache_read_time
 from planner.estimate.throughput.stages import Exchange, Imbalance, Overheads, Setup, UnitShape
 from planner.estimate.throughput.step import StepTime, decode_step, prompt_step
 from planner.estimate.throughput.turns import SteadyTurns, pieces_per_turn, steady_turns
@@ -225,7 +224,7 @@ def prompt_step_seconds(
     seconds: float = _prompt_step(case, tokens, context, prompt_tokens).seconds
     if case.phase == "prefill":
         of_node = fullness * tokens / case.unit.attention_tp * case.gpus_per_node
-        seconds = max(seconds, cache_read_time(case.point, case.whole_kv_bytes_per_token, of_node))
+        seconds = max(seconds, case.point.cache_read_time(of_node, case.whole_kv_bytes_per_token))
     return seconds / case.engine.factor.get(case.phase, 1.0)
 
 
@@ -257,12 +256,12 @@ def _scale_imbalance(case: Case, fullness: float) -> Case:
 
 def prompt_read_time(case: Case) -> Seconds:
     """Return the time to read a prompt's cached KV, if nothing else on its node reads."""
-    return cache_read_time(case.point, case.whole_kv_bytes_per_token, case.point.computed_tokens)
+    return case.point.cache_read_time(case.point.computed_tokens, case.whole_kv_bytes_per_token)
 
 
 def _cache_read_rate(case: Case, rate: float) -> float:
     """Return the bytes/s of cached KV that a node reads, at the operating point's utilisation."""
-    per_token = bytes_per_computed_token(case.point, case.whole_kv_bytes_per_token)
+    per_token = case.point.cached_bytes(1, case.whole_kv_bytes_per_token)
     if case.phase == "mixed":
         rate *= case.point.computed_tokens / case.point.output_tokens
     return rate * case.point.utilisation * case.gpus_per_node * per_token
@@ -271,7 +270,7 @@ def _cache_read_rate(case: Case, rate: float) -> float:
 def _step_read_time(case: Case) -> Seconds:
     """Return the time in which a node reads the cached KV for one step of all its GPUs."""
     of_node = case.point.step_tokens / case.unit.attention_tp * case.gpus_per_node
-    return cache_read_time(case.point, case.whole_kv_bytes_per_token, of_node)
+    return case.point.cache_read_time(of_node, case.whole_kv_bytes_per_token)
 
 
 def _apply_engine(case: Case) -> Case:

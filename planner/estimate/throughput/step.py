@@ -1,14 +1,24 @@
 """The time of one step of a phase and its parts: layers, head, drafts and host.
 
 step = MoE layers x one layer's timeline + dense layers + head + drafts + host
+
+An MTP module drafts tokens in decode, and computes its KV of prompts:
+    decode     one pass over all rows that the step verified, and for each further draft a pass over one token per
+               request; each pass has a projection of state and embedding, a layer like the main model's, and the head
+    prefill    one pass over the step's prompts, with the head for those that end
+
+A pass is one layer long, so it overlaps nothing. Wrong drafts cost the same, because every request has the same number
+of rows. One module makes all drafts, from its own state after the first, as in SGLang and vLLM.
+
+Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a README_WEIGHTS.md (what a module consists of); sglang 0.5.23
+speculative/eagle_worker_v2.py (passes).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.estimate.throughput import operations
 from planner.estimate.throughput.dimensions import Seconds
-from planner.estimate.throughput.drafts import draft_time, prompt_draft_time
 from planner.estimate.throughput.overlap import LayerTimeline, one_layer
 from planner.estimate.throughput.stages import (
     Overheads,
@@ -76,7 +86,7 @@ def decode_step(
     rows = requests * queries
     answering = rows / unit.attention_tp if not unit.shares_all else rows
     head = operations.head_time(setup.machine, model.head_weights, model.head_flops, answering)
-    return _step(layers, head, draft_time(setup, requests, kv_tokens, drafts), setup.overheads)
+    return _step(layers, head, _draft_time(setup, requests, kv_tokens, drafts), setup.overheads)
 
 
 def prompt_step(
@@ -100,8 +110,35 @@ def prompt_step(
         with_spans=with_spans,
     )
     head = operations.head_time(setup.machine, setup.model.head_weights, setup.model.head_flops, tokens / prompt_tokens)
-    drafted = prompt_draft_time(setup, tokens, context, prompt_tokens) if with_drafts else Seconds(0)
+    drafted = _prompt_draft_time(setup, tokens, context, prompt_tokens) if with_drafts else Seconds(0)
     return _step(layers, head, drafted, setup.overheads)
+
+
+def _draft_time(setup: Setup, requests: float, kv_tokens: float, drafts: int) -> Seconds:
+    """Return the time to draft `drafts` tokens for each of the `requests` of an attention group."""
+    if drafts == 0:
+        return Seconds(0.0)
+    assert setup.model.draft is not None
+    rows = (1 + drafts, *[1] * (drafts - 1))
+    spans = {queries: decode_spans(setup, setup.model.draft, requests, kv_tokens, queries) for queries in set(rows)}
+    return Seconds(sum(_pass_time(setup, spans[queries], requests * queries, requests) for queries in rows))
+
+
+def _prompt_draft_time(setup: Setup, tokens: float, context: float, prompt_tokens: float) -> Seconds:
+    """Return the time to compute the module's KV of `tokens` prompt tokens in an attention group."""
+    assert setup.model.draft is not None
+    alone = replace(setup, overlap="none")
+    spans = prompt_spans(alone, setup.model.draft, tokens, context, prompt_tokens)
+    return _pass_time(setup, spans, tokens, tokens / prompt_tokens)
+
+
+def _pass_time(setup: Setup, spans: Spans, rows: float, answering: float) -> Seconds:
+    machine, model, unit = setup.machine, setup.model, setup.unit
+    assert model.draft_input is not None
+    share = 1 if unit.shares_all else unit.attention_tp  # rows of a group per row that a GPU computes elsewhere
+    projected = operations.dense_ffn_time(machine, model.draft_input, rows / share)
+    head = operations.head_time(machine, model.head_weights, model.head_flops, answering / share)
+    return Seconds(one_layer([spans], "none").seconds + projected + head)
 
 
 def _micro_batch_rows(rows: float, overlap: Overlap) -> float:

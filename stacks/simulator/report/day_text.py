@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.demand import PhaseLoad
+from planner.estimate.uptime import suggest_spare
 from planner.facts.calendar import entry_of
 from planner.facts.day import hh_mm
 from planner.report.columns import format_table, wrap_note
-from planner.report.spares import suggest_spare
 from stacks.simulator.flows.day import DayColumn
 from stacks.simulator.report.figures import FIGURES, format_figure, shorten_titles, table_rows
 

@@ -13,8 +13,7 @@ from planner.report.prerequisites import prerequisites
 from planner.report.report import Report, format_range, format_value
 from planner.report.rows import rows_of
 from planner.report.summary import summary
-from planner.report.tables import read_tables
-from planner.report.text import find_unit, plan_text, unit_text
+from planner.report.text import find_unit, plan_text, read_tables, unit_text
 from planner.rules.check import change_spec, check_spec
 from planner.search.decision import DEFAULT
 from tests.planner.layout.test_memory import PAIR

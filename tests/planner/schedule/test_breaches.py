@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.schedule.demand import demand_from_units
-from planner.schedule.derived import derive_days
+from planner.schedule.derived import demand_from_units, derive_days
 from planner.schedule.schedule import DaySchedule, Step
 from planner.schedule.transitions import State, nodes_taken, plan_transitions
 from planner.spec.schedule import ScheduleSpec

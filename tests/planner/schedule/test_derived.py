@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from planner.compiler import run_passes
 from planner.problems.errors import InfeasibleError
 from planner.rules.check import change_spec, check_spec
-from planner.schedule.demand import demand_from_rate, demand_from_units
-from planner.schedule.derived import derive_days
+from planner.schedule.derived import demand_from_rate, demand_from_units, derive_days
 from planner.schedule.transitions import State, nodes_taken, plan_transitions
 from planner.spec.schedule import ScheduleSpec, UnitCounts
 from tests.planner.schedule.test_optimum import DEEPSEEK
