@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from planner.estimate.uptime import recovery_s
+from planner.estimate.uptime import recovery_s, suggest_spare
 from planner.facts import names
 from planner.facts.day import MINUTE_S, minute_of, periods
 from planner.facts.quantities import first_of
@@ -19,7 +19,6 @@ from planner.plan.plan import Plan
 from planner.plan.sections import PlannedUnit
 from planner.report.columns import format_runs
 from planner.report.page.figures import Table
-from planner.report.spares import suggest_spare
 
 __all__ = ["Nodes", "show_nodes"]
 
