@@ -80,6 +80,7 @@ def _explain_unit_counts(spec: ResolvedSpec) -> str:
     """Return what sets the number of units if windows follow the traffic; empty if the spec writes the number."""
     if not spec.has_windows_of_traffic:
         return ""
-    assuming = assuming_lengths(spec.written)
+    are_counted = any(f"{phase}.units" in spec.document.autos for phase in spec.phases)
+    assuming = assuming_lengths(spec.written) if are_counted else ""
     asked = "as many units as traffic's busiest hour, its capacity and schedule.min_units ask for"
     return f", and auto windows have {asked}{f', where auto {assuming}' if assuming else ''}"

@@ -285,7 +285,7 @@ def test_a_previous_map_without_an_expert_is_refused(loads_file, experts, tmp_pa
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "it is neither JSON nor YAML of plain values"),
+        ("{", "it is not JSON"),
         ("{}", "it has no list of rows under physical_to_logical or physical_to_logical_map"),
         ("[[0, 1], [0]]", "its rows differ in length"),
         ('[["a"]]', "it holds something else than whole numbers"),
