@@ -8,10 +8,12 @@ The day goes 120 times as fast as clocks. Nothing else is faster: pods start, lo
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from kubernetes import client
 
+import runtime.demo
 from stacks.controller.observe import read_clock
 from tests.benchmarks.played_day import Streams, undisturbed
 from tests.cluster.cluster_day import NAME, clock_shows, day_deployed, deployment_of, look, looks_until
@@ -20,8 +22,10 @@ from tests.cluster.products import PULUMI
 from tests.cluster.test_cluster import pod_spec
 
 NAMESPACE, PACE = "day-and-night", 120
+DEMO_WEIGHTS = Path(runtime.demo.__file__).parent
 ALL = tuple(f"{NAME}-{phase}-{index}" for phase in ("decode", "prefill") for index in (0, 1))
 GATEWAY = f"{NAME}-gateway"
+PHASES = ("prefill", "decode")
 BOTH = {"prefill_units": 2, "decode_units": 2}
 NIGHT = tuple(unit for unit in ALL if unit.endswith("-0"))
 EVENING_MIN, NIGHT_MIN = 120, 200  # of the day: a minute until the evening, in which `up` tells the cluster of it
@@ -164,6 +168,25 @@ def test_a_change_of_all_units_reaches_one_of_a_phase_at_a_time(up):
     assert streams.wrong == []
     most = {phase: max(sum(phase in unit for unit in each) for each in away) for phase in ("prefill", "decode")}
     assert most == {"prefill": 1, "decode": 1}
+
+
+def test_a_change_that_kv_cannot_cross_takes_one_pair_and_then_the_others(up):
+    """The same weights by another name are another KV format. Two gateways serve one each, and no answer fails."""
+    before = {unit: up.uids(unit) for unit in ALL}
+    up.change_spec(lambda spec: spec["model"].update(checkpoint=str(DEMO_WEIGHTS)))
+
+    with streams_of(up) as streams:
+        run = up.pulumi.up()
+        watch_turns(up, lambda: not any(before[unit] & up.uids(unit) for unit in ALL) and all_current(up))
+        looks_until(up, lambda each: "ended" in each.status["changes"][-1], CHANGED_S)
+
+    assert run.status == 0, run.output
+    assert streams.wrong == []
+    change = look(up).status["changes"][-1]
+    print(f"KV cannot cross: {change}", file=sys.stderr)
+    assert {each["name"] for each in change["units"][:2]} == {*NIGHT}
+    assert {each["name"] for each in change["units"]} == {*ALL}
+    assert change["least"] == change["promised"]["least"] == {phase: {"units": 1, "ofUnits": 2} for phase in PHASES}
 
 
 def watch_turns(deployed, is_over):
