@@ -278,7 +278,7 @@ def test_only_commands_print(package):
 def test_only_the_compiler_knows_the_passes():
     """A pass that calls another would hide the order: it is a candidate's, and those know it who ask one.
 
-    `spread.py` makes the schedule of a plan that is stored without.
+    `rebuild.py` makes the schedule of a plan that is stored without.
     """
     importers = {
         path.name
@@ -287,4 +287,12 @@ def test_only_the_compiler_knows_the_passes():
         if name in PASSES and not module.startswith(("planner.expert_map.", "planner.placement."))
     }
 
-    assert importers == {"candidate.py", "compiler.py", "decided.py", "feasible.py", "fit.py", "repair.py", "spread.py"}
+    assert importers == {
+        "candidate.py",
+        "compiler.py",
+        "decided.py",
+        "feasible.py",
+        "fit.py",
+        "repair.py",
+        "rebuild.py",
+    }

@@ -5,9 +5,9 @@ A file that was edited by hand, truncated, or made up must not reach a cluster. 
     shapes          of every key
     digests         recomputed: of the plan and each expert map
     the spec        by the rules that need no file
-    references      phases match the spec; units, maps, nodes and launch documents match each other
+    facts           the nodes and maps of units are those that the spec allows
     the document    its digest
-    launch files    rebuilt from the rest and compared
+    what runs       rebuilt from these facts and compared
     extra keys      writing the plan again gives the same JSON
 
 Loading plans nothing: a loaded plan is carried out as written. `spec_digest` is not recomputed, or each new field of
@@ -19,18 +19,32 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from planner.facts import names
 from planner.facts.digest import digest_of
+from planner.facts.part import Maybe, Part
+from planner.facts.terms import Phase
 from planner.plan.plan import PLAN_VERSION, Plan, document_digest, plan_digest
-from planner.plan.references import find_contradictions, spec_mistakes
+from planner.plan.rebuild import Kept, Reference, contradictions, disagreements, rebuilt_sections, spec_mistakes
+from planner.plan.sections import LaunchDocuments, PhaseShape, PlannedUnit, Schedule
 from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
 from planner.plan.spread import join_plan
-from planner.plan.verify_launch import differences, verify_launch_documents
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
+from planner.spec.schema import Spec
 
 __all__ = ["load_plan", "read_plan"]
 
 PLAN_AGAIN = "change the spec and plan it again"
+
+
+class _Running(Part):
+    """The sections of a plan that follow from the rest of it."""
+
+    name: str
+    phases: dict[Phase, PhaseShape]
+    launch_documents: LaunchDocuments
+    units: tuple[PlannedUnit, ...]
+    schedule: Maybe[Schedule] = None
 
 
 def read_plan(path: Path) -> Plan:
@@ -45,10 +59,10 @@ def load_plan(content: bytes, path: Path) -> Plan:
     data = parse_object(content, path, PLAN_VERSION)
     plan = validate_part(Plan, content, path)
     spec = validate_spec(plan.written, path)
-    of_parts = chain(_check_digests(plan, data), spec_mistakes(plan.written, spec), find_contradictions(plan, spec))
-    for finding in chain(of_parts, _check_document_digest(plan, data), verify_launch_documents(plan)):
+    of_parts = chain(_check_digests(plan, data), spec_mistakes(plan.written, spec), _check_facts(plan, spec))
+    for finding in chain(of_parts, _check_document_digest(plan, data), _check_rebuilt(plan, spec, data)):
         raise CallError([finding.at(str(path))])
-    for key, _ in differences(data, plan.as_json()):
+    for key, _ in _differences(data, plan.as_json()):
         raise plan_error(path, NO_PLAN, f"{key} is not as this version of tidemill writes it")
     return plan
 
@@ -69,3 +83,66 @@ def _compare_digests(path: str, written: str, computed: str) -> Iterator[Finding
     if written != computed:
         rule = f"S909 must match the digest of the content ({computed[:19]}...)"
         yield Finding(path, written, rule, "the plan was edited after tidemill plan wrote it", PLAN_AGAIN)
+
+
+def _check_facts(plan: Plan, spec: Spec) -> Iterator[Finding]:
+    """Yield a finding for each fact that contradicts others."""
+    yield from disagreements(_check_references(plan, spec))
+    yield from contradictions(_kept(plan, spec))
+
+
+def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
+    """Check the references by which what is kept is found in the plan."""
+    yield "runnable", plan.runnable, "refusals", plan.runnable is not bool(plan.refusals)
+    why_not = tuple(problem.message for problem in plan.refusals)
+    yield "why_not", plan.why_not, "refusals", plan.why_not == why_not
+    yield "phases", sorted(plan.phases), "spec", plan.phases.keys() == set(spec.phases)
+    first = plan.launch_documents.get(names.launch_file(plan.units[0].name), {})
+    yield "launch_documents", sorted(plan.launch_documents), "units", "kv_cache" in first
+    for number, unit in enumerate(plan.units):
+        yield f"units.{number}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
+
+
+def _kept(plan: Plan, spec: Spec) -> Kept:
+    first = plan.launch_documents[names.launch_file(plan.units[0].name)]
+    rows = {unit.phase: plan.expert_maps[unit.expert_map].physical_to_logical for unit in plan.units}
+    return Kept(
+        written=plan.written,
+        spec=spec,
+        inputs=plan.inputs,
+        model=plan.model,
+        memory=plan.memory,
+        nodes={phase: [tuple(unit.nodes) for unit in plan.units_of(phase)] for phase in spec.phases},
+        maps={phase: rows.get(phase, ()) for phase in spec.phases},
+        shared_experts=next(iter(plan.phases.values())).shared_per_gpu,
+        kv_bytes_per_token=first["kv_cache"]["bytes_per_token"],
+        brings_code=first.get("brings_code", False),
+        quant_method=first.get("quant_method"),
+        is_runnable=plan.runnable,
+    )
+
+
+def _check_rebuilt(plan: Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield each value of what runs that is not what the rest of the plan gives."""
+    sections = rebuilt_sections(_kept(plan, spec))
+    running = _Running.model_validate({key: sections[key] for key in _Running.model_fields}).model_dump(mode="json")
+    for unit, other in zip(data["units"], running["units"], strict=False):
+        other["why"] = unit["why"]
+    for key in _Running.model_fields:
+        for path, value in _differences(data.get(key), running.get(key), key):
+            rule, reason = "S908 must agree with the rest of the plan", "what runs follows from the rest of the plan"
+            yield Finding(path, value, rule, reason, PLAN_AGAIN)
+
+
+def _differences(written: Any, expected: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path of each difference, and the value written there unless it is a container. Digests come last."""
+    if isinstance(written, dict) and isinstance(expected, dict):
+        for key in sorted(written.keys() | expected.keys(), key=lambda key: (key.endswith("_digest"), key)):
+            yield from _differences(written.get(key), expected.get(key), f"{path}.{key}".lstrip("."))
+    elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
+        if written == expected:
+            return  # in one call for the thousands of ranks and slots
+        for index, (one, other) in enumerate(zip(written, expected, strict=True)):
+            yield from _differences(one, other, f"{path}.{index}")
+    elif type(written) is not type(expected) or written != expected:
+        yield path, None if isinstance(written, dict | list) else written

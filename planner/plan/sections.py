@@ -142,7 +142,7 @@ class _GatewayDocument(Part):
 class _CheckedLaunchDocument:
     """Validate a launch document's required keys but keep the document unchanged.
 
-    `verify_launch.py` compares all of it.
+    Loading compares all of it (`load.py`).
     """
 
     def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -13,7 +13,7 @@ none, because most changes touch it; what it says is checked as a spec is.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,23 +21,16 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from planner.facts import names
-from planner.facts.digest import digest_of, digest_of_text, pretty_json
+from planner.facts.digest import digest_of_text, pretty_json
 from planner.facts.part import Digest, Maybe, Part
 from planner.facts.stamp import is_stamped, stamped, unstamped
 from planner.facts.terms import Phase
-from planner.layout.dispatch import split_of
-from planner.layout.layout import PhaseLayout, layout_of
-from planner.layout.unit import Unit
-from planner.plan.launch import LaunchDocument, LaunchInputs, build_launch_documents, strip_map
-from planner.plan.plan import PLAN_VERSION, Plan, seal_plan
-from planner.plan.references import find_contradictions, find_engine_contradictions, spec_mistakes
-from planner.plan.sections import Map, Memory, ModelShape, PlannedUnit
+from planner.plan.plan import PLAN_VERSION, Plan
+from planner.plan.rebuild import Kept, checkpoint_files, contradictions, rebuild, spec_mistakes
+from planner.plan.sections import Memory, ModelShape
 from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
-from planner.plan.verify_launch import checkpoint_files, expected_checkpoint
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.schedule.schedule import plan_schedule
-from planner.schedule.starts import start_times
 from planner.spec.schema import Spec
 
 __all__ = ["PLAN_FOLDER", "SHARED_FILE", "join_plan", "spread_plan"]
@@ -124,99 +117,32 @@ def _keeps_no_plan(folder: Path) -> CallError:
 def _join(folder: Path) -> Plan:
     shared, file = _read(folder, SHARED_FILE, _Shared, PLAN_VERSION), folder / SHARED_FILE
     spec = validate_spec(shared.spec, file)
-    _refuse(spec_mistakes(shared.spec, spec), file)
-    _refuse(find_engine_contradictions(spec, shared.model.model_type, shared.memory.keys()), file)
-    layouts = {phase: _layout(spec, phase, shared) for phase in spec.phases}
-    units = tuple(_units(folder, spec, layouts))
-    maps = {phase: _read(folder, _map_file(phase), _MapFile) for phase in spec.phases}
-    _refuse_unknown_files(folder, {SHARED_FILE, *map(_map_file, maps), *(_unit_file(each.name) for each in units)})
-    plan = seal_plan(_sections(shared, spec, layouts, units, maps))
-    for finding in find_contradictions(plan, spec):
-        raise CallError([_in_its_file(finding, plan, folder)])
-    return plan
-
-
-def _layout(spec: Spec, phase: Phase, shared: _Shared) -> PhaseLayout:
-    return layout_of(spec, phase, shared.model.num_routed_experts, shared.shared_experts)
-
-
-def _units(folder: Path, spec: Spec, layouts: Mapping[Phase, PhaseLayout]) -> Iterator[Unit]:
-    for phase, layout in layouts.items():
-        for index in range(layout.num_units):
-            name = names.unit_name(spec.name, phase, index)
-            nodes = _read(folder, _unit_file(name), _UnitFile).nodes
-            yield Unit(name, phase, index, nodes, layout.ep_size, "where the folder has it")
-
-
-def _sections(
-    shared: _Shared,
-    spec: Spec,
-    layouts: Mapping[Phase, PhaseLayout],
-    units: tuple[Unit, ...],
-    maps: Mapping[Phase, _MapFile],
-) -> dict[str, Any]:
-    """Return the plan's sections: those that are stored, those that follow from them, and no reasons or estimates."""
-    digests = {phase: digest_of(each.physical_to_logical) for phase, each in maps.items()}
-    documents = _launch_documents(shared, spec, units, maps, digests)
-    weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in shared.memory.items()}
-    return {
-        "name": spec.name,
-        "spec": shared.spec,
-        "inputs": shared.inputs,
-        "model": shared.model,
-        "memory": shared.memory,
-        "phases": layouts,
-        "units": tuple(
-            PlannedUnit(
-                **vars(unit),
-                unit_digest=documents[names.launch_file(unit.name)]["unit_digest"],
-                expert_map=digests[unit.phase],
-            )
-            for unit in units
-        ),
-        "launch_documents": {file: strip_map(each) for file, each in documents.items()},
-        "expert_maps": {digests[phase]: _map(spec, layouts[phase], each) for phase, each in maps.items()},
-        "schedule": plan_schedule(spec, units, start_times(spec, list(layouts.values()), weights)),
-        "placement": {"method": "previous", "why": "", "objectives": (), "unusable_nodes": {}, "spares": ()},
-        "runnable": True,  # no other plan is rendered
-        **dict.fromkeys(("why_not", "refusals", "warnings", "decisions"), ()),
-        **{key: {} for key in ("gpu", "sources", "assumed")},
-    }
-
-
-def _launch_documents(
-    shared: _Shared,
-    spec: Spec,
-    units: tuple[Unit, ...],
-    maps: Mapping[Phase, _MapFile],
-    digests: Mapping[Phase, str],
-) -> dict[str, LaunchDocument]:
-    checkpoint = {key: value for key, (value, _) in expected_checkpoint(spec, shared.inputs).items()}
-    inputs = LaunchInputs(
-        checkpoint=checkpoint if checkpoint["uri"] is not None else None,
-        kv_bytes_per_token=shared.kv_bytes_per_token,
+    for finding in spec_mistakes(shared.spec, spec):
+        raise CallError([finding.at(str(file))])
+    kept = Kept(
+        written=shared.spec,
+        spec=spec,
+        inputs=shared.inputs,
+        model=shared.model,
         memory=shared.memory,
-        expert_maps={
-            phase: {
-                "sha256": digests[phase],
-                "num_logical_experts": shared.model.num_routed_experts,
-                "physical_to_logical": each.physical_to_logical,
-            }
-            for phase, each in maps.items()
-        },
-        first_moe_layer=shared.model.num_dense_layers,
-        model_type=shared.model.model_type,
+        nodes={phase: list(_nodes(folder, spec, phase)) for phase in spec.phases},
+        maps={phase: _read(folder, _map_file(phase), _MapFile).physical_to_logical for phase in spec.phases},
+        shared_experts=shared.shared_experts,
+        kv_bytes_per_token=shared.kv_bytes_per_token,
         brings_code=bool(shared.brings_code),
-        other_method=shared.quant_method,
-        is_runnable=True,
+        quant_method=shared.quant_method,
+        is_runnable=True,  # no other plan is rendered
     )
-    return build_launch_documents(spec, units, inputs)
+    _refuse_unknown_files(folder, {SHARED_FILE, *map(_map_file, kept.maps), *(_unit_file(u.name) for u in kept.units)})
+    for finding in contradictions(kept):
+        raise CallError([_in_its_file(finding, kept, folder)])
+    return rebuild(kept)
 
 
-def _map(spec: Spec, layout: PhaseLayout, stored: _MapFile) -> Map:
-    """Return a stored map. Its balance is not known: that follows from loads, which the folder does not have."""
-    rows = stored.physical_to_logical
-    return Map(physical_to_logical=rows, max_over_mean=(), bound=(), binding=(), split=split_of(spec, layout))
+def _nodes(folder: Path, spec: Spec, phase: Phase) -> Iterator[tuple[str, ...]]:
+    """Yield the nodes of each unit of a phase."""
+    for index in range(spec.num_units(phase)):
+        yield _read(folder, _unit_file(names.unit_name(spec.name, phase, index)), _UnitFile).nodes
 
 
 def _text(part: Part) -> str:
@@ -250,11 +176,6 @@ def _text_in(path: Path) -> str:
         raise plan_error(path, NO_PLAN, "it is not UTF-8") from None
 
 
-def _refuse(findings: Iterator[Finding], file: Path) -> None:
-    for finding in findings:
-        raise CallError([finding.at(str(file))])
-
-
 def _refuse_unknown_files(folder: Path, known: set[str]) -> None:
     """Refuse a stored unit or map that the spec does not have. A merge may leave one."""
     for path in sorted((folder / PLAN_FOLDER).glob("*.yaml")):
@@ -262,11 +183,11 @@ def _refuse_unknown_files(folder: Path, known: set[str]) -> None:
             raise plan_error(path, f"S908 must agree with {SHARED_FILE}", "its spec has no such unit or phase")
 
 
-def _in_its_file(finding: Finding, plan: Plan, folder: Path) -> Finding:
+def _in_its_file(finding: Finding, kept: Kept, folder: Path) -> Finding:
     """Return the finding with the file that says what is wrong."""
     found = UNIT_PATH.fullmatch(finding.path)
     if found is None:
         return finding.at(str(folder / SHARED_FILE))
-    unit, key = plan.units[int(found[1])], found[2]
+    unit, key = kept.units[int(found[1])], found[2]
     file = _map_file(unit.phase) if key == "expert_map" else _unit_file(unit.name)
     return replace(finding, path=key).at(str(folder / file))

@@ -8,6 +8,7 @@ share the storage; they stop in the opposite order. Units share no nodes, so no 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from planner.facts.day import DAY_MINUTES, MINUTE_S, hh_mm_ss
 from planner.schedule.starts import MAPS_S, READY_S, StartTimes, Window, loading_times, starts_of
@@ -102,6 +103,7 @@ def plan_stages(windows: Sequence[Window], times: StartTimes, warm_up: float) ->
     return {
         each.minute: _stages(each.minute * MINUTE_S - warm_up, loading, times)
         for each, loading in zip(starts, loading_times(starts), strict=True)
+        if loading < inf  # else the days are too short for the bytes: no plan, unless somebody edited one
     }
 
 

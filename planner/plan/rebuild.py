@@ -1,0 +1,245 @@
+"""Rebuild what a plan runs from the facts in it that follow from nothing else.
+
+    kept      the spec as planned, its files' digests, the model, one GPU's memory, each unit's nodes, the maps
+    rebuilt   the shape of phases, units with their digests, launch documents, the schedule
+
+A rendered folder holds only what is kept (`spread.py`). A PLAN.json holds all of it, and must say what is rebuilt from
+it (`load.py`): an edited plan with recomputed digests agrees with itself, but ranks must be told what a reviewer reads.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from planner.facts import names
+from planner.facts.checkpoint_manifest import MANIFEST
+from planner.facts.digest import digest_of
+from planner.facts.engine_models import ENGINE_MODELS
+from planner.facts.engines import OURS
+from planner.facts.quantities import counted, first_of
+from planner.facts.terms import Phase
+from planner.layout.dispatch import split_of
+from planner.layout.layout import PhaseLayout, layout_of
+from planner.layout.nodes import nodes_of
+from planner.layout.unit import Unit
+from planner.plan.launch import LaunchDocument, LaunchInputs, build_launch_documents, strip_map
+from planner.plan.plan import Plan, seal_plan
+from planner.plan.sections import Map, Memory, ModelShape, PlannedUnit
+from planner.plan.shapes import WRITE_ONE
+from planner.problems.finding import Finding
+from planner.rules.check import mistakes_in
+from planner.schedule.schedule import plan_schedule
+from planner.schedule.starts import start_times
+from planner.spec.declared import undecided_in
+from planner.spec.schema import Spec
+from planner.spec.undecided import AUTO
+
+__all__ = [
+    "Kept",
+    "Reference",
+    "checkpoint_files",
+    "contradictions",
+    "disagreements",
+    "rebuild",
+    "rebuilt_sections",
+    "spec_mistakes",
+]
+
+Rows = tuple[tuple[int, ...], ...]  # a map: [num_moe_layers][num_physical_experts]
+Reference = tuple[str, object, str, bool]  # path, value, source to agree with, whether it agrees
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The facts of a plan that follow from nothing else."""
+
+    written: Mapping[str, Any]  # the spec, with defaults and with numbers for `auto`
+    spec: Spec
+    inputs: Mapping[str, str]  # digests of the checkpoint's files at least
+    model: ModelShape
+    memory: Mapping[Phase, Memory]  # empty if ranks share host memory
+    nodes: Mapping[Phase, Sequence[tuple[str, ...]]]  # of each unit
+    maps: Mapping[Phase, Rows]
+    shared_experts: int
+    kv_bytes_per_token: int
+    brings_code: bool
+    quant_method: str | None
+    is_runnable: bool
+
+    @cached_property
+    def layouts(self) -> dict[Phase, PhaseLayout]:
+        """Return the shape of each phase."""
+        sizes = self.model.num_routed_experts, self.shared_experts
+        return {phase: layout_of(self.spec, phase, *sizes) for phase in self.spec.phases}
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """Return the units, phase by phase."""
+        return tuple(
+            Unit(
+                names.unit_name(self.spec.name, phase, index),
+                phase,
+                index,
+                nodes,
+                self.layouts[phase].ep_size,
+                "where the plan has it",
+            )
+            for phase, of_units in self.nodes.items()
+            for index, nodes in enumerate(of_units)
+        )
+
+
+def spec_mistakes(written: Mapping[str, Any], spec: Spec) -> Iterator[Finding]:
+    """Yield the rules that a plan's spec breaks, and what it leaves open. Names become files and objects, as ever."""
+    for mistake in mistakes_in(written):
+        fix = "change the spec and plan it again"
+        yield Finding(f"spec.{mistake.path}", mistake.value, mistake.rule, mistake.reason, fix)
+    of_plan = "the plan, which has decided it"
+    yield from disagreements((f"spec.{path}", AUTO, of_plan, False) for path in undecided_in(spec))
+
+
+def contradictions(kept: Kept) -> Iterator[Finding]:
+    """Yield a finding for each kept fact that contradicts others. The spec must have no mistakes."""
+    if kept.is_runnable:
+        yield from disagreements(_check_engine(kept.spec, kept.model.model_type, kept.memory.keys()))
+    yield from disagreements(_check_phases(kept))
+    yield from disagreements(_check_nodes(kept))
+
+
+def disagreements(references: Iterable[Reference]) -> Iterator[Finding]:
+    """Yield a finding for each reference that disagrees with its source."""
+    for path, value, source, agrees in references:
+        if not agrees:
+            reason = "the parts of this plan contradict each other"
+            yield Finding(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
+
+
+def rebuild(kept: Kept) -> Plan:
+    """Return the plan of what is kept, without reasons and estimates. The facts must not contradict each other."""
+    unknown = {
+        "placement": {"method": "previous", "why": "", "objectives": (), "unusable_nodes": {}, "spares": ()},
+        **dict.fromkeys(("why_not", "refusals", "warnings", "decisions"), ()),
+        **{key: {} for key in ("gpu", "sources", "assumed")},
+    }
+    maps = {digest_of(rows): _map(kept, phase) for phase, rows in kept.maps.items()}
+    return seal_plan(rebuilt_sections(kept) | {"expert_maps": maps} | unknown)
+
+
+def rebuilt_sections(kept: Kept) -> dict[str, Any]:
+    """Return the sections that are kept or follow from what is, without the maps' own."""
+    digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
+    documents = _launch_documents(kept, digests)
+    weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in kept.memory.items()}
+    times = start_times(kept.spec, list(kept.layouts.values()), weights)
+    return {
+        "name": kept.spec.name,
+        "spec": kept.written,
+        "inputs": kept.inputs,
+        "model": kept.model,
+        "memory": kept.memory,
+        "runnable": kept.is_runnable,
+        "phases": kept.layouts,
+        "units": tuple(
+            PlannedUnit(
+                **vars(unit),
+                unit_digest=documents[names.launch_file(unit.name)]["unit_digest"],
+                expert_map=digests[unit.phase],
+            )
+            for unit in kept.units
+        ),
+        "launch_documents": {file: strip_map(each) for file, each in documents.items()},
+        "schedule": plan_schedule(kept.spec, kept.units, times),
+    }
+
+
+def checkpoint_files(spec: Spec) -> tuple[str, ...]:
+    """Return the names of the checkpoint's config and manifest, of which launch files have digests; none without."""
+    if isinstance(spec.model, str) or spec.model.config is None:
+        return ()
+    return spec.model.config, str(Path(spec.model.config).with_name(MANIFEST))
+
+
+def _launch_documents(kept: Kept, digests: Mapping[Phase, str]) -> dict[str, LaunchDocument]:
+    inputs = LaunchInputs(
+        checkpoint=_checkpoint(kept.spec, kept.inputs),
+        kv_bytes_per_token=kept.kv_bytes_per_token,
+        memory=kept.memory,
+        expert_maps={
+            phase: {
+                "sha256": digests[phase],
+                "num_logical_experts": kept.model.num_routed_experts,
+                "physical_to_logical": rows,
+            }
+            for phase, rows in kept.maps.items()
+        },
+        first_moe_layer=kept.model.num_dense_layers,
+        model_type=kept.model.model_type,
+        brings_code=kept.brings_code,
+        other_method=kept.quant_method,
+        is_runnable=kept.is_runnable,
+    )
+    return build_launch_documents(kept.spec, kept.units, inputs)
+
+
+def _checkpoint(spec: Spec, inputs: Mapping[str, str]) -> LaunchDocument | None:
+    """Return the checkpoint with its digests: those of the spec, or of the files that the spec names."""
+    if spec.checkpoint is None:
+        return None
+    keys, files = ("config_digest", "weights_digest"), checkpoint_files(spec)
+    digests = map(inputs.get, files) if files else (getattr(spec.model, key, None) for key in keys)
+    return {"uri": spec.checkpoint, **dict(zip(keys, digests, strict=True))}
+
+
+def _map(kept: Kept, phase: Phase) -> Map:
+    """Return a map. Its balance is not known: that follows from loads, which a plan does not keep."""
+    split = split_of(kept.spec, kept.layouts[phase])
+    return Map(physical_to_logical=kept.maps[phase], max_over_mean=(), bound=(), binding=(), split=split)
+
+
+def _check_engine(spec: Spec, model_type: str, memory: Collection[Phase]) -> Iterator[Reference]:
+    """Check each input of another engine's containers; `memory` has phases of known memory."""
+    if spec.engine_name == OURS:
+        return
+    known = ENGINE_MODELS[spec.engine_name].get(spec.engine_version or "", {})
+    yield "memory", sorted(memory), "phases", set(memory) == set(spec.phases)
+    yield "model.model_type", model_type, f"the models that {spec.engine_name} runs", model_type in known
+    yield "spec.model.checkpoint", None, "runnable", spec.checkpoint is not None
+
+
+def _check_phases(kept: Kept) -> Iterator[Reference]:
+    yield "memory", sorted(kept.memory), "phases", kept.memory.keys() <= kept.layouts.keys()
+    counts = Counter(unit.phase for unit in kept.units)
+    for phase, layout in kept.layouts.items():
+        source = f"spec, which has {counted(layout.num_units, f'{phase} unit')}"
+        yield "units", counts[phase], source, counts[phase] == layout.num_units
+    fitting = {phase for phase, rows in kept.maps.items() if _map_fits(rows, kept.layouts[phase])}
+    for number, unit in enumerate(kept.units):
+        yield f"units.{number}.expert_map", None, f"phases.{unit.phase}", unit.phase in fitting
+
+
+def _check_nodes(kept: Kept) -> Iterator[Reference]:
+    """Check that each unit has nodes of the cluster, enough of them, with its GPU, and for itself."""
+    nodes = nodes_of(kept.spec.cluster, kept.spec.gpu_names, kept.spec.kubernetes.tolerations)
+    gpus = {node.name: node.gpu for node in nodes if node.unusable is None}
+    taken: dict[str, str] = {}  # node -> the first unit that has it
+    for number, unit in enumerate(kept.units):
+        path, layout = f"units.{number}.nodes", kept.layouts[unit.phase]
+        size = layout.nodes_per_unit
+        yield path, unit.nodes, f"phases.{unit.phase}.nodes_per_unit ({size})", len(unit.nodes) == size
+        are_known = all(gpus.get(node) == layout.gpu for node in unit.nodes)
+        yield path, unit.nodes, "spec.cluster.nodes", are_known and len(set(unit.nodes)) == len(unit.nodes)
+        shared = [node for node in unit.nodes if node in taken]
+        other = f"{taken[shared[0]]}, which also has {first_of(shared)}" if shared else ""
+        yield path, unit.nodes, other, not shared
+        taken |= dict.fromkeys(unit.nodes, unit.name)
+
+
+def _map_fits(rows: Rows, layout: PhaseLayout) -> bool:
+    """Return whether every layer of a map has the phase's slots and contains all its experts."""
+    if not rows or len(rows[0]) < layout.num_logical_experts:
+        return False
+    experts = set(range(layout.num_logical_experts))
+    return all(set(row) == experts and len(row) == layout.num_physical_experts for row in rows)
