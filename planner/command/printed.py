@@ -29,7 +29,7 @@ def errors_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence about progress to stderr at once; it may quote users or clusters."""
+    """Print a progress message to stderr at once, escaped: it may quote text from users or clusters."""
     print(printable(sentence), file=sys.stderr, flush=True)
 
 

@@ -21,7 +21,7 @@ class GpuLoads(Part):
     """Loads of GPUs over the mean of their layer."""
 
     max_in_order: tuple[float, ...]  # of each MoE layer, with experts in order
-    moe_layer: int  # the layer of the fullest GPU, with the map
+    moe_layer: int  # the layer with the fullest GPU, once the map applies
     in_order: tuple[float, ...]  # of each of its GPUs, with experts in order
     mapped: tuple[float, ...]  # of each of its GPUs, with the map
 

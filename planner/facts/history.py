@@ -99,7 +99,7 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
 
 
 def _demand(row: dict[str | Any, Any]) -> str:
-    """Return a row's demand; nothing if it has more values than columns, as 389,287 without quotes has."""
+    """Return a row's demand; empty if the row has too many values, as an unquoted 389,287 makes two."""
     return "" if None in row else (row["demand"] or "").strip()
 
 

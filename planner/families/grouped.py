@@ -63,7 +63,7 @@ class Glm4MoeShapes(DenseFirstShapes, GroupedShapes):
     biased: ClassVar[str] = "qkv"
 
     def attention(self, index: int) -> Attention:
-        """Return the attention of each layer."""
+        """Return the attention of layer `index`; it is the same for all."""
         return self.grouped(norms="head" if self.use_qk_norm else "none")
 
 

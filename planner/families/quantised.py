@@ -60,7 +60,7 @@ ALGORITHMS: dict[str, Format] = {
     "FP8": "fp8_plain",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8_plain",
     "FP8_PB_WO": "fp8",
-    "FP8_BLOCK_SCALES": "fp8",  # TensorRT-LLM's name of the same, which SGLang reads too
+    "FP8_BLOCK_SCALES": "fp8",  # TensorRT-LLM's name for FP8_PB_WO; SGLang reads it too
 }
 INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}  # weights that share a scale
 BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
@@ -186,7 +186,7 @@ def _refuse_too_much_work(form: Form, num_modules: int) -> None:
 
 
 def _flatten(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a file's keys at one level. ModelOpt's are under `quantization`, and its name may be missing."""
+    """Return a file's keys, flattened. ModelOpt's are under `quantization`, and `quant_method` may be missing."""
     inner = said.get("quantization")
     if inner is not None and not isinstance(inner, Mapping):
         raise Unreadable(f"quantization is of type {type(inner).__name__}, not an object")
@@ -323,7 +323,7 @@ def _name_form(said: Mapping[str, Any], method: str) -> str:
 
 
 def _format_modules(form: Form, model: Model, layer: Layer, places: Sequence[str]) -> Layer:
-    """Return `layer` with the format of each module, named in any of `places`."""
+    """Return `layer` with each module's format. A file may list the layer's modules under any of `places`."""
     modules = {each.module: each for each in layer.matrices(model.hidden_size) if each.module}
     formats = {
         name: _format_of(each, form, spell_module(name, places, model.model_type)) for name, each in modules.items()

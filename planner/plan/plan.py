@@ -250,7 +250,7 @@ def seal_plan(sections: Mapping[str, Any], make_rows: "Callable[[Plan], tuple[Ro
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
-    """Digest the plan JSON except this digest, so that an edit of any review text is noticed."""
+    """Digest the whole plan JSON except `document_digest` itself, so that edits of review text are noticed too."""
     return digest_of({key: value for key, value in document.items() if key != "document_digest"})
 
 

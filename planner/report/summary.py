@@ -178,7 +178,7 @@ def _kept_kv(report: Report) -> str:
 
 
 def _latency(report: Report, name: str) -> str:
-    """Return a mean latency with its range, and whether it meets the SLO."""
+    """Return a mean and a p99 latency with their ranges, and whether the SLO is met."""
     for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
         if report.find(section, f"{name}_ms") is None:

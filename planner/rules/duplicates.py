@@ -15,7 +15,7 @@ __all__ = ["RULES"]
 PATH, TIME = "one path can hold only one volume", "only one window can start at a time"
 DAY = "a day can be in one entry only"
 
-UNIQUE: Mapping[str, str] = {  # each item of a list, or a key of it -> the reason
+UNIQUE: Mapping[str, str] = {  # what no two items of a list may share (the item, or this key) -> the reason
     "cluster.nodes.*.name": "otherwise its GPUs would be used twice",
     "cluster.spares.*": "a spare can replace only one node",
     "schedule.windows.*.at": TIME,

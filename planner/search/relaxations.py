@@ -45,7 +45,7 @@ LIMITS: dict[Phase, tuple[str, ...]] = {  # limits that memory grows with
 POINT_FIELDS = {
     "max_batch_tokens": "step_tokens",
     "max_requests": "requests",
-}  # limit -> the field of an operating point below it
+}  # limit -> the operating point's field that must not exceed it
 
 SHARING_ENGINE: EngineName = "sglang"  # shares attention between a node's GPUs, for more models than others
 
@@ -200,7 +200,7 @@ NODE_ORDER: Order = (
 )
 PEAK_ORDER: Order = ((lower_unit_floor, whole_node_units, uncordoned_nodes, fewer_spares),)
 
-# By the rule that refuses the spec. Every other rule offers its own fix.
+# What to try, by the rule that refuses the spec. Every other rule offers its own fix.
 ORDERS: Mapping[str, Order] = {"S701": NODE_ORDER, "S707": MEMORY_ORDER, "S720": MEMORY_ORDER, "S721": MEMORY_ORDER}
 
 

@@ -16,7 +16,7 @@ from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["NumberSeries", "Series", "first_success", "join_change", "make_fix"]
 
-MAX_TRIES = 24  # assumed: changes to try of a series that cannot be halved
+MAX_TRIES = 24  # assumed: most changes to try in a series that bisection cannot search
 
 NO_REPLICAS = "(then no hot expert has a second replica)"
 

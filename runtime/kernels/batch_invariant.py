@@ -73,7 +73,7 @@ class Batching(Protocol):
         """Compute the first `counts_M` of each slot's rows: [M, Z, D]."""
 
     def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute rows that lie slot after slot, `counts` of each, of which the first `counts_M` came: [R, D]."""
+        """Compute rows in slot order. Slot i has `counts[i]` rows, and the first `counts_M[i]` are real: [R, D]."""
 
     def masked_fp8_experts(
         self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int

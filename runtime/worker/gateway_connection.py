@@ -83,7 +83,7 @@ class GatewayLink:
 
     @property
     def is_connected(self) -> bool:
-        """True if the gateway listens."""
+        """True while a connection to the gateway is open."""
         return self._writer is not None
 
     async def run(self) -> None:

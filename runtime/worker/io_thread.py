@@ -135,7 +135,7 @@ class Network:
         self.say_state("draining")
 
     def is_dismissed(self) -> bool:
-        """Return whether no connected gateway still waits for an answer from this rank, which is draining."""
+        """Return whether this draining rank owes no connected gateway an answer."""
         return self._links.is_dismissed
 
     def is_handing_over(self) -> bool:

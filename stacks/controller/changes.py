@@ -192,7 +192,10 @@ def _promise(change: Change, situation: Situation, decision: Decision, turn_s: f
 def _promise_least(
     change: Change, situation: Situation, decision: Decision, in_turn: Mapping[Phase, int], *, is_crossing: bool
 ) -> dict[Phase, Share]:
-    """Return the units that serve at least. Those that wait for each other's nodes go together."""
+    """Return the fewest units of each phase that serve during the change.
+
+    Units that wait for each other's nodes go together.
+    """
     phases, fates = situation.phases(), _fates(change)
     stand_ins = {phases[name] for name in decision.stand_ins}
     wanted = _count_wanted(change, situation, decision)

@@ -25,7 +25,7 @@ from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs
 
 __all__ = ["find_unused_configs", "find_unused_revisions", "remove_departed", "sweep"]
 
-LOOK_S = 300.0  # assumed: what is left costs a few kB
+LOOK_S = 300.0  # assumed: often enough, since leftovers cost only a few kB
 # The kinds of a unit's other objects, which all have its name.
 COMPANIONS = (
     ("v1", "Service"),
@@ -92,7 +92,7 @@ def find_unused_revisions(
         if unit in newest and (unit, template) not in used:
             unused.append(each)
         newest.add(unit)
-        used.discard((unit, template))  # a template that has come back has two revisions
+        used.discard((unit, template))  # a template that came back has two revisions: only the newer one is kept
     return unused
 
 

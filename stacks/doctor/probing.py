@@ -49,7 +49,7 @@ class Disk:
     bytes: int  # of its file system
     write_mb_per_s: float
     read_mb_per_s: float
-    is_nameless: bool  # whether it has files without names, which a killed rank leaves no parts of
+    is_nameless: bool  # whether it supports unnamed files (O_TMPFILE): a killed rank leaves no partial ones
 
 
 @dataclass(frozen=True)

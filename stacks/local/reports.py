@@ -112,7 +112,7 @@ def has_hung_rank(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool
 
 
 def is_refused(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
-    """Return whether a gateway gives the unit no requests, for as long as its processes live."""
+    """Return whether a gateway sends the unit no requests until the unit's processes are restarted."""
     return any(rank.state == "refused" for rank in report.get(unit, ()))
 
 

@@ -87,7 +87,9 @@ def busy_share(load: float) -> float:
 def steady_turns(
     ended: float, most: float, prompt_seconds: Callable[[float], float], token_seconds: Callable[[float], float]
 ) -> SteadyTurns:
-    """Return the steady turns of a unit. `ended` pieces' requests end in a step of tokens with all places taken.
+    """Return a mixed unit's turns at the load where as many requests end as arrive.
+
+    `ended` is the number of pieces whose requests end in one step of tokens with all places taken.
 
     `prompt_seconds(load)` is the time to compute the pieces of a turn, at most `most`. `token_seconds(share)` is the
     time of a step of tokens with that share of the places taken.

@@ -68,7 +68,7 @@ def pack(
     as_eplb: bool = False,
     replicas_LE: Ints | None = None,
 ) -> tuple[Ints, Floats]:
-    """Return first maps, slots `[L, G, S]`, and the loads of their fullest GPUs, `[L]` (`start.h`).
+    """Return a first map of each layer, slots `[L, G, S]`, and the load of its fullest GPU, `[L]` (`start.h`).
 
     Each expert has at least `least` replicas, or the number in `replicas_LE`. A negative `shift` favours experts with
     few replicas.

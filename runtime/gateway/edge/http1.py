@@ -114,7 +114,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         """Wait for the next request."""
         self._head_is_due = False
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # uvicorn's own timeout, which a single byte would end
+        self._unset_keepalive_if_required()  # uvicorn's own timeout: a single byte would cancel it
         self._head_is_due = self._has_partial_head()
         self._connections.note(self, restarts=True)
 

@@ -32,7 +32,7 @@ class Health:
 
     @property
     def rests(self) -> bool:
-        """Whether the work need not be tried, since it failed so lately."""
+        """Whether to skip the work for now, because it failed recently."""
         return time.monotonic() < self._rests_until
 
     def failed(self, why: str, *, rests: bool) -> None:

@@ -56,7 +56,7 @@ class ReplayColumn:
         return float(np.mean(values <= promised_ms / 1e3)) * (1 - lost) if len(values) else 1 - lost
 
     def rate_per_s(self, tokens: Callable[[Replay], float]) -> float:
-        """Return `amount` per second of the time until the last request was done."""
+        """Return `tokens` per second of the time until the last request was done."""
         return tokens(self.replay) / self.replay.seconds if self.replay.seconds else 0.0
 
 
