@@ -1,14 +1,14 @@
 """Replace every `auto` in a spec with a number and a reason, and list the defaults that the spec relies on.
 
-Speed decides, where it can be predicted, if the spec has an SLO or leaves open what memory cannot decide: `units`,
-`attention_tp`, `max_batch_tokens` (`layouts.py`). Otherwise, and always for prefill's max_requests, memory and shapes
-decide in this order:
+Predicted speed decides if the spec has an SLO, or if a field is `auto` that memory cannot decide: `units`,
+`attention_tp`, `max_batch_tokens` (`layouts.py`). Where speed cannot be predicted, and always for prefill's
+max_requests, memory and shapes decide in this order:
     ep_size             the smallest unit of whole nodes whose KV holds `max_requests` of full length (prefill: one)
                         and the written operating point;
                         smaller units lose fewer GPUs together and send less between nodes
     redundant_experts   the fewest, at least one, that give every GPU the same number of slots, so that hot experts
                         have replicas: 32 at EP32 and at EP144 of 256, like the published system; 0 if no more fit
-    max_requests        as many of full length as KV holds, and at least the operating point's
+    max_requests        as many full-length requests as KV holds, and at least those of the operating point
     attention_tp        1
     max_batch_tokens    its default
     units               enough for the traffic's busiest hour if windows or nodes follow the traffic (`fleet.py`);
@@ -75,23 +75,23 @@ class Choice:
 
 @dataclass(frozen=True)
 class _MemoryTrial:
-    """A layout, and whether its memory holds the wanted load."""
+    """A layout, and how much of the wanted load fits into its memory."""
 
     numbers: Numbers
-    num_held: int  # full-length requests that fit, at most the wanted number
+    num_held: int  # number of full-length requests that fit, at most the wanted number
     holds_point: bool  # at least one full-length request and the operating point fit
 
 
 @dataclass(frozen=True)
 class _Point:
-    """The requests of an operating point, and their KV on one GPU."""
+    """The requests of an operating point, and the tokens of KV that they take on one GPU."""
 
     requests: int
     tokens: float  # of KV
 
 
 def decide(spec: ResolvedSpec) -> Choice:
-    """Return `spec` with numbers for every `auto`.
+    """Return `spec` with a number for every `auto`, and the reasons.
 
     Raises SpecError if no number satisfies the rules, and InfeasibleError if no layout keeps the SLO.
     """
@@ -136,7 +136,7 @@ def _merge_decisions(decisions: Sequence[Decision], later: Sequence[Decision]) -
 
 def _unused_fields(spec: Spec) -> set[str]:
     """Return the paths of fields without effect in this spec: their defaults are not reported."""
-    found = {"decode.max_batch_tokens", "prefill.draft_tokens"}  # prompts are prefill's, drafts decode's
+    found = {"decode.max_batch_tokens", "prefill.draft_tokens"}  # decode computes no prompts, prefill no drafts
     if spec.expert_load.file is not None:
         found |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
     if spec.engine_name != OURS:
@@ -146,7 +146,7 @@ def _unused_fields(spec: Spec) -> set[str]:
 
 
 def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
-    """Search layouts by speed and return the search with its decisions; without known speeds, None and defaults."""
+    """Search for the fastest layouts; return the search and its decisions, or None and defaults if speed is unknown."""
     from planner.search.layouts import explain_values, search_layouts  # slow to import, and seldom needed
 
     search = search_layouts(spec, demand)
@@ -158,7 +158,7 @@ def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[Layout
 
 
 def _forecast_decisions(spec: ResolvedSpec) -> list[Decision]:
-    """Return a decision for the forecast traffic profile; nothing if the spec gives no past days."""
+    """Return the decision for a traffic profile forecast from past days; nothing if the spec gives no past days."""
     if spec.forecast is None or spec.written.traffic is None:
         return []
     day, quantile = spec.forecast, spec.written.traffic.quantile
@@ -187,7 +187,7 @@ def _speed_defaults(spec: ResolvedSpec) -> Numbers:
 
 
 def _fill_nodes(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Replace each `units: auto` that is still open with as many units as fit, equally many of each phase."""
+    """Replace each remaining `units: auto` with as many units as the nodes hold, equally many of each phase."""
     left = [phase for phase in spec.phases if is_auto(spec.phase(phase), "units")]
     if not left:
         return spec, []
@@ -200,7 +200,7 @@ def _fill_nodes(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
 
 
 def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Replace each `auto` in the spec's operating points."""
+    """Replace each `auto` in the spec's operating points; return the new spec and the decisions."""
     left = [
         (phase, field)
         for phase in spec.phases
@@ -220,10 +220,10 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
 
 
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
-    """Choose a phase's sizes by memory; return them and the number of wanted full-length requests that they hold.
+    """Choose a phase's `auto` sizes by memory; return them and how many of the wanted full-length requests fit.
 
     Take the smallest layout that holds the wanted requests and the operating point, else the smallest that holds the
-    point, else the smallest that holds one request, else the largest layout.
+    operating point, else the smallest that holds one request, else the largest layout.
     """
     section = spec.phase(phase)
     wanted, point = _wanted_requests(phase, section), _written_point(spec, phase)
@@ -247,9 +247,9 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
 
 
 def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
-    """Yield candidate values for the phase's `auto` fields, by EP size, each with the least `max_requests`.
+    """Yield candidate values for the phase's `auto` fields, with the lowest allowed `max_requests`.
 
-    One node comes first, then parts of a node from the largest, then more nodes.
+    EP sizes of one node come first, then parts of a node from the largest down, then more nodes.
     """
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     least = 1 if spec.gpu_of(phase).usable_bytes else _default_requests()
@@ -258,19 +258,19 @@ def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
     even = [(size, redundant) for size in sizes for redundant in _few_redundants(spec, phase, size)]
     in_groups = [(size, redundant) for size, redundant in even if size % section.attention_tp == 0]
     all_ = [{"ep_size": size, "redundant_experts": redundant} | requests for size, redundant in in_groups or even]
-    # If none breaks no rule, the rules will say why.
+    # If the engine can run no candidate, yield all of them: the rules will say why.
     for decided in [each for each in all_ if runs_layout(spec.with_numbers(phase, each), phase)] or all_:
         yield {field: number for field, number in decided.items() if is_auto(section, field)}
 
 
 def _few_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> list[int]:
-    """Return the fewest redundant experts that give hot experts replicas, then 0, as far as slots are then equal."""
+    """Return the fewest redundant experts that leave slots for replicas, then 0 if GPUs then have equal slots."""
     even = even_redundants(spec, phase, ep_size)
     return [*even[1:2], *even[:1]] if 0 in even else [*even[:1]]
 
 
 def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return how many full-length requests fit at a time, at least 1. Buffers grow with the number too."""
+    """Return how many full-length requests a GPU holds at a time, at least 1. Buffers also grow with that number."""
 
     def do_not_fit(requests: int) -> bool:
         tried = spec.with_numbers(phase, {"max_requests": requests})
@@ -281,14 +281,14 @@ def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
 
 
 def _written_point(spec: ResolvedSpec, phase: Phase) -> "_Point":
-    """Return the load that the spec's operating point puts on a GPU; zero if it writes no number of requests."""
+    """Return the requests and KV that the spec's operating point puts on a GPU; zero if the spec gives no number."""
     point = getattr(spec.written.operating_point, phase)
     requests = getattr(point, "requests", None)
     return _Point(requests, requests * point.kv_tokens) if isinstance(requests, int) else _Point(0, 0)
 
 
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
-    """Return how many full-length requests a GPU must hold. Prefill computes one at a time and hands it on."""
+    """Return how many full-length requests a GPU must hold. Prefill computes one at a time and sends its KV away."""
     return 1 if phase == "prefill" or is_auto(section, "max_requests") else section.max_requests
 
 
@@ -326,7 +326,7 @@ def _explain_numbers(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_hel
 
 
 def _adopt_checkpoint_precision(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Set the checkpoint's precision in the phases that write none."""
+    """Set the checkpoint's precision in each phase whose section has no `precision`; return the spec and decisions."""
     precision, own, model = spec.model.weights_in, spec.model.quantisation, spec.written.model
     if precision == "bf16":
         return spec, []
@@ -339,21 +339,24 @@ def _adopt_checkpoint_precision(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[
 
 
 def _window_decisions(spec: Spec) -> Iterator[Decision]:
-    """Yield each phase's number of units as its schedule sets it; nothing without a schedule."""
+    """Yield a decision for the number of units of each phase under the schedule; nothing without a schedule."""
     if spec.schedule is not None:
         for phase in spec.phases:
             yield Decision(f"{phase}.units", spec.num_units(phase), "the most that any window of the schedule has")
 
 
 def _engine_decision(spec: Spec) -> tuple[Decision, ...]:
-    """Return a decision for another engine's version if the spec writes none: options depend on the version."""
+    """Return a decision for the engine's version if the spec gives none: an engine's options depend on its version."""
     if isinstance(spec.engine, str):
         return (Decision("engine", {"name": spec.engine, "version": spec.engine_version}, DEFAULT),)
     return () if spec.engine.version else (Decision("engine.version", spec.engine_version, DEFAULT),)
 
 
 def _default_decisions(section: BaseModel, written: Any, prefix: str) -> Iterator[Decision]:
-    """Yield each default that `spec/schema.py` fills in, section by section."""
+    """Yield a decision for each default that `spec/schema.py` filled in, section by section.
+
+    `written` is the section as the user wrote it, `prefix` its path with a dot.
+    """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):

@@ -1,7 +1,7 @@
 """Explain an SLO that no layout of a phase keeps, and offer a lighter load or a weaker promise.
 
-Lighter loads are tried first, one series after another: offer the heaviest load with which some layout keeps the SLO.
-If there is none, offer the load that comes nearest, with the latency that it reaches.
+Lighter loads are tried first, one series after another: offer the heaviest load at which some layout keeps the SLO. If
+no layout keeps it at any load, offer the load that comes nearest, with the latency that is reached there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,9 +38,9 @@ UTILISATION = "operating_point.prefill.utilisation"
 def require_slo(
     spec: ResolvedSpec, found: Mapping[Phase, Outcomes], search_with: Callable[[Phase, Change], Outcomes]
 ) -> None:
-    """Raise InfeasibleError if every layout of some phase that fits breaks the SLO.
+    """Raise InfeasibleError if some phase has layouts that fit, and all of them break the SLO.
 
-    `search_with` searches a phase's layouts again with a change of the spec.
+    `search_with` searches a phase's layouts again with a change of the spec, to find a load or promise to offer.
     """
     wrong = [
         spec.locate(finding)
@@ -55,7 +55,10 @@ def require_slo(
 def _findings(
     spec: ResolvedSpec, phase: Phase, broken: Sequence[RejectedLayout], search_with: Callable[[Phase, Change], Outcomes]
 ) -> Iterator[Finding]:
-    """Yield a finding for each promise that no layout of the phase keeps; `broken` are the layouts that miss one."""
+    """Yield a finding for each latency of the SLO that no layout of the phase keeps.
+
+    `broken` are the layouts that miss the SLO.
+    """
     at_load = cache(lambda *change: search_with(phase, dict(change)))
 
     def found(change: Change) -> Outcomes:
@@ -70,7 +73,7 @@ def _findings(
 
 
 def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> Iterator[Series]:
-    """Yield series of lighter loads: fewer requests; for prefill, lower utilisation, then shorter steps."""
+    """Yield series of changes to lighter loads: fewer requests; for prefill, lower utilisation, then shorter steps."""
     if phase != "prefill":
         path, now = _predicted_requests(spec, phase)
         yield NumberSeries((path,), range((now or 1) - 1, 0, -1))
@@ -86,7 +89,7 @@ def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> Iterator[Series]:
 def _nearest_load(
     spec: ResolvedSpec, field: str, all_series: Sequence[Series], found: Callable[[Change], Outcomes]
 ) -> Change | None:
-    """Return the load that comes nearest to the promise in `field`, with the weaker promise that it needs."""
+    """Return the change to the load with the shortest latency in `field`, and to a promise that this load can keep."""
     ends = ([each[-1]] if isinstance(each, NumberSeries) else each for each in all_series if each)
     tried = [(change, _slo_misses(found(change))) for each in ends for change in each]
     reached = [(_best(broken, field).reached[field], broken, change) for change, broken in tried if broken]
@@ -110,12 +113,12 @@ def _best(broken: Sequence[RejectedLayout], field: str) -> RejectedLayout:
 
 
 def _least_promise(broken: Sequence[RejectedLayout], field: str) -> int:
-    """Return the shortest latency, in ms, that one of the layouts can promise."""
+    """Return the shortest latency, in whole ms, that some layout of `broken` can promise with the usual margin."""
     return max(ceil(_best(broken, field).reached[field] / SLO_MARGIN), 1)
 
 
 def _missed_promises(spec: ResolvedSpec, broken: Sequence[RejectedLayout]) -> list[str]:
-    """Return the promises that no layout keeps; all promises if each is kept by some layout, but never together."""
+    """Return the SLO fields that no layout of `broken` keeps; all of them if layouts keep each, but never together."""
     promised = [field for field in ("ttft_ms", "tpot_ms") if getattr(spec.written.slo, field) is not None]
     known = [field for field in promised if field in broken[0].reached]
     missed = [
@@ -125,7 +128,7 @@ def _missed_promises(spec: ResolvedSpec, broken: Sequence[RejectedLayout]) -> li
 
 
 def _predicted_requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
-    """Return the field that sets the predicted number of requests of `phase`, and its value; None if it is auto."""
+    """Return the path and value of the field that sets at how many requests `phase` is predicted; None if auto."""
     point, section = getattr(spec.written.operating_point, phase), spec.phase(phase)
     if phase != "prefill" and point is not None and not is_undecided(point.requests):
         return f"operating_point.{phase}.requests", point.requests
@@ -152,7 +155,7 @@ def _finding(
 
 
 def _load_in_words(spec: ResolvedSpec, phase: Phase, field: str, best: RejectedLayout) -> str:
-    """Return the end of a sentence that says at which load a layout was tried."""
+    """Return words that end a sentence with the load at which layout `best` was tried."""
     if phase == "prefill":
         point = spec.written.operating_point.prefill
         if field == "ttft_ms" and is_set_by_ttft(spec.written, phase):

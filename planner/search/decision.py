@@ -1,4 +1,4 @@
-"""Decisions of the planner: a value for a field that the spec leaves open, and the reason for it."""
+"""Decisions of the planner: a value for a field that is `auto` or missing in the spec, and the reason for it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["DEFAULT", "FIELDS", "MAX_REQUESTS", "Decision", "is_auto", "needs_sp
 
 DEFAULT = "default"
 
-BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # what memory alone cannot decide
+BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # fields that memory alone cannot decide
 FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "max_requests")
 
 MAX_REQUESTS = 4096  # assumed: with more, a decode step takes longer than any reader waits
@@ -19,7 +19,7 @@ MAX_REQUESTS = 4096  # assumed: with more, a decode step takes longer than any r
 
 @dataclass(frozen=True)
 class Decision:
-    """A value for a field that the spec leaves open, and the reason for it."""
+    """A value for a field that is `auto` or missing in the spec, and the reason for it."""
 
     path: str
     value: Any
@@ -27,12 +27,12 @@ class Decision:
 
 
 def needs_speed(spec: ResolvedSpec) -> bool:
-    """Return whether speed should decide any of the spec's `auto` fields."""
+    """Return whether predicted speed should decide any of the spec's `auto` fields."""
     slo = spec.written.slo
     fields = BY_SPEED if slo.ttft_ms is None and slo.tpot_ms is None else (*BY_SPEED, *FIELDS)
     return any(is_auto(spec.phase(phase), field) for phase in spec.phases for field in fields)
 
 
 def is_auto(section: PhaseSpec, field: str) -> bool:
-    """Return whether the field is `auto`."""
+    """Return whether a phase's section still has `auto` in `field`."""
     return bool(getattr(section, field) == AUTO)

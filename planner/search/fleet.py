@@ -1,16 +1,16 @@
 """Choose how many units of which layout fill a cluster or serve a demand: the second half of a search for layouts.
 
-    served = min over phases of  units x tokens/s of a unit / tokens for one of output
+    served = min over phases of  units x tokens/s of a unit / tokens that the phase computes for one output token
 
 Each phase offers its best layout for each number of nodes. If some `units` are `auto`, take the layouts and counts that
-serve most: add units of one phase until the other binds, so the ratio of prefill to decode follows from both speeds
-and from the traffic's tokens. If all counts are written, each phase takes its fastest layout per node that fits. A tie
-goes to the fleet on fewer nodes. Nodes that only one phase can use are filled with its units.
+serve most: add units of one phase until the other is the bottleneck, so the ratio of prefill to decode follows from
+both speeds and from the traffic's tokens. If all counts are written, each phase takes its fastest layout per node that
+fits. A tie goes to the fleet on fewer nodes. Nodes that only one phase can use are filled with its units.
 
-With a demand (the traffic decides the units), each phase takes the fewest nodes that serve it; on fewer nodes nothing
-does. If the cluster has more nodes, more and smaller units may use them: a unit that loses a node stops completely, so
-smaller units lose less. Written units are assumed to serve the demand, since the user says so. Layouts that are
-predicted to serve it come first if they fit; the smallest layout tells how many nodes a cluster needs at least.
+With a demand (the traffic decides the units), each phase takes the fewest nodes that serve it. If the cluster has more
+nodes, more and smaller units may use them: a unit that loses a node stops completely, so smaller units lose less. The
+user's written units are assumed to serve the demand. Layouts that are predicted to serve it come first if they fit; the
+smallest layout determines how many nodes a cluster needs at least.
 
 `cluster.nodes: auto` becomes the nodes that serve the traffic's peak hour, or that the written units take.
 """
@@ -46,23 +46,23 @@ __all__ = [
     "with_max_nodes",
 ]
 
-MOST_REFUSED = 0.4  # assumed: share of an hour's requests that the loss of one node may refuse while nodes are idle
+MOST_REFUSED = 0.4  # assumed: share of an hour's requests that may be refused after a node loss while nodes are idle
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A phase's best layout of one size."""
+    """A phase's fastest layout among those whose unit takes `nodes` nodes."""
 
     phase: Phase
     nodes: int  # of a unit
     tokens_per_s: float  # of a unit
-    share_of_best: float  # tokens/s a node, over the phase's best
+    share_of_best: float  # tokens/s per node, over that of the phase's fastest layout
     number: int  # index in the phase's accepted layouts
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The layout and the number of units of each phase."""
+    """The layout and the number of units of each phase in a cluster."""
 
     offers: Mapping[Phase, Offer]
     units: Mapping[Phase, int]
@@ -70,27 +70,27 @@ class Fleet:
 
     @property
     def nodes_by_phase(self) -> dict[Phase, int]:
-        """Return the nodes that each phase takes."""
+        """Return the number of nodes that each phase takes."""
         return {phase: self.units[phase] * offer.nodes for phase, offer in self.offers.items()}
 
     @property
     def nodes(self) -> int:
-        """Return the nodes that all units take."""
+        """Return the number of nodes that all units take."""
         return sum(self.nodes_by_phase.values())
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The load of the busiest hour, and the reserves for it."""
+    """The load of the traffic's busiest hour, and the reserve capacity wanted on top."""
 
     tokens_per_s: Mapping[Phase, float]
     capacity: float  # wanted capacity over the load: 1 + headroom
-    floor: Mapping[Phase, int]  # least units that are on at any time
-    outage: Mapping[Phase, float]  # share of the hour that a unit is down after it loses a node
-    counts_nodes: bool  # True if it decides cluster.nodes; False if the nodes are given and windows follow it
+    floor: Mapping[Phase, int]  # fewest units that are on at any time
+    outage: Mapping[Phase, float]  # share of an hour that a unit is down after it loses a node
+    counts_nodes: bool  # True: the demand decides cluster.nodes; False: nodes are given, and windows follow the demand
 
     def required_units(self, offer: Offer) -> int:
-        """Return how many units of `offer` serve the demand."""
+        """Return how many units of `offer` serve the demand with its reserve."""
         asked = self.capacity * self.tokens_per_s[offer.phase] / offer.tokens_per_s
         return round_up_units(asked, self.floor[offer.phase])
 
@@ -99,11 +99,11 @@ class Demand:
         return sum(1 / offer.share_of_best for phase, offer in fleet.offers.items() if self.is_short(fleet, phase))
 
     def is_short(self, fleet: Fleet, phase: Phase) -> bool:
-        """Return whether a phase has too few units. Only written units can be too few."""
+        """Return whether a phase has too few units for the demand. Only units that the user wrote can be too few."""
         return self.required_units(fleet.offers[phase]) > fleet.units[phase]
 
     def refused_on_loss(self, fleet: Fleet) -> float:
-        """Return the share of the hour's requests that the loss of a node refuses, in the worst phase."""
+        """Return the share of the busiest hour's requests refused after the loss of one node, in the worst phase."""
         return max(self._refused_on_loss(offer, fleet.units[phase]) for phase, offer in fleet.offers.items())
 
     def _refused_on_loss(self, offer: Offer, units: int) -> float:
@@ -112,7 +112,10 @@ class Demand:
 
 
 def traffic_demand(spec: ResolvedSpec) -> Demand | None:
-    """Return the demand if the traffic decides units, with `cluster.nodes: auto` or `windows: auto`; else None."""
+    """Return the busiest hour's demand if it decides `auto` units; else None.
+
+    It decides them with `cluster.nodes: auto` or `schedule.windows: auto`.
+    """
     free = [phase for phase in spec.phases if is_undecided(spec.phase(phase).units)]
     is_counted, traffic, day = is_undecided(spec.cluster.nodes), spec.written.traffic, spec.written.schedule
     follows = day if day is not None and is_undecided(day.windows) else None
@@ -133,7 +136,7 @@ def with_max_nodes(spec: ResolvedSpec) -> ResolvedSpec:
 
 
 def require_speeds(spec: ResolvedSpec) -> None:
-    """Raise SpecError if speeds are unknown: then the traffic cannot decide the number of nodes."""
+    """Raise SpecError if a phase's speed is unknown, because the traffic then cannot decide the number of nodes."""
     from planner.estimate.case import is_predictable  # slow to import, and seldom needed
 
     if all(is_predictable(spec, phase) for phase in spec.phases):
@@ -145,7 +148,10 @@ def require_speeds(spec: ResolvedSpec) -> None:
 
 
 def count_nodes(spec: ResolvedSpec, demand: Demand | None) -> tuple[ResolvedSpec, Decision]:
-    """Replace `cluster.nodes: auto` with the nodes of the spec's units and spares."""
+    """Set `cluster.nodes` to the nodes of the spec's units and spares; return the new spec and the decision.
+
+    `demand` is the traffic's, if it decided the units; it only changes the reason.
+    """
     why = (
         f"the fewest that serve the traffic's peak hour: {_demand_in_words(demand)}"
         if demand
@@ -165,8 +171,9 @@ def fill_nodes(
 ) -> Fleet | None:
     """Return the fleet with the highest throughput; None if even the fewest units of each phase do not fit.
 
-    `written` has the units that the spec fixes (None: free), `tokens` each phase's tokens for one output token, `room`
-    the nodes of each set of phases that share a GPU type, `floor` the fewest units of each phase (default 1).
+    `written` has the number of units that the spec fixes (None: free), `tokens` the tokens that a phase computes for
+    one output token, `room` the number of nodes for each set of phases that share a GPU type, `floor` the fewest units
+    of each phase (default 1).
     """
     floor = floor or dict.fromkeys(offers, 1)
     fleets = [
@@ -182,10 +189,10 @@ def fill_nodes(
 def units_by_offer(
     offers: Mapping[Phase, Sequence[Offer]], written: Mapping[Phase, int | None], demand: Demand
 ) -> dict[Phase, dict[Offer, int]]:
-    """Return how many units of each offer serve the demand, without the offers that need too many.
+    """Return how many units of each offer serve the demand, leaving out offers that need too many units.
 
-    Assume that written units serve the busiest hour, whatever their predicted speed. But if the demand decides the
-    nodes, the prediction must agree.
+    Units that the user wrote are assumed to serve the busiest hour, whatever their predicted speed. But if the demand
+    decides the number of nodes, the prediction must agree.
     """
     found: dict[Phase, dict[Offer, int]] = {}
     for phase, all_ in offers.items():
@@ -204,11 +211,11 @@ def meet_demand(
     demand: Demand,
     room: Mapping[frozenset[Phase], int] | None = None,
 ) -> Fleet | None:
-    """Return the best fleet of these `units`, or None if none fits into `room`.
+    """Return the best fleet with one offer of `units` for each phase, or None if no fleet fits into `room`.
 
-    Without a `room`, the fleet on fewest nodes is best. With one, fleets are compared in turn by whether they are
-    predicted to serve the demand (else by speed per node), by whether the loss of a node refuses at most
-    MOST_REFUSED, since nodes would be idle otherwise, and by their number of nodes.
+    Without a `room`, the fleet on the fewest nodes is best. With a `room`, fleets are compared by these in turn:
+    whether they are predicted to serve the demand (else their speed per node); whether the loss of a node refuses at
+    most MOST_REFUSED, since nodes would be idle otherwise; and their number of nodes.
     """
     counted = product(*(each.items() for each in units.values()))
     fleets = (_fleet(dict(zip(units, chosen, strict=True)), tokens) for chosen in counted)
@@ -248,7 +255,10 @@ def _candidate_fleets(
     room: Mapping[frozenset[Phase], int],
     floor: Mapping[Phase, int],
 ) -> Iterator[Fleet]:
-    """Yield the fleets of these layouts that may serve most, on both sides of where the other phase binds."""
+    """Yield the fleets with these layouts that may have the highest throughput.
+
+    With two free phases, these lie on both sides of the count at which the bottleneck moves to the other phase.
+    """
     free = [phase for phase in offers if written[phase] is None]
     units = {phase: number or floor[phase] for phase, number in written.items()}
     if not free:
@@ -266,7 +276,7 @@ def _candidate_fleets(
         counts = {**units, first: number}
         return counts | {other: _max_units(other, offers, counts, room)}
 
-    low, high = floor[first], max(most, floor[first])  # the first phase binds up to some count, the other above it
+    low, high = floor[first], max(most, floor[first])  # up to some count the first phase is the bottleneck
     while low < high:
         middle = (low + high + 1) // 2
         counts = with_max_of_other(middle)
@@ -279,7 +289,7 @@ def _candidate_fleets(
 def _max_units(
     phase: Phase, offers: Mapping[Phase, Offer], units: Mapping[Phase, int], room: Mapping[frozenset[Phase], int]
 ) -> int:
-    """Return how many units of `phase` fit beside the units of the other phases."""
+    """Return how many units of `phase` fit on the nodes that the other phases' `units` leave."""
     left = [
         nodes - sum(units[other] * offers[other].nodes for other in phases if other != phase)
         for phases, nodes in room.items()

@@ -1,10 +1,10 @@
 """Search for the layouts that serve most within memory and the SLO, and explain the choice.
 
-`trials.py` tries all layouts of a phase. The best layout for each number of nodes is offered to `fleet.py`, which fills
-the cluster with units or serves the traffic on fewest nodes. The plan predicts the chosen layouts again, with the
+`trials.py` tries all layouts of a phase. `fleet.py` gets the best layout for each number of nodes, and fills the
+cluster with units or serves the traffic on the fewest nodes. The plan predicts the chosen layouts again, with the
 expert maps that it finds.
 
-The search runs only if speeds can be predicted and `needs_speed` says that they matter.
+The search runs only if speeds can be predicted and `needs_speed` says that speed should decide an `auto` field.
 """
 
 from bisect import bisect_left
@@ -38,22 +38,22 @@ Outcomes = list[AcceptedLayout | RejectedLayout]
 __all__ = ["LayoutSearch", "explain_values", "fill_nodes_evenly", "search_layouts"]
 
 RATE_NAMES = {"prefill": "computed prompt tokens/s", "decode": "output tokens/s", "mixed": "output tokens/s"}
-ASSUMED_OUTPUT = 0.5  # assumed: output tokens per prompt token, if neither traffic nor operating points tell
+ASSUMED_OUTPUT = 0.5  # assumed: output tokens per prompt token, if neither traffic nor operating points give the ratio
 
 
 @dataclass(frozen=True)
 class LayoutSearch:
-    """The result of a search: the chosen layouts, and what they serve."""
+    """The result of a search: the chosen layout of each phase, the number of its units, and the tokens/s served."""
 
     phases: dict[Phase, PhaseSearch]
     chosen: Mapping[Phase, AcceptedLayout]
     fleet: Fleet
-    tokens: Mapping[Phase, float]  # of each phase for one token of output
-    room: int  # number of nodes
+    tokens: Mapping[Phase, float]  # tokens that each phase computes for one output token
+    room: int  # number of nodes for the fleet
     demand: Demand | None = None  # None if the fleet serves as much as it can
 
     def values(self, spec: ResolvedSpec) -> dict[str, int]:
-        """Return the decided numbers by path. Memory decides prefill.max_requests later."""
+        """Return the numbers decided for `auto` fields, by dotted path. Memory decides prefill.max_requests later."""
         found: dict[str, int] = {}
         for phase, chosen in self.chosen.items():
             section = spec.phase(phase)
@@ -65,7 +65,7 @@ class LayoutSearch:
 
 
 def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSearch | None:
-    """Return the best layouts; None if speeds are unknown, or if nothing fits even without an SLO.
+    """Return the best layout of each phase; None if speeds are unknown, or if nothing fits even without an SLO.
 
     The layouts fill the nodes or, with a `demand`, serve it on the fewest. If the cluster has too few nodes, return the
     layouts of the smallest sufficient cluster: placement then says how many nodes are missing.
@@ -86,9 +86,9 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSe
 
 
 def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
-    """Return as many units as the nodes hold, equally many of each phase, when their speed is unknown.
+    """Return the number of units of each phase: equally many, as many as the nodes hold. For phases of unknown speed.
 
-    If the nodes do not even hold the fewest allowed units, return those.
+    If the nodes do not even hold the fewest allowed units, return the fewest allowed.
     """
     per_node = spec.cluster.gpus_per_node
     offers = [Offer(p, n, 1.0, 1.0, 0) for p in spec.phases for n in [max(1, spec.phase(p).ep_size // per_node)]]
@@ -101,7 +101,7 @@ def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
 
 
 def explain_values(search: LayoutSearch, spec: ResolvedSpec, values: Mapping[str, int]) -> list[Decision]:
-    """Return one decision for each path of `values`."""
+    """Return the search's decision, a value with its reason, for each path of `values`."""
     return [Decision(path, number, _explain(search, spec, path)) for path, number in values.items()]
 
 
@@ -120,10 +120,10 @@ def _usable_nodes(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
 def _search_fleet(
     spec: ResolvedSpec, balance: ReplicaBalance, tokens: Mapping[Phase, float], demand: Demand | None
 ) -> tuple[dict[Phase, Outcomes], Fleet | None]:
-    """Try the layouts of all phases; return the outcomes and the best fleet.
+    """Try the layouts of all phases; return the outcomes of each phase and the best fleet, or None if nothing fits.
 
-    The fleet stands on the cluster's nodes, or on as few as possible if the cluster has too few. A layout leaves at
-    least one node for each other phase.
+    The fleet uses the cluster's nodes. If these are too few, it is the smallest fleet that works on more nodes. A
+    layout leaves at least one node for each other phase.
     """
     room, is_counted = _usable_nodes(spec), demand is not None and demand.counts_nodes
     most = {p: max(1, min(n - len(phases) + 1 for phases, n in room.items() if p in phases)) for p in spec.phases}
@@ -212,7 +212,10 @@ def _require_enough_nodes(
 def _unmet_demand(
     spec: ResolvedSpec, phase: Phase, offers: Sequence[Offer], are_written: bool, asked: float, nodes: int
 ) -> Finding:
-    """Report too few written units, or traffic beyond what MAX_UNITS units on `nodes` nodes serve."""
+    """Return the finding for a phase with too few written units, or with more traffic than MAX_UNITS units serve.
+
+    `asked` is the peak hour's demand in tokens/s, `nodes` the number of nodes that the phase can have.
+    """
     fastest = max(offers, key=lambda each: each.tokens_per_s)
     needed = ceil(asked / fastest.tokens_per_s)
     reason = f"its peak hour asks for {asked:,.0f} tokens/s, and a unit makes {fastest.tokens_per_s:,.0f} at most"
@@ -230,7 +233,7 @@ def _unmet_demand(
 
 
 def _tokens_per_output_token(spec: ResolvedSpec) -> dict[Phase, float]:
-    """Return each phase's computed tokens for one output token, by the traffic, else by the operating points."""
+    """Return the tokens that each phase computes for one output token, by the traffic or else the operating points."""
     traffic, points = spec.written.traffic, spec.written.operating_point
     if spec.written.mixed:
         return {"mixed": 1.0}
@@ -245,7 +248,7 @@ def _tokens_per_output_token(spec: ResolvedSpec) -> dict[Phase, float]:
 
 
 def _best_offers(phase: Phase, kept: Sequence[AcceptedLayout]) -> list[Offer]:
-    """Return the fastest layout for each number of nodes."""
+    """Return the fastest of the `kept` layouts for each number of nodes that a unit may take."""
     best: dict[int, int] = {}
     for number, each in enumerate(kept):
         held = best.get(each.nodes)
@@ -277,7 +280,7 @@ def _explain(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
 
 
 def _aim_in_words(search: LayoutSearch, phase: Phase) -> str:
-    """Name the aim of the choice: to serve most, or to serve the busiest hour on fewest nodes."""
+    """Say by what the phase's layout was chosen: the highest throughput, or the fewest nodes for the busiest hour."""
     if search.demand is None:
         return "most"
     if search.demand.is_short(search.fleet, phase):

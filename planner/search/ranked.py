@@ -1,6 +1,6 @@
-"""Summarise a phase's search for the plan: the runners-up, the reasons for rejections, and the front.
+"""Summarise a phase's search for layouts: the runners-up, the reasons for rejections, and the Pareto front.
 
-The front holds the layouts that no other layout beats in both speed and latency.
+The front holds the layouts that no other layout beats in both throughput and latency.
 """
 
 from collections import Counter
@@ -18,12 +18,12 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["PhaseSearch", "SpeedPoint", "front_of", "summarize_search"]
 
 MAX_RANKED = 8  # layouts of a phase that a plan lists
-MAX_FRONT_SIZES = 16  # layouts that are tried at lighter loads for the front
-IMBALANCE_RATIO = 1.03  # assumed: a max/mean this much over the chosen layout's is given as the reason
+MAX_FRONT_SIZES = 16  # fastest layouts, and as many of shortest latency, tried at lighter loads for the front
+IMBALANCE_RATIO = 1.03  # assumed: a max/mean load over this times the chosen layout's counts as the reason
 
 
 class RankedLayout(Part):
-    """A layout that fits and keeps the SLO, and the reason why another was chosen."""
+    """A layout that fits and keeps the SLO; unless it was chosen, with the reason why it was not."""
 
     ep_size: int
     attention_tp: int
@@ -41,15 +41,15 @@ class RankedLayout(Part):
 
 
 class RejectedLayouts(Part):
-    """The layouts that were rejected for one reason."""
+    """The number of layouts rejected for the same reason, and one of them as an example."""
 
     layouts: int
-    for_example: dict[str, int]  # the one that comes nearest
+    for_example: dict[str, int]  # sizes of the layout that came nearest to being accepted
     detail: str
 
 
 class SpeedPoint(Part):
-    """A layout at one load that no other beats in speed and latency."""
+    """A layout at one load that no other layout beats in both throughput and latency."""
 
     ep_size: int
     attention_tp: int
@@ -62,18 +62,18 @@ class SpeedPoint(Part):
 
     @property
     def latency_ms(self) -> float:
-        """Return TPOT, or TTFT in prefill."""
+        """Return TPOT in ms, or TTFT for prefill."""
         found = self.ttft_ms if self.tpot_ms is None else self.tpot_ms
         assert found is not None
         return found
 
 
 class PhaseSearch(Part):
-    """The summary of a phase's search."""
+    """The summary of a search for one phase's layout."""
 
-    tried: int
-    candidates: tuple[RankedLayout, ...]  # the best of each size, fastest per node first, with the chosen one
-    lost: dict[str, RejectedLayouts]  # by reason
+    tried: int  # number of layouts
+    candidates: tuple[RankedLayout, ...]  # the best layout of each size, fastest per node first, with the chosen one
+    lost: dict[str, RejectedLayouts]  # reason -> layouts rejected for it
     front: tuple[SpeedPoint, ...]
 
 
@@ -84,7 +84,7 @@ def summarize_search(
     chosen: AcceptedLayout,
     balance: ReplicaBalance,
 ) -> PhaseSearch:
-    """Summarise the outcomes of all layouts of `phase` for the plan."""
+    """Summarise the search for a layout of `phase`; `found` has the outcome of each layout that was tried."""
     kept = [each for each in found if isinstance(each, AcceptedLayout)]
     return PhaseSearch(
         tried=len(found),
@@ -95,7 +95,7 @@ def summarize_search(
 
 
 def front_of(points: Iterable[SpeedPoint]) -> tuple[SpeedPoint, ...]:
-    """Return the points that are faster than every point of at most their latency, shortest latency first."""
+    """Return the points that no other point beats in both throughput and latency, shortest latency first."""
     front: list[SpeedPoint] = []
     for point in sorted(points, key=lambda each: (each.latency_ms, -each.tokens_per_s_per_gpu)):
         if not front or point.tokens_per_s_per_gpu > front[-1].tokens_per_s_per_gpu:
@@ -104,7 +104,7 @@ def front_of(points: Iterable[SpeedPoint]) -> tuple[SpeedPoint, ...]:
 
 
 def _rank_layouts(kept: Sequence[AcceptedLayout], chosen: AcceptedLayout) -> tuple[RankedLayout, ...]:
-    """Return the fastest layout of each EP size and attention TP, fastest first, always with the chosen layout."""
+    """Return up to MAX_RANKED layouts, fastest first: the best of each EP size and attention TP, and the chosen one."""
     order = sorted(kept, key=lambda each: (-each.tokens_per_s_per_node, each.nodes))
     first = {_group_key(chosen): chosen}
     for each in order:
@@ -140,7 +140,7 @@ def _why_not(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
 
 
 def _count_rejections(lost: Sequence[RejectedLayout]) -> dict[str, RejectedLayouts]:
-    """Count rejections by reason. The last one, of the largest unit, comes nearest and serves as the example."""
+    """Count rejected layouts by reason. The last one, of the largest unit, came nearest and serves as the example."""
     nearest = {each.why: each for each in lost}
     counts = Counter(each.why for each in lost)
     return {
@@ -152,7 +152,10 @@ def _count_rejections(lost: Sequence[RejectedLayout]) -> dict[str, RejectedLayou
 def _search_front(
     spec: ResolvedSpec, phase: Phase, kept: Sequence[AcceptedLayout], balance: ReplicaBalance
 ) -> tuple[SpeedPoint, ...]:
-    """Return the front, with the best layouts also tried at half, a quarter ... of their requests if these are auto."""
+    """Return the Pareto front of throughput and latency over the `kept` layouts.
+
+    With `max_requests: auto`, also try the best layouts at half, a quarter and so on of their requests.
+    """
     order = sorted(kept, key=lambda each: -each.tokens_per_s_per_node)[:MAX_FRONT_SIZES]
     small = sorted(kept, key=lambda each: each.latency_ms)[:MAX_FRONT_SIZES]
     points = [_to_speed_point(phase, each.numbers, each.speed) for each in kept]

@@ -1,4 +1,4 @@
-"""List what an infeasible spec may give up, cheapest first. No other module decides this.
+"""List the changes that may make an infeasible spec feasible, cheapest first. No other module decides this order.
 
 A relaxation is a generator that yields series of changes for a spec. A series changes one field, or several together,
 and begins with the change that gives up least. `repair.py` tries the changes and offers the first of each series that
@@ -32,11 +32,11 @@ from planner.spec.resolved import ResolvedSpec
 
 __all__ = ["ORDERS", "PEAK_ORDER", "POINT_FIELDS", "Order", "Relaxation"]
 
-LEAST_OF_TOKENS = 8  # assumed: nobody accepts requests or steps below an eighth of their tokens
-MAX_COVERING = 24  # assumed: larger units than these cost more than giving up coverage
+LEAST_OF_TOKENS = 8  # assumed: nobody accepts requests or steps cut to less than an eighth of their tokens
+MAX_COVERING = 24  # changes to try; assumed: later ones, with larger units, cost more than giving up coverage
 STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer steps
 
-LIMITS: dict[Phase, tuple[str, ...]] = {  # limits that memory grows with
+LIMITS: dict[Phase, tuple[str, ...]] = {  # limits whose higher values take more memory
     "prefill": ("max_batch_tokens",),
     "decode": ("max_requests",),
     "mixed": ("max_batch_tokens", "max_requests"),
@@ -55,7 +55,7 @@ Order = Sequence[Sequence[Relaxation]]
 
 
 def covering_slots(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield slot counts that satisfy coverage: with the current unit sizes first, then with larger ones."""
+    """Yield numbers of expert slots that satisfy `coverage`: with the current EP sizes first, then with larger ones."""
     if spec.written.coverage != "none":
         yield islice(covering_sizes(spec), MAX_COVERING)
 
@@ -89,7 +89,7 @@ def shared_attention(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def published_limits(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield smaller limits together with the checkpoint's precision, in case neither helps alone."""
+    """Yield the checkpoint's precision joined with other changes, such as smaller limits: neither may help alone."""
     relaxations = (covering_slots, less_coverage, smaller_limits, shared_attention)
     limits = [series for relaxation in relaxations for series in relaxation(spec)]
     for published, series in product(_published_precisions(spec), limits):
@@ -97,19 +97,19 @@ def published_limits(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def other_engine(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield larger `attention_tp` on another engine: the bundled runtime cannot share attention."""
+    """Yield larger `attention_tp` on another engine than the bundled runtime, which cannot share attention."""
     if spec.written.engine_name == OURS:
         yield from ([{"engine": SHARING_ENGINE, **each} for each in series] for series in _attention_sizes(spec))
 
 
 def larger_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield larger units on the same nodes."""
+    """Yield larger EP sizes, phase by phase, without adding nodes."""
     for phase in spec.phases:
         yield ({f"{phase}.ep_size": size} for size in larger_sizes(spec, phase))
 
 
 def larger_units_and_nodes(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield larger units and the nodes for them: in one phase first, then in all phases."""
+    """Yield larger EP sizes together with the nodes that they need: in one phase first, then in all phases."""
     yield larger_sizes_and_nodes(spec)
 
 
@@ -122,7 +122,7 @@ def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def lower_unit_floor(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield a smaller `schedule.min_units` that fits beside the other phases' units."""
+    """Yield a smaller `schedule.min_units` of one phase, such that all units then fit on the nodes."""
     assert spec.written.schedule is not None
     floors, layouts = spec.written.schedule.min_units, [lay_out(spec, phase) for phase in spec.phases]
     missing = sum(each.num_units * each.nodes_per_unit for each in layouts) - num_usable(spec)
@@ -133,7 +133,7 @@ def lower_unit_floor(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def whole_node_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield several units of part of a node merged into units of whole nodes; then more nodes."""
+    """Yield units of a whole node in place of several units of part of a node; then more nodes."""
     lacking = node_increase(spec)
     yield [*merged_units(spec), *([lacking] if lacking else [])]
 
@@ -150,14 +150,14 @@ def single_mixed_unit(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def uncordoned_nodes(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield the cordoned nodes uncordoned: the first, the first two, and so on."""
+    """Yield changes that uncordon the first cordoned node, the first two, and so on."""
     nodes = spec.cluster.nodes
     cordoned = [] if isinstance(nodes, int) else [index for index, node in enumerate(nodes) if node.cordoned]
     yield [{f"cluster.nodes.{i}.cordoned": False for i in cordoned[: each + 1]} for each in range(len(cordoned))]
 
 
 def other_listed_gpus(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield one phase moved to another GPU type among the listed nodes."""
+    """Yield changes that move one phase to another GPU type among the listed nodes."""
     nodes = spec.cluster.nodes
     if not isinstance(nodes, int) and spec.gpu.usable_bytes is not None:
         gpus = dict.fromkeys(node.gpu for node in nodes if node.gpu in GPUS)
@@ -178,11 +178,11 @@ def fewer_units(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def smaller_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield smaller units with about as many redundant experts; then with the fewest."""
+    """Yield smaller units, first with about the current number of redundant experts, then with the fewest possible."""
     yield chain(smaller_sizes(spec), smaller_sizes(spec, fewest_slots=True))
 
 
-# Cheapest row first. The relaxations of a row cost about the same, so each of them may offer a change.
+# Cheapest row first. The relaxations of a row cost users about the same, so each of them may offer a change.
 MEMORY_ORDER: Order = (
     (covering_slots, less_coverage, published_precision, smaller_limits, shared_attention),
     (published_limits,),
@@ -219,7 +219,7 @@ def _attention_sizes(spec: ResolvedSpec) -> Iterator[list[Change]]:
 
 
 def _smaller_values(spec: ResolvedSpec, phases: Sequence[Phase], name: str, asked: int = 1) -> NumberSeries:
-    """Return the field's smaller values, equal in all `phases`, down to `asked`."""
+    """Return changes that write smaller values of field `name`, equal in all `phases`, down to `asked`."""
     value: int = getattr(spec.phase(phases[0]), name)
     usual = min(value, STEP_TOKENS) if name == "max_batch_tokens" else value
     least = max(usual // LEAST_OF_TOKENS, 2) if name.endswith("_tokens") else 1
@@ -227,6 +227,6 @@ def _smaller_values(spec: ResolvedSpec, phases: Sequence[Phase], name: str, aske
 
 
 def _point_requirement(spec: ResolvedSpec, phase: Phase, limit: str) -> int:
-    """Return the written operating point's value for a limit, else 1: a lower limit would break a rule."""
+    """Return the least value that the written operating point allows for a limit; 1 without an operating point."""
     asked = getattr(getattr(spec.written.operating_point, phase), POINT_FIELDS[limit], None)
     return asked if isinstance(asked, int) else 1

@@ -1,20 +1,21 @@
 """Find the smallest changes that make an infeasible spec feasible, and try each before offering it.
 
-A rule that refuses a spec cannot tell whether a fix leads to another refusal: more GPUs per unit may need more nodes
+A rule that refuses a spec cannot know whether its fix leads to another refusal: more GPUs per unit may need more nodes
 than the cluster has. So `relaxations.py` proposes changes, cheapest first, and this module offers a change only if the
-same rules accept the spec with it. It offers at most three, of different fields.
+same rules accept the changed spec. It offers at most three changes, of different fields.
 
-If memory is short, a change must also leave KV for the spec's requests. The search first looks for KV for all requests
-at full length, then at the usual share of it. (If `max_requests` itself is refused, it looks only for the latter.) KV
-for a single request is accepted only if there is no other change. If several phases are short and no single change
-helps all of them, the first change for each phase is joined. If nodes are missing too, every change adds them.
+If memory is short, a change must also leave KV for the spec's requests. The search first looks for changes that leave
+KV for all requests at full length, then for the usual share of that KV. (If `max_requests` itself is refused, it looks
+only for the usual share.) KV for a single request is accepted only if no other change helps. If several phases are
+short of memory and no single change helps all of them, the first change for each phase is joined. If nodes are missing
+too, every change adds them.
 
-With a change, the planner may decide its `auto` fields differently. So it decides the original spec again with each
-offered change, and with each tried change if nodes are too few for windows that follow the traffic.
+With a change, the planner may decide `auto` fields differently. So it decides the original spec again with each offered
+change, and with each tried change if nodes are too few for windows that follow the traffic.
 
 Checking a whole spec is expensive. So memory is compared first, without any rule, and no change is checked twice.
 
-The spec itself stays as it is: the user changes it.
+The spec itself is not changed: that is left to the user.
 """
 
 import json
@@ -59,17 +60,17 @@ NON_MEMORY_PATHS = ("coverage", "cluster.nodes", "cluster.spares")  # prefixes o
 
 
 def require_feasible(candidate: Candidate, level: Level, original: ResolvedSpec) -> None:
-    """Raise InfeasibleError, with changes of the `original` spec, if the rules up to `level` refuse the candidate."""
+    """Raise InfeasibleError if the rules up to `level` refuse the candidate; its fixes are changes of `original`."""
     if refusals := refusals_of(candidate, level):
         raise InfeasibleError(offer_changes(refusals, candidate, original))
 
 
 def offer_changes(refusals: Sequence[Finding], candidate: Candidate, original: ResolvedSpec) -> Sequence[Finding]:
-    """Return `refusals` with up to three changes, each of which removes all of them.
+    """Return `refusals`, each with a fix of up to three alternative changes, any of which makes the spec feasible.
 
-    The changes apply to the `candidate`, which has a number for every `auto` of the `original` spec. If no change
-    helps, a finding keeps its own fix in words only, since applying it would lead to another refusal. A rule without
-    relaxations keeps its fix.
+    The changes are searched with the `candidate`, which has a number for every `auto` of the `original` spec. If no
+    change helps, a finding keeps its own fix in words only, since applying it would lead to another refusal. A rule
+    without relaxations keeps its fix.
     """
     if not refusals or refusals[0].id not in ORDERS:
         return refusals
@@ -83,9 +84,9 @@ def offer_changes(refusals: Sequence[Finding], candidate: Candidate, original: R
 
 
 def _start_search(refusals: Sequence[Finding], candidate: Candidate, original: ResolvedSpec) -> "_Search":
-    """Start the search from the candidate with `auto` numbers open again and with the missing nodes added.
+    """Return a search that starts from the candidate with decided operating points reset and missing nodes added.
 
-    Raises Unknown if that breaks rules.
+    Decided numbers of units are set to 1. Raises Unknown if the resulting spec breaks rules.
     """
     candidate = _reopen_points(candidate)
     needs_nodes = refusals[0].id == "S701"
@@ -99,16 +100,16 @@ def _start_search(refusals: Sequence[Finding], candidate: Candidate, original: R
 
 @dataclass(frozen=True)
 class _Goal:
-    """The memory that a change must leave, and whether the whole spec must be feasible with it."""
+    """The KV memory that a change must leave in `phases`, and whether it must make the whole spec feasible."""
 
     phases: tuple[Phase, ...]  # phases that are short of memory
-    share: float  # wanted share of the KV that all their requests take at full length
-    are_all: bool = True  # False: other phases and rules do not matter
+    share: float  # wanted KV over the KV that all requests of such a phase take at full length
+    are_all: bool = True  # True: the whole spec must be feasible; False: only memory of `phases` counts
 
 
 @dataclass(frozen=True)
 class _CheckedCandidate:
-    """A candidate with a change, checked by the rules only once."""
+    """A changed candidate that remembers whether the rules accept it, so that they check it once."""
 
     candidate: Candidate
 
@@ -116,21 +117,21 @@ class _CheckedCandidate:
     def is_feasible(self) -> bool:
         """Return whether no rule up to the candidate's level refuses it.
 
-        With `coverage: rack`, count a unit that fits into one rack as infeasible without placing it: it would most
-        likely be placed in one, and placing a large system takes seconds.
+        With `coverage: rack`, a unit that fits into one rack counts as infeasible without a placement: it would most
+        likely be placed in one rack, and placing a large system takes seconds.
         """
         return not _may_fit_in_rack(self.candidate) and not refusals_of(self.candidate, self.candidate.level)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """A search for changes of the `start` candidate, each tried once."""
+    """A search for changes that make the `start` candidate feasible. Each change is tried once."""
 
     start: Candidate
     short: tuple[Phase, ...]  # phases that are short of memory
     extra_nodes: Change  # the missing nodes, which `start` already has and every change must add
     original: ResolvedSpec  # before any `auto` was decided
-    tried: dict[str, _CheckedCandidate | None] = field(default_factory=dict)  # by change; None: no such candidate
+    tried: dict[str, _CheckedCandidate | None] = field(default_factory=dict)  # by change; None: it cannot be decided
     kv_shares: dict[str, float] = field(default_factory=dict)  # by phase and its changed numbers
 
     @property
@@ -144,7 +145,7 @@ class _Search:
         return self.spec.has_windows_of_traffic and self.spec.written.schedule is not None
 
     def changes(self, refusals: Sequence[Finding]) -> tuple[Change, ...]:
-        """Return the cheapest changes that succeed, up to three of different fields."""
+        """Return the cheapest changes that make the spec feasible, up to three of different fields."""
         rows, shares = self._relaxations_for(refusals[0].id), self._shares(refusals)
         # Accept KV for a single request only after every row failed to leave more.
         tried = [*product(range(len(rows)), shares), *product(range(len(rows)) if self.short else (), [ONE_REQUEST])]
@@ -158,13 +159,13 @@ class _Search:
         return PEAK_ORDER if self.is_peak_short else ORDERS[rule]
 
     def _shares(self, refusals: Sequence[Finding]) -> list[float]:
-        """Return the shares of the requests' KV to aim for, in order."""
+        """Return the shares of all requests' full-length KV that changes should leave room for, in order of trial."""
         if any(finding.path.endswith(".max_requests") for finding in refusals):
-            return [USUAL_SHARE]  # W101 aims for it too: so many requests rarely have full length
+            return [USUAL_SHARE]  # as W101 does: so many requests rarely all have full length
         return [FULL_SHARE, USUAL_SHARE] if self.short else [ONE_REQUEST]
 
     def _offers(self, row: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Yield the first change of each series that reaches the goal, without values that the spec has already."""
+        """Yield the first change of each series that leaves KV for `share`, without values that are already set."""
         data, seen = self.spec.document.data, []
         for change in self._first_successes(row, _Goal(self.short, share)):
             new = {path: value for path, value in change.items() if apply_change(data, {path: value}) != data}
@@ -173,7 +174,7 @@ class _Search:
                 yield {**new, **self.extra_nodes, **new}
 
     def _joint_changes(self, relaxations: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Yield the first change for each short phase joined into one, if that reaches the goal."""
+        """Join the first change that helps each short phase, and yield the joint change if it leaves KV for `share`."""
         changes: dict[str, Any] = {}
         for phase in self.short if len(self.short) > 1 else ():
             first = next(self._first_successes(relaxations, _Goal((phase,), share, are_all=False)), None)
@@ -213,14 +214,14 @@ class _Search:
         return self.kv_shares[key] >= (goal.share if phase in goal.phases else ONE_REQUEST)
 
     def _has_slots(self, phase: Phase, numbers: Mapping[str, Any]) -> bool:
-        """Return whether slots suffice for experts to survive the loss of a node. Racks need at least as many."""
+        """Return whether `numbers` give enough slots for experts to survive a node loss. A rack loss takes no fewer."""
         section = self.spec.phase(phase).model_copy(update=numbers)
         fewest = fewest_slots(self.spec, section.ep_size)
         slots = (self.spec.model.num_routed_experts + section.redundant_experts) // section.ep_size
         return fewest is not None and fewest <= slots
 
     def _reaches(self, goal: _Goal, change: Change) -> bool:
-        """Return whether the candidate reaches the goal with `change`."""
+        """Return whether the candidate meets the goal after `change`."""
         if _key(change) not in self.tried:
             having = self._apply(change)
             self.tried[_key(change)] = _CheckedCandidate(having) if having else None
@@ -234,13 +235,13 @@ class _Search:
         return all(_kv_share(spec, each) >= goal.share for each in spec.phases if each in mended)
 
     def _apply(self, change: Change) -> Candidate | None:
-        """Return the candidate with `change`; None if the planner finds no numbers for its `auto` fields."""
+        """Return the candidate with `change`; None if `auto` fields must be decided again and no numbers are found."""
         return self._decide_again(change) if self.is_peak_short else self.start.with_change(change)
 
     def _complete_change(self, change: Change) -> Change:
-        """Return `change`, completed so that it still works when the planner decides the original spec again.
+        """Extend `change` so that it still helps when the planner decides the original spec again.
 
-        It may need the sizes that `auto` became, or more nodes for windows that follow the traffic.
+        It may also have to write the sizes that `auto` became, or more nodes for windows that follow the traffic.
         """
         sizes = self._auto_sizes()
         if self.is_peak_short or not (sizes or self.spec.has_windows_of_traffic):
@@ -268,9 +269,9 @@ class _Search:
         return replace(self.start, document=spec.document, known=spec)
 
     def _is_valid(self, tried: Candidate, mended: Sequence[Phase]) -> bool:
-        """Return whether the candidate breaks no rule and its engine can run it.
+        """Return whether the candidate's spec breaks no rule and the engine can run its phases.
 
-        If the engine cannot run a phase of the starting spec either, that is accepted, except for `mended` phases.
+        A phase that the engine cannot run with the starting spec either may stay so, unless it is in `mended`.
         """
         try:
             spec = tried.resolved
@@ -293,7 +294,7 @@ def _may_fit_in_rack(candidate: Candidate) -> bool:
 
 
 def _kv_share(spec: ResolvedSpec, phase: Phase) -> float:
-    """Return the KV of `phase` over the KV of all its requests at full length; negative if not even one fits.
+    """Return the room for KV over the KV of all requests of `phase` at full length; -1 if not even one request fits.
 
     Prefill computes one request at a time. Unknown memory counts as infinite.
     """
@@ -314,7 +315,7 @@ def _reopen_points(candidate: Candidate) -> Candidate:
 
 
 def _reduce_auto_units(candidate: Candidate) -> Candidate:
-    """Set decided numbers of units to 1: with larger units the planner would decide fewer."""
+    """Set decided numbers of units to 1, because the planner would decide fewer units if they grow."""
     spec = candidate.resolved
     if spec.has_windows_of_traffic:
         return candidate.with_change({"schedule": None} | {f"{phase}.units": 1 for phase in spec.phases})

@@ -1,7 +1,7 @@
-"""Find the first change that succeeds in a series of changes, and put changes into words.
+"""Find the first change of a series that succeeds, and put changes of a spec into words.
 
-A series begins with the change that gives up least. `relaxations.py` proposes series; the caller says what success is.
-A series of numbers is searched by halving: if a number succeeds, all smaller ones do.
+A series begins with the change that gives up least. `relaxations.py` proposes series, and the caller's function decides
+whether a change succeeds. A series of numbers is searched by bisection: if a number succeeds, all smaller ones do.
 """
 
 import json
@@ -23,18 +23,18 @@ NO_REPLICAS = "(then no hot expert has a second replica)"
 
 @dataclass(frozen=True)
 class NumberSeries:
-    """Changes that write one number at all `paths`, largest first. If a number succeeds, all smaller ones do."""
+    """Changes that write the same number at all `paths`, largest first. If a number succeeds, all smaller ones do."""
 
     paths: tuple[str, ...]
     values: Sequence[float]
     beside: Change = field(default_factory=dict)  # part of every change
 
     def __len__(self) -> int:
-        """Return the number of changes."""
+        """Return the number of changes in the series."""
         return len(self.values)
 
     def __getitem__(self, index: int) -> Change:
-        """Return the change for the index-th value."""
+        """Return the change that writes the index-th value."""
         return {**self.beside, **dict.fromkeys(self.paths, self.values[index])}
 
 
@@ -44,10 +44,10 @@ Series = Iterable[Change] | NumberSeries
 def first_success(
     series: Series, succeeds: Callable[[Change], bool], may_succeed: Callable[[Change], bool] | None = None
 ) -> Change | None:
-    """Return the first change for which `succeeds` is true, or None; a series of numbers is searched by halving.
+    """Return the first change for which `succeeds` is true, or None. A series of numbers is searched by bisection.
 
-    `may_succeed` is a cheaper test that is true whenever `succeeds` is. The largest number that passes it usually
-    succeeds, so it is tried first.
+    `may_succeed` is a cheaper test that is true whenever `succeeds` is. The largest number that passes the cheaper test
+    usually succeeds, so that number is tried first.
     """
     if not isinstance(series, NumberSeries):
         likely = series if may_succeed is None else filter(may_succeed, series)
@@ -73,11 +73,11 @@ def make_fix(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
 
 
 def _change_in_words(change: Change, spec: ResolvedSpec) -> str:
-    """Describe a change: the values to write, and the fields that they replace."""
+    """Describe a change in words: the values to write, and the fields to remove."""
     words = " and ".join(f"{path} {_value_in_words(value)}" for path, value in change.items() if value is not None)
     gone = " and ".join(path for path, value in change.items() if value is None)
-    told = f"{words} instead of {gone}" if gone else words
-    return f"{told} {NO_REPLICAS}" if _loses_replicas(change, spec) else told
+    text = f"{words} instead of {gone}" if gone else words
+    return f"{text} {NO_REPLICAS}" if _loses_replicas(change, spec) else text
 
 
 def _loses_replicas(change: Change, spec: ResolvedSpec) -> bool:

@@ -1,4 +1,4 @@
-"""Try every layout of a phase that its `auto` fields allow, and return its speed or the reason for its rejection.
+"""Try every layout that a phase's `auto` fields allow, and return its speed or the reason for its rejection.
 
     ep_size             whole nodes, up to two GPUs per expert and the size of the cluster; divisors of a node
     redundant_experts   equal slots for all GPUs: from the fewest, until no replica is hotter than a GPU's mean load
@@ -9,13 +9,13 @@
 All combinations that the engine can run are tried. Three kinds of branches are cut, since the best layout cannot be in
 them:
     more slots when memory is short            more slots only take more memory
-    more slots that cannot pay                 more slots cost KV and bandwidth, and gain only balance. Stop if today's
-                                               slots, with the best balance that memory has slots for, would not beat
-                                               the best layout on the same number of nodes
-    more requests when a limit is broken       TPOT and KV grow with requests, so halving finds the most
+    more slots that cannot pay                 more slots cost KV and bandwidth, and gain only balance. Stop if the
+                                               current slots, with the best balance that memory has slots for, would
+                                               not beat the best layout on the same number of nodes
+    more requests when a limit is broken       TPOT and KV grow with requests, so bisection finds the most
 
-The halving has bounds too. KV only shrinks as requests or slots are added. A layout with the best balance takes at
-least as many requests as with its own.
+Bisection starts from narrow limits. KV only shrinks as requests or slots are added. A layout with the best balance
+takes at least as many requests as with the balance that it really has.
 """
 
 from bisect import bisect_left
@@ -58,7 +58,7 @@ class AcceptedLayout:
 
     @property
     def latency_ms(self) -> float:
-        """Return TPOT, or TTFT in prefill."""
+        """Return TPOT in ms, or TTFT for prefill."""
         found = self.speed.ttft_ms if self.speed.tpot_ms is None else self.speed.tpot_ms
         assert found is not None
         return found
@@ -77,9 +77,9 @@ class RejectedLayout:
 def try_layouts(
     spec: ResolvedSpec, phase: Phase, nodes: range, balance: ReplicaBalance
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
-    """Try each layout of `phase` whose unit takes one of the numbers of nodes in `nodes`; yield the outcomes.
+    """Try the layouts of `phase` whose unit takes a number of nodes in `nodes`; yield each as accepted or rejected.
 
-    If `nodes` contains 1, a written EP size is tried, however many nodes it takes.
+    If the spec writes the EP size, it is tried if `nodes` contains 1, however many nodes it takes.
     """
     section = spec.phase(phase)
     best: dict[int, float] = {}
@@ -117,7 +117,7 @@ def _batch_token_candidates(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class _SizeTrials:
-    """The trials of one EP size, attention TP and step length, by slots and requests."""
+    """The trials of one EP size, attention TP and step length, by number of redundant experts and requests."""
 
     spec: ResolvedSpec
     phase: Phase
@@ -125,7 +125,7 @@ class _SizeTrials:
     trials: dict[tuple[int, int], Trial] = field(default_factory=dict)
 
     def trial(self, redundant: int, requests: int) -> Trial:
-        """Return the trial with these numbers, created once because several callers need it."""
+        """Return the trial with `redundant` redundant experts and `requests`, created once for all callers."""
         key = redundant, requests
         if key not in self.trials:
             self.trials[key] = trial_of(self.spec, self.phase, {**self.start, "redundant_experts": redundant}, requests)
@@ -135,7 +135,10 @@ class _SizeTrials:
 def _try_slots(
     size: _SizeTrials, balance: ReplicaBalance, best: dict[int, float]
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
-    """Try one size with more and more slots, until more slots cannot beat `best`, the best rate by number of nodes."""
+    """Try one size with more and more slots, until more slots cannot beat the best rate so far.
+
+    `best` has the best tokens/s per node so far, by number of nodes of a unit, and is updated.
+    """
     spec, ep_size, num_logical = size.spec, size.start["ep_size"], size.spec.model.num_routed_experts
     all_redundant = even_redundants(spec, size.phase, ep_size)
     if not all_redundant:  # the written number does not give equal slots
@@ -162,7 +165,7 @@ def _try_slots(
 
 
 def _max_redundant_in_memory(size: _SizeTrials, all_redundant: Sequence[int], requests: int) -> int:
-    """Return the most redundant experts that leave memory for one request, else the fewest of all."""
+    """Return the most redundant experts of `all_redundant` that fit into memory with one request; else the fewest."""
     fewest = size.trial(all_redundant[0], requests).memory
     more_slots = max(-fewest.short, 0) // fewest.weights.slot  # an upper bound: buffers grow with slots too
     bounded = all_redundant[: 1 + more_slots]
@@ -177,9 +180,10 @@ def _rate(found: AcceptedLayout | RejectedLayout) -> float:
 
 
 def _rate_bound(found: AcceptedLayout | RejectedLayout, *, are_free: bool) -> float:
-    """Return a rate that no better balance exceeds; infinity if unknown, as with `are_free` requests.
+    """Return the tokens/s per node that this layout cannot exceed with any balance; infinity if unknown.
 
-    With perfect balance, every part of a step takes at least 1 / (max/mean) of its time now.
+    It is unknown if the number of requests is free (`are_free`). With perfect balance, every part of a step takes at
+    least 1 / (max/mean) of its current time.
     """
     return (
         inf
@@ -189,7 +193,7 @@ def _rate_bound(found: AcceptedLayout | RejectedLayout, *, are_free: bool) -> fl
 
 
 def _coverage_failure(spec: ResolvedSpec, ep_size: int, slots: int) -> str | None:
-    """Return why an expert would be lost with a failure domain; None if `coverage` can be met."""
+    """Return the reason why some expert would not survive the loss of a node or rack; None if `coverage` can be met."""
     coverage = spec.written.coverage
     if coverage == "none":
         return None
@@ -200,7 +204,7 @@ def _coverage_failure(spec: ResolvedSpec, ep_size: int, slots: int) -> str | Non
 
 
 def _engine_refusal(trial: Trial) -> str | None:
-    """Return why the engine cannot run these sizes; None if it can, or if the spec writes all of them."""
+    """Return why the engine cannot run the trial's sizes; None if it can, or if the spec writes all of them."""
     phase, written = trial.layout.phase, trial.spec.written
     is_left = any(f"{phase}.{field}" in trial.spec.document.autos for field in SIZES)
     if not is_left or runs_layout(trial.spec, phase):
@@ -211,10 +215,10 @@ def _engine_refusal(trial: Trial) -> str | None:
 def _find_most_requests(
     size: _SizeTrials, redundant: int, balance: Balance, least: int
 ) -> AcceptedLayout | RejectedLayout:
-    """Return the layout with the most requests that it takes, or its rejection if it does not take the `least`.
+    """Return the layout with the most requests that memory and SLO allow, or its rejection with the `least` requests.
 
-    Buffers grow with requests and take memory from KV. So the first guess is what KV holds beside the buffers of the
-    upper bound.
+    Buffers grow with requests and take memory from KV. So the first guess is the number of requests whose KV fits
+    beside the buffers for the most requests to try.
     """
     most = _request_range(size.spec, size.phase)[1]
     judged = cache(lambda requests: _judge(size, redundant, requests, balance))
@@ -231,7 +235,7 @@ def _find_most_requests(
 
 
 def _request_range(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
-    """Return the fewest and the most requests to try."""
+    """Return the fewest and the most requests that the search tries for `phase`."""
     point: Any = getattr(spec.written.operating_point, phase)
     if not is_auto(spec.phase(phase), "max_requests"):
         return spec.phase(phase).max_requests, spec.phase(phase).max_requests
@@ -241,7 +245,7 @@ def _request_range(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
 
 
 def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -> AcceptedLayout | RejectedLayout:
-    """Accept or reject one layout with this number of requests."""
+    """Accept or reject the layout with these redundant experts and requests, by memory, engine and SLO."""
     trial, kv_tokens = size.trial(redundant, requests), _kv_tokens(size.spec, size.phase, requests)
     numbers, memory = {**size.start, "redundant_experts": redundant, "max_requests": requests}, trial.memory
     if memory.short > 0:
@@ -265,10 +269,10 @@ def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -
 
 
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
-    """Return the KV, in tokens, that must fit: of `requests` requests of the mean length.
+    """Return the tokens of KV that must fit on a GPU: those of `requests` requests of mean length.
 
-    The length is the operating point's, else the traffic's, else half the longest request. Without an operating point a
-    written `max_requests` is only a limit: then one request of full length must fit.
+    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Without
+    an operating point a written `max_requests` is only a limit: then one request of full length must fit.
     """
     section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
     if point and phase != "prefill" and point.requests != AUTO:

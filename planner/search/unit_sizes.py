@@ -1,7 +1,7 @@
-"""List unit sizes: those that `auto` may become, and others for specs with too little memory, slots or nodes.
+"""List unit sizes: the sizes that `auto` may become, and changes of size for specs short of memory, slots or nodes.
 
-`auto.py` and `trials.py` choose among the first, by memory and by speed. `repair.py` tries each of the others before it
-offers it.
+`auto.py` and `trials.py` choose the size for `auto`, by memory and by speed. `repair.py` tries each change before
+offering it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,10 @@ def ep_sizes(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
 
 
 def even_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> range:
-    """Return the numbers of redundant experts that give all GPUs equally many slots; the written one, or all."""
+    """Return the numbers of redundant experts that give all GPUs equally many slots, in ascending order.
+
+    For a written number, return it alone; nothing if it does not.
+    """
     written, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
     if is_undecided(written):
         return range(-num_logical % ep_size, min(num_logical * (ep_size - 1), MAX_REDUNDANT) + 1, ep_size)
@@ -55,7 +58,7 @@ def even_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> range:
 
 
 def larger_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return the larger EP sizes that the rules allow: they divide the experts evenly and fill whole nodes."""
+    """Return the larger EP sizes that the rules allow: those that divide the experts evenly and fill whole nodes."""
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     physical = spec.model.num_routed_experts + section.redundant_experts
     larger = range(section.ep_size + 1, physical + 1)
@@ -64,7 +67,7 @@ def larger_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
 
 
 def larger_sizes_and_nodes(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield larger EP sizes with the nodes for them: step by step in one phase, then in all phases together."""
+    """Yield larger EP sizes with the nodes that they need: step by step in one phase, then in all phases together."""
     sizes = {phase: larger_sizes(spec, phase) for phase in spec.phases}
     in_one = [(step, {phase: size}) for phase in sizes for step, size in enumerate(sizes[phase])]
     in_all = [
@@ -76,7 +79,7 @@ def larger_sizes_and_nodes(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def covering_sizes(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield slot counts that satisfy coverage: with current unit sizes first, then larger ones with their nodes."""
+    """Yield numbers of expert slots that satisfy coverage: at current EP sizes, then at larger ones with nodes."""
     sizes = [_covering_ep_sizes(spec, phase) for phase in spec.phases]
     for steps in sorted(product(*(range(len(each)) for each in sizes)), key=sum):
         chosen = {phase: each[step] for phase, each, step in zip(spec.phases, sizes, steps, strict=True)}
@@ -87,9 +90,9 @@ def covering_sizes(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator[Change]:
-    """Yield smaller EP sizes of whole nodes if the nodes do not even hold one unit of each phase; most GPUs first.
+    """Yield smaller EP sizes of whole nodes if the usable nodes cannot hold one unit of each phase; most GPUs first.
 
-    Units keep about as many redundant experts as they have, unless `fewest_slots`.
+    Units keep about their number of redundant experts; with `fewest_slots` they get the fewest possible.
     """
     per_node, usable = spec.cluster.gpus_per_node, num_usable(spec)
     most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
@@ -103,7 +106,10 @@ def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator
 
 
 def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield units of a whole node to replace several small units: first on at least as many GPUs, then on fewer."""
+    """Yield changes that replace several units of part of a node with units of a whole node.
+
+    The first change has at least as many GPUs, the second fewer.
+    """
     per_node = spec.cluster.gpus_per_node
     whole: dict[str, Any] = {}
     fewer: dict[str, Any] = {}
@@ -121,7 +127,7 @@ def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def node_increase(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int] | None = None) -> Change:
-    """Return the change that raises `cluster.nodes` for the units, or for units of other `ep_sizes`.
+    """Return the change that raises `cluster.nodes` to hold all units, with `ep_sizes` in place of the spec's if given.
 
     The change is empty if the nodes suffice, or if the spec lists nodes: named nodes cannot be added.
     """
@@ -133,12 +139,12 @@ def node_increase(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int] | None = Non
 
 
 def num_usable(spec: ResolvedSpec) -> int:
-    """Return how many nodes can hold units."""
+    """Return the number of the cluster's nodes that can hold units."""
     return sum(node.unusable is None for node in nodes_for(spec))
 
 
 def _covering_change(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
-    """Return the change that gives `phase` enough slots at `ep_size`; empty if it has them already."""
+    """Return the change that gives `phase` enough slots for coverage at `ep_size`; empty if it has them already."""
     section, num_logical = spec.phase(phase), spec.model.num_routed_experts
     fewest = fewest_slots(spec, ep_size) or 0
     redundant = max(fewest * ep_size - num_logical, -num_logical % ep_size)
@@ -159,7 +165,7 @@ def _exchange_supports(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
 
 
 def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield numbers of nodes for one or two phases, at most `most` each: highest total first, most even first."""
+    """Yield ways to give `usable` nodes to one or two phases, at most `most` each: highest total, most even first."""
     for total in range(usable, 0, -1):
         first = range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1)
         of_total = [(count, total - count)[: len(most)] for count in first if len(most) > 1 or count == total]
@@ -167,13 +173,13 @@ def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]:
-    """Return how many phases get fewer nodes than before, and the spread of their shares."""
+    """Return how many phases get fewer nodes than in `most`, and the spread of the phases' remaining shares."""
     shares = [count / all_of_it for count, all_of_it in zip(chosen, most, strict=True)]
     return sum(share < 1 for share in shares), max(shares) - min(shares)
 
 
 def _resize_unit(spec: ResolvedSpec, phase: Phase, num_nodes: int, fewest_slots: bool = False) -> Change:
-    """Return the change to units of `num_nodes` nodes, with the nearest even number of redundant experts."""
+    """Return the change to units of `num_nodes` nodes, with redundant experts that give GPUs equally many slots."""
     now, size = spec.phase(phase).redundant_experts, num_nodes * spec.cluster.gpus_per_node
     redundant = nearest_redundant(spec.model.num_routed_experts, size, 0 if fewest_slots else now)
     other = {} if redundant == now else {f"{phase}.redundant_experts": redundant}

@@ -1,13 +1,14 @@
-"""Decide `schedule.windows: auto` and `schedule.warm_up: auto`: the day with the fewest node-hours.
+"""Decide `schedule.windows: auto` and `schedule.warm_up: auto`: choose the day with the fewest node-hours.
 
-The load that a unit carries depends on what decided the number of units. Written units just carry the busiest entry of
-the profile, and headroom is added. Units that fill the nodes carry that entry with its headroom, since no more fit.
-Units decided by speed carry their predicted rate under the SLO. From then on the windows set the number of units, so
-`units` is removed from the phases.
+How much load one unit carries depends on what decided the number of units:
+    the spec        the written units just carry the busiest entry of the profile; headroom comes on top
+    the nodes       as many units as fit carry the busiest entry and its headroom
+    speed           a unit carries its predicted rate under the SLO
+Afterwards the windows set the number of units, so `units` is removed from the phases.
 
 If windows and warm-up are both `auto`, they are decided together: a longer warm-up may change which units start at the
-same time, and so how long they read from storage. The warm-up only grows, until it suffices for its own day, so the
-search ends.
+same time, and so how long they read from storage. The warm-up only grows until it is long enough for the windows
+derived with it, so the search ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ MAX_ROUNDS = 64  # assumed: each round lengthens the warm-up because more units 
 
 
 def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
-    """Replace `auto` windows and warm-up in `spec`, and return the decisions.
+    """Replace `auto` windows and warm-up in `spec`; return the new spec and the decisions.
 
     `rates` has one unit's tokens/s for each phase whose number of units was decided by speed.
     """
@@ -61,7 +62,8 @@ def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Re
 def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> int:
     """Return the number of units of `phase` at the peak of the day, for `written` units (default: the spec's).
 
-    With `windows: auto` the peak exceeds the written units: by headroom, a floor, or traffic above its capacity.
+    With `windows: auto` more units than written may be on at the peak: because of `headroom`, `min_units`, or traffic
+    above `traffic.capacity`.
     """
     number = spec.written.num_units(phase) if written is None else written
     schedule, traffic = spec.written.schedule, spec.written.traffic
@@ -78,7 +80,7 @@ def _decide_schedule(
     rates: Mapping[Phase, float],
     times: StartTimes | None,
 ) -> tuple[ResolvedSpec, list[Decision]]:
-    """Replace what the schedule leaves open; return the spec and the decisions about its windows."""
+    """Replace the schedule's `auto` fields; return the new spec and the decisions about windows."""
     days_with = _day_planner(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
     values: dict[str, Any] = {}
     if is_undecided(schedule.warm_up):
@@ -98,7 +100,10 @@ def _decide_schedule(
 
 
 def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTimes) -> float:
-    """Return the shortest warm-up, in whole seconds, that suffices for its own windows; else the longest."""
+    """Return the shortest warm-up, in whole seconds, that is long enough for every start of `schedule_with(warm_up)`.
+
+    Returns LONGEST_S if none is long enough.
+    """
     warm_up = 0.0
     for _ in range(MAX_ROUNDS):
         least = min(required_warm_up(schedule_with(warm_up), times), LONGEST_S)
@@ -109,7 +114,7 @@ def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTi
 
 
 def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
-    """Return the windows of all days in the form in which a spec writes them."""
+    """Return the windows of all kinds of day as the data of a spec's `schedule`."""
     traffic = spec.written.traffic
     assert traffic is not None
     others = [
@@ -120,7 +125,7 @@ def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, A
 
 
 def _replace_windows(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]) -> ScheduleSpec:
-    """Return `schedule` with the windows of `days`."""
+    """Return a schedule with the windows of `days` and the start times of `schedule`."""
     return ScheduleSpec.model_validate(_windows_data(spec, days)).model_copy(update={"start": schedule.start})
 
 
@@ -137,7 +142,7 @@ def _window_decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[De
 def _day_planner(
     spec: ResolvedSpec, schedule: ScheduleSpec, layouts: Mapping[Phase, PhaseLayout], rates: Mapping[Phase, float]
 ) -> Callable[[float], tuple[DerivedDay, ...]]:
-    """Return a function that derives the days' windows for a warm-up, in seconds."""
+    """Return a function that takes a warm-up in seconds and derives the windows of each kind of day."""
     traffic = spec.written.traffic
     assert traffic is not None
     filling = {phase for phase in layouts.keys() - rates.keys() if f"{phase}.units" in spec.document.autos}
@@ -155,9 +160,10 @@ def _required_units(
     rates: Mapping[Phase, float],
     of_nodes: Mapping[Phase, float],
 ) -> Demand:
-    """Return how many units of each phase each entry of a day's profile needs.
+    """Return how many units of each phase the demand of each profile entry takes, as fractional numbers.
 
-    `of_nodes` has the units that the busiest entry needs, for the phases whose units fill the nodes.
+    `rates` has one unit's tokens/s for phases decided by speed. `of_nodes` has the units that the busiest entry takes,
+    for phases whose units fill the nodes.
     """
     profile, scale = traffic.profile_on(day) or [], traffic.day_scale(day)
     asked: dict[Phase, Sequence[float]] = {}
