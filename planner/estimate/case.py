@@ -1,8 +1,8 @@
-"""Build the question for `estimate/throughput`: one phase of a spec in one layout, at one operating point.
+"""Build the input of the speed model (`estimate/throughput`): one phase in one layout, at one operating point.
 
-The spec gives the point. Without one, the phase's limits do: `max_requests` requests of half the longest length, fewer
-if KV has no room, and steps of `max_batch_tokens` with prompts of half the longest length. Plans mark such a point as
-derived.
+The spec gives the operating point. Without one, the phase's limits give it: `max_requests` requests of half the longest
+length, fewer if KV has no room, and steps of `max_batch_tokens` with prompts of half the longest length. Plans mark
+such an operating point as derived.
 """
 
 from planner.estimate.throughput.engines import engine_model
@@ -20,14 +20,17 @@ __all__ = ["build_case", "is_predictable", "unit_shape"]
 
 
 def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the GPU's rates and links and the model's kernels are known for the phase."""
+    """Return whether a phase's speed can be predicted: rates and links of its GPU and the model's kernels are known."""
     gpu = spec.gpu_of(phase)
     known = build_machine(gpu, spec.written.gpu_name(phase)) is not None and bool(gpu.nvlink_gb_per_s)
     return known and bool(gpu.nic_gbps) and why_unknown(spec.model) is None
 
 
 def build_case(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, exchange: Exchange) -> Case:
-    """Return the case of a predictable phase, with balanced GPUs."""
+    """Return the speed model's input for a predictable phase, with perfectly balanced GPUs.
+
+    `exchange` has the number of copies of a token in a normal dispatch.
+    """
     phase, model = layout.phase, spec.model
     machine = build_machine(spec.gpu_of(phase), layout.gpu)
     kv = kv_dtype(layout.precision, spec.phase(phase).kv_precision)
@@ -51,7 +54,7 @@ def build_case(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, e
 
 
 def unit_shape(spec: ResolvedSpec, layout: PhaseLayout) -> UnitShape:
-    """Return the parts of a layout that determine a layer's time. A "node" here is an NVLink domain."""
+    """Return the sizes of a layout that determine a layer's time. A "node" here is an NVLink domain."""
     domain = spec.gpu_of(layout.phase).domain_size(spec.cluster.gpus_per_node)
     return UnitShape(
         num_gpus=layout.ep_size,

@@ -1,12 +1,12 @@
-"""Check the spec's `coverage`: every expert of a unit survives the loss of one node, or of one rack.
+"""Check the spec's `coverage`: whether every expert of a unit survives the loss of one node, or of one rack.
 
-The planner knows the slots and the places. `expert_map/domains.py` has the arithmetic: each expert needs two replicas,
-in two domains. So 256 experts need 512 slots. DeepSeek's decode unit of 144 GPUs then needs 4 slots per GPU instead
-of 2, which takes 5.1 GB more on each.
+Each expert needs two replicas in two failure domains (`expert_map/domains.py`). So 256 experts need 512 slots.
+DeepSeek's decode unit of 144 GPUs then needs 4 slots per GPU instead of 2, which takes 5.1 GB more on each GPU.
 
-Units of a phase share one map. If they are spread over racks differently, the map must be right for all of them.
+Units of a phase share one expert map. If units are spread over racks in different ways, the map must suit all of them.
 
-Coverage pays only with a runtime that continues without a dead rank. Ours does not yet: it stops the whole unit.
+Coverage pays only with a runtime that continues without a dead rank. The bundled runtime does not yet: it stops the
+whole unit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class FailureDomains:
 def failure_domains(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], units: Sequence[Unit] = ()
 ) -> dict[Phase, FailureDomains]:
-    """Return the failure domains of each phase. Without `units`, racks stay empty."""
+    """Return the failure domain of each rank of a phase's units. Without placed `units`, racks stay empty."""
     racks = named_places(nodes_of(spec.cluster), "rack") if units else {}
     return {
         layout.phase: FailureDomains(
@@ -74,7 +74,10 @@ def failure_domains(
 
 
 def _rack_partitions(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[str, str]) -> Domains:
-    """Return each distinct way in which units are spread over racks, racks numbered in rank order."""
+    """Return each distinct way in which units are spread over racks, as the rack number of each rank.
+
+    Racks are numbered from 0 in the order of ranks. Returns nothing if some rack is not named.
+    """
     partitions: dict[tuple[int, ...], None] = {}
     for unit in units:
         names = [racks[node] for node in unit.nodes]
@@ -86,9 +89,10 @@ def _rack_partitions(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[
 
 
 def fewest_slots(spec: ResolvedSpec, ep_size: int, coverage: Coverage = "node") -> int | None:
-    """Return the fewest slots per GPU that survive the loss of one domain, or None if one domain holds the unit.
+    """Return the fewest slots per GPU with which all experts survive the loss of one node, or of one rack.
 
-    The unit is taken to fill one node, and one rack, after the other.
+    Returns None if one node or rack holds the whole unit. A unit is assumed to fill one node, and one rack, after the
+    other.
     """
     nodes = spec.cluster.rack_size or 1 if coverage == "rack" else 1
     domains = consecutive_domains(ep_size, min(nodes * spec.cluster.gpus_per_node, ep_size))
@@ -103,7 +107,7 @@ def check_coverage(
 ) -> Iterator[Finding]:
     """Yield a finding for each phase with too few slots or domains for the spec's `coverage`.
 
-    It also states the new balance if `predict_balance` knows it.
+    The finding states the balance after the fix if `predict_balance` knows it.
     """
     coverage = spec.written.coverage
     for layout in layouts if coverage != "none" else ():
@@ -116,7 +120,7 @@ def check_coverage(
 
 
 def check_map_coverage(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
-    """Yield a finding about phases whose shared map does not survive a rack loss in every unit."""
+    """Yield a finding about the phases in which some unit would lose experts with a rack, despite `coverage: rack`."""
     open_phases = [phase for phase, each in maps.items() if not each.is_covered]
     if open_phases:
         rule = f"S722 must hold in all units of {' and '.join(open_phases)}, which share one expert map"
@@ -127,7 +131,7 @@ def check_map_coverage(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
 
 
 def undecided_racks() -> Finding:
-    """Return the finding that only a placement can decide rack coverage."""
+    """Return the finding of `validate` for `coverage: rack`: only a placement can decide whether it is met."""
     rule = "S723 depends on the racks in which units are placed"
     return Finding("coverage", "rack", rule, "validate places no units", "run tidemill plan")
 
@@ -150,7 +154,7 @@ def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Finding:
 def _too_few_slots(
     spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, predict_balance: PredictBalance
 ) -> Finding:
-    """Return a finding with the missing slots, their bytes, and the resulting balance."""
+    """Return a finding that says how many slots are missing, how many bytes they take, and the balance with them."""
     coverage, redundant = spec.written.coverage, fewest * layout.ep_size - layout.num_logical_experts
     more_bytes = (fewest - layout.slots_per_gpu) * weights_of(spec.model, layout.precision).slot
     rule = (

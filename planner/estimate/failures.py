@@ -1,7 +1,7 @@
-"""Find the worst loss of one GPU, node, rack or power domain.
+"""Find how many units the loss of one GPU, node, rack or power domain stops, in the worst case.
 
-A unit with a dead rank stops: its ranks step together, and the bundled runtime, like most, cannot continue without one.
-So the report counts whole units as lost. Probabilities are not estimated here.
+A unit with a dead rank stops: its ranks step together, and the bundled runtime, like most, cannot continue without one
+of them. So the report counts whole units as lost. Probabilities are not estimated here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,15 +23,15 @@ SHARED_DOMAINS: tuple[SharedDomain, ...] = ("rack", "power")
 class Loss(Part):
     """The worst effect on a phase of losing one failure domain."""
 
-    units: int  # that stop
-    of_units: int  # of the phase
-    at: str  # where it happens
+    units: int  # units of the phase that stop
+    of_units: int  # all units of the phase
+    at: str  # the lost rank, node, rack or power domain
 
 
 def report_failures(spec: ResolvedSpec, units: Sequence[Unit]) -> dict[Phase, dict[str, Loss]]:
-    """Return each phase's worst loss by kind of domain, smallest domain first.
+    """Return, for each phase, the most units that losing one domain stops, by kind of domain, smallest kind first.
 
-    Racks and power domains are included if the spec names them.
+    The kinds are GPU and node, and rack and power if the spec names them.
     """
     nodes = nodes_of(spec.cluster)
     places = {kind: named_places(nodes, kind) for kind in SHARED_DOMAINS}
@@ -47,12 +47,15 @@ def _losses(units: Sequence[Unit], places: Mapping[SharedDomain, Mapping[str, st
 
 
 def _worst_shared_loss(units: Sequence[Unit], place_of: Mapping[str, str]) -> Loss | None:
-    """Return the loss of the domain that stops most units, or None if the spec names no such domains."""
+    """Return the loss of the domain that stops most units, or None if some node has no named domain.
+
+    `place_of` has the rack, or the power domain, of each node.
+    """
     stopped: dict[str, set[str]] = {}  # place -> units with a node there
     for unit in units:
         for name in unit.nodes:
             stopped.setdefault(place_of[name], set()).add(unit.name)
     if "" in stopped:
         return None
-    worst = max(stopped, key=lambda place: len(stopped[place]))  # of equals the first
+    worst = max(stopped, key=lambda place: len(stopped[place]))  # the first of equals
     return Loss(units=len(stopped[worst]), of_units=len(units), at=worst)

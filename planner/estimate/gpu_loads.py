@@ -1,6 +1,6 @@
 """Compare the loads of a unit's GPUs with and without an expert map.
 
-Without one, experts stay in order: slot i holds expert i, and the redundant slots hold the first experts again.
+Without a map, experts stay in order: slot i holds expert i, and the redundant slots hold the first experts again.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ DIGITS = 4
 
 
 class GpuLoads(Part):
-    """Loads of GPUs over the mean of their layer."""
+    """Loads of GPUs, each over the mean load of the GPUs in its layer."""
 
-    max_in_order: tuple[float, ...]  # of each MoE layer, with experts in order
+    max_in_order: tuple[float, ...]  # the fullest GPU's in each MoE layer, with experts in order
     moe_layer: int  # the layer with the fullest GPU, once the map applies
-    in_order: tuple[float, ...]  # of each of its GPUs, with experts in order
-    mapped: tuple[float, ...]  # of each of its GPUs, with the map
+    in_order: tuple[float, ...]  # of each GPU in `moe_layer`, with experts in order
+    mapped: tuple[float, ...]  # of each GPU in `moe_layer`, with the map
 
 
 def measure_gpu_loads(expert_map: ExpertMap, loads: Sequence[Sequence[float]], sizes: Sizes) -> GpuLoads:
-    """Return the loads under the map's split rule. A layer without load counts as even."""
+    """Return the GPUs' loads with and without the map, under its split rule. A layer without load counts as even."""
     from planner.expert_map.native import gpu_loads  # `validate` must not wait for numpy
     from planner.expert_map.weigh import as_slots, scale
 

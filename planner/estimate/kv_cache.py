@@ -1,24 +1,24 @@
-"""Size the prefix cache of KV on disks: its reads, writes and capacity, and the nodes it saves.
+"""Size the prefix cache of KV on disks: its reads, writes and capacity, and the prefill nodes that it saves.
 
     reads     = hit tokens per second x KV bytes per token
     writes    = computed tokens per second, of prompts and answers, x KV bytes per token
     capacity  = prompt tokens per second x mean time that KV stays x KV bytes per token
     saved     = nodes needed without a cache x hit rate
-    kept      the other way round: the time that blocks stay in the spec's memory and disks, and the hit rate there
+    kept      the reverse: from the spec's memory and disks, the time that blocks stay there, and so the hit rate
 
-A block stays for `keep` after its last use. A trace shows the ages at which blocks are used again, and so the hit rate
-and the mean stay for each `keep`. Ages do not depend on the amount of traffic, as long as each user returns after the
-same time. So the curve comes from the trace, and the capacity from the spec's traffic. An LRU cache behaves like that
-(Che's approximation).
+A block stays for `keep` after its last use. A trace of requests shows after how long blocks are used again, and so the
+hit rate and the mean stay for each `keep`. These times do not depend on the amount of traffic, as long as each user
+returns after the same time. So the curve of hit rate over `keep` comes from the trace, and the capacity from the spec's
+traffic. An LRU cache behaves like that (Che's approximation).
 
 Worked example, DeepSeek's day: 342e9 tokens of hits x 70,272 B / 86,400 s = 278 GB/s of reads on average.
 
-The runtime writes a block to a disk when it is used for the second time, so a disk is hit from the third use on. Each
-point of the curve has both: all blocks, as memory keeps them, and those that were used twice, as disks do. Prompts are
-taken to go where their blocks are, so that memories and disks of all nodes are one.
+The runtime writes a block to a disk when the block is used for the second time, so a disk is hit from the third use on.
+Each point of the curve has both hit rates: for all blocks, as memory keeps them, and for blocks used twice, as disks
+keep them. Prompts are assumed to go where their blocks are, so that memories and disks of all nodes count as one.
 
-It cannot tell whether the spec's hit rate is reached: the trace covers one hour, without hits on the next morning.
-Answers' KV is written too, and counts as a hit if the next prompt repeats the answer.
+This module cannot tell whether the spec's hit rate will be reached: the trace covers one hour, without hits on the next
+morning. KV of answers is written too, and counts as a hit if the next prompt repeats the answer.
 
 Sources: H. Che, Y. Tung, Z. Wang, Hierarchical web caching systems, IEEE JSAC 20(7), 2002; the trace is Mooncake's
 conversation trace, kvcache-ai/Mooncake FAST25-release/traces @3b5a594, Apache-2.0: 12,031 requests in 59 minutes,
@@ -38,16 +38,16 @@ __all__ = ["CONVERSATION", "CacheSize", "KeptKv", "KvCache", "PromptNodes", "Reu
 
 @dataclass(frozen=True)
 class Reuse:
-    """The effect, in a trace, of keeping blocks for `keep_s` after their last use.
+    """The hit rate in a trace if each block stays cached for `keep_s` after its last use, and how long blocks stay.
 
-    Times are means over all uses of blocks, until the next use or the eviction.
+    `kept_s` and `twice_kept_s` are means over all uses of blocks: the seconds from a use to the next or the eviction.
     """
 
     keep_s: float
-    hit_rate: float  # share of all blocks that were there
-    kept_s: float  # that a block stays
-    twice_hit_rate: float  # that were there and had been used twice
-    twice_kept_s: float  # that a block stays once it was used twice
+    hit_rate: float  # share of all used blocks that were cached
+    kept_s: float
+    twice_hit_rate: float  # share of all used blocks that were cached and had been used twice
+    twice_kept_s: float  # counting 0 for blocks not yet used twice
 
 
 CONVERSATION = (
@@ -58,11 +58,14 @@ CONVERSATION = (
     Reuse(600, 0.3433, 406.1, 0.207, 110.2),
     Reuse(1800, 0.3635, 895.9, 0.2131, 216.0),
 )
-WRITTEN_SHARE = 0.153  # of the trace's blocks: second uses, which are written to a disk
+WRITTEN_SHARE = 0.153  # share of the trace's blocks that are written to a disk, which are second uses
 
 
 class CacheSize(Part):
-    """The size and value of a cache that keeps blocks for `keep_s`, in the busiest hour."""
+    """The size of a cache that keeps blocks for `keep_s` after their last use, and the nodes that it saves.
+
+    The size is that of the busiest hour.
+    """
 
     keep_s: float
     hit_rate: float
@@ -72,28 +75,28 @@ class CacheSize(Part):
 
 
 class KeptKv(Part):
-    """What the spec's memory and disks keep in the busiest hour, and what they give with the trace's conversations.
+    """How long the spec's memory and disks keep KV in the busiest hour, and the hit rate that the trace has with them.
 
-    Times end at the curve's end.
+    Times are at most the longest `keep_s` of the trace's curve.
     """
 
     memory_bytes: Rounded6  # of all nodes
-    memory_minutes: Rounded6  # for so long a block stays after its last use
+    memory_minutes: Rounded6  # how long a block stays in memory after its last use
     disk_bytes: Maybe[Rounded6] = None
-    disk_minutes: Maybe[Rounded6] = None
-    hit_rate: Rounded6
+    disk_minutes: Maybe[Rounded6] = None  # how long a block stays on disk after its last use
+    hit_rate: Rounded6  # of memory and disk together
     saved_nodes: Rounded6  # on average over the day
     memory_hit_rate: Maybe[Rounded6] = None  # without the disk
-    memory_saved_nodes: Maybe[Rounded6] = None
-    written_bytes_per_day: Maybe[Rounded6] = None  # to the disk of a node that is on all day, or to the claim
-    drive_writes_per_day: Maybe[Rounded6] = None  # how often that fills the disk, as data sheets give endurance
-    lost_share: Maybe[Rounded6] = None  # at most, of the day's computed prompt tokens: what memories lose in units off
+    memory_saved_nodes: Maybe[Rounded6] = None  # without the disk
+    written_bytes_per_day: Maybe[Rounded6] = None  # to the disk of a node that is on all day, or to a shared disk
+    drive_writes_per_day: Maybe[Rounded6] = None  # how often a day's writes fill the disk, as in data sheets
+    lost_share: Maybe[Rounded6] = None  # most prompt tokens computed again as units turn off, over all computed ones
 
 
 class KvCache(Part):
     """The prefix cache that a day of the spec's traffic needs. Rates are sums over nodes in the busiest hour."""
 
-    hit_rate: float  # the spec's
+    hit_rate: float  # `traffic.cache_hit_rate` of the spec
     mean_read_bytes_per_s: Rounded6  # over the day
     read_bytes_per_s: Rounded6
     read_bytes_per_s_per_node: Rounded6
@@ -101,25 +104,28 @@ class KvCache(Part):
     write_bytes_per_s_per_node: Rounded6
     day_bytes: Rounded6  # all KV that a day computes; a cache of this size drops nothing
     saved_nodes: Rounded6  # at the spec's hit rate
-    nodes: int  # reading in the busiest hour
+    nodes: int  # that read in the busiest hour
     sizes: tuple[CacheSize, ...]
     kept: Maybe[KeptKv] = None  # None if the spec keeps no KV
 
 
 @dataclass(frozen=True)
 class PromptNodes:
-    """The nodes that compute prompts."""
+    """How many nodes that compute prompts are on, and how often they start."""
 
-    mean: float  # that are on, over the day
-    most: int  # in the busiest hour
-    ranks: int  # on each
-    started: int = 0  # a day, each time one is turned on
+    mean: float  # nodes that are on, averaged over the day
+    most: int  # nodes that are on in the busiest hour
+    ranks: int  # on each node
+    started: int = 0  # how many nodes are turned on in a day, each time counted
 
 
 def kv_cache(
     traffic: TrafficSpec, spec: KvCacheSpec, kv_bytes_per_token: float, nodes: PromptNodes, *, is_shared: bool = False
 ) -> KvCache:
-    """Return the traffic, size and value of the prefix cache. The disk of `spec` is each node's, or all share it."""
+    """Return the reads, writes and sizes of the prefix cache for a day of `traffic`, and the nodes that it saves.
+
+    The disk of `spec` is in each node or, if `is_shared`, one for all nodes.
+    """
     most_nodes = nodes.most
     bytes_per_token_a_day = kv_bytes_per_token / DAY_S
     busiest = traffic.peak_per_s("decode") / (traffic.output_tokens / DAY_S)
@@ -153,9 +159,9 @@ def kv_cache(
 
 
 def kept_hit_rate(memory_s: float, disk_s: float) -> float:
-    """Return the trace's hit rate where memory holds the blocks of so many seconds, and disks behind it so many.
+    """Return the trace's hit rate with a memory that holds blocks for `memory_s` on average, and disks for `disk_s`.
 
-    What both have is counted once.
+    Blocks that are in both count once.
     """
     in_memory = _follow(memory_s, "kept_s", "hit_rate")
     keep_s = _follow(memory_s, "kept_s", "keep_s")
@@ -166,7 +172,7 @@ def kept_hit_rate(memory_s: float, disk_s: float) -> float:
 def _kept(
     traffic: TrafficSpec, spec: KvCacheSpec, kv_bytes_per_token: float, nodes: PromptNodes, *, is_shared: bool
 ) -> KeptKv | None:
-    """Return what the memory and the disk of `spec` keep; None if it has none."""
+    """Return how long the memory and the disk of `spec` keep KV, and the hit rate; None if `spec` has no memory."""
     if spec.memory is None:
         return None
     day_bytes = traffic.input_tokens * kv_bytes_per_token
@@ -199,7 +205,10 @@ def _kept(
 
 
 def _follow(value: float, given: str, wanted: str) -> float:
-    """Return the curve's `wanted` where its `given` has this value: straight between points, constant at the end."""
+    """Interpolate the trace's curve: return its field `wanted` where its field `given` has this value.
+
+    The curve is straight between points, and constant after the last.
+    """
     points = [(0.0, 0.0), *((getattr(each, given), getattr(each, wanted)) for each in CONVERSATION)]
     for (x0, y0), (x1, y1) in pairwise(points):
         if value <= x1:

@@ -1,4 +1,4 @@
-"""Compute how long pods may take to start, and how long the slowest unit needs.
+"""Compute how long Kubernetes lets pods take to start, and how long the slowest unit needs to start.
 
     time to read = weights of the unit on a node / kubernetes.load_rate
     ours         = time to read, and as long again, 10 min at least
@@ -32,15 +32,15 @@ COMPILING_S, LEAST_COMPILING_START_S = 1200, 1800
 
 @dataclass(frozen=True)
 class SlowestStart:
-    """The start of the slowest unit."""
+    """How long the slowest unit takes to start."""
 
-    node_bytes: float  # weights that one node reads
-    reading_s: float
-    needed_s: float  # the unit may well be unready before that
+    node_bytes: float  # bytes of weights that one node reads
+    reading_s: float  # time to read these bytes
+    needed_s: float  # time that the unit should be given before it is expected to be ready
 
 
 def start_budget_s(kubernetes: KubernetesSpec, engine: EngineName, node_bytes: float) -> int:
-    """Return the seconds that a pod may take to start if its node reads `node_bytes` of weights."""
+    """Return the seconds after which Kubernetes restarts a pod that has not started, if its node reads `node_bytes`."""
     reading_s = _reading_s(kubernetes, node_bytes)
     if engine == OURS:
         return ceil(_with_margin(reading_s, START_MARGIN_S))
@@ -48,7 +48,7 @@ def start_budget_s(kubernetes: KubernetesSpec, engine: EngineName, node_bytes: f
 
 
 def slowest_start(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> SlowestStart:
-    """Return the start of the slowest unit among phases with a memory plan."""
+    """Return how long units take to start, for the phase with the most bytes of weights per node."""
     most_bytes = max(_node_bytes(spec, plan) for plan in memory)
     reading_s = _reading_s(spec.written.kubernetes, most_bytes)
     return SlowestStart(most_bytes, reading_s, _needed_s(spec.written.engine_name, reading_s))
@@ -68,7 +68,10 @@ def _with_margin(reading_s: float, margin_s: float) -> float:
 
 
 def _node_bytes(spec: ResolvedSpec, plan: MemoryPlan) -> float:
-    """Return the bytes a node reads. Each rank of another engine is assumed to read its own weights."""
+    """Return the bytes of weights that a node of the plan's phase reads when a unit starts.
+
+    Each rank of an engine other than the bundled runtime is assumed to read its own weights.
+    """
     section = spec.phase(plan.phase)
     if spec.written.engine_name != OURS:
         return plan.weight_bytes * min(section.ep_size, spec.cluster.gpus_per_node)

@@ -1,8 +1,9 @@
-"""Predict units under more load than their operating point.
+"""Predict the speed of units under more load than at their operating point.
 
-The operating point is not a limit. A unit accepts `max_requests` per rank or attention group, as far as KV has room.
-Until then no request is refused: steps take longer, and produce more tokens. A prefill unit computes more of the time,
-and prompts wait longer. The rate of full units limits how much of a day's traffic is answered.
+The operating point is not a limit. A unit accepts `max_requests` per rank or attention group, as far as KV has room. Up
+to that number no request is refused: steps take longer, and produce more tokens. A prefill unit computes more of the
+time, and prompts wait longer. How much of a day's traffic is answered is limited by the rate of units with the most
+requests.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,9 @@ HALVINGS = 20  # bisection steps between the point's requests and the most
 
 
 def full_rates(spec: Spec, memory: Sequence[MemoryPlan], outlooks: Sequence[PhaseOutlook]) -> dict[Phase, float]:
-    """Return the maximum tokens/s of one GPU of each phase with a known speed.
+    """Return the maximum tokens/s of one GPU, for each phase with a known speed.
 
-    Prefill then computes all the time. Other units have `most_requests` in each rank or attention group.
+    At this rate prefill computes all the time, and other units have `most_requests` in each rank or attention group.
     """
     rates = {}
     for each in outlooks:
@@ -42,7 +43,7 @@ def most_requests(spec: Spec, memory: Sequence[MemoryPlan], outlook: PhaseOutloo
 
 
 def predict_at_load(outlook: PhaseOutlook, most_requests: float, load: float) -> Prediction | None:
-    """Predict a phase at `load` times the tokens/s of its operating point.
+    """Predict a phase while it serves `load` times the tokens/s of its operating point.
 
     Returns None if the speed is unknown, if `most_requests` per group are not enough, or if prefill would be saturated,
     so that its queue grows without end.

@@ -1,4 +1,4 @@
-"""Predict each phase of a plan at its operating point, or explain why nobody can."""
+"""Predict the speed of each phase of a plan at its operating point, or explain why it cannot be predicted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,11 +30,11 @@ __all__ = ["PhaseOutlook", "predict_phases"]
 
 @dataclass(frozen=True)
 class PhaseOutlook:
-    """A phase's prediction and its inputs, or the reason why there is none."""
+    """A phase's predicted speed and its inputs, or the reason why speed cannot be predicted."""
 
     phase: Phase
     prediction: Prediction | None
-    why_not: str | None
+    why_not: str | None  # why there is no prediction
     correction: Correction | None = None  # from a user's own measurements
     case: Case | None = None  # for predictions at other operating points
 
@@ -47,9 +47,9 @@ def predict_phases(
     loads: Loads,
     calibration: Calibration | None = None,
 ) -> tuple[PhaseOutlook, ...]:
-    """Return the outlook of each phase, corrected by a user's own measurements if given.
+    """Predict each phase with its expert map, corrected by a user's own measurements (`calibration`) if given.
 
-    Raises CallError if the measurements are of no phase of the plan, or implausible.
+    Raises CallError if no measurement is of a phase of the plan, or if one is implausible.
     """
     if calibration is not None:
         require_rows(calibration, spec.phases)
@@ -85,7 +85,7 @@ def _outlook(
 
 
 def _unmeasured_kernels(model: Model, layout: PhaseLayout, point: OperatingPoint) -> str | None:
-    """Name the kernels without operator tables, or return None.
+    """Name the phase's kernels that no measured table of operators covers, or return None.
 
     The tables cover latent attention over all tokens, FP8 matmuls, and decode with one query per request.
     """
@@ -109,7 +109,7 @@ def _explain_unpredictable(spec: ResolvedSpec, layout: PhaseLayout) -> str | Non
 
 
 def _add_remote_share(unit: UnitShape, expert_map: ExpertMap, loads: Loads) -> UnitShape:
-    """Add the share of token-expert pairs that leave their node, if tokens prefer near replicas."""
+    """Return `unit` with the share of token-expert pairs that leave their node, if tokens prefer near replicas."""
     if expert_map.split != "local_first" or unit.num_gpus % unit.num_nodes:
         return unit
     return replace(
@@ -125,7 +125,7 @@ def _imbalance(
     pairs: float,
     drift_share: float = DRIFT_SHARE,
 ) -> Imbalance:
-    """Return the imbalance of the plan's map; none for a single GPU."""
+    """Return the max/mean load of GPUs and of nodes under the plan's map, with `pairs` token-expert pairs per GPU."""
     if unit.num_gpus == 1:
         return Imbalance()
     domains = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1
@@ -135,10 +135,10 @@ def _imbalance(
 
 
 def _token_copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:
-    """Return a token's copies in a normal dispatch, to other GPUs and nodes.
+    """Return how many copies of a token a normal dispatch sends to other GPUs and to other nodes.
 
-    If tokens prefer near replicas, copies to other nodes shrink like the pairs that leave a node. Else the map's own
-    dispatch bytes count, if known.
+    If tokens prefer near replicas, copies to other nodes shrink like the pairs that leave a node. Otherwise the number
+    follows from the dispatch bytes that the map is known to send, if any.
     """
     expected = expected_copies(
         model, unit.num_gpus, unit.num_nodes, groups_on_nodes=expert_map.policy == "hierarchical"

@@ -1,4 +1,4 @@
-"""Determine the operating point of each phase, from the spec or from its limits, and check that memory holds it."""
+"""Determine the operating point of each phase (the load at which speed is predicted), and check that its KV fits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,10 @@ __all__ = ["check_points_fit", "operating_point"]
 
 
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
-    """Return a phase's operating point, from the spec or else from its limits. `kv_room` is in tokens."""
+    """Return a phase's operating point: the spec's, or else one derived from the phase's limits.
+
+    `kv_room` is the number of tokens of KV that a GPU holds, or None if unknown.
+    """
     written = getattr(spec.written.operating_point, phase)
     section, inherited = spec.phase(phase), _inherited_fields(spec, phase)
     if written is not None:
@@ -58,7 +61,7 @@ def check_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[F
 
 
 def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
-    """Return the fields that the phase's point inherits: drafts, cache hit rate and read rate, that of the disk."""
+    """Return the operating point's fields that the spec sets elsewhere: drafts, cache hit rate and cache read rate."""
     drafts, traffic = spec.written.draft_tokens, spec.written.traffic
     accepted = spec.written.operating_point.acceptance_rate
     if accepted is None:
@@ -72,7 +75,7 @@ def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
 
 
 def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Return the answer length of mixed units: from the traffic, or twice the mean KV beyond the prompt."""
+    """Return `output_tokens` of mixed units: from the traffic's ratio, or twice the mean KV beyond the prompt."""
     traffic, prompt = spec.written.traffic, numbers.get("prompt_tokens")
     if phase != "mixed" or prompt is None:
         return {}
@@ -82,7 +85,7 @@ def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any])
 
 
 def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:
-    """Return the spec's point, with each `auto` set to what limits and memory allow."""
+    """Return the operating point from the spec's `numbers`, with each `auto` set to what limits and memory allow."""
     if numbers.get("step_tokens", AUTO) == AUTO:
         numbers["step_tokens"] = section.max_batch_tokens
     if "cache_read_rate" in numbers:
@@ -94,7 +97,7 @@ def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | N
 
 
 def _describe_tried(spec: ResolvedSpec, phase: Phase) -> str:
-    """Return a clause that names the fields auto tried without success."""
+    """Return a clause that names the fields for which `auto` tried all values without success; empty without any."""
     paths = (f"{phase}.{field}" for field in ("ep_size", "redundant_experts"))
     autos = [path for path in paths if path in spec.document.autos]
     return f", and no {' and '.join(autos)} that auto tried holds them" if autos else ""

@@ -1,21 +1,21 @@
-"""Estimate how often units fail, what that costs, and how many spares are needed.
+"""Estimate how often units fail, how many node-hours failures cost, and how many spare nodes are needed.
 
-    failures of a node      per hour: 1 / node + GPUs / gpu + NICs x (1 / nic + 1 / network), with mean times between
-                            failures, or 1 / mtbf if the spec gives it
+    failures of a node      per hour: 1 / node + GPUs / gpu + NICs x (1 / nic + 1 / network), each divisor a mean time
+                            between failures (below); or 1 / mtbf if the spec gives it
     failures of a unit      those of its nodes while it is on: a unit with a dead rank stops
-    lost                    failures x nodes of the unit x recovery, because all its nodes wait for the recovery
-    nodes being repaired    Poisson around failures x repair (a queue with servers for all: M/G/infinity)
-    spares                  the fewest that suffice for the required share of the time
+    lost node-hours         failures x nodes of the unit x recovery, because all its nodes wait for the recovery
+    nodes being repaired    Poisson with mean failures x repair (a queue with servers for all: M/G/infinity)
+    spares                  the fewest that are enough for the required share of the time
 
-The number of failures depends on the nodes, the cost of one on the unit's size. So units of half the size lose half as
-much, and half as much capacity at once.
+The number of failures depends on the number of nodes, and the cost of a failure on the unit's size. So units of half
+the size lose half as much in total, and half as much capacity at once.
 
 Failures are assumed independent. A switch that stops several units is worse at that moment, but the same on average;
-`failures.py` has the worst case of each place.
+`failures.py` has the worst case of each kind of domain.
 
-The mean times are Meta's counts of 54 days on 16,384 H100 GPUs in 2,048 nodes, 419 unexpected interruptions in all
-(Llama 3, arXiv 2407.21783, table 5, as glennklockwood.com/garden/component-reliability has it). Those are 21.2 million
-GPU-hours and 2.65 million node-hours:
+The mean times follow from Meta's counts in 54 days on 16,384 H100 GPUs in 2,048 nodes, 419 unexpected interruptions in
+all (Llama 3, arXiv 2407.21783, table 5, as quoted by glennklockwood.com/garden/component-reliability). Those 54 days
+are 21.2 million GPU-hours and 2.65 million node-hours:
 
     gpu      148 faulty GPUs + 72 memory + 19 SRAM + 17 system processor + 6 silent corruption + 6 thermal = 268
     node     32 host maintenance + 3 SSD + 3 power + 2 chassis + 2 I/O board + 2 CPU + 2 memory            =  46
@@ -56,16 +56,16 @@ NODE_H, GPU_H, NIC_H, NETWORK_H = (
 
 
 class PhaseUptime(Part):
-    """The effect of failures on a phase on an average day."""
+    """A phase's expected failures on an average day, and the capacity that they cost."""
 
     failures_per_day: float
     node_hours_lost_per_day: float
     capacity_at_once: float  # share of the phase's units that one failure stops
-    availability: float  # share of its unit-hours in which a unit serves
+    availability: float  # share of the unit-hours of the phase's schedule in which a unit really serves
 
 
 class Uptime(Part):
-    """The effect of failures on a deployment on an average day."""
+    """A deployment's expected failures on an average day, the capacity that they cost, and the spares needed."""
 
     phases: dict[Phase, PhaseUptime]
     failures_per_day: float
@@ -76,7 +76,7 @@ class Uptime(Part):
 
 
 def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptime | None:
-    """Return the expected uptime, or None if the spec has no `uptime`."""
+    """Return the expected failures of each phase and the spares needed, or None if the spec has no `uptime`."""
     asked = spec.written.uptime
     if asked is None:
         return None
@@ -94,7 +94,7 @@ def estimate_uptime(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> Uptim
 
 
 def recovery_s(spec: Spec) -> float:
-    """Return the seconds from a node's loss until its unit serves on a spare: from the spec, or a warm-up."""
+    """Return the seconds from a node's loss until its unit serves again on a spare: `uptime.recovery`, or a warm-up."""
     if spec.uptime is not None:
         return spec.uptime.recovery
     usual = read_seconds(ScheduleSpec.model_fields["warm_up"].default) or 0.0
@@ -102,15 +102,15 @@ def recovery_s(spec: Spec) -> float:
 
 
 def outage_share(spec: Spec, phase: Phase) -> float:
-    """Return the share of an hour for which a unit of `phase` that loses a node is out; 1 without a spare."""
+    """Return the share of an hour for which a unit of `phase` is down after it loses a node; 1 without a spare."""
     has_spare = spares_with(spec.cluster, spec.gpu_name(phase), spec.kubernetes.tolerations)
     return min(recovery_s(spec) / HOUR_S, 1.0) if has_spare else 1.0
 
 
 def suggest_spare(spec: Spec, units: Iterable[Unit], phase: Phase) -> str:
-    """Return a suggestion of an idle node as spare for units of `phase`.
+    """Return words that suggest an idle node as a spare for units of `phase`.
 
-    It is empty if no node is idle, or if the spec has spares.
+    Returns an empty string if no node is idle, or if the spec has spares already.
     """
     if spec.cluster.spares:
         return ""
@@ -133,7 +133,7 @@ def fewest_spares(nodes_in_repair: float, availability: float) -> int:
 
 
 def _poisson(mean: float, number: int) -> float:
-    """Return the Poisson probability of `number` for this mean."""
+    """Return the Poisson probability of exactly `number` events with this mean."""
     return exp(number * log(mean) - mean - lgamma(number + 1)) if mean else float(number == 0)
 
 
@@ -151,7 +151,7 @@ def _phase_uptime(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) ->
 
 
 def _node_failures_per_hour(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> float:
-    """Return the failure rate of the parts of a node that a unit uses. It may use some of the GPUs only."""
+    """Return how often per hour a part of a node that a unit uses fails. A unit may use only some of a node's GPUs."""
     if asked.mtbf is not None:
         return HOUR_S / asked.mtbf
     gpus = min(layout.ep_size, spec.cluster.gpus_per_node)

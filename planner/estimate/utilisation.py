@@ -1,6 +1,7 @@
-"""Choose prefill's utilisation if `slo` has a TTFT and the spec no `utilisation`.
+"""Choose prefill's utilisation (the used share of its saturated rate) if `slo` has a TTFT and the spec sets none.
 
-A prompt's mean TTFT is its own steps, the steps it waits in the queue, and the read of its cached KV:
+A prompt's mean TTFT is the time of its own steps, of the steps that it waits in the queue, and of reading its cached
+KV:
 
     TTFT = (prompt_steps + queued_steps) x step + read      see `throughput/predict.py`
 
@@ -31,19 +32,19 @@ __all__ = [
     "with_promised_utilisation",
 ]
 
-SLO_MARGIN = 0.99  # of the SLO: before a layout's map is found, its balance is uncertain by 0.9 % of TPOT
+SLO_MARGIN = 0.99  # share of the SLO to plan for: until a layout's map is found, its balance may change TPOT by 0.9 %
 MIN_UTILISATION = 0.5  # assumed: below that, shorter steps serve better than idle units
-MIN_OFFERED_UTILISATION = 0.05  # assumed: nobody pays for units that idle more
+MIN_OFFERED_UTILISATION = 0.05  # assumed: nobody pays for units that are idle for more than 95 % of the time
 STEP_TOKENS = "operating_point.prefill.step_tokens"
 SHORTEST_STEP = 512  # tokens; the search tries no shorter steps
 ROUNDING_STEPS = 1000  # utilisations are rounded down to thousandths
 
 
 def with_promised_utilisation(spec: ResolvedSpec, case: Case, rate: float) -> Case:
-    """Return the case at the highest utilisation whose mean TTFT meets the SLO, at least one half.
+    """Return `case` at the highest utilisation whose mean TTFT meets the SLO, but at least MIN_UTILISATION.
 
     `rate` is the case's saturated rate, in computed tokens/s of one GPU. The case is unchanged if the SLO does not set
-    its utilisation. If one half is too much, the SLO is missed.
+    its utilisation. If MIN_UTILISATION is too much for the TTFT, the prediction misses the SLO.
     """
     promised, point = spec.written.slo.ttft_ms, case.point
     if promised is None or not is_set_by_ttft(spec.written, case.phase):
@@ -54,7 +55,7 @@ def with_promised_utilisation(spec: ResolvedSpec, case: Case, rate: float) -> Ca
 
 
 def highest_utilisation(found: Prediction, promised_ms: float) -> float:
-    """Return the highest utilisation at which prefill meets a TTFT; 0 if even a prompt without waiting misses it."""
+    """Return the highest utilisation at which prefill's mean TTFT meets `promised_ms`; 0 if none does."""
     assert found.ttft_seconds is not None
     steps, reading = found.point.prompt_steps, found.cache_read_seconds
     step = (found.ttft_seconds.mid - reading) / (steps + found.point.queued_steps)
@@ -62,16 +63,16 @@ def highest_utilisation(found: Prediction, promised_ms: float) -> float:
 
 
 def relative_utilisation(found: Prediction, promised_ms: float | None) -> float:
-    """Return the utilisation over the highest one that meets the TTFT SLO; 1 if missed or without an SLO."""
+    """Return prefill's utilisation over the highest that meets the TTFT SLO; 1 if the SLO is missed or absent."""
     if promised_ms is None or found.phase != "prefill":
         return 1.0
     return found.point.utilisation / max(highest_utilisation(found, promised_ms), found.point.utilisation)
 
 
 def shorter_steps(spec: ResolvedSpec) -> tuple[str, Sequence[int]]:
-    """Return the field that sets prefill's step length, and shorter values, so that a prompt waits less.
+    """Return the path of the field that sets prefill's step length, and shorter lengths, with which prompts wait less.
 
-    They are powers of two, largest first; none if auto decides the field.
+    The lengths are powers of two in tokens, largest first; none if `auto` decides the field.
     """
     point, autos = spec.written.operating_point.prefill, spec.document.autos
     path, step_tokens = "prefill.max_batch_tokens", spec.phase("prefill").max_batch_tokens
@@ -84,16 +85,16 @@ def shorter_steps(spec: ResolvedSpec) -> tuple[str, Sequence[int]]:
 
 
 def is_set_by_ttft(spec: Spec, phase: Phase) -> bool:
-    """Return whether the TTFT SLO sets the phase's utilisation."""
+    """Return whether the TTFT SLO sets the phase's utilisation: for prefill, unless the spec writes it."""
     point = spec.operating_point.prefill
     is_written = point is not None and point.utilisation is not None
     return phase == "prefill" and spec.slo.ttft_ms is not None and not is_written
 
 
 def _max_utilisation(seconds: float, step: float, prompt_steps: int) -> float:
-    """Return the highest utilisation at which a prompt's mean wait and its own steps fit into `seconds`.
+    """Return the highest utilisation at which a prompt's mean wait and its own steps fit into `seconds`, rounded down.
 
-    It is rounded down, and 0 if the prompt's own steps take longer. `step` is a step's seconds.
+    Returns 0 if the prompt's own steps alone take longer. `step` is the time of one step in seconds.
     """
     wait = max(seconds / step - prompt_steps, 0.0)
     return floor(ROUNDING_STEPS * utilisation_at_wait(wait)) / ROUNDING_STEPS

@@ -1,4 +1,4 @@
-"""Correct predictions by a user's own measurements: one factor per phase, with the error before and after.
+"""Correct predictions with a user's own measurements: one factor per phase, with the error before and after.
 
 The file is JSON, one of
     rows                    [{"phase": "decode", "requests": 88, "kv_tokens": 4989, "tpot_ms": 47.6}, ...]
@@ -6,9 +6,9 @@ The file is JSON, one of
     aiperf's export         `inter_token_latency`, `time_to_first_token`, each with `avg` in ms
 
 A row has its phase and `tokens_per_s_per_gpu`, or `tpot_ms` for decode and mixed units. It may also have fields of the
-operating point at which it was measured; the others are taken from the plan. The factor is the geometric mean of
-measured over predicted. It replaces the engine's known factor, and the plan says so. A row faster than any kernel is
-refused: most likely its time is in another unit.
+operating point at which it was measured; missing fields are taken from the plan. The factor is the geometric mean of
+measured over predicted speed. It replaces the engine's known factor, and the plan says so. A row that is faster than
+any kernel could be is refused: most likely its time is in another unit.
 
 Sources: github.com/sgl-project/sglang 0.5.23 python/sglang/bench_serving.py (what it writes);
 docs.nvidia.com/aiperf/reference/json-export-schema (each metric has its `unit`).
@@ -36,11 +36,11 @@ from planner.problems.finding import Finding
 __all__ = ["Calibration", "Correction", "calibrate", "read_calibration", "require_rows"]
 
 MAX_BYTES = 10_000_000
-MAX_ROWS = 1000  # assumed: more than anybody sweeps; a prediction of each takes 0.3 ms
-MEASURED = (1e-6, 1e9)  # range of any measurement: real ones are well inside, and figures stay finite
+MAX_ROWS = 1000  # assumed: more than anybody measures; predicting a row takes 0.3 ms
+MEASURED = (1e-6, 1e9)  # accepted range of any measurement: real ones are well inside, and figures stay finite
 FIX = "see docs/calibration.md"
 NO_ROWS = "S915 must hold measurements of the plan's phases"
-SHARE = (0.0, 0.999)  # range of rates, as in the spec
+SHARE = (0.0, 0.999)  # accepted range of cache hit rate and acceptance rate, as in the spec
 PLAN_FIELDS = {"is_derived", "utilisation", "draft_tokens", "cache_read_gbps"}  # always taken from the plan
 POINT_FIELDS = frozenset(each.name for each in fields(OperatingPoint)) - PLAN_FIELDS
 MAX_SPEEDUP = 10.0  # assumed: over measured kernels without overheads; seconds written as ms would be 1,000
@@ -48,7 +48,7 @@ MAX_SPEEDUP = 10.0  # assumed: over measured kernels without overheads; seconds 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measured row. `phase` is None if the file does not say it: service benchmarks measure decode's TPOT."""
+    """One measured row. `phase` is None if the file does not name it: service benchmarks measure decode's TPOT."""
 
     phase: Phase | None
     point: Mapping[str, Any]  # fields of an operating point
@@ -66,7 +66,7 @@ class Calibration:
 
 
 class Correction(Part):
-    """The effect of a file on one phase. Errors are means of |predicted / measured - 1|."""
+    """The factor that a file of measurements gives one phase. Errors are means of |predicted / measured - 1|."""
 
     file: str
     digest: Digest
@@ -100,7 +100,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def calibrate(case: Case, evidence: Evidence, calibration: Calibration) -> tuple[Case, Evidence, Correction | None]:
-    """Return the case with the file's factor, the new evidence, and the correction.
+    """Return the case corrected by the file's factor, evidence that names the file, and the correction.
 
     A file without rows of the phase changes nothing. Raises CallError for an implausible row.
     """
@@ -126,7 +126,7 @@ def calibrate(case: Case, evidence: Evidence, calibration: Calibration) -> tuple
 
 
 def require_rows(calibration: Calibration, phases: Sequence[Phase]) -> None:
-    """Raise CallError if no row is of any of `phases`, because the file would change nothing."""
+    """Raise CallError if no measured row is of any of `phases`, because the file would change nothing."""
     if any(_covers_phase(row, phase) for row in calibration.rows for phase in phases):
         return
     of = " and ".join(dict.fromkeys(row.phase or "decode or mixed units" for row in calibration.rows))
@@ -135,12 +135,12 @@ def require_rows(calibration: Calibration, phases: Sequence[Phase]) -> None:
 
 
 def _covers_phase(row: Measurement, phase: Phase) -> bool:
-    """Return whether a row is of the phase. A row without a phase counts for all that generate tokens."""
+    """Return whether a row measures the phase. A row without a phase measures every phase that generates tokens."""
     return row.phase == phase or (row.phase is None and phase != "prefill")
 
 
 def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
-    """Return measured over predicted. Raises CallError if the row is faster than any kernel could be."""
+    """Return measured over predicted tokens/s of a row. Raises CallError if it is faster than any kernel could be."""
     there = _case_of_row(row, case)
     measured, most = _measured_rate(row, case), MAX_SPEEDUP * overhead_free_rate(there)
     if measured > most:
@@ -172,9 +172,9 @@ def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
 
 
 def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
-    """Return the mean KV tokens of its requests, if it states their lengths.
+    """Return the operating point of a result of SGLang's benchmark: the mean KV of requests, if it has their lengths.
 
-    Its concurrency is left out, because it counts the whole service.
+    Its concurrency is not used, because that counts the whole service.
     """
     names = ("random_input_len", "random_output_len")
     if any(each.get(name) is None for name in names):
@@ -210,7 +210,7 @@ def _parse_own_row(row: Mapping[str, Any]) -> Measurement:
 
 
 def _parse_number(value: Any, name: str) -> float:
-    """Return the number at `name`. Raises ValueError if it is none, or outside its range."""
+    """Return `value` as a float. Raises ValueError, naming `name`, if it is no number or outside the accepted range."""
     least, most = SHARE if name in ("cache_hit_rate", "acceptance_rate") else MEASURED
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ValueError(f"{name} is {_quote(value)}, and must be a number from {least:g} to {most:g}")
@@ -228,7 +228,7 @@ def _case_of_row(row: Measurement, case: Case) -> Case:
 
 
 def _measured_rate(row: Measurement, case: Case) -> float:
-    """Return the row's tokens/s of one GPU."""
+    """Return the measured tokens/s of one GPU, computed from TPOT if the row has that."""
     if row.tokens_per_s_per_gpu is not None:
         return row.tokens_per_s_per_gpu
     assert row.tpot_ms is not None

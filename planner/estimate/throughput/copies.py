@@ -1,7 +1,7 @@
-"""Count the copies of a token in a normal dispatch, before any map exists.
+"""Count the copies of a token that a normal dispatch sends, before any expert map exists.
 
-All experts are assumed equally likely. A gate that limits a token to K of G groups keeps it on fewer nodes, if groups
-stay on nodes:
+All experts are assumed equally likely. A gate that limits a token to K of G expert groups sends the token to fewer of N
+nodes, if each group stays on one or several nodes:
 
     nodes with g whole groups each    P(a token goes there) = 1 - C(G - g, K) / C(G, K)
     several nodes to a group          P = K / G x (1 - (1 - G / N)^(E / K))
@@ -27,7 +27,7 @@ __all__ = ["expected_copies", "remote_share"]
 
 
 def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_nodes: bool) -> Exchange:
-    """Return the copies of one token to other GPUs and to other nodes."""
+    """Return the expected number of copies of one token that are sent to other GPUs and to other nodes."""
     experts = model.num_experts_per_token
     to_gpu = 1 - (1 - 1 / num_gpus) ** experts
     to_node = 1 - (1 - 1 / num_nodes) ** experts
@@ -40,10 +40,10 @@ def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_no
 
 
 def remote_share(expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_places: int) -> float:
-    """Return the share of pairs that leave their place: a node, or a GPU. A unit has `num_places`.
+    """Return the share of token-expert pairs sent to another place, if a unit has `num_places` nodes, or GPUs.
 
-    If replicas are chosen equally, it is 1 - 1 / places. If near replicas come first, pairs whose expert is in the own
-    place stay there.
+    If replicas are chosen equally, the share is 1 - 1 / num_places. If near replicas come first, pairs whose expert has
+    a replica in the token's own place stay there.
     """
     if expert_map.split != "local_first":
         return 1 - 1 / num_places

@@ -1,16 +1,16 @@
-"""The constants of an engine: the overheads it adds to its kernels, fitted to published results (`engines.json`).
+"""Read an engine's constants: the overheads that it adds to its kernels, fitted to published results (`engines.json`).
 
-All engines share the mechanisms. An engine has these constants:
+The same model of a step serves all engines. Each engine has these constants:
     between_us     overhead of a layer and micro-batch of decode: launches, norms, the gate
-    beside         slowdown of prefill's kernels while exchanges run beside them
+    beside         factor on the time of prefill's kernels while exchanges run beside them
     host_ms        host overhead of a step
-    imbalance      load of its fullest GPU over the map's prediction
-    core_share     efficiency of its core attention, if it has a kernel of its own
-    alone          measured over predicted time of one GPU without exchanges; shown to users only
+    imbalance      load of the fullest GPU over the load predicted from the expert map
+    core_share     efficiency of its core attention, if the engine has its own kernel for that
+    alone          measured over predicted time of one GPU without exchanges; shown to users, not used for predictions
     factor         measured over predicted throughput on one GPU type, if nothing more detailed is published
 
-`tests/benchmarks/throughput.py` holds the measured rows, fits the constants, and predicts each row from the others. An
-engine without rows is given the constants of DeepSeek's engine, whose kernels it runs, and its predictions say so.
+`tests/benchmarks/throughput.py` holds the measured rows, fits the constants, and predicts each row from the others. For
+an engine without rows, the constants of DeepSeek's engine are used, whose kernels it runs, and its predictions say so.
 """
 
 import json
@@ -28,7 +28,7 @@ __all__ = ["EngineModel", "engine_model", "engines_json"]
 
 @dataclass(frozen=True)
 class EngineModel:
-    """An engine's constants, and the GPUs on which each phase was measured."""
+    """An engine's constants, and the GPUs on which the engine was measured, by phase."""
 
     name: str
     overheads: Overheads
@@ -36,14 +36,14 @@ class EngineModel:
     core_share: float | None
     factor: Mapping[Phase, float]
     measured_on: Mapping[Phase, tuple[str, ...]]
-    as_engine: str | None  # the engine whose constants it borrows
+    as_engine: str | None  # the engine whose constants are used instead of its own
     alone: Mapping[Phase, float] = field(default_factory=dict)  # measured over predicted time of one GPU, no exchanges
-    alone_on: str = ""  # the GPU
+    alone_on: str = ""  # the GPU on which `alone` was measured
 
 
 @cache
 def engine_model(name: str, gpu: str) -> EngineModel:
-    """Return the constants of engine `name` on a GPU. `name` is a spec's engine or a published system."""
+    """Return the constants of engine `name` on a GPU type. `name` is an engine of specs, or a published system."""
     document = engines_json()
     own = document["engines"].get(name, {})
     if gpu not in own.get("only_on", [gpu]):
@@ -65,5 +65,5 @@ def engine_model(name: str, gpu: str) -> EngineModel:
 
 @cache
 def engines_json() -> Any:
-    """Return the document of constants, with the measured rows."""
+    """Return the content of `engines.json`: the constants of each engine, with the measured rows."""
     return json.loads(files("planner.estimate.throughput").joinpath("engines.json").read_text())

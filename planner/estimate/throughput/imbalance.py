@@ -1,8 +1,8 @@
-"""Predict the fullest GPU's load over the mean, in one step of a plan's own expert map.
+"""Predict the fullest GPU's load over the mean in one step, for the expert map of a plan.
 
     expected    the map's own imbalance, for its loads and split rule (`max_over_mean`)
     drift       experts' popularity changed since the loads were measured
-    sampling    one step's pairs are a small sample
+    sampling    the token-expert pairs of one step are a small sample
 
 A GPU's pairs in one step are assumed normal around the expected number, with the variance of drift and sampling. The
 expected maximum over all GPUs is
@@ -10,18 +10,19 @@ expected maximum over all GPUs is
     E[max] = integral of 1 - product over GPUs of P(pairs <= x) dx
 
 `facts/drawn.py` models the drift: the most popular experts drift least, since popularity is bounded. Replicas of an
-expert drift together, but they are on different GPUs. drawn.py's drift is calibrated to 0.109, the excess of the
-fullest of 32 ranks in an iteration, as if all of it were drift. In the same table, a rank gets 1,024 pairs on average,
-with a standard deviation of 52.0. Sampling alone would give 32.0, so at most this share of drawn.py's drift is real:
+expert drift together, but they are on different GPUs. The drift of drawn.py is calibrated to a measurement: in an
+iteration, the fullest of 32 ranks has 0.109 more than the mean, and all of this excess is taken as drift. In the same
+table, a rank gets 1,024 pairs on average, with a standard deviation of 52.0. Sampling alone would give 32.0, so at most
+this share of drawn.py's drift is real:
 
     sqrt(1 - (32.0 / 52.0)^2) = 0.788
 
-That map was made from the same iterations in which it was measured, so the real share is unknown: anything from none
-(if tokens of a step choose alike) to all of it. 0.471 is assumed, about a third of the possible variance. It was chosen
-after looking at DeepSeek's decode, so that row is weak evidence for it (docs/design/predictions.md). The low end of a
-range takes 0.788.
+The measured map was made from the same iterations in which it was measured, so the real share is unknown: anything from
+none (if tokens of a step choose alike) to 0.788. 0.471 is assumed, about a third of the possible variance. This value
+was chosen after looking at DeepSeek's decode, so that row is weak evidence for it (docs/design/predictions.md). The low
+end of a prediction's range takes 0.788.
 
-A node's load is the sum of its GPUs' loads. It matters for NICs if tokens go once to each node.
+A node's load is the sum of its GPUs' loads. It matters for NICs if a dispatch sends a token once to each node.
 
 Source: NVIDIA/TensorRT-LLM 1d263f15 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md,
 table 1; examples/wide_ep/ep_load_balancer/README.md 2a595f81 (which iterations).
@@ -68,10 +69,11 @@ def imbalance_of(
     num_nodes: int,
     drift_share: float = DRIFT_SHARE,
 ) -> Imbalance:
-    """Return the imbalance of a map, averaged over MoE layers, if a GPU receives `pairs_per_gpu` in a step.
+    """Return the expected max/mean load of GPUs and of NVLink domains in a step, averaged over MoE layers.
 
-    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes. Its split rule determines what each replica
-    carries. NICs connect `num_domains` domains. `drift_share` is the share of drawn.py's drift that is taken as real.
+    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes, in `num_domains` NVLink domains. Its split rule
+    determines the load of each replica. A GPU receives `pairs_per_gpu` token-expert pairs in a step on average.
+    `drift_share` is the share of drawn.py's drift that is taken as real.
     """
     import numpy as np  # `validate` must not wait for it
 
@@ -87,7 +89,7 @@ def imbalance_of(
 def _gpu_loads(
     expert_map: ExpertMap, loads_LE: "Floats", num_gpus: int, num_nodes: int, drift_share: float
 ) -> "tuple[Floats, Floats]":
-    """Return each GPU's load and the variance of its drift, both `[L, G]`."""
+    """Return each GPU's load under the map, and the variance of this load by drift, both `[L, G]`."""
     import numpy as np  # as above
 
     from planner.estimate.throughput.shares import replica_shares  # numpy, too
@@ -102,7 +104,7 @@ def _gpu_loads(
 
 
 def replicas_on_nodes(slots_LS: "Ints", num_nodes: int) -> "Floats":
-    """Return each node's number of replicas of each expert, `[num_moe_layers, num_experts, num_nodes]`."""
+    """Return how many replicas of each expert are on each node, `[num_moe_layers, num_experts, num_nodes]`."""
     import numpy as np  # as above
 
     found: Floats = np.zeros((len(slots_LS), int(slots_LS.max()) + 1, num_nodes))
@@ -111,7 +113,7 @@ def replicas_on_nodes(slots_LS: "Ints", num_nodes: int) -> "Floats":
 
 
 def drift(loads_LE: "Floats", drift_share: float = DRIFT_SHARE) -> "Floats":
-    """Return each expert's relative standard deviation from one window to the next, `[L, E]`.
+    """Return the relative standard deviation of each expert's load from one window of traffic to the next, `[L, E]`.
 
     With popularity 256^u and u = P(z), d ln(popularity) / dz is ln 256 x the normal density at z.
     """
@@ -125,7 +127,7 @@ def drift(loads_LE: "Floats", drift_share: float = DRIFT_SHARE) -> "Floats":
 
 @cache
 def _densities() -> "tuple[Floats, Floats]":
-    """Return probabilities, and the normal density at the quantile of each."""
+    """Return a table of probabilities, and of the normal density at the quantile of each probability."""
     import numpy as np  # as above
 
     table = np.linspace(0.002, 0.998, 499)
@@ -133,7 +135,7 @@ def _densities() -> "tuple[Floats, Floats]":
 
 
 def sampling_imbalance(num_gpus: int, pairs_per_gpu: float) -> float:
-    """Return the fullest GPU over the mean if GPUs differ only by sampling."""
+    """Return the expected max/mean load of GPUs in a step if their loads differ only because the sample is small."""
     return float(1 + expected_maximum(num_gpus) / sqrt(max(pairs_per_gpu, 1.0))) if num_gpus > 1 else 1.0
 
 
@@ -144,7 +146,7 @@ def expected_maximum(num_gpus: int) -> float:
 
 
 def _node_of_slot(slots_LS: "Ints", num_nodes: int) -> "Ints":
-    """Return the node of each slot, `[num_slots]`."""
+    """Return the number of the node on which each slot is, `[num_slots]`."""
     import numpy as np  # as above
 
     found: Ints = np.arange(slots_LS.shape[1]) * num_nodes // slots_LS.shape[1]
@@ -152,7 +154,7 @@ def _node_of_slot(slots_LS: "Ints", num_nodes: int) -> "Ints":
 
 
 def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":
-    """Return the expected maximum of independent normal variables, `[L]`."""
+    """Return the expected maximum over GPUs of independent normal variables, `[L]`."""
     import numpy as np  # as above
 
     low = means_LG.max(axis=1)
@@ -168,7 +170,7 @@ def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":
 
 
 def _normal_cdf(z: "Floats") -> "Floats":
-    """Return the normal distribution function within 0.0003, by Page's approximation."""
+    """Return P(a standard normal variable <= z), within 0.0003, by Page's approximation."""
     import numpy as np  # as above
 
     found: Floats = 1 / (1 + np.exp(-np.clip(sqrt(8 / pi) * z * (1 + 0.044715 * z**2), -40, 40)))

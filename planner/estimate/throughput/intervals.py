@@ -1,22 +1,24 @@
-"""Determine the range of a prediction from its family of evidence.
+"""Determine the range of a predicted speed from its family of evidence: what of it has been measured.
 
-    family                                           half width     on top
-    this engine was measured on this GPU             10 %           or the unexplained part of its factor
-    the same, in another phase                       20 %           its imbalance and overheads carry over
-    this engine was measured on another GPU          20 %           where this GPU's kernels were measured
-                                                     35 %           where some are scaled from another's
+    family                                           half width     remark
+    this engine was measured on this GPU             10 %           or the unexplained part of its factor, if larger
+    it was, but only in another phase                20 %           imbalance and overheads carry over
+    this engine was measured on another GPU          20 %           if this GPU's kernels were measured
+                                                     35 %           if some are scaled from another GPU's
     no measurement of this engine                    a factor of 2
     an attention or precision that nobody measured   a factor of 2
 
-The first width is nearly twice the largest error, 5.7 %, when each row is predicted from the others
-(`tests/benchmarks/throughput.py`). An unexplained factor widens it, because the loss may be another share at another
-point. The second width is assumed to be twice the first: its only row, SGLang's decode, is met within 1 %. The third is
-assumed equal, because no engine was measured on two GPUs. The fourth covers at least 85 % of all measured operators
-when their GPU's tables are left out (`left_out` in `kernels.json`). With a factor of two, the high end is at most the
-rate of the same kernels without overheads, exposed exchanges or imbalance. Drift of popularity is known within bounds
-(`imbalance.py`): the low end of the first three families takes the most drift, and then the family's width below that.
+10 % is nearly twice the largest error, 5.7 %, when each measured row is predicted from the others
+(`tests/benchmarks/throughput.py`). An unexplained factor widens the range, because the loss may be another share at
+another operating point. 20 % in another phase is assumed: the only such row, SGLang's decode, is predicted within 1 %.
+20 % on another GPU is assumed too, because no engine was measured on two GPUs. 35 % covers at least 85 % of all
+measured operators when their GPU's tables are left out (`left_out` in `kernels.json`). With a factor of two, the high
+end is at most the rate of the same kernels without overheads, exposed exchanges or imbalance.
 
-A user's own measurements count as the first family, and their range includes each of them.
+Drift of experts' popularity is known within bounds (`imbalance.py`). For all families but those with a factor of two,
+the low end is the rate with the most drift, less the family's width.
+
+A user's own measurements count as the first family, and the range then includes each measured ratio.
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ FACTOR = 2.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """A predicted figure with its range."""
+    """A predicted number with the low and high end of its range."""
 
     low: float
     mid: float
@@ -57,34 +59,37 @@ class Estimate:
         return Estimate(self.low * factor, self.mid * factor, self.high * factor)
 
     def plus(self, seconds: float) -> "Estimate":
-        """Return the estimate with `seconds` added to it and to both ends."""
+        """Return the estimate with `seconds` added to its middle and both ends."""
         return Estimate(self.low + seconds, self.mid + seconds, self.high + seconds)
 
     def inverse(self, numerator: float) -> "Estimate":
-        """Return `numerator` over the estimate, as a time from a rate."""
+        """Return `numerator` divided by the estimate, to turn a rate into a time."""
         return Estimate(numerator / self.high, numerator / self.mid, numerator / self.low)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence behind a prediction, in words for people."""
+    """The measurements on which a prediction rests: they set its range, and `why` tells people."""
 
     family: Family
     why: str
     scaled: tuple[str, ...]  # constants of the GPU that are scaled from another
-    unexplained: float = 0.0  # share of the rate that the engine's factor removes
-    measured: tuple[float, float] = (1.0, 1.0)  # a user's measurements over predictions: least, most
+    unexplained: float = 0.0  # share of the rate that the engine's fitted factor removes
+    measured: tuple[float, float] = (1.0, 1.0)  # least and most of a user's measured over predicted rates
 
     @property
     def chance(self) -> str:
-        """Say how likely a speed within the range is. No range is a probability distribution."""
+        """Return words that say how likely the real speed lies in the range. Nobody knows an exact probability."""
         if self.family == "same engine, other GPU" and self.scaled:
             return SCALED_CHANCE
         return CHANCES.get(self.family, UNKNOWN_CHANCE)
 
 
 def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured: str | None = None) -> Evidence:
-    """Return the evidence for a phase of an engine on a GPU. `unmeasured` names kernels without measurements."""
+    """Return the evidence for predicting a phase of an engine on a GPU.
+
+    `unmeasured` names kernels of the phase that nobody has measured, if there are any.
+    """
     scaled = tuple(name for name, origin in machine.origins.items() if origin == "scaled")
     gpus = engine.measured_on.get(phase, ())
     if unmeasured is not None:
@@ -107,10 +112,10 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
 
 
 def add_range(mid: float, bound: float, evidence: Evidence, drifted: float | None = None) -> Estimate:
-    """Return a rate with its range.
+    """Return the predicted rate `mid` with the range that its evidence justifies.
 
-    `bound` is the rate without overheads, and `drifted` the rate with the most drift. A factor of two already covers
-    drift.
+    `bound` is the rate without overheads, and `drifted` the rate with the most drift of experts' popularity. A range of
+    a factor of two already covers drift.
     """
     width = WIDTHS.get(evidence.family)
     if width is None:
@@ -123,7 +128,7 @@ def add_range(mid: float, bound: float, evidence: Evidence, drifted: float | Non
 
 
 def _describe_substitute(engine: EngineModel, phase: Phase) -> str:
-    """Say which engine's constants an unmeasured engine borrows, and what is known of it."""
+    """Say which engine's constants are used for an unmeasured engine, and how one GPU of it was measured, if at all."""
     if engine.as_engine is None:
         return ""
     text = f", so its overheads are taken from {engine.as_engine}'s"

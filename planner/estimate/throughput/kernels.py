@@ -1,9 +1,9 @@
-"""The efficiency of kernels on a GPU: shares of its nominal rates, and fixed times.
+"""The efficiency of kernels on a GPU: the shares of its nominal rates that they reach, and their fixed times.
 
 The constants are fitted to measured tables of operators, GPU by GPU. `tests/benchmarks/fit_kernels.py` writes them to
-`kernels.json`, with residuals and provenance. A GPU without tables gets the reference GPU's shares of its own rates:
-its times are scaled, not measured. If its large matmuls are known to be less efficient than the reference's, all its
-matmuls are assumed to be (`matmuls`).
+`kernels.json`, with residuals and provenance. A GPU without tables is assumed to reach the same shares of its rates as
+the reference GPU: its constants are scaled, not measured. If its large matmuls are known to be less efficient than the
+reference's, all its matmuls are assumed to be (`matmuls`).
 """
 
 import json
@@ -20,7 +20,7 @@ Origin = Literal["measured", "scaled"]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Constants of kernels: shares of the GPU's nominal rates, and times in microseconds."""
+    """Constants of a GPU's kernels: the shares of its nominal rates that they reach, and fixed times in µs."""
 
     # Routed experts of decode: one matmul of few rows for each expert.
     expert_fixed_us: float
@@ -69,7 +69,7 @@ MATMULS = ("expert_matmul", "prompt_matmul", "ffn_matmul", "projection", "core",
 
 @cache
 def kernels_for(name: str) -> tuple[Kernels, Mapping[str, Origin]]:
-    """Return the constants of GPU `name`, and which were measured on it or on the same silicon."""
+    """Return the kernel constants of GPU `name`, and for each whether it was measured on that silicon or is scaled."""
     document = kernels_json()
     reference = document["gpus"][document["reference"]]["constants"]
     kind = document["gpus"].get(name, {"constants": {}})
@@ -84,5 +84,5 @@ def kernels_for(name: str) -> tuple[Kernels, Mapping[str, Origin]]:
 
 @cache
 def kernels_json() -> Any:
-    """Return the document of constants, with residuals and provenance."""
+    """Return the content of `kernels.json`: the constants of each GPU, with residuals and provenance."""
     return json.loads(files("planner.estimate.throughput").joinpath("kernels.json").read_text())

@@ -1,4 +1,4 @@
-"""One GPU for the speed model: nominal rates, and the efficiency of its kernels."""
+"""Describe one GPU for the speed model: its nominal rates, and the efficiency of its kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ RESOURCES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """The rates of one GPU. A shared NIC counts in parts."""
+    """The nominal rates of one GPU and the constants of its kernels. `nic` is the GPU's part of a shared NIC."""
 
     name: str
     fp8: FlopsPerSecond
@@ -39,10 +39,10 @@ class Machine:
     origins: Mapping[str, Origin]
 
     def matmuls(self, kept_in: Format) -> FlopsPerSecond:
-        """Return the rate of matmuls whose weights are stored in a format.
+        """Return the rate of matmuls whose weights are stored in the format `kept_in`.
 
-        Weights of INT4 by 32, and of MXFP4 beside BF16, are widened to BF16. INT4 by 128 is widened to FP8, like its
-        activations.
+        INT4 in blocks of 32, and MXFP4 with BF16 activations, are converted to BF16. INT4 in blocks of 128 is converted
+        to FP8, as its activations are.
         """
         if kept_in in ("fp8", "fp8_plain", "mxfp8", "int4"):
             return self.fp8
@@ -51,21 +51,21 @@ class Machine:
         return FlopsPerSecond(self.bf16 / 2) if kept_in == "fp32" else self.bf16
 
     def fixed(self, microseconds: float) -> Seconds:
-        """Convert a fixed time of the kernels' constants to seconds."""
+        """Convert a fixed time in microseconds, as in the kernels' constants, to seconds."""
         return Seconds(microseconds * MICRO)
 
     def with_more(self, resource: str, factor: float) -> "Machine":
-        """Return a machine with `factor` times as much of a resource."""
+        """Return the machine with the rate of one resource multiplied by `factor`."""
         return replace(self, **{resource: getattr(self, resource) * factor})
 
 
 def build_machine(gpu: Gpu, name: str) -> Machine | None:
-    """Return GPU `name` as a machine, or None if its rates are unknown, as on `cpu`."""
+    """Return the rates and kernel constants of GPU `name`, or None if its rates are unknown, as on `cpu`."""
     return machine_with_kernels(gpu, name, *kernels_for(name))
 
 
 def machine_with_kernels(gpu: Gpu, name: str, kernels: Kernels, origins: Mapping[str, Origin]) -> Machine | None:
-    """Return GPU `name` as a machine with the given constants."""
+    """Return the rates of GPU `name` with the given kernel constants, or None if its rates are unknown."""
     if gpu.bf16_tflops is None or gpu.memory_gb_per_s is None:
         return None
     fp8 = gpu.fp8_tflops or gpu.bf16_tflops

@@ -1,12 +1,13 @@
-"""The time of each operation of a layer on one GPU, as a function of its rows.
+"""Compute the time of each operation of a layer on one GPU, as a function of its number of rows.
 
-Every form was fitted to measured tables (`kernels.json`). Rows are of one micro-batch. Letters of the formulas:
+The constants of every formula were fitted to measured tables (`kernels.json`). Rows are those of one micro-batch. The
+letters of the formulas:
     t   tokens of this GPU                      m   time to read the weights, at a share of the memory's bandwidth
     n   nodes of the unit                       c   time of the matmuls, at a share of their rate
     +   one after the other                     ^   soft maximum (`dimensions.py`)
 
-Sources of the forms: github.com/ai-dynamo/aiconfigurator 095f58a5 (tables of operators, as aiconfigurator-core 0.12.0
-has them); github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md; github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
+Sources of the formulas: github.com/ai-dynamo/aiconfigurator 095f58a5 (tables of operators, as in aiconfigurator-core
+0.12.0); github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md; github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
 """
 
 from dataclasses import dataclass
@@ -38,11 +39,11 @@ __all__ = [
 ]
 
 INTO_SHARE = 2 / 3  # assumed: nine of decode attention's fourteen kernels run before core attention
-FLOOR_SHARPNESS = 2  # for launches against the GPU's work: 2 fits the tables better than 4 and 8
+FLOOR_SHARPNESS = 2  # exponent of the soft maximum of launch time and GPU time: 2 fits the tables better than 4 and 8
 
 
 def attention_input_time(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
-    """Query-side projection time plus fixed overhead: a share of the fixed time + (m ^ c)."""
+    """Return the time of decode's work before core attention: a share of the fixed time + the projections' (m ^ c)."""
     kernels = machine.kernels
     fixed = machine.fixed(kernels.attention_fixed_us * INTO_SHARE)
     return Seconds(fixed + _projection_time(machine, work, work.into_weights, work.into_flops, tokens))
@@ -51,7 +52,7 @@ def attention_input_time(machine: Machine, work: AttentionWork, tokens: float) -
 def attention_output_time(
     machine: Machine, work: AttentionWork, requests: float, kv_tokens: float, queries: int = 1
 ) -> Seconds:
-    """Return the time of core attention over `kv_tokens` per request, and of the projections after it.
+    """Return the time of decode's core attention over `kv_tokens` per request, and of the projections after it.
 
     Core attention takes the longer of its matmuls and its KV reads: FlashMLA overlaps them. The `queries` of one
     request share one read of its KV, unless an indexer picks different tokens for each.
@@ -69,9 +70,10 @@ def attention_output_time(
 
 
 def indexer_time(machine: Machine, work: AttentionWork, tokens: float, context: float, read: Bytes) -> Seconds:
-    """Return the time in which an indexer scores all tokens of the context: the longer of matmuls and key reads.
+    """Return the time in which a sparse attention's indexer scores the context: the longer of matmuls and key reads.
 
-    Nobody measured it. It is assumed to reach core attention's share of the GPU's rate.
+    `read` counts the bytes of keys. Nobody measured an indexer: it is assumed to reach the same share of the GPU's
+    rates as core attention.
     """
     kernels = machine.kernels
     rate = machine.matmuls(work.index_in)
@@ -102,7 +104,7 @@ def prompt_attention_output_time(
 
 
 def apply_launch_floor(floor: Seconds, time: Seconds) -> Seconds:
-    """Return the time of work that the host cannot launch faster than `floor`."""
+    """Return the soft maximum of the `time` of GPU work and the time that the host takes to launch it, `floor`."""
     longer, shorter = max(floor, time), min(floor, time)
     return Seconds(longer * (1 + (shorter / longer) ** FLOOR_SHARPNESS) ** (1 / FLOOR_SHARPNESS)) if longer else longer
 
@@ -110,7 +112,7 @@ def apply_launch_floor(floor: Seconds, time: Seconds) -> Seconds:
 def routed_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
     """Return the time of decode's routed experts on a GPU that received `pairs` rows: fixed + (m ^ c).
 
-    `slots` counts the experts with rows; the weights of others are not read.
+    `slots` counts the GPU's experts that received rows; the weights of the other experts are not read.
     """
     kernels = machine.kernels
     reading = transfer_time(Bytes(slots * work.weights / kernels.expert_weight_share), machine.memory)
@@ -119,7 +121,7 @@ def routed_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: fl
 
 
 def prompt_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
-    """Return the time of prefill's routed experts without row copies: fixed + the longer of m and c."""
+    """Return the time of prefill's routed experts, without copies of rows: fixed + the longer of m and c."""
     kernels = machine.kernels
     reading = transfer_time(Bytes(slots * work.weights / kernels.copy_share), machine.memory)
     matmuls = compute_time(Flops(pairs * work.flops / kernels.prompt_matmul_share), machine.matmuls(work.kept_in))
@@ -129,17 +131,18 @@ def prompt_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: fl
 def expert_copy_bytes(
     hidden_bytes: int, dispatch_bytes: int, intermediate_size: int, tokens: float, pairs: float
 ) -> Bytes:
-    """Return the bytes prefill copies around a GPU's experts, for `tokens` received and `pairs` rows.
+    """Return the bytes that prefill's kernels read and write around a GPU's experts, beside the matmuls themselves.
 
-    Each received row is read and written to its expert's place. Gate and up are read, and their product is written.
-    Each result is written, read again, and added to its token's sum.
+    The GPU received `tokens` tokens, which make `pairs` rows. Each received row is read and written to its expert's
+    place. Results of the gate and up projections are read, and their product is written. Each result is written, read
+    again, and added to its token's sum.
     """
     row = 2 * dispatch_bytes + 5 * intermediate_size + hidden_bytes  # gate and up in BF16, their product in FP8
     return Bytes(pairs * row + tokens * (dispatch_bytes + hidden_bytes))
 
 
 def copy_time(machine: Machine, num_bytes: Bytes) -> Seconds:
-    """Return the time of kernels that only move memory."""
+    """Return the time of kernels that only move `num_bytes` in memory."""
     return transfer_time(Bytes(num_bytes / machine.kernels.copy_share), machine.memory)
 
 
@@ -160,15 +163,15 @@ def head_time(machine: Machine, weights: Bytes, flops: Flops, tokens: float) -> 
 
 @dataclass(frozen=True)
 class LowLatency:
-    """The times of a low-latency exchange: busy processors when sending and receiving, and the flight between."""
+    """The times of the three parts of a low-latency exchange: sending, flight over the links, receiving."""
 
-    issue: Seconds
-    flight: Seconds  # no processor is busy with it
-    receive: Seconds
+    issue: Seconds  # the GPU's processors send rows
+    flight: Seconds  # no processor is busy
+    receive: Seconds  # the GPU's processors receive rows
 
 
 def low_latency_dispatch(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
-    """Return a dispatch. `sent` and `received` count bytes that leave the node, or the GPU in one node."""
+    """Return the times of a low-latency dispatch. Bytes count if they leave the node or, in one node, the GPU."""
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "dispatch", received, nodes)
     fixed = machine.fixed(kernels.dispatch_nvlink_fixed_us)
@@ -176,7 +179,7 @@ def low_latency_dispatch(machine: Machine, sent: Bytes, received: Bytes, nodes: 
 
 
 def low_latency_combine(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
-    """Return a combine. It goes the opposite way, so the fullest GPU sends most."""
+    """Return the times of a low-latency combine. It reverses the dispatch, so the fullest GPU sends most."""
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "combine", sent, nodes)
     fixed = machine.fixed(kernels.combine_nvlink_fixed_us)
@@ -186,7 +189,7 @@ def low_latency_combine(machine: Machine, sent: Bytes, received: Bytes, nodes: i
 def low_latency_seconds(
     machine: Machine, kind: Literal["dispatch", "combine"], num_bytes: Bytes, nodes: int
 ) -> Seconds:
-    """Return the time of a whole exchange of `num_bytes` at the fullest GPU: fixed + a log2 n + bytes."""
+    """Return the time of a whole low-latency exchange: fixed + a log2 n + transfer of the fullest GPU's `num_bytes`."""
     kernels, of_dispatch = machine.kernels, kind == "dispatch"
     if nodes == 1:
         share = kernels.dispatch_nvlink_share if of_dispatch else kernels.combine_nvlink_share
@@ -201,10 +204,10 @@ def low_latency_seconds(
 def _split_exchange(
     machine: Machine, fixed: Seconds, share: float, sent: Bytes, received: Bytes, whole: Seconds
 ) -> LowLatency:
-    """Split an exchange into sending, flight and receiving.
+    """Split an exchange of `whole` seconds into sending, flight and receiving.
 
-    Half of its kernels send rows, half receive them. Their time is assumed to be that within one node, where they wait
-    for nothing else.
+    Half of its kernels send rows, half receive them. Their time is assumed to be the same as within one node, where
+    they wait for nothing else.
     """
     issue = Seconds((fixed + transfer_time(Bytes(sent / share), machine.memory)) / 2)
     receive = Seconds((fixed + transfer_time(Bytes(received / share), machine.memory)) / 2)

@@ -5,8 +5,9 @@
     track     compute, where spans follow each other; link, where an exchange lasts from its issue to its last byte
     stage     the spans of a micro-batch between two pauses; micro-batches take turns stage by stage
 
-Pauses, turns and lead are those of `runtime/expert_parallel/overlap.py`, so that a trace can be compared with a
-prediction. The link runs exchanges in sequence. A wait ends when its exchange does. Waiting time is called exposed.
+Micro-batches pause and take turns as in `runtime/expert_parallel/overlap.py`, so that a trace can be compared with a
+prediction. The link runs one exchange after another. A wait span ends when its exchange does. Waiting time is called
+exposed.
 
 The model runs a few equal layers. `LayerTimeline.seconds` is the time that one more layer adds.
 """
@@ -22,7 +23,7 @@ __all__ = ["LINKS", "SPANS", "LayerTimeline", "Span", "SpanName", "one_layer"]
 
 SpanName = str
 
-# In the order of a layer, as in the runtime's trace. A wait lasts until its exchange is over.
+# In the order in which a layer runs them, named as in the runtime's trace. A wait lasts until its exchange is over.
 SPANS = (
     *("attention 1", "attention 2", "gate", "dispatch issue", "shared expert", "dispatch wait", "experts"),
     *("combine issue", "combine wait", "sum"),
@@ -30,18 +31,18 @@ SPANS = (
 LINKS = {"dispatch issue": "dispatch", "combine issue": "combine"}  # span that begins an exchange -> its name
 WAITS = {"dispatch wait": "dispatch", "combine wait": "combine"}
 
-# Overlap -> the stages of a layer, and how many of them the first micro-batch is ahead.
+# Kind of overlap -> the stages of a layer, and how many stages the first micro-batch is ahead of the second.
 STAGES: Mapping[Overlap, tuple[tuple[tuple[SpanName, ...], ...], int]] = {
     "none": ((SPANS,), 0),
-    "dual_batch": (((*SPANS[8:], *SPANS[:5]), SPANS[5:8]), 0),  # the sum goes on into the next layer
+    "dual_batch": (((*SPANS[8:], *SPANS[:5]), SPANS[5:8]), 0),  # the sum is in one stage with the next layer's start
     "five_stage": ((SPANS[:1], SPANS[1:3], SPANS[3:5], SPANS[5:8], SPANS[8:]), 2),
 }
-WARM, MEASURED = 3, 3  # layers: the first ones fill the pipeline, and then all take equally long
+WARM, MEASURED = 3, 3  # numbers of layers: the first ones fill the pipeline, and all later ones take equally long
 
 
 @dataclass(frozen=True)
 class Span:
-    """One span of one micro-batch. Times count from the start of the layer shown."""
+    """The time of one span of one micro-batch. `begins` counts from the start of the layer shown."""
 
     name: SpanName
     track: str  # compute or link
@@ -55,17 +56,17 @@ class LayerTimeline:
     """The time of one layer with all its micro-batches, and its spans."""
 
     seconds: Seconds
-    exposed: Seconds  # part of it, waiting for exchanges
+    exposed: Seconds  # part of `seconds` spent waiting for exchanges
     spans: tuple[Span, ...]
 
 
 def one_layer(
     micro_batches: Sequence[Mapping[SpanName, Seconds]], overlap: Overlap, *, with_spans: bool = False
 ) -> LayerTimeline:
-    """Return the timeline of one layer in the middle of a step.
+    """Return the timeline of one layer in the middle of a step, when all micro-batches are under way.
 
-    `micro_batches` has, for each, the seconds of its compute spans, and of `dispatch` and `combine` on the link.
-    Without overlap there is one.
+    `micro_batches` has, for each micro-batch, the seconds of its compute spans, and of `dispatch` and `combine` on the
+    link. Without overlap there is one micro-batch.
     """
     run = _Run(micro_batches, with_spans=with_spans)
     first = STAGES[overlap][0][0]
@@ -85,7 +86,10 @@ def one_layer(
 
 @cache
 def _order(overlap: Overlap, num_micro_batches: int) -> tuple[tuple[int, int, tuple[SpanName, ...]], ...]:
-    """Return (micro-batch, layer, spans) in execution order: turn by turn, the first micro-batch some stages ahead."""
+    """Return the order in which a rank runs stages, as (micro-batch, layer, spans of the stage).
+
+    Micro-batches take turns, and the first one is some stages ahead.
+    """
     stages, lead = STAGES[overlap]
     lead = lead if num_micro_batches > 1 else 0
     flows = [
@@ -110,7 +114,7 @@ class _Run:
         self._over: dict[tuple[int, str], float] = {}
 
     def do(self, micro_batch: int, layer: int, spans: Sequence[SpanName]) -> None:
-        """Run one stage, and begin the exchanges that its spans issue."""
+        """Advance the clock by one stage, and begin the exchanges that its spans issue."""
         times, over, now = (
             self._times[micro_batch],
             self._over,

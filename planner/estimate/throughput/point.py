@@ -1,4 +1,4 @@
-"""The operating point of a phase: its load, at which speed is predicted."""
+"""Define the operating point of a phase: the load at which its speed is predicted."""
 
 from dataclasses import dataclass
 from math import ceil, fsum
@@ -12,10 +12,10 @@ __all__ = ["OperatingPoint"]
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The load of one phase. Counts are per GPU, or per group of GPUs that share attention."""
+    """The load at which a phase's speed is predicted. Counts are per GPU, or per group of GPUs that share attention."""
 
-    requests: float = 0.0  # in decode at a time
-    kv_tokens: float = 0.0  # of each, on average
+    requests: float = 0.0  # that decode at the same time
+    kv_tokens: float = 0.0  # of KV of each request, on average
     step_tokens: float = 0.0  # prompt tokens that prefill computes in a step
     prompt_tokens: float = 0.0  # of each prompt, on average
     output_tokens: float = 0.0  # of each answer, on average; only used by mixed units
@@ -24,18 +24,18 @@ class OperatingPoint:
     draft_tokens: int = (
         0  # verified per request in a decode step; in prefill, any number makes the MTP module compute its KV
     )
-    acceptance_rate: float = 0.0  # of drafts that follow only right ones
+    acceptance_rate: float = 0.0  # share of drafts that are right if all drafts before them are
     utilisation: float = 1.0  # share of the saturated rate that is used
-    is_derived: bool = False  # from the phase's limits, because the spec gives no point
+    is_derived: bool = False  # whether it comes from the phase's limits, because the spec gives no operating point
 
     @property
     def step_queries(self) -> int:
-        """Return the tokens that a decode step computes per request: the last token and its drafts."""
+        """Return how many tokens a decode step computes per request: the last token and its drafts."""
         return 1 + self.draft_tokens
 
     @property
     def accepted_tokens(self) -> float:
-        """Return the mean tokens that a decode step gives a request: one, plus drafts before a wrong one.
+        """Return how many tokens a decode step gives a request on average: one, plus the drafts before a wrong draft.
 
         With acceptance rate a and k drafts they are 1 + a + ... + a^k: 1.85 for DeepSeek-V3's one draft at 0.85.
         """
@@ -43,18 +43,18 @@ class OperatingPoint:
 
     @property
     def computed_tokens(self) -> float:
-        """Return the mean tokens of a prompt that no cache has."""
+        """Return how many tokens of a prompt prefill computes on average: those that no cache has."""
         return self.prompt_tokens * (1 - self.cache_hit_rate)
 
     def cached_bytes(self, computed_tokens: float, kv_bytes_per_token: float) -> Bytes:
-        """Return the bytes of cached KV that belong to so many computed tokens."""
+        """Return the bytes of cached KV that are read for prompts of which `computed_tokens` tokens are computed."""
         return Bytes(computed_tokens * self.cache_hit_rate / (1 - self.cache_hit_rate) * kv_bytes_per_token)
 
     def cache_read_time(self, computed_tokens: float, kv_bytes_per_token: float) -> Seconds:
-        """Return the time in which a node reads the cached KV of so many computed tokens. Its ranks share one rate.
+        """Return the time in which a node reads the cached KV for prompts of which `computed_tokens` are computed.
 
-        Ranks read ahead while they compute, so a step takes the longer of the two times. A prompt waits for its own
-        read before its first step.
+        The ranks of a node share one rate. They read ahead while they compute, so a step takes the longer of the two
+        times. A prompt waits for the read of its own cached KV before its first step.
         """
         num_bytes = self.cached_bytes(computed_tokens, kv_bytes_per_token)
         rate = BytesPerSecond(self.cache_read_gbps * BYTES_PER_GBIT)
@@ -67,9 +67,9 @@ class OperatingPoint:
 
     @property
     def queued_steps(self) -> float:
-        """Return the mean steps that a prompt waits; 0 if saturated, because the mean is then infinite."""
+        """Return the mean number of steps that a prompt waits; 0 if saturated, since the mean is then infinite."""
         return mean_wait(self.utilisation)
 
     def queued_steps_exceeded_by(self, share: float) -> float:
-        """Return the steps that `share` of all prompts wait for, or longer."""
+        """Return the number of steps that a `share` of all prompts waits at least."""
         return wait_distribution(self.utilisation).wait_exceeded_by(share)

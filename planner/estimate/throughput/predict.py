@@ -1,15 +1,15 @@
 """Predict a phase at an operating point: its rates, latencies and bottleneck.
 
-    decode     tokens/s per GPU = requests x accepted / attention TP / step     one token, and accepted drafts
+    decode     tokens/s per GPU = requests x accepted / attention TP / step     accepted: one token, and right drafts
     prefill    tokens/s per GPU = step tokens / attention TP / step            computed tokens, without cache hits
     mixed      prompts and tokens alternate (`turns.py`), in a steady state
 
-`utilisation` is the used share of the saturated rate. It is an input. If the TTFT SLO sets it,
-`estimate/utilisation.py` computes it.
+`utilisation`, the used share of the saturated rate, is an input. If the TTFT SLO sets it, `estimate/utilisation.py`
+computes it.
 
 Prompts wait for prefill in a queue whose server takes one step at a time (`queue.py`). A saturated phase has no mean
 wait: its TTFT leaves waiting out, and the plan says so. Mixed units take all waiting prompts at once. TPOT's 99th
-percentile comes from the KV of requests with exponential lengths, or from a step that waits for prompts.
+percentile comes from the KV of requests with exponential lengths, or from a step of tokens that waits for prompts.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ __all__ = [
     "turns_rate",
 ]
 
-MORE = 1.1  # factor on a resource, to measure its worth
+MORE = 1.1  # factor on a resource's rate, to find the bottleneck
 RARE = 0.01  # share of requests at or beyond the 99th percentile
 NORMAL_99 = 2.326  # quantile
 NO_OVERHEADS = Overheads(0.0, 0.0, 1.0, 0.0)
@@ -51,7 +51,7 @@ NO_OVERHEADS = Overheads(0.0, 0.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Case:
-    """The question to predict: a phase of an engine on a GPU, with its layout and load."""
+    """The input of a prediction: a phase of an engine on a GPU, with its layout and load."""
 
     phase: Phase
     machine: Machine
@@ -62,20 +62,20 @@ class Case:
     imbalance: Imbalance  # of the plan's map, without the engine's own
     exchange: Exchange  # of normal dispatch
     point: OperatingPoint
-    kv_bytes_per_token: int = 0  # on one GPU of a group
-    whole_kv_bytes_per_token: int = 0  # as cached, for the whole group
+    kv_bytes_per_token: int = 0  # on one GPU of an attention group
+    whole_kv_bytes_per_token: int = 0  # of the whole attention group, as a prefix cache stores it
     gpus_per_node: int = 8
 
     @property
     def setup(self) -> Setup:
-        """Return the parts that determine a step's time."""
+        """Return everything that determines a step's time except the load."""
         return Setup(
             *(self.machine, self.model, self.unit, self.imbalance, self.engine.overheads, self.overlap, self.exchange)
         )
 
     @property
     def pairs_per_gpu(self) -> float:
-        """Return the mean token-expert pairs that a GPU receives in a step."""
+        """Return the mean number of token-expert pairs that a GPU receives in one MoE layer of a step."""
         point = self.point
         tokens = point.step_tokens if self.phase == "prefill" else point.requests * point.step_queries
         return tokens / self.unit.attention_tp * max(each.experts_per_token for each in self.model.layers)
@@ -87,22 +87,22 @@ class Case:
 
     @property
     def piece(self) -> float:
-        """Return the tokens of a prompt that a group computes in one step: all of it, or a full step."""
+        """Return how many tokens of a prompt an attention group computes in one step: all, or a full step."""
         return min(max(self.point.computed_tokens, 1.0), self.point.step_tokens)
 
     @property
     def pieces_per_prompt(self) -> float:
-        """Return the mean number of pieces of a prompt."""
+        """Return how many pieces, parts that a group computes in one step, a prompt has on average."""
         return max(self.point.computed_tokens, 1.0) / self.piece
 
     @property
     def most_pieces(self) -> float:
-        """Return the most pieces that all groups compute in one turn."""
+        """Return the most pieces of prompts that all groups of a mixed unit compute in one turn."""
         return self.num_groups * self.point.step_tokens / self.piece
 
     @property
     def context(self) -> float:
-        """Return the mean number of its prompt's tokens that a computed token reads."""
+        """Return how many tokens of its prompt a computed token attends to on average, cached ones included."""
         hits = self.point.cache_hit_rate
         return self.point.prompt_tokens * (hits + (1 - hits) / 2)
 
@@ -112,12 +112,12 @@ class Binding:
     """The bottleneck: the resource that raises throughput most if increased by ten per cent."""
 
     resource: str
-    tokens_per_s_per_gpu: float  # with ten per cent more of it
+    tokens_per_s_per_gpu: float  # with ten per cent more of the resource
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A phase at its operating point. Prefill's rates count computed tokens."""
+    """The predicted rates and latencies of a phase at its operating point. Prefill's rates count computed tokens."""
 
     phase: Phase
     point: OperatingPoint
@@ -130,8 +130,8 @@ class Prediction:
     tpot_seconds: Estimate | None
     tpot_99_seconds: Estimate | None
     kv_transfer_seconds: float | None
-    cache_read_bytes_per_s: float  # of a node, at this rate
-    cache_read_seconds: float  # of a prompt
+    cache_read_bytes_per_s: float  # of cached KV that a node reads, at the predicted rate
+    cache_read_seconds: float  # time to read a prompt's cached KV
     imbalance: Imbalance
     binding: Binding
     evidence: Evidence
@@ -146,11 +146,11 @@ class Prediction:
         return self.phase == "prefill" and self.point.utilisation >= 1
 
     def meets(self, mean: Estimate, promised_ms: float) -> bool:
-        """Return whether a mean latency of this prediction meets an SLO at the expected speed."""
+        """Return whether this prediction's TTFT or TPOT, passed as `mean`, meets an SLO at the expected speed."""
         return self.meets_at(mean, mean.mid, promised_ms)
 
     def meets_at(self, mean: Estimate, seconds: float, promised_ms: float) -> bool:
-        """Return whether a mean latency meets an SLO if it takes `seconds`, a value in its range."""
+        """Return whether this prediction's TTFT or TPOT, passed as `mean`, meets an SLO if it takes `seconds`."""
         return seconds * MS_PER_S <= promised_ms and not (mean is self.ttft_seconds and self.is_saturated)
 
     @property
@@ -161,7 +161,10 @@ class Prediction:
 
 
 def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, with_spans: bool = False) -> Prediction:
-    """Predict `case`. `evidence`, and the `worst` imbalance, determine the ranges' width."""
+    """Predict the rates and latencies of `case`.
+
+    `evidence`, and the `worst` imbalance if given, determine the width of ranges. `with_spans` adds a layer's spans.
+    """
     drifted = None if worst is None else saturated_rate(replace(case, imbalance=worst))
     turns = mixed_turns(case) if case.phase == "mixed" else None
     case = _apply_engine(case)
@@ -192,7 +195,7 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
 
 
 def saturated_rate(case: Case) -> float:
-    """Return the tokens/s of one GPU at full use. The search compares layouts by it."""
+    """Return the tokens/s of one GPU at full use, by which the search compares layouts."""
     return _rate(_apply_engine(case))[0]
 
 
@@ -202,10 +205,11 @@ def overhead_free_rate(case: Case) -> float:
 
 
 def token_step_seconds(case: Case, requests: float, kv_tokens: float, fullness: float = 1.0) -> float:
-    """Return the seconds in which each of a group's `requests`, with `kv_tokens` each, gets one token.
+    """Return the seconds in which each of an attention group's `requests`, with `kv_tokens` of KV each, gets one token.
 
-    With drafts, a step gives it several. The group is the fullest of its unit. `fullness` is the mean group's load over
-    the fullest one's, and experts see the mean. The imbalance of experts stays that of the case's own point.
+    With drafts, a step gives a request several tokens, and its time is divided by their mean number. The group is the
+    fullest of its unit. `fullness` is the mean group's load over the fullest group's: experts see the mean. The
+    imbalance of experts stays that of the case's own operating point.
     """
     point = replace(case.point, requests=requests, kv_tokens=kv_tokens)
     step = _token_step(_scale_imbalance(_apply_engine(replace(case, point=point)), fullness))
@@ -215,10 +219,10 @@ def token_step_seconds(case: Case, requests: float, kv_tokens: float, fullness: 
 def prompt_step_seconds(
     case: Case, tokens: float, context: float, prompt_tokens: float, fullness: float = 1.0
 ) -> float:
-    """Return the seconds of a step in which a group computes `tokens` prompt tokens.
+    """Return the seconds of a step in which an attention group computes `tokens` prompt tokens.
 
-    Each token reads `context` others on average, and `prompt_tokens` of each prompt are computed. `fullness` and the
-    imbalance of experts are as in `token_step_seconds`.
+    Each token reads `context` tokens of its prompt on average, and `prompt_tokens` of each prompt are computed.
+    `fullness` and the imbalance of experts are as in `token_step_seconds`.
     """
     case = _scale_imbalance(_apply_engine(case), fullness)
     seconds: float = _prompt_step(case, tokens, context, prompt_tokens).seconds
@@ -229,7 +233,7 @@ def prompt_step_seconds(
 
 
 def turn_prompt_seconds(case: Case, load: float) -> float:
-    """Return the seconds a mixed unit computes prompts in one turn, if `load` pieces arrive per turn.
+    """Return the seconds for which a mixed unit computes prompts in one turn, if `load` pieces arrive per turn.
 
     The pieces are spread over as many groups as possible.
     """
@@ -237,13 +241,13 @@ def turn_prompt_seconds(case: Case, load: float) -> float:
 
 
 def mixed_turns(case: Case) -> SteadyTurns:
-    """Return how a mixed unit divides its time at the point's requests per group."""
+    """Return how a mixed unit divides its time between prompts and tokens, at the operating point's requests."""
     case = _apply_engine(case)
     return _engine_turns(case).times(1 / case.engine.factor.get(case.phase, 1.0))
 
 
 def turns_rate(case: Case, turns: SteadyTurns) -> float:
-    """Return the tokens/s of one GPU of a mixed unit with these turns."""
+    """Return the output tokens/s of one GPU of a mixed unit that divides its time like `turns`."""
     prompts_per_s = turns.pieces_per_s / case.pieces_per_prompt
     return prompts_per_s * case.point.output_tokens / case.unit.num_gpus
 
@@ -255,7 +259,7 @@ def _scale_imbalance(case: Case, fullness: float) -> Case:
 
 
 def prompt_read_time(case: Case) -> Seconds:
-    """Return the time to read a prompt's cached KV, if nothing else on its node reads."""
+    """Return the time to read a prompt's cached KV, if no other rank of the node reads."""
     return case.point.cache_read_time(case.point.computed_tokens, case.whole_kv_bytes_per_token)
 
 
@@ -268,13 +272,13 @@ def _cache_read_rate(case: Case, rate: float) -> float:
 
 
 def _step_read_time(case: Case) -> Seconds:
-    """Return the time in which a node reads the cached KV for one step of all its GPUs."""
+    """Return the time in which a node reads the cached KV that one prefill step of all its GPUs needs."""
     of_node = case.point.step_tokens / case.unit.attention_tp * case.gpus_per_node
     return case.point.cache_read_time(of_node, case.whole_kv_bytes_per_token)
 
 
 def _apply_engine(case: Case) -> Case:
-    """Apply the engine's own imbalance and core-attention constant."""
+    """Return `case` with the engine's constants for imbalance and core attention applied to it."""
     engine, excess = case.engine, case.engine.imbalance.get(case.phase, 1.0)
     imbalance = Imbalance(case.imbalance.gpus * excess, case.imbalance.nodes * excess)
     machine = case.machine
@@ -289,7 +293,7 @@ def _without_overheads(case: Case) -> Case:
 
 
 def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
-    """Return the saturated tokens/s of one GPU, and the step with most of its time."""
+    """Return the saturated tokens/s of one GPU, and the time of a prefill step, or of a step of tokens."""
     factor = case.engine.factor.get(case.phase, 1.0)
     point, group = case.point, case.unit.attention_tp
     if case.phase == "prefill":
@@ -302,7 +306,7 @@ def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
 
 
 def _engine_turns(case: Case) -> SteadyTurns:
-    """Return a mixed unit's turns for a case with the engine applied, without the engine's factor."""
+    """Return how a mixed unit divides its time, for a case after `_apply_engine`, without the engine's factor."""
     point = case.point
     ended = case.num_groups * point.requests * point.accepted_tokens / point.output_tokens
 
@@ -316,7 +320,7 @@ def _engine_turns(case: Case) -> SteadyTurns:
 
 
 def _turn_prompt_seconds(case: Case, load: float) -> float:
-    """Return the seconds of a turn's prompts.
+    """Return the seconds for which a mixed unit computes prompts in one turn, without the engine's factor.
 
     The fullest group sets the pace of attention, the mean group that of experts.
     """
@@ -346,7 +350,7 @@ def _prompt_step(
 def _decode_latencies(
     case: Case, step: Estimate, rates: Estimate, turns: SteadyTurns | None
 ) -> tuple[Estimate, Estimate]:
-    """Return TPOT's mean and 99th percentile."""
+    """Return the mean and the 99th percentile of TPOT."""
     mean = rates.inverse(case.point.requests / case.unit.attention_tp)
     if turns is not None:
         mean = rates.inverse(rates.mid * turns.seconds_per_step / case.point.accepted_tokens)
@@ -361,7 +365,7 @@ def _decode_latencies(
 def _prompt_latencies(
     case: Case, rates: Estimate, rate: float, turns: SteadyTurns | None
 ) -> tuple[Estimate, Estimate, float | None]:
-    """Return TTFT's mean and 99th percentile, and the seconds to transfer a prompt's KV."""
+    """Return the mean and the 99th percentile of TTFT, and the seconds to send a prompt's KV from prefill to decode."""
     point, group = case.point, case.unit.attention_tp
     step = max(_full_prompt_step(case).seconds, _step_read_time(case)) / case.engine.factor.get(case.phase, 1.0)
     wait, rarely = point.queued_steps * step, point.queued_steps_exceeded_by(RARE) * step
@@ -377,7 +381,7 @@ def _prompt_latencies(
 
 
 def _binding(case: Case) -> Binding:
-    """Return the bottleneck among the machine's rates, the overheads and the balance of experts."""
+    """Return the bottleneck among the GPU's rates, reads of cached KV, the overheads and the balance of experts."""
     tried: dict[str, Callable[[], Case]] = {
         called: lambda field=field: replace(case, machine=case.machine.with_more(field, MORE))  # type: ignore[misc]
         for field, called in RESOURCES.items()

@@ -1,11 +1,12 @@
-"""Estimate the fullest GPU of a layout without making its expert map. A search asks for a thousand layouts.
+"""Estimate the load of a layout's fullest GPU over the mean, without making the expert map. A search needs thousands.
 
 Finding an expert map takes a tenth of a second, but its quality can be computed before. Replicas go one by one to the
 expert with the hottest replicas, so with m redundant slots the hottest replica carries the m-th largest of load / k,
 over all experts and k = 1, 2, ... (counted from 0). Its GPU carries at least this replica and the smallest experts
-beside it: our maps reach this bound (`expert_map/bound.py`). All other GPUs are assumed equally full, and the node of
-the hottest GPU as full as it, because no map spreads the hottest GPUs over nodes. Drift and sampling are added as in
-`estimate/throughput/imbalance.py`. The result is the expected larger of the hottest GPU and the fullest of the others.
+beside it: the planner's maps reach this lower bound (`expert_map/bound.py`). All other GPUs are assumed equally full,
+and the node of the hottest GPU as full as that GPU, because no map spreads the hottest GPUs over nodes. Drift and
+sampling are added as in `estimate/throughput/imbalance.py`. The result is the expected maximum of the hottest GPU's
+load and the fullest other GPU's load.
 
 The plan's prediction uses the map itself, and differs by 3 % at most, under each split rule: maps for rules that prefer
 near replicas come as close to the same bound.
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Balance", "BestBalance", "ReplicaBalance"]
 
-EVEN = 1.0 + 1e-6
-MAX_REPLICAS = 64  # of an expert; no replica is hot with more
+EVEN = 1.0 + 1e-6  # max/mean loads up to this count as balanced
+MAX_REPLICAS = 64  # of an expert; with more, none of its replicas is hot
 
 
 class Balance(Protocol):
-    """An estimator of the GPUs' imbalance."""
+    """An estimator of the max/mean load of a layout's GPUs and nodes."""
 
     def of(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
-        """Return the imbalance in a step in which a GPU receives `pairs_per_gpu` on average."""
+        """Return the expected max/mean loads of a unit in a step with `pairs_per_gpu` token-expert pairs per GPU."""
 
 
 class BestBalance:
-    """A lower bound of the imbalance for any number of slots up to `most_slots`.
+    """An estimator of the lowest max/mean loads that any number of slots up to `most_slots` can reach.
 
-    It ignores the limit that replicas set, and takes the least drift.
+    It assumes that replicas can balance any load, and the least drift.
     """
 
     def __init__(self, balance: "ReplicaBalance", most_slots: int) -> None:
@@ -52,7 +53,7 @@ class BestBalance:
 
 
 class ReplicaBalance:
-    """The imbalance of layouts from experts' loads `[num_moe_layers][num_experts]`, with cached results."""
+    """An estimator of max/mean loads from experts' loads `[num_moe_layers][num_experts]`. Results are cached."""
 
     def __init__(self, loads: Sequence[Sequence[float]]) -> None:
         self.loads = loads
@@ -63,18 +64,18 @@ class ReplicaBalance:
         self.hottest = lru_cache(maxsize=None)(self._hottest_gpus)
 
     def _of(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
-        """Return the imbalance in a step in which a GPU receives `pairs_per_gpu` on average."""
+        """Return the expected max/mean loads of a unit in a step with `pairs_per_gpu` token-expert pairs per GPU."""
         hottest, drifts = self.hottest(num_slots, num_gpus), self.drifts(num_slots)
         alike = self._num_hot(num_slots, num_gpus, pairs_per_gpu) if self.bound(num_slots, num_gpus) > EVEN else None
         return _imbalance(hottest, drifts, num_gpus, num_nodes, pairs_per_gpu, alike)
 
     def _best(self, most_slots: int, num_gpus: int, pairs_per_gpu: float) -> Imbalance:
-        """Return the imbalance with this many slots if replicas set no limit."""
+        """Return the max/mean loads with `most_slots` slots if replicas could balance any load."""
         drifts = self.drifts(most_slots)
         return _imbalance([1.0] * len(drifts), drifts, num_gpus, 1, pairs_per_gpu, None)
 
     def bound(self, num_slots: int, num_gpus: int) -> float:
-        """Return the least max/mean load of any map of these sizes, averaged over layers."""
+        """Return the lowest max/mean GPU load that any expert map of these sizes can have, averaged over layers."""
         return fmean(self.hottest(num_slots, num_gpus))
 
     @cached_property
@@ -93,13 +94,13 @@ class ReplicaBalance:
 
     @cached_property
     def _variances(self) -> "Floats":
-        """Return the variance of each entry of `_shares` from one window to the next."""
+        """Return the variance by drift of each entry of `_shares`, from one window of traffic to the next."""
         variances: Floats = (self._shares * drift(self._shares)) ** 2
         return variances
 
     @cached_property
     def _replicas(self) -> "Floats":
-        """Return the hottest replica's share of its layer after m redundant slots, `[num_moe_layers, m]`."""
+        """Return the hottest replica's share of its layer's load with m redundant slots, `[num_moe_layers, m]`."""
         import numpy as np  # as above
 
         parts = self._shares[:, :, None] / np.arange(1, MAX_REPLICAS + 1)
@@ -107,12 +108,12 @@ class ReplicaBalance:
         return hottest
 
     def _drifts(self, num_slots: int) -> list[float]:
-        """Return each layer's variance summed over slots. Replicas share their expert's variance."""
+        """Return each layer's variance by drift, summed over slots. An expert's variance is divided by its replicas."""
         found: list[float] = (self._variances / self.counts(num_slots)).sum(axis=1).tolist()
         return found
 
     def _num_hot(self, num_slots: int, num_gpus: int, pairs_per_gpu: float) -> list[int]:
-        """Return each layer's number of replicas within one standard deviation of the hottest."""
+        """Return how many replicas of each layer are within one standard deviation of the hottest replica's load."""
         import numpy as np  # as above
 
         counts_LE = self.counts(num_slots)
@@ -152,14 +153,15 @@ def _imbalance(
     pairs_per_gpu: float,
     num_hot: Sequence[int] | None,
 ) -> Imbalance:
-    """Return the imbalance averaged over layers. `num_hot` GPUs of each layer are as hot as the hottest.
+    """Return the expected max/mean loads of GPUs and nodes, averaged over layers.
 
-    Drift is spread evenly over all GPUs.
+    In each layer, `num_hot` GPUs have the load `hottest`, over the mean. The variance by drift, `drifts`, is spread
+    evenly over all GPUs.
     """
     if num_gpus == 1:
         return Imbalance()
-    luck, fullest = 1 / max(pairs_per_gpu, 1.0), expected_maximum(num_gpus)
-    deviations = [sqrt(variance * num_gpus + luck) for variance in drifts]
+    sampling, fullest = 1 / max(pairs_per_gpu, 1.0), expected_maximum(num_gpus)
+    deviations = [sqrt(variance * num_gpus + sampling) for variance in drifts]
     lifted = [expected_maximum(min(max(number, 1), num_gpus)) for number in num_hot or [1] * len(drifts)]
     gpus = fmean(
         [
@@ -171,7 +173,7 @@ def _imbalance(
 
 
 def _expected_larger(hot: float, deviation: float, quantile: float) -> float:
-    """Return the expected larger of the hottest GPU, normal around `hot`, and the fullest other GPU."""
+    """Return the expected maximum of two loads: the hottest GPU's, normal around `hot`, and the fullest other GPU's."""
     others = 1 + quantile * deviation
     z = (hot - others) / deviation
     below = (1 + erf(z / sqrt(2))) / 2

@@ -1,7 +1,7 @@
 """Compute each GPU's share of each expert's load, under each rule by which tokens choose among replicas.
 
-`expert_map/native/layer.h` has the rules and their formulas, for the load of whole maps. Drift belongs to experts, so
-here each expert has its own shares.
+`expert_map/native/layer.h` has the rules and their formulas for GPUs' total loads. Popularity drifts expert by expert,
+so here shares are kept for each expert.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ __all__ = ["replica_shares"]
 
 
 def replica_shares(split: SplitRule, num_experts: int, slots_GS: Ints, num_nodes: int) -> Floats:
-    """Return each GPU's share of each expert's load under a rule, `[G, E]`. Each expert's shares add up to 1."""
+    """Return the share of each expert's load that each GPU carries under a split rule, `[G, E]`; columns sum to 1."""
     num_gpus = len(slots_GS)
     places_GS = slots_GS + num_experts * np.arange(num_gpus)[:, None]  # in `[G, E]`, row after row
     copies_GE = np.bincount(places_GS.ravel(), minlength=num_gpus * num_experts).reshape(num_gpus, -1).astype(float)
@@ -26,7 +26,7 @@ def replica_shares(split: SplitRule, num_experts: int, slots_GS: Ints, num_nodes
 
 
 def _local_first(copies_MPE: Floats) -> Floats:
-    """Return the GPUs' shares under `local_first`, `[M, P, E]`, from the number of copies on each GPU."""
+    """Return each GPU's share of each expert's load under `local_first`, `[M, P, E]`, from its copies on each GPU."""
     near_ME = copies_MPE.sum(axis=1)
     without_E = (near_ME == 0).sum(axis=0)
     of_a_node = 1 / len(copies_MPE)
@@ -36,7 +36,10 @@ def _local_first(copies_MPE: Floats) -> Floats:
 
 
 def _first_on_node(copies_MPE: Floats) -> Floats:
-    """Return the GPUs' shares under `first_on_node`, `[M, P, E]`. Each GPU's tokens are 1 / G of all."""
+    """Return each GPU's share of each expert's load under `first_on_node`, `[M, P, E]`, from its copies on each GPU.
+
+    Each GPU is assumed to have 1 / G of all tokens.
+    """
     holds_MPE = copies_MPE > 0
     near_ME, num_E = copies_MPE.sum(axis=1), copies_MPE.sum(axis=(0, 1))
     without_ME = (~holds_MPE).sum(axis=1)  # GPUs of each node that do not hold the expert

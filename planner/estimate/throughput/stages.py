@@ -1,11 +1,11 @@
-"""The seconds of each span of a layer, for one micro-batch of a phase.
+"""Compute the seconds of each span of a layer (attention, dispatch, experts, ...), for one micro-batch of a phase.
 
-The spans are those of the runtime's trace (`overlap.py`). `operations.py` has the times of kernels. `Overheads` have
-what no table of operators has:
+The spans are those of the runtime's trace (`overlap.py`). `operations.py` has the times of kernels. `Overheads` has the
+times that no table of operators contains:
     between      launches, norms, the choice of slots: a fixed time per layer and micro-batch, spread over its stages
     beside       prefill's kernels run slower while an exchange uses processors and memory
 
-The fullest GPU sets the pace of experts and of both exchanges. `Imbalance` has its load over the mean.
+The fullest GPU sets the pace of experts and of dispatch and combine. `Imbalance` has its load over the mean.
 
 Sources: open-infra-index, day 6 (stages); github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (normal exchanges take
 24 of an H800's 132 processors, low-latency ones none while bytes travel).
@@ -26,14 +26,14 @@ __all__ = [
     *("decode_spans", "dense_decode_spans", "dense_prompt_spans", "prompt_spans"),
 ]
 
-EXCHANGE_PROCESSORS = 24 / 132  # share of processors that an overlapped normal exchange takes
-NUM_PAUSES = 5
-NORM_ROWS = 4  # rows that a norm or a sum reads and writes: stream and result in, both out
+EXCHANGE_PROCESSORS = 24 / 132  # share of a GPU's processors that an overlapped normal exchange takes
+NUM_PAUSES = 5  # parts into which the overhead between kernels is split
+NORM_ROWS = 4  # rows that a norm or a sum moves for each token: stream and result are read, both are written
 
 
 @dataclass(frozen=True)
 class UnitShape:
-    """The parts of a layout that determine a layer's time."""
+    """The sizes of a unit that determine a layer's time."""
 
     num_gpus: int
     num_nodes: int  # NVLink domains, connected by NICs
@@ -44,19 +44,19 @@ class UnitShape:
 
     @property
     def sent_share(self) -> float:
-        """Return the share of pairs sent over the links that an exchange waits for."""
+        """Return the share of token-expert pairs sent to another node or, in a unit of one node, to another GPU."""
         places = self.num_gpus if self.num_nodes == 1 else self.num_nodes
         return (places - 1) / places if self.remote_share is None else self.remote_share
 
     @property
     def shares_all(self) -> bool:
-        """Return whether the unit is one attention group. Every GPU then has all tokens, and dispatches none."""
+        """Return whether all GPUs of the unit share attention. Every GPU then has all tokens, and dispatches none."""
         return self.attention_tp == self.num_gpus
 
 
 @dataclass(frozen=True)
 class Imbalance:
-    """The fullest over the mean load, of GPUs and of nodes."""
+    """The load of the fullest GPU over the mean GPU's, and of the fullest node over the mean node's."""
 
     gpus: float = 1.0
     nodes: float = 1.0
@@ -64,25 +64,25 @@ class Imbalance:
 
 @dataclass(frozen=True)
 class Overheads:
-    """The overheads that an engine adds to its kernels."""
+    """The times that an engine adds to those of its kernels."""
 
-    between_us: float  # per layer and micro-batch of decode
-    prompt_between_us: float
-    beside: float  # slowdown of prefill's kernels while exchanges run
-    host_ms: float  # per step
+    between_us: float  # time between kernels, per layer and micro-batch of decode
+    prompt_between_us: float  # time between kernels, per layer and micro-batch of prefill
+    beside: float  # factor on the time of prefill's kernels while exchanges run
+    host_ms: float  # time of the host, per step
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The mean number of copies of one token in a normal dispatch."""
+    """The mean number of copies of one token that a normal dispatch sends."""
 
-    gpus: float  # to other GPUs
-    nodes: float  # to other nodes
+    gpus: float  # copies to other GPUs
+    nodes: float  # copies to other nodes
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The parts that determine a step's time: GPU, its part of the model, unit, overheads and exchange."""
+    """Everything that determines a step's time except the load: GPU, model part, unit, overheads and exchange."""
 
     machine: Machine
     model: ModelWork
@@ -97,9 +97,10 @@ Spans = dict[SpanName, Seconds]
 
 
 def decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int = 1) -> Spans:
-    """Return the spans of a decode micro-batch of `requests` in an attention group, with `kv_tokens` each.
+    """Return the seconds of a MoE layer's spans for a decode micro-batch of `requests` with `kv_tokens` of KV each.
 
-    A request that verifies drafts has several `queries`, each one row everywhere.
+    `requests` counts those of one attention group. A request that verifies drafts has several `queries`, and each
+    query is one row in every kernel.
     """
     assert layer.expert is not None
     machine, model, unit = setup.machine, setup.model, setup.unit
@@ -129,9 +130,10 @@ def decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: flo
 
 
 def prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float) -> Spans:
-    """Return the spans of a prefill micro-batch of `tokens` prompt tokens in an attention group.
+    """Return the seconds of a MoE layer's spans for a prefill micro-batch of `tokens` prompt tokens.
 
-    A token reads `context` tokens of its prompt on average.
+    `tokens` counts those of one attention group. A token reads `context` tokens of its prompt on average, and
+    `prompt_tokens` of each prompt are computed.
     """
     assert layer.expert is not None
     machine, model, unit, exchange, imbalance = setup.machine, setup.model, setup.unit, setup.exchange, setup.imbalance
@@ -164,13 +166,13 @@ def prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, 
 
 
 def dense_decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int = 1) -> Spans:
-    """Return a dense layer's spans in decode. Only GPUs that share attention exchange anything."""
+    """Return the seconds of a dense layer's spans in decode. Only GPUs that share attention exchange anything."""
     spans = _decode_attention(setup, layer, requests, kv_tokens, queries)
     return spans | {"mlp": _mlp(setup, layer, requests * queries)}
 
 
 def dense_prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float) -> Spans:
-    """Return a dense layer's spans in prefill. It overlaps nothing."""
+    """Return the seconds of a dense layer's spans in prefill. A dense layer overlaps nothing."""
     spans = _prompt_attention(setup, layer, tokens, context, prompt_tokens, 1.0, 1.0)
     return spans | {"mlp": _mlp(setup, layer, tokens)}
 
@@ -199,7 +201,10 @@ def _decode_attention(setup: Setup, layer: LayerWork, requests: float, kv_tokens
 def _prompt_attention(
     setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float, compute: float, slower: float
 ) -> Spans:
-    """Return prefill's attention spans. The host's launch time is a floor for both parts together."""
+    """Return the seconds of prefill's attention spans. The host's launch time is a floor for both parts together.
+
+    `compute` is the factor on times of kernels that lose processors to exchanges, `slower` on other kernels' times.
+    """
     machine = setup.machine
     into = operations.prompt_attention_input_time(machine, layer.attention, tokens) * compute
     out = (
@@ -222,7 +227,7 @@ def _prompt_attention(
 
 
 def _all_reduce(setup: Setup, tokens: float) -> Seconds:
-    """Return the time to sum the results of `tokens` over the GPUs that share attention."""
+    """Return the time of the all-reduce that sums results of `tokens` over the GPUs that share attention."""
     n = setup.unit.attention_tp
     if n == 1:
         return Seconds(0.0)
@@ -231,6 +236,6 @@ def _all_reduce(setup: Setup, tokens: float) -> Seconds:
 
 
 def _busy_slots(unit: UnitShape, pairs: float) -> float:
-    """Return the slots of a GPU that receive any row, if the unit's `pairs` choose experts uniformly."""
+    """Return the mean number of a GPU's slots that receive any row, if the unit's `pairs` choose slots uniformly."""
     idle = math.pow(1 - 1 / (unit.slots_per_gpu * unit.num_gpus), pairs)
     return unit.slots_per_gpu * (1 - idle)

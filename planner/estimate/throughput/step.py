@@ -1,14 +1,15 @@
-"""The time of one step of a phase and its parts: layers, head, drafts and host.
+"""Compute the time of one step of a phase and of its parts: layers, head, drafts and host.
 
 step = MoE layers x one layer's timeline + dense layers + head + drafts + host
 
-An MTP module drafts tokens in decode, and computes its KV of prompts:
+An MTP module drafts tokens in decode, and in prefill computes its own KV of the prompts:
     decode     one pass over all rows that the step verified, and for each further draft a pass over one token per
                request; each pass has a projection of state and embedding, a layer like the main model's, and the head
-    prefill    one pass over the step's prompts, with the head for those that end
+    prefill    one pass over the step's prompts, with the head for prompts that end
 
-A pass is one layer long, so it overlaps nothing. Wrong drafts cost the same, because every request has the same number
-of rows. One module makes all drafts, from its own state after the first, as in SGLang and vLLM.
+A pass is one layer long, so it overlaps nothing. Wrong drafts cost as much as right ones, because every request has the
+same number of rows. One module makes all drafts: after the first draft it starts from its own state, as in SGLang and
+vLLM.
 
 Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a README_WEIGHTS.md (what a module consists of); sglang 0.5.23
 speculative/eagle_worker_v2.py (passes).
@@ -38,42 +39,43 @@ __all__ = ["MoeLayers", "StepTime", "decode_step", "prompt_step"]
 
 @dataclass(frozen=True)
 class MoeLayers:
-    """The MoE layers of one kind, with the timeline of one."""
+    """The number of MoE layers of one kind, and the timeline of one such layer."""
 
     count: int
     timeline: LayerTimeline
-    spans: tuple[Spans, ...]  # of each micro-batch
+    spans: tuple[Spans, ...]  # seconds of each span, by micro-batch
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of one step, part by part."""
+    """The time of one step in seconds, part by part."""
 
     moe_layers: Seconds
     dense_layers: Seconds
     head: Seconds
     drafts: Seconds  # of an MTP module
     host: Seconds
-    exposed: Seconds  # of the MoE layers, waiting for exchanges
+    exposed: Seconds  # part of `moe_layers` spent waiting for exchanges
     moe_kinds: tuple[MoeLayers, ...]
 
     @property
     def usual(self) -> MoeLayers | None:
-        """Return the most frequent kind of MoE layer, the first of equals; None without MoE layers."""
+        """Return the most frequent kind of MoE layer, the first of equally frequent ones; None without MoE layers."""
         return max(self.moe_kinds, key=lambda each: each.count, default=None)
 
     @property
     def seconds(self) -> Seconds:
-        """Return the seconds of the whole step."""
+        """Return the time of the whole step."""
         return Seconds(self.moe_layers + self.dense_layers + self.head + self.drafts + self.host)
 
 
 def decode_step(
     setup: Setup, requests: float, kv_tokens: float, drafts: int = 0, *, with_spans: bool = False
 ) -> StepTime:
-    """Return the time of a step that gives each of an attention group's `requests` a token.
+    """Return the time of a decode step that generates one token for each of `requests` with `kv_tokens` of KV each.
 
-    With `drafts`, the step also verifies that many drafts per request, and drafts the next ones.
+    `requests` counts those of one attention group. With `drafts`, the step also verifies that many drafts per request,
+    and drafts as many for the next step.
     """
     queries, unit, model = 1 + drafts, setup.unit, setup.model
     load = (_micro_batch_rows(requests, setup.overlap), kv_tokens, queries)
@@ -98,9 +100,10 @@ def prompt_step(
     with_drafts: bool = False,
     with_spans: bool = False,
 ) -> StepTime:
-    """Return the time of a step that computes `tokens` prompt tokens in an attention group.
+    """Return the time of a prefill step that computes `tokens` prompt tokens in each attention group.
 
-    With drafts, an MTP module also computes its KV for them.
+    A token reads `context` tokens of its prompt on average, and `prompt_tokens` of each prompt are computed. With
+    drafts, an MTP module also computes its KV of the prompts.
     """
     load = (_micro_batch_rows(tokens, setup.overlap), context, prompt_tokens)
     layers = _layers(
@@ -115,7 +118,7 @@ def prompt_step(
 
 
 def _draft_time(setup: Setup, requests: float, kv_tokens: float, drafts: int) -> Seconds:
-    """Return the time to draft `drafts` tokens for each of the `requests` of an attention group."""
+    """Return the time in which the MTP module drafts `drafts` tokens for each request of an attention group."""
     if drafts == 0:
         return Seconds(0.0)
     assert setup.model.draft is not None
@@ -125,7 +128,7 @@ def _draft_time(setup: Setup, requests: float, kv_tokens: float, drafts: int) ->
 
 
 def _prompt_draft_time(setup: Setup, tokens: float, context: float, prompt_tokens: float) -> Seconds:
-    """Return the time to compute the module's KV of `tokens` prompt tokens in an attention group."""
+    """Return the time in which the MTP module computes its KV of `tokens` prompt tokens in an attention group."""
     assert setup.model.draft is not None
     alone = replace(setup, overlap="none")
     spans = prompt_spans(alone, setup.model.draft, tokens, context, prompt_tokens)
@@ -142,7 +145,7 @@ def _pass_time(setup: Setup, spans: Spans, rows: float, answering: float) -> Sec
 
 
 def _micro_batch_rows(rows: float, overlap: Overlap) -> float:
-    """Return the rows of a micro-batch: half of all, or all without overlap."""
+    """Return the number of rows of a micro-batch: half of a step's `rows`, or all of them without overlap."""
     return rows / _num_micro_batches(overlap)
 
 
@@ -157,9 +160,9 @@ def _layers(
     *,
     with_spans: bool,
 ) -> tuple[Seconds, tuple[MoeLayers, ...]]:
-    """Return the time of all dense layers, and the MoE layers of each kind.
+    """Return the time of all dense layers, and the timeline of each kind of MoE layer.
 
-    Micro-batches are equal, and dense layers overlap nothing.
+    Micro-batches are equally large, and dense layers overlap nothing.
     """
     num_parts, dense = _num_micro_batches(setup.overlap), 0.0
     kinds: list[MoeLayers] = []

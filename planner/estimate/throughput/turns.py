@@ -1,21 +1,23 @@
-"""How a mixed unit divides its time between prompts and tokens.
+"""Model how a mixed unit divides its time between computing prompts and generating tokens.
 
-All groups stop while prompts of any group are computed. A turn is a step of all waiting prompts, then one token for
-each request. One prompt alone occupies the whole unit, and eight prompts in eight groups take hardly longer. So the
-unit is one server that takes all waiting prompts at once (a bulk queue).
+All attention groups stop generating while prompts of any group are computed. A turn is one step for all waiting
+prompts, and then a step of tokens: one token for each request. One prompt alone occupies the whole unit, and eight
+prompts in eight groups take hardly longer. So the unit is one server that takes all waiting prompts at once (a bulk
+queue).
 
-A piece is a prompt, or the part of it that a group computes in a step. Pieces arrive at random, `l` per second and
-unit. A turn takes w = f(b) + s: f is the step in which the fullest group computes its share of b pieces, s a step of
-tokens. With the load p = l w and b pieces per turn,
+A piece is a prompt, or the part of a prompt that a group computes in one step. Pieces arrive at random, `l` per second
+and unit. A turn takes w = f(b) + s seconds: f(b) is the step in which the fullest group computes its share of b pieces,
+s is a step of tokens. With the load p = l w (pieces that arrive per turn) and b pieces per turn,
 
-    b = p + exp(-p)              arrivals of the last turn, or the one that ended a pause
+    b = p + exp(-p)              the arrivals of the last turn, or the one piece that ended a pause
     busy = p / b                 share of time in turns with prompts; otherwise a step of tokens takes s
 
 In the steady state as many requests end as arrive. If e pieces belong to the requests that end in a step of tokens,
 
     p = e (busy + (1 - busy) w / s)
 
-The load grows with e up to that of a full turn. Beyond, prompts hold requests up, and places stay empty until e fits.
+The load grows with e until turns are full. With a larger e, requests wait for prompts to be computed, and places for
+requests stay empty until e fits.
 """
 
 from collections.abc import Callable
@@ -30,43 +32,43 @@ CONVERGED = 1e-6
 
 @dataclass(frozen=True)
 class SteadyTurns:
-    """The turns of a mixed unit in which as many requests end as arrive."""
+    """The load and the times of a mixed unit's turns (prompts, then tokens) when as many requests end as arrive."""
 
-    load: float  # pieces that arrive per turn
-    prompt_seconds: float  # of a turn with prompts
-    token_seconds: float  # of a step of tokens
+    load: float  # pieces of prompts that arrive per turn
+    prompt_seconds: float  # time of the prompts in a turn
+    token_seconds: float  # time of a step of tokens
 
     def times(self, factor: float) -> "SteadyTurns":
-        """Return the turns with all times multiplied by `factor`."""
+        """Return the same turns with all times multiplied by `factor`."""
         return SteadyTurns(self.load, self.prompt_seconds * factor, self.token_seconds * factor)
 
     @property
     def seconds(self) -> float:
-        """Return the time of a turn with prompts."""
+        """Return the time of a turn with prompts: theirs, and that of a step of tokens."""
         return self.prompt_seconds + self.token_seconds
 
     @property
     def busy(self) -> float:
-        """Return the share of time in turns with prompts."""
+        """Return the share of time that the unit spends in turns with prompts."""
         return busy_share(self.load)
 
     @property
     def pieces_per_s(self) -> float:
-        """Return the pieces that the unit completes per second."""
+        """Return the number of pieces of prompts that the unit computes per second."""
         return self.load / self.seconds
 
     @property
     def seconds_per_step(self) -> float:
-        """Return the mean time between two steps of tokens."""
+        """Return the mean time from one step of tokens to the next."""
         return self.token_seconds / (1 - self.busy * self.prompt_seconds / self.seconds)
 
     @property
     def wait(self) -> float:
-        """Return the mean seconds that a piece waits before its turn: half of the turn under way."""
+        """Return the mean seconds that a piece of a prompt waits for its turn: half of the turn under way, if any."""
         return self.busy * self.seconds / 2
 
     def wait_exceeded_by(self, share: float) -> float:
-        """Return the seconds that `share` of all pieces wait for, or longer."""
+        """Return the seconds that a `share` of all pieces waits at least."""
         return max(self.busy - share, 0.0) / self.busy * self.seconds if self.load else 0.0
 
     def delays_more_than(self, share: float) -> bool:
@@ -75,12 +77,12 @@ class SteadyTurns:
 
 
 def pieces_per_turn(load: float) -> float:
-    """Return the mean pieces of a turn with prompts, if `load` pieces arrive per turn; 1 at least."""
+    """Return the mean number of pieces in a turn with prompts, if `load` pieces arrive per turn; at least 1."""
     return load + exp(-load)
 
 
 def busy_share(load: float) -> float:
-    """Return the share of time in turns with prompts."""
+    """Return the share of time that a mixed unit spends in turns with prompts, if `load` pieces arrive per turn."""
     return load / pieces_per_turn(load)
 
 
@@ -112,21 +114,21 @@ def steady_turns(
 
 
 def _find_load(ended: float, turns: SteadyTurns, most: float) -> float:
-    """Return the pieces that arrive per turn if turns take as long as `turns`, at most `most`."""
+    """Return how many pieces arrive per turn, at most `most`, if turns take as long as `turns`."""
     longest = ended * turns.seconds / turns.token_seconds
     return _find_root(lambda load: load - _pieces_ended(ended, load, turns), min(longest, most))
 
 
 def _pieces_ended(ended: float, load: float, turns: SteadyTurns) -> float:
-    """Return the pieces of the requests that end in the time of a turn, at this load."""
+    """Return how many pieces belong to requests that end in the time of a turn, if `load` pieces arrive per turn."""
     busy = busy_share(load)
     return ended * (busy + (1 - busy) * turns.seconds / turns.token_seconds)
 
 
 def _find_root(function: Callable[[float], float], most: float) -> float:
-    """Return the zero of `function` up to `most`, or `most` if there is none. It is negative at 0.
+    """Return the zero of `function` between 0 and `most`, or `most` if there is none, by the Illinois method.
 
-    Uses the Illinois method.
+    `function` must be negative at 0.
     """
     low, high, last = 0.0, most, 0.0
     of_low, of_high = function(low), function(high)

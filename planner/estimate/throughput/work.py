@@ -1,4 +1,4 @@
-"""The operations and bytes that one token needs in a layer, independent of any GPU.
+"""Count the operations and bytes that one token takes in each kind of layer, independent of any GPU.
 
 Worked example, DeepSeek-V3 in FP8, one layer:
     projections in     queries, latents, and queries into the latent space       61.2 M weights
@@ -8,9 +8,9 @@ Worked example, DeepSeek-V3 in FP8, one layer:
     expert             gate, up, down                                            44.04 M weights, 88.08 MFLOP
 
 If GPUs share attention by heads, a `LayerWork` is one GPU's part. DeepSeek's sparse attention scores all tokens with
-its indexer, a small attention in FP8, and reads only the tokens it picks, with absorbed latents in prefill too.
-MiniMax-M3's indexer has the KV's type, and picks blocks for each KV head. Other attention that skips context is not
-modelled: `work_of` returns None for such a model.
+its indexer, a small attention in FP8, and reads only the tokens that the indexer picks, with absorbed latents in
+prefill too. MiniMax-M3's indexer has the number format of the KV, and picks blocks for each KV head. Other attention
+that skips context is not modelled: `work_of` returns None for such a model.
 
 Sources: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py (shapes, absorption); a matmul of n weights
 takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer;
@@ -41,34 +41,34 @@ FLOPS_PER_WEIGHT = 2
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """The attention of one layer. `into` is the work before core attention, `out` the work after it."""
+    """The work of one layer's attention. `into` is the work before core attention, `out` the work after it."""
 
     into_weights: Bytes
     into_flops: Flops  # per token
     out_weights: Bytes
     out_flops: Flops
-    core_flops: Flops  # in decode, per token and token of its KV
-    core_bytes: Bytes
-    prompt_core_flops: Flops  # in prefill, per token and token before it
-    window: int | None  # most tokens that core attention reads
-    kept_in: Format  # the projections
-    index_flops: Flops  # of the indexer, per token and token before it
-    index_bytes: Bytes
-    index_in: Format = "fp8"
+    core_flops: Flops  # in decode, per query and token of its KV
+    core_bytes: Bytes  # in decode, per token of KV
+    prompt_core_flops: Flops  # in prefill, per query and token before it
+    window: int | None  # most tokens that core attention reads; None: all
+    kept_in: Format  # of the projections' weights
+    index_flops: Flops  # of the indexer, per query and token before it
+    index_bytes: Bytes  # that the indexer reads, per token of KV
+    index_in: Format = "fp8"  # of the indexer's matmuls
 
 
 @dataclass(frozen=True)
 class FfnWork:
-    """A dense layer's FFN, the shared experts of a layer, or one routed expert."""
+    """The work of a dense layer's FFN, of the shared experts of a layer, or of one routed expert."""
 
     weights: Bytes
     flops: Flops  # per token
-    kept_in: Format
+    kept_in: Format  # of the weights
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """One kind of layer. It has either `dense` or `expert`."""
+    """The work of one kind of layer. A dense layer has `dense`, a MoE layer `expert`."""
 
     attention: AttentionWork
     dense: FfnWork | None
@@ -79,7 +79,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """A model's work on one GPU."""
+    """The operations and bytes of a model's layers, head and MTP module on one GPU."""
 
     layers: Mapping[LayerWork, int]  # kind of layer -> number in the main model
     hidden_size: int
@@ -87,14 +87,14 @@ class ModelWork:
     intermediate_size: int  # of a routed expert
     head_weights: Bytes
     head_flops: Flops  # per answering token
-    dispatch_bytes: int  # per token
+    dispatch_bytes: int  # per token and copy
     combine_bytes: int
     draft: LayerWork | None = None  # the layer of an MTP module
-    draft_input: FfnWork | None = None  # its projection of a state and an embedding
+    draft_input: FfnWork | None = None  # the MTP module's projection of a state and an embedding
 
 
 def why_unknown(model: Model) -> str | None:
-    """Return the reason why a model's speed is unknown, or None if it is known."""
+    """Return the reason why a model's speed cannot be predicted, or None if it can."""
     for attention in model.attentions:
         if not isinstance(attention, LatentAttention | GroupedAttention):
             return "its attention reads a part of the context (compression or a state), which is not modelled"
@@ -105,7 +105,7 @@ def why_unknown(model: Model) -> str | None:
 def work_of(
     model: Model, precision: Precision, kv: KvDtype, attention_tp: int = 1, dense_tp: int = 1
 ) -> ModelWork | None:
-    """Return the work of one of `attention_tp` GPUs that share heads, or None if `why_unknown` gives a reason."""
+    """Return the work of one GPU if `attention_tp` GPUs share heads; None if the model's speed cannot be predicted."""
     if why_unknown(model):
         return None
     dispatch, combine = message_bytes(model.hidden_size, precision)
@@ -159,9 +159,9 @@ def _attention_work(attention: Attention, hidden: int, formats: Formats, wide: i
 
 
 def _latent_work(each: LatentAttention, hidden: int, formats: Formats, wide: int, kv_bytes: int) -> AttentionWork:
-    """Return the work of latent attention.
+    """Return the work of latent attention (MLA) in one layer.
 
-    Decode absorbs queries into the latent space; prefill uses the same weights to expand latents to keys.
+    Decode projects queries into the latent space; prefill uses the same weights to expand latents to keys.
     """
     heads, latent = each.num_heads, each.kv_lora_rank
     query = heads * (each.qk_nope_head_dim + each.qk_rope_head_dim)
@@ -215,7 +215,7 @@ def _grouped_work(each: GroupedAttention, hidden: int, formats: Formats, kv_byte
 
 
 def _draft_input(hidden: int, precision: Precision) -> FfnWork:
-    """Return the projection of a state and an embedding to one state. It keeps a wide format."""
+    """Return the work of an MTP module's projection of a state and an embedding to one state, in BF16 or FP32."""
     return _ffn_work(2 * hidden * hidden, "fp32" if precision == "fp32" else "bf16")
 
 
@@ -224,6 +224,6 @@ def _ffn_work(weights: float, kept_in: Format) -> FfnWork:
 
 
 def _bytes(weights: float, kept_in: Format) -> float:
-    """Return the bytes of `weights` numbers with their scales."""
+    """Return the bytes of so many weights in a format, their scales included."""
     bits, block, scale = SIZES[kept_in]
     return weights * bits / BITS_PER_BYTE + (scale * weights / block if block else 0)
