@@ -1,11 +1,11 @@
-"""The day of a plan on real dates: which units are on at an instant, and when that changes.
+"""Apply a plan's day to real dates: which units are on at an instant, and when that changes.
 
 A schedule's times are wall-clock times of its time zone, while the controller counts seconds of UTC. The difference
-changes twice a year:
+between the two changes twice a year:
 
-- Clocks that go forward skip an hour. Windows that would begin in it begin at its start.
-- Clocks that go back show an hour twice. In both hours each phase has as many units on as in the busiest state of that
-  hour. So no unit stops only to start again, and the hour's demand is served both times.
+- When clocks go forward, they skip an hour. Windows that would begin in the skipped hour begin at its start.
+- When clocks go back, they show an hour twice. Both times each phase has as many units on as in the busiest state of
+  that hour. So no unit stops only to start again, and the hour's demand is served both times.
 
 A day may have a state for each of its 1,440 minutes, and the controller looks days ahead every few seconds. So the
 states of a date are sorted once per call.
@@ -25,12 +25,12 @@ from planner.schedule.schedule import Days, Step
 
 __all__ = ["Change", "changes_between", "state_at", "units_at"]
 
-DATES_KEPT = 1000  # assumed: two years and a half of one zone; a rehearsal passes through a date a second
+DATES_KEPT = 1000  # dates in a cache. Assumed: about three years of one zone; a rehearsal passes a date per second
 
 
 @dataclass(frozen=True)
 class Change:
-    """The units that are on from an instant on, and those that start and stop then."""
+    """The instant at which units start or stop, and the units that are on from then."""
 
     instant: int  # seconds since 1970-01-01 00:00 UTC
     units: tuple[str, ...]
@@ -39,18 +39,18 @@ class Change:
 
 
 def units_at(days: Days, instant: int) -> tuple[str, ...]:
-    """Return the units that are on at an instant, in the order of the day's busiest steps."""
+    """Return the names of the units that are on at an instant, in seconds since 1970-01-01 00:00 UTC."""
     return _Calendar(days).units_at(instant)
 
 
 def state_at(days: Days, instant: int) -> Step:
-    """Return the step for the wall-clock time of an instant."""
+    """Return the step of the schedule that is in force at an instant, by the wall clock of the schedule's time zone."""
     wall = wall_time(instant, days.timezone)
     return _States.of(days.steps_on(wall.date)).at(wall.minute)
 
 
 def changes_between(days: Days, begin: int, end: int) -> tuple[Change, ...]:
-    """Return the changes after `begin` and up to `end`, in order."""
+    """Return the changes of the units that are on, after instant `begin` and up to `end`, in order."""
     calendar = _Calendar(days)
     found, before = [], calendar.units_at(begin)
     for instant in calendar.edges(begin, end):
@@ -68,19 +68,19 @@ def changes_between(days: Days, begin: int, end: int) -> tuple[Change, ...]:
 
 @dataclass(frozen=True)
 class _States:
-    """The states of a date in order of time, and the minute at which each begins."""
+    """The steps of one date in order of time, and the minute at which each step begins."""
 
     minutes: tuple[int, ...]
     steps: tuple[Step, ...]
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> "_States":
-        """Return the states of these steps."""
+        """Return the states of a date with these steps, in any order."""
         ordered = tuple(sorted(steps, key=lambda step: step.at))
         return cls(tuple(minute_of(step.at) for step in ordered), ordered)
 
     def at(self, minute: int) -> Step:
-        """Return the step in force at a minute; before the first step that is the last one."""
+        """Return the step in force at a minute of the day; before the first step begins, the last one is in force."""
         return self.steps[bisect_right(self.minutes, minute) - 1]
 
     def within(self, first: int, end: int) -> tuple[Step, ...]:
@@ -90,14 +90,14 @@ class _States:
 
 
 class _Calendar:
-    """The states of each date, sorted once for many instants."""
+    """The schedule's states on each date, sorted once and then read for many instants."""
 
     def __init__(self, days: Days) -> None:
         self._days, self._zone = days, days.timezone
         self._states: dict[str, _States] = {}
 
     def units_at(self, instant: int) -> tuple[str, ...]:
-        """Return the units that are on at an instant."""
+        """Return the units that are on at an instant; in an hour that clocks show twice, those of its busiest state."""
         wall = wall_time(instant, self._zone)
         states, repeated = self._states_on(wall.date), _repeated(wall.date, self._zone)
         if repeated is None or not repeated[0] <= wall.minute < repeated[1]:
@@ -106,7 +106,7 @@ class _Calendar:
         return tuple(unit for unit in self._all_units if unit in on)
 
     def edges(self, begin: int, end: int) -> list[int]:
-        """Return every instant at which a window or a date begins, or clocks change."""
+        """Return every instant after `begin` up to `end` at which a window or a date begins, or clocks change."""
         edges: set[int] = set()
         for each in dates_between(begin, end, self._zone):
             edges |= _instants_of({0, *self._states_on(each).minutes}, each, self._zone)
@@ -130,7 +130,7 @@ class _Calendar:
 
 
 def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
-    """Return the instants at which clocks show these minutes of a date. Most dates show every minute once, in order."""
+    """Return the instants at which clocks show one of `minutes` on a date: none, one or two instants per minute."""
     first, last = instants_of(date, 0, zone), instants_of(date, DAY_MINUTES - 1, zone)
     if len(first) == len(last) == 1 and last[0] - first[0] == (DAY_MINUTES - 1) * MINUTE_S:
         return {first[0] + minute * MINUTE_S for minute in minutes}
@@ -139,7 +139,7 @@ def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
 
 @lru_cache(maxsize=DATES_KEPT)
 def _repeated(day: str, zone: str) -> tuple[int, int] | None:
-    """Return the minutes of a date that clocks show twice, as first and last + 1; None if there are none."""
+    """Return the range of minutes that clocks show twice on a date, as first and last + 1; None if there is none."""
     change = _clock_change(day, zone)
     if change is None or offset_at(change, zone) > offset_at(change - 1, zone):
         return None
@@ -149,7 +149,7 @@ def _repeated(day: str, zone: str) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=DATES_KEPT)
 def _clock_change(day: str, zone: str) -> int | None:
-    """Return the instant at which clocks change on a date; None if they do not."""
+    """Return the instant at which the zone's clocks change on a date; None if they do not change."""
     noon = instants_of(day, 12 * 60, zone)[0]
     low, high = noon - DAY_S // 2 - 7200, noon + DAY_S // 2
     if offset_at(low, zone) == offset_at(high, zone):

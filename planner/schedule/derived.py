@@ -1,15 +1,17 @@
-"""Derive the windows of a day from its traffic: the fewest node-hours that serve the demand.
+"""Derive the windows of a day from its traffic, so that they serve the demand with the fewest node-hours.
 
-    units on >= demand in units x (1 + headroom), rounded up, and >= the floor
+    units on >= demand in units x (1 + headroom), rounded up, and >= `schedule.min_units`
 
-Demand in units is that of a profile's entry over the capacity of one unit: 2.4 means that two are too few. There are
-two sources of a unit's capacity. If the spec gives the number of units, these just serve the busiest entry of all days,
-because the user chose the number for it. If speed decided the number, a unit serves its predicted rate under the SLO.
+Demand in units is the demand of a profile's entry over the capacity of one unit: 2.4 means that two units are too few.
+A unit's capacity has two sources. If the spec gives the number of units, these just serve the busiest entry of all
+days, because the user chose the number for that entry. If speed decided the number, a unit serves its predicted rate
+under the SLO.
 
-A number of units lasts for at least `min_stay`. Units change at quarters of an hour, or every five minutes if profile
-entries do not begin at quarters. A slot needs the units of the largest entry that overlaps it. Each phase has its own
-best day (`optimum.py`), and a window begins whenever one of them changes. Different kinds of day have windows of their
-own, and all begin at midnight with the same units.
+A number of units lasts for at least `min_stay`. The day is cut into slots of a quarter of an hour, or of five minutes
+if profile entries do not begin at quarters; units change between slots only. A slot needs the units of the largest
+entry that overlaps it. Each phase has its own best day (`optimum.py`), and a window begins whenever a phase's units
+change. Each kind of day (ordinary days, and those in `other_days`) has its own windows, and all kinds begin at midnight
+with the same units.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,19 +26,19 @@ from planner.spec.schedule import ScheduleSpec
 
 __all__ = ["Demand", "DerivedDay", "demand_from_rate", "demand_from_units", "derive_days", "round_up_units"]
 
-STEP_MINUTES = 15  # the shortest between two steps of DeepSeek's chart: open-infra-index, day 6
+STEP_MINUTES = 15  # the shortest time between two steps of DeepSeek's chart: open-infra-index, day 6
 ROUNDING = 1e-9
 FINE_STEP_MINUTES = 5  # assumed: shorter than any warm-up, so that finer steps would gain little
 
-Demand = Mapping[Phase, Sequence[float]]  # each phase's demand in every entry of a day, in units
+Demand = Mapping[Phase, Sequence[float]]  # each phase's demand in every entry of a day, in units: 2.4 takes three units
 
 
 @dataclass(frozen=True)
 class DerivedDay:
-    """The windows of a day, as in a spec, and the mean number of nodes."""
+    """The best windows for one kind of day, and the mean number of nodes that they take."""
 
-    windows: tuple[dict[str, Any], ...]
-    mean_nodes: float  # with those of units that warm up or drain
+    windows: tuple[dict[str, Any], ...]  # as a spec writes them
+    mean_nodes: float  # nodes of units that warm up or drain included
     bounds: Mapping[Phase, float]  # lower bound on the mean number of serving nodes
 
     @property
@@ -46,14 +48,14 @@ class DerivedDay:
 
     @property
     def binding(self) -> Phase:
-        """Return the phase with most nodes of the bound."""
+        """Return the phase with the largest part of the lower bound."""
         return max(self.bounds, key=lambda phase: self.bounds[phase])
 
 
 def derive_days(
     schedule: ScheduleSpec, demands: Sequence[Demand], nodes_per_unit: Mapping[Phase, int]
 ) -> tuple[DerivedDay, ...]:
-    """Return the best day of each kind; `demands` has the demand of each kind."""
+    """Return the windows with the fewest node-hours for each kind of day; `demands` has one entry per kind of day."""
     entries = {DAY_MINUTES // len(each) for day in demands for each in day.values()}
     slot_minutes = FINE_STEP_MINUTES if any(each % STEP_MINUTES for each in entries) else STEP_MINUTES
     num_slots = DAY_MINUTES // slot_minutes
@@ -72,16 +74,16 @@ def derive_days(
 
 
 def demand_from_units(profile: Sequence[float], units: float, carried: float | None = None) -> tuple[float, ...]:
-    """Return the demand of each entry in units, if `units` just serve a demand of `carried`, by default the highest.
+    """Return the demand of each profile entry in units, if `units` just serve an entry of size `carried`.
 
-    Some entry must be above 0.
+    `carried` defaults to the largest entry, which must be above 0.
     """
     most = carried or max(profile)
     return tuple(units * demand / most for demand in profile)
 
 
 def demand_from_rate(profile: Sequence[float], tokens_per_day: float, tokens_per_s: float) -> tuple[float, ...]:
-    """Return the demand of each entry in units, if one unit makes `tokens_per_s`."""
+    """Return the demand of each profile entry in units, if one unit serves `tokens_per_s`."""
     total, entry_s = fsum(profile) or 1.0, DAY_S / len(profile)
     return tuple(tokens_per_day * demand / total / entry_s / tokens_per_s for demand in profile)
 
@@ -92,7 +94,7 @@ def round_up_units(asked: float, floor: int) -> int:
 
 
 def _best(needed: Sequence[Sequence[int]], switching: Switching) -> Sequence[Sequence[int]]:
-    """Return the units of a phase in each slot of each kind of day."""
+    """Return the best number of units of a phase, [kind of day][slot], if at least `needed` must be on."""
     return [solve_day(needed[0], switching)] if len(needed) == 1 else solve_days(needed, switching)
 
 
@@ -106,19 +108,22 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
 
 
 def _needed(schedule: ScheduleSpec, phase: Phase, demands: Sequence[float], num_slots: int) -> list[int]:
-    """Return the number of units that each slot needs."""
+    """Return the number of units of `phase` that each slot needs, for `demands` in units by profile entry."""
     floor, capacity = schedule.min_units.of(phase), 1 + schedule.headroom
     entries = [round_up_units(units * capacity, floor) for units in demands]
     return [max(entries[_entries_in(slot, num_slots, len(entries))]) for slot in range(num_slots)]
 
 
 def _entries_in(slot: int, num_slots: int, num_entries: int) -> slice:
-    """Return the entries that overlap a slot. Slots and entries divide the day equally."""
+    """Return the profile entries that overlap a slot. Slots and entries both divide the day into equal parts."""
     return slice(slot * num_entries // num_slots, ceil((slot + 1) * num_entries / num_slots))
 
 
 def _windows(days: Mapping[Phase, Sequence[int]], slot_minutes: int) -> list[dict[str, Any]]:
-    """Return a window for each change of any phase, in order; one at midnight if nothing changes."""
+    """Return a window for each slot at which some phase's units change, in order; one at midnight if none change.
+
+    `days` has the number of units of each phase in each slot.
+    """
     num_slots = DAY_MINUTES // slot_minutes
     changes = [slot for slot in range(num_slots) if any(on[slot] != on[slot - 1] for on in days.values())]
     return [

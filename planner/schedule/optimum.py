@@ -1,18 +1,19 @@
-"""Find the fewest unit-hours that serve a day: how many units of one phase are on in each slot.
+"""Find how many units of one phase are on in each slot of a day, so that they serve it with the fewest unit-hours.
 
 A unit also uses nodes while it warms up, before it serves, and while it drains, afterwards. Switching a unit off and on
-costs both times, so it stays on in a shorter gap. A number of units stays for `stay` slots before it changes again.
+costs both times, so a unit stays on if the gap is shorter than that. A number of units stays for `stay` slots before it
+changes again.
 
 The result is exact: dynamic programming over (units on, slots since the last change). The day is a circle, so the
-program needs a slot to start from: the one that needs most units. No more than these are ever on, because cutting every
-slot at that number adds no change and costs less. The program walks the day from that slot once for each age of the
-number there, in slots since its last change, and must return to the same age. Ages stop at the stay: beyond it they
-make no difference.
+program starts from the slot that needs most units. No more units than that are ever on, because cutting every slot at
+that number adds no change and costs less. The age of a number of units is the slots since it last changed. The program
+walks the day once for each possible age in the first slot, and must return to the same age. Ages are counted up to
+`stay`: beyond it they make no difference.
 
-Different kinds of day follow each other in any order. So all begin with the same number, which lasts for a stay, and
-each ends so that any other may follow: the next day's first change is a stay or more after its own last one. That
-number is the least with which every kind of day can begin. Bisection finds it, because one more unit all day breaks no
-rule. Given that number, each day is exact again.
+Different kinds of day follow each other in any order. So all kinds begin with the same number of units, which lasts for
+`stay` slots, and each ends so that any other may follow: the next day's first change comes at least `stay` slots after
+the last change of the day before. That number is the least with which every kind of day can begin. Bisection finds it,
+because one more unit all day breaks no rule. Given that number, each day is exact again.
 
 Phases are independent, because their units share no nodes, so this handles one phase.
 """
@@ -34,24 +35,27 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Switching:
-    """The times of switching a unit, in slots."""
+    """How long switching a unit on or off takes, in slots."""
 
-    warm_up: float = 0.0  # its nodes are in use so long before it serves
-    drain: float = 0.0  # and so long afterwards
-    stay: int = 1  # a number of units lasts at least so long
+    warm_up: float = 0.0  # time for which a unit uses its nodes before it serves
+    drain: float = 0.0  # time for which a unit uses its nodes after it served
+    stay: int = 1  # shortest time between two changes of the number of units
 
     def between(self, before: int, after: int) -> float:
-        """Return the unit-slots that a change of the number of units costs."""
+        """Return the unit-slots of warm-up and drain for a change of the number of units from `before` to `after`."""
         return max(after - before, 0) * self.warm_up + max(before - after, 0) * self.drain
 
 
 def count_unit_slots(on: Sequence[int], switching: Switching) -> float:
-    """Return what a day of these numbers costs, its last slot before its first."""
+    """Return the unit-slots that a day takes with `on` units in each slot, warm-up and drain included.
+
+    The day repeats: its first slot follows its last.
+    """
     return sum(on) + sum(switching.between(on[index - 1], number) for index, number in enumerate(on))
 
 
 def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
-    """Return the units that are on in each slot, at least those that are `needed`, for the least cost of all days."""
+    """Return the number of units on in each slot of a repeating day: at least `needed`, with the fewest unit-slots."""
     num_slots = len(needed)
     peak = max(range(num_slots), key=lambda slot: needed[slot])
     top, turned = needed[peak], [*needed[peak:], *needed[:peak]]
@@ -68,7 +72,7 @@ def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
 
 
 def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tuple[int, ...]]:
-    """Return the units on in each slot of several kinds of day, which may follow each other in any order."""
+    """Return the number of units on, [kind of day][slot], for kinds of day that may follow each other in any order."""
     most = max(map(max, needed))
     least = max(max(day[: switching.stay]) for day in needed)
     while least < most:
@@ -80,9 +84,9 @@ def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tu
 
 
 def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
-    """Return the best day that begins with `first` units for a stay and ends so that any day can follow, or None.
+    """Return the best day that begins with `first` units for `stay` slots and ends so that any day can follow, or None.
 
-    `first` units must be enough for the first stay.
+    `first` units must be enough for these first slots.
     """
     import numpy as np  # `validate` must not wait for it
 
@@ -100,7 +104,7 @@ def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching)
 
 
 def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
-    """Return the best day whose first number of units is already `start_age` slots old, or None."""
+    """Return the cost and numbers of units of the best day whose first number is `start_age` slots old, or None."""
     import numpy as np  # as above
 
     top, ages = needed[0], min(switching.stay, len(needed))
@@ -114,9 +118,9 @@ def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching)
 
 
 def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Costs") -> tuple[list["Costs"], "Costs"]:
-    """Return the least costs `[number, age]` before each slot of `needed`, and those after the last.
+    """Return the least costs `[number, age]` before each slot of `needed`, and the least costs after the last slot.
 
-    The walk begins in the state `start`, whose slot counts.
+    The walk begins in the state `start`, a number and its age; the cost of that slot is included.
     """
     import numpy as np  # as above
 
@@ -138,7 +142,7 @@ def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Cos
 
 
 def _switch_costs(top: int, switching: Switching) -> "Costs":
-    """Return the cost of each change `[from, to]`; infinite on the diagonal."""
+    """Return the unit-slots that each change of the number of units costs, `[from, to]`; infinite on the diagonal."""
     import numpy as np  # as above
 
     numbers = np.arange(top + 1)
@@ -149,7 +153,7 @@ def _switch_costs(top: int, switching: Switching) -> "Costs":
 
 
 def _closing_costs(costs: "Costs", top: int, start_age: int, switch: "Costs") -> "Costs":
-    """Return the cost of each last state `[number, age]` that the day's first state can follow."""
+    """Return the day's cost if it ends in each state `[number, age]`; infinite if the first state cannot follow."""
     import numpy as np  # as above
 
     last = costs.shape[1] - 1
@@ -164,7 +168,7 @@ def _closing_costs(costs: "Costs", top: int, start_age: int, switch: "Costs") ->
 
 
 def _walk_back(history: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
-    """Return the numbers of all slots, from the last one's `state`: its number and age."""
+    """Return the number of units in every slot of the cheapest day that ends in `state`: a number and its age."""
     (number, age), last = state, costs.shape[1] - 1
     on = [number]
     for before in reversed(history):

@@ -1,14 +1,14 @@
-"""The runs of units by a timetable, and the acts that carry them out, in order.
+"""List the runs of units that a timetable asks for, and the acts that carry these runs out, in order of time.
 
     start -> warm-up -> serve -> drain -> stop      one run of a unit
 
     start   give the unit its nodes, so that it is ready in time
     serve   the unit must be ready from now on
-    drain   send it no new requests; it finishes those it has
-    stop    its nodes are free from now on
+    drain   send the unit no new requests; it finishes those that it has
+    stop    the unit's nodes are free from now on
 
-If a unit's next start comes before the end of its run, the run goes on without a break, because its nodes would not
-become free (`transitions.py`).
+If a unit's next start would come before the end of its run, the run goes on without a break, because the unit's nodes
+would not become free (`transitions.py`).
 
 This module reads no clock and changes nothing, so a cluster's controller and a day played on one machine make the same
 decisions.
@@ -31,7 +31,8 @@ KINDS: tuple[Kind, ...] = ("start", "serve", "drain", "stop")  # of one run, in 
 class Run:
     """One run of a unit, in seconds since 1970-01-01 00:00 UTC.
 
-    `serves` is None if the run began before the time in question, `drains` if it ends after it.
+    `serves` is None if the unit already served at the begin of the time that was asked for, `drains` if it still serves
+    at the end.
     """
 
     unit: str
@@ -42,18 +43,18 @@ class Run:
 
     @property
     def starts(self) -> float | None:
-        """The instant at which it takes its nodes."""
+        """The instant at which the unit takes its nodes; None if `serves` is."""
         return None if self.serves is None else self.serves - self.warm_up_s
 
     @property
     def stops(self) -> float | None:
-        """The instant at which its nodes are free again."""
+        """The instant at which the unit's nodes are free again; None if `drains` is."""
         return None if self.drains is None else self.drains + self.drain_s
 
 
 @dataclass(frozen=True)
 class Act:
-    """One step of a unit's run, due at an instant."""
+    """One step of a unit's run (start, serve, drain or stop), due at an instant."""
 
     instant: float
     kind: Kind
@@ -65,7 +66,7 @@ def runs_between(timetable: Timetable, begin: int, end: int) -> tuple[Run, ...]:
     warm_up_s, drain_s = timetable.warm_up_s, timetable.drain_s
     reach = round(warm_up_s + drain_s)
     found: list[Run] = []
-    last: dict[str, int] = {}  # unit -> the place of its last run
+    last: dict[str, int] = {}  # unit -> index of its last run in `found`
     for unit, serves, drains in _iterate_services(timetable, begin - reach, end + reach):
         stops = found[last[unit]].stops if unit in last else None
         if stops is not None and serves is not None and serves - warm_up_s < stops:
@@ -79,7 +80,7 @@ def runs_between(timetable: Timetable, begin: int, end: int) -> tuple[Run, ...]:
 
 
 def list_acts(runs: Sequence[Run]) -> tuple[Act, ...]:
-    """Return the acts of all runs in order of time; at one instant in the order serve, drain, stop, start."""
+    """Return the acts of all `runs` in order of time; acts at one instant in the order serve, drain, stop, start."""
     order: tuple[Kind, ...] = ("serve", "drain", "stop", "start")
     return tuple(sorted(_iterate_acts(runs), key=lambda act: (act.instant, order.index(act.kind))))
 
@@ -92,7 +93,10 @@ def _iterate_acts(runs: Sequence[Run]) -> Iterator[Act]:
 
 
 def _iterate_services(timetable: Timetable, begin: int, end: int) -> Iterator[tuple[str, int | None, int | None]]:
-    """Yield each time that a unit is on, as unit, begin and end; those of one unit are in order."""
+    """Yield (unit, begin, end) for each period in which a unit is on; the periods of one unit are in order.
+
+    `begin` is None if the unit was on from the start, `end` if it is on up to the end.
+    """
     since: dict[str, int | None] = dict.fromkeys(units_at(timetable, begin))
     for change in changes_between(timetable, begin, end):
         for unit in change.stops:

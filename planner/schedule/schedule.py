@@ -1,15 +1,15 @@
-"""The day of a plan: which units are on when, and how many nodes they use.
+"""Plan the day of a deployment: which units are on when, and how many nodes they use.
 
-A window lasts until the next one begins. The last lasts until the first begins on the next day, so windows may cross
-midnight. Units of a phase are switched by number: with three on, these are the first three. So a smaller state's units
-and nodes are always among those of a larger one, and a step of the schedule moves nothing.
+A window lasts until the next window begins. The last one lasts until the first begins on the next day, so windows may
+cross midnight. Units of a phase are switched by number: with three units on, these are the first three. So the units
+and nodes of a smaller state are always among those of a larger state, and a step of the schedule moves nothing.
 
-Weekdays and dates may have windows of their own. Each kind of day is planned by itself: it begins as it ends.
+Weekdays and dates may have windows of their own. Each kind of day is planned as if it repeated every day.
 
 Worked example, the day of DeepSeek's own service: prefill units of 4 nodes and decode units of 18, from
 29 x 4 + 9 x 18 = 278 nodes at noon to 8 x 4 + 2 x 18 = 68 at night; 226.75 on average.
 
-Windows that follow traffic are derived before (`derived.py`). `transitions.py` plans the changes between states.
+Windows that follow traffic have been derived before (`derived.py`). `transitions.py` plans the changes between states.
 
 Source of the example: open-infra-index, day 6 (the step chart of nodes).
 """
@@ -39,17 +39,17 @@ ALL_STAY_ON = "All units stay on, whatever the schedule says: tidemill up --day 
 
 @dataclass(frozen=True)
 class Step:
-    """A state of the deployment, from `at` on."""
+    """A state of the deployment: the units that are on from `at` until the next step, and the nodes that they use."""
 
-    at: str
-    minutes: int
+    at: str  # HH:MM
+    minutes: int  # that the state lasts
     num_units: dict[Phase, int]
     units: tuple[str, ...]
     num_nodes: int
     free_racks: int | None  # racks without a unit; None if no rack is named
 
     def units_of(self, phase: Phase) -> tuple[str, ...]:
-        """Return the units of `phase` that are on."""
+        """Return the names of the units of `phase` that are on."""
         phases = list(self.num_units)
         before = sum(self.num_units[each] for each in phases[: phases.index(phase)])
         return self.units[before : before + self.num_units[phase]]
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True)
 class OtherDays:
-    """A special kind of day: its states, and its transitions if such days follow each other."""
+    """A special kind of day: its states, and the transitions between them if such days follow each other."""
 
     days: tuple[str, ...]  # weekdays, and dates
     steps: tuple[Step, ...]
@@ -72,7 +72,7 @@ class OtherDays:
 
 @dataclass(frozen=True)
 class Days:
-    """The states of an ordinary day, in the order of the spec, and of special days."""
+    """The states of an ordinary day, in the order of the spec's windows, and those of special days."""
 
     timezone: str  # IANA name
     steps: tuple[Step, ...]
@@ -89,7 +89,7 @@ class Days:
         return len({step.units for step in self.all_steps}) > 1
 
     def steps_on(self, day: str | None) -> tuple[Step, ...]:
-        """Return the states of a date or a weekday; of an ordinary day for None."""
+        """Return the states of `day`: a date, a weekday, or None for an ordinary day."""
         entry = None if day is None else entry_of(day, [other.days for other in self.other_days])
         return self.steps if entry is None else self.other_days[entry].steps
 
@@ -99,7 +99,7 @@ class DaySchedule(Days):
     """The states of all days, with the transitions between them and the nodes that they use."""
 
     transitions: tuple[Transition, ...]
-    mean_nodes_taken: float  # with those of units that warm up or drain
+    mean_nodes_taken: float  # nodes of units that warm up or drain included
     gpus_per_node: int
 
     @property
@@ -114,12 +114,12 @@ class DaySchedule(Days):
 
     @property
     def released_node_hours(self) -> float:
-        """The node-hours of a day that other work can use, out of the peak's nodes."""
+        """The node-hours of a day for which nodes of the peak serve no unit, so that other work can use them."""
         return sum((self.peak_nodes - step.num_nodes) * step.minutes for step in self.steps) / 60
 
     @property
     def released_gpu_hours(self) -> float:
-        """The GPU-hours of a day that other work can use."""
+        """The GPU-hours of a day for which GPUs of the peak serve no unit, so that other work can use them."""
         return self.released_node_hours * self.gpus_per_node
 
 
@@ -128,7 +128,7 @@ def _mean_nodes(steps: Sequence[Step]) -> float:
 
 
 def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = None) -> DaySchedule | None:
-    """Return the day of the placed units; None if all are always on. `times` are those of a start, if known."""
+    """Return the schedule of the placed units; None if all are always on. `times` are the start times, if known."""
     if spec.schedule is None:
         return None
     steps, transitions, mean_nodes_taken = _plan_day(spec, spec.schedule, units, times)
@@ -146,14 +146,14 @@ def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = 
 
 
 def replace_windows(schedule: ScheduleSpec, other: OtherWindowsSpec) -> ScheduleSpec:
-    """Return `schedule` with the windows of `other` for all days."""
+    """Return `schedule` with the windows of `other` on all days, and no special days."""
     return schedule.model_copy(update={"windows": other.windows, "other_days": []})
 
 
 def _plan_day(
     spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit], times: StartTimes | None
 ) -> tuple[tuple[Step, ...], tuple[Transition, ...], float]:
-    """Return the states of a day, the transitions between them, and the mean number of nodes in use."""
+    """Return a day's states by the windows of `schedule`, its transitions, and the mean number of nodes in use."""
     starts, steps = window_starts(schedule), plan_steps(spec, schedule, units)
     states = [State(minute, step.units) for minute, step in zip(starts, steps, strict=True)]
     nodes = {unit.name: len(unit.nodes) for unit in units}
@@ -167,7 +167,7 @@ def _plan_day(
 
 
 def plan_steps(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tuple[Step, ...]:
-    """Return the states of a day with the windows of `schedule`."""
+    """Return the states of a day, one for each window of `schedule`."""
     racks = _racks(spec)
     return tuple(
         _step(spec, window, length, units, racks)
@@ -176,7 +176,7 @@ def plan_steps(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tup
 
 
 def _racks(spec: Spec) -> dict[str, set[str]]:
-    """Return the nodes of each named rack without unusable nodes and spares: only these can become free."""
+    """Return the node names of each rack that can become free: named racks without spares and unusable nodes."""
     racks: dict[str, set[str]] = {}
     kept = set()
     for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):

@@ -1,18 +1,18 @@
-"""The time that a start of units takes, and so how long before a window it must begin.
+"""Compute how long units take to start, and so how long before a window their start must begin.
 
     start = pods, then weights, then join, maps, graphs, ready
 
-The spec gives the time of each stage but the weights. All nodes of all starting units read weights at once. A node is
-limited by its own link, and all together by the storage. A start that begins while an earlier one still reads waits for
-it, so the storage is never idle and the last byte arrives as early as in any other order.
+The spec gives the time of each stage except the weights. All nodes of all starting units read weights at once. A node
+is limited by its own link, and all nodes together by the storage. If a start begins while an earlier start still reads,
+it waits for that one to finish, so the storage is never idle and the last byte arrives as early as in any other order.
 
     loaded(i) = max(begin(i), loaded(i - 1)) + bytes(i) / storage, and >= begin(i) + bytes of a node / its link
 
-All starts begin equally long before their windows, so a longer warm-up moves all of them together. The least warm-up is
-therefore the sum of the other stages and the longest time to load of any start of the day.
+All starts begin equally long before their windows, so a longer warm-up moves all of them together. The shortest
+sufficient warm-up is therefore the sum of the other stages and the longest time to load of any start of the day.
 
-A node reads what its GPUs share once, and the slots of each GPU. Experts that two of its GPUs hold count twice, so the
-result is slightly above what is read.
+A node reads the weights that its GPUs share once, and the expert slots of each GPU. Experts that two of its GPUs hold
+count twice, so the result is slightly above the bytes really read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +40,13 @@ __all__ = [
     "starts_of",
 ]
 
-MAPS_S = 5.0  # assumed: an expert map is read and checked with the launch file
+MAPS_S = 5.0  # assumed: time to read and check the expert maps with the launch file
 READY_S = 10.0  # the period of a readiness probe is 10 s unless given (kubernetes.io, configure probes)
 
 
 @dataclass(frozen=True)
 class UnitRead:
-    """The nodes of a unit that read when it starts, and the bytes of each."""
+    """How many nodes of a unit read weights when it starts, and how many bytes each of them reads."""
 
     nodes: int
     node_bytes: float
@@ -54,48 +54,48 @@ class UnitRead:
 
 @dataclass(frozen=True)
 class StartTimes:
-    """The times of a start in this deployment."""
+    """What determines how long units of this deployment take to start: fixed stages, and reads of weights."""
 
     spec: StartSpec
-    node_bytes_per_s: float
-    units: Mapping[Phase, UnitRead]
+    node_bytes_per_s: float  # of a node's own link
+    units: Mapping[Phase, UnitRead]  # what one unit of each phase reads
 
     @property
     def fixed_s(self) -> float:
-        """Return the time of all stages but the weights."""
+        """Return the seconds of all stages of a start except reading weights."""
         return self.spec.pods + self.after_weights_s
 
     @property
     def after_weights_s(self) -> float:
-        """Return the time of the stages after the weights."""
+        """Return the seconds of the stages that follow reading weights."""
         return self.spec.join + MAPS_S + self.spec.graphs + READY_S
 
 
 @dataclass(frozen=True)
 class Window:
-    """The number of units of each phase that are on from a minute after the first day's midnight."""
+    """The number of units of each phase that are on from `minute` until the next window."""
 
-    minute: int
+    minute: int  # after the first day's midnight
     units: Mapping[Phase, int]
 
 
 @dataclass(frozen=True)
 class Start:
-    """The number of units that start for one window, and the bytes that they read."""
+    """The units that start for one window, the bytes that they read, and the rates of reading."""
 
-    minute: int
-    units: Mapping[Phase, int]
-    num_bytes: float
+    minute: int  # at which their window begins
+    units: Mapping[Phase, int]  # number of starting units
+    num_bytes: float  # of all their nodes
     bytes_per_s: float  # of the storage
-    node_s: float  # seconds in which the slowest node reads, alone
+    node_s: float  # seconds that the slowest node reads if only its own link limits it
 
 
 def start_times(
     spec: Spec, layouts: Sequence[PhaseLayout], weights: Mapping[Phase, tuple[int, int]]
 ) -> StartTimes | None:
-    """Return the times of a start; None without a schedule, or if memory is unknown, as on a CPU.
+    """Return the start times of the spec's units; None without a schedule, or if memory is unknown, as on a CPU.
 
-    `weights` are the bytes on one GPU of each phase: all of them, and those of its expert slots (`loaded_bytes`).
+    `weights` has, for one GPU of each phase, the bytes of all weights and of its expert slots alone (`loaded_bytes`).
     """
     if spec.schedule is None or len(weights) < len(layouts):
         return None
@@ -111,7 +111,10 @@ def start_times(
 
 
 def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]:
-    """Return the starts of one or more days, in order. `windows` are sorted, and the first follows the last."""
+    """Return a start for each window that turns units on, in order.
+
+    `windows` are those of one or more days, sorted by time. After the last window comes the first again.
+    """
     starts = []
     for index, window in enumerate(windows):
         before = windows[index - 1].units
@@ -122,9 +125,9 @@ def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]
 
 
 def loading_times(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ...]:
-    """Return the time to load of each start; infinite if the days are too short for all the bytes.
+    """Return how many seconds the units of each start take to read their weights, waits for earlier starts included.
 
-    The starts of `num_days` days repeat for ever.
+    They are infinite if the days are too short to read all the bytes. The starts of `num_days` days repeat for ever.
     """
     if sum(each.num_bytes / each.bytes_per_s for each in starts) > num_days * DAY_S:
         return (inf,) * len(starts)
@@ -138,7 +141,7 @@ def loading_times(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ..
 
 
 def least_warm_up(starts: Sequence[Start], times: StartTimes, num_days: int = 1) -> float:
-    """Return the least warm-up, in whole seconds, with which every start of `num_days` days is ready in time."""
+    """Return the shortest warm-up, in whole seconds, with which every start of `num_days` days is ready in time."""
     longest = max(loading_times(starts, num_days), default=0.0)
     return ceil(times.fixed_s + longest) if longest < inf else inf
 

@@ -1,7 +1,7 @@
-"""A day cut into stretches in which nothing changes: neither units, nor prices, nor demand.
+"""Cut a day into stretches in which nothing changes: neither units, nor prices, nor demand.
 
-Units and prices are step functions of the time of day: an entry holds until the next one, and the last until the first
-on the next day. So every sum over a day is an exact sum over its stretches.
+Units and prices are step functions of the time of day: an entry holds until the next entry, and the last one until the
+first entry of the next day. So every sum over a day is an exact sum over its stretches.
 """
 
 from bisect import bisect_right
@@ -29,12 +29,12 @@ class TimesOfDay(Generic[Value]):
 
     @classmethod
     def always(cls, value: Value) -> "TimesOfDay[Value]":
-        """Return `value` for the whole day."""
+        """Return the step function that has `value` all day."""
         return cls(((0, value),))
 
     @classmethod
     def written(cls, times: Iterable[tuple[str, Value]], otherwise: Value) -> "TimesOfDay[Value]":
-        """Return the function with these values from `HH:MM` on; without any it is `otherwise` all day."""
+        """Return the step function of (`HH:MM`, value from then on) pairs; without pairs it is `otherwise` all day."""
         entries = tuple(sorted(((minute_of(at), value) for at, value in times), key=lambda entry: entry[0]))
         return cls(entries) if entries else cls.always(otherwise)
 
@@ -44,7 +44,7 @@ class TimesOfDay(Generic[Value]):
         return tuple(minute for minute, _ in self.entries)
 
     def at(self, minute: int) -> Value:
-        """Return the value at `minute`; before the first entry it is the last one's."""
+        """Return the value at a minute of the day; before the first entry, the last entry holds."""
         number = bisect_right(self.starts, minute)
         return self.entries[number - 1][1]
 
@@ -58,18 +58,21 @@ class Stretch:
 
     @property
     def hours(self) -> float:
-        """Return its length in hours."""
+        """Return the stretch's length in hours."""
         return self.minutes / HOUR_MINUTES
 
 
 def stretches_between(starts: Iterable[int]) -> tuple[Stretch, ...]:
-    """Cut the day at each of `starts`, and at midnight."""
+    """Return the stretches of a day that is cut at each minute of `starts`, and at midnight."""
     cuts = sorted({0, *starts})
     return tuple(Stretch(start, end - start) for start, end in zip(cuts, [*cuts[1:], DAY_MINUTES], strict=True))
 
 
 def nodes_on(schedule: DaySchedule | None, per_unit: Mapping[Phase, Sequence[int]]) -> TimesOfDay[NodesOn]:
-    """Return how many nodes of each phase are on; `per_unit` has the number of nodes of each of its units."""
+    """Return how many nodes of each phase are on at each time of day.
+
+    `per_unit` has the numbers of nodes of a phase's units, in the order in which the schedule turns units on.
+    """
     if schedule is None:
         return TimesOfDay.always({phase: sum(nodes) for phase, nodes in per_unit.items()})
     steps = [
@@ -80,15 +83,15 @@ def nodes_on(schedule: DaySchedule | None, per_unit: Mapping[Phase, Sequence[int
 
 
 def entry_starts(profile: Sequence[float] | None) -> range:
-    """Return the minutes at which the entries of a profile begin; midnight without a profile."""
+    """Return the minutes of the day at which the entries of a traffic profile begin; midnight without a profile."""
     return range(0, DAY_MINUTES, DAY_MINUTES // len(profile or [1.0]))
 
 
 def demand_shares(profile: Sequence[float] | None, stretches: Sequence[Stretch]) -> tuple[float, ...]:
-    """Return the share of the day's tokens in each of `stretches`. A stretch must begin at each of `entry_starts`.
+    """Return the share of the day's tokens that arrives in each of `stretches`.
 
-    Demand is constant within an entry of the profile, or all day without a profile. Shares sum to 1, or to 0 on a day
-    without demand.
+    Demand is constant within an entry of the profile, so a stretch must begin at each of `entry_starts`. Without a
+    profile demand is constant all day. Shares sum to 1, or to 0 on a day without demand.
     """
     entries = profile or [1.0]
     total, minutes = fsum(entries) or 1.0, DAY_MINUTES // len(entries)

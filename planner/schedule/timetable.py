@@ -1,7 +1,7 @@
-"""The part of a plan's day that the controller follows: which units are on when, and their warm-up and drain.
+"""The timetable that the controller follows: which units are on when, and how long they warm up and drain.
 
-It has less than the planned day (`schedule.py`): no freed nodes, no stages. It follows from a spec and its units, so it
-can be read from a plan's JSON.
+It is a part of the planned day (`schedule.py`), without freed nodes and stages. It can be computed from a spec and its
+units alone, and so from a plan's JSON.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,11 @@ __all__ = ["Timetable", "timetable_of"]
 
 @dataclass(frozen=True)
 class Timetable(Days):
-    """The states of all days, and the seconds in which a unit warms up and drains.
-
-    Other work on the nodes of a unit gets notice `notice_s` before the unit takes them.
-    """
+    """The states of all days, and the seconds that a unit takes to warm up and to drain."""
 
     warm_up_s: float
     drain_s: float
-    notice_s: float = 0.0
+    notice_s: float = 0.0  # how long before a unit takes its nodes other work on them is warned
 
 
 def timetable_of(spec: Spec, units: Sequence[Unit]) -> Timetable | None:

@@ -1,9 +1,10 @@
-"""The transitions between the states of a day: which units start and stop, and when they take and free their nodes.
+"""Plan the transitions between the states of a day: which units start and stop, and when they take and free nodes.
 
-A unit that starts takes its nodes `warm_up` before it serves; one that stops keeps them for `drain`. Other work on the
-nodes gets `notice` before they are taken. If a unit starts again within `drain` + `warm_up` of a stop, it keeps its
-nodes and the stop frees nothing. All units of a transition start at once, in the order of their numbers, because they
-share the storage; they stop in the opposite order. Units share no nodes, so no start waits for a stop.
+The durations are fields of the spec's schedule. A unit that starts takes its nodes `warm_up` before it serves; a unit
+that stops keeps its nodes for `drain`. Other work on the nodes is warned `notice` before a unit takes them. If a unit
+starts again within `drain` + `warm_up` of a stop, it keeps its nodes and the stop frees nothing. All units of a
+transition start at once, in the order of their numbers, because they share the storage; they stop in the opposite
+order. Units share no nodes, so no start waits for a stop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,24 +22,24 @@ Number = int | float  # an int stays an int: 0 and 0.0 differ in JSON, and so in
 
 @dataclass(frozen=True)
 class State:
-    """The units that serve from `minute` on, counted from midnight."""
+    """The units that serve from a minute of the day until the next state."""
 
-    minute: int
+    minute: int  # from midnight
     units: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a start. It begins at `HH:MM:SS`."""
+    """A part of a start, such as reading weights."""
 
     name: str
-    begins: str
+    begins: str  # HH:MM:SS
     seconds: Number
 
 
 @dataclass(frozen=True)
 class Freed:
-    """The nodes that a stopping unit frees, and the time until it takes them again."""
+    """The number of nodes that a stopping unit frees, and the time from then until the unit takes them again."""
 
     unit: str
     begins: str
@@ -55,9 +56,9 @@ class Transition:
     starts: tuple[str, ...]
     notice_from: str | None  # None if no unit starts
     warm_up_from: str | None
-    stages: tuple[Stage, ...]  # of the start; empty without one, or if the bytes that it reads are unknown
-    stops: tuple[str, ...]  # in this order
-    drained_by: str | None
+    stages: tuple[Stage, ...]  # of the start; empty if no unit starts, or if the bytes that units read are unknown
+    stops: tuple[str, ...]  # units, in the order in which they stop
+    drained_by: str | None  # time at which stopping units have drained; None if no unit stops
     freed: tuple[Freed, ...]
     freed_node_hours: Number  # of all stopping units
 
@@ -68,9 +69,9 @@ def plan_transitions(
     schedule: ScheduleSpec,
     stages: Mapping[int, tuple[Stage, ...]] | None = None,
 ) -> tuple[Transition, ...]:
-    """Return the transition into each of `states`, in order.
+    """Return the transition into each of `states` that starts or stops units, in order of time.
 
-    `nodes` has the number of nodes of each unit, `stages` those of each minute's start.
+    `nodes` has the number of nodes of each unit, `stages` the stages of a start by the minute at which its units serve.
     """
     ordered = sorted(states, key=lambda state: state.minute)
     found = []
@@ -98,17 +99,17 @@ def plan_transitions(
 
 
 def plan_stages(windows: Sequence[Window], times: StartTimes, warm_up: float) -> dict[int, tuple[Stage, ...]]:
-    """Return the stages of each start, by the minute at which its units serve."""
+    """Return the stages of each start with the times at which they begin, by the minute at which its units serve."""
     starts = starts_of(windows, times)
     return {
         each.minute: _stages(each.minute * MINUTE_S - warm_up, loading, times)
         for each, loading in zip(starts, loading_times(starts), strict=True)
-        if loading < inf  # else the days are too short for the bytes: no plan, unless somebody edited one
+        if loading < inf  # else the day is too short to read the bytes: only an edited plan can be like that
     }
 
 
 def nodes_taken(nodes: Mapping[str, int], states: Sequence[State], transitions: Sequence[Transition]) -> float:
-    """Return the mean number of nodes in use, by units that serve, warm up or drain."""
+    """Return the mean number of nodes in use over the day, by units that serve, warm up or drain."""
     ever = {unit for state in states for unit in state.units}
     return sum(nodes[unit] for unit in ever) - sum(each.freed_node_hours for each in transitions) / 24
 
@@ -123,14 +124,14 @@ def _stages(begin: float, loading: float, times: StartTimes) -> tuple[Stage, ...
 
 
 def _freed(ordered: Sequence[State], index: int, unit: str, nodes: int, schedule: ScheduleSpec) -> Freed:
-    """Return when the nodes of `unit` are free after it stops at state `index`."""
+    """Return the time for which the nodes of `unit` are free after it stops at state `index`."""
     begins = ordered[index].minute * MINUTE_S + schedule.drain
     seconds = max(_off_minutes(ordered, index, unit) * MINUTE_S - schedule.drain - schedule.warm_up, 0.0)
     return Freed(unit, hh_mm_ss(begins), hh_mm_ss(begins + seconds), nodes, nodes * seconds / 3600)
 
 
 def _off_minutes(ordered: Sequence[State], index: int, unit: str) -> int:
-    """Return how long `unit` is off after it stops at state `index`."""
+    """Return the minutes for which `unit` is off after it stops at state `index`; a whole day if it never starts."""
     for ahead in range(1, len(ordered)):
         state = ordered[(index + ahead) % len(ordered)]
         if unit in state.units:
