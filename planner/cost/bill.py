@@ -1,6 +1,7 @@
-"""Bill the nodes that are on and the tokens that are sold, by the spec's rates, prices and discounts.
+"""Compute the bill for the nodes that are on, and the income from sold tokens, for one stretch of the day.
 
-Nodes are billed from the spec's supplies in their order, then at the common rate.
+Nodes are taken from the spec's supplies in the order in which they are listed. Further nodes cost the common rate,
+`cost.usd_per_gpu_hour`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ MILLION = 1e6
 
 @dataclass(frozen=True)
 class Supply:
-    """Nodes of one GPU type at one rate."""
+    """A number of nodes of one GPU type that can be had at one rate."""
 
     kind: SupplyKind
     gpu: str
@@ -29,38 +30,38 @@ class Bill:
     """The cost of one stretch of the day, in US dollars."""
 
     by_gpu: Mapping[str, float]  # GPU type -> cost of its nodes that are on
-    idle: float  # own nodes that are off
-    spot_nodes: int
+    idle: float  # cost of own nodes that are off
+    spot_nodes: int  # that are on
 
     @property
     def usd(self) -> float:
-        """Return the total."""
+        """Return the total cost in US dollars."""
         return sum(self.by_gpu.values()) + self.idle
 
 
 @dataclass(frozen=True)
 class Sales:
-    """Prices in US dollars a token."""
+    """Prices in US dollars per token, and the factor on them at each time of day."""
 
     input_hit: float
     input_miss: float
     output: float
-    factor: TimesOfDay[float]
+    factor: TimesOfDay[float]  # on all prices; below 1 for a discount
 
     def usd(self, stretch: Stretch, hits: float, misses: float, output: float) -> float:
-        """Return the income from these tokens in `stretch`."""
+        """Return the income in US dollars from these tokens if they are sold in `stretch`."""
         usd = hits * self.input_hit + misses * self.input_miss + output * self.output
         return usd * self.factor.at(stretch.start)
 
 
 def list_supplies(cost: CostSpec, gpus: Sequence[str], cluster_gpu: str) -> tuple[Supply, ...]:
-    """Return the spec's supplies in order, then an unlimited one for each type of `gpus`."""
+    """Return the spec's supplies in order, then an unlimited supply at the common rate for each type of `gpus`."""
     listed = [Supply(each.kind, each.gpu or cluster_gpu, each.nodes, each.usd_per_gpu_hour) for each in cost.supplies]
     return (*listed, *(Supply("rented", gpu, None, cost.usd_per_gpu_hour) for gpu in gpus))
 
 
 def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply], gpus_per_node: int) -> Bill:
-    """Return the bill for `stretch`. `nodes` has the number of nodes that are on, by GPU type."""
+    """Return the bill for one `stretch` of the day. `nodes` has the number of nodes that are on, by GPU type."""
     left, by_gpu = dict(nodes), dict.fromkeys(nodes, 0.0)
     idle, spot_nodes = 0.0, 0
     for supply in supplies:
@@ -77,6 +78,6 @@ def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply],
 
 
 def make_sales(prices: PriceSpec) -> Sales:
-    """Return the prices per token, with the discounts of the day."""
+    """Return the spec's prices as prices per token, with the factor on them at each time of day."""
     factor = TimesOfDay.written(((each.at, each.factor) for each in prices.hours), 1.0)
     return Sales(prices.input_hit / MILLION, prices.input_miss / MILLION, prices.output / MILLION, factor)

@@ -1,7 +1,7 @@
-"""List days that differ from the expected one: other speeds, traffic and GPU prices.
+"""List what-if cases for a day's cost: slower or faster units, more or less traffic, cheaper or dearer GPU-hours.
 
-The units and their schedule stay as planned. Another plan would follow more traffic with more units: plan the changed
-spec for that.
+The units and their schedule stay as planned. To see how a plan would follow other traffic with other units, plan the
+changed spec.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,9 +19,9 @@ Rates = Mapping[Phase, float]
 def list_cases(
     spec: Spec, most_per_node: Rates, ends: Mapping[Phase, tuple[float, float]]
 ) -> Iterator[tuple[str, Spec, Rates]]:
-    """Yield (name, spec, maximum rates) of each case of a spec with a `cost`.
+    """Yield (name, spec, maximum tokens/s of a node by phase) of each what-if case for a spec with a `cost`.
 
-    `most_per_node` has maximum tokens/s, and `ends` the slowest and the fastest speed over the expected one.
+    `most_per_node` has the expected maximum tokens/s, and `ends` the slowest and fastest speed over the expected speed.
     """
     if spec.traffic is not None and most_per_node:
         for end, name in enumerate(("the slowest speed", "the fastest speed")):

@@ -1,21 +1,22 @@
 """Compute the cost and income of a day of the plan.
 
-    cost     = sum over stretches of the day: nodes on x GPUs of a node x hours x rate, and own nodes that are off
-    answered = share of a stretch's tokens that no phase refuses: the least over phases of min(1, its nodes' maximum
-               rate / its demand); 0 while a phase has no unit on
+    cost     = sum over stretches of the day: paid nodes x GPUs of a node x hours x rate. Nodes that are on and own
+               nodes that are off are paid
+    answered = share of a stretch's tokens that no phase refuses: the least over phases of min(1, maximum rate of its
+               nodes / its demand); 0 while a phase has no unit on
     income   = sum over stretches: discount x answered x tokens x price
     margin   = (income - cost) / income
     markup   = (income - cost) / cost
-    freed    nodes of the peak that are off are valued at the rate of their hours
+    freed    = node-hours, out of the peak's nodes, for which nodes are off, valued at the common rate
 
 Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens, 56.3 % of
 them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a margin of
 84.5 %, and a markup of 545 %, which is published as "cost profit margin".
 
-Nothing is decided by it. Night discounts count if the spec has them. No request waits for a quieter hour: demand beyond
-the units' maximum rate is refused.
+The planner decides nothing by cost. Discounts at night count if the spec has them. No request waits for a quieter hour:
+demand beyond the units' maximum rate is refused.
 
-Source: open-infra-index, open source week, day 6 (cost, income and markup, with what it says of their limits).
+Source: open-infra-index, open source week, day 6 (cost, income and markup, and their limits).
 """
 
 import operator
@@ -52,12 +53,12 @@ class StateCost(Part):
     at: str
     minutes: int
     nodes: int
-    spot_nodes: int  # most that are on at a time
+    spot_nodes: int  # the most spot nodes that are on at a time
     usd: float
     usd_per_hour: float
     input_tokens: float | None  # None without traffic
     output_tokens: float | None
-    answered_share: float  # of these tokens; 1 without tokens
+    answered_share: float  # of input and output tokens; 1 without tokens
     revenue_usd: float | None  # None without prices
     margin: float | None
 
@@ -71,14 +72,14 @@ class PhaseCost(Part):
 
 
 class Freed(Part):
-    """Nodes that are off in some state, and their value to other work."""
+    """The node-hours for which nodes of the peak are off, and their value at the common rate."""
 
     node_hours_per_day: float
     usd_per_day: float
 
 
 class Case(Part):
-    """A day with the plan's units that differs from the expected one."""
+    """A what-if day with the plan's units, such as one with more traffic."""
 
     name: str
     usd_per_day: float
@@ -88,15 +89,15 @@ class Case(Part):
 
 
 class Cost(Part):
-    """The cost and income of a day in US dollars. A figure is null if the spec lacks its traffic or prices."""
+    """The cost and income of a day in US dollars. A figure is null if the spec lacks the traffic or prices for it."""
 
     usd_per_day: float
-    idle_usd_per_day: float  # own nodes that are off
+    idle_usd_per_day: float  # for own nodes that are off
     spares_usd_per_day: float
     usd_per_million_input_tokens: float | None  # the whole bill over input tokens alone
     usd_per_million_output_tokens: float | None
     answered_share: float | None  # of the day's tokens
-    speed_unknown: tuple[Phase, ...]  # phases with unknown speed; taken to answer everything while on
+    speed_unknown: tuple[Phase, ...]  # phases with unknown speed; assumed to answer everything while a unit is on
     revenue_usd_per_day: float | None
     revenue_if_all_answered_usd_per_day: float | None
     margin: float | None
@@ -110,8 +111,8 @@ class Cost(Part):
 class _Tokens(NamedTuple):
     """The tokens of a day, or of a part of it."""
 
-    hits: float
-    computed: float
+    hits: float  # prompt tokens found in a cache
+    computed: float  # other prompt tokens
     output: float
 
     @property
@@ -127,16 +128,16 @@ class _PricedStretch(NamedTuple):
     bill: Bill
     spares_usd: float
     phases_usd: Mapping[Phase, float]
-    demand: float  # as a share of the day's tokens
-    answered: float  # the part of `demand` that is answered
+    demand: float  # share of the day's tokens that arrive in the stretch
+    answered: float  # share of the day's tokens that arrive in the stretch and are answered
     revenue_usd: float
-    asked_usd: float  # if all were answered
+    asked_usd: float  # income if all were answered
 
 
 def estimate_cost(
     spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit], most_per_node: Mapping[Phase, float]
 ) -> Cost | None:
-    """Return the cost of a day of `spec` with its placed `units`, or None if the spec has no `cost`.
+    """Return a day's cost and income for `spec` with its placed `units`, or None if the spec has no `cost`.
 
     `most_per_node` has the maximum tokens/s of a node of each phase with a known speed.
     """
@@ -169,14 +170,17 @@ def estimate_cost(
 
 
 def profit_margin(revenue_usd: float | None, usd: float | None) -> float | None:
-    """Return the share of the income left after the cost; None without income, or if either is missing."""
+    """Return the share of the income that is left after the cost; None without income, or if an amount is missing."""
     return (revenue_usd - usd) / revenue_usd if revenue_usd and usd is not None else None
 
 
 def _price_stretches(
     spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]], most_per_node: Mapping[Phase, float]
 ) -> tuple[_PricedStretch, ...]:
-    """Return the day's stretches, each with its bill, demand and income."""
+    """Cut the day into stretches and return each with its bill, demand and income.
+
+    `on` has the number of nodes of each phase that are on at each time of day.
+    """
     supplies = list_supplies(cost, _gpus(spec), spec.cluster.gpu_name)
     sales = make_sales(cost.prices) if cost.prices else None
     entries = entry_starts(spec.traffic.profile if spec.traffic else None)
@@ -209,9 +213,9 @@ def _price_stretches(
 def _answered_share(
     spec: Spec, stretch: Stretch, share: float, nodes: Mapping[Phase, int], most_per_node: Mapping[Phase, float]
 ) -> float:
-    """Return the share of a stretch's tokens that is answered. A request refused by one phase burdens no other.
+    """Return the share of a stretch's tokens that is answered. A request refused by one phase loads no other phase.
 
-    `share` is the stretch's share of the day's tokens.
+    `share` is the stretch's share of the day's tokens, `nodes` the number of each phase's nodes that are on.
     """
     if spec.traffic is None or not all(nodes.values()):
         return 0.0
@@ -224,7 +228,7 @@ def _answered_share(
 
 
 def _count_paid_nodes(spec: Spec, nodes: Mapping[Phase, int]) -> dict[str, int]:
-    """Count the nodes of each GPU type that are paid for. Spares are held all day."""
+    """Count the nodes of each GPU type that are paid for: `nodes` that are on, and spares, which are held all day."""
     counts = dict.fromkeys(_gpus(spec), 0)
     for phase, number in nodes.items():
         counts[spec.gpu_name(phase)] += number
@@ -238,7 +242,7 @@ def _gpus(spec: Spec) -> tuple[str, ...]:
 
 
 def _node_cost(spec: Spec, gpu: str, number: int, nodes: Mapping[Phase, int], billed: Bill) -> float:
-    """Return the cost of `number` nodes of a GPU type, at the mean rate of all its nodes."""
+    """Return the cost of `number` nodes of a GPU type, at the mean rate that `billed` has for nodes of the type."""
     return billed.by_gpu[gpu] * number / _count_paid_nodes(spec, nodes)[gpu] if number else 0.0
 
 
@@ -258,7 +262,7 @@ def _per_million(usd: float, tokens: float) -> float | None:
 
 
 def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_PricedStretch]) -> tuple[StateCost, ...]:
-    """Return the cost of each state, in the schedule's order."""
+    """Return the cost of each state of the schedule, in the schedule's order; of the whole day without a schedule."""
     if schedule is None:
         return (_state(spec, "00:00", priced),)
     begins = TimesOfDay.written(((step.at, step.at) for step in schedule.steps), "")
@@ -288,7 +292,7 @@ def _state(spec: Spec, at: str, priced: Sequence[_PricedStretch]) -> StateCost:
 
 
 def _mean_answered_share(priced: Sequence[_PricedStretch]) -> float:
-    """Return the answered share of the demand; 1 without demand."""
+    """Return the share of the demand in these stretches that is answered; 1 without demand."""
     demand = fsum(each.demand for each in priced)
     return fsum(each.answered for each in priced) / demand if demand else 1.0
 

@@ -3,9 +3,9 @@
     prefill          counts prompt tokens that no cache has
     decode, mixed    count output tokens
 
-Demand is constant within an entry of the profile. A load is demand over the units' rate at their operating point. Above
-1, units must serve more requests at a time, or use more of their saturated rate, than at that point. Demand beyond
-their maximum rate is refused.
+Demand is constant within an entry of the profile. A phase's load is demand over the rate of its units at their
+operating point. Above a load of 1, units must serve more requests at a time, or use more of their saturated rate, than
+at the operating point. Demand beyond their maximum rate is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ class StretchLoad:
 
     at: str
     minutes: int
-    asked_per_s: float
-    served_per_s: float  # at their operating point
-    most_per_s: float
+    asked_per_s: float  # demand
+    served_per_s: float  # rate of the units at their operating point
+    most_per_s: float  # maximum rate of the units
 
 
 @dataclass(frozen=True)
@@ -43,38 +43,38 @@ class PhaseLoad:
 
     phase: Phase
     at: str
-    asked_per_s: float
-    served_per_s: float
-    most_per_s: float  # their maximum rate
+    asked_per_s: float  # demand
+    served_per_s: float  # rate of the units at their operating point
+    most_per_s: float  # maximum rate of the units
     lowest: float  # lowest load of the day
     hours_over: float = 0.0  # hours with demand above the rate at the operating point
     hours_beyond: float = 0.0  # hours with demand above the maximum rate
-    times_beyond: str | None = None  # the times of those hours; None if there are none
-    all_on_beyond: str | None = None  # those times at which all units of the phase are on
+    times_beyond: str | None = None  # the times with demand above the maximum rate; None if there are none
+    all_on_beyond: str | None = None  # such times at which all units of the phase are on
     are_all_on: bool = False  # whether all units are on at the fullest time
     day: str | None = None  # a date or a weekday; None for ordinary days
     stretches: tuple[StretchLoad, ...] = ()  # of that day, from midnight
 
     @property
     def load(self) -> float:
-        """Return demand over the rate at the operating point; 0 without demand, infinite without units."""
+        """Return demand over the units' rate at their operating point; 0 without demand, infinite without units."""
         if not self.asked_per_s:
             return 0.0
         return self.asked_per_s / self.served_per_s if self.served_per_s else float("inf")
 
     @property
     def known_load(self) -> float | None:
-        """Return `load`, or None while no unit is on."""
+        """Return the load as a finite number, or None while no unit is on."""
         return self.load if self.served_per_s else None
 
     @property
     def share_of_most(self) -> float:
-        """Return demand over the maximum rate; infinite while no unit is on."""
+        """Return demand over the units' maximum rate; infinite while no unit is on."""
         return self.asked_per_s / self.most_per_s if self.most_per_s else float("inf")
 
     @property
     def is_over(self) -> bool:
-        """Return whether demand exceeds the rate at the operating point, in whole per cent."""
+        """Return whether the load, rounded to whole per cent, is above 100 %."""
         return self.load >= 1 + ROUNDED
 
 
@@ -85,9 +85,9 @@ def peak_loads(
     outlooks: Sequence[PhaseOutlook],
     full_rates: Mapping[Phase, float],
 ) -> tuple[PhaseLoad, ...]:
-    """Return each phase's load on the kind of day on which it is fullest.
+    """Return each phase's highest load over all kinds of day.
 
-    If `slo` has a TTFT, prefill counts as full when its prompts wait as long as that allows.
+    If `slo` has a TTFT, prefill has a load of 1 when its prompts wait as long as the TTFT allows.
     """
     entries = (*(spec.traffic.other_days if spec.traffic else ()), *(schedule.other_days if schedule else ()))
     days = [None, *dict.fromkeys(name for each in entries for name in each.days)]
@@ -104,9 +104,10 @@ def predict_loads(
     day: str | None,
     ttft_ms: float | None = None,
 ) -> tuple[PhaseLoad, ...]:
-    """Return the load of each phase with a known speed. `day` is a date, a weekday or None for ordinary days.
+    """Return each phase's load at its fullest time of `day`: a date, a weekday, or None for ordinary days.
 
-    With a `ttft_ms`, prefill counts as full at the highest utilisation that meets it.
+    Phases of unknown speed are left out. With a `ttft_ms`, prefill has a load of 1 at the highest utilisation that
+    meets that TTFT.
     """
     known = {each.phase: each.prediction for each in outlooks if each.prediction is not None}
     if spec.traffic is None or not known:
@@ -129,10 +130,10 @@ def compute_loads(
     most_per_s: Mapping[Phase, float],
     day: str | None = None,
 ) -> tuple[PhaseLoad, ...]:
-    """Return each phase's load on a date or a weekday, or on an ordinary day.
+    """Return each phase's load at its fullest time of `day`: a date, a weekday, or None for ordinary days.
 
-    `tokens_per_s` are rates of one unit at its operating point, `most_per_s` maximum rates of one unit. Without a
-    schedule, `num_units` are always on.
+    `tokens_per_s` has the rate of one unit at its operating point, `most_per_s` its maximum rate. Without a schedule,
+    `num_units` are always on.
     """
     on = TimesOfDay.always(dict(num_units))
     if schedule is not None:
