@@ -1,13 +1,14 @@
-"""A candidate: one spec and the results that follow from it, each computed on first use.
+"""A candidate: one spec and everything planned from it, such as memory, placement and speed, computed on first use.
 
     document -> resolved -> layouts -> memory -> placement -> schedule, maps -> speed -> cost
 
-A candidate is frozen: `with_change` returns another one, so no result is computed twice or goes stale. `compiler.py`
-reads a whole plan from one candidate; `search/` tries many. A candidate does not judge: if memory is short, a rule says
-so.
+A candidate is frozen: `with_change` returns a new candidate, so no result is computed twice or goes stale.
+`compiler.py` reads a whole plan from one candidate; `search/` tries many. A candidate does not refuse anything: if
+memory is short, a rule reports that.
 
-A result raises `Unknown` if the spec breaks rules, or if it needs a placement and nodes are too few. A result beyond
-the candidate's `level` raises it too: `validate` must not wait for a placement, nor a search for expert maps.
+Reading a result raises `Unknown` if the spec breaks rules, or if the result needs a placement and nodes are too few.
+Results beyond the candidate's `level` raise `Unknown` too: `validate` must not wait for a placement, nor a search for
+expert maps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,31 +51,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "Previous"]
 
-# Loss of balance for which no unit restarts. Assumed: a start takes some ten minutes, 0.7 % of a day, and loads drift
-# from day to day.
+# A previous map stays if it is at most this much less balanced than a new map, since a new map restarts units. Assumed:
+# a start takes some ten minutes, 0.7 % of a day, and loads drift from day to day.
 WORTH_A_RESTART = 0.01
 ANY_BALANCE = 1e6  # no map is so uneven, with at most as many GPUs as a unit may have
 
 
 class Previous(Protocol):
-    """A previous plan: units keep its nodes, and maps stay near its maps."""
+    """A previous plan: units keep the nodes they had in it, and expert maps stay close to its maps."""
 
     @property
     def nodes_by_unit(self) -> Mapping[str, Sequence[str]]:
-        """The names of each unit's nodes, by the unit's name."""
+        """Unit name -> names of the nodes that the unit had."""
 
     def rows_for(self, layout: PhaseLayout, num_layers: int) -> Sequence[Sequence[int]] | None:
-        """Return the phase's expert map if it has the sizes of `layout`, else None."""
+        """Return the previous expert map of the layout's phase, or None if its sizes differ from `layout`."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A spec and its results, computed on first use."""
+    """A spec and everything planned from it, computed on first use."""
 
     document: Document
     previous: Previous | None = None
     calibration: "Calibration | None" = None  # a user's own measurements, which correct `speed`
-    restarting: frozenset[Phase] = frozenset()  # phases whose units restart all the same, whatever their map
+    restarting: frozenset[Phase] = frozenset()  # phases whose units restart anyway, so that new maps cost nothing
     level: Level = "predicted"  # results beyond it raise Unknown
     known: ResolvedSpec | None = field(default=None, repr=False)  # the resolved document, if the caller has it
 
@@ -82,15 +83,15 @@ class Candidate:
     def of(
         cls, spec: ResolvedSpec, previous: Previous | None = None, calibration: "Calibration | None" = None
     ) -> "Candidate":
-        """Return the candidate for a resolved spec."""
+        """Return a candidate for a resolved spec."""
         return cls(spec.document, previous, calibration, known=spec)
 
     def at(self, level: Level) -> "Candidate":
-        """Return the candidate with results up to `level` only."""
+        """Return a candidate that computes results up to `level` only; later ones raise Unknown."""
         return replace(self, level=level)
 
     def with_change(self, change: Change) -> "Candidate":
-        """Return the candidate with `change` (dotted path -> value) written into its document."""
+        """Return a candidate for the document with `change` (dotted path -> value) written into it."""
         return replace(self, document=change_document(self.document, change), known=None)
 
     @cached_property
@@ -108,12 +109,12 @@ class Candidate:
 
     @cached_property
     def layouts(self) -> tuple[PhaseLayout, ...]:
-        """The shape of each phase."""
+        """The layout of each phase: its sizes and its numbers of GPUs, nodes and units."""
         return tuple(lay_out(self.resolved, phase) for phase in self.resolved.phases)
 
     @cached_property
     def memory(self) -> tuple[MemoryPlan, ...]:
-        """The memory of one GPU of each phase, even if not everything fits; empty on `cpu`."""
+        """The memory plan for one GPU of each phase, even if not everything fits; empty on `cpu`."""
         spec = self.resolved
         return tuple(each for phase in spec.phases if (each := memory_of(spec, phase)) is not None)
 
@@ -125,12 +126,12 @@ class Candidate:
 
     @cached_property
     def refusals(self) -> tuple[Finding, ...]:
-        """The limits of the engine that the spec breaks. It plans all the same."""
+        """The engine's limits that the spec breaks. They do not prevent a plan."""
         return findings_at(self, "rendered")
 
     @cached_property
     def warnings(self) -> tuple[Finding, ...]:
-        """The warnings about its layouts and pods."""
+        """Warnings about the candidate's layouts and pods."""
         return warnings_of(self, is_runnable=not self.refusals)
 
     @cached_property
@@ -150,29 +151,29 @@ class Candidate:
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """All units, phase by phase."""
+        """All placed units, phase by phase."""
         return self.placement.units
 
     @cached_property
     def places(self) -> dict[Phase, FailureDomains]:
-        """The failure domains of the ranks of each phase's units."""
+        """The failure domain (GPU, node, rack) of each rank of a phase's units."""
         return failure_domains(self.resolved, self.layouts, self.placement.units)
 
     @cached_property
     def schedule(self) -> "DaySchedule | None":
-        """The day's schedule of units; None if all are always on."""
+        """The schedule that turns units on and off over the day; None if all units are always on."""
         from planner.schedule.schedule import plan_schedule
 
         return plan_schedule(self.resolved.written, self.placement.units, self.start_times)
 
     @cached_property
     def loads(self) -> Loads:
-        """How often each expert is chosen: [num_moe_layers][num_routed_experts]."""
+        """Load of each expert, how often tokens choose it: [num_moe_layers][num_routed_experts]."""
         return self.resolved.expert_loads
 
     @cached_property
     def maps(self) -> "dict[Phase, ExpertMap]":
-        """The expert map of each phase: the previous plan's, or a fresh one where that is worth a restart."""
+        """The expert map of each phase: the previous plan's, or a new map if its better balance is worth a restart."""
         self._require("mapped")
         return {
             each.phase: self._map_for(
@@ -183,7 +184,7 @@ class Candidate:
 
     @cached_property
     def maps_with_one_more_slot(self) -> "dict[Phase, ExpertMap]":
-        """The expert maps with one more slot per GPU, for the phases whose balance is limited by slots."""
+        """What the expert maps would be with one more slot per GPU, for phases whose balance is limited by slots."""
         from planner.expert_map import is_limited_by_slots
 
         return {
@@ -194,15 +195,15 @@ class Candidate:
 
     @cached_property
     def speed(self) -> "tuple[PhaseOutlook, ...]":
-        """The predicted speed of each phase."""
+        """The predicted speed of each phase, or the reason why it is unknown."""
         from planner.estimate.performance import predict_phases
 
         return predict_phases(self.resolved, self.layouts, self.memory, self.maps, self.loads, self.calibration)
 
     def predict_with_previous_maps(self) -> "tuple[PhaseOutlook, ...]":
-        """Return the predicted speed of each phase under these loads if the previous plan's maps stayed as they are.
+        """Return the speed of each phase under the candidate's expert loads if the previous plan's maps were kept.
 
-        Raises Unknown if the phases have none, or may not keep them.
+        Raises Unknown if there is no previous map for a phase, or if it cannot be kept.
         """
         from planner.estimate.performance import predict_phases
 
@@ -214,43 +215,43 @@ class Candidate:
 
     @cached_property
     def failures(self) -> "dict[Phase, dict[str, Loss]]":
-        """The worst loss of each kind of failure domain, by phase."""
+        """Phase -> kind of failure domain, such as node or rack -> the most units that losing one of them stops."""
         from planner.estimate.failures import report_failures
 
         return report_failures(self.resolved, self.units)
 
     @cached_property
     def uptime(self) -> "Uptime | None":
-        """The effect of failures on an average day; None if the spec does not ask for it."""
+        """The expected failures and lost capacity on an average day; None if the spec has no `uptime`."""
         from planner.estimate.uptime import estimate_uptime
 
         return estimate_uptime(self.resolved, self.layouts)
 
     @cached_property
     def full_rates(self) -> dict[Phase, float]:
-        """The most tokens/s of one GPU of each phase whose speed is known."""
+        """The maximum tokens/s of one GPU, for each phase with a known speed."""
         from planner.estimate.overload import full_rates
 
         return full_rates(self.spec, self.memory, self.speed)
 
     @property
     def most_per_node(self) -> dict[Phase, float]:
-        """The most tokens/s of one node of each phase whose speed is known."""
+        """The maximum tokens/s of one node, for each phase with a known speed."""
         return {each.phase: self.full_rates[each.phase] * each.case.gpus_per_node for each in self.speed if each.case}
 
     @cached_property
     def cost(self) -> "Cost | None":
-        """The cost and income of a day; None if the spec gives no prices."""
+        """The cost and income of a day; None if the spec has no `cost`."""
         return self.cost_with(self.spec, self.most_per_node)
 
     def cost_with(self, spec: Spec, most_per_node: Mapping[Phase, float]) -> "Cost | None":
-        """Return the cost and income of a day of these units under another `spec`, or at other speeds."""
+        """Return a day's cost and income for the candidate's units, under another `spec` or at other maximum rates."""
         from planner.cost.cost import estimate_cost
 
         return estimate_cost(spec, self.schedule, self.units, most_per_node)
 
     def demand_on(self, day: str | None) -> "tuple[PhaseLoad, ...]":
-        """Return each phase's load by the traffic of a date or a weekday; None means a usual day.
+        """Return each phase's load under the traffic of `day`: a date, a weekday, or None for an ordinary day.
 
         Phases of unknown speed are left out.
         """
@@ -260,13 +261,13 @@ class Candidate:
 
     @cached_property
     def fullest(self) -> "tuple[PhaseLoad, ...]":
-        """The highest load of each phase on any kind of day; prefill's is relative to what its TTFT allows."""
+        """The highest load of each phase on any kind of day; prefill's load is 1 where it just meets the TTFT SLO."""
         from planner.cost.demand import peak_loads
 
         return peak_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
 
     def fuller(self, load: "PhaseLoad") -> "Prediction | None":
-        """Return the prediction for units that serve all of a `load` of `fullest`; None if they cannot."""
+        """Predict a phase while it serves all of `load`, one of the loads in `fullest`; None if it cannot serve it."""
         from planner.estimate.overload import most_requests, predict_at_load
         from planner.estimate.utilisation import relative_utilisation
 
@@ -277,7 +278,7 @@ class Candidate:
         return predict_at_load(outlook, most_requests(self.spec, self.memory, outlook), times)
 
     def predicted_with(self, phase: Phase, change: Change) -> "Prediction | None":
-        """Return the prediction for a phase with its expert map and a change of the spec."""
+        """Predict a phase under a `change` of the spec, with the candidate's expert map."""
         from planner.estimate.performance import predict_phases
 
         tried, layouts = change_spec(self.resolved, change), [each for each in self.layouts if each.phase == phase]
@@ -285,7 +286,7 @@ class Candidate:
         return predict_phases(tried, layouts, memory, self.maps, self.loads, self.calibration)[0].prediction
 
     def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: "Domains") -> float | None:
-        """Return max/mean of a map of `layout` with other slots and failure domains; None below level "mapped"."""
+        """Return max/mean GPU load for `layout` with these slots and failure domains; None below level "mapped"."""
         if not is_within("mapped", self.level):
             return None
         more_slots = (slots_per_gpu - layout.slots_per_gpu) * layout.ep_size
@@ -308,9 +309,10 @@ class Candidate:
         more_slots: int = 0,
         domains: "Domains | None" = None,
     ) -> "ExpertMap":
-        """Balance the experts of a phase, near the `previous` map if given, under `domains` (default: `coverage`'s).
+        """Return a balanced expert map for a phase, close to the `previous` map if given.
 
-        The previous map stays while it is at most the share `keep_within` less even than a fresh one.
+        The previous map is kept if its max/mean load is at most the share `keep_within` above a new map's. Replicas are
+        spread over `domains` (default: those of the spec's `coverage`).
         """
         from planner.expert_map import balance
 
@@ -322,11 +324,11 @@ class Candidate:
             layout.num_physical_experts + more_slots,
             layout.ep_size,
             num_nodes=layout.nodes_per_unit,
-            num_groups=num_groups if split == "equal" else 1,  # only equal shares are weighed against bytes
+            num_groups=num_groups if split == "equal" else 1,  # only under equal split is balance weighed against bytes
             gate=gate_of(spec.model, layout.precision),
             previous=previous,
             keep_within=keep_within,
-            as_a_whole=True,  # each change of a map restarts the phase's units, and they read all weights anew
+            as_a_whole=True,  # any change of a map restarts the phase's units, which read all weights again
             domains=self.places[layout.phase].of(spec.written.coverage) if domains is None else domains,
             split=split,
         )

@@ -1,7 +1,7 @@
-"""Predict one phase with trial sizes, before placement and expert maps: its shape, memory and speed.
+"""Predict the layout, memory and speed of one phase with trial sizes, before any placement or expert map exists.
 
-A search does this for thousands of layouts. It uses the model of `estimate/case.py` and `estimate/throughput`, with the
-balance that `estimate/throughput/replicas.py` expects. Latencies are the same means that a plan predicts.
+A search does this for thousands of layouts. It uses the speed model of `estimate/throughput`, with the balance of
+experts that `estimate/throughput/replicas.py` expects. Latencies are means, as in a plan.
 """
 
 from collections.abc import Mapping
@@ -31,34 +31,34 @@ Numbers = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Speed:
-    """The predicted speed of one layout at one load. Prefill's tokens/s count computed prompt tokens."""
+    """The predicted speed of one layout at one load. Prefill's tokens/s count prompt tokens without cache hits."""
 
     tokens_per_s_per_gpu: float
     tpot_ms: float | None  # None in prefill
     ttft_ms: float | None  # None in decode
-    max_over_mean: float
+    max_over_mean: float  # load of the fullest GPU over the mean
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One phase of a spec, with a number for every `auto` of that phase."""
+    """One phase of a spec in which every `auto` of that phase is replaced with a number to try."""
 
     spec: ResolvedSpec
     phase: Phase
 
     @cached_property
     def layout(self) -> PhaseLayout:
-        """Return the shape of the phase."""
+        """Return the layout of the phase: its numbers of GPUs, nodes and slots."""
         return lay_out(self.spec, self.phase)
 
     @cached_property
     def memory(self) -> MemoryPlan:
-        """Return the memory of one GPU of the phase. Its GPU type must have known memory."""
+        """Return the memory plan for one GPU of the phase. The memory of its GPU type must be known."""
         return split_memory(self.spec, self.layout)
 
     @cached_property
     def case(self) -> Case:
-        """Return the input of `estimate/throughput`: with balanced GPUs and the expected number of token copies."""
+        """Return the input of the speed model, with balanced GPUs and the expected number of copies of a token."""
         spec, layout = self.spec, self.layout
         unit = unit_shape(spec, layout)
         on_nodes = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout) > 1
@@ -71,13 +71,16 @@ class Trial:
 
 
 def trial_of(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> Trial:
-    """Return the trial of `phase` with `numbers` and `requests`. It does not depend on the number of units."""
+    """Return a trial of `phase` with `numbers` as sizes and `requests` as `max_requests`.
+
+    The number of units does not matter: `units: auto` becomes 1.
+    """
     units = {"units": 1} if is_undecided(spec.phase(phase).units) else {}
     return Trial(spec.with_numbers(phase, {**numbers, **units, "max_requests": requests}), phase)
 
 
 def speed_of(trial: Trial, balance: Balance) -> Speed:
-    """Return the predicted speed of a trial with the imbalance that `balance` expects."""
+    """Predict the speed of a trial, with the imbalance of GPUs that `balance` estimates."""
     case, unit = trial.case, trial.case.unit
     slots = trial.layout.num_physical_experts
     case = replace(case, imbalance=balance.of(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
@@ -91,14 +94,17 @@ def speed_of(trial: Trial, balance: Balance) -> Speed:
 
 
 def _mixed_speed(case: Case, turns: SteadyTurns, fullest: float) -> Speed:
-    """Return the speed of a mixed unit, by the formulas of `predict.py`."""
+    """Return the speed of a mixed unit by the formulas of `predict.py`. `fullest` is the max/mean load of GPUs."""
     tpot = turns.seconds_per_step / case.point.accepted_tokens
     ttft = case.point.prompt_steps * turns.seconds + turns.wait + prompt_read_time(case)
     return Speed(turns_rate(case, turns), tpot * MS_PER_S, ttft * MS_PER_S, fullest)
 
 
 def _ttft_ms(case: Case, rate: float) -> float | None:
-    """Return the mean TTFT in ms, by the formulas of `predict.py`: a prompt's queue, steps and reading of cached KV."""
+    """Return prefill's mean TTFT in ms: a prompt's wait in the queue, its steps, and the read of its cached KV.
+
+    `rate` is the saturated rate in computed tokens/s per GPU. Returns None for decode.
+    """
     if case.phase == "decode":
         return None
     point = case.point
