@@ -1,7 +1,7 @@
-"""The rules of attention groups (GPUs that share attention) and of KV precision.
+"""Rules about attention groups (GPUs that share attention) and KV precision.
 
-A group splits the heads evenly, and is an equal part of a node or fills whole nodes. Each rule offers only sizes that
-the other rules accept too, as far as their fields are known.
+A group splits the heads evenly. Its size divides the GPUs of a node or is a multiple of them. Each rule offers only
+sizes that the other rules accept too, as far as their fields are known.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,10 @@ __all__ = ["RULES", "attention_sizes"]
 
 
 def attention_groups_align_with_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject groups that are neither an equal part of a node nor whole nodes, or that do not divide the unit.
+    """Reject an `attention_tp` that fits neither into a node evenly nor on whole nodes, or does not divide `ep_size`.
 
-    If the group would fit a unit of whole nodes, the unit's size is the mistake, and S502 reports it.
+    An `attention_tp` that divides a node is accepted beside an `ep_size` that does not fill whole nodes: there
+    `ep_size` is the mistake, and S502 reports it.
     """
     attention_tp: int = c[f"{phase}.attention_tp"]
     ep_size: int = c[f"{phase}.ep_size"]
@@ -41,7 +42,7 @@ def attention_groups_align_with_nodes(c: Written, phase: Phase) -> Iterator[Find
 
 
 def attention_splits_by_whole_heads(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject groups that would split a head, or whose GPUs cannot share the KV heads evenly."""
+    """Reject an `attention_tp` that would split a head between GPUs, or share KV heads unevenly."""
     attention_tp: int = c[f"{phase}.attention_tp"]
     model = c.model
     if _has_whole_heads(attention_tp, model):
@@ -71,7 +72,7 @@ def kv_precision_suits_kernels(c: Written, phase: Phase) -> Iterator[Finding]:
 def attention_sizes(
     ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
 ) -> list[int]:
-    """Return the possible sizes of attention groups, up to the engine's `largest`; arguments may be unknown (None)."""
+    """Return the attention group sizes that fit unit, node and heads, up to `largest`. None (unknown) excludes none."""
     return [
         size
         for size in range(1, min(MAX_ATTENTION_TP, largest or MAX_ATTENTION_TP) + 1)
@@ -82,7 +83,7 @@ def attention_sizes(
 
 
 def _fills_nodes(num_gpus: int, gpus_per_node: int) -> bool:
-    """Return whether a group is an equal part of a node, or whole nodes."""
+    """Return whether `num_gpus` divides the GPUs of a node or is a multiple of them."""
     return gpus_per_node % num_gpus == 0 or num_gpus % gpus_per_node == 0
 
 
@@ -95,7 +96,7 @@ def _are_whole(num_gpus: int, heads: int, kv_heads: int) -> bool:
 
 
 def _heads(model: Model) -> list[tuple[int, int]]:
-    """Return (attention heads, KV heads) of each kind of layer; both are equal if KV is not kept by heads."""
+    """Return (attention heads, KV heads) of each kind of attention; they are equal where KV has no heads, as in MLA."""
     return [(each.num_heads, each.num_kv_heads) for each in model.attentions]
 
 

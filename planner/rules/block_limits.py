@@ -1,12 +1,12 @@
-"""Reject GPU counts that would split a block of an FP8 matrix in blocks of 128 x 128: such pods fail while loading.
+"""Reject an `attention_tp` that would split a 128 x 128 block of an FP8 matrix: the engine fails while loading it.
 
-Engines split these matrices between `n` GPUs that share attention:
+Engines split these matrices between the `n` GPUs of an attention group:
     attention       the queries, n ways
-    dense layers    n ways; SGLang keeps them whole where groups exchange rows (`--moe-dense-tp-size 1`)
+    dense layers    n ways; in a unit of several groups SGLang keeps them whole (`--moe-dense-tp-size 1`)
     shared experts  n ways in a unit of one group; otherwise each GPU holds them whole
 Routed experts are never split: each is on one GPU.
 
-With expert parallelism on NVIDIA GPUs, SGLang fuses shared experts with routed ones in one model only.
+With expert parallelism on NVIDIA GPUs, SGLang fuses shared experts with routed ones for one model only, qwen3_next.
 
 Sources: sglang 0.5.23 layers/quantization/fp8.py (validate_block_quant_shapes), models/deepseek_v2.py, qwen2_moe.py,
 qwen3_next.py, glm4_moe.py and minimax_m3.py (shared experts, and shared_experts_fusion_disable_reason); vllm 0.33.0
@@ -35,14 +35,14 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["keeps_blocks", "shards_are_whole_blocks"]
 
 BLOCK = 128
-QUERIES = ("self_attn.q_proj", "self_attn.q_b_proj")  # of latent attention; earlier matrices are whole on each GPU
+QUERIES = ("self_attn.q_proj", "self_attn.q_b_proj")  # latent attention's; matrices before them are never split
 FUSES_SHARED = ("qwen3_next",)  # if a shared expert is as wide as a routed one
 BlockMatrices = Sequence[tuple[Layer, Matrix]]
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """The channels of a matrix, and the number of GPUs that it is split between."""
+    """The channels of a matrix and the number of GPUs that share them."""
 
     part: str
     channels: int
@@ -50,7 +50,7 @@ class _Cut:
 
 
 def shards_are_whole_blocks(c: Candidate) -> Iterator[Finding]:
-    """Reject an `attention_tp` that would split a block."""
+    """Reject an `attention_tp` that would split a 128 x 128 block of an FP8 matrix."""
     spec = c.resolved
     for phase in spec.phases:
         cut = _find_split_block(spec, phase)
@@ -65,12 +65,12 @@ def shards_are_whole_blocks(c: Candidate) -> Iterator[Finding]:
 
 
 def keeps_blocks(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine splits the matrices of `phase` only between blocks."""
+    """Return whether the engine splits the FP8 matrices of `phase` only between blocks, never inside one."""
     return _find_split_block(spec, phase) is None
 
 
 def _find_split_block(spec: ResolvedSpec, phase: Phase) -> _Cut | None:
-    """Return the first cut within a block, or None. The bundled runtime cuts nothing."""
+    """Return the first split inside a block, or None. The bundled runtime splits no matrix."""
     section, engine = spec.phase(phase), spec.written.engine_name
     if engine == OURS:
         return None
@@ -85,7 +85,7 @@ def _find_split_block(spec: ResolvedSpec, phase: Phase) -> _Cut | None:
 
 @lru_cache(maxsize=64)
 def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
-    """Return the matrices that are stored as block-scaled FP8; a checkpoint may keep others in another format."""
+    """Return the matrices stored as block-scaled FP8 under `precision`. A checkpoint may keep some in other formats."""
     is_own = precision == model.weights_in
     return [
         (layer, matrix)
@@ -96,7 +96,7 @@ def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
 
 
 def _cut_dense_layers(block_matrices: BlockMatrices, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
-    """Yield the cuts of dense layers. SGLang checks uncut ones too, since it joins two of their matrices."""
+    """Yield how dense layers are split. SGLang checks blocks even on one GPU, because it joins two of the matrices."""
     is_cut = section.ep_size == section.attention_tp or engine == "vllm"
     num_gpus = section.attention_tp if is_cut else 1
     for channels in sorted({layer.ffn.intermediate_size for layer, each in block_matrices if each.part == "dense"}):
@@ -115,7 +115,7 @@ def _cut_shared_experts(
 
 
 def _cut_queries(block_matrices: BlockMatrices, section: PhaseSpec) -> Iterator[_Cut]:
-    """Yield the cuts of latent attention's queries. Other attention has heads of whole blocks."""
+    """Yield how the queries of latent attention are split. In other attention every head is made of whole blocks."""
     kinds = dict.fromkeys(layer.attention for layer, each in block_matrices if each.module in QUERIES)
     for each in kinds if section.attention_tp > 1 else ():
         if isinstance(each, LatentAttention):
@@ -124,7 +124,7 @@ def _cut_queries(block_matrices: BlockMatrices, section: PhaseSpec) -> Iterator[
 
 
 def _fix(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer the most GPUs that can share attention in this unit, else describe a smaller unit."""
+    """Offer the largest `attention_tp` that fits this unit, else describe a smaller unit or another precision."""
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     sizes = [size for size in attention_sizes(section.ep_size, per_node, spec.model) if size < section.attention_tp]
     for size in reversed(sizes):

@@ -48,7 +48,7 @@ def check_document(document: Document) -> ResolvedSpec:
 
 
 def resolve(document: Document) -> ResolvedSpec:
-    """Return the spec in `document`. Raises SpecError with every mistake in it; their changes are untried."""
+    """Return the spec in `document`. Raises SpecError with every mistake; the changes that it offers are not tried."""
     fields = check_fields(document.data, document.unread)
     named = Named(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved
@@ -78,7 +78,7 @@ def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
 
 
 def change_spec(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
-    """Write `values` (dotted path -> value) into `spec`, and check it again. Raises SpecError."""
+    """Return `spec` with `values` (dotted path -> value) written into it, checked again. Raises SpecError."""
     return resolve(change_document(spec.document, values))
 
 
@@ -98,10 +98,10 @@ def _auto_paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _drop_failed_changes(findings: Sequence[Finding], document: Document) -> Iterator[Finding]:
-    """Yield `findings` without the changes that fail to remove them or add another mistake.
+    """Yield `findings` with only those changes that remove their mistake and add no other.
 
-    Each try checks the whole spec. So the number of tries is limited, and in a large file with many mistakes the last
-    fixes are in words only.
+    Each change is tried by checking the whole changed spec, so the number of tries is limited. In a large file with
+    many mistakes, the last fixes have words but no changes.
     """
     tries, before = MAX_TRIED // len(document.values), _count(findings)
     for finding in findings:

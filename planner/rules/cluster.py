@@ -1,4 +1,4 @@
-"""The rules of `cluster`, and of `coverage: rack`, which needs the racks of its nodes."""
+"""Rules about `cluster`, and about `coverage: rack`, which needs the racks of the cluster's nodes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ Nodes = int | list[dict[str, Any]]  # a count, or the spec's list
 
 
 def auto_nodes_need_units_or_traffic(c: Written) -> Iterator[Finding]:
-    """Reject auto nodes if units are auto too and there is no traffic to decide either."""
+    """Reject `nodes: auto` if `units` are auto too and there is no traffic that would decide one of them."""
     are_units_open = any(c.is_open(f"{phase}.units") for phase in c.phases)
     if c.is_open("cluster.nodes") and are_units_open and "traffic" not in c.sections:
         rule = "S728 must be a number when units are auto and there is no traffic"
@@ -40,7 +40,7 @@ def custom_gpu_names_are_new(c: Written) -> Iterator[Finding]:
 
 
 def nvlink_domains_align_with_nodes(c: Written) -> Iterator[Finding]:
-    """Reject NVLink domains that are neither an equal part of a node nor whole nodes."""
+    """Reject an NVLink domain whose size neither divides the GPUs of a node nor is a multiple of them."""
     domain: int | None = c["cluster.gpu.nvlink_domain"]
     gpus_per_node: int = c["cluster.gpus_per_node"]
     if domain is None or gpus_per_node % domain == 0 or domain % gpus_per_node == 0:
@@ -65,9 +65,9 @@ def rack_coverage_needs_racks(c: Written) -> Iterator[Finding]:
 
 
 def node_gpus_are_known(c: Written) -> Iterator[Finding]:
-    """Reject unknown GPUs of nodes: a misspelt GPU would leave its node unused.
+    """Reject a node's `gpu` if no GPU has that name: a misspelt name would leave the node unused.
 
-    Some GPU models on sale are known by name but not supported. They are accepted, and their nodes stay unused.
+    GPU models that are on sale but not supported are accepted, and nodes with them stay unused.
     """
     nodes: Nodes = c["cluster.nodes"]
     name: str | None = c.get("cluster.gpu")
@@ -85,7 +85,7 @@ def node_gpus_are_known(c: Written) -> Iterator[Finding]:
 
 
 def phase_gpus_have_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject a phase's GPU if no listed node has it."""
+    """Reject a phase's own GPU model if no listed node has it."""
     gpu: str | None = c[f"{phase}.gpu"]
     is_counted = isinstance(c["cluster.nodes"], int)
     if gpu is None or gpu == c.get("cluster.gpu"):
@@ -112,7 +112,7 @@ def spares_are_cluster_nodes(c: Written) -> Iterator[Finding]:
 
 
 def spares_match_used_gpus(c: Written) -> Iterator[Finding]:
-    """Reject spares without the GPUs to take over all ranks of a lost node."""
+    """Reject a spare node with fewer GPUs than other nodes, or with a GPU model that no phase uses."""
     spares: list[str] = c["cluster.spares"]
     nodes: Nodes = c["cluster.nodes"]
     gpus_per_node: int = c["cluster.gpus_per_node"]
@@ -129,12 +129,12 @@ def spares_match_used_gpus(c: Written) -> Iterator[Finding]:
 
 
 def _known_names(nodes: Nodes) -> list[str]:
-    """Return the names of all nodes. If nodes are given as a number, they have logical names."""
+    """Return the names of all nodes. Nodes that are given as a number are called node-0, node-1 and so on."""
     return [name for _, name in _names(nodes)] if isinstance(nodes, list) else list(map(logical_node, range(nodes)))
 
 
 def _likely_spare(name: str, nodes: Nodes, spares: list[str]) -> Fix | str:
-    """Suggest the node with a similar name that is not a spare yet."""
+    """Suggest a node that is not a spare yet and whose name is similar to `name`."""
     if isinstance(nodes, int):
         return f"they are {logical_node(0)} to {logical_node(nodes - 1)}: write one of these"
     meant = closest_choice(name, [each for _, each in _names(nodes) if each not in spares])

@@ -18,14 +18,14 @@ HOURS = "cost.prices.hours"
 
 
 def own_supplies_need_nodes(c: Written, supply: str) -> Iterator[Finding]:
-    """Reject own nodes without a number: they are paid all day, used or not."""
+    """Require the number of nodes in a supply of own nodes: they are paid all day, used or not."""
     if c[f"{supply}.kind"] == "own" and c[f"{supply}.nodes"] is None:
         reason = "own nodes cost money all day, used or not"
         yield Finding(f"{supply}.nodes", None, "S202 is required for own nodes", reason, for_example("nodes: 128"))
 
 
 def supply_gpus_are_used(c: Written, supply: str) -> Iterator[Finding]:
-    """Reject a supply of GPUs that no phase runs on: it would never be used."""
+    """Reject a supply whose GPU model no phase runs on: its nodes would never be used."""
     gpu: str | None = c[f"{supply}.gpu"]
     places = ("cluster.gpu", "cluster.gpu.name", *(f"{phase}.gpu" for phase in PHASES))
     used: list[str] = list(dict.fromkeys(filter(None, map(c.get, places))))
@@ -36,7 +36,7 @@ def supply_gpus_are_used(c: Written, supply: str) -> Iterator[Finding]:
 
 
 def supplies_fit_cluster(c: Written, supply: str) -> Iterator[Finding]:
-    """Reject a supply of more nodes than the cluster has, except own nodes, which cost money anyway."""
+    """Reject a supply of more nodes than the cluster has, except own nodes: they cost money even if unused."""
     nodes: int | Entries = c["cluster.nodes"]
     number: int = c[f"{supply}.nodes"] or 0
     most = nodes if isinstance(nodes, int) else len(nodes)

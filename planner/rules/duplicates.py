@@ -1,4 +1,4 @@
-"""The values that a list may hold only once, as one table."""
+"""A table of the lists that may hold a value only once, and the rule that checks them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ UNIQUE: Mapping[str, str] = {  # what no two items of a list may share (the item
 
 
 def values_differ(c: Written, pattern: str) -> Iterator[Finding]:
-    """Reject a value that its list has before. Days may not be in two entries either."""
+    """Reject a value that an earlier item of its list has. A day may not be in two entries of `other_days` either."""
     first: dict[tuple[str, Any], str] = {}
     is_day = UNIQUE[pattern] == DAY
     for path in c.expand_paths(pattern):

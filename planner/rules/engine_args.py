@@ -1,6 +1,6 @@
 """The rules of `engine.args` and `PHASE.engine_args`: the options that a spec adds to an engine's command.
 
-Whether the engine has an option is its own to say, when it starts.
+Whether such an option exists is for the engine to say when it starts.
 """
 
 import json
@@ -23,7 +23,7 @@ ARGS = ("engine.args", *(f"{phase}.engine_args" for phase in PHASES))
 
 
 def args_are_options(c: Written) -> Iterator[Finding]:
-    """Reject names and values that are no option of a command."""
+    """Reject names and values that cannot be options of a command."""
     for path, name, value in _written_args(c):
         yield from OPTION.findings(path, name)
         if not _is_value(value):
@@ -34,7 +34,7 @@ def args_are_options(c: Written) -> Iterator[Finding]:
 
 
 def args_leave_plan_alone(c: Written) -> Iterator[Finding]:
-    """Reject options that the plan decides, which would make other units than planned."""
+    """Reject options that the plan sets itself: the engine would run units that differ from the plan."""
     for path, name, value in _written_args(c):
         field = ENGINES[c.engine or OURS].decided.get(name)
         if field is not None:
@@ -45,7 +45,7 @@ def args_leave_plan_alone(c: Written) -> Iterator[Finding]:
 
 
 def _written_args(c: Written) -> Iterator[tuple[str, str, Any]]:
-    """Yield path, name and value of each of the spec's own options."""
+    """Yield (path, name, value) of each engine option that the spec adds."""
     for path in ARGS:
         args: Mapping[str, Any] = c.get(path) or {}
         yield from ((f"{path}.{name}", name, value) for name, value in args.items())

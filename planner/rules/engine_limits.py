@@ -1,8 +1,8 @@
 """Limits of SGLang and vLLM, each with the source that states it.
 
-A spec beyond these limits is right and still plans, for a design review or for another engine; `render` and `up` refuse
-it as infeasible. Sizes that do not divide evenly are wrong in any spec (`phases.py`, `attention.py`), although the
-engines' own parsers accept them.
+A spec beyond these limits is valid and can be planned, for a design review or for another engine; `render` and `up`
+refuse it as infeasible. Sizes that do not divide evenly are mistakes in any spec (`phases.py`, `attention.py`),
+although the engines' own parsers accept them.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["MAX_MAP_BYTES", "SGLANG", "VLLM", "most_redundant_experts", "runs_layout"]
 
 
-# A ConfigMap holds 1,048,576, and SGLang reads one file; our own launch files are cut into parts.
+# A ConfigMap holds 1,048,576 bytes, and SGLang reads its map from one file. Our own launch files are cut into parts.
 MAX_MAP_BYTES = 1_000_000
 MAP_FRAME_BYTES, ROW_FRAME_BYTES = len('{"physical_to_logical_map": []}\n'), len(", ")
 EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
@@ -40,19 +40,20 @@ EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
 
 
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the spec's engine can run the sizes of `phase`; other phases may still be undecided."""
+    """Return whether the engine can run EP size, steps, FP8 blocks and replicas of `phase`; others may be `auto`."""
     return all(can(spec, phase) for can in (supports_unit_size, exchange_fits_buffer, keeps_blocks, has_replica_slots))
 
 
 def most_redundant_experts(model: Model) -> int:
-    """Return how many redundant experts fit into an expert location file at worst: 3,044 for DeepSeek-V3.
+    """Return how many redundant experts fit into SGLang's expert location file in any case: 3,044 for DeepSeek-V3.
 
-    A row of `--init-expert-location` is a list of expert numbers. Each takes its digits, a comma and a space.
+    A row of the file (`--init-expert-location`) lists expert numbers, each with a comma and a space. In the worst case
+    every replica is of an expert whose number has the most digits.
     """
     longest = len(str(model.num_routed_experts - 1)) + 2
-    reject_repeats = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
+    one_of_each = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
     row = (MAX_MAP_BYTES - MAP_FRAME_BYTES) // model.num_layers - ROW_FRAME_BYTES
-    return (row - reject_repeats) // longest
+    return (row - one_of_each) // longest
 
 
 def gpus_are_nvidia(c: Candidate) -> Iterator[Finding]:
@@ -71,7 +72,7 @@ def gpus_are_nvidia(c: Candidate) -> Iterator[Finding]:
 def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
     """Reject precisions that the engine cannot make from the checkpoint: it can only quantise BF16 to FP8.
 
-    A catalog model is published in several precisions. A deployment loads one of them for all phases.
+    A catalog model may be published in several precisions, but all phases of a deployment load one checkpoint.
     """
     spec = c.resolved
     own, name = spec.model.quantisation, spec.written.engine_name
@@ -102,7 +103,7 @@ def maps_fit_config_map(c: Candidate) -> Iterator[Finding]:
 
 
 def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
-    """Reject precisions that the engine cannot dispatch between the GPUs of a unit."""
+    """Reject precisions for whose experts the engine has no kernels beside DeepEP dispatch."""
     spec = c.resolved
     for phase in spec.phases:
         section, taken = spec.phase(phase), EXCHANGED_IN[phase]
@@ -118,12 +119,12 @@ def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
 
 
 def _exchanges(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether a unit has several attention groups, which exchange expert rows."""
+    """Return whether a unit of `phase` has several attention groups, which exchange expert rows."""
     return spec.phase(phase).ep_size > spec.phase(phase).attention_tp
 
 
 def _offer_one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer one attention group of all GPUs, which exchanges nothing, if heads and memory allow it."""
+    """Offer an `attention_tp` of all GPUs, which exchange nothing then, if heads and memory allow it."""
     size = spec.phase(phase).ep_size
     if size in _group_sizes(spec, phase):
         return Fix(f"nearest: {phase}.attention_tp {size}", ({f"{phase}.attention_tp": size},))
@@ -131,7 +132,7 @@ def _offer_one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
 
 
 def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return the attention group sizes that run in the units of `phase` with their EP size."""
+    """Return each `attention_tp` that the engine can run and memory allows at the present EP size of `phase`."""
     sizes = attention_sizes(spec.phase(phase).ep_size, spec.cluster.gpus_per_node, spec.model)
     tried = {size: spec.with_numbers(phase, {"attention_tp": size}) for size in sizes}
     conditions = (supports_unit_size, exchange_fits_buffer, keeps_blocks)
@@ -140,7 +141,7 @@ def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
 
 
 def _offer_fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
-    """Offer the highest number of redundant experts, up to `most`, that gives the unit's GPUs equal slots."""
+    """Offer the highest number of redundant experts, up to `most`, that gives all GPUs of a unit equally many slots."""
     ep_size, num_experts = spec.phase(phase).ep_size, spec.model.num_routed_experts
     fitting = (num_experts + most) // ep_size * ep_size - num_experts
     return nearest(fitting) if fitting >= 0 else "plan units of fewer GPUs"
@@ -247,7 +248,7 @@ ONE_GATEWAY = limit(
     lambda spec, _: spec.written.gateway.replicas > 1,
 )
 
-# Each rule with its source. It holds for all versions in `facts/engines.py`.
+# Each rule with its source. Every rule holds for all versions in `facts/engines.py`.
 SGLANG = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md; AMD's replacement (mori) is not rendered
     Rule("S740", "rendered", gpus_are_nvidia),
@@ -318,7 +319,7 @@ VLLM = (
     NO_W4A8,
     # planner/facts/engine_models.py
     Rule("S754 S709 S745", "rendered", engine_runs_model),
-    # as SGLang's
+    # the last three: for the same reasons as with SGLang
     NO_KEYS,
     ONE_GATEWAY,
     NO_TLS,

@@ -36,16 +36,16 @@ __all__ = [
 
 
 def supports_unit_size(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine's exchange supports the unit's number of GPUs on its nodes.
+    """Return whether the engine can exchange expert rows between as many GPUs as a unit of `phase` has.
 
-    The bundled runtime supports every number.
+    The bundled runtime supports every number of GPUs.
     """
     exchange, ep_size = _exchange(spec, phase), spec.phase(phase).ep_size
     return exchange is None or exchange.takes(ep_size, spec.cluster.gpus_per_node, spec.gpu_of(phase))
 
 
 def exchange_fits_buffer(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the exchange's buffer can hold the tokens of a decode step."""
+    """Return whether a decode step fits DeepEP's low-latency kernels and buffer; True if `phase` does not use them."""
     exchange = _exchange(spec, phase)
     if exchange is None or "low_latency" not in exchange.kernels:
         return True
@@ -54,7 +54,7 @@ def exchange_fits_buffer(spec: ResolvedSpec, phase: Phase) -> bool:
 
 
 def exchange_supports_unit_sizes(c: Candidate) -> Iterator[Finding]:
-    """Reject units with too many, too few or too distant GPUs for the engine's exchange."""
+    """Reject an `ep_size` with which the engine cannot exchange expert rows on nodes of this size."""
     spec = c.resolved
     for phase in spec.phases:
         section, exchange = spec.phase(phase), _exchange(spec, phase)
@@ -68,7 +68,7 @@ def exchange_supports_unit_sizes(c: Candidate) -> Iterator[Finding]:
 
 
 def decode_steps_fit_exchange(c: Candidate) -> Iterator[Finding]:
-    """Reject decode steps with more tokens than the low-latency kernels or their buffer accept."""
+    """Reject a `max_requests` whose decode steps have more tokens than DeepEP's low-latency kernels or buffer take."""
     spec = c.resolved
     for phase in spec.phases:
         if exchange_fits_buffer(spec, phase):
@@ -94,7 +94,7 @@ def fits_memory(memory: MemoryPlan | None) -> bool:
 
 
 def has_replica_slots(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine has a slot for each redundant expert of `phase`."""
+    """Return whether the engine can hold the redundant experts of `phase`; True if there are none."""
     return spec.phase(phase).redundant_experts == 0 or explain_missing_replicas(spec, phase) is None
 
 
@@ -137,14 +137,14 @@ def nearest_units(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
 
 
 def nearest_redundant(num_logical: int, ep_size: int, wanted: int) -> int:
-    """Return the number of redundant experts nearest `wanted` that gives equal slots; 0 only if 0 is wanted."""
+    """Return the number of redundant experts nearest `wanted` that fills all GPUs equally; 0 only if 0 is wanted."""
     above = wanted + -(num_logical + wanted) % ep_size
     even = [each for each in (above, above - ep_size) if each > 0 or each == wanted == 0]
     return min(even, key=lambda each: abs(each - wanted))
 
 
 def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
-    """Return the exchange of `phase`; None if its unit is one attention group, which exchanges nothing."""
+    """Return how `phase` exchanges expert rows; None for the bundled runtime and for units of one attention group."""
     section, engine, version = spec.phase(phase), spec.written.engine_name, spec.written.engine_version
     if version is None or section.ep_size == section.attention_tp:
         return None
@@ -152,7 +152,7 @@ def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
 
 
 def _max_gpus(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return the most GPUs per unit of `phase` on the nodes that the other phases leave free."""
+    """Return how many GPUs a unit of `phase` can have at most on the nodes that the other phases leave free."""
     nodes, per_node = spec.cluster.nodes, spec.cluster.gpus_per_node
     taken = {each: spec.written.num_units(each) * max(1, spec.phase(each).ep_size // per_node) for each in spec.phases}
     num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(spec.cluster.spares)
@@ -183,7 +183,7 @@ def _explain_size_limit(spec: ResolvedSpec, exchange: Exchange, section: PhaseSp
 
 
 def _offer_sizes(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer the nearest smaller and larger EP size, with redundant experts that give equal slots."""
+    """Offer the nearest smaller and larger EP size that can run, with redundant experts that fill all GPUs equally."""
     now = spec.phase(phase).redundant_experts
     changes: list[Change] = [
         {HERE: size} if redundant == now else {HERE: size, f"{phase}.redundant_experts": redundant}
@@ -197,7 +197,7 @@ def _offer_sizes(spec: ResolvedSpec, phase: Phase) -> Fix | str:
 
 
 def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:
-    """Return the nearest number of redundant experts that gives `size` GPUs equal slots, or None."""
+    """Return the number of redundant experts nearest the spec's that fills `size` GPUs equally, or None."""
     redundant, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
     if explain_missing_replicas(spec, phase):
         return None if num_logical % size else 0

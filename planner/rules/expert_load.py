@@ -11,7 +11,7 @@ __all__ = ["RULES"]
 
 
 def loads_match_model(c: Written) -> Iterator[Finding]:
-    """Reject loads without one row per MoE layer and one column per logical expert."""
+    """Reject measured loads whose shape is not [MoE layers][logical experts]."""
     c.require("expert_load.file")
     loads: Loads = c["expert_load.loads"]
     model = c.model
@@ -30,7 +30,7 @@ def loads_match_model(c: Written) -> Iterator[Finding]:
 
 
 def every_layer_has_load(c: Written) -> Iterator[Finding]:
-    """Reject loads with an empty layer: every token goes to some expert of every MoE layer."""
+    """Reject measured loads with a layer of zeros: every token goes to some expert of every MoE layer."""
     c.require("expert_load.file")
     loads: Loads = c["expert_load.loads"]
     model = c.model

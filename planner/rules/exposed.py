@@ -1,7 +1,7 @@
-"""Warn if a spec exposes a node to a pod.
+"""Warn if a spec gives pods access to their node, for example to its network.
 
 By default pods see only the parts of their node that the spec names. Some sites need `host_network` or an overlay that
-exposes more; the warning makes a reviewer see it. Pod Security decides what else a namespace admits: `tidemill doctor`
+exposes more; the warning shows this to a reviewer. What a namespace admits, Pod Security decides: `tidemill doctor`
 asks the cluster.
 """
 
@@ -25,7 +25,7 @@ EXPOSING_FIELDS = {
 
 
 def pods_stay_isolated(c: Candidate) -> Iterator[Finding]:
-    """Warn of each field that exposes a node, and of host_network beside network policies, which it bypasses."""
+    """Warn of overlay fields that open the node to a pod, and of `host_network` if it bypasses network policies."""
     kubernetes = c.resolved.written.kubernetes
     rule = "W108 opens the node to a pod"
     if kubernetes.host_network and kubernetes.network_policies:

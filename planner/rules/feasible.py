@@ -1,7 +1,7 @@
-"""The rules that make a right spec infeasible: too little memory, too few slots or nodes, too short a warm-up.
+"""Rules by which a valid spec is infeasible: too little memory, too few slots or nodes, too short a warm-up.
 
-Passes compute the results; these rules judge them. The first rule that finds something ends the check, because later
-ones assume the earlier ones: counting nodes is pointless for units that fit into no GPU.
+The planner's passes compute layouts, placement and maps; these rules judge them. The first rule that finds something
+ends the check, because later ones assume the earlier ones: counting nodes is pointless for units that fit into no GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,11 +29,11 @@ __all__ = ["RULES", "LaidOut"]
 
 
 class LaidOut(Candidate, Protocol):
-    """A candidate with the results of its passes, as far as its level allows."""
+    """A candidate with its layouts. Placement and maps raise Unknown until the candidate's level includes them."""
 
     @property
     def layouts(self) -> tuple[PhaseLayout, ...]:
-        """The shape of each phase."""
+        """The layout of each phase: EP size, slots and nodes of its units."""
 
     @property
     def start_times(self) -> StartTimes | None:
@@ -48,23 +48,23 @@ class LaidOut(Candidate, Protocol):
         """The expert map of each phase. Raises Unknown before maps are computed."""
 
     def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: Domains) -> float | None:
-        """Return max/mean of a map of `layout` with other slots and failure domains; None before maps are computed."""
+        """Return max/mean load of a map for `layout` with these slots and failure domains; None before maps exist."""
 
 
 def memory_holds_a_request(c: LaidOut) -> Iterator[Finding]:
-    """Reject GPUs without memory for the weights and one request of full length."""
+    """Reject GPUs whose memory cannot hold the weights and one request of full length."""
     yield from find_misfits(c.resolved, c.memory)
 
 
 def units_are_ready_in_time(c: LaidOut) -> Iterator[Finding]:
-    """Reject a warm-up that is shorter than some start takes."""
+    """Reject a `warm_up` that is shorter than the longest start of units in the schedule."""
     schedule, times = c.resolved.written.schedule, c.start_times
     if schedule is not None and times is not None:
         yield from find_late_starts(schedule, times, is_auto="schedule.warm_up" in c.resolved.document.autos)
 
 
 def experts_survive_failures(c: LaidOut) -> Iterator[Finding]:
-    """Reject units with too few slots or failure domains for `coverage`: in their racks if placed, else in any."""
+    """Reject units with too few slots or failure domains for `coverage`. Racks count once the units are placed."""
     spec = c.resolved
     try:
         places = c.places if spec.written.coverage == "rack" else failure_domains(spec, c.layouts)
@@ -74,17 +74,17 @@ def experts_survive_failures(c: LaidOut) -> Iterator[Finding]:
 
 
 def operating_points_fit_kv(c: LaidOut) -> Iterator[Finding]:
-    """Reject operating points whose requests need more KV than a GPU has."""
+    """Reject operating points whose requests need more KV memory than a GPU has."""
     yield from check_points_fit(c.resolved, c.memory)
 
 
 def nodes_suffice(c: LaidOut) -> Iterator[Finding]:
-    """Reject specs with fewer usable nodes than the units take."""
+    """Reject specs whose units need more nodes than are usable."""
     yield from find_missing_nodes(c.resolved, c.layouts)
 
 
 def rack_coverage_is_decided(c: LaidOut) -> Iterator[Finding]:
-    """Report that `coverage: rack` stays undecided until units are placed."""
+    """Report that `coverage: rack` cannot be checked before units are placed."""
     if c.resolved.written.coverage == "rack":
         try:
             _ = c.places
@@ -93,7 +93,7 @@ def rack_coverage_is_decided(c: LaidOut) -> Iterator[Finding]:
 
 
 def maps_cover(c: LaidOut) -> Iterator[Finding]:
-    """Reject expert maps that lose an expert with a failure domain of some unit."""
+    """Reject expert maps in which one failure domain of a unit holds all replicas of an expert."""
     if c.resolved.written.coverage != "none":
         yield from check_map_coverage(c.maps)
 

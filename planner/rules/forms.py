@@ -61,13 +61,13 @@ class Form:
     matches: Callable[[str], Any]
 
     def findings(self, path: str, text: str, value: str | None = None) -> Iterator[Finding]:
-        """Yield a finding if `text`, the value or the last key at `path`, does not have this form."""
+        """Yield a finding if `text` does not have this form. It is the value at `path`, or the last key of `path`."""
         if not self.matches(text):
             yield Finding(path, value, f"S209 must be {self.must_be}", self.reason, for_example(self.example))
 
 
 def texts_match_their_forms(c: Written, path: str) -> Iterator[Finding]:
-    """Reject texts that Kubernetes or another reader would reject later, or misread."""
+    """Reject names, images, paths and other texts that Kubernetes or another reader would refuse or misread."""
     value: str | None = c[path]
     if value is not None:
         yield from FORMS[re.sub(r"\.[0-9]+", ".*", path)].findings(path, value, value)
@@ -76,7 +76,7 @@ def texts_match_their_forms(c: Written, path: str) -> Iterator[Finding]:
 def is_folder(path: str) -> bool:
     """Return whether `path` is absolute and normalised: no `..`, no double and no closing slash, no colon.
 
-    `normpath` keeps two slashes at the start, so they are checked apart. Container runtimes split mounts at colons.
+    Two leading slashes are checked separately: `normpath` keeps them. Container runtimes split mounts at colons.
     """
     is_plain = path.startswith("/") and not path.startswith("//") and ":" not in path
     return is_plain and path == posixpath.normpath(path) != "/"

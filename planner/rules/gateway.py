@@ -12,7 +12,7 @@ __all__ = ["RULES"]
 
 
 def unit_names_fit(c: Written) -> Iterator[Finding]:
-    """Reject a deployment name that makes a unit's name too long. A phase's last unit has its longest name."""
+    """Reject a deployment name that makes a unit's name too long. The last unit of a phase has the longest name."""
     name: str = c["name"]
     num_units = c.num_units
     longest = max((names.unit_name(name, phase, number - 1) for phase, number in num_units.items()), key=len)

@@ -1,4 +1,4 @@
-"""The rules of `kubernetes`, apart from volumes, pods and overlays."""
+"""Rules about `kubernetes`, except those about volumes, pods and overlays."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidem
 
 
 def controller_needs_schedule(c: Written) -> Iterator[Finding]:
-    """Reject a controller without a schedule: all units run all day then."""
+    """Reject a controller without a schedule: units would run all day, with nothing to turn on or off."""
     c.require("kubernetes.controller.pace")
     if "schedule" not in c.sections:
         reason = "there is no day for the units to follow"
@@ -33,7 +33,7 @@ def controller_needs_schedule(c: Written) -> Iterator[Finding]:
 
 
 def controller_needs_leader_worker_sets(c: Written) -> Iterator[Finding]:
-    """Reject a controller with StatefulSets: it turns units off by `replicas`, which are a unit's nodes there."""
+    """Reject a controller with StatefulSets: it sets `replicas` to 0 or 1, which there is a unit's number of nodes."""
     c.require("kubernetes.controller.pace")
     unit_kind: str = c["kubernetes.unit_kind"]
     if unit_kind == "leaderworkerset":
@@ -50,7 +50,7 @@ def controller_needs_leader_worker_sets(c: Written) -> Iterator[Finding]:
 
 
 def tidemill_image_is_given(c: Written) -> Iterator[Finding]:
-    """Require `tidemill_image` if Tidemill's programs run beside another engine, whose image lacks them."""
+    """Require `tidemill_image` if the controller or staging runs beside another engine, whose image lacks Tidemill."""
     units: str = c["kubernetes.image"]
     image: str | None = c["kubernetes.tidemill_image"]
     used = c.engine
@@ -65,7 +65,7 @@ def tidemill_image_is_given(c: Written) -> Iterator[Finding]:
 
 
 def heal_conditions_mean_faults(c: Written) -> Iterator[Finding]:
-    """Reject `Ready` among the heal conditions: a condition must be true on a faulty node."""
+    """Reject `Ready` among the heal conditions: these mark a faulty node, and `Ready` is true on a healthy one."""
     conditions: Sequence[str] = c["kubernetes.controller.heal.conditions"]
     for index, kind in enumerate(conditions):
         if kind.partition("=")[0] == "Ready":
@@ -84,7 +84,7 @@ def image_has_gpu_kernels(c: Candidate) -> Iterator[Finding]:
 
 
 def image_matches_engine(c: Candidate) -> Iterator[Finding]:
-    """Warn of an image whose name says another engine or version than the spec."""
+    """Warn of an image whose name or tag says another engine or version than the spec."""
     spec = c.resolved.written
     image, engine = spec.kubernetes.image, spec.engine_name
     if image == DEFAULT_IMAGE:
@@ -119,7 +119,7 @@ def pods_have_rdma(c: Candidate) -> Iterator[Finding]:
 
 
 def pod_drain_covers_schedule_drain(c: Candidate) -> Iterator[Finding]:
-    """Warn if pods get less time to finish their answers than `schedule.drain` pays for."""
+    """Warn if `kubernetes.drain` is shorter than `schedule.drain`, for which units keep their nodes anyway."""
     spec = c.resolved.written
     drain, paid = spec.kubernetes.drain, spec.paid_drain_s
     if drain is not None and paid is not None and drain < paid:
@@ -130,7 +130,7 @@ def pod_drain_covers_schedule_drain(c: Candidate) -> Iterator[Finding]:
 
 
 def lent_nodes_need_priority_class(c: Candidate) -> Iterator[Finding]:
-    """Warn if nodes are lent to jobs, but nothing makes the jobs leave."""
+    """Warn if nodes are lent to batch jobs, but no priority class makes the jobs leave."""
     kubernetes = c.resolved.written.kubernetes
     if kubernetes.lends_nodes and kubernetes.priority_class is None:
         rule = "W128 is set without kubernetes.priority_class"
@@ -140,7 +140,7 @@ def lent_nodes_need_priority_class(c: Candidate) -> Iterator[Finding]:
 
 
 def ready_timeout_covers_start(c: Candidate) -> Iterator[Finding]:
-    """Warn of a `ready_timeout` that is shorter than the slowest pod may take to start.
+    """Warn of a `ready_timeout` that is shorter than the slowest start of a pod.
 
     A spec without a checkpoint starts no pods.
     """
@@ -166,7 +166,7 @@ def ready_timeout_covers_start(c: Candidate) -> Iterator[Finding]:
 
 
 def _needs_nics(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether some GPUs of a unit of `phase` can communicate only over NICs."""
+    """Return whether some GPUs of a unit of `phase` reach each other only over NICs."""
     gpu, section, engine = spec.gpu_of(phase), spec.phase(phase), spec.written.engine_name
     joined = 1 if spec.written.kubernetes.compute_domain is False else gpu.domain_size(spec.cluster.gpus_per_node)
     if engine != OURS and section.ep_size != section.attention_tp:
@@ -175,7 +175,7 @@ def _needs_nics(spec: ResolvedSpec, phase: Phase) -> bool:
 
 
 def _read_version_tag(image: str, published: str | None) -> str | None:
-    """Return the engine version in an image's tag; None if the image is not called like the `published` one."""
+    """Return the engine version in an image's tag; None if the image's name differs from the `published` image's."""
     own = (published or "").partition(":")[0].rpartition("/")[2]
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     found = re.match(r"v?(\d+\.\d+\.\d+)", tag)

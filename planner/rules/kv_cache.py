@@ -23,7 +23,7 @@ POD_MEMORY = "kubernetes.resources.unit.memory"
 
 
 def disk_needs_memory(c: Written) -> Iterator[Finding]:
-    """Reject a disk without memory, which is the only way to it."""
+    """Reject `kv_cache.disk` without `kv_cache.memory`: KV reaches the disk only through host memory."""
     c.require(f"{DISK}.path")
     if c[MEMORY] is None:
         reason = "blocks reach the disk through host memory"
@@ -31,7 +31,7 @@ def disk_needs_memory(c: Written) -> Iterator[Finding]:
 
 
 def disk_exceeds_memory(c: Written) -> Iterator[Finding]:
-    """Reject a disk with less room than the memory of a node's ranks: it would have nothing that memory lacks."""
+    """Reject a disk smaller than the KV memory of a node's ranks: everything on it would be in memory too."""
     size: str = c[f"{DISK}.size"]
     kept = _kept_bytes(c)
     for phase in KEEPS_KV:
@@ -43,7 +43,7 @@ def disk_exceeds_memory(c: Written) -> Iterator[Finding]:
 
 
 def memory_holds_a_prompt(c: Written) -> Iterator[Finding]:
-    """Reject memory that cannot hold the longest prompt: its KV is loaded from there at once."""
+    """Reject a `kv_cache.memory` too small for the longest prompt: a prompt's KV is loaded from it all at once."""
     kept = _kept_bytes(c)
     for phase in KEEPS_KV:
         tokens, precision = c.get(f"{phase}.max_request_tokens"), c.get(f"{phase}.precision")
@@ -57,7 +57,7 @@ def memory_holds_a_prompt(c: Written) -> Iterator[Finding]:
 
 
 def pods_hold_kept_kv(c: Written) -> Iterator[Finding]:
-    """Reject pods whose memory is too small for what their ranks keep: the kernel would kill them."""
+    """Reject a memory limit of pods below what their ranks use to keep KV: the kernel would kill the pods."""
     kept, written = _kept_bytes(c), c[POD_MEMORY]
     for phase in KEEPS_KV:
         ranks = _ranks_per_node(c, phase)
@@ -69,7 +69,7 @@ def pods_hold_kept_kv(c: Written) -> Iterator[Finding]:
 
 
 def disk_path_is_free(c: Written) -> Iterator[Finding]:
-    """Reject a path at which pods, or nodes for their volumes, have something else."""
+    """Reject a `kv_cache.disk.path` that overlaps another mount of pods, or a node's folder that a volume mounts."""
     path: str = c[f"{DISK}.path"]
     volumes = [each for where in VOLUMES for each in c.get(where) or ()]
     on_node = [] if c.get("kubernetes.kv_cache_claim") else [volume.get("host_path") for volume in volumes]
@@ -83,7 +83,7 @@ def disk_path_is_free(c: Written) -> Iterator[Finding]:
 
 
 def _kept_bytes(c: Written) -> int:
-    """Return the memory in which a rank keeps KV. Raises Unknown without any."""
+    """Return the host memory in which a rank keeps KV. Raises Unknown if the spec gives none."""
     kept = read_bytes(c[MEMORY] or "")
     if kept is None:
         raise Unknown(MEMORY)
@@ -91,13 +91,13 @@ def _kept_bytes(c: Written) -> int:
 
 
 def _ranks_per_node(c: Written, phase: Phase) -> int | None:
-    """Return the ranks on a node of `phase`; None if it is not there or not known."""
+    """Return the ranks of `phase` on one node; None if the spec lacks the phase or a valid size."""
     ep_size, per_node = c.get(f"{phase}.ep_size"), c.get("cluster.gpus_per_node")
     return None if ep_size is None or per_node is None else min(ep_size, per_node)
 
 
 def _in_binary(num_bytes: int) -> str:
-    """Write a size as a spec has it, rounded up: `1GiB`, `1536MiB`."""
+    """Return a size as a spec writes it, rounded up to MiB: `1GiB`, `1536MiB`."""
     amount = ceil(num_bytes / 2**20)
     return f"{amount}MiB" if amount % 1024 else f"{amount // 1024}GiB"
 

@@ -1,6 +1,6 @@
-"""The rules of `model` and `engine`: the source of shapes, precision, the checkpoint's volumes, the engine's version.
+"""Rules about `model` and `engine`: the source of shapes, precision, the checkpoint's volumes, the engine's version.
 
-What an engine cannot run is checked in `engine_limits.py`: such a spec is right but infeasible.
+What an engine cannot run is checked in `engine_limits.py`: such a spec is valid but infeasible.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ __all__ = ["RULES"]
 
 
 def model_has_one_source(c: Written) -> Iterator[Finding]:
-    """Reject a model with no source for its shapes, or with two: a config file or a catalog entry."""
+    """Require exactly one source of the model's shapes: a config file or a catalog entry."""
     if not isinstance(c.data.get("model"), dict):
         return
     has_file, has_entry = (c.is_given(path) or path in c.sections for path in ("model.config", "model.catalog"))
@@ -35,7 +35,7 @@ def model_has_one_source(c: Written) -> Iterator[Finding]:
 
 
 def engine_version_is_known(c: Written) -> Iterator[Finding]:
-    """Reject unknown versions of an engine: their options may have other names."""
+    """Reject engine versions that the planner does not know: their options may have other names."""
     version: str | None = c["engine.version"]
     name: EngineName = c["engine.name"]
     known = ENGINES[name].versions
@@ -46,7 +46,7 @@ def engine_version_is_known(c: Written) -> Iterator[Finding]:
 
 
 def weights_match_checkpoint(c: Candidate) -> Iterator[Finding]:
-    """Warn if the checkpoint's weights are in an unknown format: memory is planned for another precision."""
+    """Warn if the checkpoint's weights are in an unknown format: memory is planned for the spec's precision instead."""
     spec = c.resolved
     if spec.other_quantization is not None:
         for phase in spec.phases:
@@ -57,7 +57,7 @@ def weights_match_checkpoint(c: Candidate) -> Iterator[Finding]:
 
 
 def pods_mount_checkpoint(c: Candidate) -> Iterator[Finding]:
-    """Warn of a checkpoint folder that GPU pods do not mount. Images rarely contain weights."""
+    """Warn if no volume of GPU pods contains the checkpoint's folder. Images rarely contain weights."""
     spec = c.resolved.written
     path, kubernetes = spec.checkpoint, spec.kubernetes
     is_mounted = path is None or volume_of(path, [volume.model_dump() for volume in kubernetes.volumes]) is not None
@@ -68,7 +68,7 @@ def pods_mount_checkpoint(c: Candidate) -> Iterator[Finding]:
 
 
 def gateway_mounts_tokenizer(c: Candidate) -> Iterator[Finding]:
-    """Warn if the gateway has volumes of its own and none has the checkpoint's tokenizer."""
+    """Warn if the gateway has volumes of its own and none of them contains the checkpoint's tokenizer."""
     spec = c.resolved.written
     read, own = _gateway_checkpoint(spec), [volume.model_dump() for volume in spec.kubernetes.gateway.volumes or ()]
     if read is not None and own and volume_of(read, own) is None:
@@ -79,10 +79,10 @@ def gateway_mounts_tokenizer(c: Candidate) -> Iterator[Finding]:
 
 
 def checkpoint_brings_no_code(c: Candidate) -> Iterator[Finding]:
-    """Warn if another engine runs code that the checkpoint brings (`auto_map`).
+    """Warn if SGLang or vLLM would run Python code that the checkpoint contains (`auto_map` in its config).
 
-    The engine needs `--trust-remote-code`: without it, it silently takes another tokenizer. A plan's digests pin
-    config.json and tensors, but not that code.
+    Without `--trust-remote-code` the engine would silently use another tokenizer. A plan's digests pin config.json and
+    tensors, but not that code.
     """
     spec = c.resolved
     if spec.written.engine_name != OURS and spec.model.brings_code:
@@ -93,7 +93,7 @@ def checkpoint_brings_no_code(c: Candidate) -> Iterator[Finding]:
 
 
 def kv_matches_checkpoint(c: Candidate) -> Iterator[Finding]:
-    """Warn if KV is BF16 only by default and the checkpoint's config says FP8."""
+    """Warn if the checkpoint's config says FP8 for KV, and the spec leaves KV at its default, BF16."""
     spec = c.resolved
     own = spec.model.quantisation
     if spec.written.engine_name == OURS or own.kv != "fp8":
@@ -111,8 +111,8 @@ def kv_matches_checkpoint(c: Candidate) -> Iterator[Finding]:
 def _gateway_checkpoint(spec: Spec) -> str | None:
     """Return the folder from which the gateway reads the tokenizer; None without GPUs, a checkpoint or our gateway.
 
-    It is the folder that the ranks read. If the checkpoint is staged, the gateway reads the original instead, unless it
-    mounts volumes of its own.
+    Usually it is the folder that the ranks read too. If the checkpoint is staged, the gateway reads the original
+    instead, unless it mounts volumes of its own.
     """
     if not spec.is_on_gpus or spec.checkpoint is None or spec.engine_name != OURS:
         return None

@@ -1,4 +1,4 @@
-"""Limits of an engine for the spec's model, from the table in `planner/facts/engine_models.py`."""
+"""What an engine cannot run of the spec's model, from the table in `planner/facts/engine_models.py`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,7 +14,7 @@ __all__ = ["engine_runs_model", "units_have_at_most_one_gpu_per_expert"]
 
 
 def engine_runs_model(c: Candidate) -> Iterator[Finding]:
-    """Reject models that the engine cannot run, and replicas or overlap that it cannot run with the model."""
+    """Reject a model that the engine cannot run, and replicas or overlap that it lacks for this model."""
     spec = c.resolved
     model = _known_models(spec).get(spec.model.model_type)
     if model is None:

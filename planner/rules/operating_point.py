@@ -15,7 +15,7 @@ LENGTHS = tuple(f"operating_point.{phase}.{key}" for phase in PHASES for key in 
 
 
 def mixed_point_has_answers(c: Written) -> Iterator[Finding]:
-    """Reject a mixed point whose `kv_tokens` cover only the prompt: KV also holds half the answer on average."""
+    """Reject a mixed operating point whose `kv_tokens` cover only the prompt: KV holds half of the answer too."""
     kv_tokens: int = c["operating_point.mixed.kv_tokens"]
     prompt_tokens: int = c["operating_point.mixed.prompt_tokens"]
     if kv_tokens > prompt_tokens or "traffic" in c.sections:
@@ -27,12 +27,12 @@ def mixed_point_has_answers(c: Written) -> Iterator[Finding]:
 
 
 def point_requests_fit_limit(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject an operating point's requests above `max_requests`."""
+    """Reject an operating point with more `requests` than the phase's `max_requests`."""
     yield from _check_limit(c, phase, "requests", "max_requests", "no rank works on more at a time")
 
 
 def point_tokens_fit_limit(c: Written, path: str) -> Iterator[Finding]:
-    """Reject an operating point's tokens above `max_request_tokens`.
+    """Reject an operating point whose mean request or prompt is longer than `max_request_tokens`.
 
     A limit written in one phase applies to all (S505). If none is written, offer to raise it to the longest point.
     """
@@ -57,13 +57,13 @@ def point_tokens_fit_limit(c: Written, path: str) -> Iterator[Finding]:
 
 
 def step_tokens_fit_limit(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject `step_tokens` above `max_batch_tokens`."""
+    """Reject an operating point with more `step_tokens` than the phase's `max_batch_tokens`."""
     reason = "no rank computes more prompt tokens in one step"
     yield from _check_limit(c, phase, "step_tokens", "max_batch_tokens", reason)
 
 
 def _check_limit(c: Written, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
-    """Yield a finding if a field of the phase's point exceeds the phase's `limit`."""
+    """Yield a finding if a field of the phase's operating point exceeds the phase's field `limit`."""
     path = f"operating_point.{phase}.{field}"
     asked: int = c[path]
     most: int = c[f"{phase}.{limit}"]

@@ -2,8 +2,8 @@
 
 An overlay may set everything else. The API server judges whether it is valid: `tidemill doctor` and previews ask it.
 
-The constants below picture the planned fields as objects. A patch may neither write where `PLANNED` stands nor remove
-anything above it.
+The constants below have the shape of rendered objects, with `PLANNED` in place of each planned value. A patch may
+neither write a planned value nor remove a mapping or item that contains one.
 """
 
 import posixpath
@@ -122,7 +122,7 @@ def _rendered_names(c: Written) -> Mapping[str, Sequence[str]]:
 def _check_patch(
     where: str, patch: Mapping[str, Any], picture: Mapping[str, Any], keys: MergeKeys
 ) -> Iterator[Finding]:
-    """Reject the parts of a patch that change the planned `picture` or that cannot be merged."""
+    """Yield a finding for each part of a patch that changes a value planned in `picture` or that cannot be merged."""
     for place in _find_planned_changes(picture, patch, keys):
         field = next((each for each in reversed(place) if not each.isdecimal()), where.rpartition(".")[2])
         reason = REPLACED if keys is JSON_MERGE and field in POD_KEYS else DECIDED
@@ -135,7 +135,7 @@ def _check_patch(
 
 
 def _find_planned_changes(picture: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iterator[Place]:
-    """Yield each place in `patch` that changes or removes a planned field of the `picture`."""
+    """Yield the path of each part of `patch` that changes or removes a value planned in `picture`."""
     if isinstance(picture, dict) and isinstance(patch, dict) and (DIRECTIVE not in patch or keys is JSON_MERGE):
         for key in (each for each in patch if each in picture):
             yield from ((key, *below) for below in _find_planned_changes(picture[key], patch[key], keys, key))
@@ -174,7 +174,7 @@ def _hides_launch_file(mount: Any) -> bool:
 
 
 def _find_unmergeable(where: str, value: Any, field: str, keys: Mapping[str, str]) -> Iterator[Finding]:
-    """Reject unsupported patch directives, and list items without a merge key. Findings quote no values: secrets."""
+    """Reject unsupported directives, and list items without a merge key. Findings quote no value: it may be secret."""
     if isinstance(value, dict):
         for key, below in value.items() if field not in DICTIONARIES else ():
             if key.startswith("$") and (key != DIRECTIVE or below not in DIRECTIVES):

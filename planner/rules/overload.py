@@ -24,7 +24,7 @@ SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 
 
 def units_meet_demand(c: Predicted) -> Iterator[Finding]:
-    """Warn of each phase whose peak load breaks a promised latency or is partly refused."""
+    """Warn of each phase that misses a promised latency or refuses requests at its peak load."""
     for load in c.fullest:
         if load.is_over:
             served = c.fuller(load)
@@ -34,7 +34,7 @@ def units_meet_demand(c: Predicted) -> Iterator[Finding]:
 
 
 def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
-    """Yield the warning about a load beyond the units' highest rate."""
+    """Yield the warning that a load is above the highest rate of the units."""
     units = f"{load.phase} units"
     if load.most_per_s:
         share = f"{load.share_of_most:.0%} of" if load.share_of_most < MANY else f"{load.share_of_most:,.0f} times"
@@ -54,7 +54,7 @@ def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
 
 
 def _income_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Return the end of a sentence: that income leaves refused requests out, if the plan estimates income."""
+    """Return a clause that income excludes refused requests; empty if no income is estimated for that day."""
     cost = spec.written.cost
     return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
 
@@ -78,7 +78,7 @@ def _report_slow_units(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) 
 
 
 def _within_ttft_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Return " in time" for prefill with a promised TTFT, else nothing."""
+    """Return the words " in time" for prefill with a promised TTFT, else an empty text."""
     return " in time" if load.phase == "prefill" and spec.written.slo.ttft_ms is not None else ""
 
 

@@ -1,4 +1,4 @@
-"""The rules of `prefill`, `decode` and `mixed`: their sizes, and the values that they must share."""
+"""Rules about `prefill`, `decode` and `mixed`: sizes of units, and values that prefill and decode must share."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ def unit_fills_whole_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
 
 
 def replicas_are_on_different_gpus(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject more redundant experts than allow one replica of each expert per GPU."""
+    """Reject so many redundant experts that some GPU would hold two replicas of one expert."""
     redundant: int = c[f"{phase}.redundant_experts"]
     ep_size: int = c[f"{phase}.ep_size"]
     model = c.model
@@ -78,7 +78,7 @@ def replicas_are_on_different_gpus(c: Written, phase: Phase) -> Iterator[Finding
 
 
 def requests_fit_model(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject requests beyond the model's positions: it answers nonsense there."""
+    """Reject a `max_request_tokens` above the model's `max_position_embeddings`: answers beyond it are nonsense."""
     max_request_tokens: int = c[f"{phase}.max_request_tokens"]
     model = c.model
     most = model.max_position_embeddings
@@ -101,7 +101,7 @@ def kv_holds_a_request(c: Written, phase: Phase) -> Iterator[Finding]:
 
 
 def phases_are_complete(c: Written) -> Iterator[Finding]:
-    """Reject every combination of phases except prefill with decode, and mixed alone."""
+    """Require prefill together with decode, or mixed alone."""
     given = [phase for phase in PHASES if phase in c.sections]
     if given in (["prefill", "decode"], ["mixed"]):
         return
@@ -120,7 +120,7 @@ def phases_are_complete(c: Written) -> Iterator[Finding]:
 def phases_take_equal_requests(c: Written) -> Iterator[Finding]:
     """Reject different `max_request_tokens` in prefill and decode: every request passes through both.
 
-    The fix is the smallest number that is written, since a default means nothing and less always fits.
+    The fix is the smallest number that the user wrote: nobody chose a default, and a lower limit always fits.
     """
     decode: int = c["decode.max_request_tokens"]
     prefill: int = c["prefill.max_request_tokens"]
@@ -170,7 +170,7 @@ def precision_is_known(c: Written, phase: Phase) -> Iterator[Finding]:
 def precision_matches_checkpoint(c: Written, phase: Phase) -> Iterator[Finding]:
     """Reject precisions that cannot be made from the checkpoint's weights.
 
-    Loading converts only between FP8 in blocks and wider formats.
+    Loading can widen FP8 in blocks to BF16 or FP32. With a BF16 checkpoint this rule accepts every precision.
     """
     precision: Precision = c[f"{phase}.precision"]
     model = c.model
@@ -185,7 +185,7 @@ def precision_matches_checkpoint(c: Written, phase: Phase) -> Iterator[Finding]:
 
 
 def drafts_need_mtp_module(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject drafts for a model without an MTP module of known shape. Another rule covers prefill."""
+    """Reject `draft_tokens` for a model without an MTP module of known shape. Another rule covers prefill."""
     draft_tokens: int = c[f"{phase}.draft_tokens"]
     model = c.model
     if draft_tokens == 0 or phase == "prefill" or model.draft_layer is not None:
@@ -198,7 +198,7 @@ def drafts_need_mtp_module(c: Written, phase: Phase) -> Iterator[Finding]:
 
 
 def max_requests_fit_kv(c: Candidate) -> Iterator[Finding]:
-    """Warn of a `max_requests` for which KV is too small even if requests have the usual share of full length.
+    """Warn of a `max_requests` that KV memory cannot hold even if requests have an eighth of their full length.
 
     Prefill is left out: it computes one request at a time.
     """
@@ -226,8 +226,8 @@ def _fills_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:
 def _even_redundant_experts(ep_size: int, redundant: int, num_logical: int) -> list[int]:
     """Return the nearest lower and higher numbers of redundant experts that give all GPUs equal slots.
 
-    A number that adds more than a replica per expert is left out. The nearest comes first, but 0 comes last: a user who
-    wrote a number wants replicas.
+    A number that adds one replica or more of every expert is left out. The nearest comes first, but 0 comes last: a
+    user who wrote a number wants replicas.
     """
     above = redundant + -(num_logical + redundant) % ep_size
     even = [number for number in (above - ep_size, above) if 0 <= number < redundant + num_logical]
@@ -237,7 +237,7 @@ def _even_redundant_experts(ep_size: int, redundant: int, num_logical: int) -> l
 def _allowed_ep_sizes(
     num_physical: int | None, gpus_per_node: int | None, room: int | None, supports: SizeTest | None
 ) -> list[int]:
-    """Return the EP sizes that divide the experts and fill whole nodes, up to `room` GPUs.
+    """Return the EP sizes that divide `num_physical` experts and fit on one node or fill nodes, up to `room` GPUs.
 
     Prefer the sizes that the engine's exchange `supports`, if there are any. If the number of experts is unknown, any
     size is assumed to divide it.
@@ -252,13 +252,13 @@ def _allowed_ep_sizes(
 
 
 def _fits_kv(plan: MemoryPlan, section: PhaseSpec) -> bool:
-    """Return whether KV holds all requests at the usual share of full length, or `max_kv_tokens` if that is less."""
+    """Return whether KV holds `max_requests` at `USUAL_SHARE` of full length, or `max_kv_tokens` if that is less."""
     usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
 
 
 def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return the most requests that KV holds at the usual length, beside their buffers."""
+    """Return the highest `max_requests` that KV holds at `USUAL_SHARE` of full length, beside the requests' buffers."""
 
     def is_too_much(max_requests: int) -> bool:
         tried = spec.with_numbers(phase, {"max_requests": max_requests})

@@ -1,6 +1,6 @@
-"""Warn of numbers far from all known ones: mostly they were written in another unit.
+"""Warn of numbers far outside the range of known ones: most were written in another unit.
 
-A table has the bounds of each field. Implausible numbers are not errors, since a GPU or a market may be unusual.
+A table has the bounds of each field. Numbers outside them are not errors, since a GPU or a market may be unusual.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def numbers_are_plausible(c: Candidate) -> Iterator[Finding]:
 
 
 def _relative_bounds(spec: ResolvedSpec) -> Iterator[Bounds]:
-    """Yield bounds that depend on other fields: FP8 is at least as fast as BF16, and GPU models limit a node's size."""
+    """Yield bounds that depend on other fields: FP8 at least as fast as BF16, and no more GPUs than such nodes have."""
     bf16 = spec.gpu.bf16_tflops
     if bf16:
         rule = f"is less than bf16_tflops ({bf16:,g})"

@@ -1,4 +1,4 @@
-"""Warn if overlap is predicted to cost more time than it hides; define the candidate that predicted rules check.
+"""Warn if overlap is predicted to cost more time than it hides; define `Predicted`, which rules about speed check.
 
 Overlap computes one micro-batch while the other's tokens travel. But each micro-batch reads the weights again, fills
 the matmuls' tiles less, and leaves processors to the exchange. If the exchange is short or the batch is small, this
@@ -26,7 +26,7 @@ LEAST_GAIN = 1.05  # assumed: smaller differences between two overlaps are withi
 
 
 class Predicted(Candidate, Protocol):
-    """A candidate with predicted speed, which can also predict changes of it."""
+    """A candidate whose speed is predicted, and which can predict changed specs too."""
 
     @property
     def speed(self) -> Sequence[PhaseOutlook]:
@@ -34,17 +34,17 @@ class Predicted(Candidate, Protocol):
 
     @property
     def searched(self) -> Collection[Phase]:
-        """The phases whose layouts were chosen by their speed."""
+        """The phases whose layouts the search chose by predicted speed."""
 
     @property
     def fullest(self) -> Sequence[PhaseLoad]:
-        """The fullest load of each phase."""
+        """Each phase's load at its busiest time, over all kinds of days."""
 
     def predicted_with(self, phase: Phase, change: Change) -> Prediction | None:
-        """Predict a phase with its expert map and a change of the spec."""
+        """Return the prediction of `phase` after a `change` of the spec, with the present expert map."""
 
     def fuller(self, load: PhaseLoad) -> Prediction | None:
-        """Predict the units of a phase when they serve a whole load; None if they cannot."""
+        """Return the prediction of units that serve all of `load`, which is one of `fullest`; None if they cannot."""
 
 
 def overlap_pays_off(c: Predicted) -> Iterator[Finding]:

@@ -4,8 +4,8 @@ They stay warnings: predictions have wide ranges, and a promise may be a wish. I
 kept the promise with an estimate of the expert map's balance; the plan predicts with the map itself.
 
 Fixes offer a weaker promise and, if the spec writes a load, a lighter load that keeps the promise: fewer requests,
-shorter steps, lower utilisation. If no load keeps it, they offer the one that comes nearest. Each load is predicted
-with the plan's maps before it is offered, together with the units that it takes for the same tokens.
+shorter steps, lower utilisation. If no load keeps it, they offer the one that comes nearest. Before a load is offered,
+its latency is predicted with the plan's maps, and so is the number of units that the same tokens then take.
 """
 
 from bisect import bisect_left
@@ -40,11 +40,11 @@ SAME_UNITS = 1.005  # below this ratio, do not mention the number of units
 
 @dataclass(frozen=True)
 class _Offer:
-    """A change of the spec, and its description."""
+    """A change of the spec that a fix offers, and the words for it."""
 
     change: Change
     words: str
-    keeps: bool = True  # whether the written promise is kept with it
+    keeps: bool = True  # whether the change keeps the promise as it is written
 
 
 def slo_is_kept(c: Predicted) -> Iterator[Finding]:
@@ -89,7 +89,7 @@ def _saturated(promised: float) -> Finding:
 
 
 def _offer_lighter_load(c: Predicted, found: Prediction, name: str, promised: float) -> _Offer | None:
-    """Return the heaviest lighter load that keeps the promise, else the one that comes nearest; None if none helps."""
+    """Offer the heaviest load that keeps the promise, else the one that comes nearest; None if no load helps."""
     path, loads = _lighter_loads(c.resolved, found)
 
     @cache
@@ -120,7 +120,7 @@ def _offer_lighter_load(c: Predicted, found: Prediction, name: str, promised: fl
 
 
 def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence[int]]:
-    """Return the path of the field that sets a phase's load, and its lighter values, heaviest first."""
+    """Return the path of the field that sets a phase's load, and the values for lighter loads, heaviest first."""
     phase = found.phase
     if phase == "prefill":
         return shorter_steps(spec)
@@ -136,7 +136,7 @@ def _mean(found: Prediction, name: str) -> Estimate:
 
 
 def _offer_lower_utilisation(spec: ResolvedSpec, found: Prediction, promised: float) -> _Offer | None:
-    """Return the highest utilisation that keeps the promised TTFT; None if it would be too low to offer."""
+    """Offer the highest prefill utilisation that keeps the promised TTFT; None if it would be too low to offer."""
     if found.phase != "prefill" or found.point.utilisation == 1 or spec.written.operating_point.prefill is None:
         return None
     used = highest_utilisation(found, promised)
@@ -151,12 +151,12 @@ def _units_in_words(found: Prediction, lighter: Prediction) -> str:
 
 
 def _more_units_in_words(times: float) -> str:
-    """Say how many more units the same tokens take at a lighter load."""
+    """Say how many times as many units the same tokens take at a lighter load; empty if about as many."""
     return f" (the same tokens then take {times:.3g} times as many units)" if times > SAME_UNITS else ""
 
 
 def _fix(reached: int, *offers: _Offer | None) -> Fix:
-    """Offer the reached latency as the promise, and lighter loads."""
+    """Offer to promise `reached`, the predicted latency in ms, or to change the load."""
     offered = [each for each in offers if each is not None]
     said = "".join(f", or {each.words}" for each in offered)
     return Fix(f"nearest: {reached}{said}", ({HERE: reached}, *(each.change for each in offered)))

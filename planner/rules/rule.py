@@ -5,7 +5,7 @@
     laid out     layouts and memory are known; placement is not
     placed       placement is known
     mapped       expert maps are known
-    rendered     limits of the spec's engine: the spec plans all the same
+    rendered     limits of the spec's engine, beyond which a spec can still be planned
     started      behaviour of pods, if the engine can run the spec
     predicted    speed is known
 
@@ -45,24 +45,25 @@ class Candidate(Protocol):
         """The memory of one GPU of each phase; empty if ranks share the host's memory."""
 
     def with_change(self, change: Change) -> "Candidate":
-        """Return the candidate with `change` written into its spec. Its `resolved` raises Unknown if that is wrong."""
+        """Return a candidate of the changed spec. Its `resolved` raises Unknown if that spec has mistakes."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """A check, the ids of its findings, and the level that it needs.
 
-    A rule about several phases or paths (`each_of`) is called once for each. `*` in a path is each item of a list.
+    The check of a rule about several phases or paths (`each_of`) is called once for each of them. `*` in a path stands
+    for each item of a list.
     """
 
-    ids: str  # with spaces between them
+    ids: str  # of all findings that `check` can yield, separated by spaces
     level: Level
     check: Callable[..., Iterable[Finding]]
     each_of: Sequence[str] = ()
-    about: str = ""  # what a row of a table checks; other rules say it in the docstring of `check`
+    about: str = ""  # what a rule made from a table checks; others say it in the docstring of `check`
 
     def findings(self, candidate: Any) -> Iterator[Finding]:
-        """Yield the rule's findings about `candidate`. A place with an unknown value yields none."""
+        """Yield the rule's findings about `candidate`. Phases or paths with an unknown value are skipped."""
         for place in self._places(candidate):
             try:
                 for found in self.check(candidate, *place):
@@ -78,14 +79,15 @@ class Rule:
 
 
 def is_within(level: Level, most: Level) -> bool:
-    """Return whether `level` is at or below `most`."""
+    """Return whether `level` is `most` or an earlier level."""
     return LEVELS.index(level) <= LEVELS.index(most)
 
 
 def limit(path: str, must: str, reason: str, fix: Fix | str, is_broken: Callable[[ResolvedSpec, Phase], bool]) -> Rule:
-    """Return the rule that an engine cannot run the value at `path`, where `*` stands for each phase, if `is_broken`.
+    """Return a rule that an engine cannot run the value at `path` of a phase if `is_broken(spec, phase)` is true.
 
-    `{engine}` in `must`, which begins with the rule's id, stands for the engine's name.
+    `*` in `path` stands for each phase. `must` begins with the rule's id, and `{engine}` in it stands for the engine's
+    name.
     """
 
     def check(c: Candidate) -> Iterator[Finding]:
@@ -105,6 +107,6 @@ def without_effect(where: str, reason: str, path: str, value: Any = None, fix: F
     """Return the finding that the value at `path` has no effect.
 
     It is an error, since a user who writes a field expects an effect and would get another plan than intended. The fix
-    is always to remove the field.
+    is to remove the field, unless another one is given.
     """
     return Finding(path, value, f"S560 has no effect {where}", reason, fix or removal(path, words="remove it"))

@@ -1,7 +1,7 @@
-"""Limits of the bundled runtime. A rule goes away when the runtime learns the feature.
+"""Limits of the bundled runtime. A rule is deleted once the runtime has the feature.
 
-A spec beyond these limits is right and still plans, for a design review or for another engine. `render` and `up` refuse
-it as infeasible.
+A spec beyond these limits is valid and can be planned, for a design review or for another engine. `render` and `up`
+refuse it as infeasible.
 """
 
 from collections.abc import Iterator

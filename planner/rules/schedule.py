@@ -18,7 +18,7 @@ __all__ = ["RULES", "reset_spent_options"]
 WINDOWS = ("schedule.windows", "schedule.other_days.*.windows")
 EACH_WINDOW = tuple(f"{windows}.*" for windows in WINDOWS)
 UNITS = tuple(f"{phase}_units" for phase in PHASES)
-AUTO_OPTIONS = {  # field that may be `auto` -> options that only its decision reads
+AUTO_OPTIONS = {  # field -> options that have an effect only if the field is `auto`
     "schedule.windows": (
         *("schedule.headroom", "schedule.min_stay"),
         *(f"schedule.min_units.{phase}" for phase in PHASES),
@@ -29,14 +29,14 @@ SCHEDULE_OPTIONS = tuple(each for fields in AUTO_OPTIONS.values() for each in fi
 
 
 def reset_spent_options(data: Mapping[str, Any], autos: frozenset[str]) -> dict[str, Any]:
-    """Reset the options that only decided `autos` read to their defaults; return the spec's data."""
+    """Return `data` with options reset to defaults if only the decision of an `auto` field, now made, read them."""
     spent = [field for decided, fields in AUTO_OPTIONS.items() if autos & {"schedule", decided} for field in fields]
     there = [field for field in spent if (data.get(field.split(".")[0]) or {}).get(field.split(".")[1]) is not None]
     return apply_change(data, {field: field_at(field).default for field in there})
 
 
 def auto_windows_need_profile(c: Written) -> Iterator[Finding]:
-    """Reject auto windows without a profile: they follow the demand of each hour."""
+    """Reject `windows: auto` without a demand profile or history, which such windows follow."""
     if (
         c.is_open("schedule", "schedule.windows")
         and not c.is_given("traffic.profile")
@@ -49,7 +49,7 @@ def auto_windows_need_profile(c: Written) -> Iterator[Finding]:
 
 
 def auto_warm_up_needs_gpu_memory(c: Written) -> Iterator[Finding]:
-    """Reject an auto warm-up on GPUs of unknown memory: the bytes that a unit loads follow from it."""
+    """Reject `warm_up: auto` on GPUs of unknown memory: nobody knows then how many bytes a unit loads."""
     gpus = [GPUS.get(c.get(f"{phase}.gpu") or "", c.gpu) for phase in c.phases]
     if c.is_open("schedule.warm_up") and any(gpu.usable_bytes is None for gpu in gpus):
         rule = "S523 must be a time, since the GPU's memory is not known"
@@ -70,7 +70,7 @@ def timezone_is_known(c: Written) -> Iterator[Finding]:
 
 
 def windows_set_units_of_each_phase(c: Written, window: str) -> Iterator[Finding]:
-    """Reject windows that do not set the units of each phase of the spec, or set those of other phases."""
+    """Require each window to set the number of units of every phase of the spec, and of no other phase."""
     wanted = [f"{phase}_units" for phase in PHASES if phase in c.sections]
     given = [key for key in UNITS if c[f"{window}.{key}"] is not None]
     if given != wanted:
@@ -102,7 +102,7 @@ def some_window_has_units(c: Written) -> Iterator[Finding]:
 
 
 def units_are_set_once(c: Written, phase: Phase) -> Iterator[Finding]:
-    """Reject `units` beside written windows, which set the number of units. Auto windows read `units`."""
+    """Reject a phase's `units` beside written windows, which set the number of units. Auto windows read `units`."""
     c.require(f"{phase}.units")
     windows: list[dict[str, Any]] = c["schedule.windows"]
     if c.is_given(f"{phase}.units") and windows:
@@ -111,7 +111,7 @@ def units_are_set_once(c: Written, phase: Phase) -> Iterator[Finding]:
 
 
 def options_need_auto(c: Written, field: str) -> Iterator[Finding]:
-    """Reject an option that only an `auto` field reads if that field is written."""
+    """Reject an option that has an effect only if some field is `auto`, where that field has a value."""
     decided = next(path for path, fields in AUTO_OPTIONS.items() if field in fields)
     value: Any = c[field]
     c.require(decided)
@@ -123,7 +123,7 @@ def options_need_auto(c: Written, field: str) -> Iterator[Finding]:
 
 
 def _offer_counts(place: str, given: list[str], wanted: list[str]) -> Fix | str:
-    """Say which counts to remove and which to write. In words if counts are missing: only the user knows them."""
+    """Say which numbers of units to remove and which to write. Missing ones are words: only the user knows them."""
     missing, unwanted = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
     if not missing:
         return removal(*(f"{place}.{key}" for key in unwanted), words=f"remove {' and '.join(unwanted)}")

@@ -1,4 +1,4 @@
-"""The rule that units are ready when their window begins, and the longest start of a day.
+"""Check that units are ready when their window begins, and find the longest start of units in a day.
 
 A unit that is late leaves the day short of capacity, so the spec is refused before placement.
 """
@@ -17,7 +17,7 @@ from planner.spec.schedule import ScheduleSpec, WindowSpec
 
 __all__ = ["LONGEST_S", "explain_longest_start", "find_late_starts", "required_warm_up", "to_spec_time"]
 
-LONGEST_S = 6 * 3600.0  # the field's own limit
+LONGEST_S = 6 * 3600.0  # the most that schedule.warm_up accepts
 
 Starts = Sequence[tuple[Sequence[Start], int]]  # the starts of each recurring cycle of days, and its number of days
 
@@ -57,12 +57,12 @@ def to_spec_time(seconds: float) -> str:
 
 
 def _all_starts(schedule: ScheduleSpec, times: StartTimes) -> Starts:
-    """Return the starts of a usual day, and of the week around each other day."""
+    """Return all starts of units: those of a usual day, and those of the week around each special day."""
     return [(starts_of(_windows(week, tuple(times.units)), times), len(week)) for week in weeks_of(schedule)]
 
 
 def _windows(week: Sequence[Sequence[WindowSpec]], phases: Sequence[Phase]) -> list[Window]:
-    """Return the windows of consecutive days in order. Each day begins with its own last window."""
+    """Return the windows of consecutive days in order. At midnight a day begins with the units of its last window."""
     found = []
     for number, day in enumerate(week):
         ordered = sorted(day, key=lambda window: window.at)
@@ -89,7 +89,7 @@ def _warm_up_finding(schedule: ScheduleSpec, starts: Starts, times: StartTimes, 
 
 
 def _storage_finding(starts: Starts, times: StartTimes) -> Finding:
-    """Report that no allowed warm-up is long enough."""
+    """Report that even the longest allowed warm-up is too short."""
     worst, loading = _longest_start(starts)
     takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
     rule = f"S764 must let each start end within 6h, but the one at {_time_in_words(worst)} takes {takes}"

@@ -38,7 +38,7 @@ def some_hour_has_demand(c: Written) -> Iterator[Finding]:
 
 
 def profile_entries_divide_hours(c: Written) -> Iterator[Finding]:
-    """Reject profiles without the same number of entries, of whole minutes, in each hour."""
+    """Require the same number of profile entries in every hour, each for a whole number of minutes."""
     profile: Sequence[float] | None = c.get("traffic.profile")
     others: Sequence[Mapping[str, Any]] | None = c.get("traffic.other_days")
     counts = ", ".join(str(HOURS * parts) for parts in range(1, 61) if 60 % parts == 0)
@@ -51,7 +51,7 @@ def profile_entries_divide_hours(c: Written) -> Iterator[Finding]:
 
 
 def mean_request_fits_limit(c: Written) -> Iterator[Finding]:
-    """Reject numbers of requests that make the mean request too short or longer than `max_request_tokens`.
+    """Reject a number of requests by which the mean request is too short, or longer than `max_request_tokens`.
 
     A request has at least one prompt token and one output token. If no limit is written, offer to raise it.
     """
@@ -91,7 +91,7 @@ def history_excludes_profile(c: Written) -> Iterator[Finding]:
 
 
 def history_is_complete(c: Written) -> Iterator[Finding]:
-    """Reject a history with contradictions, with gaps in a day, or with missing days."""
+    """Reject a history with several demands for one time, with gaps in a day, or with missing days."""
     c.require("traffic.history")
     forecast: Forecast | None = c["traffic.forecast"]
     zone: str | None = c.get("schedule.timezone")
@@ -104,7 +104,7 @@ def history_is_complete(c: Written) -> Iterator[Finding]:
 
 
 def _contradictions(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (problem, reason, fix) for times with several demands that clocks show only once."""
+    """Yield (problem, reason, fix) if the history has several demands for a time that clocks show only once."""
     found = [each for each in past.contradicted if len(instants_of(each[:10], minute_of(each[11:]), zone)) < 2]
     if found:
         has = f"it has several for {counted(len(found), 'time')}, such as {found[0]}"
@@ -136,7 +136,7 @@ def _missing(day: "PastDay", zone: str) -> list[int]:
     minutes = [index * step for index, demand in enumerate(day.demand) if demand is None]
     (midnight,) = instants_of(day.date, 0, "UTC")
     if offset_at(midnight - DAY_S, zone) == offset_at(midnight + 2 * DAY_S, zone):
-        return minutes  # no clock change near that day; asking for each minute of years would be slow
+        return minutes  # no clock change near that day; looking up each minute of years would be slow
     return [minute for minute in minutes if instants_of(day.date, minute, zone)]
 
 

@@ -1,7 +1,7 @@
-"""The fields that nothing reads, as one table.
+"""A table of fields that have no effect in some specs, and the rules that reject them there.
 
-Whoever writes a field expects an effect, and would get another plan than intended: so it is an error, and the fix is to
-remove the field. A field that has its default is none, since the spec in a plan has them all.
+A user who writes a field expects an effect and would get another plan than intended, so it is an error. The fix is to
+remove the field. A field at its default is no error, since the spec inside a plan has every field.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ __all__ = ["RULES"]
 
 @dataclass(frozen=True)
 class Unused:
-    """Fields without an effect beside others, and the reason."""
+    """Fields without an effect in specs to which `applies` is true, and the reason."""
 
     paths: tuple[str, ...]
     where: str  # `{engine}` stands for the spec's engine
     reason: str
-    applies: Callable[[Written], bool]  # asked if a field is written; a value that it cannot read silences the row
+    applies: Callable[[Written], bool]  # called if a field is written; reading an unknown value silences the row
     fix: Fix | str | None = None  # None: remove the field
 
     def findings(self, c: Written, path: str) -> Iterator[Finding]:

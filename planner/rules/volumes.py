@@ -1,4 +1,4 @@
-"""The rules of volumes of pods or of the gateway alone, and of staged checkpoints."""
+"""Rules about volumes, of all pods or of the gateway alone, and about staged checkpoints."""
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +23,12 @@ SYSTEM = (
     *("/var/lib/cni", "/var/lib/etcd", "/var/lib/rancher"),
 )
 RESERVED = "the pod keeps its own files there"
-EXAMPLE_DISKS = ("/mnt/nvme", "/local")  # one path is never in both
+EXAMPLE_DISKS = ("/mnt/nvme", "/local")  # no path is in both, so one of them is always free
 Volumes = Sequence[Mapping[str, Any]]  # in the form of the spec
 
 
 def volumes_have_one_source(c: Written, volume: str) -> Iterator[Finding]:
-    """Reject volumes without exactly one source: a folder of the nodes or a claim."""
+    """Require exactly one source of each volume: a folder of the nodes or a claim."""
     given = [key for key in ("host_path", "claim") if c[f"{volume}.{key}"] is not None]
     if len(given) == 1:
         return
@@ -40,14 +40,14 @@ def volumes_have_one_source(c: Written, volume: str) -> Iterator[Finding]:
 
 
 def mount_paths_are_free(c: Written, place: str) -> Iterator[Finding]:
-    """Reject mount paths in or above the folders that pods already use."""
+    """Reject a volume's mount path in or above a folder where pods keep their own files."""
     path: str = c[place]
     if is_folder(path) and _is_reserved(path):
         yield Finding(place, path, NOT_FREE, RESERVED, for_example("mount_path: /models"))
 
 
 def written_folders_are_free(c: Written, place: str) -> Iterator[Finding]:
-    """Reject a folder for our own files that is the system's: root writes there on the node."""
+    """Reject system folders as the node's place for KV or for copies of the checkpoint: root writes there."""
     path: str = c[place]
     other = next((each for each in SYSTEM if overlap(path, each)), None)
     if is_folder(path) and other is not None:
@@ -56,7 +56,7 @@ def written_folders_are_free(c: Written, place: str) -> Iterator[Finding]:
 
 
 def stage_source_is_mounted(c: Written) -> Iterator[Finding]:
-    """Reject a staging source that no volume mounts: pods cannot read it."""
+    """Reject a staging source outside all volumes: pods cannot read it."""
     source: str = c["kubernetes.stage.source"]
     volumes: Volumes = c["kubernetes.volumes"]
     paths = [path for volume in volumes if _is_mountable(path := volume.get("mount_path"))]
@@ -73,7 +73,7 @@ def stage_source_is_mounted(c: Written) -> Iterator[Finding]:
 
 
 def stage_target_is_outside_source(c: Written) -> Iterator[Finding]:
-    """Reject a staging target in or above its source: on a node both may be the same folder."""
+    """Reject a staging target that overlaps its source on the node: files would be copied onto themselves."""
     host_path: str = c["kubernetes.stage.host_path"]
     source: str = c["kubernetes.stage.source"]
     volumes: Volumes = c["kubernetes.volumes"]
@@ -88,7 +88,7 @@ def stage_target_is_outside_source(c: Written) -> Iterator[Finding]:
 
 
 def staged_checkpoint_path_is_free(c: Written) -> Iterator[Finding]:
-    """Reject a staged checkpoint's path that is in a volume or reserved: the copy is mounted there."""
+    """Reject a staged `model.checkpoint` in a volume or reserved folder: the copy is mounted at that path."""
     checkpoint: str | None = c["model.checkpoint"]
     c.require("kubernetes.stage.source")
     volumes: Volumes = c["kubernetes.volumes"]

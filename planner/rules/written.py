@@ -1,6 +1,6 @@
-"""The view of a spec that rules between fields read, before anything is planned.
+"""The values of a spec as rules between fields read them, before anything is planned.
 
-A value is present if its field is right by itself. A file or catalog entry is present if it was found.
+A value is present if its field is valid by itself. A file or catalog entry is present if it was found.
 """
 
 import re
@@ -26,10 +26,10 @@ ITEM = re.compile(r"\.[0-9]+")
 
 @dataclass(frozen=True)
 class Written:
-    """The values of a spec, as far as they are right."""
+    """The valid values of a spec. Reading a wrong or missing value with `[]` raises Unknown."""
 
     data: Mapping[str, Any]  # raw data of the file
-    values: Mapping[str, Any]  # dotted path -> right value; with defaults, files and catalog entries
+    values: Mapping[str, Any]  # dotted path -> valid value; with defaults, files and catalog entries
     renamed: frozenset[str]  # paths of fields with a misspelt key, and their sections
     auto_paths: frozenset[str] | None = None  # paths with `auto` in the file; None if the planner made the data
 
@@ -59,13 +59,13 @@ class Written:
         self[path]
 
     def is_given(self, path: str) -> bool:
-        """Return whether the file has a value, right or wrong, at `path`: SECTION.FIELD."""
+        """Return whether the file has a value, valid or not, at `path`, which is SECTION.FIELD."""
         section, _, key = path.partition(".")
         fields = self.data.get(section)
         return isinstance(fields, dict) and fields.get(key) is not None
 
     def is_open(self, *paths: str) -> bool:
-        """Return whether the file says `auto` at one of `paths`, sections before the field, and it has no value yet."""
+        """Return whether the file says `auto` at one of `paths`, and the field, the last path, has no value yet."""
         return bool(self.autos & set(paths)) and paths[-1] not in self.values
 
     @cached_property
@@ -120,7 +120,7 @@ class Written:
         return counts
 
     def gpus_per_unit(self, phase: Phase) -> int | None:
-        """Return the GPUs per unit of `phase` on the nodes that other phases leave free; None if that is no node."""
+        """Return the GPUs that a unit of `phase` can have on nodes free of other phases; None without such nodes."""
         nodes, per_node = self.get("cluster.nodes"), self.get("cluster.gpus_per_node")
         if nodes is None or per_node is None or f"{phase}.units" not in self.values:
             return None
@@ -131,7 +131,7 @@ class Written:
         return left // counts[phase] * per_node if left >= counts[phase] > 0 else None
 
     def exchange_test(self, phase: Phase) -> Callable[[int], bool] | None:
-        """Return the engine's test for supported EP sizes of `phase`; None if it supports all or is unknown."""
+        """Return a test whether the engine supports an EP size of `phase`; None if it supports all or is unknown."""
         name, per_node = self.engine or OURS, self.get("cluster.gpus_per_node")
         if name == OURS or name not in ENGINES or per_node is None or "cluster.device" not in self.values:
             return None
@@ -145,7 +145,7 @@ class Written:
 
     @property
     def largest_group(self) -> int | None:
-        """Return the largest attention group if the engine keeps a group on one node; else None."""
+        """Return the GPUs of a node if the engine keeps each attention group on one node; else None."""
         name = self.engine
         if name is None or name not in ENGINES or ENGINES[name].groups_span_nodes:
             return None
@@ -153,7 +153,7 @@ class Written:
         return per_node
 
     def _indices(self, path: str) -> Iterable[int]:
-        """Return the indices of the right items in the list at `path`."""
+        """Return the indices of the valid items in the list at `path`."""
         try:
             items = self[path]
         except Unknown:
@@ -162,7 +162,7 @@ class Written:
 
     @cached_property
     def _right_items(self) -> Mapping[str, Sequence[int]]:
-        """Return the indices of right items, for each list that also has wrong ones."""
+        """Return the indices of valid items, for each list that also has wrong items."""
         found: dict[str, list[int]] = {}
         for section, _, index in (path.rpartition(".") for path in self.values):
             if index.isdecimal():
