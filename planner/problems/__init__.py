@@ -1,1 +1,1 @@
-"""Problems: findings in four parts, errors, and fixes."""
+"""What can be wrong: findings in four parts, their fixes, and the errors that carry findings."""

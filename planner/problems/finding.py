@@ -23,7 +23,7 @@ Severity = Literal["error", "infeasible", "warning"]
 MAX_WORD = 200  # characters without a space; our own longest are paths of a patch's fields
 MAX_PART = 2000  # assumed: longer than the longest rule of ours with its lists
 LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
-INCOMPLETE_ID = "S728"  # the only id from S700 on that is a mistake: the spec says too little
+INCOMPLETE_ID = "S728"  # the only S7 id that is an error: the spec lacks a value
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """Return the severity by the id: W is a warning, S7 an infeasible spec, anything else an error."""
+        """Return the severity that the id stands for: W is a warning, S7 an infeasible spec, anything else an error."""
         if self.id.startswith("W"):
             return "warning"
         return "infeasible" if self.id.startswith("S7") and self.id != INCOMPLETE_ID else "error"
@@ -108,14 +108,14 @@ class Finding:
 
 
 class Unknown(Exception):
-    """A rule reads a wrong or missing value. Only that rule is silent; another rule reports the mistake."""
+    """Raised when a rule reads a wrong or missing value. It silences that rule; another rule reports the mistake."""
 
 
 MAY_BE_SECRET = tuple(f"kubernetes.{field}." for field in ("env", "overlay", "patches"))
 
 
 def may_be_secret(path: str) -> bool:
-    """Return whether the value at `path` of a spec, or of a plan's copy of it, may be a secret. Never print it then."""
+    """Return whether the value at `path`, in a spec or in a plan's copy, may be a secret and so must not be printed."""
     place = f"{path.removeprefix('spec.')}."
     return place.startswith(MAY_BE_SECRET) or place == "kubernetes."
 

@@ -40,7 +40,7 @@ SIMILAR_RATIO = 0.7  # assumed: least similarity of a name and its misspelling; 
 
 @dataclass(frozen=True)
 class Fix:
-    """A fix in words, and as alternative changes."""
+    """A fix: words for people, and alternative changes for programs."""
 
     words: str
     changes: tuple[Change, ...]
@@ -79,7 +79,7 @@ def for_example(written: str) -> Fix:
 
 
 def closest_choice(word: Any, choices: Sequence[str]) -> str | None:
-    """Return the choice that `word` misspells or extends or shortens by a word, or None.
+    """Return the choice that `word` misspells, or that has a word more or less than `word`; else None.
 
     Names with different digits never match (`fp4`, `fp8`), nor do names with a different word (`min_units`,
     `max_units`).
@@ -118,7 +118,7 @@ def removal(*paths: str, words: str | None = None) -> Fix:
 def apply_change(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """Return a copy of `data` with `change` applied. Missing sections are created."""
     result: dict[str, Any] = deepcopy(dict(data))
-    for path, value in sorted(change.items(), key=lambda item: item[1] is None):  # removals shift indices
+    for path, value in sorted(change.items(), key=lambda item: item[1] is None):  # removals last: they shift indices
         section, key = _holder(result, path)
         if value is not None:
             section[key] = value
@@ -128,7 +128,7 @@ def apply_change(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
 
 
 def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
-    """Return the section or list that contains `path`, and the key or index in it. Keys may contain dots."""
+    """Return the section or list with the value at `path`, and the value's key or index. Keys may contain dots."""
     section: Any = data
     parts = path.split(".")
     while True:

@@ -9,7 +9,7 @@ __all__ = ["printable", "without_passwords", "without_secrets"]
 
 # An @, in other spellings too, but not the one before an image digest.
 AT = "@(?!sha256:)|%40|\N{FULLWIDTH COMMERCIAL AT}|\N{SMALL COMMERCIAL AT}"
-# Each of these takes time in proportion to a text's length: texts of strangers may be long.
+# Each pattern takes time in proportion to the text's length, because text from files or clusters may be long.
 WORD = re.compile(r"\S+")
 SCHEME_END = re.compile(r"(?<=[a-z0-9+.-]):/+", re.IGNORECASE)  # one slash in an address that was parsed as a path
 HTTP = re.compile("https?:/", re.IGNORECASE)
@@ -32,7 +32,7 @@ def _without_secrets_of_address(word: str) -> str:
 
 
 def _without_user(word: str) -> str:
-    """Return a word without what stands between an address's scheme and the last @."""
+    """Return `word` without the text between the scheme of an address in it and the last @: user and password."""
     scheme, ats = SCHEME_END.search(word), list(re.finditer(AT, word))
     if scheme is None or not ats or ats[-1].start() < scheme.end():
         return word
@@ -40,9 +40,9 @@ def _without_user(word: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return an address without its user, password, query and fragment, also one that is malformed.
+    """Return an address without its user, password, query and fragment, even if it is malformed.
 
-    An @ after the first ? or # may end a malformed password or belong to the query: such an address is not shown.
+    An @ after the first ? or # may end a malformed password or belong to the query. Such an address becomes `...`.
     """
     scheme = next((each for each in ("https://", "http://") if url.startswith(each)), "")
     shown, *rest = re.split("[?#]", url.removeprefix(scheme), maxsplit=1)
