@@ -1,1 +1,1 @@
-"""What a rule or a field is, and a first spec: `explain` and `init`."""
+"""The commands `explain`, which describes a rule or a field, and `init`, which writes a first spec."""

@@ -1,4 +1,4 @@
-"""The commands `explain` and `init`: what a rule or a field is, and a first spec."""
+"""The commands `explain`, which describes a rule or a field, and `init`, which writes a first spec."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ __all__ = ["add_explain", "add_init"]
 
 
 def add_explain(commands: Any) -> None:
-    """Add `explain`."""
+    """Add the command `explain`."""
     explain = add_command(
         commands,
         "explain",
@@ -26,7 +26,7 @@ def add_explain(commands: Any) -> None:
 
 
 def add_init(commands: Any) -> None:
-    """Add `init`."""
+    """Add the command `init`."""
     from planner.guide.questions import QUESTIONS
 
     init = add_command(
@@ -54,11 +54,11 @@ def add_init(commands: Any) -> None:
 def _explain(arguments: argparse.Namespace) -> None:
     from planner.guide.explain import explain, explanation_text
 
-    told = explain(arguments.name)
+    found = explain(arguments.name)
     if arguments.format == "json":
-        print_json(told)
+        print_json(found)
     else:
-        print(explanation_text(told), end="")
+        print(explanation_text(found), end="")
 
 
 def _init(arguments: argparse.Namespace) -> None:
@@ -79,6 +79,6 @@ def _init(arguments: argparse.Namespace) -> None:
 
 
 def _read_line(prompt: str) -> str:
-    """Prompt on stderr, since stdout has the result."""
+    """Return the user's next line. The prompt goes to stderr, because stdout has the result."""
     print(prompt, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline()

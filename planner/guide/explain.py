@@ -1,4 +1,4 @@
-"""`tidemill explain`: what a rule or a field is, as JSON and as text."""
+"""`tidemill explain`: describe a rule or a field of the spec, as JSON and as text."""
 
 import re
 import textwrap
@@ -15,13 +15,13 @@ from planner.problems.fix import closest_choice
 
 __all__ = ["explain", "explanation_text"]
 
-WIDTH = 110  # assumed: of a terminal on which plans are read
+WIDTH = 110  # assumed: columns of a terminal on which plans are read
 
 
 def explain(name: str) -> dict[str, Any]:
-    """Return what is known of the rule or field called `name`. Raises CallError if there is neither.
+    """Return the description of the rule or field called `name`. Raises CallError if there is neither.
 
-    A field is a dotted path. The items of a list may be written `nodes[]`, by a number or not at all.
+    A field's name is its dotted path. In it, the items of a list may be written `nodes[]`, `nodes.0` or `nodes`.
     """
     if name in rules():
         return {"rule": name} | {key: each for key, each in asdict(rules()[name]).items() if key != "id"}
@@ -30,33 +30,33 @@ def explain(name: str) -> dict[str, Any]:
         raise _unknown(name)
     section, field = find_section(path), field_paths()[path.removesuffix("[]")]
     elsewhere = [{"names": row.names, "write": row.write} for row in names_elsewhere(path)]
-    told = asdict(field) | {"elsewhere": elsewhere, "rules": rules_about(path)}
-    told = {"field": path, **{key: each for key, each in told.items() if key != "name"}}
+    found = asdict(field) | {"elsewhere": elsewhere, "rules": rules_about(path)}
+    found = {"field": path, **{key: each for key, each in found.items() if key != "name"}}
     if section:
-        told["section"] = section.description
-        told["fields"] = {each.name: each.description for each in section.fields}
-    return told
+        found["section"] = section.description
+        found["fields"] = {each.name: each.description for each in section.fields}
+    return found
 
 
-def explanation_text(told: dict[str, Any]) -> str:
-    """Return what `explain` found, for people."""
-    if "rule" in told:
-        head = f"{told['rule']}: {told['group']}"
-        rows = [("level", told["level"]), ("severity", told["severity"])]
-        rows += [("checks", each) for each in told["checks"]]
-        rows += [("message", told["example"]), ("fields", ", ".join(told["fields"]))]
+def explanation_text(found: dict[str, Any]) -> str:
+    """Return the result of `explain` as text for people."""
+    if "rule" in found:
+        head = f"{found['rule']}: {found['group']}"
+        rows = [("level", found["level"]), ("severity", found["severity"])]
+        rows += [("checks", each) for each in found["checks"]]
+        rows += [("message", found["example"]), ("fields", ", ".join(found["fields"]))]
         return "\n".join([head, *_lines(rows)]) + "\n"
     rows = [
-        ("takes", told["takes"].replace("`", "")),
-        ("default", "none, it is required" if told["is_required"] else told["default"] or "none"),
-        ("unit", ", ".join(told["units"])),
-        ("example", f"{told['field'].rpartition('.')[2].removesuffix('[]')}: {told['example']}"),
-        *(("elsewhere", _elsewhere_text(**each)) for each in told["elsewhere"]),
-        ("rules", ", ".join(told["rules"])),
+        ("takes", found["takes"].replace("`", "")),
+        ("default", "none, it is required" if found["is_required"] else found["default"] or "none"),
+        ("unit", ", ".join(found["units"])),
+        ("example", f"{found['field'].rpartition('.')[2].removesuffix('[]')}: {found['example']}"),
+        *(("elsewhere", _elsewhere_text(**each)) for each in found["elsewhere"]),
+        ("rules", ", ".join(found["rules"])),
     ]
-    parts = [textwrap.fill(f"{told['field']}: {told['description']}", WIDTH), *_lines(rows)]
-    if "section" in told:
-        parts += ["", told["section"], *_lines(told["fields"].items())]
+    parts = [textwrap.fill(f"{found['field']}: {found['description']}", WIDTH), *_lines(rows)]
+    if "section" in found:
+        parts += ["", found["section"], *_lines(found["fields"].items())]
     return "\n".join(parts) + "\n"
 
 
@@ -65,7 +65,7 @@ def _elsewhere_text(names: Sequence[str], write: str) -> str:
 
 
 def _lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield a label and its text for each row with a text; a long text goes on below itself."""
+    """Yield the label and text of each row that has a text, aligned; long texts continue on indented lines."""
     filled = [(label, text) for label, text in rows if text]
     width = max((len(label) for label, _ in filled), default=0) + 2
     for label, text in filled:
@@ -80,7 +80,7 @@ def _lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _listed_path(name: str) -> str | None:
-    """Return `name` as the page of the spec writes it, with `[]` for items; None for no field."""
+    """Return the path of the field called `name` with `[]` for list items, as docs/spec.md has it; None if none is."""
     bare = _without_items(name)
     return next((path for path in field_paths() if name == path or bare == _without_items(path)), None)
 
@@ -98,7 +98,7 @@ def _unknown(name: str) -> CallError:
 
 
 def _suggest(name: str) -> str:
-    """Suggest fields with the last part of `name`, else what is spelt most like it."""
+    """Suggest fields with the same last part as `name`, else the field or rule that is spelt most like `name`."""
     last = name.rpartition(".")[2]
     alike = [path for path in field_paths() if path.rpartition(".")[2] == last]
     if not alike:

@@ -29,7 +29,7 @@ PLAIN_TYPES = {
 
 @dataclass(frozen=True)
 class FieldText:
-    """One field of a section, as a user reads of it."""
+    """What a user reads about one field of a section."""
 
     name: str
     takes: str
@@ -42,7 +42,7 @@ class FieldText:
 
 @dataclass(frozen=True)
 class SectionText:
-    """A section of the spec, and each path at which it stands: "" for the whole, `cluster.nodes[]` for items."""
+    """What a user reads about a section. Among its paths, "" is the whole spec, `cluster.nodes[]` a list item."""
 
     paths: Sequence[str]
     description: str
@@ -61,7 +61,7 @@ def sections() -> Sequence[SectionText]:
 
 @cache
 def field_paths() -> Mapping[str, FieldText]:
-    """Return path -> field, for each path at which a section stands."""
+    """Return dotted path -> field, for all fields of all sections at each of their paths."""
     return {
         f"{path}.{field.name}".lstrip("."): field
         for section in sections()
@@ -71,7 +71,7 @@ def field_paths() -> Mapping[str, FieldText]:
 
 
 def find_section(path: str) -> SectionText | None:
-    """Return the section that stands at `path`, or whose items do; None for a field that holds no section."""
+    """Return the section at `path`, or of the list items at `path`; None for a field that holds no section."""
     return next((each for each in sections() if path in each.paths or f"{path}[]" in each.paths), None)
 
 
@@ -82,7 +82,7 @@ def names_elsewhere(path: str) -> Sequence[Row]:
 
 
 def _meant_fields(row: Row) -> Iterator[str]:
-    """Yield the field whose other names `row` has: none for a row with advice, or with names of values."""
+    """Yield the path of the field that `row` has other names for; none if it has advice, or other names for values."""
     name = row.write.partition(",")[0]
     if name.replace(".", "_").isidentifier():
         for place in row.places:
@@ -94,7 +94,7 @@ def _meant_fields(row: Row) -> Iterator[str]:
 def describe_field(name: str, field: Mapping[str, Any], section: Mapping[str, Any]) -> FieldText:
     """Return a field of the JSON Schema in words.
 
-    Raises ValueError for a field without description or example: Pydantic leaves out what is not given.
+    Raises ValueError for a field that was declared without description or example.
     """
     for key in ("description", "examples"):
         if key not in field:
@@ -117,7 +117,7 @@ def _describe_section(section: Mapping[str, Any], paths: Sequence[str]) -> Secti
 
 
 def _collect_paths(path: str, section: Any, named: Mapping[str, Any], paths: dict[str, list[str]]) -> None:
-    """Add `section` and those below it to `paths`: title -> where it stands."""
+    """Add `section`, which is at `path`, and the sections inside it to `paths`: section title -> its paths."""
     paths.setdefault(section["title"], []).append(path)
     for name, field in section["properties"].items():
         text = json.dumps(field)
@@ -162,7 +162,7 @@ def _takes_list(item: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return `value` as one writes it in a spec."""
+    """Return `value` as a user would write it in a spec."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_written(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):

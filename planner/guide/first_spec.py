@@ -1,7 +1,7 @@
 """A first spec with comments, from six answers.
 
-The answers are what nobody but the user knows. What a planner can decide is `auto`, and what can wait is a comment.
-The text is `templates/init/spec.yaml.j2`, and it is checked before anybody gets it.
+The answers are what only the user knows. Fields that the planner can decide are `auto`, and fields that can wait are
+comments. The text is rendered from `templates/init/spec.yaml.j2`, and checked before it is returned.
 """
 
 import json
@@ -23,7 +23,7 @@ MAX_REQUEST_TOKENS = 8192  # assumed: a chat's; predictions without traffic.requ
 
 @dataclass(frozen=True)
 class Traffic:
-    """A day's tokens, as they were written."""
+    """The input and output tokens of a day, as the user wrote them."""
 
     input_tokens: str
     output_tokens: str
@@ -31,7 +31,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Slo:
-    """The mean latencies that are promised, as they were written."""
+    """The promised mean latencies, as the user wrote them."""
 
     ttft_ms: str
     tpot_ms: str
@@ -39,7 +39,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """What manifests need that a plan does not."""
+    """The two values that Kubernetes manifests need but a plan does not."""
 
     namespace: str
     image: str
@@ -47,7 +47,7 @@ class Kubernetes:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a user has and wants; None for what can wait."""
+    """The answers to the questions of `init`; None for a question that can wait."""
 
     model: str
     gpu: str
@@ -88,14 +88,14 @@ def first_spec(answers: Answers, path: Path) -> str:
 
 
 def require_new(path: Path) -> None:
-    """Raise CallError if something stands at `path`, and OutputError if nothing can be written there."""
+    """Raise CallError if `path` exists, and OutputError if no file can be written there."""
     if path.exists() or path.is_symlink():
         raise _existing(path)
     require_writable(path)
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write `text` to a new file at `path`. Raises CallError if something stands there by now."""
+    """Write `text` to a new file at `path`. Raises CallError if `path` exists by now."""
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)

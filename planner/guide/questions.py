@@ -1,7 +1,7 @@
 """The six questions of `tidemill init`: each with its default, its option, and the form of its answer.
 
-On a terminal they are asked one by one, and a wrong answer is asked again. Elsewhere options answer them. Model, GPU
-and nodes must be given there, since nobody can guess them.
+On a terminal, `init` asks the questions one by one, and repeats a question after a wrong answer. Without a terminal,
+options give the answers. Model, GPU and nodes are required then, since nobody can guess them.
 """
 
 import re
@@ -26,12 +26,12 @@ NONE = "none"
 PLANNED_GPUS = tuple(name for name, gpu in GPUS.items() if gpu.usable_bytes)
 MAX_NODES, MAX_GPUS_PER_NODE = 20_000, 64  # of cluster.nodes and cluster.gpus_per_node
 USUAL_GPUS_PER_NODE = 8  # of HGX and OAM boards; the catalog has what differs
-NUMBER = re.compile(r"(0|[1-9][0-9]*)([.][0-9]+)?(e[0-9]{1,2})?")  # which means the same in YAML
+NUMBER = re.compile(r"(0|[1-9][0-9]*)([.][0-9]+)?(e[0-9]{1,2})?")  # a number that YAML reads as the same number
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the option that answers it elsewhere, and the reader of both."""
+    """A question, the option that answers it without a terminal, and the function that reads either answer."""
 
     option: str
     words: str
@@ -44,13 +44,13 @@ class Question:
 def ask(read_line: Callable[[str], str]) -> Answers:
     """Ask every question with `read_line`, which shows a prompt and returns a line, or "" at the end of the input.
 
-    Raises CallError at that end.
+    Raises CallError if the input ends before the last answer.
     """
     return _answers({question.option: _ask(question, read_line) for question in QUESTIONS})
 
 
 def read_options(given: Mapping[str, str | None]) -> Answers:
-    """Return the answers that options gave: option -> its words. Raises CallError with all that is missing or wrong."""
+    """Return the answers in `given`, option -> text. Raises CallError with every missing or wrong answer."""
     wrong, read = list[Finding](), dict[str, Any]()
     for question in QUESTIONS:
         words = given.get(question.option)
@@ -108,7 +108,7 @@ def _read_gpu(words: str) -> str:
 
 
 def _read_nodes(words: str) -> tuple[int, int | None]:
-    """Return the nodes, and the GPUs of each if they are given."""
+    """Return the number of nodes, and the number of GPUs on each if `words` has it: 22x8."""
     found = re.fullmatch(r"([1-9][0-9]{0,4})(?:x([1-9][0-9]?))?", words, re.ASCII)
     nodes, gpus = (int(found[1]), int(found[2]) if found[2] else None) if found else (0, None)
     if not 1 <= nodes <= MAX_NODES or (gpus or 1) > MAX_GPUS_PER_NODE:
@@ -128,7 +128,7 @@ def _read_slo(words: str) -> Slo | None:
 
 
 def _read_pair(option: str, words: str, least: float, most: float, form: str, example: str) -> Sequence[str] | None:
-    """Return both numbers as they are written."""
+    """Return the two numbers in `words`, such as 2000/50, as they are written; None for the answer `none`."""
     if words == NONE:
         return None
     found = words.split("/")

@@ -1,9 +1,9 @@
-"""Every rule in words: what it checks, its level, its severity, one of its messages, the fields it has spoken of.
+"""Every rule in words: what it checks, its level and severity, an example of a message, the fields in its messages.
 
 `tidemill explain RULE` and `docs/rules.md` are both made from this. `examples.json` has a message of each id and the
-fields that messages of the id begin with; `python -m tests.docs` writes it from the cases of the tests.
+fields that messages with the id begin with; `python -m tests.docs` writes it from the cases of the tests.
 
-An id stands for a kind of finding, so that several checks may share one.
+An id stands for a kind of finding, so several checks may share an id.
 """
 
 import json
@@ -22,7 +22,7 @@ from planner.spec.declared import table_key
 __all__ = ["EXAMPLES", "GROUPS", "RETIRED", "RuleText", "rules", "rules_about"]
 
 EXAMPLES = Path(__file__).with_name("examples.json")
-LEVELS_ELSEWHERE = {  # level -> how the ids begin that are checked there and are not in the table of rules
+LEVELS_ELSEWHERE = {  # level -> beginnings of the ids that are checked there without being in the table of rules
     "file": "S1",
     "fields": "S2",
     "resolved": "S3 S6",
@@ -46,7 +46,7 @@ GROUPS = {
     "R6": "Calls of `tidemill gitops` (exit status 2; 1 if git or a forge fails)",
     "W1": "Warnings: the spec is right, but probably not what was meant (exit status 0)",
 }
-# Ids that messages had once. An id keeps its meaning, so none of these comes back.
+# Ids that only earlier versions had. They are never used again, so that no id changes its meaning.
 _RETIRED = """\
 S110 S206 S207 S210 S211 S305 S306 S307 S309 S310 S311 S401 S403 S404 S406 S407 S409 S410 S412 S414 S415 S416
 S417 S419 S431 S432 S440 S441 S445 S446 S447 S448 S449 S450 S451 S453 S454 S455 S456 S462 S464 S465 S466 S467
@@ -60,7 +60,7 @@ RETIRED = frozenset(_RETIRED.split())
 
 @dataclass(frozen=True)
 class RuleText:
-    """A rule's id, as a user reads of it."""
+    """What a user reads about a rule's id."""
 
     id: str
     group: str
@@ -80,9 +80,9 @@ def rules() -> Mapping[str, RuleText]:
 
 
 def rules_about(path: str) -> Sequence[str]:
-    """Return the rules that have spoken of the field at `path`, or of the same field of another phase.
+    """Return the ids of rules with messages about the field at `path`, or about the same field of another phase.
 
-    Rules that every field has are left out.
+    Rules that apply to every field (S2) are left out.
     """
     place = table_key(path)
     return [
@@ -103,14 +103,14 @@ def _describe(id: str, example: str, fields: Sequence[str]) -> RuleText:  # noqa
 
 
 def _level(id: str) -> str:  # noqa: A002
-    """Return the first level at which the table has the rule, or where else it is checked."""
+    """Return the first level at which the table of rules has `id`, else the level at which it is checked elsewhere."""
     of_table = [level for level in get_args(Level) if any(id in each.ids.split() for each in rules_at(level))]
     elsewhere = [level for level, starts in LEVELS_ELSEWHERE.items() if id.startswith(tuple(starts.split()))]
     return next(iter([*of_table, *elsewhere]), "decided")
 
 
 def _checks(id: str) -> Iterator[str]:  # noqa: A002
-    """Yield what each rule that may find `id` checks: the first paragraph of its docstring, or its row's own words."""
+    """Yield what each rule with `id` checks: the rule's `about`, else the first paragraph of its check's docstring."""
     for level in get_args(Level):
         for rule in rules_at(level):
             if id in rule.ids.split():
