@@ -1,9 +1,10 @@
 """The planner's commands: validate, schema, plan, report, diff, experts, render; `planner/guide` has explain and init.
 
-`stacks/cli.py` adds the one that is called, or one of its own. What every command keeps is in `planner/command`.
+`stacks/cli.py` adds only the command that is called: one of these, or one of its own. What all commands share is in
+`planner/command`.
 
-This file prints and decides nothing. What one command alone needs is imported there, so that the others do not wait for
-it. It alone looks at a clock, to say how long a map took: no result depends on it.
+This file prints results and decides nothing. What only one command needs is imported inside that command, so that the
+others do not wait for it. Only this file reads a clock, to say how long a map took: no result depends on the time.
 """
 
 import argparse
@@ -35,7 +36,7 @@ __all__ = ["add_diff", "add_experts", "add_plan", "add_render", "add_report", "a
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The planner's commands alone, as a function of the command line."""
+    """Run one of the planner's commands, without those of `stacks`, and return its exit status."""
     parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add in (
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_validate(commands: Any) -> None:
-    """Add `validate` to what `add_subparsers` returned."""
+    """Add the command `validate` to `commands`, the result of `add_subparsers`."""
     validate = add_command(
         commands,
         "validate",
@@ -68,7 +69,7 @@ def add_validate(commands: Any) -> None:
 
 
 def add_schema(commands: Any) -> None:
-    """Add `schema`."""
+    """Add the command `schema`."""
     schema = add_command(
         commands,
         "schema",
@@ -80,7 +81,7 @@ def add_schema(commands: Any) -> None:
 
 
 def add_plan(commands: Any) -> None:
-    """Add `plan`."""
+    """Add the command `plan`."""
     from planner.facts.map_files import Engine
 
     plan = add_command(
@@ -112,7 +113,7 @@ def add_plan(commands: Any) -> None:
 
 
 def add_report(commands: Any) -> None:
-    """Add `report`."""
+    """Add the command `report`."""
     report = add_command(
         commands,
         "report",
@@ -136,7 +137,7 @@ def add_report(commands: Any) -> None:
 
 
 def add_diff(commands: Any) -> None:
-    """Add `diff`."""
+    """Add the command `diff`."""
     diff = add_command(
         commands,
         "diff",
@@ -154,7 +155,7 @@ def add_diff(commands: Any) -> None:
 
 
 def add_experts(commands: Any) -> None:
-    """Add `experts`."""
+    """Add the command `experts`."""
     from planner.experts.call import add_options
 
     experts = add_command(
@@ -170,7 +171,7 @@ def add_experts(commands: Any) -> None:
 
 
 def add_render(commands: Any) -> None:
-    """Add `render`."""
+    """Add the command `render`."""
     render = add_command(
         commands,
         "render",
@@ -209,7 +210,7 @@ def _validate(arguments: argparse.Namespace) -> None:
 
 
 def _print_fits(fits: Mapping[Path, Fit], overlays: Sequence[Path]) -> None:
-    """Say of each right spec that it is valid, and what is left to other commands."""
+    """Print for each valid spec that it is valid, what `plan` and `render` may still refuse, and its warnings."""
     for path, fit in fits.items():
         left = [f"left to plan: {finding}" for finding in fit.left_to_plan]
         left += [f"left to render, which refuses it: {finding}" for finding in fit.left_to_render]
@@ -306,7 +307,7 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 
 def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
-    """Write a file for each phase beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
+    """Write each phase's expert map to a file beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
     from planner.facts.map_files import FILE_TYPES, export_map
 
     for phase, sha256 in plan.map_of.items():

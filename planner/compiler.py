@@ -33,7 +33,7 @@ __all__ = ["Compiled", "compile_plan", "plan_from", "run_passes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled(Candidate):
-    """A candidate with a number for every `auto`, and the decisions behind them."""
+    """A candidate with a number for every `auto`, and the decisions behind these numbers."""
 
     choice: Choice
 
@@ -59,7 +59,7 @@ class Compiled(Candidate):
 
     @property
     def deployed_with_demand(self) -> Plan:
-        """Return the deployed part and the day's demand: a change to it is judged as one to the whole plan is."""
+        """Return the deployed part and the day's demand, which the comparison with another plan needs too."""
         from planner.plan.estimated import demand_section
 
         return seal_plan(decided_sections(self, self.choice) | {"demand": demand_section(self)})
@@ -68,8 +68,8 @@ class Compiled(Candidate):
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
     """Return the plan for `spec`.
 
-    Near a `previous` plan, units stay on their nodes, and a phase keeps its map unless a fresh one is worth a restart
-    or costs none. `calibration`, a user's own measurements, corrects predictions. Raises InfeasibleError, with changes
+    With a `previous` plan, units stay on its nodes, and a phase keeps its map unless a fresh one is worth a restart or
+    costs none. `calibration`, a user's own measurements, corrects predictions. Raises InfeasibleError, with changes
     that help, if no plan is possible.
     """
     return run_passes(spec, previous, calibration).plan
@@ -88,23 +88,23 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
 
 
 def _require_plan(candidate: Compiled) -> None:
-    """Raise InfeasibleError if no plan is possible, and say so if one is without the previous plan."""
+    """Raise InfeasibleError if no plan is possible, and tell if one is possible without the previous plan."""
     try:
         require_feasible(candidate, "mapped", candidate.choice.original)
     except InfeasibleError as error:
         if candidate.previous is None or refusals_of(replace(candidate, previous=None), "mapped"):
             raise
-        raise InfeasibleError([replace(each, fix=_or_anew(each.fix)) for each in error.findings]) from None
+        raise InfeasibleError([replace(each, fix=_offer_anew(each.fix)) for each in error.findings]) from None
 
 
-def _or_anew(fix: Fix | str) -> Fix:
-    """Return the fix with another way, which was tried: to place all units anew."""
+def _offer_anew(fix: Fix | str) -> Fix:
+    """Return `fix` with an alternative that was tried: to place all units anew."""
     changes = fix.changes if isinstance(fix, Fix) else ()
     return Fix(f"{fix}; or move running units: without the previous plan (render --anew) the spec is feasible", changes)
 
 
 def _restarting(candidate: Compiled, previous: Plan) -> frozenset[Phase]:
-    """Return the phases that keep a map though a better one costs nothing: all their units restart anyway."""
+    """Return the phases that keep a map although a better one would be free: all their units restart anyway."""
     kept = [phase for phase, each in candidate.maps.items() if each.kept_despite is not None]
     if not kept or candidate.refusals or not previous.runnable:
         return frozenset()
@@ -124,12 +124,12 @@ def plan_from(
     overlays: Sequence[Path] = (),
     contents: Mapping[Path, bytes] = NO_CONTENTS,
 ) -> Plan:
-    """Return the plan in the file at `path`, or plan the spec there, without predictions.
+    """Return the plan in the file or folder at `path`; plan a spec there, without predictions.
 
-    A spec is read with its `overlays`, and planned near the plan at `previous`, else near the `kept` plan. Its plan has
-    the day's demand if there is a `kept` plan to compare it with. A rendered folder is carried out only if its
-    manifests are what its plan renders. `contents` has specs that are no files. Raises SpecError, CallError or
-    InfeasibleError if there is no plan.
+    A spec is read with its `overlays`, and planned so that units stay where the plan at `previous` has them, else where
+    the `kept` plan has them. The new plan has the day's demand if there is a `kept` plan to compare it with. A rendered
+    folder is accepted only if its manifests are what its plan renders. `contents` has specs that were given as text
+    instead of files. Raises SpecError, CallError or InfeasibleError if there is no plan.
     """
     given = read_input(path, overlays, contents)
     if isinstance(given, ResolvedSpec):

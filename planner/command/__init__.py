@@ -1,1 +1,1 @@
-"""The base of every command: options, output of results and mistakes, exit status."""
+"""What all commands share: common options, output of results and mistakes, exit status."""

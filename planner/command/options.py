@@ -1,4 +1,4 @@
-"""A command's place in `--help`, and the options that several commands have."""
+"""Add a command with its help text, and add the options that several commands share."""
 
 import argparse
 import json
@@ -17,11 +17,11 @@ __all__ = [
     "add_spec",
 ]
 
-# command -> (words after it, their purpose)
+# command -> (arguments of an example call, the purpose of the call)
 EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = json.loads(
     Path(__file__).with_name("examples.json").read_text(encoding="utf-8")
 )
-MAX_CALL = 56  # characters of a call beside which purposes are aligned
+MAX_CALL = 56  # characters; the purposes of longer calls are not aligned with the others
 EXIT_STATUSES = (
     "Exit status: 0 done, 1 failed at run time, 2 the spec or the call is wrong, 3 the spec is right but cannot be met."
 )
@@ -36,7 +36,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def add_command(commands: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
-    """Add a command, with a line for the list of commands, a long description, and its examples."""
+    """Add a command with its line in the list of commands (`short`), its description (`long`) and its examples."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=short, description=long, formatter_class=_HelpFormatter
     )
@@ -45,7 +45,7 @@ def add_command(commands: Any, name: str, short: str, long: str) -> argparse.Arg
 
 
 def _examples_text(command: str) -> str:
-    """Return the examples of `command`, as a user types it, each on a line with its purpose."""
+    """Return the example calls of `command`, each on a line with its purpose."""
     calls = [(f"{command} {words}".strip(), purpose) for words, purpose in EXAMPLES.get(command.partition(" ")[2], ())]
     width = max((len(call) for call, _ in calls if len(call) <= MAX_CALL), default=0)
     lines = [f"  {call:<{width}}  {purpose}".rstrip() for call, purpose in calls]
@@ -53,26 +53,26 @@ def _examples_text(command: str) -> str:
 
 
 def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
-    """Add the positional file, a spec or a plan. If it is optional, `default` says what happens without it."""
-    told_apart = "a spec in YAML, a plan in JSON, recognised by its content, or a rendered folder"
+    """Add the positional argument for a spec or plan. `default` makes it optional and says what happens without it."""
+    accepted = "a spec in YAML, a plan in JSON, recognised by its content, or a rendered folder"
     parser.add_argument(
         "given",
         nargs="?" if default else None,
         type=Path,
         metavar=metavar,
-        help=f"{told_apart}; default: {default}" if default else told_apart,
+        help=f"{accepted}; default: {default}" if default else accepted,
     )
     add_overlays(parser)
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
-    """Add the spec and its overlays, for commands that take no plan."""
+    """Add the positional argument for a spec, and the option for overlays, for commands that take no plan."""
     parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     add_overlays(parser)
 
 
 def add_overlays(parser: argparse.ArgumentParser) -> None:
-    """Add the option for overlays of a spec."""
+    """Add the option `-f` for overlays of a spec."""
     parser.add_argument(
         "-f",
         dest="overlays",
@@ -86,7 +86,7 @@ def add_overlays(parser: argparse.ArgumentParser) -> None:
 
 
 def add_previous(parser: argparse.ArgumentParser) -> None:
-    """Add the option for a previous plan."""
+    """Add the option `--previous` for an earlier plan."""
     parser.add_argument(
         "--previous",
         type=Path,
@@ -97,6 +97,6 @@ def add_previous(parser: argparse.ArgumentParser) -> None:
 
 
 def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Add the output format option; `more` are formats beside text and JSON."""
+    """Add the option `--format`; `more` are further formats beside text and JSON."""
     choices = ("text", *more, "json")
     parser.add_argument("--format", choices=choices, default="text", help="output format; default: text")

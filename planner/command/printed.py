@@ -19,12 +19,12 @@ def warn(warnings: Sequence[Finding]) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print the one document of `--format json`."""
+    """Print `document`, the whole output of `--format json`."""
     print(pretty_json(document), end="")
 
 
 def errors_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the JSON document of mistakes, which is the same for every command."""
+    """Return the JSON document that every command prints for mistakes."""
     return {"valid": False, "errors": [finding.as_json() for finding in findings]}
 
 
@@ -35,11 +35,11 @@ def say(sentence: str) -> None:
 
 @contextmanager
 def show_progress(work: str) -> Iterator[None]:
-    """Show on a terminal what is done and for how long, until it is done; elsewhere nothing."""
+    """Show `work` and the time it has taken on a terminal while the context lasts; without a terminal, show nothing."""
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console  # 20 ms, which every command would wait
+    from rich.console import Console  # takes 20 ms, which every command would wait
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())

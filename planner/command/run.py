@@ -1,8 +1,8 @@
-"""Run a command from its command line to its exit status.
+"""Run a command: parse the command line, report errors, and return the exit status.
 
 Results go to stdout, everything else to stderr, and with `--format json` one document is printed. The exit status is 0,
-1, 2 or 3. A user can never cause a traceback: commands print, or raise TidemillError. If the result itself is bad news,
-the command returns its exit status.
+1, 2 or 3. A user can never cause a traceback: commands print, or raise TidemillError. A command that prints a bad
+result without raising returns the exit status itself.
 """
 
 import argparse
@@ -48,15 +48,15 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
 
 
 def reported(command: Callable[[], int], words: Sequence[str]) -> int:
-    """Run `command`, report its errors, and return its exit status. `words` tell whether JSON is wanted."""
-    if sys.stdout is None:  # as it is where the caller closed it: the first file that is opened would be stdout
+    """Run `command`, report its errors, and return its exit status. `words`, the command line, may ask for JSON."""
+    if sys.stdout is None:  # the caller closed it: the first file that we open would become stdout
         print("tidemill: the result cannot be written: stdout is closed", file=sys.stderr)
         return 1
     status = 0
     try:
         status = _report_mistakes(command, words)
         sys.stdout.flush()
-    except OSError as error:  # of stdout: commands report those of their files
+    except OSError as error:  # from stdout: commands report the errors of their own files
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # whoever read our output, `head` for example, has seen enough
             print(f"tidemill: the result cannot be written: {error.strerror}", file=sys.stderr)
