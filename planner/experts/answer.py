@@ -1,7 +1,7 @@
-"""The answer of `tidemill experts`: the contract's JSON, and text for people.
+"""The answer of `tidemill experts`: JSON for programs, and text for people.
 
-It only computes means and sums of what `experts.py` found. The map and its alternatives have the form of a plan's
-sections (`plan/`).
+This file only computes means and sums of what `experts.py` found. The map and its alternatives have the form of a
+plan's sections (`plan/`).
 """
 
 from collections import Counter
@@ -19,18 +19,18 @@ __all__ = ["Answer", "answer_text", "make_answer"]
 
 
 class Answer(Slots, PolicyChoice):
-    """The keys of the contract's JSON without `seconds`, so that the same call gives the same bytes."""
+    """The answer's JSON except `seconds`, the time taken, so that the same call gives the same bytes."""
 
-    first_layer: int  # the model's number of the first row
+    first_layer: int  # the model's number of the layer in the first row
     logical_to_physical: list[list[list[int]]]
     replica_count: list[list[int]]
     one_more_slot: OneMoreSlot | None
-    moved_slots: int | None  # of the previous map; none without one
+    moved_slots: int | None  # slots that differ from the previous map; None without one
     windows: WindowsOutcome | None
 
 
 def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
-    """Return the answer to `job` with the maps that were `found`."""
+    """Return the answer to `job` from `found`, the maps."""
     expert_map = found.expert_map
     slots = expert_map.logical_to_physical
     return Answer.model_validate(
@@ -48,7 +48,7 @@ def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
 
 
 def answer_text(answer: Answer) -> str:
-    """Return the figures of the map for people; the map itself is for programs."""
+    """Return the map's figures as text. The map itself is only in the JSON."""
     reached, bound = answer.max_over_mean, answer.bound
     worst = max(range(len(reached)), key=reached.__getitem__)
     bound_by = ", ".join(f"{kind} {count}" for kind, count in Counter(answer.binding).most_common())
@@ -68,7 +68,7 @@ def answer_text(answer: Answer) -> str:
 
 
 def _windows_lines(windows: WindowsOutcome | None) -> Iterator[str]:
-    """Yield which windows count, and the map's balance in each."""
+    """Yield how the load windows are combined, and the map's balance in each window."""
     if windows is None:
         return
     yield "  max/mean is of  " + ("the mean of windows" if windows.quantile is None else _quantile(windows.quantile))
@@ -84,7 +84,7 @@ def _quantile(quantile: float) -> str:
 
 
 def _front_lines(answer: Answer) -> Iterator[str]:
-    """Yield balance and cross-node bytes of the alternatives, if there were any."""
+    """Yield a line with balance and cross-node bytes for each map that was considered."""
     for point in answer.front:
         mark = "  <- chosen" if point == answer.dispatch else ""
         share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"

@@ -1,4 +1,4 @@
-"""A call of `tidemill experts`: its options, its arguments, and the rules for them.
+"""The command line of `tidemill experts`: its options, the parsed arguments, and the rules about them.
 
 A rule is checked only if the sizes that it reads are valid. `experts.py` reads the files.
 """
@@ -37,15 +37,15 @@ class ExpertsCall:
     previous: Path | None = None
     keep_within: float = 0.0
     export: Engine | None = None
-    first_layer: int | None = None  # where not given, files may tell
+    first_layer: int | None = None  # None: as the files record it
     output: Path | None = None
 
     def num_slots_per_gpu(self, num_experts: int) -> int:
-        """Return the slots per GPU: the given number, by default just enough."""
+        """Return the slots per GPU: the given number, by default just enough for all experts."""
         return self.slots_per_gpu or -(-num_experts // self.gpus)
 
     def sizes(self, num_experts: int) -> Sizes:
-        """Return the sizes of the map, with DeepSeek-V3's gate."""
+        """Return the sizes of the map. The gate, for which there is no option, is DeepSeek-V3's."""
         return Sizes(
             num_slots=self.num_slots_per_gpu(num_experts) * self.gpus,
             num_gpus=self.gpus,
@@ -55,7 +55,7 @@ class ExpertsCall:
 
     @property
     def quantile(self) -> float | None:
-        """The quantile over windows in `balance`; None for their mean, NaN if it is invalid."""
+        """The quantile over load windows that `balance` names; None for their mean, NaN if `balance` is invalid."""
         if self.balance == "mean":
             return None
         if self.balance == "worst":
@@ -86,7 +86,8 @@ def wrong_arguments(
 ) -> Iterator[Finding]:
     """Yield the mistakes in `call`. If `num_experts` is unknown, yield those that do not depend on it.
 
-    `first_layer` is the one recorded in LOADS, and `drops_rows` tells whether the option made us drop rows.
+    `first_layer` is the first MoE layer as LOADS record it. `drops_rows` tells whether --first-layer made us drop the
+    rows of dense layers.
     """
     out_of_range = [*_less_than_one(call), *_too_many_gpus(call)]
     yield from out_of_range
@@ -94,14 +95,14 @@ def wrong_arguments(
     if not {"gpus", "nodes"} & wrong:
         yield from _uneven_nodes(call)
     if num_experts is not None:
-        yield from _wrong_for(call, num_experts, wrong)
+        yield from _wrong_slots_and_groups(call, num_experts, wrong)
     yield from _wrong_options(call)
     yield from _wrong_first_layer(call, first_layer, drops_rows=drops_rows)
     yield from _wrong_balance(call)
 
 
 def _less_than_one(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield the mistakes of counts below one."""
+    """Yield a finding for each count below one."""
     for name in COUNTS:
         count = getattr(call, name)
         if count is not None and count < 1:
@@ -110,15 +111,15 @@ def _less_than_one(call: ExpertsCall) -> Iterator[Finding]:
 
 
 def _too_many_gpus(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield the mistake of more GPUs than a unit may have."""
+    """Yield a finding if there are more GPUs than a unit may have."""
     if call.gpus > MAX_EP_SIZE:
         rule = f"S811 must be at most {MAX_EP_SIZE}, as a unit's ep_size"
         reason = "the experts are spread over the GPUs of a single unit"
         yield Finding("--gpus", call.gpus, rule, reason, nearest(MAX_EP_SIZE))
 
 
-def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator[Finding]:
-    """Yield what does not fit `num_experts`, apart from options that are `wrong` anyway."""
+def _wrong_slots_and_groups(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator[Finding]:
+    """Yield the slots and groups that do not fit `num_experts`, unless they depend on options in `wrong`."""
     if not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
         yield from _too_many_slots(call, num_experts)
@@ -127,7 +128,7 @@ def _wrong_for(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator
 
 
 def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield the mistakes that concern neither GPUs nor slots."""
+    """Yield the mistakes in --export and --keep-within."""
     if call.export is not None and call.output is None:
         yield missing_output(call.export, "the answer", "map.json")
     if not 0 <= call.keep_within < math.inf:
@@ -142,7 +143,7 @@ def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
 
 
 def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: bool) -> Iterator[Finding]:
-    """Yield the mistakes about the model's number of the first row."""
+    """Yield the mistake in --first-layer. `recorded` is the first layer in LOADS that has load."""
     if call.first_layer is None:
         return
     if call.first_layer < 0:
@@ -162,7 +163,7 @@ def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: b
 
 
 def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield the mistakes about several windows."""
+    """Yield the mistake in --balance, which combines the loads of several windows."""
     if call.quantile is None:
         return
     if len(call.loads) == 1:
@@ -219,7 +220,7 @@ def _nearest_multiples(value: int, unit: int) -> Fix:
 
 
 def _fitting_groups(groups: int, fitting: Sequence[int]) -> Fix:
-    """Return the fix: the nearest of `fitting`, or no groups if there are none."""
+    """Offer the nearest numbers of groups in `fitting`, if there are any, and --policy global, which ignores groups."""
     ignored = Fix("use --policy global", ({"--policy": "global"},))
     if not fitting:
         return ignored
@@ -232,7 +233,7 @@ def _offer_removal(option: str) -> Fix:
 
 
 def _offer_share(quantile: float) -> Fix:
-    """Return the fix: the nearest quantile. A number above 1 is read as a percentage."""
+    """Offer the quantile that a percentage means, such as 0.9 for 90; for any other number, an example."""
     meant = f"{QUANTILE}{quantile / 100:g}"
     is_percentage = 1 < quantile <= 100
     return Fix(f"did you mean {meant}?", ({HERE: meant},)) if is_percentage else for_example("--balance worst")

@@ -1,10 +1,10 @@
 """Make one expert map from a load matrix and sizes, for `tidemill experts`.
 
-It is the balancer without a spec, for loads measured on a running engine. All mistakes of a call are reported at once
+This is the balancer without a spec, for loads measured on a running engine. All mistakes of a call are reported at once
 (`call.py`). Nothing here prints or reads a clock (`cli.py` does both), and `answer.py` formats the answer.
 
-The worked example: 256 experts on 32 GPUs of 4 nodes. Without --slots-per-gpu each GPU has ceil(256 / 32) = 8 slots and
-no expert a second replica; with --slots-per-gpu 9 there are 288 slots, 32 of them redundant.
+Example: 256 experts on 32 GPUs of 4 nodes. Without --slots-per-gpu each GPU has ceil(256 / 32) = 8 slots, and every
+expert has one replica; with --slots-per-gpu 9 there are 288 slots, 32 of them redundant.
 """
 
 from collections.abc import Iterator
@@ -47,14 +47,14 @@ class ExpertsJob:
 
 @dataclass(frozen=True)
 class ExpertsAnswer:
-    """The map, and if slots limit it, the map with one more slot on each GPU."""
+    """The map and, if its balance is limited by slots, the map with one more slot on each GPU."""
 
     expert_map: ExpertMap
     one_more_slot: ExpertMap | None
 
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
-    """Return the job of `call`. Raises CallError with all mistakes."""
+    """Return the job that `call` describes, reading its files. Raises CallError with all mistakes."""
     measured = _read_all(call)
     found = read_map(call.previous) if call.previous else None
     findings = [finding.at(PROGRAM) for finding in _wrong_arguments(call, measured)]
@@ -62,7 +62,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
         findings.append(measured)
     previous = found
     if isinstance(found, MapFile) and not findings and isinstance(measured, _Measured):
-        previous = _fitting(found, measured, call)
+        previous = _fit_previous(found, measured, call)
     if isinstance(previous, Finding):
         findings.append(previous.at(str(call.previous)))
     if findings or isinstance(measured, Finding) or isinstance(previous, Finding):
@@ -72,7 +72,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 
 
 def make_map(job: ExpertsJob) -> ExpertMap:
-    """Return the map for `job`."""
+    """Return the balanced expert map for `job`."""
     call = job.call
     options = (call.effort, call.policy, call.quantile, job.previous, call.keep_within)
     return balance_windows(job.windows, job.sizes, *options)
@@ -81,7 +81,7 @@ def make_map(job: ExpertsJob) -> ExpertMap:
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
     """Return `expert_map` and the map with one more slot per GPU.
 
-    The second is None if slots do not limit the first, or if a unit cannot have so many.
+    The second map is None if slots do not limit the balance of the first, or if a unit cannot have so many slots.
     """
     more = replace(job.call, slots_per_gpu=job.sizes.slots_per_gpu + 1)
     is_possible = more.sizes(job.num_experts).num_slots - job.num_experts <= MAX_REDUNDANT
@@ -92,15 +92,15 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The loads in each file, and the model's number of their first row, if a file has it."""
+    """The loads of MoE layers in each file, and the first of these layers as a file records it, else None."""
 
     windows: tuple[Loads, ...]
     first_layer: int | None
-    drops_rows: bool  # of dense layers, of which only the call told
+    drops_rows: bool  # whether rows of dense layers were dropped, as only --first-layer tells
 
 
 def _read_all(call: ExpertsCall) -> _Measured | Finding:
-    """Return the windows of all files, or the mistake in the first wrong file."""
+    """Return the loads in all files, one window each, or the mistake in the first wrong file."""
     windows: list[Loads] = []
     first_layers: list[int] = []
     num_rows = 0
@@ -108,7 +108,7 @@ def _read_all(call: ExpertsCall) -> _Measured | Finding:
         measured = read_loads(path, str(path), option=LOADS)
         if isinstance(measured, Finding):
             return measured.at(str(path))
-        loads, num_rows = _numbered_from(call.first_layer, measured), len(measured.rows)
+        loads, num_rows = _select_moe_rows(call.first_layer, measured), len(measured.rows)
         windows.append(loads)
         if measured.first_layer is not None:
             first_layers.append(measured.first_layer)
@@ -126,8 +126,8 @@ def _read_all(call: ExpertsCall) -> _Measured | Finding:
     return _Measured(of_moe, first_layers[0] if first_layers else None, drops_rows=drops_rows)
 
 
-def _numbered_from(first_layer: int | None, measured: LoadFile) -> Loads:
-    """Return the rows of MoE layers. `first_layer` tells which empty rows are layers that a table routes."""
+def _select_moe_rows(first_layer: int | None, measured: LoadFile) -> Loads:
+    """Return the rows of MoE layers. Empty rows from `first_layer` on belong to layers that a hash table routes."""
     if first_layer is None or measured.first_layer is None or not 0 <= first_layer < measured.first_layer:
         return measured.loads
     hashed = [layer < measured.first_layer for layer in range(first_layer, len(measured.rows))]
@@ -144,15 +144,15 @@ def _not_recorded(path: Path, row: int, loads: Loads) -> Finding:
 
 
 def _wrong_arguments(call: ExpertsCall, measured: _Measured | Finding) -> Iterator[Finding]:
-    """Return the mistakes in `call`, as far as the readable files show them."""
-    if isinstance(measured, Finding):  # and so nobody knows whether --first-layer drops rows
+    """Return the mistakes in `call`. Those that depend on LOADS are found only if these are readable."""
+    if isinstance(measured, Finding):  # then nobody knows whether --first-layer drops rows
         return wrong_arguments(call, None, drops_rows=True)
     num_experts = len(measured.windows[0][0])
     return wrong_arguments(call, num_experts, measured.first_layer, drops_rows=measured.drops_rows)
 
 
 def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Finding | None) -> int:
-    """Return the model's number of the first MoE layer: the option's, the recording's, the previous map's, or 0."""
+    """Return the number of the first MoE layer, from --first-layer, the recording or the previous map, else 0."""
     if call.first_layer is not None:
         return call.first_layer
     if measured.first_layer is not None:
@@ -160,8 +160,8 @@ def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Fin
     return previous.num_dense_layers(len(measured.windows[0])) if isinstance(previous, MapFile) else 0
 
 
-def _fitting(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Finding:
-    """Return the MoE layers of the previous map, or why it does not fit these loads and sizes."""
+def _fit_previous(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Finding:
+    """Return the MoE layers of the previous map, or the finding that it does not fit these loads and sizes."""
     num_layers, num_experts = len(measured.windows[0]), len(measured.windows[0][0])
     num_slots = call.gpus * call.num_slots_per_gpu(num_experts)
     num_dense = previous.num_dense_layers(num_layers)
