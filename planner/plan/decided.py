@@ -56,7 +56,7 @@ def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
 
 
 def _sources(candidate: Candidate) -> dict[str, str]:
-    """Return the source of each number that the spec does not give."""
+    """Return where each number comes from that the spec does not give: path of the number -> source."""
     spec = candidate.resolved
     figures = {f"cluster.gpu.{figure}": source for figure, source in spec.gpu.sources.items()}
     for phase, gpu in candidate.phase_gpus.items():
@@ -66,6 +66,6 @@ def _sources(candidate: Candidate) -> dict[str, str]:
 
 
 def _fill_defaults(spec: ResolvedSpec, decisions: Iterable[Decision]) -> dict[str, Any]:
-    """Return the spec's data with every default and `auto` written out."""
+    """Return the spec's data with the decided values in place of `auto` and of defaults."""
     defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
     return reset_spent_options(apply_change(spec.document.data, defaults), spec.document.autos)

@@ -47,14 +47,15 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
 
 
 def demand_section(candidate: Candidate) -> dict[str, Any] | None:
-    """Return each phase's load on a usual day; None if no phase's is known."""
+    """Return each phase's load on a usual day; None if no load is known."""
     return {each.phase: each for each in candidate.demand_on(None)} or None
 
 
 def one_more_slot(with_one_more: ExpertMap | None, slots_per_gpu: int, bytes_per_gpu: int | None) -> OneMoreSlot | None:
-    """Return the balance with one more slot per GPU, or None without such a map.
+    """Return the balance of the map with one more slot per GPU; None if there is no such map.
 
-    `slots_per_gpu` is the present number. `bytes_per_gpu` is the size of one slot over all layers, None if unknown.
+    `slots_per_gpu` is the number without the additional slot. `bytes_per_gpu` is the size of one slot over all layers,
+    None if unknown.
     """
     if with_one_more is None:
         return None
@@ -93,7 +94,7 @@ def _balance(candidate: Candidate, layout: PhaseLayout) -> dict[str, Any]:
 
 
 def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | None:
-    """Return how many slots differ from the previous plan's map. `slot_bytes` is one slot's size over all layers."""
+    """Return how much of the map differs from the previous plan's. `slot_bytes` is one slot's size over all layers."""
     moved = expert_map.moved_slots
     if moved is None:
         return None
@@ -101,7 +102,7 @@ def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | No
 
 
 def _cost(candidate: Candidate) -> Cost | None:
-    """Return the day's cost and income, with those of days that differ from the expected one."""
+    """Return the day's cost and income, and the same for cases with another speed, traffic or GPU price."""
     found, most = candidate.cost, candidate.most_per_node
     if found is None:
         return None
@@ -117,7 +118,7 @@ def _case(name: str, cost: Cost) -> Case:
 
 
 def _kv_cache(candidate: Candidate) -> KvCache | None:
-    """Return the estimated prefix cache, or None without hits and kept KV, or without a known KV size."""
+    """Return the estimate of the prefix cache; None without hits and kept KV, or if the size of KV is unknown."""
     layout, traffic, kept = candidate.layouts[0], candidate.spec.traffic, candidate.spec.kv_cache
     memory = next((each for each in candidate.memory if each.phase == layout.phase), None)
     if memory is None or traffic is None or not (traffic.cache_hit_rate or kept.memory):
@@ -127,7 +128,7 @@ def _kv_cache(candidate: Candidate) -> KvCache | None:
 
 
 def _prompt_nodes(candidate: Candidate, layout: PhaseLayout) -> PromptNodes:
-    """Return the nodes that compute prompts over the day."""
+    """Return how many nodes compute prompts, on average and at most, and how many are started in a day."""
     on = [(layout.num_units, DAY_MINUTES)]
     if candidate.schedule is not None:
         on = [(step.num_units[layout.phase], step.minutes) for step in candidate.schedule.steps]
@@ -169,9 +170,9 @@ def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
 
 
 def _latencies(found: Prediction) -> dict[str, Any]:
-    """Return TPOT where the phase generates tokens and TTFT where it computes prompts.
+    """Return TPOT if the phase generates tokens, and TTFT if it computes prompts.
 
-    `latency_ms` repeats the first of them.
+    `latency_ms` repeats the first of the two that the phase has.
     """
     named = {
         "tpot_ms": found.tpot_seconds,
@@ -198,7 +199,7 @@ def _cache_reads(found: Prediction) -> dict[str, Any] | None:
 
 
 def _drafts(found: Prediction) -> dict[str, Any] | None:
-    """Return an MTP module's share of a step and, where it drafts, its acceptance figures."""
+    """Return the MTP module's time in a step and, except in prefill, its acceptance rate; None without drafts."""
     point = found.point
     if not point.draft_tokens:
         return None
@@ -208,7 +209,7 @@ def _drafts(found: Prediction) -> dict[str, Any] | None:
 
 
 def _promises(found: Prediction, slo: SloSpec) -> dict[str, Any]:
-    """Return each SLO that the phase contributes to, with the speeds at which its mean meets the SLO."""
+    """Return each SLO that the phase contributes to, and whether it is met at expected, slowest and fastest speed."""
     parts = {"ttft_ms": found.ttft_seconds, "tpot_ms": found.tpot_seconds}
     return {
         name: {

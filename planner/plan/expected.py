@@ -39,7 +39,7 @@ class OneMoreSlot(Part):
 
 
 class Moves(Part):
-    """The difference from the previous plan's map."""
+    """The slots that differ from the previous plan's map: their number and their bytes."""
 
     moved_slots: int
     bytes: int | None
@@ -86,7 +86,7 @@ class Point(Part):
 
 
 class Drafts(Part):
-    """An MTP module's share of a step and, where it drafts, its acceptance figures."""
+    """The MTP module's time in a step and, except in prefill, its acceptance rate."""
 
     draft_tokens: int
     ms: Rounded
@@ -95,7 +95,7 @@ class Drafts(Part):
 
 
 class CacheReads(Part):
-    """Reads of cached prompt KV."""
+    """Reads of cached prompt KV: their rate on a node, and the time that they add to a prompt."""
 
     bytes_per_s_per_node: Rounded
     ms_per_prompt: Rounded
@@ -111,7 +111,7 @@ class EvidenceSummary(Part):
 
 
 class Promise(Part):
-    """An SLO of the spec, and the speeds at which it is met."""
+    """An SLO of the spec, the predicted latency, and whether it is met at expected, slowest and fastest speed."""
 
     promised: float
     predicted: Rounded
@@ -153,7 +153,7 @@ class Performance(Part):
 
 
 class StretchDemand(Part):
-    """A phase's load while neither demand nor units change."""
+    """A phase's load in a stretch of the day during which neither demand nor units change."""
 
     at: str
     minutes: int

@@ -1,6 +1,6 @@
 """Check whether a spec fits into memory, before any placement. `validate` runs this check.
 
-It must not wait for a placement or an expert map, so it asks the candidate for neither.
+`validate` must not wait for a placement or an expert map, so this check needs neither.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ __all__ = ["Fit", "check_fit"]
 
 @dataclass(frozen=True)
 class Fit:
-    """The findings about a spec that fits into memory, before its units are placed."""
+    """Findings about a spec that fits into memory: what `plan` or `render` may still refuse, and warnings."""
 
-    left_to_plan: tuple[Finding, ...]  # a placement refuses these, or may
+    left_to_plan: tuple[Finding, ...]  # reasons why `plan` will or may refuse the spec once units are placed
     left_to_render: tuple[Finding, ...]  # the engine cannot run these: `render` and `up` will refuse the plan
     warnings: tuple[Finding, ...]
 
 
 def check_fit(spec: ResolvedSpec) -> Fit:
-    """Return what a placement of `spec` refuses or may refuse, what its engine refuses, and its warnings.
+    """Return why `plan` will or may refuse `spec`, why its engine cannot run it, and its warnings.
 
     Raises InfeasibleError if the GPUs' memory cannot hold the spec in any placement.
     """

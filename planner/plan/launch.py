@@ -1,8 +1,8 @@
 """Write launch files: everything an engine reads, one document per unit and one for the gateway.
 
-The only seam between plan and runtime. `tests/contract/launch.schema.json` binds this writer and the reader,
-`runtime/launch.py`. Peers are not listed: they are discovered. Each document has
-three digests over canonical JSON, so that a change restarts only the processes it affects:
+Launch files are the only interface between plan and runtime. `tests/contract/launch.schema.json` binds this writer and
+the reader, `runtime/launch.py`. A unit's document lists no other units: processes discover each other. Each document
+has digests over canonical JSON, so that a change restarts only the processes it affects:
     kv_digest       what prefill and decode must share to exchange KV
     unit_digest     what the ranks of one unit must share to join
     launch_digest   the document itself
@@ -84,9 +84,9 @@ def launch_documents(
     *,
     is_runnable: bool,
 ) -> dict[str, LaunchDocument]:
-    """Return file name -> document: units in order, then the gateway.
+    """Return file name -> launch document, for the units in order and then the gateway.
 
-    `memory` is empty if its size is unknown.
+    `memory` is empty if the memory of GPUs is unknown.
     """
     dtype = _kv_dtype(spec.written)
     inputs = LaunchInputs(
@@ -104,7 +104,7 @@ def launch_documents(
 
 
 def build_launch_documents(spec: Spec, units: Sequence[Unit], inputs: LaunchInputs) -> dict[str, LaunchDocument]:
-    """Return the same documents from `inputs`. A plan loaded from JSON is checked with it."""
+    """Return what `launch_documents` returns, from `inputs`: these are known of a loaded plan too, to check it."""
     spares = {
         phase: spares_with(spec.cluster, spec.gpu_name(phase), spec.kubernetes.tolerations) for phase in spec.phases
     }
@@ -127,7 +127,7 @@ def launch_digest(document: LaunchDocument) -> str:
 
 
 def move_disk(document: LaunchDocument, path: str) -> LaunchDocument:
-    """Return the document with its disk's folder at `path`, where it has a disk."""
+    """Return the document with the folder of its KV disk replaced by `path`; unchanged if it has no KV disk."""
     if "disk" not in document["limits"]:
         return document
     limits = document["limits"] | {"disk": document["limits"]["disk"] | {"path": path}}
@@ -213,7 +213,7 @@ def _tidemill_fields(spec: Spec) -> LaunchDocument:
 
 
 def _engine_fields(spec: Spec, unit: Unit, inputs: LaunchInputs) -> LaunchDocument:
-    """Return the fields for another engine. A plan that it cannot run has no container."""
+    """Return the fields for another engine. The container is missing if the engine cannot run the plan."""
     fields: LaunchDocument = {
         "kind": spec.engine_name,
         "engine": {"name": spec.engine_name, "version": spec.engine_version},
@@ -321,7 +321,7 @@ def _expert_map(expert_map: ExpertMap) -> LaunchDocument:
 
 
 def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocument:
-    """Combine prefill's batch limit with decode's request limits. A rule gives both one request size."""
+    """Combine prefill's batch limit with decode's request limits. A rule requires equal `max_request_tokens`."""
     return {
         "max_requests": decode.max_requests,
         "max_request_tokens": decode.max_request_tokens,
@@ -331,7 +331,7 @@ def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocu
 
 
 def _kept_kv(spec: Spec, unit: Unit) -> LaunchDocument:
-    """Return what each rank keeps of prompts outside its own cache."""
+    """Return the host memory and disk in which each rank keeps KV of prompts; empty if it keeps none."""
     kept, disk = spec.kv_cache, spec.kv_cache.disk
     if kept.memory is None or unit.phase not in KEEPS_KV:
         return {}
@@ -352,7 +352,7 @@ def _kv_tokens(spec: PhaseSpec, phase: Phase, inputs: LaunchInputs) -> int:
 
 
 def _canonical_values(document: LaunchDocument, map_text: str | None = None) -> dict[str, str]:
-    """Return each value as canonical JSON. `map_text` saves serialising the map again."""
+    """Return each value of `document` as canonical JSON. `map_text` is the expert map, if serialised already."""
     serialised = {} if map_text is None else {"expert_map": map_text}
     return {key: serialised[key] if key in serialised else canonical_json(value) for key, value in document.items()}
 

@@ -7,11 +7,11 @@ A file that was edited by hand, truncated, or made up must not reach a cluster. 
     the spec        by the rules that need no file
     facts           the nodes and maps of units are those that the spec allows
     the document    its digest
-    what runs       rebuilt from these facts and compared
+    what runs       rebuilt from the facts and compared
     extra keys      writing the plan again gives the same JSON
 
-Loading plans nothing: a loaded plan is carried out as written. `spec_digest` is not recomputed, or each new field of
-the spec, whose default it would cover, would refuse every plan of before; the document's digest covers it.
+Loading plans nothing: a loaded plan is carried out as written. `spec_digest` is not recomputed. It covers defaults, so
+each new field of the spec would make all earlier plans invalid. The document's digest covers the spec too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,13 +86,13 @@ def _compare_digests(path: str, written: str, computed: str) -> Iterator[Finding
 
 
 def _check_facts(plan: Plan, spec: Spec) -> Iterator[Finding]:
-    """Yield a finding for each fact that contradicts others."""
+    """Yield a finding for each fact in the plan that contradicts another one."""
     yield from disagreements(_check_references(plan, spec))
     yield from contradictions(_kept(plan, spec))
 
 
 def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
-    """Check the references by which what is kept is found in the plan."""
+    """Check that sections of the plan refer to each other correctly: `_kept` follows these references."""
     yield "runnable", plan.runnable, "refusals", plan.runnable is not bool(plan.refusals)
     why_not = tuple(problem.message for problem in plan.refusals)
     yield "why_not", plan.why_not, "refusals", plan.why_not == why_not
@@ -123,7 +123,7 @@ def _kept(plan: Plan, spec: Spec) -> Kept:
 
 
 def _check_rebuilt(plan: Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield each value of what runs that is not what the rest of the plan gives."""
+    """Yield a finding for each value of the deployed sections that does not follow from the rest of the plan."""
     sections = rebuilt_sections(_kept(plan, spec))
     running = _Running.model_validate({key: sections[key] for key in _Running.model_fields}).model_dump(mode="json")
     for unit, other in zip(data["units"], running["units"], strict=False):
@@ -135,13 +135,13 @@ def _check_rebuilt(plan: Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[
 
 
 def _differences(written: Any, expected: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path of each difference, and the value written there unless it is a container. Digests come last."""
+    """Yield (path, written value) of each difference, with None for a mapping or list. Digests come last."""
     if isinstance(written, dict) and isinstance(expected, dict):
         for key in sorted(written.keys() | expected.keys(), key=lambda key: (key.endswith("_digest"), key)):
             yield from _differences(written.get(key), expected.get(key), f"{path}.{key}".lstrip("."))
     elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
         if written == expected:
-            return  # in one call for the thousands of ranks and slots
+            return  # one fast comparison of thousands of ranks and slots
         for index, (one, other) in enumerate(zip(written, expected, strict=True)):
             yield from _differences(one, other, f"{path}.{index}")
     elif type(written) is not type(expected) or written != expected:

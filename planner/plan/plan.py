@@ -5,7 +5,7 @@ fields are the keys of PLAN.json. It is complete: it holds the spec, the launch 
 file. So nobody has to plan again, and a compiled plan (`compiler.py`) is the same as a loaded one (`load.py`). Nothing
 in it depends on the machine, the time or the folder in which it was made.
 
-A full plan has estimates. A plan that is only carried out omits them, because they change nothing that runs and may
+A full plan has estimates. A plan that is only rendered or run omits them, because they change nothing that runs and may
 take longer than the rest of planning.
 
 `digest` covers what runs: units, nodes, maps, launch documents, the schedule, the pods' needs, and the non-default
@@ -67,7 +67,7 @@ DEPLOYED_OF_UNIT = (
     "ranks",
     "unit_digest",
     "expert_map",
-)  # without `why`
+)  # all of a unit but `why`
 
 
 class Plan(Part):
@@ -113,16 +113,16 @@ class Plan(Part):
     diff: Maybe[dict[str, Any]] = None  # only of a plan shown beside another: the change from that one
 
     def as_json(self) -> dict[str, Any]:
-        """Return PLAN.json's content."""
+        """Return the content of PLAN.json."""
         return self.model_dump(mode="json")
 
     def changed(self, **sections: Any) -> "Plan":
-        """Return a copy with other sections, not validated. The digests stay those of the old sections."""
+        """Return a copy with these sections replaced, not validated. The digests stay those of the old sections."""
         known = {name: getattr(self, name) for name in type(self).model_fields} | sections
         return type(self).model_construct(**known | {"spec": known["written"]})
 
     def beside(self, diff: dict[str, Any]) -> "Plan":
-        """Return the plan with the diff from another plan, for display beside it."""
+        """Return the plan with its diff from another plan, to be shown beside that plan."""
         shown = self.changed(diff=diff)
         return shown.changed(document_digest=document_digest(shown.as_json()))
 
@@ -182,9 +182,9 @@ class Plan(Part):
         return self.documents[names.launch_file(unit.name)]
 
     def launch_files(self, disk: str | None = None) -> dict[str, str]:
-        """Return file name -> text for the runtime. Raises InfeasibleError if it cannot run the plan.
+        """Return file name -> text of the runtime's launch files. Raises InfeasibleError if it cannot run the plan.
 
-        KV is kept on a disk in the folder `disk` instead of the spec's, where it is given.
+        `disk`, if given, is the folder in which ranks keep KV on a disk, instead of the spec's `kv_cache.disk.path`.
         """
         self.require_runnable()
         documents = self.documents

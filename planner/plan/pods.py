@@ -1,6 +1,6 @@
 """Derive what pods need beyond their launch files: the GPU resource, NVLink across nodes, and the weights they read.
 
-Compiled and loaded plans derive it alike, from the spec and the memory plan.
+Compiled and loaded plans derive these needs in the same way, from the spec and the memory plan.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def uses_multinode_nvlink(spec: Spec, unit: Unit) -> bool:
 
 
 def _devices(spec: Spec, phase: Phase) -> tuple[str | None, bool]:
-    """Return the Kubernetes resource of the phase's GPUs, and whether NVLink joins its nodes."""
+    """Return the Kubernetes resource of the phase's GPUs, and whether NVLink joins the nodes of a unit."""
     name, own = spec.gpu_name(phase), spec.cluster.gpu
     if isinstance(own, str) or own.name != name:
         gpu = GPUS.get(name)

@@ -1,10 +1,11 @@
-"""Rebuild what a plan runs from the facts in it that follow from nothing else.
+"""Rebuild what a plan deploys from the facts in it that cannot be derived from others.
 
     kept      the spec as planned, its files' digests, the model, one GPU's memory, each unit's nodes, the maps
-    rebuilt   the shape of phases, units with their digests, launch documents, the schedule
+    rebuilt   the layout of phases, units with their digests, launch documents, the schedule
 
-A rendered folder holds only what is kept (`spread.py`). A PLAN.json holds all of it, and must say what is rebuilt from
-it (`load.py`): an edited plan with recomputed digests agrees with itself, but ranks must be told what a reviewer reads.
+A rendered folder holds only the kept facts (`spread.py`). A PLAN.json holds both, and its rebuilt part must equal what
+its kept part gives (`load.py`). Digests alone do not ensure this: whoever edits a plan can recompute them, and then
+ranks would run something else than a reviewer reads.
 """
 
 from collections import Counter
@@ -54,7 +55,7 @@ Reference = tuple[str, object, str, bool]  # path, value, source to agree with, 
 
 @dataclass(frozen=True)
 class Kept:
-    """The facts of a plan that follow from nothing else."""
+    """The facts of a plan that cannot be derived from other facts."""
 
     written: Mapping[str, Any]  # the spec, with defaults and with numbers for `auto`
     spec: Spec
@@ -71,7 +72,7 @@ class Kept:
 
     @cached_property
     def layouts(self) -> dict[Phase, PhaseLayout]:
-        """Return the shape of each phase."""
+        """Return the layout of each phase."""
         sizes = self.model.num_routed_experts, self.shared_experts
         return {phase: layout_of(self.spec, phase, *sizes) for phase in self.spec.phases}
 
@@ -93,7 +94,10 @@ class Kept:
 
 
 def spec_mistakes(written: Mapping[str, Any], spec: Spec) -> Iterator[Finding]:
-    """Yield the rules that a plan's spec breaks, and what it leaves open. Names become files and objects, as ever."""
+    """Yield each rule that a plan's spec breaks, and each field that is still `auto`.
+
+    A plan's spec is checked like any other, since its names become names of files and objects.
+    """
     for mistake in mistakes_in(written):
         fix = "change the spec and plan it again"
         yield Finding(f"spec.{mistake.path}", mistake.value, mistake.rule, mistake.reason, fix)
@@ -102,7 +106,7 @@ def spec_mistakes(written: Mapping[str, Any], spec: Spec) -> Iterator[Finding]:
 
 
 def contradictions(kept: Kept) -> Iterator[Finding]:
-    """Yield a finding for each kept fact that contradicts others. The spec must have no mistakes."""
+    """Yield a finding for each kept fact that contradicts another one. The spec must have no mistakes."""
     if kept.is_runnable:
         yield from disagreements(_check_engine(kept.spec, kept.model.model_type, kept.memory.keys()))
     yield from disagreements(_check_phases(kept))
@@ -118,7 +122,7 @@ def disagreements(references: Iterable[Reference]) -> Iterator[Finding]:
 
 
 def rebuild(kept: Kept) -> Plan:
-    """Return the plan of what is kept, without reasons and estimates. The facts must not contradict each other."""
+    """Return the plan that `kept` describes, without reasons and estimates. The facts must not contradict each other."""
     unknown = {
         "placement": {"method": "previous", "why": "", "objectives": (), "unusable_nodes": {}, "spares": ()},
         **dict.fromkeys(("why_not", "refusals", "warnings", "decisions"), ()),
@@ -129,7 +133,7 @@ def rebuild(kept: Kept) -> Plan:
 
 
 def rebuilt_sections(kept: Kept) -> dict[str, Any]:
-    """Return the sections that are kept or follow from what is, without the maps' own."""
+    """Return the plan's sections that are kept or follow from kept facts, except `expert_maps`."""
     digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
     documents = _launch_documents(kept, digests)
     weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in kept.memory.items()}
@@ -156,7 +160,7 @@ def rebuilt_sections(kept: Kept) -> dict[str, Any]:
 
 
 def checkpoint_files(spec: Spec) -> tuple[str, ...]:
-    """Return the names of the checkpoint's config and manifest, of which launch files have digests; none without."""
+    """Return the names of the checkpoint's config and manifest, whose digests launch files have; empty if not named."""
     if isinstance(spec.model, str) or spec.model.config is None:
         return ()
     return spec.model.config, str(Path(spec.model.config).with_name(MANIFEST))
@@ -194,13 +198,13 @@ def _checkpoint(spec: Spec, inputs: Mapping[str, str]) -> LaunchDocument | None:
 
 
 def _map(kept: Kept, phase: Phase) -> Map:
-    """Return a map. Its balance is not known: that follows from loads, which a plan does not keep."""
+    """Return the expert map of `phase` without its balance, which follows from loads that a plan does not keep."""
     split = split_of(kept.spec, kept.layouts[phase])
     return Map(physical_to_logical=kept.maps[phase], max_over_mean=(), bound=(), binding=(), split=split)
 
 
 def _check_engine(spec: Spec, model_type: str, memory: Collection[Phase]) -> Iterator[Reference]:
-    """Check each input of another engine's containers; `memory` has phases of known memory."""
+    """Check what the containers of another engine are made from. `memory` has the phases whose memory is known."""
     if spec.engine_name == OURS:
         return
     known = ENGINE_MODELS[spec.engine_name].get(spec.engine_version or "", {})
@@ -221,7 +225,7 @@ def _check_phases(kept: Kept) -> Iterator[Reference]:
 
 
 def _check_nodes(kept: Kept) -> Iterator[Reference]:
-    """Check that each unit has nodes of the cluster, enough of them, with its GPU, and for itself."""
+    """Check that each unit has enough nodes of the cluster, with its GPU, and shares none with another unit."""
     nodes = nodes_of(kept.spec.cluster, kept.spec.gpu_names, kept.spec.kubernetes.tolerations)
     gpus = {node.name: node.gpu for node in nodes if node.unusable is None}
     taken: dict[str, str] = {}  # node -> the first unit that has it
@@ -238,7 +242,7 @@ def _check_nodes(kept: Kept) -> Iterator[Reference]:
 
 
 def _map_fits(rows: Rows, layout: PhaseLayout) -> bool:
-    """Return whether every layer of a map has the phase's slots and contains all its experts."""
+    """Return whether every layer of a map has the layout's number of slots and contains every expert."""
     if not rows or len(rows[0]) < layout.num_logical_experts:
         return False
     experts = set(range(layout.num_logical_experts))

@@ -1,6 +1,6 @@
 """One figure of a plan's report: its value, range and source.
 
-Text, JSON, pages and plan comparisons only show rows, and compute nothing. So every reader sees the same figure. A
+Text, JSON, pages and plan comparisons only show rows and compute no figures, so every reader sees the same figure. A
 row's `section` and `name` are unique in its plan, and match its row in another plan.
 """
 

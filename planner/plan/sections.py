@@ -1,8 +1,8 @@
 """The sections of a plan as PLAN.json has them. docs/plan-json.md documents each key.
 
-Each model is read from a pass's result, attribute by attribute, or from JSON. So attribute names are the file's keys,
-and a value has one form in compiled and loaded plans. A pass's own dataclass is used directly if its names fit. The
-file omits `Maybe` keys without a value.
+Each Pydantic model is built from the result of a planner's pass, attribute by attribute, or from JSON. So attribute
+names are the file's keys, and a value has one form in compiled and loaded plans. A pass's own dataclass is used
+directly if its names are the file's. The file omits `Maybe` keys without a value.
 """
 
 import operator
@@ -100,7 +100,7 @@ class _MapReference(Part):
     model_config = ConfigDict(extra="ignore")
 
     sha256: str
-    first_layer: Annotated[int, Field(ge=0)] = 0  # only other engines
+    first_layer: Annotated[int, Field(ge=0)] = 0  # only for other engines
 
 
 class _KvCacheFields(Part):
@@ -122,8 +122,8 @@ class _UnitDocument(Part):
 
     kind: Literal["unit", "sglang", "vllm"]
     expert_map: _MapReference | None = None  # None if the engine reads no map
-    model_type: str | None = None  # only other engines
-    quant_method: str | None = None  # only other engines, if unusual for the precision
+    model_type: str | None = None  # only for other engines
+    quant_method: str | None = None  # only for other engines, if unusual for the precision
     kv_cache: _KvCacheFields
     unit_digest: Digest
     launch_digest: Digest
@@ -142,7 +142,7 @@ class _GatewayDocument(Part):
 class _CheckedLaunchDocument:
     """Validate a launch document's required keys but keep the document unchanged.
 
-    Loading compares all of it (`load.py`).
+    Loading a plan compares the whole document later (`load.py`).
     """
 
     def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -246,7 +246,7 @@ class Goal(Part):
 
 
 class PlacementQuality(Part):
-    """The quality of the placement, and the nodes it leaves out."""
+    """The quality of the placement, and the nodes on which it puts no units."""
 
     method: Literal["greedy", "previous"]
     why: str
@@ -292,7 +292,7 @@ def _unit_count_field(phase: Phase) -> Any:
 
 
 class Step(Part):
-    """A state of the deployment that starts at `at`."""
+    """The units that are on, and their nodes, from the time `at` for `minutes`."""
 
     at: str
     minutes: int
@@ -312,13 +312,13 @@ class _Day(Part):
 
 
 class OtherDays(_Day):
-    """The schedule of exceptional days."""
+    """The schedule of days that differ from ordinary ones: the weekdays and dates in `days`."""
 
     days: tuple[str, ...]
 
 
 class Schedule(_Day):
-    """The schedule of ordinary days, and of exceptional ones."""
+    """The schedule of ordinary days, and of days that differ from them."""
 
     timezone: str
     peak_nodes: int

@@ -1,6 +1,6 @@
 """Read a plan's files strictly: JSON that has each key once, in the shapes that this version writes.
 
-The first wrong part is described by its path, with what it should be.
+An error names the path of the first wrong part and says what it should be.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ P = TypeVar("P", bound=Part)
 
 
 def read_content(path: Path) -> bytes:
-    """Return what the file at `path` holds. Raises CallError if it cannot be read."""
+    """Return the bytes of the file at `path`. Raises CallError if it cannot be read."""
     try:
         return read_file(path)
     except OSError as error:
@@ -49,7 +49,7 @@ def read_content(path: Path) -> bytes:
 
 
 def parse_object(content: bytes, path: Path, version: int | None = None) -> dict[str, Any]:
-    """Return the JSON object in `content`, which must have this `version` if one is given. Raises CallError."""
+    """Return the JSON object in `content`, whose `version` must be this one if one is given. Raises CallError."""
     try:
         data = parsed_json(content)
     except NotStrict as error:
@@ -71,7 +71,7 @@ def _require_version(data: dict[str, Any], version: int, path: Path) -> None:
 
 
 def validate_part(part: type[P], content: bytes, path: Path) -> P:
-    """Return the part in the JSON `content`. Raises CallError for its first wrong shape."""
+    """Return the JSON `content` as a `part` of a plan. Raises CallError for the first value of a wrong shape."""
     try:
         return part.model_validate_json(content, context={"file": str(path)})
     except ValidationError as error:
@@ -79,7 +79,7 @@ def validate_part(part: type[P], content: bytes, path: Path) -> P:
 
 
 def validate_spec(written: dict[str, Any], path: Path) -> Spec:
-    """Return the spec in a plan's data. Raises CallError for its first wrong shape."""
+    """Return the spec that a plan has `written`. Raises CallError for the first value of a wrong shape."""
     try:
         return Spec.model_validate(written)
     except ValidationError as error:
@@ -96,7 +96,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _describe_shape_error(detail: ErrorDetails) -> str:
-    """Describe the part of the plan that has the wrong shape."""
+    """Say which value of the plan has a wrong shape, and what it should be."""
     *parents, last = map(str, detail["loc"])
     if detail["type"] in ("missing", "union_tag_not_found"):
         missing = last if detail["type"] == "missing" else "kind"

@@ -1,15 +1,16 @@
-"""A plan as the files of a rendered folder: one for each unit, one for each phase's map, one for what all share.
+"""A plan as the files of a rendered folder: one for each unit, one for each phase's map, one for the rest.
 
     plan/plan.yaml          the spec as planned, the checkpoint's digests, the model, one GPU's memory
     plan/NAME-decode-0.yaml the nodes of a unit, in the order of its ranks
     plan/decode-map.yaml    the expert map of a phase, a line a layer
 
-Two branches change different files, so Git merges them. Nothing is stored that follows from these: launch documents,
-digests and the schedule are made again when the folder is read. No estimate and no reason is stored: a folder says what
-runs. `join_plan(folder)` returns a plan with the `digest` of the one that `spread_plan` wrote.
+Changes in two branches are mostly in different files, so Git can merge them. What follows from these files is not
+stored: launch documents, digests and the schedule are made again when the folder is read. Estimates and reasons are not
+stored either, since a folder only says what runs. `join_plan(folder)` returns a plan with the same `digest` as the one
+that `spread_plan` wrote.
 
-A unit's and a map's file have a digest of their own (`stamp.py`), so an edit by hand is refused. The shared file has
-none, because most changes touch it; what it says is checked as a spec is.
+The file of a unit or map has a digest of itself (`stamp.py`), so an edit by hand is refused. The shared file,
+`plan.yaml`, has none, because most changes touch it; its content is checked as a spec is.
 """
 
 import re
@@ -45,7 +46,7 @@ P = TypeVar("P", bound=Part)
 
 
 class _Shared(Part):
-    """What all units share."""
+    """The facts of a plan that all units share."""
 
     version: Literal[3]
     spec: dict[str, Any]  # with defaults, and with numbers for `auto`
@@ -67,7 +68,7 @@ class _MapFile(Part):
 
 
 def spread_plan(plan: Plan) -> dict[str, str]:
-    """Return file name -> text of a plan that its engine can run."""
+    """Return file name -> text of the folder's files for a plan that its engine can run."""
     unit = plan.launch_documents[names.launch_file(plan.units[0].name)]
     shared = _Shared(
         version=PLAN_VERSION,
@@ -90,23 +91,23 @@ def spread_plan(plan: Plan) -> dict[str, str]:
 
 
 def join_plan(folder: Path) -> Plan:
-    """Return the plan that a rendered folder keeps. Raises CallError, with the file, for the first that is wrong."""
+    """Return the plan that is stored in a rendered folder. Raises CallError that names the first wrong file."""
     if not (folder / SHARED_FILE).is_file():
-        raise _keeps_no_plan(folder)
+        raise _missing_plan(folder)
     try:
         return _join(folder)
     except CallError as error:
-        raise CallError([replace(each, fix=_put_back(folder)) for each in error.findings]) from None
+        raise CallError([replace(each, fix=_describe_repair(folder)) for each in error.findings]) from None
 
 
-def _put_back(folder: Path) -> str:
-    """Say how to repair a folder. Planned as if nothing ran, units that run could move."""
+def _describe_repair(folder: Path) -> str:
+    """Describe how to repair a folder. Planning into an empty folder instead could move units that run."""
     of_branch = f"git rm -rfq {folder} && git checkout BRANCH -- {folder}"
     return f"put back what tidemill render wrote, after a merge that of one branch ({of_branch}), and render again"
 
 
-def _keeps_no_plan(folder: Path) -> CallError:
-    """Say what to do with a folder of an earlier version, which kept its plan as one file or kept none."""
+def _missing_plan(folder: Path) -> CallError:
+    """Return the error for a folder of an earlier version, which stored its plan as one file or not at all."""
     before = folder / "plan.json"
     runs = str(before) if before.is_file() else "PLAN.json, the plan of what runs"
     fix = f"render into a new folder with --previous {runs}"
@@ -135,12 +136,12 @@ def _join(folder: Path) -> Plan:
     )
     _refuse_unknown_files(folder, {SHARED_FILE, *map(_map_file, kept.maps), *(_unit_file(u.name) for u in kept.units)})
     for finding in contradictions(kept):
-        raise CallError([_in_its_file(finding, kept, folder)])
+        raise CallError([_locate(finding, kept, folder)])
     return rebuild(kept)
 
 
 def _nodes(folder: Path, spec: Spec, phase: Phase) -> Iterator[tuple[str, ...]]:
-    """Yield the nodes of each unit of a phase."""
+    """Yield the nodes of each unit of a phase, as the folder has them."""
     for index in range(spec.num_units(phase)):
         yield _read(folder, _unit_file(names.unit_name(spec.name, phase, index)), _UnitFile).nodes
 
@@ -158,7 +159,7 @@ def _map_file(phase: Phase) -> str:
 
 
 def _read(folder: Path, name: str, part: type[P], version: int | None = None) -> P:
-    """Return the part in one file. Raises CallError if it is missing, was edited, or is no such part."""
+    """Return the file `name` as a `part`. Raises CallError if the file is missing, was edited, or has other content."""
     path = folder / name
     body, digest = unstamped(_text_in(path))
     if digest not in (None, digest_of_text(body)) or (digest is None and name != SHARED_FILE):
@@ -169,7 +170,7 @@ def _read(folder: Path, name: str, part: type[P], version: int | None = None) ->
 
 
 def _text_in(path: Path) -> str:
-    """Return what the file says, whichever line ends Git gave it."""
+    """Return the file's text with LF line ends, since Git may have changed them to CRLF."""
     try:
         return read_content(path).decode().replace("\r\n", "\n")
     except UnicodeDecodeError:
@@ -177,14 +178,14 @@ def _text_in(path: Path) -> str:
 
 
 def _refuse_unknown_files(folder: Path, known: set[str]) -> None:
-    """Refuse a stored unit or map that the spec does not have. A merge may leave one."""
+    """Refuse the file of a unit or map that the spec does not have. A merge may leave one."""
     for path in sorted((folder / PLAN_FOLDER).glob("*.yaml")):
         if f"{PLAN_FOLDER}/{path.name}" not in known and is_stamped(_text_in(path)):
             raise plan_error(path, f"S908 must agree with {SHARED_FILE}", "its spec has no such unit or phase")
 
 
-def _in_its_file(finding: Finding, kept: Kept, folder: Path) -> Finding:
-    """Return the finding with the file that says what is wrong."""
+def _locate(finding: Finding, kept: Kept, folder: Path) -> Finding:
+    """Return the finding with the file of the folder that has the wrong value."""
     found = UNIT_PATH.fullmatch(finding.path)
     if found is None:
         return finding.at(str(folder / SHARED_FILE))

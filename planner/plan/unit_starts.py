@@ -1,7 +1,7 @@
 """How long units of a plan take to start: the stages of a start, and the weights that each unit reads.
 
-A start has the stages of `schedule/starts.py`, in which each unit reads its weights whole. Nobody has measured this for
-a deployment of many nodes, and the time to pull images is left out.
+A start has the stages of `schedule/starts.py`, in which each unit reads all its weights. Nobody has measured these
+times for a deployment of many nodes, and the time to pull images is left out.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ __all__ = ["joint_start_s", "start_stages", "turn_s", "unit_reads"]
 
 
 def turn_s(plan: Plan) -> float | None:
-    """Return the seconds of a turn: a drain, and the start of one unit of each phase. None if reads are unknown."""
+    """Return the seconds in which one unit of each phase drains and starts again; None if weights are unknown."""
     start_s = joint_start_s(plan, dict.fromkeys(plan.phases, 1))
     return None if start_s is None else plan.drain_s + start_s
 
 
 def joint_start_s(plan: Plan, starting: Mapping[Phase, int]) -> float | None:
-    """Return the seconds until so many units of each phase are ready, if they start together while all others are on.
+    """Return the seconds until the `starting` units of each phase are ready, if they start together beside all others.
 
-    None if the reads of units are unknown.
+    None if the size of some phase's weights is unknown.
     """
     start, reads = start_stages(plan), unit_reads(plan)
     if reads.keys() != plan.phases.keys():
@@ -39,7 +39,7 @@ def joint_start_s(plan: Plan, starting: Mapping[Phase, int]) -> float | None:
 
 
 def unit_reads(plan: Plan) -> dict[Phase, UnitRead]:
-    """Return what a starting unit of each phase reads, for phases with planned memory."""
+    """Return the weights that a starting unit of each phase reads, for phases with planned memory."""
     gpus_per_node = plan.spec.cluster.gpus_per_node
     found = {}
     for phase, memory in plan.memory.items():

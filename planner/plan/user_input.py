@@ -28,10 +28,10 @@ PLAN_ONLY_KEYS = ("assumed", "digest", "document_digest", "expert_maps", "launch
 def read_input(
     path: Path, overlays: Sequence[Path] = (), contents: Mapping[Path, bytes] = NO_CONTENTS
 ) -> "ResolvedSpec | Plan":
-    """Return the spec or plan in the file at `path`, or the plan of a rendered folder. Read the file once.
+    """Return the spec or plan in the file at `path`, or the plan of a rendered folder. The file is read only once.
 
-    `overlays` apply to a spec. For a plan, the caller refuses them. `contents` has what is no file but was given as
-    text. Raises SpecError or CallError if it is neither.
+    `overlays` apply to a spec. For a plan, the caller refuses them. `contents` has the bytes at paths that are not
+    files but were given as text. Raises SpecError or CallError if `path` has neither spec nor plan.
     """
     if path in contents or not path.is_dir():
         content = _content(path, contents)
@@ -54,7 +54,7 @@ def read_spec(path: Path, overlays: Sequence[Path] = ()) -> ResolvedSpec:
 
 
 def refuse_option(option: str, value: Path, path: Path) -> CallError:
-    """Return the error for a spec's option beside the plan at `path`."""
+    """Return the error that `option` is for specs, and the file at `path` is a plan."""
     rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
     return CallError([Finding(option, str(value), rule, reason, "leave it out, or give the spec").at("tidemill")])
 
