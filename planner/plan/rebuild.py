@@ -122,7 +122,7 @@ def disagreements(references: Iterable[Reference]) -> Iterator[Finding]:
 
 
 def rebuild(kept: Kept) -> Plan:
-    """Return the plan that `kept` describes, without reasons and estimates. The facts must not contradict each other."""
+    """Return the plan that `kept` describes, without reasons and estimates. The facts must agree with each other."""
     unknown = {
         "placement": {"method": "previous", "why": "", "objectives": (), "unusable_nodes": {}, "spares": ()},
         **dict.fromkeys(("why_not", "refusals", "warnings", "decisions"), ()),

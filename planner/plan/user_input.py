@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from planner.problems.errors import CallError, SpecError
 from planner.problems.finding import Finding
 from planner.rules.check import check_document
-from planner.spec.overlays import overlaid
+from planner.spec.overlays import apply_overlay
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import Document, decode_document, read_content
 
@@ -69,7 +69,7 @@ def _read_documents(content: bytes, path: Path, overlays: Sequence[Path], conten
             wrong += error.findings
     if wrong:
         raise SpecError(wrong)
-    return reduce(overlaid, documents)
+    return reduce(apply_overlay, documents)
 
 
 def _read_overlay(path: Path, contents: Mapping[Path, bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""The spec's `cluster` section: its GPU, of the catalog or the user's own, and its nodes."""
+"""The spec's `cluster` section: the nodes, and their GPU model, from the catalog or described by the user."""
 
 from typing import Annotated, Any
 
@@ -13,13 +13,13 @@ __all__ = ["A_GPU", "OF_OWN_GPUS", "ClusterSpec", "GpuSpec", "NodeSpec"]
 
 MAX_NODES = 20_000
 MAX_TFLOPS = 1_000_000
-OF_OWN_GPUS = "nvidia.com/gpu"  # what pods ask for, unless kubernetes.gpu_resource says another resource
+OF_OWN_GPUS = "nvidia.com/gpu"  # resource of GPUs that the spec describes, unless kubernetes.gpu_resource has another
 
 A_GPU = next(name for name in GPUS if name != "cpu")  # for examples
 
 
 class GpuSpec(Section):
-    """A GPU that the catalog does not have."""
+    """The figures of a GPU that the catalog does not have."""
 
     name: str = Field(
         min_length=1,
@@ -35,20 +35,20 @@ class GpuSpec(Section):
     )
     nvlink: Annotated[float, *quantity("link")] | None = Field(
         default=None,
-        description="Bandwidth one way to all other GPUs of its NVLink domain, or of a similar link's.",
+        description="One-way bandwidth from a GPU to all others of its domain together, over NVLink or a similar link.",
         examples=["450GB/s"],
     )
     nvlink_domain: int | None = Field(
         default=None,
         ge=1,
         le=4096,
-        description="GPUs that one NVLink connects, by default those of a node.",
+        description="Number of GPUs that NVLink connects with each other, by default those of a node.",
         examples=[8],
     )
     nic: Annotated[float, *quantity("link")] | None = Field(
-        default=None, description="Bandwidth one way of each NIC.", examples=["400Gbps"]
+        default=None, description="One-way bandwidth of each NIC.", examples=["400Gbps"]
     )
-    gpus_per_nic: int = Field(default=1, ge=1, le=64, description="GPUs that share a NIC.", examples=[1])
+    gpus_per_nic: int = Field(default=1, ge=1, le=64, description="Number of GPUs that share a NIC.", examples=[1])
     fp8_tflops: float | None = Field(
         default=None,
         ge=1,
@@ -60,7 +60,7 @@ class GpuSpec(Section):
         default=None, ge=1, le=MAX_TFLOPS, description="Rate of dense BF16 matmuls, in TFLOPS.", examples=[989]
     )
     memory_bandwidth: Annotated[float, *quantity("link")] | None = Field(
-        default=None, description="Bandwidth of its memory.", examples=["3350GB/s"]
+        default=None, description="Bandwidth of the GPU's memory.", examples=["3350GB/s"]
     )
 
 
@@ -69,17 +69,17 @@ def _number_or_list(value: Any) -> str:
 
 
 class NodeSpec(Section):
-    """One node of a cluster that is given node by node."""
+    """One node, if the cluster's nodes are listed."""
 
     name: str = Field(min_length=1, max_length=253, description="Name of the node in Kubernetes.", examples=["gpu-a01"])
     rack: str | None = Field(
-        default=None, min_length=1, pattern=ONE_LINE, description="Its rack, in one line.", examples=["a"]
+        default=None, min_length=1, pattern=ONE_LINE, description="Rack of the node, in one line.", examples=["a"]
     )
     leaf: str | None = Field(
         default=None,
         min_length=1,
         pattern=ONE_LINE,
-        description="Leaf switch of its NICs, in one line.",
+        description="Leaf switch of the node's NICs, in one line.",
         examples=["leaf-1"],
     )
     power: str | None = Field(
@@ -92,15 +92,15 @@ class NodeSpec(Section):
     gpu: Annotated[str, one_of(GPUS, or_text=True)] | None = Field(
         default=None,
         min_length=1,
-        description="Its GPU model, by default the cluster's. Nodes with a GPU that no phase uses stay free.",
+        description="GPU model of the node, by default the cluster's. Nodes with a GPU that no phase uses stay free.",
         examples=[A_GPU],
     )
     gpus: int | None = Field(
-        default=None, ge=0, le=64, description="Number of its GPUs, by default gpus_per_node.", examples=[8]
+        default=None, ge=0, le=64, description="Number of the node's GPUs, by default gpus_per_node.", examples=[8]
     )
     taints: list[str] = Field(
         default=[],
-        description="Its taints; those with NoSchedule and NoExecute repel units.",
+        description="Taints of the node. Those with NoSchedule or NoExecute repel units that do not tolerate them.",
         examples=[["team=research:NoSchedule"]],
     )
     cordoned: bool = Field(
@@ -127,7 +127,9 @@ class ClusterSpec(Section):
         " need or, if units are auto too, as many as the traffic's peak hour needs.",
         examples=[22, [{"name": "gpu-a01"}], AUTO],
     )
-    gpus_per_node: int = Field(ge=1, le=64, description="GPUs on each node, one rank on each.", examples=[8])
+    gpus_per_node: int = Field(
+        ge=1, le=64, description="Number of GPUs on each node, of which each runs one rank.", examples=[8]
+    )
     spares: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
         default=[],
         max_length=MAX_NODES,
@@ -138,14 +140,18 @@ class ClusterSpec(Section):
         default=None,
         ge=1,
         le=1000,
-        description="Number of nodes per rack, in order. Units are placed so that few racks are in use at a time.",
+        description="Number of consecutive nodes in a rack. Units are placed so that few racks are in use at a time.",
         examples=[4],
     )
     leaf_size: int | None = Field(
-        default=None, ge=1, le=20_000, description="Number of nodes per leaf switch, in order.", examples=[32]
+        default=None, ge=1, le=20_000, description="Number of consecutive nodes at a leaf switch.", examples=[32]
     )
     power_domain_size: int | None = Field(
-        default=None, ge=1, le=20_000, description="Number of nodes that lose power together, in order.", examples=[16]
+        default=None,
+        ge=1,
+        le=20_000,
+        description="Number of consecutive nodes that lose power together.",
+        examples=[16],
     )
 
     @property

@@ -21,7 +21,7 @@ SupplyKind = Literal["own", "rented", "spot"]
 
 
 class SupplySpec(Section):
-    """Nodes at a rate of their own."""
+    """Nodes with a price of their own."""
 
     kind: SupplyKind = Field(
         description="own nodes are paid all day, on or off; rented and spot nodes while they are on, and spot nodes"
@@ -29,7 +29,7 @@ class SupplySpec(Section):
         examples=["own"],
     )
     gpu: str | None = Field(
-        default=None, min_length=1, description="Their GPU, by default the cluster's.", examples=[_A_GPU]
+        default=None, min_length=1, description="GPU model of these nodes, by default the cluster's.", examples=[_A_GPU]
     )
     nodes: int | None = Field(
         default=None, ge=1, le=20_000, description="Number of these nodes, by default unlimited.", examples=[128]
@@ -38,32 +38,34 @@ class SupplySpec(Section):
 
 
 class PriceHourSpec(Section):
-    """What prices are multiplied with from a time of day on."""
+    """A factor on prices, from a time of day until the next entry's."""
 
-    at: str = Field(pattern=TIME_OF_DAY, description="Time of day from which it applies, as HH:MM.", examples=["00:30"])
+    at: str = Field(
+        pattern=TIME_OF_DAY, description="Time of day from which the factor applies, as HH:MM.", examples=["00:30"]
+    )
     factor: float = Field(ge=0, le=100, description="Factor on prices: 0.25 means 75 % off.", examples=[0.25])
 
 
 class PriceSpec(Section):
-    """What a million tokens sell for."""
+    """What customers pay for a million tokens."""
 
     input_hit: float = Field(
-        ge=0, le=MAX_USD, description="Price of a million prompt tokens from the cache.", examples=[0.14]
+        ge=0, le=MAX_USD, description="Price of a million prompt tokens whose KV comes from the cache.", examples=[0.14]
     )
     input_miss: float = Field(
-        ge=0, le=MAX_USD, description="Price of a million computed prompt tokens.", examples=[0.55]
+        ge=0, le=MAX_USD, description="Price of a million prompt tokens that are computed.", examples=[0.55]
     )
     output: float = Field(ge=0, le=MAX_USD, description="Price of a million output tokens.", examples=[2.19])
     hours: list[PriceHourSpec] = Field(
         default=[],
         max_length=1440,
-        description="Discounts by the hour.",
+        description="Factors on these prices by time of day, such as discounts.",
         examples=[[{"at": "00:30", "factor": 0.25}, {"at": "08:30", "factor": 1}]],
     )
 
 
 class CostSpec(Section):
-    """What the day costs and earns. Estimates read it: it changes nothing that is deployed."""
+    """Prices, from which a day's cost and income are estimated. They change nothing that is deployed."""
 
     usd_per_gpu_hour: float = Field(
         ge=0,
@@ -74,11 +76,11 @@ class CostSpec(Section):
     supplies: list[SupplySpec] = Field(
         default=[],
         max_length=100,
-        description="Nodes at other rates, used in this order before those at usd_per_gpu_hour.",
+        description="Nodes with other prices. They are used in this order, before nodes at usd_per_gpu_hour.",
         examples=[[{"kind": "own", "nodes": 128, "usd_per_gpu_hour": 1.4}]],
     )
     prices: PriceSpec | None = Field(
         default=None,
-        description="What tokens sell for.",
+        description="What customers pay for tokens.",
         examples=[{"input_hit": 0.14, "input_miss": 0.55, "output": 2.19}],
     )

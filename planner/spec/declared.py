@@ -1,4 +1,4 @@
-"""The schema's declaration of a dotted path, for messages."""
+"""Look up how the schema declares the field at a dotted path."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -48,7 +48,7 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    """Return the section of the field at `location`."""
+    """Return the section that contains the field at Pydantic's `location`."""
     parent = path_of(location[:-1])
     section = section_of(field_at(parent)) if parent else Spec
     assert section
@@ -100,7 +100,7 @@ def is_quantity(field: FieldInfo) -> bool:
 
 
 def sentence_of(field: FieldInfo) -> str:
-    """Return the field's description as the reason of a message."""
+    """Return the field's description as a clause, for the reason in a message."""
     assert field.description
     text = field.description.removesuffix(".")
     return text if text[1:2].isupper() else f"{text[0].lower()}{text[1:]}"
@@ -112,7 +112,7 @@ def path_of(location: Sequence[int | str]) -> str:
 
 
 def table_key(path: str) -> str:
-    """Return the key of `path` in tables by field: PHASE in place of the phase, and no list indices."""
+    """Return `path` as tables of fields write it: with PHASE in place of a phase, and without list indices."""
     section, *parts = path.split(".")
     named = [part for part in parts if not part.isdecimal()]
     return ".".join(["PHASE" if section in PHASES else section, *named])

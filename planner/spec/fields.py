@@ -29,7 +29,7 @@ class Partial(dict[str, Any]):
 
 @dataclass(frozen=True)
 class CheckedFields:
-    """The findings, and the values of valid fields by dotted path, defaults included."""
+    """The result of a check: the findings, and dotted path -> value of each valid field, defaults included."""
 
     findings: list[Finding]
     values: dict[str, Any]
@@ -37,9 +37,9 @@ class CheckedFields:
 
 
 def check_fields(data: Mapping[str, Any], unread: frozenset[str] = frozenset()) -> CheckedFields:
-    """Check each field of `data`, except at `unread` paths, whose values in the file are unknown."""
+    """Check each field of `data`, except at `unread` paths, whose values the YAML reader refused."""
     details = [each for each in _pydantic_errors(data) if not _is_at_or_below(path_of(each["loc"]), unread)]
-    findings, renamed = _what_is_wrong(details, data)
+    findings, renamed = _find_mistakes(details, data)
     wrong = _Wrong(frozenset(path_of(detail["loc"]) for detail in details) | renamed | unread)
     sections = {path.partition(".")[0] for path in renamed}
     return CheckedFields(findings, dict(_values(Spec, data, wrong, prefix="")), renamed | sections)
@@ -49,8 +49,8 @@ def _is_at_or_below(path: str, others: frozenset[str]) -> bool:
     return bool(others) and any(f"{path}.".startswith(f"{each}.") for each in others)
 
 
-def _what_is_wrong(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
-    """Return the findings of `details`, and the paths of fields that are in the file under a misspelt key."""
+def _find_mistakes(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
+    """Return the findings for Pydantic's `details`, and the paths of fields that are there under a misspelt key."""
     if not details:
         return [], frozenset()
     from planner.spec.wrong_fields import explain_errors  # imported late, because most specs have no mistake
@@ -59,14 +59,14 @@ def _what_is_wrong(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
 
 
 class _Wrong:
-    """The paths of wrong values."""
+    """The paths of wrong values, and of the sections above them."""
 
     def __init__(self, paths: frozenset[str]) -> None:
         self.paths = paths
         self._above = {path[:dot] for path in paths for dot in range(len(path)) if path[dot] == "."}
 
     def is_below(self, path: str) -> bool:
-        """Return whether something is wrong at or below `path`."""
+        """Return whether a wrong value is below `path`."""
         return path in self._above
 
 

@@ -11,7 +11,7 @@ __all__ = ["active_minutes", "weeks_of", "window_minutes", "window_starts"]
 
 
 def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
-    """Yield repeating sequences of days, by their windows: an ordinary day, and the week around each special day."""
+    """Yield cycles of days, each day as its windows: the ordinary day alone, and the week around each special day."""
     yield (schedule.windows,)
     others = [other.days for other in schedule.other_days]
     for day in (day for days in others for day in days):
@@ -28,7 +28,7 @@ def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> i
 
 
 def window_minutes(schedule: ScheduleSpec) -> list[int]:
-    """Return the minutes that each window lasts, in the order of the spec. Their times differ, by a rule."""
+    """Return the minutes that each window lasts, in the order of the spec. A rule ensures that starts differ."""
     starts = window_starts(schedule)
     ordered = sorted(starts)
     following = dict(zip(ordered, [*ordered[1:], ordered[0] + DAY_MINUTES], strict=True))

@@ -1,6 +1,7 @@
 """The spec's `kubernetes` section, for manifests: namespace, image, mounts, resources and scheduling of pods.
 
-No layout depends on it. Of all passes only placement reads a field: tolerations make tainted nodes usable.
+No layout depends on this section. Of the planner's passes only placement reads one of its fields: tolerations make
+tainted nodes usable.
 """
 
 from typing import Annotated, Literal
@@ -28,7 +29,7 @@ DEFAULT_IMAGE = "tidemill-runtime:0.1.0"
 
 
 class PodResources(Section):
-    """What each pod of a kind is sure to get."""
+    """CPUs and memory that each pod of a kind is guaranteed."""
 
     cpus: float = Field(
         ge=0.001, le=4096, description="CPUs requested. There is no limit, so pods may use idle CPUs.", examples=[16]
@@ -50,7 +51,7 @@ class ResourcesSpec(Section):
 
 
 class HealSpec(Section):
-    """Units that leave faulty nodes: those that are cordoned, or have taints, or say so themselves."""
+    """How a node reports that it is faulty. Units leave such nodes, and nodes that are cordoned or tainted."""
 
     conditions: list[Annotated[str, Field(max_length=325, pattern=r"^[^=]+(=(True|False|Unknown))?$")]] = Field(
         default=["GPUMissing", "NVLinkStatusInactive", "XIDErrors", "AcceleratedHardwareReady=False"],
@@ -66,21 +67,21 @@ class HealSpec(Section):
 
 
 class DemandSpec(Section):
-    """More units than the day wants, while the gateway has more to do than they carry."""
+    """When to start more units than the schedule has on, because the gateway's load exceeds their capacity."""
 
     used: float = Field(
         default=0.9,
         ge=0.01,
         le=1,
-        description="Highest used share of the request slots, or of the KV, of a phase's ready units. Further units"
-        " start above it.",
+        description="Share of request slots, or of KV memory, in use on a phase's ready units, above which further"
+        " units start.",
         examples=[0.9],
     )
     after: Annotated[float, *quantity("time", least="10s", most="1h")] = Field(
         default="1min",
         validate_default=True,
         description="Time for which demand must stay high before a unit starts. On lent nodes, schedule.start.notice"
-        " follows.",
+        " is added.",
         examples=["1min"],
     )
     stay: Annotated[float, *quantity("time", least="1min", most="24h")] = Field(
@@ -92,11 +93,11 @@ class DemandSpec(Section):
 
 
 class KueueSpec(Section):
-    """Kueue's quota of the nodes that are lent, so that it admits no more jobs than they hold."""
+    """Kueue's quota for lent nodes, which follows their number so that Kueue admits no more jobs than fit."""
 
     cluster_queue: str = Field(description="Kueue's ClusterQueue whose quota is changed.", examples=["batch"])
     flavor: str = Field(
-        description="A ResourceFlavor only for these nodes, with nodeLabels tidemill.dev/node: free.", examples=["lent"]
+        description="A ResourceFlavor for lent nodes only, with nodeLabels tidemill.dev/node: free.", examples=["lent"]
     )
     per_node: list[Annotated[str, Field(max_length=340, pattern=r"^[^=]+=[1-9][0-9]{0,14}$")]] = Field(
         min_length=1,
@@ -106,27 +107,29 @@ class KueueSpec(Section):
 
 
 class ControllerSpec(Section):
-    """What makes units in the cluster follow the schedule's day: a pod that turns them on and off."""
+    """A pod in the cluster that turns units on and off as the schedule says."""
 
     resources: PodResources | None = Field(
-        default=None, description="CPUs and memory that its pod requests.", examples=[{"cpus": 0.1, "memory": "256MiB"}]
+        default=None,
+        description="CPUs and memory that this pod requests.",
+        examples=[{"cpus": 0.1, "memory": "256MiB"}],
     )
     turns: Literal["now", "with_room"] = Field(
         default="now",
-        description="When units take a new template, one of a phase at a time, while another one stands in where nodes"
-        " are free. Where none are, now lets the phase lack one, and with_room waits for a state of the day that has"
-        " them.",
+        description="When units are replaced after a change: one unit of a phase at a time, while another one stands in"
+        " on free nodes. If no nodes are free, now lets the phase run with one unit less, and with_room waits for a"
+        " time of day that has free nodes.",
         examples=["with_room"],
     )
     lend_nodes: bool = Field(
         default=False,
-        description="Label the nodes of units that are off, for batch jobs, and taint them schedule.start.notice"
-        " before the unit takes them again.",
+        description="Label the nodes of units that are off, so that batch jobs use them, and taint them"
+        " schedule.start.notice before the unit takes its nodes back.",
         examples=[True],
     )
     kueue: KueueSpec | None = Field(
         default=None,
-        description="Keep Kueue's quota for the nodes that lend_nodes hands to batch jobs.",
+        description="Keep a quota of Kueue equal to the nodes that lend_nodes gives to batch jobs.",
         examples=[{"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}],
     )
     heal: HealSpec | None = Field(
@@ -154,7 +157,7 @@ class ControllerSpec(Section):
 
 
 class KubernetesSpec(Section):
-    """Names, image, mounts and sizes of the pods, and what the pods of units get of their nodes."""
+    """Names, image, mounts and sizes of the pods, and what the pods of units may use on their nodes."""
 
     namespace: str = Field(default="tidemill", description="Namespace of all objects.", examples=["tidemill"])
     create_namespace: bool = Field(
@@ -172,8 +175,8 @@ class KubernetesSpec(Section):
     tidemill_image: str | None = Field(
         default=None,
         min_length=1,
-        description="The image with Tidemill, for the controller and for copies of the checkpoint; by default those"
-        " of the gateway and of units. Other engines' images lack it.",
+        description="The image with Tidemill, for the controller and for copying the checkpoint; by default the"
+        " gateway's image and the units' image. Other engines' images lack Tidemill.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
     image_pull_secrets: list[str] = Field(
@@ -200,8 +203,8 @@ class KubernetesSpec(Section):
     ready_timeout: Annotated[float, *quantity("time", least="10s", most="24h")] = Field(
         default="30min",
         validate_default=True,
-        description="Time after which it is an error that a unit is not ready; loading takes most of it. Pods of"
-        " other engines get at least as long to start.",
+        description="Time within which a unit must be ready, or it is an error; loading weights takes most of it. Pods"
+        " of other engines get at least as long to start.",
         examples=["30min"],
     )
     unit_kind: Literal["leaderworkerset", "statefulset"] = Field(
@@ -213,7 +216,7 @@ class KubernetesSpec(Section):
     gpu_resource: str | None = Field(
         default=None,
         min_length=1,
-        description="Resource that a unit's pods request, one for each rank; by default the GPU's own.",
+        description="Resource that a unit's pods request, one for each rank; by default that of the GPU model.",
         examples=["nvidia.com/gpu"],
     )
     rdma: RdmaSpec | None = Field(
@@ -249,7 +252,7 @@ class KubernetesSpec(Section):
     )
     node_selector: Texts = Field(
         default={},
-        description="Labels that the nodes of a unit must have, beside being those of the plan.",
+        description="Labels that a unit's nodes must have, in addition to being the nodes in the plan.",
         examples=[{"pool": "inference"}],
     )
     priority_class: str | None = Field(
@@ -263,8 +266,8 @@ class KubernetesSpec(Section):
     )
     compute_domain: bool | None = Field(
         default=None,
-        description="Make a ComputeDomain for each unit of several nodes, so that their GPUs share one NVLink. By"
-        " default true if NVLink leaves the node.",
+        description="Make a ComputeDomain for each unit of several nodes, so that its GPUs communicate over NVLink. By"
+        " default true if the GPU's NVLink reaches beyond a node.",
         examples=[False],
     )
     stage: StageSpec | None = Field(
@@ -281,8 +284,8 @@ class KubernetesSpec(Section):
     kv_cache_claim: str | None = Field(
         default=None,
         min_length=1,
-        description="Instead of each node's own disk, a PersistentVolumeClaim that many nodes can mount, for"
-        " kv_cache.disk; its blocks are found by all units.",
+        description="A PersistentVolumeClaim that many nodes can mount, for kv_cache.disk in place of each node's own"
+        " disk; all units find the KV in it.",
         examples=["kv-cache"],
     )
     load_rate: Annotated[float, *quantity("link")] = Field(
@@ -309,8 +312,8 @@ class KubernetesSpec(Section):
         default=None,
         ge=0,
         le=1000,
-        description="Units of a phase that evictions may end at a time; on GPUs by default 1 if the phase has"
-        " several, and 0 if it has one.",
+        description="Number of a phase's units that evictions may end at a time; on GPUs by default 1 if the phase has"
+        " several units, and 0 if it has one.",
         examples=[1],
     )
     controller: ControllerSpec | None = Field(

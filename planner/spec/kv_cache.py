@@ -1,6 +1,6 @@
-"""The spec's `kv_cache` section: where ranks keep the KV of prompts beside their own cache, so that it is found again.
+"""The spec's `kv_cache` section: where ranks keep KV of prompts for reuse, beside the cache of running requests.
 
-Blocks lie in the memory of each rank's node, and behind it on a disk that outlives all processes.
+Blocks of KV are kept in host memory on each rank's node and, behind it, on a disk that outlives all processes.
 """
 
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ __all__ = ["KvCacheSpec", "KvDiskSpec"]
 
 
 class KvDiskSpec(Section):
-    """The folder where blocks outlive processes, on the disk of each node."""
+    """A folder on the disk of each node, in which KV outlives processes."""
 
     path: str = Field(
         description="Folder of each node's own disk, which pods see under the same path. `tidemill up` uses a folder of"
@@ -22,22 +22,23 @@ class KvDiskSpec(Section):
         examples=["/mnt/nvme/kv"],
     )
     size: Annotated[int, *quantity("bytes", least="1MiB", most="1024TiB")] = Field(
-        description="The most that blocks take of each node's disk, or of kubernetes.kv_cache_claim.", examples=["4TB"]
+        description="The most space that KV takes on each node's disk, or in kubernetes.kv_cache_claim.",
+        examples=["4TB"],
     )
     bandwidth: Annotated[float, *quantity("link")] | None = Field(
         default=None,
-        description="What a node reads and writes there at most, shared equally by its ranks; without it, as fast as it"
-        " goes.",
+        description="Highest rate at which a node reads and writes KV on its disk, shared equally by its ranks; by"
+        " default unlimited.",
         examples=["6GB/s"],
     )
 
 
 class KvCacheSpec(Section):
-    """The places where KV of prompts is kept, beside the GPU's own memory."""
+    """Where KV of prompts is kept beside the GPU's own memory, and who may reuse it."""
 
     memory: Annotated[int, *quantity("bytes", least="1MiB", most="1024TiB")] | None = Field(
         default=None,
-        description="Host memory in which each rank that computes prompts keeps KV that no request uses.",
+        description="Host memory in which each rank that computes prompts keeps KV that no running request uses.",
         examples=["64GiB"],
     )
     disk: KvDiskSpec | None = Field(

@@ -16,7 +16,7 @@ _A_DIGEST = f"sha256:{'0' * 64}"
 
 
 class ModelSpec(Section):
-    """A model by its checkpoint's config.json, or one of the catalog whose weights are only where it runs."""
+    """A model, given by its checkpoint's config.json, or by its catalog name if only the pods have the checkpoint."""
 
     config: str | None = Field(
         default=None,
@@ -41,7 +41,7 @@ class ModelSpec(Section):
         default=None,
         pattern=DIGEST_PATTERN,
         description="With catalog: the sha256 of the checkpoint's config.json. Ranks refuse other checkpoints;"
-        " without it, they only check that all have the same.",
+        " without the digest, they only check that all ranks have the same one.",
         examples=[_A_DIGEST],
     )
     weights_digest: str | None = Field(

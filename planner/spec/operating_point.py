@@ -1,4 +1,4 @@
-"""The spec's operating point, at which phases are predicted, and its SLO.
+"""The spec's `operating_point`, the load at which the speed of phases is predicted, and its `slo`.
 
 Counts are per GPU, or per group of GPUs that share attention.
 """
@@ -30,12 +30,12 @@ MAX_MS = 10_000_000
 # README.md, KVCache.
 CACHE_READ_RATE = "42.9GB/s"
 
-# The lower end of what DeepSeek-V3's report says of the second token, 85 % to 90 %: arXiv 2412.19437v2, section 5.4.3.
+# The lower end of the acceptance of the second token in DeepSeek-V3's report, 85 % to 90 %: arXiv 2412.19437v2, 5.4.3.
 ACCEPTANCE = 0.85
 
 
 class DecodePointSpec(Section):
-    """The load of decode at which it is predicted."""
+    """The load at which the speed of decode is predicted."""
 
     requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS), *OR_AUTO] = Field(
         default=AUTO,
@@ -45,12 +45,12 @@ class DecodePointSpec(Section):
         examples=[88, AUTO],
     )
     kv_tokens: int = Field(
-        ge=1, le=MAX_TOKENS, description="Tokens of KV of each request, on average over its output.", examples=[4989]
+        ge=1, le=MAX_TOKENS, description="Mean KV tokens of a request while its output is generated.", examples=[4989]
     )
 
 
 class PrefillPointSpec(Section):
-    """The load of prefill at which it is predicted."""
+    """The load at which the speed of prefill is predicted."""
 
     step_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), *OR_AUTO] = Field(
         default=AUTO,
@@ -59,18 +59,19 @@ class PrefillPointSpec(Section):
         examples=[16_384, AUTO],
     )
     prompt_tokens: int = Field(
-        ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average, hits included.", examples=[3000]
+        ge=1, le=MAX_TOKENS, description="Mean tokens of a prompt, those found in a cache included.", examples=[3000]
     )
     cache_hit_rate: float | None = Field(
         default=None,
         ge=0,
         le=0.999,
-        description="Share of prompt tokens whose KV is read from a cache and not computed; only without traffic.",
+        description="Share of prompt tokens whose KV is read from a cache and not computed; only for specs without"
+        " traffic.",
         examples=[0.563],
     )
     cache_read_rate: Annotated[float, *quantity("link")] | None = Field(
         default=None,
-        description="Rate at which a node reads such KV from its disks or other storage. By default kv_cache.disk's"
+        description="Rate at which a node reads cached KV from its disks or other storage. By default kv_cache.disk's"
         f" bandwidth, or {CACHE_READ_RATE} without a disk, the most that one node read from DeepSeek's 3FS.",
         examples=["12GB/s"],
     )
@@ -78,14 +79,14 @@ class PrefillPointSpec(Section):
         default=None,
         ge=0.01,
         le=1,
-        description="Share of the saturated rate at which units run. By default the highest that keeps slo.ttft_ms,"
-        " but at least 0.5; 1 without slo.ttft_ms.",
+        description="Rate of units over their saturated rate. By default the highest that keeps slo.ttft_ms, but at"
+        " least 0.5; 1 without slo.ttft_ms.",
         examples=[0.57],
     )
 
 
 class MixedPointSpec(Section):
-    """The load of mixed units at which they are predicted."""
+    """The load at which the speed of mixed units is predicted."""
 
     requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS), *OR_AUTO] = Field(
         default=AUTO,
@@ -97,15 +98,15 @@ class MixedPointSpec(Section):
     kv_tokens: int = Field(
         ge=1,
         le=MAX_TOKENS,
-        description="Tokens of KV of each request, on average over its output: the prompt and half of the answer."
-        " Without traffic, the length of answers follows from it.",
+        description="Mean KV tokens of a request while its output is generated: the prompt and half of the answer."
+        " Without traffic, the length of answers is derived from this number.",
         examples=[2500],
     )
-    prompt_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Tokens of each prompt, on average.", examples=[2000])
+    prompt_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Mean tokens of a prompt.", examples=[2000])
 
 
 class OperatingPointSpec(Section):
-    """The load at which phases are predicted; that of a phase without one follows from its limits."""
+    """The load at which the speed of each phase is predicted. If left out, a phase's load follows from its limits."""
 
     prefill: PrefillPointSpec | None = Field(
         default=None,
@@ -124,22 +125,22 @@ class OperatingPointSpec(Section):
         default=None,
         ge=0,
         le=1,
-        description="Share of drafts that are accepted, among those whose earlier drafts were,"
+        description="Share of drafted tokens that are accepted, among those whose preceding drafts are accepted;"
         f" {ACCEPTANCE} unless given.",
         examples=[0.9],
     )
 
 
 class SloSpec(Section):
-    """What a service promises, which predictions are held against."""
+    """Latencies that the service promises, with which predictions are compared."""
 
     ttft_ms: float | None = Field(
         default=None,
         ge=0.1,
         le=MAX_MS,
-        description="Time to the first token, on average, in milliseconds.",
+        description="Mean time to the first token, in milliseconds.",
         examples=[2000],
     )
     tpot_ms: float | None = Field(
-        default=None, ge=0.1, le=MAX_MS, description="Time between two tokens of an answer, on average.", examples=[50]
+        default=None, ge=0.1, le=MAX_MS, description="Mean time between two tokens, in milliseconds.", examples=[50]
     )

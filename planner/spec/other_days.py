@@ -1,4 +1,4 @@
-"""The days of an entry of `other_days`, for demand and for windows."""
+"""The type of `days` in entries of `traffic.other_days` and `schedule.other_days`."""
 
 from typing import Annotated
 

@@ -26,10 +26,10 @@ from planner.spec.places import SHORT_FORMS, expand_short_forms
 from planner.spec.schema import Spec
 from planner.spec.yaml import Document, Place
 
-__all__ = ["overlaid"]
+__all__ = ["apply_overlay"]
 
 
-def overlaid(base: Document, overlay: Document) -> Document:
+def apply_overlay(base: Document, overlay: Document) -> Document:
     """Return `base` with the values of `overlay` merged into it."""
     base = _with_sections_in_full(base, overlay.data)
     overlay = _with_names_from(base, overlay)
@@ -47,9 +47,9 @@ def overlaid(base: Document, overlay: Document) -> Document:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any], section: type[BaseModel] | None) -> dict[str, Any]:
-    """Return `below` with `above` merged into it. `section` declares their fields; None if the keys are the user's.
+    """Return `below` with `above` merged into it. `section` declares their fields; None if users choose the keys.
 
-    A `null` that removes nothing stays unless it is a field's: it may be an unknown key, or part of a pod's patch.
+    A `null` that removes nothing is kept unless its key is a field: it may be an unknown key, or part of a pod's patch.
     """
     result = dict(below)
     for key, value in above.items():
@@ -65,7 +65,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any], section: type[Ba
 
 
 def _paths_replaced(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the paths whose values come from `above` alone, and all paths below them in `below`."""
+    """Yield each path whose whole value `above` replaces, and all paths inside that value in `below`."""
     for key, value in above.items():
         at, there = f"{path}.{key}".lstrip("."), below.get(key)
         if isinstance(value, dict) and isinstance(there, dict):
@@ -82,7 +82,7 @@ def _paths_in(value: Any, path: str) -> Iterator[str]:
 
 
 def _with_sections_in_full(base: Document, overlay: Mapping[str, Any]) -> Document:
-    """Return `base` with sections in full form where it has the short form and `overlay` a mapping."""
+    """Return `base` with each section in full form that `overlay` writes as a mapping."""
     data = expand_short_forms(base.data, [f"{key}.*" for key, value in overlay.items() if isinstance(value, dict)])
     moved = {key: f"{key}.{SHORT_FORMS[key]}" for key in data if data[key] is not base.data[key]}
 
@@ -94,7 +94,7 @@ def _with_sections_in_full(base: Document, overlay: Mapping[str, Any]) -> Docume
 
 
 def _with_names_from(base: Document, overlay: Document) -> Document:
-    """Return `overlay` with its files named relative to `base`. Links to folders are followed."""
+    """Return `overlay` with its file names made relative to the folder of `base`. Links to folders are followed."""
     ours, theirs = Path(overlay.file).parent, Path(base.file).parent
     if ours == theirs:
         return overlay

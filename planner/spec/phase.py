@@ -17,17 +17,17 @@ MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64
 MAX_BATCH_TOKENS = 10_000_000
 MAX_UNITS = 1000  # of a phase
-MAX_DRAFTS = 8  # beyond these few drafts are accepted
+MAX_DRAFTS = 8  # few drafts beyond the eighth are accepted
 
 
 class PhaseSpec(Section):
-    """One phase's units, all alike. Numbers that may be `auto` are decided by memory and shapes, or by speed."""
+    """The units of one phase, all alike. Numbers that are `auto` are decided by memory and shapes, or by speed."""
 
     units: Annotated[int, Field(ge=1, le=MAX_UNITS), *OR_AUTO] = Field(
         default=1,
         description=(
-            "Number of units of the phase. With auto, they fill the cluster, or serve the traffic if"
-            " schedule.windows is auto."
+            "Number of units of the phase. With auto, as many as the cluster holds or, if schedule.windows is auto, as"
+            " the traffic needs."
         ),
         examples=[1, AUTO],
     )
@@ -38,13 +38,13 @@ class PhaseSpec(Section):
         examples=[A_GPU],
     )
     ep_size: Annotated[int, Field(ge=1, le=MAX_EP_SIZE), *OR_AUTO] = Field(
-        description="GPUs in a unit. Routed experts are spread over all of them.",
+        description="Number of GPUs in a unit. Routed experts are spread over all of them.",
         examples=[32, AUTO],
     )
     attention_tp: Annotated[int, Field(ge=1, le=MAX_ATTENTION_TP), *OR_AUTO] = Field(
         default=1,
-        description="GPUs that share each request's attention by heads, on one node or several. With 1, each GPU has"
-        " its own requests (dp_size is ep_size / attention_tp).",
+        description="Number of GPUs that split a request's attention by heads, on one node or several. With 1, each GPU"
+        " has its own requests (dp_size is ep_size / attention_tp).",
         examples=[4, AUTO],
     )
     redundant_experts: Annotated[int, Field(ge=0, le=MAX_REDUNDANT), *OR_AUTO] = Field(
@@ -94,7 +94,7 @@ class PhaseSpec(Section):
         ge=0,
         le=MAX_DRAFTS,
         description="Tokens that the model's MTP module drafts for each request in a step, for the next step to verify."
-        " Prefill computes the module's KV with them.",
+        " With drafts, prefill computes the module's KV too.",
         examples=[1],
     )
     max_kv_tokens: int | None = Field(

@@ -17,20 +17,20 @@ from planner.spec.undecided import AUTO
 
 __all__ = ["NoPlace", "expand_short_forms", "explain_no_place"]
 
-# Sections that may be written in short -> the field that the short form says.
+# Sections that have a short form -> the field whose value is written in it.
 SHORT_FORMS = {"schedule": "windows", "model": "catalog", "engine": "name"}
 
 
 @dataclass(frozen=True)
 class NoPlace:
-    """The reason why nothing can stand at a path, and the path that was meant, if known."""
+    """The reason why no value can be written at a path, and the path that was probably meant, if known."""
 
     reason: str
     meant: str | None = None
 
 
 def expand_short_forms(data: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Return `data` with the full form of sections that a path leads into."""
+    """Return `data` with the full form of each section into which one of `paths` leads."""
     entered = {section for section, _, rest in (path.partition(".") for path in paths) if rest}
     short = {each: data[each] for each in SHORT_FORMS if each in entered and _is_short(each, data.get(each))}
     return {**data, **{section: {SHORT_FORMS[section]: value} for section, value in short.items()}}
@@ -41,7 +41,7 @@ def _is_short(section: str, value: Any) -> bool:
 
 
 def explain_no_place(path: str, data: Mapping[str, Any]) -> NoPlace | None:
-    """Return why nothing can stand at `path` in a spec with `data`; None if something can."""
+    """Return why no value can be written at `path` in a spec with `data`; None if one can."""
     return _in_section(Spec, expand_short_forms(data, [path]), "", path.split("."))
 
 
@@ -76,7 +76,7 @@ def _in_list(field: FieldInfo, value: Any, path: str, parts: Sequence[str]) -> N
 
 
 def _in_plain(value: Any, path: str, parts: Sequence[str]) -> NoPlace | None:
-    """Check a path into a mapping whose keys are the user's; a key may have dots."""
+    """Check a path into a mapping whose keys the user chooses; a key may contain dots."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -88,7 +88,7 @@ def _in_plain(value: Any, path: str, parts: Sequence[str]) -> NoPlace | None:
 
 
 def _meant(section: type[BaseModel], there: Any, above: str, parts: Sequence[str]) -> str | None:
-    """Return the path that was meant: a similar name in this section, or the same name in the only other one."""
+    """Return the path that was meant: of a similar field in this section, or of the only section with this field."""
     name, rest = parts[0], parts[1:]
     known = closest_choice(name, list(section.model_fields))
     if known is not None:

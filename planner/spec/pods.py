@@ -53,22 +53,23 @@ OverlaidKind = Literal[
 
 
 class RdmaSpec(Section):
-    """NICs that write into the memory of GPUs on other nodes, as a device plugin hands them out."""
+    """NICs for RDMA between GPUs of different nodes, as a device plugin offers them to pods."""
 
     resource: str = Field(
-        min_length=1, description="The plugin's resource, by the name in the nodes' status.", examples=["rdma/hca"]
+        min_length=1, description="Name of the plugin's resource, as in the status of nodes.", examples=["rdma/hca"]
     )
     count: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="Number that a pod requests: 1 if one gives access to all NICs of a node, else one for each NIC.",
+        description="Number of the resource that a pod requests: 1 if that gives access to all NICs of a node, else the"
+        " number of NICs.",
         examples=[8],
     )
 
 
 class NicsSpec(Section):
-    """The node's interfaces by name, for the libraries that would otherwise guess."""
+    """Names of a node's network interfaces, for libraries that would otherwise guess."""
 
     hca: list[str] = Field(
         default=[],
@@ -81,29 +82,32 @@ class NicsSpec(Section):
 
 
 class TolerationSpec(Section):
-    """A taint that keeps other pods away from a node, and not those of units."""
+    """A taint of nodes that does not keep units away."""
 
     key: str | None = Field(
-        default=None, min_length=1, description="The taint's key; without it, every taint.", examples=["nvidia.com/gpu"]
+        default=None,
+        min_length=1,
+        description="The taint's key; without it, all keys match.",
+        examples=["nvidia.com/gpu"],
     )
     operator: Literal["Equal", "Exists"] = Field(
         default="Equal", description="Whether the taint's value matters, or only its key.", examples=["Exists"]
     )
     value: str | None = Field(default=None, description="The taint's value, under Equal.", examples=["present"])
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="The taint's effect; without it, every effect.", examples=["NoSchedule"]
+        default=None, description="The taint's effect; without it, all effects match.", examples=["NoSchedule"]
     )
     seconds: int | None = Field(
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="Time that a pod stays under NoExecute, by default for ever.",
+        description="Seconds for which a pod stays on a node with a NoExecute taint, by default for ever.",
         examples=[300],
     )
 
 
 class VolumeSpec(Section):
-    """Something of the cluster that every pod can read, never write."""
+    """A read-only volume of pods: a folder on every node, or a PersistentVolumeClaim."""
 
     mount_path: str = Field(description="Path of the volume in pods.", examples=["/models"])
     host_path: str | None = Field(
@@ -118,7 +122,7 @@ class VolumeSpec(Section):
 
 
 class GatewayPodSpec(Section):
-    """The gateway's pod, and the controller's, which runs in the same image and the same place. Both need no GPU."""
+    """Image and volumes of the gateway's pod, which needs no GPU. The controller's pod has the same image."""
 
     image: str | None = Field(
         default=None,
@@ -130,8 +134,8 @@ class GatewayPodSpec(Section):
     )
     volumes: list[VolumeSpec] | None = Field(
         default=None,
-        description="The gateway's volumes, in place of kubernetes.volumes. It only reads config.json and the"
-        " tokenizer's files of the checkpoint, which may be in a small claim or, with [], in its image.",
+        description="The gateway's volumes, in place of kubernetes.volumes. Of the checkpoint, the gateway reads only"
+        " config.json and the tokenizer's files, which may be in a small claim or, with [], in its image.",
         examples=[[{"claim": "tokenizer", "mount_path": "/models"}]],
     )
 
@@ -155,19 +159,19 @@ class TlsSpec(Section):
 
     issuer: str | None = Field(
         default=None,
-        description="cert-manager's issuer of their Certificates. Without it the Secrets must exist: OWNER-tls with"
-        " tls.crt, tls.key and ca.crt, for the gateway's Deployment and each unit as OWNER.",
+        description="cert-manager's issuer of these certificates. Without it a Secret NAME-tls with tls.crt, tls.key"
+        " and ca.crt must exist for the gateway's Deployment and for each unit, where NAME is the name of either.",
         examples=["tidemill-ca"],
     )
     issuer_kind: Literal["Issuer", "ClusterIssuer"] = Field(
         default="Issuer",
-        description="Whether that issuer is one of the namespace or of the whole cluster.",
+        description="Whether the issuer belongs to the namespace or to the whole cluster.",
         examples=["ClusterIssuer"],
     )
 
 
 class ObjectPatch(Section):
-    """A change of rendered objects that are no pods, or of the controller's pod."""
+    """A patch of rendered objects other than the pods of units and of the gateway."""
 
     kind: OverlaidKind = Field(description="Kind of the objects.", examples=["Service"])
     name: str | None = Field(
@@ -177,14 +181,14 @@ class ObjectPatch(Section):
         examples=["chat-gateway"],
     )
     patch: Mapped = Field(
-        description="Patch to merge into them: for Kubernetes' own kinds a strategic merge, as by kubectl patch, for"
-        " other kinds a JSON merge, which replaces lists.",
+        description="Patch to merge into these objects: for Kubernetes' own kinds a strategic merge, as by kubectl"
+        " patch, for other kinds a JSON merge, which replaces lists.",
         examples=[{"spec": {"type": "LoadBalancer"}}],
     )
 
 
 class OverlaySpec(Section):
-    """Whatever no field says, as Kubernetes says it; merged last into what is rendered."""
+    """Kubernetes settings without a field of their own, as patches that are merged last into the rendered objects."""
 
     unit_pod: Mapped = Field(
         default={},
@@ -207,7 +211,7 @@ class OverlaySpec(Section):
 
 
 def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the volume that contains `path` in pods: the one mounted deepest above it."""
+    """Return the index of the volume that contains `path` in pods, the one mounted deepest; None if none does."""
     above = {
         index: volume["mount_path"] for index, volume in enumerate(volumes) if is_in(path, volume.get("mount_path"))
     }
@@ -215,10 +219,10 @@ def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def is_in(path: str, folder: str | None) -> bool:
-    """Return whether `path` is `folder`, or below it."""
+    """Return whether `path` is `folder` or inside it."""
     return folder is not None and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))
 
 
 def overlap(path: str, other: str) -> bool:
-    """Return whether one of two paths is the other one, or below it."""
+    """Return whether the two paths are equal, or one is inside the other."""
     return is_in(path, other) or is_in(other, path)

@@ -1,4 +1,4 @@
-"""The types of values that a phase's precision leaves wide: KV by default, and results of matmuls."""
+"""The data types of values that a phase's precision does not quantise: KV by default, and results of matmuls."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ KV_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2, "fp32": 4}
 
 
 def kv_dtype(precision: Precision, kv_precision: KvPrecision | None = None) -> KvDtype:
-    """Return the type of KV: `kv_precision`, by default BF16, as DeepSeek has it with FP8 matmuls."""
+    """Return the data type of KV: `kv_precision`, else FP32 in fp32, else BF16, as DeepSeek has beside FP8 matmuls."""
     return kv_precision or ("fp32" if precision == "fp32" else "bf16")
 
 
 def wide_bytes(precision: Precision) -> int:
-    """Return the bytes of a wide value, such as a matmul's result: BF16, or FP32 in fp32."""
+    """Return the bytes of a value that is not quantised, such as a matmul's result: BF16, or FP32 in fp32."""
     return 4 if precision == "fp32" else 2

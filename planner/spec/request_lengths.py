@@ -1,7 +1,7 @@
 """The mean length of a request, for a phase without an operating point.
 
-It follows from traffic: tokens of a day over requests of a day. If the spec has no number of requests, a request is
-assumed to be half as long as the longest. Decisions that depend on it say so.
+The mean is the tokens of a day over its requests, both from `traffic`. If the spec has no number of requests, a request
+is assumed to be half as long as the longest, and decisions that depend on this assumption say so.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from planner.spec.schema import Spec
 
 __all__ = ["RequestLengths", "assuming_lengths", "request_lengths"]
 
-OUTPUT_SHARE = 1 / 3  # of a mixed unit's request without traffic; assumed
+OUTPUT_SHARE = 1 / 3  # of a request's tokens, in mixed units without traffic; assumed
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class RequestLengths:
 
     prompt: int
     output: int
-    kv: int  # while its output is made: the prompt and half of the answer
+    kv: int  # on average while the output is generated: the prompt and half of the answer
     are_assumed: bool
 
 
 def request_lengths(spec: Spec, phase: Phase) -> RequestLengths:
-    """Return the lengths to predict a phase with that has no operating point."""
+    """Return the mean request lengths with which to predict `phase`, which has no operating point."""
     traffic = spec.traffic
     if traffic is not None and traffic.requests is not None:
         prompt, output = (

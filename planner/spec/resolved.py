@@ -33,7 +33,7 @@ class ResolvedSpec:
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
     forecast: "Forecast | None"  # of traffic.history, whose quantile is the profile
-    inputs: Mapping[str, str]  # sha256 of every file that the spec names, by the name that it has there
+    inputs: Mapping[str, str]  # name of each file, as the spec writes it -> its sha256
     document: Document
 
     @property
@@ -56,7 +56,7 @@ class ResolvedSpec:
         return self.gpu if name == self.cluster.gpu_name else GPUS[name]
 
     def named_gpus(self) -> Iterator[tuple[str, str, Gpu]]:
-        """Yield each field that names a GPU of the phases, the name, and its figures."""
+        """Yield (path of the field that names it, name, figures) of each GPU model that a phase uses."""
         if any(self.phase(phase).gpu is None for phase in self.phases):
             yield "cluster.gpu", self.cluster.gpu_name, self.gpu
         for phase in self.phases:
@@ -75,7 +75,7 @@ class ResolvedSpec:
 
     @property
     def has_windows_of_traffic(self) -> bool:
-        """Whether the units of each window follow from traffic, decided or not."""
+        """Whether the schedule's windows are or were `auto`, so that their units follow from traffic."""
         return bool({"schedule", "schedule.windows"} & self.document.autos)
 
     def phase(self, phase: Phase) -> PhaseSpec:
@@ -83,7 +83,7 @@ class ResolvedSpec:
         return self.written.phase(phase)
 
     def with_numbers(self, phase: Phase, numbers: Mapping[str, int]) -> "ResolvedSpec":
-        """Return the spec with other numbers in `phase`, without checks; to try its memory."""
+        """Return the spec with `numbers` in the section of `phase`, unchecked, to try sizes."""
         section = self.phase(phase).model_copy(update=dict(numbers))
         return replace(self, written=self.written.model_copy(update={phase: section}))
 
@@ -93,9 +93,9 @@ class ResolvedSpec:
 
 
 def use_forecast(spec: Spec, forecast: "Forecast | None") -> Spec:
-    """Return `spec` with the forecast's quantile as its profile, if it has past days in place of a profile.
+    """Return `spec` with the forecast's quantile as its profile, if it has a history in place of a profile.
 
-    Tokens and requests are scaled to that day, because those of the spec are for the median day.
+    Tokens and requests are scaled to the forecast day, because those of the spec are for the median day.
     """
     if forecast is None or spec.traffic is None:
         return spec

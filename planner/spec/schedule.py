@@ -20,7 +20,7 @@ class WindowSpec(Section):
 
     at: str = Field(
         pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$",
-        description="Time of day from which it applies, as HH:MM.",
+        description="Time of day from which the window applies, as HH:MM.",
         examples=["08:30"],
     )
     prefill_units: int | None = Field(
@@ -52,12 +52,12 @@ class UnitCounts(Section):
     )
 
     def of(self, phase: Phase) -> int:
-        """Return the number for `phase`."""
+        """Return the number of units of `phase`, 1 if none is given."""
         return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}[phase] or 1
 
 
 class OtherWindowsSpec(Section):
-    """The windows of days that are not like the others."""
+    """The windows of special days: weekdays and dates that differ from ordinary days."""
 
     days: DayNames
     windows: list[WindowSpec] = Field(
@@ -70,16 +70,16 @@ class OtherWindowsSpec(Section):
 
 
 class ScheduleSpec(Section):
-    """The day: which units are on when. The nodes of the others are free for other work. The word auto is short for
-    windows that are auto."""
+    """Which units are on at which time of day. The nodes of all others are free for other work. `schedule: auto` is
+    short for `windows: auto`."""
 
     timezone: str = Field(
         default="UTC", description="Time zone of the times, by its IANA name.", examples=["Asia/Shanghai"]
     )
     windows: Annotated[list[WindowSpec], Field(min_length=1, max_length=1440), *OR_AUTO] = Field(
         description="Windows of the day. Each lasts until the next one starts, the last until the next day's first."
-        " With auto, those that serve traffic.profile with the fewest node-hours; each phase's units are assumed"
-        " just to serve the busiest hour.",
+        " With auto, the windows that serve traffic.profile with the fewest node-hours, if all units of a phase just"
+        " serve the busiest hour.",
         examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}], "auto"],
     )
     other_days: list[OtherWindowsSpec] = Field(
@@ -94,8 +94,8 @@ class ScheduleSpec(Section):
     warm_up: Annotated[float, *quantity("time", least="1s", most="6h"), *OR_AUTO] = Field(
         default="10min",
         validate_default=True,
-        description="Time that a unit has its nodes before it serves, to read weights, join and capture graphs. With"
-        " auto, as long as the largest start of the day takes.",
+        description="Time for which a unit has its nodes before it serves, to read weights, join and capture graphs."
+        " With auto, the time that the longest start of the day takes.",
         examples=["10min", "auto"],
     )
     start: StartSpec = Field(
@@ -106,13 +106,13 @@ class ScheduleSpec(Section):
     drain: Annotated[float, *quantity("time", least="1s", most="6h")] = Field(
         default="5min",
         validate_default=True,
-        description="Time that a unit keeps its nodes after its window, until its last request is answered.",
+        description="Time for which a unit keeps its nodes after its window, until its last request is answered.",
         examples=["5min"],
     )
     min_stay: Annotated[float, *quantity("time", least="15min", most="24h")] = Field(
         default="15min",
         validate_default=True,
-        description="Least time that a phase keeps a number of units, if windows is auto.",
+        description="Least time before the number of a phase's units changes again, if windows is auto.",
         examples=["15min"],
     )
 
@@ -120,7 +120,7 @@ class ScheduleSpec(Section):
         default=0.0,
         ge=0,
         le=4,
-        description="Capacity beyond the demand, as a share of it, if windows is auto.",
+        description="Capacity beyond the demand, as a share of the demand, if windows is auto.",
         examples=[0.1],
     )
     min_units: UnitCounts = Field(

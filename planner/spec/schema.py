@@ -38,20 +38,20 @@ LEAST_DRAIN_S = 30.0  # Kubernetes' default terminationGracePeriodSeconds
 
 
 class EngineSpec(Section):
-    """An engine in a version of its own."""
+    """An engine with its version and further options."""
 
     name: EngineName = Field(description="Name of the engine that runs the model.", examples=["sglang"])
     version: str | None = Field(
         default=None,
         min_length=1,
         max_length=63,
-        description="Its version, by default the newest known. The image must have the same.",
+        description="Version of the engine, by default the newest known. The image must have the same version.",
         examples=[ENGINES["sglang"].newest],
     )
     args: Options = Field(
         default={},
-        description="Further options of its servers, by the engine's own names without the leading hyphens; true for"
-        " an option without a value. What the plan decides is refused here.",
+        description="Further options of the engine's servers, by their own names without the leading hyphens; true for"
+        " an option without a value. Options that the plan sets are refused.",
         examples=[{"reasoning-parser": "deepseek_r1", "enable-eplb": True}],
     )
 
@@ -72,7 +72,8 @@ class ExpertLoadSpec(Section):
     file: str | None = Field(
         default=None,
         min_length=1,
-        description="Measured, not drawn: token counts [MoE layers][experts], .npy or .json, relative to this spec.",
+        description="File of measured loads, used instead of drawn ones: token counts [MoE layers][experts], .npy or"
+        " .json, relative to this spec.",
         examples=["loads.npy"],
     )
 
@@ -91,8 +92,8 @@ class GatewaySpec(Section):
         default=1,
         ge=1,
         le=100,
-        description="Number of gateways. Each is connected to every rank, and a key's limits are divided among them."
-        " `tidemill up` gives each its own address.",
+        description="Number of gateways. Each is connected to every rank, and the limits of an API key are divided"
+        " among the gateways. `tidemill up` gives each gateway its own address.",
         examples=[2],
     )
     max_queued_requests: int = Field(
@@ -106,8 +107,8 @@ class GatewaySpec(Section):
     resume_timeout: Annotated[float, *quantity("time", least="1s", most="1h")] = Field(
         default="5min",
         validate_default=True,
-        description="Time that a request waits for another rank after it lost its own, such as one of the restarted"
-        " unit; then it fails with 503.",
+        description="Time for which a request waits for another rank after its rank is lost, for example until the unit"
+        " has restarted; then it fails with 503.",
         examples=["5min"],
     )
     keys: str | None = Field(
@@ -126,7 +127,7 @@ def _this_version(written: Any) -> int:
 
 
 class Spec(Section):
-    """A deployment of one mixture-of-experts model: prefill and decode apart, or mixed in one kind of unit."""
+    """A deployment of one mixture-of-experts model: prefill and decode in separate units, or both in mixed units."""
 
     version: Annotated[Literal[1], PlainValidator(_this_version), WithJsonSchema({"const": 1, "type": "integer"})] = (
         Field(description="Version of the spec's format.", examples=[1])
@@ -181,7 +182,7 @@ class Spec(Section):
     )
     cost: CostSpec | None = Field(
         default=None,
-        description="What GPUs cost and what tokens sell for, used for estimates.",
+        description="Prices of GPUs and of tokens, used for estimates.",
         examples=[{"usd_per_gpu_hour": 2.0, "prices": {"input_hit": 0.14, "input_miss": 0.55, "output": 2.19}}],
     )
     expert_load: ExpertLoadSpec = Field(
@@ -189,7 +190,7 @@ class Spec(Section):
     )
     operating_point: OperatingPointSpec = Field(
         default=OperatingPointSpec(),
-        description="The load at which phases are predicted.",
+        description="The load at which the speed of phases is predicted.",
         examples=[{"decode": {"requests": 88, "kv_tokens": 4989}}],
     )
     slo: SloSpec = Field(
@@ -203,8 +204,8 @@ class Spec(Section):
     )
     coverage: Coverage = Field(
         default="none",
-        description="Failure domain that every expert must survive: its unit has replicas of it on two nodes, or in"
-        " two racks. For runtimes that mask dead ranks.",
+        description="Failure domain whose loss every expert must survive: a unit then has replicas of each expert on"
+        " two nodes, or in two racks. For runtimes that go on without dead ranks.",
         examples=["node"],
     )
     split: Literal["equal", "local_first"] = Field(
@@ -215,12 +216,13 @@ class Spec(Section):
     )
     deterministic: bool = Field(
         default=False,
-        description="Whether greedy tokens depend on their request alone, not on batch or restart. Costs speed.",
+        description="Whether a request's greedy tokens depend on the request alone, not on its batch or on restarts."
+        " Costs speed.",
         examples=[True],
     )
     kv_cache: KvCacheSpec = Field(
         default=KvCacheSpec(),
-        description="Where the KV of prompts is kept, so that a prompt that begins alike is not computed again.",
+        description="Where the KV of prompts is kept, so that later prompts with the same beginning reuse it.",
         examples=[{"memory": "64GiB", "disk": {"path": "/mnt/nvme/kv", "size": "4TB", "bandwidth": "6GB/s"}}],
     )
     gateway: GatewaySpec = Field(
@@ -238,7 +240,7 @@ class Spec(Section):
         return self.engine.name if isinstance(self.engine, EngineSpec) else self.engine
 
     def engine_args(self, phase: Phase) -> dict[str, Any]:
-        """Return the spec's own options of the engine's servers in `phase`, whose own ones win."""
+        """Return the engine options that the spec adds for `phase`: its `engine_args` override `engine.args`."""
         of_all = self.engine.args if isinstance(self.engine, EngineSpec) else {}
         return of_all | self.phase(phase).engine_args
 
@@ -296,7 +298,7 @@ class Spec(Section):
 
     @property
     def draft_tokens(self) -> int:
-        """Return the number of drafts of a request in a step. Prefill makes none, but computes KV for drafting."""
+        """Return the number of tokens drafted for a request in a step. Prefill only computes KV for drafting."""
         return self.phase(self.phases[-1]).draft_tokens
 
     @property
@@ -310,7 +312,7 @@ class Spec(Section):
     def paid_drain_s(self) -> float | None:
         """Return the seconds for which a unit drained by the controller keeps its nodes; None without a controller.
 
-        In a rehearsal the day runs faster than requests, so this is shorter.
+        It is shorter in a rehearsal, where `controller.pace` makes the day run faster than requests do.
         """
         controller, schedule = self.kubernetes.controller, self.schedule
         if controller is None or schedule is None:

@@ -13,21 +13,21 @@ UNION_TAGS = (
     "<own>",
     "<number>",
     "<list>",
-)  # Pydantic puts these into the path of an error; a user's key that looks like one is last there
+)  # Pydantic adds these to the path of an error; a user's key of the same name can only be its last part
 
 
 # Invisible characters: controls, which a terminal obeys, line ends, spaces of width zero and marks of direction.
 _UNSEEN = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
 ONE_LINE = rf"^[^{_UNSEEN}]+$"  # text on one line, without control characters
-ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # of a pod's command, in which Kubernetes would expand $(NAME)
+ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # argument of a pod's command, where Kubernetes would expand $(NAME)
 
 _WORD = {"anyOf": [{"const": True}, {"type": "number"}, {"type": "string"}]}
 _VALUE = {"anyOf": [*_WORD["anyOf"], {"type": "array", "items": _WORD}, {"type": "object"}]}
 Options = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _VALUE})
-]  # of an engine's command: name -> value
+]  # options of an engine's command: name -> value
 
-# Before Pydantic builds its first model, it reads what each installed package says of plugins: 20 ms for nothing.
+# Otherwise Pydantic looks for plugins in every installed package before it builds its first model: 20 ms for nothing.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
@@ -38,12 +38,12 @@ class Section(BaseModel):
 
 
 def find_tag(value: Any) -> str:
-    """Return the union tag of a value: a name of the catalog, or the user's own section."""
+    """Return the union tag of a value: `<own>` for a section that the user wrote, `<name>` for a catalog name."""
     return "<own>" if isinstance(value, dict | Section) else "<name>"
 
 
 def one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
-    """Return the JSON schema by which editors complete names. The names are checked when their figures are read."""
+    """Return a JSON schema from which editors complete `names`. It does not check names: reading their figures does."""
     listed = {"enum": list(names), "type": "string"}
     return WithJsonSchema({"anyOf": [listed, {"type": "string", "minLength": 1}]} if or_text else listed)
 

@@ -23,12 +23,12 @@ GbPerS = Annotated[float, *quantity("link")]
 
 
 class StartSpec(Section):
-    """What a start of units takes: stage by stage, and the bandwidth at which all that start read weights."""
+    """The times of a start of units, stage by stage, and the bandwidth at which all starting units read weights."""
 
     pods: Seconds = quantity_field("30s", "Time until pods are placed and their processes run.")
     storage: GbPerS = quantity_field(
         "400GB/s", "Bandwidth of the storage, shared by all nodes that read weights at once."
     )
-    join: Seconds = quantity_field("30s", "Time until all ranks of a unit have joined.")
-    graphs: Seconds = quantity_field("60s", "Time until graphs are captured.")
+    join: Seconds = quantity_field("30s", "Time until all ranks of a unit have joined each other.")
+    graphs: Seconds = quantity_field("60s", "Time to capture CUDA graphs.")
     notice: Seconds = quantity_field("5min", "Notice before a start, for other work to leave the nodes.")

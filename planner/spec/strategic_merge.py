@@ -5,8 +5,8 @@ A strategic merge, for Kubernetes' own kinds and every pod template:
     mapping            key by key; null removes a key
     list with a key    item by item: `MERGE_KEYS` has the field that identifies items; new ones come last
     any other list     replaced
-    `$patch: replace`  in a mapping, or as an item of a list: the rest of the patch stands there alone
-    `$patch: delete`   in a mapping: it becomes empty; in an item of a list: the item of that key goes
+    `$patch: replace`  in a mapping, or as an item of a list: the rest of the patch replaces the mapping or list
+    `$patch: delete`   in a mapping: empties it; in an item of a list: removes the item with the same key
 
 A JSON merge (RFC 7386), for custom kinds, has no keys and no directives: each list is replaced.
 
@@ -20,7 +20,7 @@ from typing import Any
 
 __all__ = ["DIRECTIVE", "DIRECTIVES", "JSON_MERGE", "POD_KEYS", "MergeKeys", "keys_of_kind", "merge_patch"]
 
-MergeKeys = Mapping[str, str] | None  # field -> the key of its items; None is a JSON merge
+MergeKeys = Mapping[str, str] | None  # list field -> the key that identifies its items; None: JSON merge
 
 DIRECTIVE, DIRECTIVES = "$patch", ("replace", "delete")
 JSON_MERGE = None

@@ -21,7 +21,7 @@ Profile = Annotated[list[Annotated[float, Field(ge=0, le=MAX_TOKENS)]], Field(mi
 
 
 class OtherDemandSpec(Section):
-    """The demand of days that are not like the others."""
+    """The demand of special days: weekdays and dates that differ from ordinary days."""
 
     days: DayNames
     profile: Profile = Field(
@@ -32,7 +32,7 @@ class OtherDemandSpec(Section):
 
 
 class TrafficSpec(Section):
-    """The tokens of a day, which estimates read. Of what is deployed, only what is auto follows from it."""
+    """The tokens and requests of a day, used for estimates. What is deployed depends on them only where it is auto."""
 
     input_tokens: float = Field(
         ge=1,
@@ -73,10 +73,10 @@ class TrafficSpec(Section):
     history: str | None = Field(
         default=None,
         min_length=1,
-        description="CSV file of past days in place of a profile, relative to this spec, with the columns time and"
-        " demand. The profile is forecast for the day after the last one, from the last 366 days. Rows such as"
-        " 2026-11-02T08:00,81422 are an hour or a whole part of an hour apart. Times are wall-clock times of"
-        " schedule.timezone without an offset; a Z is allowed if that is UTC.",
+        description="CSV file of past days, used in place of a profile. Its path is relative to this spec, and its"
+        " columns are time and demand. The profile is forecast for the day after the last one, from the last 366 days."
+        " Rows such as 2026-11-02T08:00,81422 are an hour or a whole part of an hour apart. Times are wall-clock times"
+        " of schedule.timezone without an offset; a Z is allowed if that is UTC.",
         examples=["days.csv"],
     )
     quantile: float = Field(
@@ -92,7 +92,7 @@ class TrafficSpec(Section):
         ge=1e-9,
         le=MAX_TOKENS,
         description="Demand that the units of the spec just serve, in the unit of the profile or history; by default"
-        " the busiest entry. If it is less than that, windows: auto has more units than the spec.",
+        " the busiest entry. If it is less than the busiest entry, windows: auto plans more units than the spec has.",
         examples=[81422],
     )
 
@@ -116,6 +116,6 @@ class TrafficSpec(Section):
         return self.profile if index is None else self.other_days[index].profile
 
     def day_scale(self, day: str | None) -> float:
-        """Return the tokens of a date or a weekday over those of an ordinary day."""
+        """Return the tokens of a date or weekday divided by those of an ordinary day."""
         profile, own = self.profile or [1.0], self.profile_on(day) or [1.0]
         return fsum(own) / len(own) / (fsum(profile) / len(profile))

@@ -1,4 +1,4 @@
-"""Fields that a spec may leave to the planner, by the word `auto`.
+"""The types of fields that a spec may leave to the planner by the word `auto`.
 
 `search/auto.py` replaces the word with a value, so nothing after it sees the word.
 """
@@ -21,7 +21,7 @@ AUTO = "auto"
 
 
 def is_undecided(value: object) -> bool:
-    """Return whether the value is `auto`; its static type does not show it."""
+    """Return whether `value` is `auto`, which the static types of such fields leave out."""
     return value == AUTO
 
 
@@ -42,5 +42,5 @@ class _InJsonSchema:
         return {"anyOf": [*inner.get("anyOf", [inner]), {"const": AUTO}]}
 
 
-SAYS_AUTO = _InJsonSchema()  # metadata of a section that reads the word by itself
+SAYS_AUTO = _InJsonSchema()  # metadata of a section whose own validator reads the word
 OR_AUTO = (WrapValidator(_read), WrapSerializer(_write), SAYS_AUTO)  # metadata of a field that takes the word too

@@ -29,7 +29,7 @@ TABLE = Path(__file__).with_name("elsewhere.yaml")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of `elsewhere.yaml`, which explains the columns at its top."""
+    """A row of `elsewhere.yaml`: other tools' names, and what to write here. The file's top explains the columns."""
 
     names: Sequence[str]
     at: str | Sequence[str] | None = None
@@ -49,7 +49,7 @@ class Row:
 
 @cache
 def read_table() -> Sequence[Row]:
-    """Return the whole table."""
+    """Return all rows of `elsewhere.yaml`."""
     return [Row(**row) for row in yaml.load(TABLE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)]
 
 
@@ -88,7 +88,7 @@ def _answer(
 
 
 def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
-    """Return the fix that moves the key's value to the field that was `meant`, if that is one, and free."""
+    """Return the fix that moves the value to the field in `meant`; words alone if there are several or it is taken."""
     if len(meant) > 1:
         return f"write {' or '.join(meant)}"
     words = f"did you mean {meant[0].removeprefix(f'{parent}.')}?"
@@ -111,7 +111,7 @@ def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
 
 
 def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
-    """Return the paths of fields called `name`, which may be a path itself, in existing phases and outside lists."""
+    """Return the paths that are or end in `name`, of fields outside lists and outside phases that the spec lacks."""
     absent = [f"{phase}." for phase in PHASES if phase not in spec]
     found = [path for path in _fields() if f".{path}".endswith(f".{name}") and not path.startswith(tuple(absent))]
     return [path for path in found if path.count(".") == min(each.count(".") for each in found)]

@@ -11,7 +11,7 @@ __all__ = ["UptimeSpec"]
 
 
 class UptimeSpec(Section):
-    """How often parts fail, used for estimates of failures and of the spares that they take."""
+    """How often nodes fail and how long they are missing, used to estimate failures and the spares that are needed."""
 
     mtbf: Annotated[float, *quantity("time", least="1h", most="100000000h")] | None = Field(
         default=None,

@@ -1,7 +1,7 @@
 """Pydantic's errors for single fields in our words: the broken rule, the reason and the fix.
 
-A fix is a change only if the value has another form: `"144"` for a number, one item for a list, Kubernetes' spelling of
-a unit, a misspelt word or another tool's. Unknown keys are in `unknown_keys.py`.
+A fix has a change only if the value is right but written in another form: `"144"` for a number, one item for a list,
+Kubernetes' spelling of a unit, a misspelt word or another tool's. Unknown keys are in `unknown_keys.py`.
 """
 
 import json
@@ -47,16 +47,16 @@ READ_AS: Mapping[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (in
 
 
 def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
-    """Return the findings in `data`, and the paths of fields that are there under a misspelt key.
+    """Return the findings for Pydantic's `details`, and the paths of fields that are in `data` under a misspelt key.
 
     A misspelt key is one mistake: the field that was meant is not also reported as missing.
     """
-    told = details[:MAX_LISTED]
-    unknown = [explain_unknown_key(each, data) for each in told if each["type"] == "extra_forbidden"]
+    listed = details[:MAX_LISTED]
+    unknown = [explain_unknown_key(each, data) for each in listed if each["type"] == "extra_forbidden"]
     renamed = frozenset(path for each in unknown for change in each.changes for path in change if path != each.path)
-    others = (each for each in told if each["type"] != "extra_forbidden")
+    others = (each for each in listed if each["type"] != "extra_forbidden")
     wrong = [_finding(each) for each in others if not _is_renamed(each, renamed)]
-    return [*unknown, *wrong, *_not_told(len(details) - len(told))], renamed
+    return [*unknown, *wrong, *_report_unlisted(len(details) - len(listed))], renamed
 
 
 def _is_renamed(detail: ErrorDetails, renamed: frozenset[str]) -> bool:
@@ -65,7 +65,7 @@ def _is_renamed(detail: ErrorDetails, renamed: frozenset[str]) -> bool:
     return detail["type"] == "missing" and any(f"{each}.".startswith(f"{path}.") for each in renamed)
 
 
-def _not_told(number: int) -> list[Finding]:
+def _report_unlisted(number: int) -> list[Finding]:
     if number == 0:
         return []
     rule = f"S109 has more wrong fields than the {MAX_LISTED} that are listed"
@@ -151,7 +151,7 @@ def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[st
 
 
 def _as_wanted(kind: str, value: Any) -> Any:
-    """Return the value in the right form: with quotes, without them, or as a list."""
+    """Return the value in the form that the field takes: with quotes, without them, or as a list; None if unclear."""
     if kind == "list_type":
         return [value] if isinstance(value, str | int | float) else None
     if kind == "string_type":

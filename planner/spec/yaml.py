@@ -7,8 +7,8 @@ It reads YAML with the scalars of the 1.2 core schema: `true`/`false`, `null`/`~
 other plain word is text. It rejects repeated keys, aliases (one value has one place), tags, more than one document, and
 nesting deeper than `MAX_DEPTH`.
 
-It knows nothing of the spec's fields. It uses PyYAML's event stream (libyaml), which unlike `compose` does not recurse,
-so no input can overflow the stack.
+This file knows nothing of the spec's fields. It uses PyYAML's event stream (libyaml), which unlike `compose` does not
+recurse, so no input can overflow the stack.
 """
 
 import math
@@ -58,16 +58,16 @@ class Document:
 
     file: str  # names of other files are relative to its folder
     data: dict[str, Any]
-    keys: dict[str, Place]  # dotted path -> where its key stands; of a section in several files, in the first
-    values: dict[str, Place]  # dotted path -> where its value starts; of a section in several files, in the last
+    keys: dict[str, Place]  # dotted path -> place of its key; for a section in several files, in the first
+    values: dict[str, Place]  # dotted path -> start of its value; for a section in several files, in the last
     autos: frozenset[str] = frozenset()  # paths that are `auto` in the files, even if `data` has a decided value
-    refused: tuple[tuple[str, Finding], ...] = ()  # path of a value that the file hides, and the finding
+    refused: tuple[tuple[str, Finding], ...] = ()  # path of a value that is hidden, as by an alias, and the finding
     is_overlaid: bool = False
     file_names: dict[str, str] = field(default_factory=dict)  # path -> the file's name in an overlay in another folder
 
     @property
     def unread(self) -> frozenset[str]:
-        """Return the paths whose values the file does not give clearly; no other finding is about them."""
+        """Return the paths of refused values, such as aliases. No other finding is about these paths."""
         return frozenset(path for path, _ in self.refused)
 
     def locate(self, finding: Finding) -> Finding:
@@ -102,7 +102,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Return the document in the file at `path`, with its refused parts. Raises SpecError if there is none."""
+    """Return the document in the file at `path`, refused parts included. Raises SpecError if it is no YAML mapping."""
     return decode_document(read_content(path), path)
 
 
@@ -118,7 +118,7 @@ def read_content(path: Path) -> bytes:
 
 
 def decode_document(content: bytes, path: Path) -> Document:
-    """Return the document in `content`, read from `path`, with its refused parts. Raises SpecError if there is none."""
+    """Return the document in `content`, the bytes of `path`. Raises SpecError if they are no YAML mapping."""
     if len(content) > MAX_SPEC_BYTES:
         reason = f"it has more than {MAX_SPEC_BYTES // 2**20} MiB"
         raise _refused(path, "S101 must be a readable file", reason, "check the path")
@@ -155,7 +155,7 @@ def _read(text: str, file: str) -> Document:
 
 
 class _Reader:
-    """Builds data from events, and records places."""
+    """Builds a spec's data from YAML events, and records the place of each key and value."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -241,7 +241,7 @@ class _Reader:
         return result
 
     def count(self, event: yaml.Event, path: str) -> None:
-        """Count keys and values; refuse the one at which a file of `1,` or long keys takes far too much memory."""
+        """Count keys and values, and refuse a file with so many that their paths would take far too much memory."""
         self.num_values += 1
         self.num_path_characters += len(path)
         if self.num_values > MAX_VALUES:

@@ -23,8 +23,8 @@ class Mistake:
     fix: str
 
 
-# Words of the verdict, or the character at which it was given -> where the mistake is, the reason, what to do. The
-# first that applies counts.
+# Words of the parser's message, or the character at which it stopped -> where the mistake is, the reason, what to do.
+# The first row that applies counts.
 HERE, BEFORE = "problem_mark", "context_mark"
 VERDICTS = (
     ("at '\\t'", HERE, "a tab stands here, whose width is not defined", "indent with spaces"),
@@ -50,7 +50,7 @@ VERDICTS = (
 
 
 def explain(text: str, error: yaml.MarkedYAMLError) -> Mistake:
-    """Return the mistake in `text` behind `error`."""
+    """Return the mistake in `text` that made the parser raise `error`."""
     at = error.problem_mark
     character = text[at.index : at.index + 1] if at else ""
     said = f"{error.context} {error.problem} at {character!r}"
@@ -62,7 +62,7 @@ def explain(text: str, error: yaml.MarkedYAMLError) -> Mistake:
 
 
 def _odd_character(text: str, mark: yaml.Mark | None) -> str:
-    """Return a hint about the first non-ASCII character of this line or the one above; many look like YAML's."""
+    """Return a hint about the first non-ASCII character of this line or the line above: many look like YAML's own."""
     lines = text.splitlines()[max(0, mark.line - 1) : mark.line + 1] if mark else []
     odd = next((each for each in "".join(lines) if not each.isascii()), None)
     return f" (there is U+{ord(odd):04X}, {unicodedata.name(odd, 'unnamed').lower()})" if odd else ""

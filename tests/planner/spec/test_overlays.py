@@ -11,7 +11,7 @@ from planner.cli import main
 from planner.compiler import run_passes
 from planner.plan.user_input import read_input
 from planner.problems.errors import InfeasibleError, SpecError
-from planner.spec.overlays import overlaid
+from planner.spec.overlays import apply_overlay
 from planner.spec.yaml import parse_document
 from tests.planner.conftest import SPEC
 from tests.planner.spec.wrong_specs import data_of
@@ -37,7 +37,7 @@ AS_ONE = AS_ONE.replace("tidemill\n", "prod\n").replace("tidemill-runtime:0.1.0"
 
 def merged(*texts):
     """The document of a base and its overlays."""
-    return reduce(overlaid, [parse_document(text, f"{number}.yaml") for number, text in enumerate(texts)])
+    return reduce(apply_overlay, [parse_document(text, f"{number}.yaml") for number, text in enumerate(texts)])
 
 
 @st.composite
