@@ -1,1 +1,1 @@
-"""Facts that hold for any spec: GPUs with their sources, parts of models, quantities, names, loads, digests."""
+"""What no spec changes: GPUs with their sources, parts of models, quantities, names, file formats, digests."""

@@ -30,10 +30,10 @@ WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "satu
 
 @dataclass(frozen=True)
 class WallTime:
-    """A date and a minute of the day. A minute that clocks show twice has one value."""
+    """A date and a minute as clocks show them. When clocks go back, two instants have the same value."""
 
     date: str  # YYYY-MM-DD
-    minute: int  # from midnight
+    minute: int  # minutes from midnight
 
 
 def is_day(written: str) -> bool:
@@ -42,7 +42,7 @@ def is_day(written: str) -> bool:
 
 
 def is_date(written: str) -> bool:
-    """Return whether `written` is a date, as YYYY-MM-DD, with a whole year of the calendar before it and after it."""
+    """Return whether `written` is a date, YYYY-MM-DD, of any year but the calendar's first and last."""
     try:
         day = date.fromisoformat(written)
     except ValueError:
@@ -51,13 +51,13 @@ def is_date(written: str) -> bool:
 
 
 def entry_of(day: str, entries: Sequence[Sequence[str]]) -> int | None:
-    """Return the index of the entry (a list of days) that has the date `day`, or else its weekday; None if none has."""
+    """Return the index of the entry (a list of days) with `day`, or else with its weekday; None if no entry has it."""
     names = (day,) if day in WEEKDAYS else (day, WEEKDAYS[weekday_of(day)])
     return next((index for name in names for index, days in enumerate(entries) if name in days), None)
 
 
 def week_around(day: str) -> tuple[str, ...]:
-    """Return seven consecutive days with `day` as the second: weekdays for a weekday, dates for a date."""
+    """Return seven consecutive days, `day` as the second: weekdays if `day` is one, dates if it is a date."""
     if day in WEEKDAYS:
         first = WEEKDAYS.index(day) - 1
         return tuple(WEEKDAYS[(first + ahead) % len(WEEKDAYS)] for ahead in range(len(WEEKDAYS)))
@@ -70,12 +70,12 @@ def weekday_of(day: str) -> int:
 
 
 def date_after(day: str, days: int) -> str:
-    """Return the date so many days after another one, or before it."""
+    """Return the date `days` days after `day`; before it if `days` is negative."""
     return (date.fromisoformat(day) + timedelta(days=days)).isoformat()
 
 
 def days_between(first: str, last: str) -> int:
-    """Return the days from one date to another."""
+    """Return the number of days from the date `first` to the date `last`."""
     return (date.fromisoformat(last) - date.fromisoformat(first)).days
 
 
@@ -85,7 +85,7 @@ def is_timezone(name: str) -> bool:
 
 
 def nearest_timezone(written: str) -> str | None:
-    """Return the zone that `written`, a name or only its city, misspells; None if there is none."""
+    """Return the zone that a misspelt name, or the name of a city alone, means; None if no zone is near."""
     parts = ((zone, part) for zone in sorted(_zones()) for part in (zone, zone.rpartition("/")[2]))
     return next((zone for zone, part in parts if is_misspelling(written, part)), None)
 
@@ -103,14 +103,14 @@ def offset_at(instant: int, zone: str) -> int:
 
 
 def instants_of(day: str, minute: int, zone: str) -> tuple[int, ...]:
-    """Return the instants of a minute of a day in `zone`: one, two, or none if clocks skip it."""
+    """Return the instants at which clocks in `zone` show `minute` on `day`: one, two, or none if clocks skip it."""
     local = datetime.fromisoformat(day) + timedelta(minutes=minute)
     both = {round(local.replace(tzinfo=_zone(zone), fold=fold).timestamp()) for fold in (0, 1)}
     return tuple(sorted(each for each in both if wall_time(each, zone) == _shown(local)))
 
 
 def dates_between(begin: int, end: int, zone: str) -> tuple[str, ...]:
-    """Return the dates in `zone` from one instant to another."""
+    """Return all dates in `zone` from that of the instant `begin` to that of `end`, both included."""
     first, last = (wall_time(each, zone).date for each in (begin, end))
     return tuple(date_after(first, days) for days in range(days_between(first, last) + 1))
 

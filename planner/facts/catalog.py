@@ -1,4 +1,4 @@
-"""Facts about GPUs, each with its source. `gpu_names.py` knows other names of them; models are in `families`.
+"""The catalog of GPUs: figures with their sources. Other names of GPUs are in `gpu_names.py`, models in `families`.
 
 A source is a repository, a commit and a path, or the number of an issue. The source of a figure that was inferred
 begins with `assumed`, and plans say so too. Unknown figures are left out, and so are those that no pass reads. For
@@ -21,37 +21,37 @@ SUGGESTED_GPU = "h200"  # for a first plan: one node of eight holds DeepSeek-R1 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU and its links to others. `cpu` has no figures, because its memory is the host's.
+    """A type of GPU and its links to other GPUs. `cpu` has no figures, because its memory is the host's.
 
     GPUs of a domain are connected by switches, with the full rate between any two, or in a mesh. In a mesh each pair
     has its own links, and a GPU reaches its full rate only by sending to all others at once.
     """
 
     device: Device
-    sources: Mapping[str, str]  # of each figure
-    nominal_gb: int | None = None  # what it is sold as: no pass counts with it
-    usable_bytes: int | None = None  # what the driver lets a process allocate, its own context included
-    nvlink_gb_per_s: float | None = None  # to all of its domain together; or what takes NVLink's place inside a node
-    nvlink_domain: int | None = None  # GPUs that reach each other by it
-    nvlink_leaves_node: bool = False  # no figure: a domain of HGX ends with its board, one of NVL72 with its rack
-    node_gpus: int | None = None  # of a node, where a domain is made of several
+    sources: Mapping[str, str]  # field -> source of its figure
+    nominal_gb: int | None = None  # memory by the name it is sold under; used for names only
+    usable_bytes: int | None = None  # memory that the driver lets a process allocate, the driver's context included
+    nvlink_gb_per_s: float | None = None  # to all other GPUs of its domain together, by NVLink or its equivalent
+    nvlink_domain: int | None = None  # number of GPUs that NVLink connects
+    nvlink_leaves_node: bool = False  # whether a domain spans nodes: NVL72's is a rack, HGX's ends with its board
+    node_gpus: int | None = None  # GPUs of one node, if a domain spans several nodes
     nic_gbps: float | None = None
     gpus_per_nic: int | None = None
-    fp8_tflops: float | None = None  # dense, by its maker's figures; None where its matmuls take no FP8
+    fp8_tflops: float | None = None  # for dense matrices, by the maker's figures; None if it has no FP8 matmuls
     bf16_tflops: float | None = None
-    fp4_tflops: float | None = None  # none where its matmuls take no FP4
+    fp4_tflops: float | None = None  # None if it has no FP4 matmuls
     memory_gb_per_s: float | None = None
-    kubernetes_resource: str | None = None  # what a container asks for
-    lacks_fp4: bool = False  # no figure: its matmuls take no FP4, as before compute capability 10.0:
+    kubernetes_resource: str | None = None  # the name by which a container requests this GPU
+    lacks_fp4: bool = False  # whether it has no FP4 matmuls, as NVIDIA's before compute capability 10.0:
     # github.com/vllm-project/vllm 06f9c240 csrc/quantization/fp4/nvfp4_scaled_mm_entry.cu
 
     @property
     def is_rocm(self) -> bool:
-        """Return whether it is AMD's, with another FP8 (e4m3fnuz) and another build of PyTorch."""
+        """Return whether this is an AMD GPU, which needs another FP8 (e4m3fnuz) and another build of PyTorch."""
         return self.kubernetes_resource == "amd.com/gpu"
 
     def domain_size(self, gpus_per_node: int) -> int:
-        """Return the number of GPUs of an NVLink domain. An HGX domain is one node, however few GPUs that has."""
+        """Return the number of GPUs in an NVLink domain. An HGX domain is one node, even a node with few GPUs."""
         size = self.nvlink_domain or gpus_per_node
         return size if self.nvlink_leaves_node else min(size, gpus_per_node)
 
@@ -65,7 +65,7 @@ _NVIDIA_RESOURCE = "github.com/NVIDIA/k8s-device-plugin 592307d8 docs/quick_star
 
 
 def _cite_system(system: str, *figures: str) -> dict[str, str]:
-    """Return the sources of several figures in one system file."""
+    """Return figure -> source for `figures` that one of aiconfigurator's system files gives."""
     return dict.fromkeys(figures, f"{system}.yaml")
 
 

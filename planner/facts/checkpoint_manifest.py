@@ -1,8 +1,8 @@
 """The optional manifest beside a checkpoint's `config.json`, which identifies its weights.
 
 The planner never opens weights. `tidemill checkpoint digest` does, and writes the manifest. Its sha256 goes into launch
-files, so a rank rejects other weights than the planned ones: ranks compare each tensor with it. The planner only checks
-that it belongs to this config, because a stale manifest would identify old weights.
+files. Ranks compare each tensor with the manifest, and reject other weights than the planned ones. The planner only
+checks that the manifest belongs to this config, because a stale one would identify old weights.
 """
 
 import json
@@ -17,15 +17,18 @@ __all__ = ["MANIFEST", "read_weights_digest"]
 
 MANIFEST = "tidemill-checkpoint.json"
 VERSION = 1
-MAX_BYTES = 100 * 2**20  # ranks read no more of it
+MAX_BYTES = 100 * 2**20  # ranks read no larger manifest
 
 
 def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Finding | None:
-    """Return the sha256 of the manifest beside `config`, or None; `written` is the config's path in the spec."""
+    """Return the manifest's sha256, None if there is no manifest, or what is wrong with it.
+
+    The manifest lies beside `config`; `written` is the config's path as the spec writes it.
+    """
     path = config.with_name(MANIFEST)
     if not path.exists():
         return None
-    if not path.is_file():  # a FIFO would be waited for
+    if not path.is_file():  # reading a FIFO would wait for a writer
         return _wrong(written, f"{MANIFEST} is not a file")
     try:
         content = read_file(path, MAX_BYTES)

@@ -11,7 +11,7 @@ DAY_S = DAY_MINUTES * MINUTE_S
 
 
 def minute_of(at: str) -> int:
-    """Return the minutes from midnight of `HH:MM`."""
+    """Return the minutes from midnight to `at`, which is `HH:MM`."""
     return HOUR_MINUTES * int(at[:2]) + int(at[3:])
 
 
@@ -28,7 +28,7 @@ def hh_mm_ss(second: float) -> str:
 
 
 def periods(stretches: Iterable[tuple[int, int]]) -> str:
-    """Return stretches (first minute, length) as text: `22:00-06:00`.
+    """Write stretches of a day, (first minute, number of minutes), as text: `22:00-06:00`.
 
     Adjacent stretches are joined, also at midnight. They must not overlap.
     """

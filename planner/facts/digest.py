@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["canonical_json", "digest_of", "digest_of_bytes", "digest_of_text", "digest_of_texts", "pretty_json"]
 
-_TERSE = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # made once: a plan has a million values
+_TERSE = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # one for all calls: a plan has a million values
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -22,7 +22,10 @@ def digest_of(value: Any) -> str:
 
 
 def digest_of_texts(texts: Mapping[str, str]) -> str:
-    """Return `digest_of` a mapping from the canonical JSON of its values, for documents that share large parts."""
+    """Return the `digest_of` a mapping, given as key -> canonical JSON of the value.
+
+    Documents that share large parts then encode these once.
+    """
     members = (f"{canonical_json(key)}:{texts[key]}" for key in sorted(texts))
     return digest_of_text(f"{{{','.join(members)}}}")
 

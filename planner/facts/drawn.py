@@ -35,7 +35,7 @@ TOKENS_OF_LEAST_POPULAR = 1000
 GROUP_CORRELATION = 0.173  # calibrated, see above
 WINDOW_CORRELATION = 0.9957  # calibrated, see above
 ALPHA_SPREAD = 0.05  # assumed: standard deviation over layers
-SMALLEST = 2.0**-53  # above 0 that `random` returns
+SMALLEST = 2.0**-53  # the smallest number above 0 that `random` returns
 
 NORMAL = NormalDist()
 Normals = list[list[float]]  # [layers][experts]
@@ -68,7 +68,7 @@ def _alphas(generator: random.Random, alpha: float, num_layers: int) -> list[flo
 
 
 def _hot_together(generator: random.Random, num_layers: int, num_experts: int, num_groups: int) -> Normals:
-    """Return normal variables, correlated inside groups of consecutive experts."""
+    """Return normal variables, `[layers][experts]`, correlated inside groups of consecutive experts."""
     layers = []
     for _ in range(num_layers):
         groups = [_normal(generator) for _ in range(num_groups)]
@@ -78,7 +78,7 @@ def _hot_together(generator: random.Random, num_layers: int, num_experts: int, n
 
 
 def _mixed(correlation: float, normals: Sequence[float], fresh: Sequence[float]) -> list[float]:
-    """Return normal variables with this correlation to `normals`."""
+    """Return normal variables that have `correlation` to `normals`, made by mixing these with `fresh` ones."""
     rest = sqrt(1 - correlation**2)
     return [correlation * one + rest * other for one, other in zip(normals, fresh, strict=True)]
 

@@ -1,4 +1,4 @@
-"""The models that each version of an engine runs, and its limits for the experts and KV of each.
+"""The models that each version of an engine runs, and what the engine supports for each model's experts and KV.
 
 An engine has one class per architecture, registered under the name in a checkpoint's config.json. The class decides
 what the engine can do: one makes slots for replicas, another ignores them; one exchanges rows by DeepEP, another
@@ -42,7 +42,7 @@ __all__ = ["ENGINE_MODELS", "MOVED_FORMS", "EngineModel", "moves_form"]
 
 @dataclass(frozen=True)
 class EngineModel:
-    """An engine's support for one architecture."""
+    """What one version of an engine supports for one architecture."""
 
     architecture: str
     file: str
@@ -50,11 +50,11 @@ class EngineModel:
     overlaps: tuple[Phase, ...] = ()  # phases with two-batch overlap
     page_tokens: int = 64  # tokens per page of KV
     keeps_states: bool = False  # whether some layers have a state per request in place of KV
-    cannot: str | None = None  # the reason if no plan can run it
+    cannot: str | None = None  # why no plan can run the model on this engine; None if plans can
 
 
 def _same_in_all(*rows: tuple[str, EngineModel]) -> dict[str, EngineModel]:
-    """Return vLLM's rows; its overlap works with any model."""
+    """Return vLLM's rows, each with overlap in all phases: vLLM's overlap works with any model."""
     return {model_type: replace(model, overlaps=PHASES) for model_type, model in rows}
 
 
@@ -120,8 +120,8 @@ ENGINE_MODELS: Mapping[EngineName, Mapping[str, Mapping[str, EngineModel]]] = {
     "vllm": {"0.33.0": _VLLM_0_33_0},
 }
 
-# [engine][version][precision][quant_method of the checkpoint]: the engine's class of experts that it can move, and so
-# replicate; it moves no others. An engine that is not here replicates experts of any form.
+# [engine][version][precision][quant_method of the checkpoint]: the engine's class for experts in that form. These are
+# the forms whose experts the engine can move, and so replicate. An engine that is not listed replicates any form.
 MOVED_FORMS: Mapping[EngineName, Mapping[str, Mapping[Precision, Mapping[str | None, str]]]] = {
     "vllm": {
         "0.33.0": {
@@ -137,6 +137,9 @@ MOVED_FORMS: Mapping[EngineName, Mapping[str, Mapping[Precision, Mapping[str | N
 
 
 def moves_form(engine: EngineName, version: str, precision: Precision, other_method: str | None) -> bool:
-    """Return whether the engine can move experts in `precision`; `other_method` is a checkpoint's unusual form."""
+    """Return whether the engine can move experts in `precision` from GPU to GPU.
+
+    `other_method` is the checkpoint's quant_method if that is not the usual one of the precision.
+    """
     forms = MOVED_FORMS.get(engine, {}).get(version)
     return forms is None or (other_method or METHODS.get(precision)) in forms.get(precision, {})

@@ -20,28 +20,29 @@ OURS: EngineName = "tidemill"
 class EngineFacts:
     """The facts about an engine that no spec changes."""
 
-    versions: tuple[str, ...]  # supported, the newest last; empty if the image decides
-    image: str | None  # published by its makers
+    versions: tuple[str, ...]  # supported versions, the newest last; empty if the image decides
+    image: str | None  # the image that the engine's makers publish
     router_image: str | None  # None: the engine's image has the router too
-    split: SplitRule | None  # None: the spec chooses
-    overlaps: tuple[Overlap, ...]  # beside none
-    reads_map: bool  # whether it starts with a given map
+    split: SplitRule | None  # how tokens choose among replicas; None: the spec chooses
+    overlaps: tuple[Overlap, ...]  # supported kinds of overlap, besides `none`
+    reads_map: bool  # whether the engine starts with an expert map from a file
     sources: Mapping[str, str]
     groups_span_nodes: bool = True  # whether GPUs of several nodes may share attention
     decided: Mapping[str, str] = field(default_factory=dict)  # option, alias included -> the field that decides it
 
     @property
     def newest(self) -> str | None:
-        """Return the default version."""
+        """Return the newest supported version, the default; None if the image decides."""
         return self.versions[-1] if self.versions else None
 
 
 def _spread(decided: Mapping[str, str]) -> dict[str, str]:
-    """Return option -> field. PHASE stands for any phase."""
+    """Return option -> field, from field -> options separated by spaces. PHASE in a field stands for any phase."""
     return {option: where for where, options in decided.items() for option in options.split()}
 
 
-# Options of which a plan is made, with all their names. A unit that is told others is not the one that was planned.
+# Field -> the options that it decides, with all their aliases. Other values of these would make another unit than the
+# planned one, so a spec may not add them.
 SGLANG_DECIDED = _spread(
     {
         "model.checkpoint": "model-path model load-format",

@@ -1,4 +1,4 @@
-"""How each engine exchanges rows between ranks and experts, and the units that this exchange supports.
+"""How each engine exchanges rows (tokens' hidden states) between ranks, and which unit sizes each exchange supports.
 
 DeepEP has two kinds of kernels, and an engine chooses one or both for each phase:
     normal        for prompts. It is configured for some numbers of ranks, and asserts for others. Eight consecutive
@@ -40,29 +40,29 @@ Kernels = Literal["normal", "low_latency"]
 
 NORMAL_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 NVLINK_PEERS = 8
-MAX_DISPATCHED_TOKENS = 1024  # of a rank: they are counted in a word where 1,024 means that all have come
-BUFFER_LIMIT_BYTES = 16 * (2**31 - 1)  # a low-latency buffer is smaller: it is counted in vectors of four ints
+MAX_DISPATCHED_TOKENS = 1024  # of one rank: in DeepEP's counter, 1,024 means that all tokens have come
+BUFFER_LIMIT_BYTES = 16 * (2**31 - 1)  # of a low-latency buffer: DeepEP counts it in vectors of four ints, as an int
 DEFAULT_QUEUE_DEPTH = 1024
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The exchange of one phase of an engine."""
+    """How one phase of an engine exchanges rows: by which DeepEP kernels, if any."""
 
-    kernels: tuple[Kernels, ...]  # empty if it gathers all rows, which supports any unit
+    kernels: tuple[Kernels, ...]  # empty if every rank gathers all rows, which works for any unit
     opens_other_nodes: bool  # whether normal kernels may open memory of other nodes on the same NVLink
 
     @property
     def is_one_world(self) -> bool:
-        """Return whether all ranks are in one NVSHMEM world. With normal kernels alone each local index has its own."""
+        """Return whether all ranks share one NVSHMEM world. With normal kernels alone, each local index has a world."""
         return self.kernels != ("normal",)
 
     def without_nics(self, num_joined: int) -> int:
-        """Return how many of `num_joined` ranks on one NVLink exchange rows without NICs: with normal kernels eight."""
+        """Return how many of `num_joined` ranks on one NVLink exchange rows without NICs: 8 by normal kernels."""
         return min(num_joined, NVLINK_PEERS) if "normal" in self.kernels else num_joined
 
     def takes(self, num_ranks: int, gpus_per_node: int, gpu: Gpu) -> bool:
-        """Return whether a unit of `num_ranks` can exchange rows on these nodes."""
+        """Return whether a unit of `num_ranks` can exchange rows, on nodes with `gpus_per_node` GPUs of type `gpu`."""
         if "low_latency" in self.kernels and num_ranks >= NVLINK_PEERS and num_ranks % NVLINK_PEERS:
             return False
         if "normal" not in self.kernels:
@@ -80,7 +80,7 @@ class Exchange:
 
 
 # [engine][version][phase]. Sources: sglang 0.5.23 layers/moe/token_dispatcher/deepep.py (get_deepep_buffer, which asks
-# for fabric memory where the GPU has it; mode auto needs both kinds); vllm 0.33.0
+# for fabric memory if the GPU has it; mode auto needs both kinds); vllm 0.33.0
 # distributed/device_communicators/all2all.py (DeepEPHTAll2AllManager does not ask for it), and `ALL_TO_ALL` of
 # `planner/engines/vllm.py`.
 EXCHANGES: Mapping[EngineName, Mapping[str, Mapping[Phase, Exchange]]] = {
@@ -102,6 +102,6 @@ EXCHANGES: Mapping[EngineName, Mapping[str, Mapping[Phase, Exchange]]] = {
 
 
 def queue_variables(num_tokens: int) -> dict[str, str]:
-    """Return the variable that makes queues hold `num_tokens` of a rank; empty if the default is enough."""
+    """Return the environment variable that makes NIC queues hold `num_tokens`; empty if the default is enough."""
     depth = 2 * (num_tokens + 1)
     return {"NVSHMEM_QP_DEPTH": str(depth)} if depth > DEFAULT_QUEUE_DEPTH else {}

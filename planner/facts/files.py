@@ -1,10 +1,10 @@
-"""Read a user's file as a whole, up to a size limit.
+"""Read a file that a user named, as a whole, up to a size limit.
 
-It may be a pipe: `tidemill plan <(helm template ...)` waits as long as a writer has it open. A pipe without a writer is
-an error, and so is endless input such as `/dev/zero`.
+The file may be a pipe: `tidemill plan <(helm template ...)` waits as long as a writer has it open. A pipe without a
+writer is an error, and so is endless input such as `/dev/zero`.
 
-A stranger's spec is read `only_within` the folders that the stranger may know. All files that a user names are opened
-here, so the limit holds for every field, and for links too.
+A spec from an untrusted author, such as a pull request, is read `only_within` the folders that its author may read. All
+files that a user names are opened here, so this limit holds for every field, and for links too.
 """
 
 import errno
@@ -18,7 +18,7 @@ from pathlib import Path
 
 __all__ = ["MAX_FILE_BYTES", "explain_unreadable", "only_within", "read_file"]
 
-MAX_FILE_BYTES = 2**26  # a plan of 10,000 nodes is a tenth of it
+MAX_FILE_BYTES = 2**26  # a plan of 10,000 nodes has a tenth of that
 CHUNK_BYTES = 2**20
 WRITER_GRACE_S = 5.0  # assumed: a writer started together with us has opened the pipe by then
 
@@ -26,12 +26,12 @@ _bounds: ContextVar[tuple[Path, ...] | None] = ContextVar("bounds", default=None
 
 
 class _OutOfBounds(PermissionError):
-    """A file lies outside the folders that may be read. Whether it exists is not said."""
+    """A file lies outside the folders that may be read. The error does not tell whether the file exists."""
 
 
 @contextmanager
 def only_within(folders: Sequence[Path]) -> Iterator[None]:
-    """Let `read_file` open nothing but the files of checkouts at `folders`, links followed, while the context lasts."""
+    """Let `read_file` open only files inside the checkouts at `folders` while the context lasts; links are resolved."""
     token = _bounds.set(tuple(Path(os.path.realpath(each)) for each in folders))
     try:
         yield
@@ -42,13 +42,15 @@ def only_within(folders: Sequence[Path]) -> Iterator[None]:
 def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return the file's content.
 
-    Raises OSError if it cannot be read, has more than `most_bytes`, is a pipe without a writer, or is outside the
-    allowed folders (`only_within`).
+    Raises OSError if the file cannot be read, has more than `most_bytes`, is a pipe without a writer, or is outside
+    the allowed folders (`only_within`).
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "no path has a null character")
     _require_within_bounds(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else opening a pipe waits for its writer, for ever
+    descriptor = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK
+    )  # otherwise opening a pipe would wait for a writer, for ever
     try:
         content = _read(descriptor, most_bytes + 1)
     finally:
@@ -59,7 +61,7 @@ def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def explain_unreadable(error: OSError, base: str = "this file's folder") -> tuple[str, str]:
-    """Return why a file that a user named cannot be read, and what to do. Its path is relative to `base`."""
+    """Return why a file that a user named cannot be read, and what to do. Users write paths relative to `base`."""
     fix = f"give the path relative to {base}"
     if isinstance(error, _OutOfBounds):
         fix = "keep the file in the repository, and write its path here"
@@ -75,7 +77,7 @@ def _require_within_bounds(path: Path) -> None:
 def _is_file_of(path: Path, checkout: Path) -> bool:
     """Return whether `path` is in the checkout, but not in Git's own folder, where CI keeps tokens.
 
-    Some file systems take `.GIT` for it.
+    Some file systems read `.GIT` as that folder.
     """
     if not path.is_relative_to(checkout):
         return False
@@ -83,7 +85,7 @@ def _is_file_of(path: Path, checkout: Path) -> bool:
 
 
 def _read(descriptor: int, most_bytes: int) -> bytes:
-    """Read to the end; raise OSError for more than `most_bytes`."""
+    """Return the content up to its end or `most_bytes`; raise OSError for a pipe that nobody writes to."""
     writer = select.poll()
     writer.register(descriptor, select.POLLIN)
     may_wait = is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)

@@ -35,30 +35,30 @@ __all__ = ["Forecast", "forecast"]
 WEEK = 7
 POOLED_DAYS = 1.0  # assumed: the shape of all days counts as much as one day of the weekday itself
 NEIGHBOURS_MINUTES = 60  # assumed: residuals of an hour on each side are alike
-OUTAGE = 0.01  # of the median at that time; assumed: no ordinary night or holiday is so quiet
-SMALLEST = 1e-9  # of the largest demand: logarithms of 0 are none
+OUTAGE = 0.01  # share of the median at that time; assumed: no ordinary night or holiday is so quiet
+SMALLEST = 1e-9  # share of the largest demand that stands for 0, which has no logarithm
 DIGITS = 6
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The next day's demand in each entry, in the unit of the past days."""
+    """The next day's demand in each entry (time step of the day), in the unit of the past days."""
 
     date: str
-    num_days: int  # past ones
-    num_outages: int  # entries of theirs that were left out
+    num_days: int  # past days that the forecast was made from
+    num_outages: int  # entries of past days that were left out as outages
     median: tuple[float, ...]
     quantile: tuple[float, ...]  # at the given quantile
     past: History
 
     @property
     def times_the_median(self) -> float:
-        """The day's total demand at the quantile over that of the median; 1 without demand."""
+        """The day's total demand at the quantile / its total at the median; 1 without demand."""
         return fsum(self.quantile) / fsum(self.median) if any(self.median) else 1.0
 
 
 def forecast(history: History, quantile: float) -> Forecast:
-    """Return the demand of the day after the last of `history`: the median and `quantile`."""
+    """Forecast the demand of the day after the last of `history`, at the median and at `quantile`."""
     import numpy as np  # `validate` must not wait for it
 
     days = np.array([[np.nan if each is None else each for each in day.demand] for day in history.days])
@@ -93,7 +93,7 @@ def forecast(history: History, quantile: float) -> Forecast:
 
 
 def _outages(days: "Floats", weekdays: "NDArray[np.int_]") -> "NDArray[np.bool_]":
-    """Return the outages, `[days, entries]`: demand near 0 at a time when another day of the weekday has some."""
+    """Return which entries are outages, `[days, entries]`: demand near 0 when the weekday's other days have some."""
     import numpy as np  # as above
 
     are_low: NDArray[np.bool_] = days < OUTAGE * np.nanmedian(days, axis=0)
@@ -105,7 +105,7 @@ def _outages(days: "Floats", weekdays: "NDArray[np.int_]") -> "NDArray[np.bool_]
 
 
 def _growth(logs: "Floats", ages: "Floats") -> "Floats":
-    """Return the growth from each day to the next day, in logarithms."""
+    """Return the growth of log demand from each past day to the day of the forecast, `[days]`."""
     import numpy as np  # as above
 
     level = {int(age): float(np.nanmean(row)) for age, row in zip(ages, logs, strict=True)}
@@ -115,7 +115,7 @@ def _growth(logs: "Floats", ages: "Floats") -> "Floats":
 
 
 def _centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
-    """Return the mean of a weekday's days in each entry, with a shape shrunk towards that of all days."""
+    """Return a weekday's mean log demand in each entry, with a shape shrunk towards that of all days."""
     import numpy as np  # as above
 
     pooled: Floats = np.nanmean(levelled, axis=0)
@@ -129,9 +129,9 @@ def _centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
 
 
 def _widened(residuals: "Floats", pooled: float) -> "Floats":
-    """Return the residuals, widened to those of a day that the centre was not fitted to."""
+    """Return residuals scaled up to a new day's: past days' are smaller, because the centre was fitted to them."""
     days = len(residuals)
-    share = 1 / (days + pooled)  # that a day has in its own centre
+    share = 1 / (days + pooled)  # weight of each day in its own centre
     widened: Floats = residuals * ((1 + share) / (1 - share)) ** 0.5 if days > 1 else residuals
     return widened
 
@@ -139,7 +139,7 @@ def _widened(residuals: "Floats", pooled: float) -> "Floats":
 def _quantiles(residuals: "Floats", quantiles: tuple[float, float]) -> "Floats":
     """Return the quantiles of the residuals of each entry and its neighbours, `[quantiles, entries]`.
 
-    It works entry by entry to save memory: at once it would need a copy of the residuals for each neighbour.
+    The loop over entries saves memory: all entries at once would need a copy of the residuals for each neighbour.
     """
     import numpy as np  # as above
 
@@ -153,5 +153,5 @@ def _quantiles(residuals: "Floats", quantiles: tuple[float, float]) -> "Floats":
 def _demand(logs: "Floats") -> tuple[float, ...]:
     import numpy as np  # as above
 
-    # growth over centuries has no end
+    # limited, because growth over centuries would overflow
     return tuple(float(f"{each:.{DIGITS}g}") for each in np.exp(np.minimum(logs, np.log(MAX_DEMAND))))

@@ -1,7 +1,8 @@
-"""The gate's choice for a token, and the places that the token then goes to.
+"""How many experts a gate picks for a token, and with what probability the token then goes to each GPU or node.
 
-A gate picks K of G groups of experts, any K equally likely, and a token's E experts in them. Each place serves a share
-of each group's load. A picked group gets n of the token's pairs, in proportion to its load, and at least one:
+A gate picks K of G groups of experts, any K equally likely, and a token's E experts in these groups. A place (a GPU or
+a node) serves a share of each group's load. A picked group gets n of the token's E experts, in proportion to its load,
+and at least one:
 
     n = max(E G / K x the group's share of the load, 1)
 
@@ -28,14 +29,16 @@ __all__ = ["AS_DEEPSEEK_V3", "Gate", "reach_probability"]
 
 @dataclass(frozen=True)
 class Gate:
-    """The gate's choice for a token. The default is DeepSeek-V3's: 8 experts, in at most half of the groups."""
+    """How a gate chooses for one token. The default is DeepSeek-V3's: 8 experts, in at most half of the groups."""
 
     experts_per_token: int = 8
-    groups_per_token: int | None = None  # at most; None: half of them
-    copy_bytes: int = 7392  # to another node: one token in FP8 with its scales, of 7,168 hidden values (DeepEP, normal)
+    groups_per_token: int | None = None  # the most groups with a token's experts; None: half of the groups
+    copy_bytes: int = (
+        7392  # of a token sent to a node: 7,168 values in FP8 with their scales (DeepEP's normal dispatch)
+    )
 
     def groups_of_a_token(self, num_groups: int) -> int:
-        """Return how many of `num_groups` have a token's experts: at least one, at most one per expert."""
+        """Return how many of `num_groups` groups a token's experts are in: at most one group per expert."""
         picked = max(round(num_groups / 2), 1) if self.groups_per_token is None else self.groups_per_token
         return min(picked, num_groups, self.experts_per_token)
 
@@ -46,7 +49,7 @@ AS_DEEPSEEK_V3 = Gate()
 def reach_probability(served_LGP: "Floats", gate: Gate) -> "Floats":
     """Return the probability that a token goes to each place, `[L, P]`.
 
-    `served_LGP` is the load of each group that each place serves, `[L, groups, P]`.
+    A place is a GPU or a node. `served_LGP` is how much of each group's load each place serves, `[L, groups, P]`.
     """
     import numpy as np  # `validate` must not wait for it
 
@@ -57,7 +60,7 @@ def reach_probability(served_LGP: "Floats", gate: Gate) -> "Floats":
     share_of_load = np.divide(of_groups, of_layers, out=np.zeros_like(of_groups), where=of_layers > 0)
     pairs = np.maximum(gate.experts_per_token * num_groups / num_picked * share_of_load, 1)
     shares = np.divide(served_LGP, of_groups, out=np.zeros_like(served_LGP), where=of_groups > 0)
-    misses = np.ones_like(served_LGP)  # none of a group's pairs goes to the place
+    misses = np.ones_like(served_LGP)  # probability that none of a token's experts in a picked group is at the place
     for pair in range(int(np.ceil(pairs.max()))):
         misses *= 1 - shares * np.clip(pairs - pair, 0, 1)
     found: Floats = 1 - _mean_product(misses, num_picked)
@@ -72,7 +75,9 @@ def _mean_product(factors: "Floats", num_picked: int) -> "Floats":
     import numpy as np  # as above
 
     num_layers, num_groups, num_places = factors.shape
-    sums = np.zeros((num_picked + 1, num_layers, num_places))  # of the products of so many of the groups up to here
+    sums = np.zeros(
+        (num_picked + 1, num_layers, num_places)
+    )  # [k]: sum of the products over all choices of k groups up to here
     sums[0] = 1
     for group in range(num_groups):
         sums[1:] += factors[:, group] * sums[:-1]

@@ -17,9 +17,9 @@ UNPLANNED = (
     *("a10", "a30", "a40", "a100", "a800", "b100", "b300", "gb300", "gh200", "h20e", "l2", "l4", "l20", "l40", "l40s"),
     *("t4", "v100", "mi250", "mi250x", "mi300a", "mi308x", "mi325x", "mi350x", "mi355x"),
 )
-UNPLANNED_SERIES = ("rtx", "gaudi", "ascend")  # whose chips have numbers behind the word
+UNPLANNED_SERIES = ("rtx", "gaudi", "ascend")  # a chip's name is one of these with a number: gaudi3
 
-# What a name has beside the chip that the catalog's entry is sold as: its maker, its board, its kind of memory.
+# Words of a name that do not change the GPU: the maker, and the board and memory that the catalog's entry has too.
 SAME_CHIP = frozenset(
     (*("nvidia", "amd", "instinct", "tensor", "core", "gpu"), *("hgx", "dgx", "sxm", "sxm5", "oam", "hbm3", "hbm3e"))
 )
@@ -28,7 +28,7 @@ COUNTED = re.compile(r"[0-9]+x(?=[a-z])|(?<=[0-9])x[0-9]+$")  # 8xh100, h100x8
 
 
 def same_gpu(written: str) -> str | None:
-    """Return the catalog's entry that `written` means; None for other GPUs."""
+    """Return the catalog's name for the GPU that `written` names in another way; None for GPUs that it lacks."""
     words = [each for each in _words(written) if each not in SAME_CHIP]
     for name, gpu in GPUS.items():
         said_too = {f"{gpu.nominal_gb}gb", f"{gpu.nominal_gb}g", f"nvl{gpu.nvlink_domain}"} if gpu.nominal_gb else set()
@@ -38,14 +38,14 @@ def same_gpu(written: str) -> str | None:
 
 
 def suggest_gpu(written: str, known: Sequence[str]) -> Fix:
-    """Suggest the one of `known` that means the same GPU; nothing for another GPU."""
+    """Suggest the name in `known` that means the same GPU as `written`, or else all of `known`."""
     own = [each for each in known if each not in GPUS]
     meant = same_gpu(written) or closest_choice(written, own)
     return did_you_mean(meant, [meant]) if meant in known else Fix(f"write {' or '.join(known)}", ())
 
 
 def unplanned_gpu(written: str) -> str | None:
-    """Return the GPU in `written` that the catalog lacks; None if it has it, or if `written` is no GPU.
+    """Return the GPU that `written` names if the catalog lacks it; None for a GPU of the catalog and for no GPU.
 
     A chip of the catalog with another board or memory is another GPU, and its whole name is returned.
     """

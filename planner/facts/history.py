@@ -5,9 +5,9 @@
     2026-11-02T01:00,70310
 
 Times are wall-clock times of the schedule's time zone, in equal steps from midnight. Demand may be in any unit. If the
-zone is UTC, times may end in Z. An hour that clocks skip has no rows, and of one that they show twice the larger demand
-counts. A day may lack rows if other days have that time. `planner/rules/traffic.py` rejects times without rows and
-contradicting rows. Only the last 366 days with rows are kept, which bounds the cost of a file.
+zone is UTC, times may end in Z. An hour that clocks skip has no rows. For an hour that clocks show twice, the larger
+demand counts. A day may lack rows if other days have that time. `planner/rules/traffic.py` rejects times without rows
+and contradicting rows. Only the last 366 days with rows are kept, which bounds the cost of a file.
 """
 
 import csv
@@ -39,7 +39,7 @@ ReasonAndFix = tuple[str, str]
 
 @dataclass(frozen=True)
 class PastDay:
-    """A day's demand in each entry from midnight; None if not measured."""
+    """The demand of a past day in each entry (equal time steps from midnight); None if an entry was not measured."""
 
     date: str
     days_before_next: int
@@ -48,11 +48,11 @@ class PastDay:
 
 @dataclass(frozen=True)
 class History:
-    """Past days in order. Each entry is measured on some day."""
+    """Past days in order of their dates. Each entry (time step of the day) was measured on at least one of them."""
 
     days: tuple[PastDay, ...]
     next_date: str
-    contradicted: tuple[str, ...] = ()  # times of rows that differ in their demand
+    contradicted: tuple[str, ...] = ()  # times for which several rows give different demands
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Fin
 
 
 def _rows(content: bytes) -> list[tuple[str, str]] | str:
-    """Return times and demands as written, or a reason why there are none."""
+    """Return each row's time and demand as written, or why the file cannot be read as CSV."""
     try:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
         names = [name.strip() for name in reader.fieldnames or ()]
@@ -104,13 +104,13 @@ def _demand(row: dict[str | Any, Any]) -> str:
 
 
 def _keep_latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the rows of the last MAX_DAYS days with rows."""
+    """Return the rows of the last MAX_DAYS dates that have rows."""
     dates = sorted({time[:10] for time, _ in rows})[-MAX_DAYS:]
     return [row for row in rows if row[0] >= dates[0]]
 
 
 def _find_wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | None:
-    """Return the first wrong row by its line. Its text is not repeated: whatever file was meant, that is private."""
+    """Explain the first wrong row by its line number. Its text is not quoted: the path may name a private file."""
     if not rows:
         return "it has no rows", "add a row for each hour of past days, or for each equal part of one"
     for number, (time, demand) in enumerate(rows, 2):
@@ -127,7 +127,7 @@ def _find_wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | No
 
 
 def _find_odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
-    """Return the mistake if steps do not divide an hour; they would fall on other minutes on other days."""
+    """Explain a time step that does not divide an hour: rows would fall on other minutes on other days."""
     steps = Counter(
         abs(_minute(later) - _minute(time)) for (time, _), (later, _) in pairwise(rows) if time[:10] == later[:10]
     )
@@ -139,7 +139,7 @@ def _find_odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
 
 
 def _find_missing(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
-    """Return the mistake if no day has some time."""
+    """Explain the first time of the day that has no row on any day; None if every time has one."""
     times = {_minute(time) for time, _ in rows}
     step = _step(times)
     missing = next((each for each in range(0, DAY_MINUTES, step) if each not in times), None)
@@ -159,7 +159,7 @@ def _is_time(written: str) -> bool:
 
 
 def _is_demand(written: str) -> bool:
-    """Return whether it is a plain number. Python's float would also read 1_000 and digits of other scripts."""
+    """Return whether `written` is a plain number. Python's float would also read 1_000 and digits of other scripts."""
     try:
         return written.isascii() and "_" not in written and 0 <= float(written) <= MAX_DEMAND
     except ValueError:
@@ -167,7 +167,7 @@ def _is_demand(written: str) -> bool:
 
 
 def _step(minutes: set[int]) -> int:
-    """Return the step in minutes: the largest, up to an hour, that divides all times of a day."""
+    """Return the time step in minutes: the largest, up to an hour, that divides all `minutes` of the day."""
     return math.gcd(HOUR_MINUTES, *minutes)
 
 

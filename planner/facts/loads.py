@@ -36,7 +36,7 @@ Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MAX_LOAD = 2**53
 MAX_LOADS_BYTES = 2**28  # assumed: a thousand recorded steps of DeepSeek-V3 as JSON take less
-COUNTS = "logical_count"  # SGLang's name for them
+COUNTS = "logical_count"  # SGLang's key for its token counts
 NEITHER = "its content is neither"
 ONE_ROW = "it is one row of numbers"
 TABLES = {".csv": ",", ".tsv": "\\t"}  # what separates their columns
@@ -44,7 +44,7 @@ TABLES = {".csv": ",", ".tsv": "\\t"}  # what separates their columns
 
 @dataclass(frozen=True)
 class LoadFile:
-    """The rows of a file, the sha256 of its bytes, and whether it is a recording, with a row for every layer."""
+    """The rows of a load file, the sha256 of its bytes, and whether SGLang recorded it, with a row for every layer."""
 
     rows: Loads
     digest: str
@@ -52,17 +52,17 @@ class LoadFile:
 
     @property
     def first_layer(self) -> int | None:
-        """Return the model's number of the first layer with load; None if the file is no recording."""
+        """Return the index, among all layers of the model, of the first with load; None if the file is no recording."""
         return next(layer for layer, row in enumerate(self.rows) if any(row)) if self.is_recorded else None
 
     @property
     def loads(self) -> Loads:
-        """Return the rows of a recording from the first with load on; all rows of any other file."""
+        """Return a recording's rows without the leading rows of zeros; all rows of any other file."""
         return self.rows[self.first_layer or 0 :]
 
 
 def moe_rows(rows: Loads, num_dense: int, is_hashed: Sequence[bool]) -> Loads:
-    """Return the rows of a model's MoE layers from a file with a row for each of them or for every layer.
+    """Return the rows of a model's MoE layers, from a file with a row per MoE layer or a row per layer of the model.
 
     `is_hashed` tells for each MoE layer whether a table routes it; such a row of zeros becomes equal loads. The rows of
     another model are returned unchanged.
@@ -77,7 +77,7 @@ def moe_rows(rows: Loads, num_dense: int, is_hashed: Sequence[bool]) -> Loads:
 
 
 def row_without_load(rows: Loads) -> int | None:
-    """Return the first row of zeros, or None. It was not recorded, because each MoE layer sees every token."""
+    """Return the index of the first row of zeros, or None. Such a row was not recorded: MoE layers see every token."""
     return next((index for index, row in enumerate(rows) if not any(row)), None)
 
 
@@ -101,7 +101,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
 
 
 def _explain_other_file(path: Path) -> tuple[str, str]:
-    """Return why a file that is neither numpy's nor JSON is not read, and how to make one that is."""
+    """Return why a file that is neither numpy's nor JSON cannot be read, and how to make one that can."""
     if path.suffix == ".safetensors":
         return (
             "TensorRT-LLM records such a file a rank, and a tensor in it for each iteration and layer",
@@ -146,7 +146,7 @@ def _npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], Any]:
 
 
 def _sum_of_steps(counts: Any) -> Any:
-    """Return SGLang's counts summed over steps; counts without a step dimension are unchanged."""
+    """Return SGLang's counts summed over steps; counts without a dimension for steps are unchanged."""
     try:
         return [[sum(tokens) for tokens in zip(*rows, strict=True)] for rows in zip(*counts, strict=True)]
     except TypeError:  # not that deep
@@ -176,6 +176,6 @@ def _find_no_record(rows: list[list[float]]) -> str | None:
 
 
 def _quote(load: Any) -> str:
-    """Return a number for a message, or the kind of another value: text may be private, containers may be huge."""
+    """Quote a number in a message; name only the type of anything else: text may be private, containers huge."""
     is_plain = load is None or isinstance(load, int | float)
     return json.dumps(load)[:40] if is_plain else f"of type {type(load).__name__}"

@@ -1,4 +1,4 @@
-"""Files of expert maps: ours, and those of other engines.
+"""The formats of expert map files: ours, and those of other engines.
 
     ours           JSON; `physical_to_logical` [layers][slots] among other keys
     sglang         JSON for --init-expert-location; `physical_to_logical_map` [layers][slots]
@@ -7,8 +7,9 @@
 
 Each can be written. Ours and SGLang's are also read as the map in service. All number slots GPU by GPU, as we do.
 
-They number layers differently. DeepSeek-V3 has dense layers 0 to 2 and 58 MoE layers 3 to 60, so `first_layer` is 3. It
-is 1 for Kimi-K2 and GLM-4.5, and 0 for Qwen3, MiniMax-M2, gpt-oss and DeepSeek-V4, whose hash layers have experts too.
+The formats number layers differently. DeepSeek-V3 has dense layers 0 to 2 and 58 MoE layers 3 to 60, so `first_layer`
+is 3. It is 1 for Kimi-K2 and GLM-4.5, and 0 for Qwen3, MiniMax-M2, gpt-oss and DeepSeek-V4, whose hash layers have
+experts too.
     ours           row i is MoE layer i: 58 rows
     sglang         row i is layer i of the model: 61 rows. SGLang silently accepts a file of 58 rows and gives layers 3
                    to 57 the maps of layers 6 to 60. It reads the rows of dense layers too, and each must have every
@@ -43,34 +44,34 @@ __all__ = [
 ]
 
 Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
-NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # their files number dense layers too
+NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # formats whose layer numbers count dense layers
 FILE_TYPES: dict[Engine, str] = {"sglang": "json", "tensorrt-llm": "yaml", "vllm-ascend": "json"}
-Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the expert there
+Map = tuple[tuple[int, ...], ...]  # [layers][slots]: the logical expert in each slot
 
 SGLANG = "physical_to_logical_map"
-KEYS = ("physical_to_logical", SGLANG)  # ours, SGLang's
+KEYS = ("physical_to_logical", SGLANG)  # in our files, in SGLang's
 
 
 @dataclass(frozen=True)
 class MapFile:
-    """The rows of a map file, and whether these may include dense layers."""
+    """The rows of a map file, one per layer, and whether dense layers have rows too."""
 
     rows: Map
     is_numbered_by_model: bool = False
 
     def num_dense_layers(self, num_moe_layers: int) -> int:
-        """Return the number of rows before those of MoE layers."""
+        """Return the number of rows for dense layers, which come before those of the MoE layers."""
         return max(len(self.rows) - num_moe_layers, 0) if self.is_numbered_by_model else 0
 
 
 def missing_output(engine: Engine, on_stdout: str, example: str) -> Finding:
-    """Return the finding for an export without an output file while stdout has `on_stdout`."""
+    """Return the finding for `--export` without an output file, if `on_stdout` already goes to stdout."""
     rule, reason = "S809 must come with -o", f"{on_stdout} itself goes to stdout"
     return Finding("--export", engine, rule, reason, for_example(f"-o {example}"))
 
 
 def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, first_layer: int) -> str:
-    """Return the text of the file for `engine`. `first_layer` is the model's number of the layer of `rows[0]`."""
+    """Return the text of a map file for `engine`. `first_layer` is the index of `rows[0]`'s layer in the model."""
     if engine == "sglang":
         return _json({SGLANG: [_trivial_row(rows[0])] * first_layer + [list(row) for row in rows]})
     if engine == "tensorrt-llm":
@@ -90,7 +91,7 @@ def export_map(engine: Engine, rows: Sequence[Sequence[int]], num_gpus: int, fir
 
 
 def _trivial_row(row: Sequence[int]) -> list[int]:
-    """Return SGLang's default map of a layer, with as many slots and experts as `row`."""
+    """Return SGLang's default row for a dense layer, with as many slots and experts as `row`."""
     num_experts = max(row) + 1
     return [slot % num_experts for slot in range(len(row))]
 
@@ -108,7 +109,7 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def read_map(path: Path) -> MapFile | Finding:
-    """Return the map in a file of ours or of SGLang, or what is wrong with it."""
+    """Return the map in a file of our format or SGLang's, or what is wrong with the file."""
     try:
         document = json.loads(read_file(path))
     except OSError as error:

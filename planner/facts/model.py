@@ -19,7 +19,7 @@ from planner.facts.terms import KvPrecision, Precision
 
 __all__ = ["MAX_LAYERS", "Dense", "Experts", "Layer", "Model"]
 
-MAX_LAYERS = 1000  # of any model; published ones have up to 94
+MAX_LAYERS = 1000  # published models have up to 94
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Dense:
     intermediate_size: int
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield gate, up and down."""
+        """Yield the matrices gate, up and down."""
         yield from _ffn("dense", hidden_size * self.intermediate_size, "ffn", "mlp")
 
 
@@ -43,13 +43,13 @@ class Experts:
     num_shared: int = 0
     shared_intermediate_size: int = 0  # of one shared expert
     num_groups: int = 1  # the gate picks groups first; a group is a run of consecutive experts
-    num_groups_per_token: int = 1  # at most: a token's experts are in the groups that the gate picked
+    num_groups_per_token: int = 1  # how many groups the gate picks; a token's experts are in these
     is_hashed: bool = False  # a table maps each token of the vocabulary to experts; the gate only weights them
-    has_biases: bool = False  # of experts and gate
-    gates_shared: bool = False  # a gate weights the shared experts' output per token
+    has_biases: bool = False  # whether experts and gate have biases
+    gates_shared: bool = False  # whether a gate weights the shared experts' output for each token
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield the matrices, with one routed expert only: the layout decides how many a GPU has."""
+        """Yield the matrices, of only one routed expert: the layout decides how many a GPU has."""
         biases = 2 * self.intermediate_size + hidden_size if self.has_biases else 0
         yield from _ffn("experts", hidden_size * self.intermediate_size, "expert", "mlp.experts.0")
         yield Matrix("experts", biases, "wide")
@@ -68,7 +68,7 @@ class Layer:
     kept_in: Formats | None = None  # the checkpoint's own formats, if its precision does not describe them
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield the matrices of the layer, with one routed expert only."""
+        """Yield the matrices of the layer, of only one routed expert."""
         for matrix in (*self.attention.matrices(hidden_size), *self.ffn.matrices(hidden_size)):
             kept_in = self.kept_in.of(matrix.role, matrix.module) if self.kept_in and matrix.module else None
             yield replace(matrix, kept_in=kept_in) if kept_in else matrix
@@ -86,13 +86,13 @@ class Model:
     source: str
     architecture: str | None = None  # the first of the config's `architectures`, by which engines know it
     quantisation: Quantisation = UNQUANTISED
-    ties_embeddings: bool = False  # one matrix reads tokens and makes logits
+    ties_embeddings: bool = False  # whether one matrix is both input embedding and output head
     num_streams: int = 1  # residual streams, which hyper-connections mix before and after each half of a layer
     num_mtp_layers: int = 0
-    draft_layer: Layer | None = None  # that of an MTP module, where its shape is known
-    drafts: bool = False  # whether the last of `layers` is that of an MTP module
+    draft_layer: Layer | None = None  # the layer of an MTP module; None without one, or if its shape is unknown
+    drafts: bool = False  # whether the last of `layers` belongs to an MTP module
     tower_weights: int = 0  # of encoders for images and sound
-    brings_code: bool = False  # whether its checkpoint has code that other engines must run, such as a tokenizer
+    brings_code: bool = False  # whether the checkpoint has code that other engines must run, such as a tokenizer
 
     def __hash__(self) -> int:
         """Return a cached hash, because searches look up the same model's weights again and again."""
@@ -124,7 +124,7 @@ class Model:
 
     @property
     def experts(self) -> Experts:
-        """Return the FFN of the last layer; all MoE layers have equally many experts of this size."""
+        """Return the experts of the last layer; those of all MoE layers are equally many and of the same size."""
         ffn = self.layers[-1].ffn
         assert isinstance(ffn, Experts)
         return ffn
@@ -151,7 +151,7 @@ class Model:
 
     @property
     def num_groups_per_token(self) -> int:
-        """Return the most groups that a token's experts are in."""
+        """Return the most groups that one token's experts can be in."""
         return self.experts.num_groups_per_token
 
     @cached_property
@@ -161,7 +161,7 @@ class Model:
 
     @cached_property
     def attentions(self) -> Mapping[Attention, int]:
-        """Return the number of layers by kind of attention."""
+        """Return kind of attention -> number of layers with it."""
         return Counter(layer.attention for layer in self.layers)
 
     @property
@@ -176,11 +176,11 @@ class Model:
 
     @cached_property
     def kinds(self) -> Mapping[Layer, int]:
-        """Return the number of layers by kind."""
+        """Return kind of layer -> number of such layers."""
         return Counter(self.layers)
 
     def matrices(self) -> Iterator[tuple[Matrix, int]]:
-        """Yield every matrix with its number; each MoE layer has one routed expert only."""
+        """Yield every matrix of the model, and how many layers have it; of the routed experts of a layer only one."""
         for layer, count in self.kinds.items():
             for matrix in layer.matrices(self.hidden_size):
                 yield matrix, count
@@ -200,9 +200,9 @@ class Model:
         return sum(count * each.kv(bytes_per_value).bytes_of(num_tokens) for each, count in self.attentions.items())
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Return the KV bytes of each token, over all layers: 61 x (512 + 64) x 2 B = 70,272 B for V3 in BF16.
+        """Return the KV bytes per token, over all layers: 61 x (512 + 64) x 2 B = 70,272 B for V3 in BF16.
 
-        They are rounded up if layers have one entry for several tokens.
+        The result is rounded up if layers have one entry for several tokens.
         """
         return _kv_bytes_per_token(self, bytes_per_value)
 
@@ -230,7 +230,7 @@ class Model:
         return replace(self, layers=tuple(changed[layer] for layer in self.layers), draft_layer=draft)
 
     def _stream_mixers(self) -> Iterator[tuple[Matrix, int]]:
-        """Yield hyper-connections: before and after each half of a layer, and before the head.
+        """Yield the matrices of hyper-connections: before and after each half of a layer, and before the head.
 
         Source: transformers 5.23.0 models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HyperConnection and HyperHead;
         FP32: sglang 0.5.23 models/deepseek_v4.py.
@@ -263,5 +263,5 @@ def _with_drafts(model: Model) -> Model:
 
 @lru_cache(maxsize=64)
 def _one_of(model: Model, num_gpus: int) -> Model:
-    """Return `Model.one_of`, cached, because layouts need few different ones."""
+    """Return `Model.one_of`, cached: layouts use few different numbers of GPUs."""
     return model.with_layers(lambda layer: replace(layer, attention=layer.attention.one_of(num_gpus)))

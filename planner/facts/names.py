@@ -1,4 +1,4 @@
-"""Every name, label and port that is visible outside a plan. No other module builds one.
+"""All names, labels and ports that are visible outside a plan. No other module builds any.
 
 Kubernetes' limits: a LeaderWorkerSet is a DNS-1035 label of at most 50 characters (its pods and the revision hash need
 the rest of 63), a Service is one of at most 63, a namespace a DNS-1123 label of at most 63.
@@ -73,22 +73,22 @@ DOMAIN = "tidemill.dev"
 PLAN_LABEL = f"{DOMAIN}/plan"  # on every object: the plan that it belongs to
 UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
 PHASE_LABEL = f"{DOMAIN}/phase"  # likewise
-NODE_LABEL = f"{DOMAIN}/node"  # on a node whose unit is off: `free`, or `reclaimed` when it is to be left
-RECLAIMED_TAINT = f"{DOMAIN}/reclaimed"  # on such a node; its value is the plan
+NODE_LABEL = f"{DOMAIN}/node"  # on a node whose unit is off: `free` for other pods, or `reclaimed` from them
+RECLAIMED_TAINT = f"{DOMAIN}/reclaimed"  # on a reclaimed node, so that other pods leave it; its value is the plan
 FAULTY_TAINT = f"{DOMAIN}/faulty"  # on a node that reports a fault; its value is the plan
 SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which pods it admits
 SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why the namespace admits privileged pods, or has to
 LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
-KEYS_FILE = "keys.json"  # of the API keys, in their Secret and in the gateway's pod
-TLS_FILES = ("tls.crt", "tls.key", "ca.crt")  # of a certificate's Secret, as cert-manager and the runtime call them
+KEYS_FILE = "keys.json"  # the file with the API keys, in their Secret and in the gateway's pod
+TLS_FILES = ("tls.crt", "tls.key", "ca.crt")  # the files of a certificate's Secret, by cert-manager's names
 TLS_FOLDER = "tls"  # beside the launch file
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
-# What every pod has: its launch file, and a folder to write in; and what those of units may have.
+# Mounts of every pod: launch files and a folder for temporary files; and mounts that units' pods may have.
 MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, KERNEL_CACHE)  # noqa: S108
-POD_CONTAINERS = ("runtime", "gateway", "router", "stage", "controller")  # as templates/ call them, of whatever pod
-# What a unit's command line is made of. LeaderWorkerSet sets the last three in every pod of a group.
+POD_CONTAINERS = ("runtime", "gateway", "router", "stage", "controller")  # container names in templates/, over all pods
+# Variables that a unit's command line uses. LeaderWorkerSet sets the last three in every pod of a group.
 CONTAINER_VARIABLES = ("NODE_NAME", "POD_IP", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap
 
@@ -99,15 +99,15 @@ NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 # label of the LeaderWorkerSet itself
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
-# What GitOps tools are told of an object, by its annotations.
+# Annotations by which an object tells GitOps tools what to do with it.
 # Source: github.com/fluxcd/kustomize-controller v1.9.0 docs/spec/v1/kustomizations.md;
 # github.com/argoproj/argo-cd 00e2c4bc docs/user-guide/sync-options.md and compare-options.md
-UNPRUNED = {  # when it leaves Git it stays, and that is no drift
+UNPRUNED = {  # the object stays when it leaves Git, and does not count as drift
     "kustomize.toolkit.fluxcd.io/prune": "disabled",
     "argocd.argoproj.io/sync-options": "Prune=false",
     "argocd.argoproj.io/compare-options": "IgnoreExtraneous",
 }
-MERGED = {"kustomize.toolkit.fluxcd.io/ssa": "Merge"}  # fields that Git does not have stay, whoever wrote them
+MERGED = {"kustomize.toolkit.fluxcd.io/ssa": "Merge"}  # fields that Git does not have stay in the cluster
 
 
 # `kubernetes.unit_kind` -> apiVersion and kind of a unit's own object.
@@ -126,21 +126,21 @@ DEPLOYMENT_API_VERSION, DEPLOYMENT_KIND = f"{DOMAIN}/v1alpha1", "TidemillDeploym
 class Ports:
     """The ports of processes. A rank's port is the first one plus its local rank."""
 
-    RENDEZVOUS = 29500  # on the unit's leader
-    PLACES = 29501  # there too
+    RENDEZVOUS = 29500  # on the unit's leader: torch.distributed's store
+    PLACES = 29501  # on the unit's leader: where its nodes claim their places in the unit
     KV = 29600
-    REGISTRY = 29400  # the gateway, for ranks
+    REGISTRY = 29400  # of the gateway, where ranks register
     METRICS = 9400
-    HEALTH = 8081  # of the controller; where controller-runtime has its probes by default
+    HEALTH = 8081  # of the controller; controller-runtime's default for probes
 
 
 def unit_name(plan: str, phase: Phase, index: int) -> str:
-    """Return `deepseek-r1-decode-0`."""
+    """Return the name of unit `index` of a phase: `deepseek-r1-decode-0`."""
     return f"{plan}-{phase}-{index}"
 
 
 def logical_node(index: int) -> str:
-    """Return the name of a node in a cluster with a number of nodes."""
+    """Return the name that the planner gives to node `index`, if the spec has only a number of nodes."""
     return f"node-{index}"
 
 
@@ -210,7 +210,7 @@ def runtime_account(plan: str) -> str:
 
 
 def launch_file(unit: str) -> str:
-    """Return `deepseek-r1-decode-0.launch.json`."""
+    """Return the name of a unit's launch file: `deepseek-r1-decode-0.launch.json`."""
     return f"{unit}.launch.json"
 
 
@@ -282,5 +282,8 @@ def gateway_selector(plan: str) -> dict[str, str]:
 
 
 def digest_annotation(kind: str) -> str:
-    """Return `tidemill.dev/launch-digest`, for an object's own metadata: on a pod template it would restart pods."""
+    """Return the key of a digest annotation, `tidemill.dev/launch-digest`.
+
+    It goes on an object's own metadata: on a pod template, a new digest would restart pods.
+    """
     return f"{DOMAIN}/{kind}-digest"

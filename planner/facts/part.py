@@ -1,4 +1,4 @@
-"""Parts of a document that programs write and read back, key by key.
+"""The base class for parts of a JSON document, such as PLAN.json, that programs write and read back.
 
 Figures are rounded on writing, because estimates are no more exact. Rounding twice changes nothing.
 """

@@ -1,4 +1,4 @@
-"""The formats of matrices, and the precision that stands for them in a spec. `families/quantised.py` reads both.
+"""Formats of single matrices, and the precision by which a spec names a checkpoint's formats together.
 
 A format belongs to one matrix: the bits of a weight, and a scale for a block of weights. A precision is a spec's word
 for a whole checkpoint: it has a format for each role, as in checkpoints with that name.
@@ -16,21 +16,21 @@ Format = Literal["fp32", "bf16", "fp8", "fp8_plain", "mxfp8", "nvfp4", "mxfp4", 
 
 @dataclass(frozen=True)
 class Formats:
-    """The formats of matrices by role; `modules` has those that differ from others of their role."""
+    """The format of each role's matrices; `modules` lists modules whose format differs from that of their role."""
 
     attention: Format
-    output: Format  # of attention
-    ffn: Format  # of dense layers and shared experts
-    expert: Format  # routed
+    output: Format  # attention's output projection
+    ffn: Format  # dense layers and shared experts
+    expert: Format  # routed experts
     modules: tuple[tuple[str, Format], ...] = ()
 
     def of(self, role: str, module: str = "") -> Format:
-        """Return the format of a matrix."""
+        """Return the format of `module`, or else that of its `role`."""
         found: Format = dict(self.modules).get(module) or getattr(self, role)
         return found
 
 
-# As in checkpoints with these names.
+# Precision -> its formats, as in published checkpoints.
 FORMATS: dict[Precision, Formats] = {
     "fp32": Formats("fp32", "fp32", "fp32", "fp32"),
     "bf16": Formats("bf16", "bf16", "bf16", "bf16"),
@@ -46,17 +46,17 @@ FORMATS: dict[Precision, Formats] = {
 
 @dataclass(frozen=True)
 class Quantisation:
-    """A checkpoint's quantisation, as a spec's precision and in words."""
+    """A checkpoint's quantisation: the precision that a spec gives for it, and a description in words."""
 
     precision: Precision
     words: str
-    head: Format | None = None  # of the matrix that makes logits, where it is quantised too
-    said_in: str = "quantization_config"  # of config.json, or a file beside that
+    head: Format | None = None  # format of the output head, if it is quantised too
+    said_in: str = "quantization_config"  # where it was read: a key of config.json, or a file beside that
     other_method: str | None = None  # a quant_method that is not the usual one of the precision
-    kv: KvPrecision | None = None  # its makers' precision for KV
+    kv: KvPrecision | None = None  # precision for KV that the checkpoint gives
 
 
-# The quant_method of checkpoints in a precision, and the engines' option for it
+# precision -> the usual quant_method of its checkpoints, which is also the engines' option
 METHODS: dict[Precision, str] = {
     "fp8": "fp8",
     "fp4": "modelopt",

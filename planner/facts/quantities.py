@@ -46,7 +46,7 @@ GIGABITS_PER_S = {"Mbps": 1e-3, "Gbps": 1, "Tbps": 1e3, "MB/s": 8e-3, "GB/s": 8,
 SECONDS = {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}
 UNITS: dict[Kind, dict[str, float]] = {"bytes": {**BYTES}, "link": GIGABITS_PER_S, "time": SECONDS}
 
-# How others spell the same units: Kubernetes' quantities, `ethtool`, `nvidia-smi`, systemd.
+# Other spellings of the same units: Kubernetes' quantities, `ethtool`, `nvidia-smi`, systemd.
 SPELLINGS: dict[Kind, dict[str, str]] = {
     "bytes": {"Ki": "KiB", "Mi": "MiB", "Gi": "GiB", "Ti": "TiB", "k": "kB", "M": "MB", "G": "GB", "T": "TB"},
     "link": {f"{prefix}{unit}": f"{prefix}bps" for prefix in "MGT" for unit in ("b/s", "bit/s", "b", "bit")}
@@ -54,7 +54,7 @@ SPELLINGS: dict[Kind, dict[str, str]] = {
     "time": {"m": "min", "mins": "min", "minutes": "min", "sec": "s", "seconds": "s", "hr": "h", "hours": "h"},
 }
 
-# kind -> what the message of a wrong one says
+# kind -> description of valid values, for the message about an invalid one
 QUANTITIES: dict[Kind, str] = {
     "bytes": f"a size above 0 in {', '.join(BYTES)}",
     "link": f"a bandwidth above 0 in {', '.join(GIGABITS_PER_S)}",
@@ -84,23 +84,23 @@ def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> t
 
 
 def read_bytes(written: str) -> int | None:
-    """Return a size from outside a spec, in bytes; None if it is invalid or 0."""
+    """Return a size written like one of a spec, in bytes; None if it is invalid or 0."""
     number = _number("bytes", written)
     return round(number) if number else None
 
 
 def read_link(written: str) -> float | None:
-    """Return the bandwidth in a text, in Gb/s; None if it is invalid."""
+    """Return a bandwidth written like one of a spec, in Gb/s; None if it is invalid."""
     return _number("link", written)
 
 
 def read_seconds(written: str) -> float | None:
-    """Return a time from outside a spec, in seconds; None if it is invalid or 0."""
+    """Return a time written like one of a spec, in seconds; None if it is invalid or 0."""
     return _number("time", written) or None
 
 
 def as_we_spell(kind: Kind, written: Any) -> str | None:
-    """Return `512GiB` for Kubernetes' `512Gi` or for `512gib`; None for an unknown unit."""
+    """Rewrite a quantity in a spec's spelling: `512GiB` for Kubernetes' `512Gi` or for `512gib`; None if unknown."""
     match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
     if match is None or not float(match[1]):
         return None
@@ -110,17 +110,17 @@ def as_we_spell(kind: Kind, written: Any) -> str | None:
 
 
 def gb(num_bytes: float) -> str:
-    """Return `43.1 GB`, in units of 1e9."""
+    """Write a number of bytes in GB (1e9 bytes): `43.1 GB`."""
     return f"{num_bytes / 1e9:,.1f} GB"
 
 
 def counted(number: int, thing: str) -> str:
-    """Return `1 node`, `2 nodes` or `1,200 nodes`."""
+    """Write a number with its noun: `1 node`, `2 nodes` or `1,200 nodes`."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def first_of(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names with commas, and how many others there are."""
+    """Join names with commas; of more than `most`, give the first and count the others: `a, b, c, and 4 others`."""
     more = [f"and {counted(len(names) - most, 'other')}"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
 

@@ -1,7 +1,7 @@
-"""The first line of each file that `render` writes. It marks the file as ours, and may have a digest of the rest.
+"""The stamp: the first line of each file that `render` writes. It marks the file as ours, and may hold a digest.
 
-Only files that one change at a time touches have a digest: the line would conflict wherever two branches change the
-file. Those are a unit's nodes and a phase's map.
+The digest is of the rest of the file. If two branches change a file, their digests conflict on merging. So only files
+that should not be merged have one: a unit's nodes and a phase's map.
 """
 
 import re
@@ -16,7 +16,7 @@ STAMP = re.compile(rf"{MARK}(?: \((?P<digest>sha256:[0-9a-f]{{64}})\))?[^\n]*\n(
 
 
 def stamped(body: str, *, with_digest: bool = False) -> str:
-    """Return `body` below its stamp."""
+    """Return a file's text: a stamp, and `body` below it."""
     return f"{MARK}{f' ({digest_of_text(body)})' if with_digest else ''}{ENDS}{body}"
 
 
@@ -26,6 +26,6 @@ def is_stamped(text: str) -> bool:
 
 
 def unstamped(text: str) -> tuple[str, str | None]:
-    """Return what is below the stamp, and the digest in it; all of a text that has no stamp."""
+    """Return the text below the stamp and the stamp's digest, if any; of a text without a stamp, the whole text."""
     found = STAMP.fullmatch(text)
     return (found["body"], found["digest"]) if found else (text, None)

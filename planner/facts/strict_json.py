@@ -9,19 +9,19 @@ from typing import Any, NoReturn
 
 __all__ = ["NotStrict", "parsed_json", "reject_repeats"]
 
-MAX_DEPTH = 32  # as of specs; a plan nests seven deep
-MAX_PARTS = 2**20  # lists and objects; a plan of 20,000 nodes has a quarter of it
-MAX_VALUES = 2**22  # such a plan has a third of it
+MAX_DEPTH = 32  # the same limit as for specs; a plan nests seven deep
+MAX_PARTS = 2**20  # lists and objects; a plan of 20,000 nodes has a quarter of that
+MAX_VALUES = 2**22  # such a plan has a third of that
 MAX_NUMBER = 1e30  # assumed: a day's bytes of the largest fleet are below 1e20
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a character
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # the escape of half a character
 
 
 class NotStrict(ValueError):
-    """A text is not strict JSON; the message is the reason."""
+    """Raised for text that is not strict JSON; the message says why."""
 
 
 def parsed_json(content: bytes) -> Any:
-    """Return the value of `content`. Raises NotStrict."""
+    """Parse `content` as strict JSON and return its value. Raises NotStrict."""
     _require_few_parts(content)
     try:
         text = content.decode()  # Python's reader would also take UTF-16 and half characters
@@ -41,7 +41,7 @@ def parsed_json(content: bytes) -> Any:
 
 
 def reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of `pairs`. Raises NotStrict for a repeated key, which is ambiguous."""
+    """Return a JSON object from its pairs of key and value. Raises NotStrict for a repeated key, which is ambiguous."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -51,7 +51,7 @@ def reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_few_parts(content: bytes) -> None:
-    """Raise NotStrict where small parts would take far more time and memory than their bytes. Text counts, too."""
+    """Raise NotStrict for too many lists, objects or values: they take far more time and memory than their bytes."""
     if content.count(b"[") + content.count(b"{") > MAX_PARTS:
         raise NotStrict(f"it has more than {MAX_PARTS:,} lists and objects")
     if content.count(b",") > MAX_VALUES:
@@ -76,7 +76,7 @@ def _float(text: str) -> float:
 
 
 def _require_bounded(text: str, number: float) -> None:
-    """Raise NotStrict for a number so large that sums and products may overflow."""
+    """Raise NotStrict if `number`, written as `text`, is so large that sums and products may overflow."""
     if abs(number) > MAX_NUMBER:
         raise NotStrict(f"{text[:20]} is beyond {MAX_NUMBER:g}")
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's attention: one shared key and value, for each of the last tokens and compressed for earlier ones.
+"""DeepSeek-V4's attention: one key-value vector for all heads. The last tokens have one each, older ones share entries.
 
 Source of the matrices: transformers 5.23.0 models/deepseek_v4/modeling_deepseek_v4.py. What stays in BF16 or FP32:
 sglang 0.5.23 layers/attention/dsv4/compressor.py and indexer.py. KV: sglang 0.5.23 mem_cache/deepseek_v4_memory_pool.py
@@ -13,39 +13,42 @@ from planner.facts.terms import KvPrecision
 
 __all__ = ["CompressedAttention"]
 
-SCALE_VALUES = 64  # that share a one-byte scale in KV; a slot has a multiple of 8 scales
+SCALE_VALUES = 64  # KV values that share a one-byte scale; a slot has a multiple of 8 scales
 PAGE_TOKENS = 256
-PAGE_BYTES = 576  # of which a page is a multiple
+PAGE_BYTES = 576  # a page is padded to a multiple of this
 STATE_VALUE_BYTES = 4
-OVERLAP = 2  # windows that one entry is made from, where it has an indexer
+OVERLAP = 2  # windows of `ratio` tokens that one entry is made from, in layers with an indexer
 
 
 @dataclass(frozen=True)
 class CompressedAttention:
-    """A window, and an entry for each `ratio` tokens; ratio 0 has no entries. An indexer, if any, picks entries."""
+    """Attention over a window of the last tokens, and over one entry for every `ratio` tokens before (0: no entries).
+
+    An indexer, if there is one, picks the entries that a query reads.
+    """
 
     num_heads: int
     head_dim: int
-    rope_head_dim: int  # of `head_dim`
+    rope_head_dim: int  # the part of `head_dim` that is rotated
     q_lora_rank: int
     o_groups: int
-    o_lora_rank: int  # of a group
+    o_lora_rank: int  # of one group of the output projection
     window: int
     ratio: int
     indexer: Indexer | None = None
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of heads, because KV is not split by heads."""
+        """Return `num_heads`, because KV is not split by heads."""
         return self.num_heads
 
     @property
     def only_kv(self) -> KvPrecision:
-        """Return FP8: sglang 0.5.23 arg_groups/overrides.py, _deepseek_v4_kv_cache_dtype."""
+        """Return FP8. Source: sglang 0.5.23 arg_groups/overrides.py, _deepseek_v4_kv_cache_dtype."""
         return "fp8"
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Yield queries in two steps, the key, the output in two steps, and compressors."""
+        """Return the matrices: queries in two steps, the key, the output in two steps, and compressors."""
         heads, rank = self.num_heads * self.head_dim, self.q_lora_rank
         return (
             Matrix("attention", hidden_size * rank, "attention", "self_attn.q_a_proj"),
@@ -53,14 +56,14 @@ class CompressedAttention:
             Matrix("attention", hidden_size * self.head_dim, "attention", "self_attn.kv_proj"),
             Matrix("attention", self.o_lora_rank * heads, "output", "self_attn.o_a_proj"),
             Matrix("attention", self.o_lora_rank * self.o_groups * hidden_size, "output", "self_attn.o_b_proj"),
-            Matrix("attention", self.num_heads, "fp32"),  # sinks
+            Matrix("attention", self.num_heads, "fp32"),  # attention sinks
             Matrix("norms", self.q_lora_rank + self.head_dim, "wide"),
             *(self._compressor(hidden_size, self.head_dim) if self.ratio else ()),
             *(self._indexer(self.indexer, hidden_size) if self.indexer else ()),
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return entries of 584 B (448 values in FP8, 64 in BF16, 8 scales), whatever the KV's precision.
+        """Return KV with entries of 584 B (448 values in FP8, 64 in BF16, 8 scales), whatever `bytes_per_value`.
 
         Pages are padded, so an entry takes 585 B, or 864 B if a page has only two.
         """
@@ -69,13 +72,13 @@ class CompressedAttention:
         return LayerKv(entry, self.ratio or 1, self.window, self._slot_bytes(PAGE_TOKENS), self._state_bytes())
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the values of queries and results of all heads, the output's ranks, and keys of window and entries."""
+        """Return the number of values: queries, results, the output's middle step, and keys of window and entries."""
         entries = context // self.ratio if self.ratio else 0
         keys = (tokens + min(context, self.window) + entries) * self.head_dim
         return tokens * (2 * self.num_heads * self.head_dim + self.o_groups * self.o_lora_rank) + keys
 
     def one_of(self, num_gpus: int) -> "CompressedAttention":
-        """Return one GPU's heads with their groups of the output. All heads read one key, so each GPU holds it.
+        """Return one GPU's part: its heads and their groups of the output. Each GPU holds the key that all heads read.
 
         Source: sglang 0.5.23 models/deepseek_v4.py: wq_b, wo_a and wo_b are split, wq_a, wkv and compressors are not.
         """
@@ -96,7 +99,7 @@ class CompressedAttention:
         values = self._widths * head_dim
         return (
             Matrix("attention", 2 * values * hidden_size, "wide"),  # keys and their gates
-            Matrix("attention", self.ratio * values, "fp32"),  # by place
+            Matrix("attention", self.ratio * values, "fp32"),  # a bias for each place in the window
             Matrix("norms", head_dim, "wide"),
         )
 
@@ -109,6 +112,6 @@ class CompressedAttention:
         )
 
     def _state_bytes(self) -> int:
-        """Return the bytes of tokens that are not in an entry yet: key and gate of each, in FP32."""
+        """Return the bytes kept for tokens that are in no entry yet: a key and a gate for each, in FP32."""
         values = self.head_dim + (self.indexer.head_dim if self.indexer else 0)
         return self._widths * self.ratio * 2 * self._widths * values * STATE_VALUE_BYTES

@@ -16,16 +16,16 @@ class BlockIndexer:
 
     num_heads: int
     head_dim: int
-    num_blocks: int  # that it picks for each query and KV head, the last ones included
+    num_blocks: int  # blocks that it picks for each query and KV head, the last blocks included
     block_tokens: int
 
     @property
     def num_picked(self) -> int:
-        """Return how many tokens a query reads: 16 blocks of 128 are 2,048."""
+        """Return how many tokens' keys a query reads: 16 blocks of 128 are 2,048."""
         return self.num_blocks * self.block_tokens
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Yield queries, the key, and a norm of each."""
+        """Return the matrices: queries, the key, and a norm for each of the two."""
         return (
             Matrix("attention", self.num_heads * self.head_dim * hidden_size, "attention", "self_attn.index_q_proj"),
             Matrix("attention", self.head_dim * hidden_size, "attention", "self_attn.index_k_proj"),
@@ -40,20 +40,20 @@ class GroupedAttention:
     num_heads: int
     num_kv_heads: int
     head_dim: int  # of queries and keys
-    value_dim: int | None = None  # of a head's value and result, where it is another
-    window: int | None = None  # the last tokens that are read
-    norms: str = "none"  # of queries and keys: `head`, one for all heads, or `heads`, over all of them together
-    biases: str = "none"  # `qkv`, or `all` projections
-    has_gate: bool = False  # queries come with as many values that gate the output
-    has_sinks: bool = False  # a logit a head that no token answers for
+    value_dim: int | None = None  # of a head's value and result; None: `head_dim`
+    window: int | None = None  # how many of the last tokens are read; None: all
+    norms: str = "none"  # of queries and keys: `head` is one head wide, `heads` is as wide as all heads together
+    biases: str = "none"  # projections with a bias: `none`, `qkv` or `all`
+    has_gate: bool = False  # whether each query value has another that gates the output
+    has_sinks: bool = False  # whether each head has an attention sink, a logit of no token
     indexer: BlockIndexer | None = None
 
     @property
     def only_kv(self) -> None:
-        """Return None, because any precision is possible."""
+        """Return None, because kernels exist for any precision of KV."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Yield queries, keys, values and the output."""
+        """Return the matrices of queries, keys, values and the output, with biases, sinks and norms."""
         queries = self.num_heads * (2 if self.has_gate else 1) * self.head_dim
         projected = queries + self.num_kv_heads * self._kv_dim
         bias = {"none": 0, "qkv": projected, "all": projected + hidden_size}[self.biases]
@@ -69,7 +69,7 @@ class GroupedAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return a key and a value of each KV head, for all tokens or for the window, and the indexer's key.
+        """Return the KV: a key and a value per KV head, for all tokens or for the window, and the indexer's key.
 
         The indexer's key has the KV's type: sglang 0.5.23 mem_cache/memory_pool.py, get_minimax_sparse_index_dtype.
         """
@@ -80,12 +80,12 @@ class GroupedAttention:
         return LayerKv(token + index)
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the values of queries and results, and of the context's keys and values; none are absorbed."""
+        """Return the number of values in queries and results, and in the context's keys and values."""
         gates = tokens * self.num_heads * self.head_dim if self.has_gate else 0
         return (tokens * self.num_heads + context * self.num_kv_heads) * self._kv_dim + gates
 
     def one_of(self, num_gpus: int) -> "GroupedAttention":
-        """Return one GPU's heads. With more GPUs than KV heads, several GPUs hold the same KV head.
+        """Return one GPU's part: its heads. With more GPUs than KV heads, several GPUs hold the same KV head.
 
         Source: github.com/vllm-project/vllm 0036d38d vllm/model_executor/layers/linear.py, QKVParallelLinear: KV heads
         are split, or held several times if fewer.
@@ -99,5 +99,5 @@ class GroupedAttention:
 
     @property
     def _kv_dim(self) -> int:
-        """Return the number of values of a head's key and value."""
+        """Return the number of values in one KV head's key and value together."""
         return self.head_dim + self._value_dim

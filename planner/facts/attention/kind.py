@@ -1,4 +1,4 @@
-"""The interface of every kind of attention, and its types.
+"""The interface that every kind of attention implements, and its types.
 
 KV of a request of 10,000 tokens in one layer, in BF16, as worked examples:
     full          8 KV heads of 128          10,000 x 4,096 B
@@ -18,13 +18,13 @@ from planner.facts.terms import KvPrecision
 __all__ = ["Attention", "LayerKv", "Matrix", "Part", "Role"]
 
 Part = Literal["attention", "norms", "dense", "shared", "gates", "experts", "embedding", "towers"]
-# A precision has a format for each of the first four. `wide` is never made narrow; `fp32` is FP32 in every precision.
+# A precision has a format for each of the first four roles. `wide` is never quantised; `fp32` is FP32 always.
 Role = Literal["attention", "output", "ffn", "expert", "wide", "fp32"]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weights of one part with one format; vectors, such as biases and norms, count too.
+    """A matrix, or several of one part and format as one. Vectors, such as biases and norms, count as matrices.
 
     `module` is its name in a layer of DeepSeek-V3 in transformers, because checkpoints list what they quantise by name.
     It is empty for vectors and for matrices that are never quantised.
@@ -34,7 +34,7 @@ class Matrix:
     num_weights: int
     role: Role
     module: str = ""
-    kept_in: Format | None = None  # what the checkpoint says of the module, beyond its precision
+    kept_in: Format | None = None  # the format that the checkpoint itself gives for this module
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,27 @@ class LayerKv:
     """The KV of one request in one layer: entries for its tokens, a window of the last tokens, and a state."""
 
     entry_bytes: int = 0
-    tokens_per_entry: int = 1  # more where entries are compressed
-    window: int = 0  # tokens
-    window_bytes: int = 0  # of each of them
+    tokens_per_entry: int = 1  # more than 1 if entries are compressed
+    window: int = 0  # number of last tokens that have KV of their own
+    window_bytes: int = 0  # KV bytes of each token in the window
     state_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> Fraction:
-        """Return the bytes per token of entries."""
+        """Return an entry's bytes divided by its tokens."""
         return Fraction(self.entry_bytes, self.tokens_per_entry)
 
     def fixed_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the window and the state of a request of `num_tokens`."""
+        """Return the bytes of window and state of a request of `num_tokens`, which stop growing with a full window."""
         return min(num_tokens, self.window) * self.window_bytes + self.state_bytes
 
     def bytes_of(self, num_tokens: int) -> int:
-        """Return all bytes of a request of `num_tokens`."""
+        """Return all KV bytes of a request of `num_tokens` in this layer."""
         return num_tokens // self.tokens_per_entry * self.entry_bytes + self.fixed_bytes(num_tokens)
 
 
 class Attention(Protocol):
-    """The attention of a layer, as the planner sees it."""
+    """The attention of a layer: what memory and layout need to know of it."""
 
     @property
     def only_kv(self) -> KvPrecision | None:
@@ -70,24 +70,24 @@ class Attention(Protocol):
 
     @property
     def num_heads(self) -> int:
-        """Return the number of heads that GPUs share."""
+        """Return the number of heads that can be split over GPUs."""
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of KV heads that GPUs share or repeat; `num_heads` if KV is not split by heads."""
+        """Return the number of KV heads. With more GPUs several hold the same one. `num_heads` if KV has no heads."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Yield the matrices of one layer."""
+        """Return the attention's matrices in one layer of a model with `hidden_size`."""
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return the KV of one request in one layer; `bytes_per_value` is by the KV's precision."""
+        """Return the KV of one request in one layer; the KV's precision sets `bytes_per_value`."""
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the number of values in one layer for a step of `tokens`, beside the residual stream.
+        """Return how many values attention holds in memory for a step of `tokens`, without the residual stream.
 
-        These are queries and results, and keys and values of one request's `context` if they are copied. Decode
-        `absorbs` the expansion of latent KV into its queries.
+        These are queries and results, and keys and values of one request's `context` if kernels copy them. With
+        `absorbs` (decode), latent KV is not expanded, because queries have absorbed the expansion.
         """
 
     def one_of(self, num_gpus: int) -> "Attention":
-        """Return one GPU's part, if `num_gpus` share the heads."""
+        """Return the attention with one GPU's part of the heads, if `num_gpus` share them."""

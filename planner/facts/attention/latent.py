@@ -6,12 +6,12 @@ from planner.facts.attention.kind import LayerKv, Matrix
 
 __all__ = ["Indexer", "LatentAttention"]
 
-KV_SCALE_VALUES = 128  # that share a scale in sparse attention's FP8 KV
+KV_SCALE_VALUES = 128  # values that share a scale in sparse attention's FP8 KV
 
 
 @dataclass(frozen=True)
 class Indexer:
-    """The small attention that picks which tokens the large one reads (DeepSeek sparse attention).
+    """The small attention that picks the tokens that the main attention reads (DeepSeek sparse attention).
 
     Source: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer.
     """
@@ -21,11 +21,11 @@ class Indexer:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Return the bytes of one FP8 key and one FP32 scale of one layer."""
+        """Return the bytes that the indexer keeps per token and layer: an FP8 key and an FP32 scale."""
         return self.head_dim + 4
 
     def matrices(self, query_rank: int, hidden_size: int) -> tuple[Matrix, ...]:
-        """Yield queries and keys, the heads' weights, which stay wide, and the norm of keys with its bias."""
+        """Return the matrices: queries, keys, heads' weights (never quantised), and the norm of keys with its bias."""
         queries = query_rank * self.num_heads * self.head_dim
         keys = hidden_size * self.head_dim
         return (
@@ -38,7 +38,7 @@ class Indexer:
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Attention with one latent vector for the keys and values of all heads, and one rotated key."""
+    """Attention whose KV is one latent vector per token, for keys and values of all heads, and one rotated key."""
 
     num_heads: int
     q_lora_rank: int | None  # None: queries are computed in one step
@@ -46,12 +46,12 @@ class LatentAttention:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
-    indexer: Indexer | None = None  # its own
-    num_picked: int | None = None  # tokens that an indexer picks for each query: its own, or that of an earlier layer
+    indexer: Indexer | None = None  # this layer's own indexer
+    num_picked: int | None = None  # tokens that an indexer, this layer's or an earlier one's, picks for each query
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of heads, because KV is not split by heads."""
+        """Return `num_heads`, because KV is not split by heads."""
         return self.num_heads
 
     @property
@@ -61,10 +61,10 @@ class LatentAttention:
 
     @property
     def only_kv(self) -> None:
-        """Return None, because any precision is possible."""
+        """Return None, because kernels exist for any precision of KV."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Yield 187.1 M weights for DeepSeek-V3. kv_b stays wide, because core attention absorbs it."""
+        """Return the matrices, 187.1 M weights for DeepSeek-V3. kv_b is never quantised: core attention absorbs it."""
         query_dim = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         rank = self.q_lora_rank
         latent = hidden_size * (self.kv_lora_rank + self.qk_rope_head_dim)
@@ -86,7 +86,7 @@ class LatentAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return 1,152 B a token for (512 + 64) values in BF16, or 576 B in FP8, with one scale for all tokens.
+        """Return the KV: 1,152 B a token for (512 + 64) values in BF16, or 576 B in FP8, with one scale for all tokens.
 
         Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
         512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
@@ -97,7 +97,7 @@ class LatentAttention:
         return LayerKv(token + (self.indexer.kv_bytes_per_token if self.indexer else 0))
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the values of queries and results, and of expanded latents unless these are absorbed."""
+        """Return the number of values in queries and results, and in latent vectors if these are expanded."""
         query = self.qk_nope_head_dim + self.qk_rope_head_dim
         if absorbs:  # queries go into the latent space, and results come out of it
             return tokens * self.num_heads * (query + 2 * self.kv_lora_rank + self.v_head_dim)
@@ -107,7 +107,7 @@ class LatentAttention:
         return context * (latent + self.num_heads * expanded) + tokens * self.num_heads * (query + self.v_head_dim)
 
     def one_of(self, num_gpus: int) -> "LatentAttention":
-        """Return one GPU's heads. All heads read one latent vector, so each GPU holds it.
+        """Return one GPU's part: its heads. All heads read one latent vector, so each GPU holds it.
 
         Source: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py, class MLA: wq_b, wkv_b and wo are split
         by heads, wq_a and wkv_a are not, and each rank caches the latent vector.

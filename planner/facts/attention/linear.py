@@ -15,7 +15,7 @@ CONV_VALUE_BYTES = 2
 
 @dataclass(frozen=True)
 class LinearAttention:
-    """Each value head keeps a matrix, `[key_head_dim, value_head_dim]`; a short convolution keeps its last inputs."""
+    """Attention that keeps `[key_head_dim, value_head_dim]` values per value head, and a convolution's last inputs."""
 
     num_key_heads: int
     key_head_dim: int
@@ -26,20 +26,20 @@ class LinearAttention:
 
     @property
     def num_heads(self) -> int:
-        """Return the number of key heads; value heads are split with them."""
+        """Return the number of key heads; GPUs that split these split the value heads in the same way."""
         return self.num_key_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of key heads; the state is split with them."""
+        """Return the number of key heads; GPUs that split these split the state in the same way."""
         return self.num_key_heads
 
     @property
     def only_kv(self) -> None:
-        """Return None, because any precision is possible."""
+        """Return None, because the state does not depend on the precision of KV."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Yield queries, keys, values and gates, two numbers for each value head, the convolution, and the output."""
+        """Return the matrices: queries, keys, values, gates, decay and step of each value head, convolution, output."""
         values = self.num_value_heads * self.value_head_dim
         return (
             Matrix("attention", self._conv_channels * hidden_size, "attention", "linear_attn.in_proj_qkv"),
@@ -53,16 +53,16 @@ class LinearAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return the state of one request; it does not depend on the KV's precision."""
+        """Return the state of one request, which does not depend on `bytes_per_value`."""
         matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim * self.state_value_bytes
         return LayerKv(state_bytes=matrices + self._conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the values of projections, before and after the convolution, and of results."""
+        """Return the number of values in projections, before and after the convolution, and in results."""
         return tokens * (2 * self._conv_channels + 2 * self.num_value_heads * self.value_head_dim)
 
     def one_of(self, num_gpus: int) -> "LinearAttention":
-        """Return one GPU's heads, with their part of the state.
+        """Return one GPU's part: its heads, and with them its part of the state.
 
         Source: sglang 0.5.23 configs/mamba_utils.py, Mamba2StateShape, which divides by the group's size.
         """
@@ -72,5 +72,5 @@ class LinearAttention:
 
     @property
     def _conv_channels(self) -> int:
-        """Return the number of channels of queries, keys and values."""
+        """Return the convolution's number of channels: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
