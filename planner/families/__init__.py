@@ -1,4 +1,4 @@
-"""Model families: from a checkpoint's `config.json` to the shapes that the planner reads."""
+"""Model families: read a checkpoint's `config.json` as a model (`facts/model.py`)."""
 
 from planner.families.published import MODELS, find_spelling
 from planner.families.read import ModelConfig, model_of, read_model_config

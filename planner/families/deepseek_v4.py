@@ -1,7 +1,7 @@
 """DeepSeek-V4: compressed attention that differs by layer, and experts in every layer. A hash routes the first layers.
 
-Source of the keys: transformers `DeepseekV4Config`, which reads those of published files too (`compress_ratios`,
-`num_hash_layers`, `qk_rope_head_dim`). Their lists go on for the MTP layers.
+Source of the keys: transformers `DeepseekV4Config`, which also reads the keys of published files (`compress_ratios`,
+`num_hash_layers`, `qk_rope_head_dim`). Lists in published files have further entries for the MTP layers.
 """
 
 from dataclasses import replace
@@ -17,13 +17,13 @@ from planner.families.shapes import Count, Entry, PerLayer, Shapes, Size
 __all__ = ["DeepseekV4Shapes"]
 
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
-INDEXED_RATIO = 4  # the ratio of layers whose entries an indexer picks
-MAX_RATES = 64  # kinds of layers; published files have three
-HASH_LAYERS = 3  # where the file does not say: transformers' default_num_hash_layers
+INDEXED_RATIO = 4  # layers with this compression ratio have an indexer, which picks entries
+MAX_RATES = 64  # entries of `compress_rates`, one per kind of layer; published files have three
+HASH_LAYERS = 3  # transformers' default_num_hash_layers
 
 
 class DeepseekV4Shapes(Shapes):
-    """The keys that the family reads."""
+    """The keys of `config.json` that DeepSeek-V4 reads."""
 
     moe_intermediate_size: Size
     n_routed_experts: Count
@@ -47,14 +47,14 @@ class DeepseekV4Shapes(Shapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types", "mlp_layer_types")
 
     def contradiction(self) -> str | None:
-        """Return a missing key or an unknown value, or None."""
+        """Explain a missing key, a list of the wrong length, or an unknown value; None if all is well."""
         ratios = self.compress_ratios
         if self.layer_types is None and ratios is None:
             return "neither compress_ratios nor layer_types says how each layer compresses"
         return self.miscounted("compress_ratios", ratios and ratios[: self.num_hidden_layers]) or self._unknown()
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the layers, each with experts."""
+        """Return the main model's layers, all MoE layers, and which of them route by a hash."""
         hashed = zip(super().layers(), self._hashed(), strict=True)
         return tuple(replace(layer, ffn=replace(self.experts(), is_hashed=each)) for layer, each in hashed)
 
@@ -79,7 +79,7 @@ class DeepseekV4Shapes(Shapes):
         )
 
     def experts(self) -> Experts:
-        """Return the FFN of a layer."""
+        """Return the experts of one layer."""
         return Experts(
             num_routed=self.n_routed_experts,
             num_per_token=self.num_experts_per_tok,
@@ -99,7 +99,7 @@ class DeepseekV4Shapes(Shapes):
         return [each == "hash_moe" for each in self.mlp_layer_types]
 
     def _unknown(self) -> str | None:
-        """Return a ratio, a kind of layer or a size unknown to the family, or None."""
+        """Explain a ratio, a kind of layer or a size that the family does not know, or None."""
         if self.qk_rope_head_dim is None and self.partial_rotary_factor is None:
             return "neither qk_rope_head_dim nor partial_rotary_factor says how much of a head is rotated"
         if self.qk_rope_head_dim is not None and self.qk_rope_head_dim >= self.head_dim:

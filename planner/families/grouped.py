@@ -1,6 +1,6 @@
 """Families with grouped attention in every layer: GLM-4.5 to 4.7, gpt-oss, MiniMax-M2, Mixtral, and Qwen's MoE models.
 
-Families whose layers differ more are files of their own.
+Families whose layers differ in more have files of their own.
 
 Source of the keys: transformers `Glm4MoeConfig`, `GptOssConfig`, `MiniMaxM2Config`, `MixtralConfig`, `Qwen2MoeConfig`
 and `Qwen3MoeConfig`; which layers of Qwen have experts: transformers 5.23.0 models/qwen3_moe/modeling_qwen3_moe.py,
@@ -25,35 +25,38 @@ __all__ = [
 
 
 class GroupedShapes(Shapes):
-    """The keys of grouped attention. `biased` are the projections that `attention_bias` gives a bias."""
+    """The keys of grouped attention.
+
+    If `attention_bias` is true, the projections named by `biased` (`all` or `qkv`) have a bias.
+    """
 
     num_key_value_heads: Count
-    head_dim: Size | None = None  # an equal part of the hidden size, where the file does not say
+    head_dim: Size | None = None  # None: hidden size / number of heads
     attention_bias: bool = False
 
-    norms: ClassVar[str] = "none"  # of queries and keys
+    norms: ClassVar[str] = "none"  # of queries and keys, see `GroupedAttention`
     biased: ClassVar[str] = "all"
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield which numbers of heads do not divide what they share."""
+        """Explain each number of heads that does not divide what it must divide; None for one that does."""
         heads = self.num_attention_heads
         if self.head_dim is None:
             yield explain_uneven("num_attention_heads", heads, "hidden_size", self.hidden_size)
         yield explain_uneven("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", heads)
 
     def attention(self, index: int) -> Attention:
-        """Return the attention of each layer."""
+        """Return the attention of layer `index`; it is the same for all."""
         return self.grouped()
 
     def grouped(self, **more: Any) -> GroupedAttention:
-        """Return the attention of these keys, with what else a layer has."""
+        """Return the attention that these keys describe; `more` sets further fields, such as `window`."""
         head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
         usual = {"norms": self.norms, "biases": self.biased if self.attention_bias else "none"}
         return GroupedAttention(self.num_attention_heads, self.num_key_value_heads, head_dim, **usual | more)
 
 
 class Glm4MoeShapes(DenseFirstShapes, GroupedShapes):
-    """The keys that GLM-4.5, 4.6 and 4.7 read: dense layers first, a shared expert."""
+    """The keys that GLM-4.5, 4.6 and 4.7 read; their dense layers come first, and MoE layers have a shared expert."""
 
     n_group: Count
     topk_group: Count
@@ -68,9 +71,9 @@ class Glm4MoeShapes(DenseFirstShapes, GroupedShapes):
 
 
 class LocalExpertsShapes(GroupedShapes):
-    """The keys of families that call routed experts local."""
+    """The keys of families that call routed experts "local" (`num_local_experts`)."""
 
-    intermediate_size: Size  # of an expert
+    intermediate_size: Size  # of one routed expert
     num_local_experts: Count
 
     counts_experts: ClassVar[str] = "num_local_experts"
@@ -91,9 +94,9 @@ class MixtralShapes(LocalExpertsShapes):
 
 
 class MiniMaxM2Shapes(LocalExpertsShapes):
-    """The keys that MiniMax-M2 reads, with one norm over all heads.
+    """The keys that MiniMax-M2 reads; queries and keys have one norm over all heads.
 
-    Published files add that no layer has linear attention.
+    In published files `attn_type_list` says for each layer that it has no linear attention.
     """
 
     head_dim: Size
@@ -109,7 +112,7 @@ class MiniMaxM2Shapes(LocalExpertsShapes):
 
 
 class GptOssShapes(LocalExpertsShapes):
-    """The keys that gpt-oss reads: sinks and biases, and a window in some layers, by default every other one."""
+    """The keys that gpt-oss reads. Attention has sinks and biases, and in every other layer by default a window."""
 
     head_dim: Size
     attention_bias: bool = True
@@ -119,7 +122,7 @@ class GptOssShapes(LocalExpertsShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types",)
 
     def experts(self) -> Experts:
-        """Return the experts of each layer."""
+        """Return the experts of each MoE layer, which have biases."""
         return replace(super().experts(), has_biases=True)
 
     def attention(self, index: int) -> Attention:
@@ -129,13 +132,13 @@ class GptOssShapes(LocalExpertsShapes):
 
 
 class Qwen3MoeShapes(GroupedShapes):
-    """The keys that Qwen3 MoE reads. transformers has another key for the number of experts than published files.
+    """The keys that Qwen3 MoE reads. Published files say `num_experts`, transformers writes `num_local_experts`.
 
-    Experts are in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name: in published files, in
-    every layer.
+    Every `decoder_sparse_step`-th layer has experts, except those in `mlp_only_layers`. In published files every layer
+    has experts.
     """
 
-    intermediate_size: Size | None = None  # of dense layers
+    intermediate_size: Size | None = None  # of dense layers; a file without such layers may lack it
     moe_intermediate_size: Size
     num_experts: Count = Field(validation_alias=AliasChoices("num_experts", "num_local_experts"))
     decoder_sparse_step: Count = 1
@@ -156,7 +159,7 @@ class Qwen3MoeShapes(GroupedShapes):
         return [index not in dense and (index + 1) % step == 0 for index in range(self.num_hidden_layers)]
 
     def contradiction(self) -> str | None:
-        """Return that dense layers have no size, or None."""
+        """Explain that `intermediate_size` is missing although some layers are dense, or return None."""
         is_missing = self.intermediate_size is None and not all(self.is_moe())
         return "some layers are dense, and there is no intermediate_size" if is_missing else None
 
@@ -175,7 +178,7 @@ class Qwen3MoeShapes(GroupedShapes):
 
 
 class SharedExpertShapes(Qwen3MoeShapes):
-    """The keys of Qwen's families with one shared expert, weighted by a gate."""
+    """The keys of those Qwen families that have one shared expert, weighted by a gate."""
 
     shared_expert_intermediate_size: Size
 
@@ -193,5 +196,5 @@ class Qwen2MoeShapes(SharedExpertShapes):
     norms: ClassVar[str] = "none"
 
     def attention(self, index: int) -> Attention:
-        """Return the attention of each layer; its output has no bias."""
+        """Return the attention of layer `index`, the same for all; the output projection has no bias."""
         return self.grouped(biases="qkv" if self.qkv_bias else "none")

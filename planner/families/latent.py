@@ -16,7 +16,7 @@ __all__ = ["Glm4MoeLiteShapes", "GlmMoeDsaShapes", "IndexedShapes", "LatentShape
 
 
 class LatentShapes(DenseFirstShapes):
-    """The keys that V2, V3 and Kimi-K2 read."""
+    """The keys that DeepSeek-V2, DeepSeek-V3 and Kimi-K2 read."""
 
     moe_layer_freq: int = Field(default=1, ge=0, le=MAX_LAYERS)
     q_lora_rank: int | None = Field(ge=1, le=1_000_000)
@@ -46,12 +46,12 @@ class LatentShapes(DenseFirstShapes):
         )
 
     def indexer(self, index: int) -> Indexer | None:
-        """Return the indexer of layer `index`, or None."""
+        """Return the indexer of layer `index`; None, because these models have none."""
         return None
 
 
 class Glm4MoeLiteShapes(LatentShapes):
-    """The keys that GLM-4.7-Flash adds to V3's: a list of dense layers, by default one."""
+    """The keys that GLM-4.7-Flash adds to DeepSeek-V3's: a list of dense and MoE layers; by default one is dense."""
 
     first_k_dense_replace: int = Field(default=1, ge=0, le=MAX_LAYERS)
     mlp_layer_types: PerLayer[Literal["dense", "sparse"]] | None = None
@@ -64,22 +64,24 @@ class Glm4MoeLiteShapes(LatentShapes):
         return super().order if self.mlp_layer_types is None else "mlp_layer_types"
 
     def is_moe(self) -> list[bool]:
-        """Return for each layer whether it has experts, by the list if there is one."""
+        """Return for each layer whether it has experts, by `mlp_layer_types` if the file has it."""
         return super().is_moe() if self.mlp_layer_types is None else [each == "sparse" for each in self.mlp_layer_types]
 
 
 class IndexedShapes(LatentShapes):
-    """The keys that V3.2 adds."""
+    """The keys that DeepSeek-V3.2 adds to V3's: each layer has an indexer."""
 
     index_n_heads: Count
     index_head_dim: Size
-    index_topk: Count = 2048  # of ModelArgs: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py
+    index_topk: Count = (
+        2048  # default of ModelArgs: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py
+    )
     mlp_layer_types: PerLayer[str] | None = None
 
     per_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)
 
     def contradiction(self) -> str | None:
-        """Return that the list and the number of dense layers disagree, or None."""
+        """Explain that `mlp_layer_types` and `first_k_dense_replace` disagree, or return None."""
         types, dense = self.mlp_layer_types, self.first_k_dense_replace
         if types is None or [each == "dense" for each in types] == [index < dense for index in range(len(types))]:
             return None
@@ -91,9 +93,10 @@ class IndexedShapes(LatentShapes):
 
 
 class GlmMoeDsaShapes(IndexedShapes):
-    """The keys that GLM-5 adds to V3.2's: layers may share an earlier layer's indexer.
+    """The keys that GLM-5 adds to DeepSeek-V3.2's: layers may share an earlier layer's indexer.
 
-    They say which in this order: a list, a pattern of letters, a frequency and an offset.
+    Which layers have their own indexer follows from the first of these keys that the file has: a list, a pattern of
+    letters, or a frequency with an offset.
     """
 
     indexer_types: PerLayer[Literal["full", "shared"]] | None = None
@@ -104,12 +107,12 @@ class GlmMoeDsaShapes(IndexedShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types", "indexer_types", "index_topk_pattern")
 
     def contradiction(self) -> str | None:
-        """Return a contradiction, such as a first layer without an indexer, or None."""
+        """Explain a contradiction between keys, such as a first layer without an indexer, or return None."""
         first = None if self._has_indexer(0) else "layer 0 shares an indexer, and no earlier layer has one"
         return super().contradiction() or first
 
     def draft_layer(self) -> None:
-        """Return None, because it is unknown whether an MTP module has an indexer."""
+        """Return None: the shape of an MTP module is unknown, because nothing says whether it has an indexer."""
 
     def indexer(self, index: int) -> Indexer | None:
         """Return the indexer of layer `index`; None if it shares an earlier layer's."""

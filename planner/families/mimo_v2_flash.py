@@ -1,9 +1,9 @@
 """MiMo-V2-Flash: grouped attention, over a window in most layers; dense layers first.
 
-Layers with a window have KV heads of their own number and a sink for each head; values are shorter than keys.
+Layers with a window have another number of KV heads, and a sink for each head. Values are shorter than keys.
 
-Source of the keys: transformers `MiMoV2FlashConfig` and, of published files, sglang 0.5.23 models/mimo_v2.py. Where a
-published file has a key of windowed layers (`swa_...`), transformers has a rule.
+Source of the keys: transformers `MiMoV2FlashConfig` and, for published files, sglang 0.5.23 models/mimo_v2.py.
+Published files have keys for windowed layers (`swa_...`); transformers computes the same from a rule.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from planner.families.shapes import Count, PerLayer, Size, explain_uneven
 
 __all__ = ["MiMoV2FlashShapes"]
 
-FULL_EVERY = 6  # where the file does not say: layer 0 and each sixth read all tokens
+FULL_EVERY = 6  # by default layer 0 and every sixth layer read all tokens, the others a window
 
 
 class MiMoV2FlashShapes(GroupedShapes):
-    """The keys that the family reads."""
+    """The keys of `config.json` that MiMo-V2-Flash reads."""
 
     intermediate_size: Size  # of dense layers
     moe_intermediate_size: Size
@@ -32,13 +32,13 @@ class MiMoV2FlashShapes(GroupedShapes):
     head_dim: Size
     v_head_dim: Size
     swa_num_attention_heads: Count | None = None
-    swa_num_key_value_heads: Count | None = None  # twice those of full attention, where the file does not say
+    swa_num_key_value_heads: Count | None = None  # None: twice those of full attention
     swa_head_dim: Size | None = None
     swa_v_head_dim: Size | None = None
     sliding_window: Size
     add_swa_attention_sink_bias: bool = True
     add_full_attention_sink_bias: bool = False
-    hybrid_layer_pattern: PerLayer[Literal[0, 1]] | None = None  # 1: a window
+    hybrid_layer_pattern: PerLayer[Literal[0, 1]] | None = None  # 1: the layer has a window
     layer_types: PerLayer[Literal["full_attention", "sliding_attention"]] | None = None
     moe_layer_freq: PerLayer[Literal[0, 1]] | None = None
     mlp_layer_types: PerLayer[Literal["dense", "sparse"]] | None = None
@@ -60,7 +60,7 @@ class MiMoV2FlashShapes(GroupedShapes):
         return [index > 0 for index in range(self.num_hidden_layers)]
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield what is wrong with the numbers of heads, those of windowed layers included."""
+        """Explain each number of heads that does not divide what it must divide, also in windowed layers."""
         yield from super().uneven_heads()
         yield explain_uneven(
             "swa_num_key_value_heads", self._windowed_kv_heads, "swa_num_attention_heads", self._windowed_heads
@@ -81,7 +81,7 @@ class MiMoV2FlashShapes(GroupedShapes):
         return Dense(self.intermediate_size)
 
     def attention(self, index: int) -> Attention:
-        """Return the attention of layer `index`; its output has no bias."""
+        """Return the attention of layer `index`; the output projection has no bias."""
         if not self._is_windowed(index):
             return self.grouped(value_dim=self.v_head_dim, has_sinks=self.add_full_attention_sink_bias)
         return replace(

@@ -1,7 +1,7 @@
 """MiniMax-M3: grouped attention, in most layers over blocks that an indexer picks; dense layers first.
 
-Source of the keys: transformers `MiniMaxM3VLTextConfig`, which reads those of published files too (`moe_layer_freq`,
-`sparse_attention_config`).
+Source of the keys: transformers `MiniMaxM3VLTextConfig`, which also reads the keys of published files
+(`moe_layer_freq`, `sparse_attention_config`).
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ __all__ = ["MiniMaxM3Shapes"]
 
 
 class _Sparse(BaseModel):
-    """The published `sparse_attention_config`."""
+    """The keys inside `sparse_attention_config`, which published files have."""
 
     model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
@@ -31,7 +31,7 @@ class _Sparse(BaseModel):
 
 
 class MiniMaxM3Shapes(LocalExpertsShapes):
-    """The keys that the family reads."""
+    """The keys of `config.json` that MiniMax-M3 reads."""
 
     dense_intermediate_size: Size
     shared_intermediate_size: Size
@@ -60,7 +60,7 @@ class MiniMaxM3Shapes(LocalExpertsShapes):
         return [bool(each) for each in self.moe_layer_freq or [1] * self.num_hidden_layers]
 
     def contradiction(self) -> str | None:
-        """Return that the list of sparse layers does not have one entry per layer, or None."""
+        """Explain that `sparse_attention_freq` does not have one entry per layer, or return None."""
         sparse = self.sparse_attention_config
         return self.miscounted("sparse_attention_freq", sparse.sparse_attention_freq) if sparse else None
 

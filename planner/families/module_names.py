@@ -1,16 +1,17 @@
-r"""Match the lists of modules in quantisation files with the modules of a model.
+r"""Match the lists of module names in a checkpoint's quantisation files with the modules of a model.
 
-Entries of a list are not rewritten, because `*attn*` also means `linear_attn`. Each module is spelled in all the ways
-that a list may use: as in transformers and in the family's published checkpoint, with the levels of multimodal models,
-and as the matrix that engines fuse it into. An entry covers a module if it matches one spelling.
+Each module is spelled in all the ways that a list may use: as in transformers and in the family's published checkpoint,
+with the levels of multimodal models, and as the matrix that engines fuse it into. An entry covers a module if it
+matches one spelling. Entries themselves are not translated, because a pattern such as `*attn*` also means
+`linear_attn`.
 
 The planner names modules as transformers does in DeepSeek-V3: `self_attn.q_a_proj`, in the layer `model.layers.3`.
 Routed experts have one name, because no published file distinguishes them.
 
 A file may come from anywhere, and Python's `re` backtracks: `(?:.|..)` repeated twenty times matches a name in a
-million ways. So the work is bounded before it is done. A repetition can match a name of 79 characters in 80 ways, an
-alternation in the sum of its alternatives' ways, and the rest is tried after each of them: `.*mlp\.(gate|up)_proj` is
-tried in 80 x 2 ways. Repeated groups and rare syntax are refused.
+million ways. So the number of ways is bounded before anything is matched. A repetition can match a name of 79
+characters in 80 ways, and an alternation in the sum of its alternatives' ways. What follows is tried after each of
+these, so ways multiply: `.*mlp\.(gate|up)_proj` is tried in 80 x 2 ways. Repeated groups and rare syntax are refused.
 """
 
 import re
@@ -22,20 +23,21 @@ from functools import cached_property
 __all__ = ["HEAD", "ModuleNames", "Spelling", "Unreadable", "draft_names", "spell_module"]
 
 REGEX = "re:"
-MAX_PATTERN_CHARACTERS = 512  # of one; the longest published ones number the layers, in 250
-MAX_WAYS = 2**19  # of one regular expression; published ones have up to 80^3
-NAME_WAYS = 80  # of a repetition: our longest name has 76 characters
-DIGIT_WAYS = 4  # of a repeated digit: layer numbers have up to three
-LIST_WAYS = 1024  # assumed: to look up all parts of a name takes as long as so many ways
+MAX_PATTERN_CHARACTERS = 512  # of one pattern; the longest published ones list layer numbers, in 250 characters
+MAX_WAYS = 2**19  # in which one regular expression may match; published ones have up to 80^3
+NAME_WAYS = 80  # in which a repetition can match: our longest name has 76 characters
+DIGIT_WAYS = 4  # in which a repeated digit can match: layer numbers have up to three digits
+LIST_WAYS = 1024  # assumed: looking up all parts of a name takes as long as trying 1,024 ways
 PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\((?:\?(?:[:=!]|<[=!])|(?!\?))|\)[*+{]|\(\?|.", re.DOTALL)
 BACK_REFERENCE = re.compile(r"\\[1-9]")
-ALL_BUT = re.compile(r"re:\^?\(\?!")  # it names what it is not about, so every spelling must match
+ALL_BUT = re.compile(r"re:\^?\(\?!")  # an expression for all modules but the named ones: every spelling must match
 LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 DIGITS = (r"\d", "[0-9]")
 GLOB = re.compile(r"[*?\[]")
 EXPERT = re.compile(r"(?<=\bexperts\.)(\d+|\*)\.")
 
-# Words of the planner -> of a family. Source: transformers 5.23.0 models/*/modeling_*.py, and the published weights
+# Part of a module's name here -> the same part in a family. Source: transformers 5.23.0 models/*/modeling_*.py, and the
+# published weights
 Words = Mapping[str, str]
 TRANSFORMERS: Words = {}
 QWEN: Words = {"shared_experts": "shared_expert"}
@@ -71,7 +73,7 @@ SPELLINGS: Mapping[str, Sequence[Words]] = {
     "qwen3_5_moe": (QWEN,),
     "qwen3_5_moe_text": (QWEN,),
 }
-# A module -> the one that an engine or a family has in place of several, and the word by which an entry means that
+# A module -> the fused module that an engine or a family has in its place
 FUSED = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
@@ -85,28 +87,28 @@ FUSED = {
     "in_proj_b": "in_proj_ba",
     "in_proj_a": "in_proj_ba",
 }
-MEANS_FUSED = re.compile(r"gate_up|qkv(?!\w*conv)|_ba\b")
+MEANS_FUSED = re.compile(r"gate_up|qkv(?!\w*conv)|_ba\b")  # words of entries that name a fused module
 
 
 class Unreadable(ValueError):
-    """A quantisation file has an unexpected value; the message says where."""
+    """Raised for a quantisation file with an unexpected value; the message says where."""
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """The names of one module, and of the matrix that it is fused into."""
+    """All names of one module, and of the fused matrix that engines make it part of."""
 
     own: tuple[str, ...]
     fused: tuple[str, ...] = ()
 
     @cached_property
     def parts(self) -> frozenset[str]:
-        """Return every run of whole dotted parts of its names."""
+        """Return every run of whole dotted parts in the module's own names."""
         return frozenset(part for name in self.own for part in _parts(name))
 
     @cached_property
     def fused_parts(self) -> frozenset[str]:
-        """Return the same for the fused matrix."""
+        """Return every run of whole dotted parts in the fused matrix's names."""
         return frozenset(part for name in self.fused for part in _parts(name))
 
 
@@ -114,7 +116,7 @@ HEAD = Spelling(("lm_head", "language_model.lm_head", "head"))
 
 
 def spell_module(module: str, places: Sequence[str], model_type: str) -> Spelling:
-    """Return the names of a module in a layer at any of `places`."""
+    """Return all names of `module` in a layer; `places` are the names that the layer may have."""
     names = [f"{place}.{module}" for place in places]
     stem, _, last = module.rpartition(".")
     fused = [f"{place}.{stem}.{FUSED[last]}" for place in places if last in FUSED]
@@ -123,18 +125,18 @@ def spell_module(module: str, places: Sequence[str], model_type: str) -> Spellin
 
 
 def draft_names(num_layers: int) -> Sequence[str]:
-    """Return the possible places of an MTP module: after the last layer, or its own."""
+    """Return the names that an MTP module's layer may have: a layer after the last one, or a part of its own."""
     return [f"model.layers.{num_layers}", "mtp.layers.0", "mtp.0", "model.mtp.layers.0"]
 
 
-Globs = Mapping[str | None, re.Pattern[str]]  # of one layer, or of any
+Globs = Mapping[str | None, re.Pattern[str]]  # layer number in the globs (None: globs for any layer) -> their pattern
 
 
 class ModuleNames:
-    """A list of names, globs and regular expressions. Raises Unreadable for a pattern that might take for ever.
+    """A list of names, globs and regular expressions. Raises Unreadable for a pattern that could match for ever.
 
-    Patterns are compiled on first use. `num_characters` tells before how long this takes, and `num_ways` how long it
-    takes to match a name.
+    Patterns are compiled on first use. The time to compile grows with `num_characters`, and the time to match one name
+    with `num_ways`; both are known before.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -155,7 +157,7 @@ class ModuleNames:
         self.num_ways = LIST_WAYS + sum(ways) + self._ways_of_globs()
 
     def _ways_of_globs(self) -> int:
-        """Return an upper bound of the ways in which all globs can match a name."""
+        """Return an upper bound on the number of ways in which all globs together can match a name."""
         ways = {
             layer: NAME_WAYS * sum(1 + each.count("*") for each in globs) for layer, globs in self._globs_of.items()
         }
@@ -187,7 +189,7 @@ class ModuleNames:
         return {layer: _compile_globs(each) for layer, each in fused.items() if each}
 
     def cover(self, module: Spelling) -> bool:
-        """Return whether the list has a module or one of its parents.
+        """Return whether the list names `module` or a parent of it.
 
         Raises Unreadable if the list has an invalid expression.
         """
@@ -201,7 +203,7 @@ class ModuleNames:
 
 
 def _spell(names: Iterable[str], families: Sequence[Words]) -> Iterator[str]:
-    """Yield names in the words of each family, with and without the number of an expert, at every level."""
+    """Yield `names` as each family spells them, with and without experts' numbers, under each multimodal prefix."""
     for name in names:
         for words in families:
             said = ".".join(filter(None, (words.get(each, each) for each in name.split("."))))
@@ -239,12 +241,12 @@ def _parts(name: str) -> Iterator[str]:
 
 
 def _compile_globs(globs: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern for all names that some glob matches, and their children."""
+    """Return one pattern for the names that any of `globs` matches, and for the children of these."""
     return re.compile("|".join(translate(form) for each in globs for form in (each, f"{each}.*")))
 
 
 def _count_ways(expression: str) -> int:
-    """Return an upper bound of the ways in which an expression can match the beginning of a name.
+    """Return an upper bound on the number of ways in which an expression can match the beginning of a name.
 
     Raises Unreadable if there are too many, or for repeated groups and other unbounded syntax.
     """

@@ -1,7 +1,7 @@
 """The models of the catalog, read from the keys of their published `config.json` in `published.json`.
 
-An entry has the keys that its family reads, and a source: a repository, a commit and a path. `alike.json` names further
-checkpoints with the shapes of a model in the catalog.
+An entry has the keys that its family reads, and a source: a repository, a commit and a path. `alike.json` names other
+checkpoints that have the same shapes as a model in the catalog.
 """
 
 import json
@@ -19,9 +19,9 @@ FOLDER = Path(__file__).parent
 
 
 class _Published(Mapping[str, Model]):
-    """The catalog: name -> model.
+    """The catalog of published models: name -> model.
 
-    A model is made on first use, because a command needs all names but only one model.
+    Each model is made on first use, because a command needs all names but only one model.
     """
 
     def __init__(self, entries: list[dict[str, Any]]) -> None:
@@ -48,7 +48,7 @@ class _Published(Mapping[str, Model]):
 
 MODELS: Mapping[str, Model] = _Published(json.loads((FOLDER / "published.json").read_text()))
 
-# A further checkpoint -> the catalog's model that has its shapes.
+# name of another checkpoint -> the catalog's model with the same shapes
 ALIKE: Mapping[str, str] = {each["name"]: each["is"] for each in json.loads((FOLDER / "alike.json").read_text())}
 
 

@@ -1,20 +1,21 @@
 """Read a checkpoint's quantisation from its files, module by module.
 
-    quantization_config    in config.json; engines read it first
-    hf_quant_config.json   beside it, NVIDIA ModelOpt's; also quantize_config.json (GPTQ) and quant_config.json (AWQ)
+    quantization_config    a key of config.json; engines read it first
+    hf_quant_config.json   NVIDIA ModelOpt's file beside config.json; also quantize_config.json (GPTQ) and
+                           quant_config.json (AWQ)
 
-A file has a format for all linear modules, or one for each of several lists, and a list of modules that are not
-quantised. Lists have names, globs and, after `re:`, regular expressions. So of two files that say NVFP4, one may keep
-attention and shared experts in BF16: 16 GB more per GPU for GLM-5.1. Each module of a model is matched with the lists
-by its name in the checkpoint.
+A file gives one format for all linear modules, or lists of modules with a format for each list, and a list of modules
+that are not quantised. Lists have names, globs and, after `re:`, regular expressions. So of two files that say NVFP4,
+one may keep attention and shared experts in BF16: 16 GB more per GPU for GLM-5.1. Each module of a model is matched
+with the lists by its name in the checkpoint.
 
-A quantisation without a spec's precision is `Unplanned`, with its makers' name: INT8, zero points, experts that differ
-by layer, and unknown methods.
+A quantisation that no precision of a spec describes is `Unplanned`: INT8, zero points, experts whose format differs by
+layer, and unknown methods.
 
 Source of the keys: files of NVIDIA, Qwen, Moonshot, Z.ai and MiniMax in ai-dynamo/aiconfigurator 095f58a5,
 aic-core/src/aiconfigurator_core/model_configs; NVIDIA/Model-Optimizer 0bb92910 examples/deepseek/ptq.py. Lists are
 matched as in vllm-project/vllm 00155cde, vllm/model_executor/layers/quantization/modelopt.py (is_layer_excluded): a
-glob matches the whole name, any other entry whole parts of it.
+glob must match the whole name, any other entry a run of whole parts of the name.
 """
 
 import re
@@ -46,12 +47,17 @@ from planner.families.module_names import HEAD, ModuleNames, Spelling, Unreadabl
 
 __all__ = ["BESIDE", "Form", "Unplanned", "apply_form", "read_form", "read_kv_precision"]
 
-# A file beside config.json -> the quant_method of what it says
+# name of a file beside config.json -> its quant_method, if it does not give one
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 ROLES = ("attention", "output", "ffn", "expert")
-LEFT_OUT = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")  # as makers call the one list
+LEFT_OUT = (
+    "ignore",
+    "exclude_modules",
+    "modules_to_not_convert",
+    "ignored_layers",
+)  # tools' keys for the list of modules that are not quantised
 
-# quant_algo of ModelOpt -> format, in vLLM's list QUANT_ALGOS and the files
+# quant_algo of ModelOpt -> format; by vLLM's list QUANT_ALGOS and published files
 ALGORITHMS: dict[str, Format] = {
     "NVFP4": "nvfp4",
     "W4A16_NVFP4": "nvfp4",
@@ -62,18 +68,25 @@ ALGORITHMS: dict[str, Format] = {
     "FP8_PB_WO": "fp8",
     "FP8_BLOCK_SCALES": "fp8",  # TensorRT-LLM's name for FP8_PB_WO; SGLang reads it too
 }
-INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}  # weights that share a scale
+INT4: dict[int, Format] = {
+    32: "int4_by_32",
+    64: "int4_by_64",
+    128: "int4",
+}  # number of weights that share a scale -> format
 BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
-CLASS = re.compile("[A-Z][A-Za-z0-9]*")  # a target of compressed-tensors that names no module; `Linear` is one
-BLOCKS = ([128, 128], "128x128", None)  # assumed: a file that gives none has these, too
+CLASS = re.compile("[A-Z][A-Za-z0-9]*")  # a target of compressed-tensors that names a class, such as `Linear`
+BLOCKS = ([128, 128], "128x128", None)  # assumed: a file that gives no blocks has these
 EIGHT_BITS = ("fp8", "fp8_plain", "mxfp8")
-MAX_CHARACTERS = 2**17  # of all lists: they compile in 3 s; published files have 11,000
-MAX_WAYS = 2**29  # to match all modules against all lists
+MAX_CHARACTERS = 2**17  # of the patterns in all lists: these compile in 3 s; published files have 11,000
+MAX_WAYS = 2**29  # in which all modules may match all lists
 
 
 @dataclass(frozen=True)
 class Form:
-    """The contents of a file. `others` is for modules in no list; `precision` is None if the modules decide it."""
+    """The contents of a quantisation file: formats for lists of modules.
+
+    `others` are the formats of modules in no list. `precision` is None if it follows from the modules' formats.
+    """
 
     others: Formats
     left_out: ModuleNames
@@ -84,22 +97,22 @@ class Form:
 
     @property
     def names(self) -> Sequence[ModuleNames]:
-        """Return all lists."""
+        """Return all lists of modules: the excluded ones, and those with a format."""
         return [self.left_out, *(names for names, _ in self.lists)]
 
 
 @dataclass(frozen=True)
 class Unplanned:
-    """A quantisation without a spec's precision, by its makers' name."""
+    """A quantisation that no precision of a spec describes; `words` is the name that its makers give it."""
 
     words: str
 
 
 def read_form(said: Any, expert_format: Any = None) -> Form | Unplanned | None:
-    """Return the contents of a file; None if nothing is quantised.
+    """Return the contents of a quantisation file; None if nothing is quantised.
 
-    `said` is a quantization_config, from config.json or a file beside it; `expert_format` its `expert_dtype`.
-    Raises Unreadable for values that should be lists.
+    `said` is a quantization_config, from config.json or a file beside it; `expert_format` is config.json's
+    `expert_dtype`. Raises Unreadable for values of an unexpected type.
     """
     if not said:
         return None
@@ -109,7 +122,7 @@ def read_form(said: Any, expert_format: Any = None) -> Form | Unplanned | None:
     method = said.get("quant_method")
     if not isinstance(method, str):
         return Unplanned("of another form")
-    method = method.lower()  # assumed: MODELOPT is no other method
+    method = method.lower()  # assumed: MODELOPT is the same method as modelopt
     if method.startswith("modelopt"):
         found, method = _read_modelopt(said), "modelopt"
     elif method == "compressed-tensors":
@@ -120,9 +133,9 @@ def read_form(said: Any, expert_format: Any = None) -> Form | Unplanned | None:
 
 
 def read_kv_precision(said: Any) -> KvPrecision | None:
-    """Return the precision of KV in a ModelOpt file; only FP8 is known.
+    """Return the precision of KV that a ModelOpt file gives; only FP8 is known, and None is for any other.
 
-    It is the engines' default: vLLM in get_kv_cache_quant_algo_string, SGLang in configure_kv_cache_dtype.
+    Engines use it by default: vLLM in get_kv_cache_quant_algo_string, SGLang in configure_kv_cache_dtype.
     """
     if not isinstance(said, Mapping) or not isinstance(said.get("quantization", {}), Mapping):
         return None
@@ -137,8 +150,8 @@ def read_kv_precision(said: Any) -> KvPrecision | None:
 def apply_form(model: Model, form: Form, said_in: str) -> Model | Unplanned:
     """Return `model` with the formats of `form` in each layer; `Unplanned` if no precision describes the whole.
 
-    `said_in` is the file or key with `form`. Raises Unreadable for an invalid expression, and for lists so long or so
-    ambiguous that matching would take for ever.
+    `said_in` names the file or key that `form` was read from. Raises Unreadable for an invalid expression, and for
+    lists so long or so ambiguous that matching would take for ever.
     """
     _refuse_too_much_work(form, sum(1 for layer in model.layers for each in layer.matrices(1) if each.module))
     kept = partial(_format_modules, form, model)
@@ -163,7 +176,7 @@ def apply_form(model: Model, form: Form, said_in: str) -> Model | Unplanned:
 
 
 def _covers_a_module(form: Form, model: Model) -> bool:
-    """Return whether some list has a module or the head of the main model."""
+    """Return whether some list with a format names a module of the main model, or its output head."""
     modules = (
         spell_module(each.module, [f"model.layers.{index}"], model.model_type)
         for index, layer in enumerate(model.layers)
@@ -195,16 +208,18 @@ def _flatten(said: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_known(said: Mapping[str, Any], method: str, expert_format: Any) -> Form | Unplanned:
-    """Return the form of a method whose files have only one."""
+    """Return the form of a quantisation method whose files all have the same form."""
     known = _read_fp8(said, said.get("expert_dtype", expert_format)) if method == "fp8" else BY_METHOD.get(method)
     if known is None:
         return Unplanned(_name_form(said, method))
-    left_out = () if known is FP8_NVFP4 else _read_left_out(said)  # there the list is what ModelOpt left in FP8
+    left_out = (
+        () if known is FP8_NVFP4 else _read_left_out(said)
+    )  # in such a file the list has what ModelOpt left in FP8
     return Form(FORMATS[known.precision], ModuleNames(left_out), (), known.precision, known.words)
 
 
 def _read_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
-    """Return FP8 in blocks, with experts in FP8, MXFP4 or NVFP4; None for other formats."""
+    """Return the quantisation of a file with FP8 in blocks and experts in FP8, MXFP4 or NVFP4; None for others."""
     if said.get("weight_block_size") != [128, 128]:
         return None
     if algorithm := said.get("moe_quant_algo"):
@@ -213,9 +228,9 @@ def _read_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
 
 
 def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
-    """Return one format for all linear modules, or that of each in `quantized_layers`.
+    """Read a ModelOpt file: one format for all linear modules, or one for each module in `quantized_layers`.
 
-    A file without a list of excluded modules says too little; it is read as NVIDIA's for DeepSeek-V3.
+    An NVFP4 file without a list of excluded modules is read as if it had the list of NVIDIA's DeepSeek-V3.
     """
     algorithm = said.get("quant_algo")
     if algorithm is None:
@@ -234,7 +249,7 @@ def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
 
 
 def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
-    """Return the format of each module in ModelOpt's mixed precision; others are not quantised."""
+    """Read a ModelOpt file of mixed precision: a format for each listed module; other modules are not quantised."""
     named = said.get("quantized_layers")
     if not isinstance(named, Mapping):
         if isinstance(said.get("config_groups"), Mapping):
@@ -253,7 +268,7 @@ def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
 
 
 def _read_groups(said: Mapping[str, Any]) -> Form | Unplanned:
-    """Return the format of each group of compressed-tensors: for all linear modules, or those that it names."""
+    """Read a compressed-tensors file: a format for each group, for all linear modules or those that the group names."""
     groups = said.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise Unreadable("config_groups is not an object of groups")
@@ -278,7 +293,7 @@ def _read_groups(said: Mapping[str, Any]) -> Form | Unplanned:
 
 
 def _read_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[str, Format | None]:
-    """Return a group's weights in words, and their format, or None if it is unknown."""
+    """Return a description of a group's weights, and their format; None for a format that is unknown."""
     bits, kind, size = (weights.get(key) for key in ("num_bits", "type", "group_size"))
     by = f" by {size}" if size else ""
     words = f"{bits}-bit {kind}{by}"[:60]
@@ -297,7 +312,7 @@ def _read_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple
 
 
 def _read_left_out(said: Mapping[str, Any]) -> Sequence[str]:
-    """Return the modules that a file excludes; the key differs by tool."""
+    """Return the modules that a file excludes from quantisation; the key for them differs by tool."""
     return [name for key in LEFT_OUT for name in _read_names(said.get(key) or [], key)]
 
 
@@ -311,7 +326,7 @@ def _read_names(names: Any, place: str) -> list[str]:
 
 
 def _name_form(said: Mapping[str, Any], method: str) -> str:
-    """Return the makers' name for a form that is not planned."""
+    """Return a name for a quantisation that is not planned, from its file's own words."""
     bits, size = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
     if algorithm := said.get("moe_quant_algo"):
         return f"fp8 with experts in {str(algorithm)[:40]}"
@@ -347,7 +362,7 @@ def _format_of(matrix: Matrix, form: Form, module: Spelling) -> Format:
 
 
 def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplanned:
-    """Return the precision for the formats of routed experts and other modules."""
+    """Return the precision that describes the layers' formats of routed experts and other modules."""
     if form.precision is not None:
         return Quantisation(form.precision, form.words)
     kept = [layer.kept_in for layer in layers if layer.kept_in]
@@ -379,7 +394,7 @@ def _choose_precision(expert: Format, *, has_eight_bits: bool) -> Precision | No
 
 
 def _drop_usual(layer: Layer, usual: Formats) -> Layer:
-    """Return `layer` without formats that every checkpoint of the precision has."""
+    """Return `layer` without formats of its own if these are the `usual` ones of the precision."""
     assert layer.kept_in is not None
     present = {each.role for each in layer.matrices(hidden_size=1) if each.module}
     is_usual = not layer.kept_in.modules and all(

@@ -1,7 +1,7 @@
 """Read a checkpoint's `config.json` as a model of its family, or return what is wrong with the file.
 
-The planner never opens weights: shapes decide a layout, and by the digest of the file's bytes the runtime rejects any
-other checkpoint than the planned one.
+The planner never opens weights, because shapes decide a layout. The runtime compares the digest of the file's bytes,
+and rejects any other checkpoint than the planned one.
 """
 
 import errno
@@ -34,16 +34,19 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # Source: github.com/
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model, and the sha256 of the bytes that it was read from."""
+    """A model, and the sha256 of the `config.json` that it was read from."""
 
     model: Model
     digest: str
-    other_quantization: str | None  # what the checkpoint's files say that no precision of a spec does
-    beside: Mapping[str, str]  # sha256 of what was read beside it, by the spec's name for each file
+    other_quantization: str | None  # name of a quantisation that no precision of a spec describes
+    beside: Mapping[str, str]  # other files that were read: path as the spec would write it -> sha256
 
 
 def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
-    """Return the config at `path` or what is wrong with it; `written` is its path in the spec."""
+    """Return the model of the `config.json` at `path`, or what is wrong with the file.
+
+    `written` is the path as the spec writes it.
+    """
     if URL.match(written):
         reason = "it is a URL, and the planner reads no network"
         return Finding(PATH, written, "S301 must be a readable file", reason, "download it, and write its path here")
@@ -75,7 +78,7 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
 
 
 def model_of(config: Any, written: str) -> Model | Finding:
-    """Return the model of a `config.json`'s content or what is wrong with it; `written` is its path in the spec."""
+    """Return the model of a parsed `config.json`, or what is wrong with it; `written` is its path in the spec."""
     found = _read_model(config, written, None)
     return found if isinstance(found, Finding) else found[0]
 
@@ -90,12 +93,12 @@ class _QuantisationFile:
 
 
 def _read_quantisation_file(path: Path, written: str) -> _QuantisationFile | Finding | None:
-    """Return the first file of `BESIDE` that exists, or None."""
+    """Return the first quantisation file (`BESIDE`) that exists beside config.json, None, or what is wrong with it."""
     for name, method in BESIDE.items():
         file = path.with_name(name)
         if not file.exists():
             continue
-        if not file.is_file():  # a FIFO would be waited for
+        if not file.is_file():  # reading a FIFO would wait for a writer
             return _refuse_quantisation(written, name, "it is not a file")
         try:
             content = read_file(file, MAX_CONFIG_BYTES)
@@ -117,7 +120,7 @@ def _refuse_quantisation(written: str, name: str, reason: str) -> Finding:
 
 
 def _read_model(config: Any, written: str, beside: _QuantisationFile | None) -> tuple[Model, str | None] | Finding:
-    """Return the model with its weights' formats, and the name of a quantisation that is not planned."""
+    """Return the model with its weights' formats, and the name of its quantisation if that cannot be planned."""
     found = _read_shapes(config, written)
     if isinstance(found, Finding):
         return found
@@ -136,15 +139,15 @@ def _read_model(config: Any, written: str, beside: _QuantisationFile | None) -> 
 
 
 def _quantization(config: Any) -> Any:
-    """Return the quantisation in `config` itself, or None."""
+    """Return the quantisation that config.json itself gives, or None."""
     if not isinstance(config, Mapping):
         return None
     text = _text(config)
-    return text.get("quantization_config") or text.get("compression_config")  # as compressed-tensors wrote it at first
+    return text.get("quantization_config") or text.get("compression_config")  # an old key of compressed-tensors
 
 
 def _read_shapes(config: Any, written: str) -> Model | Finding:
-    """Return the model by its shapes, without formats."""
+    """Return the model with its shapes but without the formats of weights, or what is wrong with the file."""
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
         return _refuse(written, "S302 must be a checkpoint's config.json", "it is not a JSON object with a model_type")
@@ -155,7 +158,7 @@ def _read_shapes(config: Any, written: str) -> Model | Finding:
         found = _read_family(model_type, config, file)
     else:
         found = _refuse_family(config, written)
-    # Engines have classes of their own for all models that they run, but a config's code may be its tokenizer's too.
+    # Engines do not need the checkpoint's code for a model, but the code may be that of a tokenizer.
     brings_code = model_type in BRING_CODE or "auto_map" in _text(config)
     return replace(found, brings_code=True) if brings_code and isinstance(found, Model) else found
 
@@ -171,7 +174,7 @@ def _tokenizer_with_code(path: Path) -> bytes | None:
 
 
 def _read_multimodal(config: Mapping[str, Any], file: File) -> Model | Finding:
-    """Return a multimodal model's text model, with the number of its tower's weights."""
+    """Return a multimodal model's text model, with the number of weights of the encoder beside it (its tower)."""
     _, text_types = TOWERS[file.model_type]
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
@@ -222,13 +225,13 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of the text model over those of the whole: either may have the quantisation."""
+    """Return all keys of `config` and, if it is multimodal, its text model's: either may have the quantisation."""
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, Mapping) else config
 
 
 def _tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `tie_word_embeddings`, which multimodal files have outside the text model."""
+    """Return only the key `tie_word_embeddings`, if present: multimodal files have it outside the text model."""
     return {key: config[key] for key in ("tie_word_embeddings",) if key in config}
 
 
@@ -243,9 +246,9 @@ def _refuse_keys(keys: Sequence[str], file: File, place: str) -> Finding:
 
 
 def _refuse_family(config: Mapping[str, Any], written: str) -> Finding:
-    """Return that the family is unknown; a multimodal file's text model may still be known.
+    """Return a finding for a model_type that is unknown. For a multimodal file, its text model may be known.
 
-    Its model_type is not repeated: a file that was named by mistake or malice may be private.
+    The message does not quote the model_type: the path may name a private file by mistake or malice.
     """
     text = config.get("text_config")
     inner = text.get("model_type") if isinstance(text, Mapping) else None
@@ -267,14 +270,14 @@ def _refuse_family(config: Mapping[str, Any], written: str) -> Finding:
 
 
 def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
-    """Return the family of the file's architecture, if the file has that family's keys."""
+    """Return the family that the file's architecture names, if the file has that family's keys."""
     named = re.sub("For(CausalLM|ConditionalGeneration)$", "", _architecture(config) or "").lower()
     family = next((each for each in FAMILIES if each.replace("_", "") == named), None)
     return family if family and not _missing_keys(family, config) else None
 
 
 def _refuse_model_type(config: Mapping[str, Any], written: str, family: str) -> Finding:
-    """Return that only the model_type is unknown."""
+    """Return a finding for a file that is like `family`'s in all but its model_type, or what else is wrong with it."""
     found = _read_model({**config, "model_type": family}, written, None)
     if isinstance(found, Finding):
         return found
@@ -284,9 +287,9 @@ def _refuse_model_type(config: Mapping[str, Any], written: str, family: str) -> 
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
-    """Return whether any key, at any depth, names experts."""
+    """Return whether any key, at any depth, has `expert` or `moe` in its name."""
     sections: list[Mapping[str, Any]] = [config]
-    while sections:  # a list, for a file may nest as deep as Python's calls may
+    while sections:  # a loop, because a file may nest too deep for recursion
         section = sections.pop()
         if any(re.search("expert|moe", str(key)) for key in section):
             return True
@@ -299,7 +302,7 @@ def _refuse(written: str, rule: str, reason: str, fix: str = "point to the check
 
 
 def _recognise_file(content: bytes) -> tuple[str, str] | None:
-    """Return what a file that is not JSON is, and what to do; None if unknown."""
+    """Return what kind of file a file that is not JSON is, and what to do; None for an unknown kind."""
     if content.startswith(LFS_POINTER):
         return "it is a pointer of git-lfs, and the file itself was not fetched", "fetch it with git lfs pull"
     if content.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):

@@ -1,4 +1,4 @@
-"""The class that reads each family, by the `model_type` of its `config.json`.
+"""Look up the class that reads a family, by the `model_type` of a `config.json`.
 
 A spec names one model, so a family's file is imported on first use. `facts/engine_models.py` says which engines run a
 family.
@@ -35,7 +35,7 @@ FAMILIES = {
     "mixtral": "grouped.MixtralShapes",
 }
 
-# model_type of the whole -> the tower's file and class, and the families of its text model, the usual one first
+# model_type of a multimodal model -> file and class of its encoder (tower), and possible families of its text model
 TOWERS = {
     "kimi_k25": ("towers.KimiTower", ("kimi_k2", "deepseek_v3")),
     "minimax_m3_vl": ("towers.MiniMaxM3Tower", ("minimax_m3", "minimax_m3_vl_text")),
@@ -44,9 +44,9 @@ TOWERS = {
 }
 
 
-# model_types whose checkpoints have a tokenizer of their own code. Without it an engine takes another one, and says
-# nothing. Source: github.com/zhy0216/pigo docs/reference/pi-mono-main/packages/pods/docs/kimi-k2.md, a copy of its
-# makers' guide, where each command has --trust-remote-code.
+# model_types whose checkpoints have code for their tokenizer. Without it an engine silently takes another tokenizer.
+# Source: github.com/zhy0216/pigo docs/reference/pi-mono-main/packages/pods/docs/kimi-k2.md, a copy of the makers'
+# guide, where each command has --trust-remote-code.
 BRING_CODE = ("kimi_k2", "kimi_k25")
 
 
@@ -57,7 +57,7 @@ def shapes_of(family: str) -> type[Shapes]:
 
 
 def tower_of(model_type: str) -> type[Tower]:
-    """Return the class that reads the tower of a multimodal `model_type`, one of `TOWERS`."""
+    """Return the class that reads the encoder (tower) of a multimodal `model_type`, one of `TOWERS`."""
     found: type[Tower] = _class_named(TOWERS[model_type][0])
     return found
 

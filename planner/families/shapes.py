@@ -4,8 +4,8 @@ A spec names one model of many families, so pydantic builds a family's validator
 keys that the planner reads, as checkpoints write them. A key has a default only if published files leave it out and
 transformers has that default.
 
-A family says which layers have experts, what these are, and what each layer's attention is. This module checks for all
-families that the parts fit together and can be planned.
+A family says which layers have experts, what the experts' sizes are, and what each layer's attention is. This module
+checks for all families that the parts fit together and can be planned.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ MAX_SIZE = 1_000_000  # of any one dimension
 
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=1, le=65_536)]
-Entry = Annotated[int, Field(ge=-MAX_SIZE, le=MAX_SIZE)]  # of a list: each family says which numbers it knows
+Entry = Annotated[int, Field(ge=-MAX_SIZE, le=MAX_SIZE)]  # of a list: each family checks for the numbers that it knows
 
-# Keys for the number of MTP modules: MiniMax's, Qwen's, everybody else's
+# Keys for the number of MTP modules: MiniMax's, Qwen's, and that of all other families
 MTP_LAYERS = AliasChoices("num_mtp_modules", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ PerLayer = Annotated[list[T], Field(max_length=2 * MAX_LAYERS)]  # some publishe
 
 @dataclass(frozen=True)
 class File:
-    """The parts of a `config.json` that are read in the same way for all families."""
+    """What a model takes from a `config.json` beside its shapes, in the same way for all families."""
 
     source: str
     model_type: str
@@ -55,12 +55,12 @@ class Shapes(BaseModel):
     tie_word_embeddings: bool = False
     num_nextn_predict_layers: int = Field(default=0, ge=0, le=MAX_LAYERS, validation_alias=MTP_LAYERS)
 
-    counts_experts: ClassVar[str] = "n_routed_experts"  # the key
-    per_layer: ClassVar[tuple[str, ...]] = ()  # keys of lists that have an entry for each layer
+    counts_experts: ClassVar[str] = "n_routed_experts"  # the key with the number of routed experts
+    per_layer: ClassVar[tuple[str, ...]] = ()  # keys whose values are lists with an entry for each layer
 
     @property
     def order(self) -> str:
-        """Return the keys that say which layers are dense, if any may be."""
+        """Return, for messages, the keys that say which layers are dense; empty if none can be."""
         return ""
 
     def is_moe(self) -> list[bool]:
@@ -68,14 +68,14 @@ class Shapes(BaseModel):
         return [True] * self.num_hidden_layers
 
     def contradiction(self) -> str | None:
-        """Return a contradiction among the family's own keys, or None. Lists are known to have an entry per layer."""
+        """Explain a contradiction among the family's own keys, or return None. Lists have the right lengths by then."""
         return None
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan, of consistent shapes; None if it can plan all."""
+        """Explain why the planner cannot plan these shapes, which are consistent; None if it can."""
         if not any(layer.attention.kv(1).entry_bytes for layer in self.layers()):
             return "no layer keeps KV of all tokens, by which memory for them is planned"
-        is_moe = self.is_moe()  # the rows of a map are layers without gaps
+        is_moe = self.is_moe()  # an expert map's rows are consecutive layers
         return None if sorted(is_moe) == is_moe else f"by {self.order}, dense layers stand among MoE layers"
 
     def attention(self, index: int) -> Attention:
@@ -107,13 +107,13 @@ class Shapes(BaseModel):
         return 1
 
     def broken(self) -> str | None:
-        """Return the contradictions in the shapes, without those that follow from others."""
+        """Explain the contradictions in the shapes, without those that follow from others; None if there are none."""
         order = self._miscounted_list() or self.contradiction() or self._has_no_layers()
         wrong = (order, *self.uneven_heads(), self._uneven_groups(), self._too_many_chosen())
         return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield what is wrong with the numbers of heads."""
+        """Explain each number of heads that does not divide what it must divide; None for one that does."""
         yield None
 
     def model(self, file: File) -> Model:
@@ -133,7 +133,7 @@ class Shapes(BaseModel):
         )
 
     def miscounted(self, key: str, entries: Sequence[Any] | None) -> str | None:
-        """Return that a list does not have one entry per layer, or None."""
+        """Explain that the list under `key` does not have one entry per layer, or return None."""
         if entries is None or len(entries) == self.num_hidden_layers:
             return None
         return f"{key} has {len(entries)} entries, and num_hidden_layers is {self.num_hidden_layers}"
@@ -161,9 +161,9 @@ class Shapes(BaseModel):
 
 
 class DenseFirstShapes(Shapes):
-    """The keys of families with a number of leading dense layers; shared experts have the routed ones' size.
+    """The keys of families whose first layers are dense. Shared experts are as large as routed ones.
 
-    MTP modules have a layer like the main model's last.
+    The layer of an MTP module is like the main model's last layer.
     """
 
     intermediate_size: Size  # of dense layers
@@ -171,8 +171,8 @@ class DenseFirstShapes(Shapes):
     first_k_dense_replace: int = Field(ge=0, le=MAX_LAYERS)
     n_routed_experts: Count
     n_shared_experts: int = Field(ge=0, le=64)
-    n_group: Count | None  # null where experts are chosen without groups
-    topk_group: Count | None = None  # without it a token may go to all groups
+    n_group: Count | None  # None: experts are chosen without groups
+    topk_group: Count | None = None  # None: a token may go to all groups
 
     @property
     def order(self) -> str:
@@ -205,5 +205,5 @@ class DenseFirstShapes(Shapes):
 
 
 def explain_uneven(part: str, number: int, whole: str, size: int) -> str | None:
-    """Return that one key's number does not divide another's, or None."""
+    """Explain that `number`, of key `part`, does not divide `size`, of key `whole`; None if it does."""
     return f"{part} ({number}) does not divide {whole} ({size})" if size % number else None

@@ -1,4 +1,4 @@
-"""Towers of multimodal models: the keys of `vision_config`, or at the top of the file, that count its parameters.
+"""Towers: the encoders for images and sound of multimodal models. Here are the keys that give their parameter counts.
 
 Sources: transformers 5.23.0 models/kimi_k25/modeling_kimi_k25.py (published files have other names, `vt_...`);
 `MiniMaxM3VLVisionConfig` and modeling_minimax_m3_vl.py; `Qwen3_5MoeVisionConfig` and modeling_qwen3_5_moe.py;
@@ -13,17 +13,17 @@ __all__ = ["KimiTower", "MiniMaxM3Tower", "Qwen3VlTower", "Qwen35Tower", "Tower"
 
 
 class Tower(BaseModel):
-    """The keys of an encoder beside the text model, in `vision_config` or at the top of the file."""
+    """The keys of an encoder beside the text model, in `vision_config` or at the top of `config.json`."""
 
     model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
     def num_weights(self, text_hidden_size: int) -> int:
-        """Return the parameters of the encoder and of the projection into the text model."""
+        """Return the number of parameters of the encoder and of the projection into the text model."""
         raise NotImplementedError
 
 
 class KimiTower(Tower):
-    """The tower of Kimi-K2.5 and later."""
+    """The keys of the encoder of Kimi-K2.5 and later."""
 
     hidden_size: Size = Field(validation_alias=AliasChoices("vt_hidden_size", "hidden_size"))
     intermediate_size: Size = Field(validation_alias=AliasChoices("vt_intermediate_size", "intermediate_size"))
@@ -34,7 +34,7 @@ class KimiTower(Tower):
     merge_kernel_size: list[Count] = Field(min_length=2, max_length=2)
 
     def num_weights(self, text_hidden_size: int) -> int:
-        """Return the parameters of patches, layers and the projection into the text model."""
+        """Return the number of parameters of patches, layers and the projection into the text model."""
         size, inner = self.hidden_size, self.intermediate_size
         patches = 3 * self.patch_size**2 * size + size + self.pos_emb_height * self.pos_emb_width * size
         merged = size * self.merge_kernel_size[0] * self.merge_kernel_size[1]
@@ -43,7 +43,7 @@ class KimiTower(Tower):
 
 
 class MiniMaxM3Tower(Tower):
-    """The tower of MiniMax-M3."""
+    """The keys of MiniMax-M3's encoder."""
 
     hidden_size: Size
     intermediate_size: Size
@@ -52,10 +52,10 @@ class MiniMaxM3Tower(Tower):
     patch_size: Count
     temporal_patch_size: Count = 2
     spatial_merge_size: Count = 2
-    projector_hidden_size: Size  # of the outer file
+    projector_hidden_size: Size  # a key at the top of the file
 
     def num_weights(self, text_hidden_size: int) -> int:
-        """Return the parameters of patches, layers and the two projections of two matrices each."""
+        """Return the number of parameters of patches, layers and two projections of two matrices each."""
         size, inner, text, wide = self.hidden_size, self.intermediate_size, text_hidden_size, self.projector_hidden_size
         patches = self.num_channels * self.temporal_patch_size * self.patch_size**2 * size
         merged = text * self.spatial_merge_size**2
@@ -64,7 +64,7 @@ class MiniMaxM3Tower(Tower):
 
 
 class Qwen35Tower(Tower):
-    """The tower of Qwen3.5."""
+    """The keys of Qwen3.5's encoder."""
 
     depth: Count
     hidden_size: Size
@@ -77,7 +77,7 @@ class Qwen35Tower(Tower):
     out_hidden_size: Size
 
     def num_weights(self, text_hidden_size: int) -> int:
-        """Return the parameters of patches, layers and the merger into the text model."""
+        """Return the number of parameters of patches, layers and the merger into the text model."""
         size, inner = self.hidden_size, self.intermediate_size
         patches = self.in_channels * self.temporal_patch_size * self.patch_size**2 * size + size
         merged = size * self.spatial_merge_size**2
@@ -86,17 +86,17 @@ class Qwen35Tower(Tower):
 
 
 class Qwen3VlTower(Qwen35Tower):
-    """The tower of Qwen3-VL: Qwen3.5's, whose inner layers reach the text model too."""
+    """The keys of Qwen3-VL's encoder: Qwen3.5's, but some inner layers feed the text model too."""
 
     deepstack_visual_indexes: PerLayer[Entry]
 
     def num_weights(self, text_hidden_size: int) -> int:
-        """Return the parameters of Qwen3.5's tower, and a merger for each inner layer that reaches the text model."""
+        """Return the number of parameters of Qwen3.5's encoder, and of a merger for each inner layer with output."""
         merged = self.hidden_size * self.spatial_merge_size**2
         merger = 2 * merged + merged * merged + merged + merged * self.out_hidden_size + self.out_hidden_size
         return super().num_weights(text_hidden_size) + len(self.deepstack_visual_indexes) * merger
 
 
 def _encoder_layer(size: int, inner: int) -> int:
-    """Return the parameters of a tower's layer: attention, two matrices and two norms, all with biases."""
+    """Return the number of parameters of an encoder's layer: attention, two matrices and two norms, all with biases."""
     return 4 * (size * size + size) + 2 * size * inner + inner + size + 4 * size
