@@ -51,7 +51,9 @@ class DeepseekV4Shapes(Shapes):
         ratios = self.compress_ratios
         if self.layer_types is None and ratios is None:
             return "neither compress_ratios nor layer_types says how each layer compresses"
-        return self.miscounted("compress_ratios", ratios and ratios[: self.num_hidden_layers]) or self._unknown()
+        return (
+            self.explain_wrong_length("compress_ratios", ratios and ratios[: self.num_hidden_layers]) or self._unknown()
+        )
 
     def layers(self) -> tuple[Layer, ...]:
         """Return the main model's layers, all MoE layers, and which of them route by a hash."""

@@ -62,7 +62,7 @@ class MiniMaxM3Shapes(LocalExpertsShapes):
     def contradiction(self) -> str | None:
         """Explain that `sparse_attention_freq` does not have one entry per layer, or return None."""
         sparse = self.sparse_attention_config
-        return self.miscounted("sparse_attention_freq", sparse.sparse_attention_freq) if sparse else None
+        return self.explain_wrong_length("sparse_attention_freq", sparse.sparse_attention_freq) if sparse else None
 
     def experts(self) -> Experts:
         """Return the experts of each MoE layer."""

@@ -184,7 +184,7 @@ def _read_multimodal(config: Mapping[str, Any], file: File) -> Model | Finding:
     if text_type not in text_types:
         reason = f"the model_type of its text_config is not {' or '.join(text_types)}"
         return _refuse(file.source, f"S302 must be a config.json of {file.model_type}", reason)
-    of_text = {**text, **_tie(config)}
+    of_text = {**text, **_embedding_tie(config)}
     try:
         tower = tower_of(file.model_type).model_validate({**config, **vision})
     except ValidationError as error:
@@ -211,7 +211,7 @@ def _read_family(family: str, config: Mapping[str, Any], file: File, place: str 
         shapes = shapes_of(family).model_validate(config)
     except ValidationError as error:
         return _refuse_keys(_wrong_keys(error), file, place)
-    if broken := shapes.broken():
+    if broken := shapes.explain_contradictions():
         return Finding(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
     if unplanned := shapes.unplanned():
         fix = "choose another model: tidemill cannot plan such layers yet"
@@ -230,7 +230,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**text, **config} if isinstance(text, Mapping) else config
 
 
-def _tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _embedding_tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return only the key `tie_word_embeddings`, if present: multimodal files have it outside the text model."""
     return {key: config[key] for key in ("tie_word_embeddings",) if key in config}
 

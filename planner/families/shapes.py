@@ -106,7 +106,7 @@ class Shapes(BaseModel):
         """Return the number of residual streams."""
         return 1
 
-    def broken(self) -> str | None:
+    def explain_contradictions(self) -> str | None:
         """Explain the contradictions in the shapes, without those that follow from others; None if there are none."""
         order = self._miscounted_list() or self.contradiction() or self._has_no_layers()
         wrong = (order, *self.uneven_heads(), self._uneven_groups(), self._too_many_chosen())
@@ -132,14 +132,14 @@ class Shapes(BaseModel):
             draft_layer=self.draft_layer(),
         )
 
-    def miscounted(self, key: str, entries: Sequence[Any] | None) -> str | None:
+    def explain_wrong_length(self, key: str, entries: Sequence[Any] | None) -> str | None:
         """Explain that the list under `key` does not have one entry per layer, or return None."""
         if entries is None or len(entries) == self.num_hidden_layers:
             return None
         return f"{key} has {len(entries)} entries, and num_hidden_layers is {self.num_hidden_layers}"
 
     def _miscounted_list(self) -> str | None:
-        return next(filter(None, (self.miscounted(key, getattr(self, key)) for key in self.per_layer)), None)
+        return next(filter(None, (self.explain_wrong_length(key, getattr(self, key)) for key in self.per_layer)), None)
 
     def _has_no_layers(self) -> str | None:
         is_moe = self.is_moe()
