@@ -1,10 +1,10 @@
-"""How the tokens of a phase travel to their experts: the kind of dispatch, its bytes, and the gate.
+"""How the tokens of a phase reach their experts: the kind of dispatch, its bytes, and the gate's limits.
 
 DeepEP has two kinds of dispatch. Normal dispatch, for prefill, sends a token once to each NVLink domain with one of its
 experts. Low-latency dispatch, for decode, sends it once for each expert, to the expert's GPU.
 
-So keeping groups of experts on nodes saves bytes only with normal dispatch, with a gate that limits a token to some
-groups, and if NVLink ends with the node.
+Keeping each group of experts on one node saves bytes only under three conditions: dispatch is normal, the gate limits a
+token to some groups, and NVLink does not cross nodes.
 
 Worked example: 7,168 channels in FP8 with a scale for each 128 are 7,392 B to dispatch, and 14,336 B in BF16 to
 combine.
@@ -39,15 +39,15 @@ def is_normal(phase: Phase) -> bool:
 
 
 def step_tokens(phase: PhaseSpec) -> int:
-    """Return the most tokens of a group's decode step: one for each request, and its drafts."""
+    """Return the most tokens in a decode step of one attention group: per request one token and its drafts."""
     return phase.max_requests * (1 + phase.draft_tokens)
 
 
 def dispatched_tokens(phase: PhaseSpec, engine: EngineName) -> int:
-    """Return how many tokens of a decode step each GPU's low-latency buffer holds.
+    """Return how many tokens of a decode step each GPU's low-latency dispatch buffer has room for.
 
-    GPUs that share attention also share its tokens, but vLLM's buffer holds all tokens of the group. The bundled
-    runtime's buffer holds one half of an overlapped step, because the halves take turns.
+    GPUs that share attention divide the group's tokens, but vLLM's buffer has room for all tokens of the group. The
+    bundled runtime's buffer has room for one half of an overlapped step, because the halves take turns.
     """
     tokens = step_tokens(phase)
     if engine == OURS and phase.overlap != "none":
@@ -56,20 +56,20 @@ def dispatched_tokens(phase: PhaseSpec, engine: EngineName) -> int:
 
 
 def gate_of(model: Model, precision: Precision) -> Gate:
-    """Return the gate of `model`, with the bytes of a token that goes to another node."""
+    """Return how the gate of `model` chooses, with the bytes that dispatch sends per token in `precision`."""
     dispatch, _ = message_bytes(model.hidden_size, precision)
     return Gate(model.num_experts_per_token, model.num_groups_per_token, dispatch)
 
 
 def limiting_groups(model: Model) -> int:
-    """Return the number of expert groups if the gate limits a token to some of them, else 1."""
+    """Return the number of expert groups if the gate limits a token to some of the groups, else 1."""
     return model.num_expert_groups if model.num_groups_per_token < model.num_expert_groups else 1
 
 
 def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, layout: PhaseLayout) -> int:
-    """Return the number of expert groups to keep on nodes; 1 if that saves no bytes.
+    """Return how many expert groups an expert map should keep whole on nodes; 1 if that saves no dispatch bytes.
 
-    A unit that is one attention group dispatches nothing, so it saves none.
+    A unit that is one attention group dispatches nothing, so it saves no bytes.
     """
     links_leave_node = gpu.nvlink_leaves_node and (gpu.nvlink_domain or 0) > gpus_per_node
     saves_bytes = is_normal(layout.phase) and layout.dp_size > 1 and not links_leave_node
@@ -77,10 +77,10 @@ def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, layout: PhaseLay
 
 
 def split_of(spec: Spec, layout: PhaseLayout) -> SplitRule:
-    """Return the rule by which a phase's tokens choose among replicas.
+    """Return the rule by which a phase's tokens choose among the replicas of an expert.
 
-    An SGLang unit that is one attention group dispatches nothing: its GPUs have the same tokens, and use an expert's
-    replicas in turn. Source: github.com/sgl-project/sglang 0.5.23
+    An SGLang unit that is one attention group dispatches nothing: its GPUs have the same tokens, and take an expert's
+    replicas in turn, which splits its load equally. Source: github.com/sgl-project/sglang 0.5.23
     python/sglang/srt/eplb/expert_location_dispatch.py, rank_invariant.
     """
     rule = spec.split_rule
@@ -88,7 +88,7 @@ def split_of(spec: Spec, layout: PhaseLayout) -> SplitRule:
 
 
 def message_bytes(hidden_size: int, precision: Precision) -> tuple[int, int]:
-    """Return the bytes of one token in dispatch and in combine."""
+    """Return the bytes of one token in dispatch, with its scales, and in combine."""
     if precision == "fp8":
         return hidden_size + SCALE_BYTES * (hidden_size // SCALE_CHANNELS), 2 * hidden_size
     return wide_bytes(precision) * hidden_size, wide_bytes(precision) * hidden_size

@@ -1,4 +1,4 @@
-"""The layout of one phase over its unit's GPUs.
+"""The layout of one phase over the GPUs of a unit.
 
 Glossary, with DeepSeek's decode unit as the worked example:
     EP size             GPUs over which the routed experts are spread                 144
@@ -39,19 +39,19 @@ class PhaseLayout:
     shared_per_gpu: int
     overlap: Overlap
     precision: Precision
-    gpu: str  # as plans call it
+    gpu: str  # type of GPU, by the name that plans use
 
     @property
     def dp_size(self) -> int:
-        """The number of groups of ranks that each own their requests: attention is data-parallel over them."""
+        """The number of attention groups. Each group of ranks owns its requests, so attention is data-parallel."""
         return self.ep_size // self.attention_tp
 
     @property
     def dense_tp(self) -> int:
         """The number of GPUs that share dense layers, shared experts and embeddings.
 
-        That is all GPUs if the unit is one attention group. In a unit with several groups each GPU has them whole,
-        because most of a group's tokens are then on one GPU only. Source: github.com/sgl-project/sglang 00114aef
+        These are all GPUs of a unit that is one attention group. In a unit with several groups each GPU has these parts
+        whole, because most of a group's tokens are then on one GPU only. Source: github.com/sgl-project/sglang 00114aef
         python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
         """
         return self.ep_size if self.dp_size == 1 else 1
@@ -63,22 +63,22 @@ class PhaseLayout:
 
     @property
     def routed_per_gpu(self) -> int:
-        """The same as `slots_per_gpu`, under the name that plans use beside `shared_per_gpu`."""
+        """Equal to `slots_per_gpu`; plans use this name, beside `shared_per_gpu`."""
         return self.slots_per_gpu
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks on a node, one per GPU; a unit smaller than a node leaves other GPUs idle."""
+        """The number of ranks on a node, one per GPU; a unit smaller than a node leaves the node's other GPUs idle."""
         return self.ep_size // self.nodes_per_unit
 
 
 def lay_out(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
-    """Return the layout of `phase` in `spec`, whether or not it fits."""
+    """Return the layout of `phase` that `spec` asks for, whether or not it fits into memory."""
     return layout_of(spec.written, phase, spec.model.num_routed_experts, spec.model.num_shared_experts)
 
 
 def layout_of(spec: Spec, phase: Phase, num_routed_experts: int, num_shared_experts: int) -> PhaseLayout:
-    """Return the layout of `phase` for a model with these experts, for readers of a plan, which has no model."""
+    """Return the layout of `phase` from the model's numbers of experts, because a saved plan has no other model facts."""
     section = spec.phase(phase)
     return PhaseLayout(
         phase=phase,

@@ -6,14 +6,15 @@ estimates speed.
 
 Glossary, with DeepSeek-V3's decode unit on an H800 as the worked example:
     weights        resident parts + routed slots              20.1 GB + 2 x 2.554 GB = 25.2 GB
-    activations    those of the largest allowed step          (`working_memory.py`)
+    activations    of the largest step that limits allow      (`working_memory.py`)
     buffers        dispatch, combine and collectives          (`working_memory.py`)
     reserve        context, library workspaces, CUDA graphs   (and, for SGLang, `headroom.py`)
     KV per token   over all layers                            576 x 2 B x 61 = 70,272 B
     KV per request windows and states, of constant size       none; 75.5 MB for Qwen3-Next
 
-The invariant: weights + activations + buffers + reserve + KV == usable bytes. KV is the constant part of `max_requests`
-requests, whole pages, and the rest of a page. A layout fits if at least one request of full length does.
+The invariant: weights + activations + buffers + reserve + KV == usable bytes. KV consists of the constant bytes of
+`max_requests` requests, whole pages, and a rest smaller than a page. A layout fits if at least one request of full
+length fits.
 
 On `cpu` there is nothing to split: ranks share the host's memory, and no spec states its size.
 """
@@ -56,7 +57,7 @@ USUAL_SHARE = 1 / 8
 RESERVE_BYTES = 3_758_096_384  # 3.5 GiB
 CUDA_GRAPH_BYTES = 2_695_091_978  # 2.51 GiB
 
-# As in plans. Those that begin with `assumed` are listed separately, like figures of the catalog.
+# part of the reserve -> source, as plans show it. Plans list sources that begin with `assumed` separately.
 SOURCES = {
     "context": "github.com/ai-dynamo/aiconfigurator 095f58a5 aic-core/src/aiconfigurator_core/systems/h100_sxm.yaml, "
     "other_mem, alike for all GPUs",
@@ -80,27 +81,27 @@ class MemoryPlan:
     activations: int
     buffers: int
     cuda_graphs: int
-    headroom: int  # for SGLang, beyond activations and graphs
+    headroom: int  # what SGLang keeps free beyond activations and graphs; 0 for other engines
     kv_bytes_per_token: int
-    kv_bytes_per_request: int  # of constant size
+    kv_bytes_per_request: int  # windows and states, of constant size
     max_requests: int
     max_request_tokens: int
     max_kv_tokens: int | None
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of the weights with this layout's routed slots."""
+        """Return the bytes of all weights on the GPU, its routed expert slots included."""
         return self.weights.total(self.num_slots)
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the bytes of each part of the weights, with this layout's routed slots."""
+        """Return part of the weights -> its bytes on the GPU; `routed` is the part of the expert slots."""
         parts = asdict(self.weights)
         return parts | {"routed": self.num_slots * parts.pop("slot")}
 
     @property
     def reserve(self) -> int:
-        """The bytes for the driver's context, library workspaces, CUDA graphs and SGLang's headroom."""
+        """The bytes reserved for the driver's context, library workspaces, CUDA graphs and SGLang's headroom."""
         return RESERVE_BYTES + self.cuda_graphs + self.headroom
 
     @property
@@ -121,39 +122,41 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> int:
-        """Return the KV tokens in whole pages: as many as fit, at most those that the spec allows."""
+        """Return how many tokens of KV fit, in whole pages, and at most `max_kv_tokens` rounded up to pages."""
         fitting = max(0, self.free - self.fixed_kv) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
         return fitting if self.max_kv_tokens is None else min(fitting, in_pages(self.max_kv_tokens))
 
     @property
     def full_requests(self) -> int:
-        """The number of requests of full length that fit at a time."""
+        """The number of requests of `max_request_tokens` whose KV fits at the same time."""
         return self.kv_tokens // in_pages(self.max_request_tokens)
 
     @property
     def short(self) -> int:
-        """The bytes missing for one request of full length; 0 or less if it fits."""
+        """The bytes missing for the KV of one request of full length; 0 or less if it fits."""
         return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
 
 
 def find_misfits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
-    """Return a finding for each phase without room for the KV of one request."""
+    """Return a finding for each phase whose GPUs have no room for the KV of one request of full length."""
     return [_report_misfit(plan, spec) for plan in memory if plan.short > 0]
 
 
 def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
-    """Return the memory of one phase, even if not everything fits; None if its size is unknown, as on `cpu`."""
+    """Return the memory of a GPU of `phase`, even if not everything fits; None if its size is unknown, as on `cpu`."""
     return split_memory(spec, lay_out(spec, phase)) if spec.gpu_of(phase).usable_bytes else None
 
 
 def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
-    """Return the memory of a GPU with this layout, even if not everything fits."""
+    """Divide the memory of a GPU with this layout into its uses, even if these do not all fit."""
     model, gpu = checked.loaded_model.one_of(layout.attention_tp), checked.gpu_of(layout.phase)
     spec = checked.phase(layout.phase)
     assert gpu.usable_bytes is not None
     dispatched = dispatched_tokens(spec, checked.written.engine_name)
     activations = activation_bytes(model, layout, spec, dispatched)
-    cuda_graphs = 0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES  # prefill's shapes never repeat
+    cuda_graphs = (
+        0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES
+    )  # prefill uses no graphs, because its shapes do not repeat
     is_sglang = checked.written.engine_name == "sglang"
     working = sglang_working_bytes(layout.phase, spec, gpu.usable_bytes) if is_sglang else 0
     kv_value = KV_BYTES[kv_dtype(spec.precision, spec.kv_precision)]
@@ -175,47 +178,48 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
 
 
 def in_pages(num_tokens: int) -> int:
-    """Return `num_tokens` of one request, rounded up to whole pages."""
+    """Return `num_tokens`, the tokens of one request, rounded up to whole KV pages."""
     return -(-num_tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS
 
 
 def kv_bytes(num_tokens: int, bytes_per_token: int, fixed_bytes: int) -> int:
-    """Return the bytes of KV: those per token and the constant ones."""
+    """Return the bytes of KV of `num_tokens`, with `fixed_bytes` for windows and states."""
     return num_tokens * bytes_per_token + fixed_bytes
 
 
 def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
-    """Return the memory share of weights and KV, which engines call static, rounded up to four digits.
+    """Return the share of a GPU's memory for weights and KV, which SGLang calls static, rounded up to four digits.
 
-    It is a share of the GPU's memory or, for SGLang, of what is free before weights are loaded. That is assumed to be
-    all but the reserve. SGLang finds at least as much, so all of the planned KV has room.
+    For SGLang it is a share of the memory that is free before weights are loaded, which is assumed to be all memory but
+    the reserve. SGLang finds at least as much free, so all of the planned KV has room.
     """
     free = gpu_bytes - (RESERVE_BYTES if engine == "sglang" else 0)
     return ceil(10_000 * (weight_bytes + kv_bytes) / free) / 10_000
 
 
 def loaded_bytes(memory: Sequence[MemoryPlan]) -> dict[Phase, tuple[int, int]]:
-    """Return the weights on one GPU of each phase, and what its expert slots take of them."""
+    """Return phase -> (bytes of the weights on one GPU, bytes of its expert slots among these)."""
     return {each.phase: (each.weight_bytes, each.parts["routed"]) for each in memory}
 
 
 def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:
-    """Return the bytes of weights that a unit's node reads: parts that its GPUs share once, and each GPU's experts.
+    """Return the bytes of weights that one node of a unit reads from storage.
 
-    `weights_bytes` are those of one GPU, of which `routed_bytes` are its expert slots.
+    GPUs with the same part of attention read it once, and every GPU reads its own experts. `weights_bytes` are the
+    weights of one GPU, `routed_bytes` the expert slots among these.
     """
     gpus = min(ep_size, gpus_per_node)
-    parts = min(attention_tp, gpus)  # of attention: a group's GPUs hold different ones
+    parts = min(attention_tp, gpus)  # different parts of attention on the node
     return float((weights_bytes - routed_bytes) * parts + gpus * routed_bytes)
 
 
 def _drop_unloaded(spec: ResolvedSpec, weights: Weights) -> Weights:
-    """Return the weights that the engine loads. The bundled runtime does not load encoders."""
+    """Return `weights` without parts that the engine does not load: the bundled runtime loads no encoders."""
     return replace(weights, towers=0) if spec.written.engine_name == OURS else weights
 
 
 def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Return the finding, at the limit that is too high or else at the field of the largest part."""
+    """Return a finding: no request fits. It is at the limit that is too high, or else at the largest part's field."""
     field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "
@@ -232,7 +236,7 @@ def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
 
 
 def _find_high_limit(phase: Phase, spec: ResolvedSpec) -> str | None:
-    """Return the limit of steps or requests that is above its default, if the layout fits with that default."""
+    """Return the field of a limit on steps or requests that is above its default, if the default would fit."""
     section = spec.phase(phase)
     for field in ("max_batch_tokens", "max_requests"):
         default = PhaseSpec.model_fields[field].default
@@ -243,7 +247,7 @@ def _find_high_limit(phase: Phase, spec: ResolvedSpec) -> str | None:
 
 
 def _largest_part_field(plan: MemoryPlan) -> str:
-    """Return the field that decides the largest part of a GPU's memory."""
+    """Return the spec's field that decides the largest part of a GPU's memory."""
     parts = (
         (plan.weight_bytes, "ep_size"),
         (plan.activations + plan.buffers, largest_step_field(plan.phase)),

@@ -1,14 +1,14 @@
 """The nodes of a cluster, from a number or a list in the spec, and which of them are usable.
 
-With a number of nodes they are node-0, node-1, ... in racks, leaf switches and power domains of equal sizes, in order.
-A list gives all of that for each node, and says which nodes take no pods: no plan uses those, and it says why. Spares
-stay free of units as well, to replace a lost node.
+If the spec has only a number, nodes are named node-0, node-1, ... and fill racks, leaf switches and power domains of
+equal sizes in order. A list gives name and places of each node, and says which nodes take no pods. A plan does not use
+those, and says why. Spares stay free of units as well, to replace a lost node.
 
 An HGX NVLink domain is one node. An NVL72 domain is 18 nodes of four GPUs, so placement decides whether a unit's
 traffic takes NVLink or the network. Consecutive nodes of a rack are assumed to form a domain, because no inventory says
 more.
 
-It asks no cluster: `tidemill inventory` writes the list.
+Nothing here asks a cluster: `tidemill inventory` writes the list.
 """
 
 from collections import Counter
@@ -41,29 +41,29 @@ REPELLING_EFFECTS = ("NoSchedule", "NoExecute")  # PreferNoSchedule only discour
 
 @dataclass(frozen=True)
 class Node:
-    """A node and its places; a place that the spec does not name is empty."""
+    """A node with its rack, leaf switch and power domain; each is empty if the spec does not name it."""
 
     index: int
     name: str
     rack: str
     leaf: str
     power: str
-    unusable: str | None  # the reason if no unit may be placed on it
+    unusable: str | None  # why no unit may be placed on it; None for a usable node
     gpu: str = ""
 
     @property
     def is_spare(self) -> bool:
-        """Whether a unit may move to the node later."""
+        """Whether the node is a spare: free of units now, and a unit that loses a node may move to it."""
         return self.unusable == SPARE
 
 
 def nodes_of(
     cluster: ClusterSpec, gpus: Collection[str] = (), tolerations: Sequence[TolerationSpec] = ()
 ) -> tuple[Node, ...]:
-    """Return all nodes, in the order of the spec.
+    """Return all nodes, usable or not, in the order of the spec.
 
-    Whether a node is usable depends on `gpus`, which phases run on (default: the cluster's), and on the `tolerations`
-    of the units' pods.
+    Whether a node is usable depends on `gpus`, the types that phases run on (default: the cluster's), and on the
+    `tolerations` of the units' pods.
     """
     spares, used = frozenset(cluster.spares), gpus or (cluster.gpu_name,)
     nodes = (
@@ -77,17 +77,17 @@ def nodes_of(
 
 
 def nodes_for(spec: ResolvedSpec) -> tuple[Node, ...]:
-    """Return all nodes, in the order of the spec, usable or not for the pods of its units."""
+    """Return all nodes in the order of the spec, each with whether the spec's units can use it."""
     return nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
 
 
 def spares_with(cluster: ClusterSpec, gpu: str, tolerations: Sequence[TolerationSpec] = ()) -> tuple[str, ...]:
-    """Return the spares that a unit on `gpu` may move to, in the order of the spec."""
+    """Return the names of the spares that a unit on GPUs of type `gpu` may move to, in the order of the spec."""
     return tuple(node.name for node in nodes_of(cluster, (gpu,), tolerations) if node.is_spare)
 
 
 def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
-    """Return the name of each node's place of this `kind`.
+    """Return node -> the name of its leaf switch, rack or power domain, by `kind`.
 
     If only some places are named, each other node is a place of its own. If none is named, all names are empty.
     """
@@ -98,9 +98,9 @@ def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
 
 
 def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
-    """Return the domain of each of `nodes`, which are all of a cluster. Consecutive nodes of a rack fill a domain.
+    """Return node -> its NVLink domain. `nodes` are all of a cluster: consecutive nodes of a rack fill a domain.
 
-    If no rack is named, all nodes count as one rack. If some are, a node without a rack is alone.
+    If no rack is named, all nodes count as one rack. If some are named, a node without a rack is a rack of its own.
     """
     nodes_per_domain = gpu.domain_size(gpus_per_node) // gpus_per_node
     if nodes_per_domain <= 1:
@@ -114,7 +114,7 @@ def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[
 
 
 def repelling_taint(taints: Sequence[str], tolerations: Sequence[TolerationSpec]) -> str | None:
-    """Return the first of `taints` that no toleration allows, as the spec writes it; None if there is none.
+    """Return the first of `taints` that keeps pods away in spite of `tolerations`; None if none does.
 
     Source: github.com/kubernetes/kubernetes 19c6083b staging/src/k8s.io/api/core/v1/toleration.go, ToleratesTaint: an
     empty effect or key matches all of them, Exists any value, and Equal the same value.
@@ -150,7 +150,7 @@ def _read_node(
 def _find_obstacle(
     cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str], taint: str | None
 ) -> str | None:
-    """Return why `node` is not usable, or None. A unit takes whole nodes with the planned GPUs."""
+    """Return why `node` is not usable, or None: units need whole nodes with GPUs of the types in `used`."""
     if node.cordoned:
         return "cordoned"
     if gpu not in used:

@@ -12,20 +12,20 @@ class Rank:
     """One process of a unit, on one GPU."""
 
     node: str
-    local_rank: int  # on its node
-    rank: int  # in its unit
+    local_rank: int  # number among the ranks of its node
+    rank: int  # number among the ranks of its unit
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The ranks that are placed, drained, scaled and healed as one."""
+    """A set of ranks that serve one copy of the model; they are placed, drained, scaled and healed as one."""
 
     name: str
     phase: Phase
-    index: int  # in its phase
+    index: int  # number among the units of its phase
     nodes: tuple[str, ...]
-    ranks: int  # equally many on each node
-    why: str  # reason for these nodes
+    ranks: int  # number of ranks, equally many on each node
+    why: str  # why it is on these nodes
 
     @property
     def ranks_per_node(self) -> int:
@@ -34,6 +34,6 @@ class Unit:
 
     @property
     def rank_places(self) -> tuple[Rank, ...]:
-        """Return where each rank is, node by node: neighbours in rank are neighbours on a node."""
+        """Return all ranks with their nodes, in order: consecutive ranks fill one node after the other."""
         places = [(node, local) for node in self.nodes for local in range(self.ranks_per_node)]
         return tuple(Rank(node, local, rank) for rank, (node, local) in enumerate(places))

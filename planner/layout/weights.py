@@ -45,14 +45,14 @@ from planner.spec.precision import wide_bytes
 __all__ = ["Weights", "weights_of"]
 
 BLOCK_SIDE = 128
-HASHED_BYTES = 8  # of an expert's number in a table: transformers 5.23.0, DeepseekV4HashRouter
+HASHED_BYTES = 8  # of each expert number in a hash table: transformers 5.23.0, DeepseekV4HashRouter
 
-# Format -> bits of a weight, weights that share a scale (0: none), bytes of that scale
+# format -> bits of a weight, number of weights that share a scale (0: scales are not counted), bytes of the scale
 SIZES: dict[Format, tuple[int, int, int]] = {
     "fp32": (32, 0, 0),
     "bf16": (16, 0, 0),
     "fp8": (8, BLOCK_SIDE * BLOCK_SIDE, 4),
-    "fp8_plain": (8, 0, 0),  # a scale for a matrix or a channel
+    "fp8_plain": (8, 0, 0),  # one scale for a matrix or a channel
     "mxfp8": (8, 32, 1),
     "nvfp4": (4, 16, 1),
     "mxfp4": (4, 32, 1),
@@ -64,7 +64,7 @@ SIZES: dict[Format, tuple[int, int, int]] = {
 
 @dataclass(frozen=True)
 class Weights:
-    """The bytes of one GPU's weights by part; `slot` is one physical expert over all MoE layers."""
+    """The bytes of one GPU's weights by part; `slot` is for one physical expert in all MoE layers together."""
 
     attention: int
     dense: int
@@ -76,19 +76,19 @@ class Weights:
 
     @property
     def resident(self) -> int:
-        """The bytes of all parts but slots, equal on every GPU: 20.1 GB for DeepSeek-V3 in FP8."""
+        """The bytes of all parts but expert slots, equal on every GPU: 20.1 GB for DeepSeek-V3 in FP8."""
         return self.attention + self.dense + self.shared + self.gates + self.embedding + self.towers
 
     def total(self, num_slots: int) -> int:
-        """Return the bytes with `num_slots` routed experts in each MoE layer."""
+        """Return the bytes of one GPU's weights with `num_slots` routed experts in each MoE layer."""
         return self.resident + num_slots * self.slot
 
 
 @lru_cache(maxsize=256)
 def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights:
-    """Return the weights of one GPU of `model` in `precision`, if `dense_tp` GPUs share dense matrices.
+    """Return the bytes of one GPU's weights of `model` in `precision`, if `dense_tp` GPUs share dense matrices.
 
-    A GPU's part of a matrix is whole scale blocks, so several GPUs may hold the same part of a small one.
+    A GPU's part of a matrix consists of whole scale blocks, so several GPUs may hold the same part of a small matrix.
     """
     formats, found, wide = FORMATS[precision], Counter[Part](), wide_bytes(precision)
     is_own = precision == model.weights_in
@@ -107,7 +107,7 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
 
 
 def _dense_part(model: Model, dense_tp: int) -> Model:
-    """Return the model with one GPU's part of the dense matrices, out of `dense_tp` GPUs."""
+    """Return the model with only the part of the dense matrices that one of `dense_tp` GPUs holds."""
     if dense_tp == 1:
         return model
     part = model.with_layers(lambda layer: _split_ffn(layer, dense_tp))
@@ -124,17 +124,17 @@ def _split_ffn(layer: Layer, dense_tp: int) -> Layer:
 
 
 def _split_dimension(size: int, num_gpus: int) -> int:
-    """Return one GPU's part of a dimension."""
+    """Return one GPU's part of a dimension that `num_gpus` GPUs share, rounded up to whole scale blocks."""
     return min(size, -(-size // (num_gpus * BLOCK_SIDE)) * BLOCK_SIDE) if num_gpus > 1 else size
 
 
 def _hash_tables(model: Model) -> int:
-    """Return the bytes of the tables that map tokens to experts."""
+    """Return the bytes of the tables that map tokens to experts in hashed layers."""
     return sum(model.are_hashed) * model.vocab_size * model.num_experts_per_token * HASHED_BYTES
 
 
 def _matrix_bytes(matrix: Matrix, kept_in: Format | None, formats: Formats, wide: int) -> int:
-    """Return the bytes of a matrix with its scales; `kept_in` is its own format, if the checkpoint gives one."""
+    """Return the bytes of a matrix with its scales; `kept_in` is the format that the checkpoint gives it, if any."""
     if kept_in is None and matrix.role in ("wide", "fp32"):
         return matrix.num_weights * (wide if matrix.role == "wide" else 4)
     bits, block, scale = SIZES[kept_in or formats.of(matrix.role)]

@@ -1,9 +1,9 @@
-"""The memory of a rank beside weights and KV: activations of one step, buffers of dispatch and combine.
+"""The memory of a rank beside weights and KV: activations of one step, and buffers of dispatch and combine.
 
 Both are upper bounds for the largest step that the limits allow, so a plan that fits never runs out of memory. Memory
 that a runtime reuses between layers counts once: the largest of attention, dense layer, MoE layer and head, on top of
 the residual stream. With overlap a step's tokens are split in two halves that take turns. While one half computes, the
-other holds only its stream, or its logits if it is done.
+other half holds only its residual stream, or its logits if it is done.
 
 Worked example, DeepSeek-V3 in FP8, GB of 1e9 bytes:
     EP144 decode   2 slots x 144 x 64 rows, their experts 0.44, half of the logits 0.03, stream 0.01             0.48
@@ -12,7 +12,7 @@ Worked example, DeepSeek-V3 in FP8, GB of 1e9 bytes:
 
 A prefill rank may receive more than its share of tokens. No map can limit the excess, so this assumes the worst
 published imbalance without balancing. A decode rank has room for every token of the unit in each of its slots, because
-low-latency kernels reserve it.
+low-latency kernels reserve that room.
 
 If several GPUs share attention, `model` is one GPU's part (`Model.one_of`): each GPU computes all tokens of its group
 with its own heads, and the group dispatches each token once.
@@ -34,26 +34,27 @@ from planner.spec.precision import wide_bytes
 
 __all__ = ["activation_bytes", "buffer_bytes", "largest_step_field", "largest_step_tokens", "low_latency_bytes"]
 
-MAX_IMBALANCE = 1 + 1.564  # received tokens / their mean
+MAX_IMBALANCE = 1 + 1.564  # tokens that the fullest rank receives / the mean of all ranks
 
-# DeepEP
-CHANNELS = 10  # half of 20 SMs
+# Constants of DeepEP
+CHANNELS = 10  # one for every two of 20 SMs
 MAX_TOP_K = MAX_SCALES = 128
 SOURCE_META_BYTES = 8
 INT4_BYTES = 16  # CUDA's vector of four ints
 BUFFER_ALIGNMENT = 128
 WORKSPACE_BYTES = 32 * 2**20
-GRANULE_BYTES = 2**29  # of NVSHMEM's memory, as DeepEP sets NVSHMEM_CUMEM_GRANULARITY
-# EP size up to -> tokens of a receive chunk over NVLink and, rounded up to whole send chunks, over RDMA
+GRANULE_BYTES = 2**29  # in which NVSHMEM allocates, because DeepEP sets NVSHMEM_CUMEM_GRANULARITY
+# largest EP size -> tokens of a receive chunk over NVLink, and over RDMA rounded up to whole send chunks
 CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128: (560, 132), 160: (720, 132)}
 
 # NCCL: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
 NCCL_BYTES = 411_041_792
 
-# For each choice of a received token a rank keeps the expert and its weight, received and sorted, and twice that while
-# it sorts. DeepGEMM pads each expert's rows to tiles: github.com/deepseek-ai/DeepGEMM 54e22612
-# csrc/jit_kernels/heuristics/runtime.hpp
+# Bytes for each expert that a received token chose. A rank keeps expert and weight as received and as sorted, and twice
+# that while it sorts.
 CHOICE_BYTES = 4 * (8 + 4)
+# DeepGEMM pads each expert's rows to tiles: github.com/deepseek-ai/DeepGEMM 54e22612
+# csrc/jit_kernels/heuristics/runtime.hpp
 TILE_ROWS = 128
 
 # Bytes of a value that a matmul reads. Values dispatched in BF16 are converted as they are read.
@@ -72,23 +73,26 @@ LOGIT_BYTES = 4
 
 
 def largest_step_field(phase: Phase) -> str:
-    """Return the field that limits the tokens of one rank's step; longer prompts are split in chunks."""
+    """Return the spec's field that limits the tokens of one rank's step; longer prompts are split in chunks."""
     return "max_requests" if phase == "decode" else "max_batch_tokens"
 
 
 def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
-    """Return the most tokens of one rank's step, without decode tokens beside a prompt's chunk."""
+    """Return the most tokens of one rank's step; in mixed units, without the decode tokens beside prompts."""
     return step_tokens(spec) if phase == "decode" else spec.max_batch_tokens
 
 
 def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatched: int) -> int:
-    """Return the activation bytes of one rank's largest step; low-latency buffers hold `dispatched` tokens."""
+    """Return the bytes of activations in one rank's largest step.
+
+    `dispatched` is the number of tokens per rank that low-latency buffers have room for.
+    """
     answering = step_tokens(spec)
     tokens = largest_step_tokens(layout.phase, spec)
     tokens += answering if layout.phase == "mixed" else 0  # decode tokens beside a chunk
     at_once, answers = _tokens_at_once(tokens, layout), min(tokens, answering)
     result = wide_bytes(layout.precision)
-    streams = 2 * model.num_streams + 1  # before and after attention, and the experts' input
+    streams = 2 * model.num_streams + 1  # residual streams before and after attention, and the experts' input
     stream = streams * tokens * model.hidden_size * result
     ahead = (answers - _tokens_at_once(answers, layout)) * model.vocab_size * LOGIT_BYTES
     attention = _attention_values(model, layout.phase, at_once, spec.max_request_tokens) * result
@@ -98,23 +102,28 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatc
     experts = _ffn_bytes(pairs, model.hidden_size, model.experts.intermediate_size, layout.precision)
     if layout.phase != "decode" and layout.dp_size > 1:
         experts = _normal_experts_bytes(model, layout, pairs, tokens, experts)
-    head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # each half's logits, then all
+    head = 2 * answers * model.vocab_size * LOGIT_BYTES - ahead  # logits of the halves, and of all tokens together
     return stream + ahead + max(attention, dense, experts, head)
 
 
 def _tokens_at_once(tokens: int, layout: PhaseLayout) -> int:
-    """Return how many tokens of a step a rank computes and dispatches together: with overlap the larger half."""
+    """Return how many of a step's `tokens` a rank computes and dispatches together: with overlap the larger half."""
     return tokens if layout.overlap == "none" else -(-tokens // 2)
 
 
 def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
-    """Return the number of values of the largest attention layer, for the tokens and one request's context."""
+    """Return the number of values in the largest attention layer, for `tokens` and one request of full length."""
     return max(each.values(tokens, max_request_tokens, absorbs=phase == "decode") for each in model.attentions)
 
 
 def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: int) -> int:
-    """Return the most pairs of token and expert that one rank computes at once, if each dispatches `tokens`."""
-    in_all_slots = layout.slots_per_gpu * layout.ep_size * dispatched  # low latency: room for the whole unit
+    """Return the most pairs of token and expert that one rank computes at once, if each rank dispatches `tokens`.
+
+    Low-latency kernels dispatch `dispatched` tokens instead.
+    """
+    in_all_slots = (
+        layout.slots_per_gpu * layout.ep_size * dispatched
+    )  # low latency: each slot has room for all tokens of the unit
     if layout.phase == "decode":
         return in_all_slots
     of_unit = tokens * model.num_experts_per_token * layout.dp_size
@@ -123,10 +132,11 @@ def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: 
 
 
 def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens: int, ffn: int) -> int:
-    """Return the most bytes in use between a normal dispatch and its combine, if each pair has a different token.
+    """Return the most bytes in use between a normal dispatch and its combine, if no two pairs have the same token.
 
     The received rows are sorted by expert, the experts compute, and each token's results are summed before they are
-    sent back. With overlap the other half's rows have arrived meanwhile. The step's shared experts are done.
+    sent back. With overlap the other half's rows have arrived by then, and the shared experts have computed the whole
+    step.
     """
     wide = wide_bytes(layout.precision) * model.hidden_size
     row, _ = message_bytes(model.hidden_size, layout.precision)
@@ -134,12 +144,14 @@ def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens:
     filled_up = pairs + layout.slots_per_gpu * (TILE_ROWS - 1)
     largest = max(filled_up * row + pairs * row, filled_up * ffn // max(pairs, 1), (filled_up + pairs) * wide)
     waiting = 0 if layout.overlap == "none" else pairs * row
-    shared = (tokens + _tokens_at_once(tokens, layout)) * wide  # for all tokens of the step, and this half's sums
+    shared = (
+        tokens + _tokens_at_once(tokens, layout)
+    ) * wide  # shared experts' results of the whole step, and this half's sums
     return largest + waiting + pairs * choices + shared
 
 
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:
-    """Return the bytes of an FFN's input, of gate x up, and of the larger of (gate, up) and output.
+    """Return the bytes that an FFN has in use at most: its input, gate x up, and the larger of (gate, up) and output.
 
     The output is written after gate and up are freed.
     """
@@ -151,10 +163,10 @@ def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: P
 
 
 def buffer_bytes(model: Model, layout: PhaseLayout, dispatched: int) -> int:
-    """Return the bytes of dispatch, combine and collectives on one rank; 0 if a unit is one GPU.
+    """Return the bytes of buffers for dispatch, combine and collectives on one rank; 0 if a unit is one GPU.
 
-    Low-latency buffers hold `dispatched` tokens of each rank. A unit that is one attention group dispatches nothing,
-    because each of its GPUs has all tokens.
+    Low-latency buffers have room for `dispatched` tokens of each rank. A unit that is one attention group dispatches
+    nothing, because each of its GPUs has all tokens.
     """
     if layout.ep_size == 1:
         return 0
@@ -167,15 +179,17 @@ def buffer_bytes(model: Model, layout: PhaseLayout, dispatched: int) -> int:
 
 
 def _round_to_granules(num_bytes: int) -> int:
-    """Return the bytes that NVSHMEM allocates for so many."""
+    """Return `num_bytes` rounded up as NVSHMEM allocates memory."""
     return -(-num_bytes // GRANULE_BYTES) * GRANULE_BYTES
 
 
 def _normal_bytes(hidden_size: int, ep_size: int) -> int:
-    """Return the sum of DeepEP's NVLink and RDMA buffer size hints, for its tuned configurations."""
+    """Return the buffer bytes of DeepEP's normal kernels: its NVLink and RDMA size hints for tuned configurations."""
     largest = max(CHUNK_TOKENS)
     nvlink_tokens, rdma_tokens = next(CHUNK_TOKENS[size] for size in CHUNK_TOKENS if min(ep_size, largest) <= size)
-    token = 2 * hidden_size + SOURCE_META_BYTES + MAX_TOP_K * (8 + 4) + MAX_SCALES * 4  # BF16; index and weight; scale
+    token = (
+        2 * hidden_size + SOURCE_META_BYTES + MAX_TOP_K * (8 + 4) + MAX_SCALES * 4
+    )  # values in BF16; index and weight of each expert; scales
     nvlink_peers, rdma_peers = min(ep_size, NVLINK_PEERS), max(ep_size // NVLINK_PEERS, 1)
     nvlink = CHANNELS * nvlink_peers * (nvlink_tokens * token + 4 * (2 * rdma_peers + 3))
     nvlink = -(-nvlink // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
@@ -186,10 +200,13 @@ def _normal_bytes(hidden_size: int, ep_size: int) -> int:
 
 
 def low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> int:
-    """Return DeepEP's `get_low_latency_rdma_size_hint`: 2.15 GB for 288 experts, 7,168 channels and 128 tokens."""
+    """Return the buffer bytes of DeepEP's low-latency kernels (`get_low_latency_rdma_size_hint`).
+
+    That is 2.15 GB for 288 physical experts, 7,168 channels and 128 tokens of a rank.
+    """
     scales = hidden_size // SCALE_CHANNELS
     dispatch_message = INT4_BYTES + max(2 * hidden_size, hidden_size + 4 * scales)
     combine_message = 4 * scales + 2 * hidden_size
     send = max_tokens * max(dispatch_message, num_experts * combine_message)
     receive = num_experts * max_tokens * max(dispatch_message, combine_message)
-    return 2 * (send + receive + 4 * num_experts)  # even and odd steps
+    return 2 * (send + receive + 4 * num_experts)  # one buffer for even steps, one for odd steps
