@@ -126,7 +126,7 @@ DEPLOYMENT_API_VERSION, DEPLOYMENT_KIND = f"{DOMAIN}/v1alpha1", "TidemillDeploym
 class Ports:
     """The ports of processes. A rank's port is the first one plus its local rank."""
 
-    RENDEZVOUS = 29500  # on the unit's leader: torch.distributed's store
+    RENDEZVOUS = 29500  # on the unit's leader: the store by which its ranks find each other
     PLACES = 29501  # on the unit's leader: where its nodes claim their places in the unit
     KV = 29600
     REGISTRY = 29400  # of the gateway, where ranks register

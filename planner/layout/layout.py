@@ -78,7 +78,7 @@ def lay_out(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
 
 
 def layout_of(spec: Spec, phase: Phase, num_routed_experts: int, num_shared_experts: int) -> PhaseLayout:
-    """Return the layout of `phase` from the model's numbers of experts, because a saved plan has no other model facts."""
+    """Return the layout of `phase` from the model's numbers of experts, all that a saved plan knows of the model."""
     section = spec.phase(phase)
     return PhaseLayout(
         phase=phase,
