@@ -1,12 +1,12 @@
-"""Units onto nodes: how good a placement is, how good one can be, and the search for it.
+"""Place units on nodes: measure how good a placement is, bound how good it could be, and search for a good one.
 
 Units share no nodes. A unit has one pod per node, on nodes that take pods and have the right GPUs. With a previous plan
-a unit keeps its nodes if it needs as many as before and all are usable. The others are placed around it. A placement is
-judged by these goals, in this order, each with a bound (`quality.py`):
-    1. whole units under as few leaf switches as possible, or in as few NVLink domains if these have several nodes
+a unit keeps its nodes if it needs as many as before and all are usable. The other units are placed around it. A
+placement is judged by these goals, in this order, each with a bound (`quality.py`):
+    1. each unit under as few leaf switches as possible, or in as few NVLink domains if these have several nodes
     2. states of the schedule that use few nodes leave whole racks free
     3. losing a rack or a power domain stops as few decode units as possible
-    4. units that cannot keep all their nodes keep many
+    4. units that cannot keep all their previous nodes keep as many as possible
 
 How the files go together:
     place.py     the pass `place_units`
@@ -17,7 +17,7 @@ How the files go together:
                  (arrangement.py): first among leaves if there are any, then among racks
     nodes.py     the names of an assignment's nodes
 
-Phases that run on different GPUs are placed apart, each on the nodes that have its own.
+Phases that run on different types of GPU are placed independently, each on the nodes with its type.
 
-It does not look at traffic between units: KV goes from any prefill to any decode.
+Traffic between units does not count: KV goes from any prefill unit to any decode unit.
 """

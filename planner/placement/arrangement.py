@@ -1,6 +1,6 @@
 """A placement that changes step by step, with its counts kept up to date.
 
-`quality.measure` counts all units and states again, while a step changes only two cells.
+A step of the search changes only two cells. `quality.measure` would count all units and states again after it.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ Step = tuple[int, int, int, int]  # unit, from cell, to cell, nodes
 
 
 class Arrangement:
-    """An assignment that `shift` changes."""
+    """An assignment of nodes to units that `shift` changes, with its counts."""
 
     def __init__(self, task: Task, assignment: Assignment) -> None:
         self.task = task
@@ -34,16 +34,16 @@ class Arrangement:
                 self._add(unit, cell, count)
 
     def assignment(self) -> Assignment:
-        """Return a copy of the assignment."""
+        """Return a copy of the assignment as it is now."""
         return [dict(cells) for cells in self.cells_of_unit]
 
     def shift(self, unit: int, source: int, target: int, count: int) -> None:
-        """Move `count` nodes of `unit` between cells. A cell may be overdrawn until the next shift."""
+        """Move `count` nodes of `unit` between cells. Until the next shift, a cell may be overdrawn."""
         self._add(unit, source, -count)
         self._add(unit, target, count)
 
     def counts(self) -> tuple[int, ...]:
-        """Return the counts of `quality.measure`."""
+        """Return the counts that `quality.measure` would return for the assignment."""
         return (*self._sums(), *(each.worst() for each in self._loss_counters()), *self._moves())
 
     def _sums(self) -> list[int]:
@@ -54,11 +54,11 @@ class Arrangement:
         return [self._to_keep - self._kept] if self._to_keep else []
 
     def rating(self) -> tuple[int, ...]:
-        """Return the sort key of a placement; lower is better: the counts, then crowding, then moves.
+        """Return the sort key of the placement; lower is better: the counts, then crowding, then moves.
 
-        Crowding is how many units that should not be lost together share places. It shows progress before a worst loss
-        falls: a unit leaves a power domain only with its last rack there. Moves alone never justify a step. If cells
-        are whole leaves, the crowding of leaves stands for that of racks and power domains.
+        Crowding tells how much units that should not be lost together share racks and power domains. It shows progress
+        before the worst loss falls: a unit has left a power domain only when its last rack there is free. Moves alone
+        never justify a step. If cells are whole leaves, the crowding of leaves stands for that of racks and domains.
         """
         losing = self._loss_counters()
         crowded = losing or ([self._leaves] if self._leaves else [])
@@ -70,7 +70,7 @@ class Arrangement:
         return [each for each in (self._racks, self._powers) if each] if self.task.lost else []
 
     def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
-        """Return the cells of the power domains whose loss stops most units; none if that loss is at its `goal`."""
+        """Return the cells of the power domains whose loss stops the most units; none if these are as few as `goal`."""
         powers = self.task.powers
         if self._powers is None or powers is None or not self.task.lost:
             return []
@@ -95,17 +95,17 @@ class Arrangement:
 
 
 class _TouchCounter:
-    """Counts the nodes of each unit in each place, and the places that lose most of the `lost` units."""
+    """Counts each unit's nodes in each place (leaf, rack or power domain), and what the loss of a place stops."""
 
     def __init__(self, places: Places, lost: set[int]) -> None:
-        self.total = 0  # places that units touch, summed over units
+        self.total = 0  # places with nodes of a unit, summed over units
         self.crowding = 0  # squares of the losses, summed over places
-        self.gathered = 0  # squares of the nodes of each `lost` unit in each place, summed
+        self.gathered = 0  # squares of each `lost` unit's nodes in each place, summed over units and places
         self.units: list[dict[int, int]] = [{} for _ in places.sizes]  # place -> unit -> its nodes there
         self._of_cell = places.of_cell
         self._lost = lost
-        self._losses = [0] * len(places.sizes)  # place -> units of `lost` there
-        self._places_with = Counter({0: len(places.sizes)})  # loss -> places
+        self._losses = [0] * len(places.sizes)  # place -> number of `lost` units there
+        self._places_with = Counter({0: len(places.sizes)})  # loss -> number of places with it
 
     def add(self, unit: int, cell: int, count: int) -> None:
         place = self._of_cell[cell]
@@ -121,7 +121,7 @@ class _TouchCounter:
             self.record(unit, place, 1 if count > 0 else -1)
 
     def record(self, unit: int, place: int, by: int) -> None:
-        """Record that `unit` now touches `place` (`by` 1), or no longer does (-1)."""
+        """Record that `unit` got its first node in `place` (`by` is 1), or gave up its last one there (-1)."""
         self.total += by
         if unit in self._lost:
             loss = self._losses[place]
@@ -131,25 +131,25 @@ class _TouchCounter:
             self._places_with[loss + by] += 1
 
     def worst(self) -> int:
-        """Return the highest loss of any place."""
+        """Return the most `lost` units that are in any one place."""
         return max(loss for loss, places in self._places_with.items() if places)
 
     def loss(self, place: int) -> int:
-        """Return how many of the `lost` units are in `place`."""
+        """Return how many of the `lost` units have nodes in `place`."""
         return self._losses[place]
 
 
 class _RackCounter(_TouchCounter):
-    """Also counts racks, weighted by the states in which any of their units is on."""
+    """Counts racks in use too: each by the weights of the states in which one of its units is on."""
 
     def __init__(self, task: Task, lost: set[int]) -> None:
         assert task.racks is not None
         super().__init__(task.racks, lost)
         self.use = 0
-        self._on = task.on
+        self._on = task.states_on
         self._weights = [state.weight for state in task.states]
         self._weight_of: dict[int, int] = {}
-        self._in_use = [0] * len(self.units)  # rack -> the states that it is used in, as bits
+        self._in_use = [0] * len(self.units)  # rack -> states in which one of its units is on, as bits
 
     def record(self, unit: int, place: int, by: int) -> None:
         super().record(unit, place, by)
@@ -166,15 +166,15 @@ class _RackCounter(_TouchCounter):
 
 
 class _LeafRackCounter:
-    """Counts racks in use if cells are whole leaves: in each state the fewest that hold its active nodes."""
+    """Counts racks in use if cells are whole leaves: in each state the fewest racks that hold the active nodes."""
 
     def __init__(self, task: Task) -> None:
         self.use = 0
-        overdrawn = 2 * max(unit.num_nodes for unit in task.units)  # between steps, by two units at most
+        overdrawn = 2 * max(unit.num_nodes for unit in task.units)  # during a step, two units at most may exceed a cell
         self._fewest = [_fewest_by_nodes(cell.racks, overdrawn) for cell in task.cells]
         self._nodes = [[0] * len(task.states) for _ in task.cells]
         self._weights = [state.weight for state in task.states]
-        self._states = [[number for number in range(len(task.states)) if bits >> number & 1] for bits in task.on]
+        self._states = [[number for number in range(len(task.states)) if bits >> number & 1] for bits in task.states_on]
 
     def add(self, unit: int, cell: int, count: int) -> None:
         nodes, fewest_by_nodes = self._nodes[cell], self._fewest[cell]
@@ -185,6 +185,6 @@ class _LeafRackCounter:
 
 
 def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
-    """Return the fewest racks that hold 0, 1, 2 ... nodes; all racks for `overdrawn` nodes more than there are."""
+    """Return the fewest racks that hold 0, 1, 2 ... nodes, and all racks for up to `overdrawn` more than all nodes."""
     racks = [number for number, size in enumerate(largest_first, 1) for _ in range(size)]
     return [0, *racks, *[len(largest_first)] * overdrawn]

@@ -13,7 +13,7 @@ __all__ = ["find_missing_nodes", "gpu_pools"]
 
 
 def find_missing_nodes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Finding]:
-    """Return a finding for the first GPU type with too few nodes, if any."""
+    """Return a finding for the first GPU type that has too few usable nodes, or no finding."""
     cluster = spec.cluster
     if isinstance(cluster.nodes, int) and _num_nodes(layouts) <= cluster.nodes - len(cluster.spares):
         return []
@@ -32,7 +32,7 @@ def find_missing_nodes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> li
 
 
 def gpu_pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:
-    """Return the phases by GPU type."""
+    """Return GPU type -> layouts of the phases that run on it."""
     gpus = dict.fromkeys(layout.gpu for layout in layouts)
     return {gpu: [layout for layout in layouts if layout.gpu == gpu] for gpu in gpus}
 
@@ -44,7 +44,7 @@ def _num_nodes(layouts: Sequence[PhaseLayout]) -> int:
 def _report_shortage(
     spec: ResolvedSpec, nodes: Sequence[Node], layouts: Sequence[PhaseLayout], gpu: str | None
 ) -> Finding:
-    """Return the finding that `layouts` need more than these nodes; `gpu` is None if all phases share a GPU type."""
+    """Return the finding that `layouts` need more than `nodes`; `gpu` is None if all phases share a GPU type."""
     needed = _num_nodes(layouts)
     of_units = " + ".join(f"{layout.phase} {layout.num_units} x {layout.nodes_per_unit}" for layout in layouts)
     parts = f"units x nodes of a unit: {of_units}"
@@ -69,7 +69,7 @@ def _report_shortage(
 
 
 def _explain_unit_sizes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str:
-    """Return which unit sizes `auto` chose; empty if none."""
+    """Return a clause on the unit sizes that `auto` chose; empty if it chose none."""
     chosen = [
         f"EP{each.ep_size} for {each.phase}" for each in layouts if f"{each.phase}.ep_size" in spec.document.autos
     ]
@@ -77,7 +77,7 @@ def _explain_unit_sizes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> s
 
 
 def _explain_unit_counts(spec: ResolvedSpec) -> str:
-    """Return what sets the number of units if windows follow the traffic; empty if the spec writes the number."""
+    """Return a clause on what sets the number of units if windows follow the traffic; empty if the spec gives it."""
     if not spec.has_windows_of_traffic:
         return ""
     are_counted = any(f"{phase}.units" in spec.document.autos for phase in spec.phases)

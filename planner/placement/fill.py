@@ -1,10 +1,10 @@
-"""Place units one by one, in several orders: the starts of the search.
+"""Place units one by one, in several orders, to start the search from.
 
-There are two ways, and each is the better one for some tasks:
-    snug        each unit goes under the leaf, and into the racks, where it leaves least room
+There are two ways to place units, and each is better for some tasks:
+    snug        each unit goes under the leaf, and into the racks, where it leaves the least room
     in a line   racks are filled one after the other, the largest first, so the first n nodes of the line are in the
                 fewest racks. If units are in the order in which the day's states switch them off, every state uses the
-                fewest racks for its nodes, as long as there are no leaves to keep together.
+                fewest racks for its nodes. That holds unless units must be kept under few leaves.
 
 Units that are on longest go first, so that units that are switched off together are neighbours.
 """
@@ -18,14 +18,14 @@ __all__ = ["fill_leaves", "fill_near_previous", "fillings"]
 
 
 def fillings(task: Task) -> Iterator[Assignment]:
-    """Yield the fillings worth trying. Kept units stay in place."""
+    """Yield the assignments worth trying as starts, in both ways and several orders. Kept units stay in place."""
     for order in _orders(task):
         yield _fill(task, task.kept_assignment, order)
         yield _place_in_line(task, order)
 
 
 def fill_near_previous(task: Task) -> Assignment:
-    """Return an assignment where each unit has its previous nodes, up to the number it needs, and others as needed."""
+    """Return an assignment where each unit has as many previous nodes as it needs, and others if these are too few."""
     assignment: list[dict[int, int]] = []
     for unit, had in zip(task.units, task.before, strict=True):
         cells: dict[int, int] = {}
@@ -36,10 +36,11 @@ def fill_near_previous(task: Task) -> Assignment:
 
 
 def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
-    """Return an assignment with the leaves of `by_leaf`: racks of each leaf are filled in a line, longest on first.
+    """Return an assignment to cells from one to leaves: under each leaf, racks are filled with units one by one.
 
-    Kept units stay in place. `by_leaf` has for each unit leaf -> number of its nodes there. If states are nested, every
-    state uses the fewest racks of each leaf for its nodes there.
+    `by_leaf` has for each unit: leaf -> number of its nodes there. Units that are on longest go first, and kept units
+    stay in place. If the units of each state are among those of the next larger state (nested states), every state
+    uses the fewest racks of each leaf for its nodes there.
     """
     assert task.leaves
     lines: list[list[int]] = [[] for _ in task.leaves.sizes]
@@ -57,7 +58,7 @@ def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
 
 
 def _sort_by_activity(task: Task) -> list[int]:
-    """Return the units that are on longest first. Among equals decode units are last, to leave leftovers to prefill."""
+    """Return the units sorted by their time on, longest first. Equals keep their order: prefill before decode."""
     return sorted(range(len(task.units)), key=lambda unit: -task.units[unit].minutes)
 
 
@@ -77,9 +78,9 @@ def _orders(task: Task) -> list[list[int]]:
 
 
 def _alternate(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
-    """Return `order` with decode and prefill units alternating where they are on equally long.
+    """Return `order` with `lost` units and others alternating among units that are on equally long.
 
-    Then few decode units are neighbours.
+    Then few units that should not be lost together are neighbours.
     """
     result: list[int] = []
     for minutes in sorted({task.units[unit].minutes for unit in order}, reverse=True):
@@ -93,7 +94,7 @@ def _alternate(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
 
 
 def _fill(task: Task, placed: Assignment, order: Sequence[int]) -> Assignment:
-    """Return `placed` with the nodes that units still lack: near the unit's other nodes, else snug."""
+    """Return `placed` with the nodes that units still lack: near the unit's other nodes, or snug if it has none."""
     assignment = [dict(cells) for cells in placed]
     room = Room(task, assignment)
     for unit in order:
@@ -106,7 +107,7 @@ def _fill(task: Task, placed: Assignment, order: Sequence[int]) -> Assignment:
 
 
 def _place_in_line(task: Task, order: Iterable[int]) -> Assignment:
-    """Return an assignment that fills cell after cell."""
+    """Return an assignment of the units in `order` that fills one cell after the other."""
     assignment = [dict(cells) for cells in task.kept_assignment]
     wants = [(unit, task.units[unit].num_nodes) for unit in order if unit not in task.kept]
     _fill_line(Room(task, task.kept_assignment).free, _line_up(task), wants, assignment)
@@ -116,7 +117,10 @@ def _place_in_line(task: Task, order: Iterable[int]) -> Assignment:
 def _fill_line(
     free_in: Sequence[int], line: Iterable[int], wants: Iterable[tuple[int, int]], assignment: Sequence[dict[int, int]]
 ) -> None:
-    """Add units to `assignment` one after the other, in the free nodes of the cells of `line`."""
+    """Add units to `assignment` one after the other, on the free nodes of the cells in `line`.
+
+    `wants` has (unit, number of nodes) for each.
+    """
     cells = iter(line)
     free = 0
     for unit, num_nodes in wants:

@@ -1,11 +1,12 @@
-"""Search a good placement: several fillings are improved, then changed at random and improved again.
+"""Search a good placement: improve several starts step by step, then change the best at random and improve it again.
 
 If there are leaves, the search goes over leaves first, then over racks. The choice of leaves settles how many leaves
-units touch. If states are nested, it also settles how many racks every state needs: the fewest that hold its nodes
-under each leaf. There are a tenth as many leaves, and no step is wasted on racks that make no difference.
+units are under. If states are nested (the units of each are among those of the next larger one), it also settles how
+many racks every state needs: the fewest that hold its nodes under each leaf. There are about a tenth as many leaves as
+racks, and no step is wasted on racks that make no difference.
 
-It proves nothing: `quality.py` bounds how far its result is from the best. On small clusters the tests compare it with
-every placement there is.
+The search proves nothing: `quality.py` bounds how far its result is from the best. On small clusters the tests compare
+the result with every possible placement.
 """
 
 from collections import Counter
@@ -24,13 +25,13 @@ __all__ = ["leafwise_task", "place_greedily"]
 Objectives = tuple[Objective, ...]
 
 MAX_TRIES = 10_000  # steps that the search over racks may try
-LEAF_TRIES = 25_000  # the same over leaves, whose steps are quicker: 0.6 s for 278 nodes
-STARTS = 4  # assumed: chosen to meet the time goal of `tidemill plan`
-SHAKES = 12  # as above
+LEAF_TRIES = 25_000  # steps that the search over leaves may try, which are quicker: 0.6 s for 278 nodes
+STARTS = 4  # fillings to start from; assumed: chosen to meet the time goal of `tidemill plan`
+SHAKES = 12  # random changes to start again from; assumed, for the same goal
 
 
 def place_greedily(task: Task) -> Assignment:
-    """Return an assignment of all units, nearly the best by the counts of `quality.py`; kept units do not move."""
+    """Return an assignment of all units that is nearly the best by `quality.measure`; kept units do not move."""
     if not task.had_nodes:
         return _place_anew(task)
     start = fill_near_previous(task)
@@ -41,7 +42,7 @@ def place_greedily(task: Task) -> Assignment:
 
 
 def leafwise_task(task: Task) -> Task:
-    """Return the task with a cell for each leaf. Only kept units have previous nodes."""
+    """Return the task with one cell for each leaf, in which only kept units have previous nodes."""
     assert task.leaves
     leaf_of = task.leaves.of_cell
     cells = []
@@ -59,7 +60,7 @@ def leafwise_task(task: Task) -> Task:
 
 
 def _place_anew(task: Task) -> Assignment:
-    """Return an assignment that ignores the previous nodes of units that move."""
+    """Return an assignment that keeps kept units in place and ignores the previous nodes of all others."""
     starts = list(fillings(task))
     if (
         task.leaves
@@ -81,7 +82,7 @@ def _search_leaves_first(task: Task) -> Assignment:
 def _search(
     task: Task, starts: Iterable[Assignment], tries: int, measure_it: Callable[[Assignment], Objectives]
 ) -> Assignment:
-    """Return the best assignment found in `tries` steps; of equal ones the last, so that shakes start from new ones."""
+    """Return the best assignment found in `tries` steps; of equals the last, so that shakes start from new ones."""
 
     def values(assignment: Assignment) -> list[int]:
         return _values(measure_it(assignment))
@@ -109,7 +110,7 @@ def _is_best(objectives: Objectives) -> bool:
 
 
 def _shake(task: Task, assignment: Assignment, random: Random, num_units: int) -> Assignment:
-    """Return `assignment` with some movable units placed again, from random cells."""
+    """Return `assignment` with `num_units` movable units placed again, each near a random cell."""
     shaken = [dict(cells) for cells in assignment]
     units = random.sample(task.movable, min(num_units, len(task.movable)))
     for unit in units:

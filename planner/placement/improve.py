@@ -1,12 +1,13 @@
 """Improve a placement by local search over changes of the units that may move.
 
-It tries, in this order:
-    swap       two racks of one leaf swap all their units, if that takes decode units out of a power domain
+The search tries, in this order:
+    swap       two racks of one leaf swap all their units, if one is in a power domain with most decode units
     shift      a unit moves all its nodes of one cell to free nodes of another
     exchange   two units exchange nodes of two cells, as many as both have
     anew       a unit is placed again, starting at some cell
 
-It ends if no change helps, or after a number of tries; never after a time, because a plan must not depend on it.
+The search ends when no change helps, or after a number of tries. It has no time limit, because plans must not depend
+on the machine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +21,10 @@ __all__ = ["improve"]
 
 
 def improve(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
-    """Return the best assignment that improving steps reach from `assignment`, and the number of tries it took.
+    """Return the best assignment that improving steps reach from `assignment`, and the number of steps tried.
 
-    `goal` has lower bounds of the counts. Of assignments with equal counts, the less crowded is better
-    (`Arrangement.rating`).
+    `goal` has lower bounds on the counts, at which the search may end. Of assignments with equal counts, the less
+    crowded one is better (`Arrangement.rating`).
     """
     arrangement = Arrangement(task, assignment)
     rating = arrangement.rating()
@@ -52,7 +53,7 @@ def _carry_out(arrangement: Arrangement, steps: Sequence[Step]) -> None:
 
 
 def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
-    """Yield the changes worth trying. Each fits the arrangement at the time it is yielded."""
+    """Yield the changes worth trying, each as steps that are possible at the time when it is yielded."""
     units = arrangement.task.movable
     yield from _swaps(arrangement, goal)
     for unit in units:
@@ -75,18 +76,18 @@ def _exchanges(arrangement: Arrangement, unit: int, source: int) -> Iterator[lis
     for target, others in enumerate(arrangement.units_in_cell):
         for other in [each for each in others if each > unit and each not in kept]:
             count = min(arrangement.cells_of_unit[unit].get(source, 0), others.get(other, 0))
-            if target != source and count and not _is_same(arrangement, unit, other):
+            if target != source and count and not _changes_only_names(arrangement, unit, other):
                 yield [(unit, source, target, count), (other, target, source, count)]
 
 
-def _is_same(arrangement: Arrangement, one: int, other: int) -> bool:
-    """Return whether an exchange of these units changes only names."""
+def _changes_only_names(arrangement: Arrangement, one: int, other: int) -> bool:
+    """Return whether exchanging the cells of these units would change nothing but names."""
     is_whole = len(arrangement.cells_of_unit[one]) == len(arrangement.cells_of_unit[other]) == 1
     return is_whole and arrangement.task.are_alike(one, other)
 
 
 def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
-    """Yield swaps of two racks under one leaf: they change the power domains of units, not the number of racks."""
+    """Yield swaps of two racks under one leaf: units' power domains change, their number of racks does not."""
     task = arrangement.task
     for one, other in product(arrangement.cells_losing_most(goal), range(len(task.cells))):
         assert task.powers
@@ -114,7 +115,7 @@ def _place_anew(arrangement: Arrangement, unit: int) -> Iterator[list[Step]]:
 
 
 def _list_steps(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
-    """Return the steps that take `unit` from the cells `now` to `then`, each with as many nodes as possible."""
+    """Return the steps that move `unit` from its nodes by cell, `now`, to those in `then`, as few steps as possible."""
     surplus = [[cell, count - then.get(cell, 0)] for cell, count in now.items() if count > then.get(cell, 0)]
     steps = []
     for target, count in then.items():

@@ -1,7 +1,7 @@
-"""Choose the nodes of each unit for an assignment, which only has numbers.
+"""Choose the nodes of each unit for an assignment, which says only how many nodes of each cell a unit has.
 
-A unit keeps the nodes that it had, at the same ranks, because a rank that stays loads nothing. All others are taken in
-the order of the spec, rack by rack.
+A unit keeps its previous nodes if it can, at the same ranks, because a rank that stays on its node reads no weights.
+All other nodes are taken in the order of the spec, rack by rack.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ __all__ = ["choose_nodes"]
 
 
 def choose_nodes(task: Task, assignment: Assignment, before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the nodes of each unit, in rank order. `before` has those of a previous placement."""
+    """Return each unit's nodes in the order of its ranks. `before` has unit -> its nodes in a previous placement."""
     places = {node.name: (cell, node) for cell, each in enumerate(task.cells) for node in each.nodes}
     kept = [
         _keep_nodes(cells, [places[name] for name in before.get(unit.name, ()) if name in places])
@@ -32,7 +32,10 @@ def choose_nodes(task: Task, assignment: Assignment, before: Mapping[str, Sequen
 
 
 def _keep_nodes(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> list[Node]:
-    """Return the previous nodes that a unit keeps: in each cell at most the number it has there now."""
+    """Return the previous nodes that a unit keeps: in each cell at most as many as the unit now has there.
+
+    `cells` has cell -> number of the unit's nodes there now; `had` has (cell, previous node).
+    """
     room = dict(cells)
     kept = []
     for cell, node in had:
@@ -43,7 +46,7 @@ def _keep_nodes(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> li
 
 
 def _order_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes rack by rack; those of `before` stay at their ranks, if there are as many."""
+    """Return the nodes' names rack by rack. If they are as many as `before`, previous nodes keep their positions."""
     names = [node.name for node in _sort_by_rack(nodes)]
     if len(names) != len(before):
         return tuple(names)
@@ -53,9 +56,9 @@ def _order_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...
 
 
 def _sort_by_rack(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes rack by rack, the rack with most of them first.
+    """Return the nodes rack by rack, the rack with the most of these nodes first.
 
-    Units of a phase share one expert map, and this order makes their ranks' racks alike.
+    Units of a phase share one expert map. In this order, equal ranks of two units are in similar positions of racks.
     """
     racks: dict[str, list[Node]] = {}
     for node in sorted(nodes, key=lambda node: node.index):

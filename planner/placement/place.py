@@ -1,7 +1,7 @@
-"""The pass that places units on nodes, and stays near a previous plan.
+"""The pass that places units on nodes, and changes as little as possible of a previous plan.
 
-A unit stays on its nodes if the previous plan gave it as many as it needs now and all of them are usable: moving it
-would restart it, and no count is worth that. Only the others are placed, around those that stay.
+A unit stays on its nodes if the previous plan gave it as many as it needs now and all of them are usable. Moving it
+would restart it, and no better placement is worth that. Only the other units are placed, around those that stay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,19 +26,19 @@ __all__ = ["Placement", "place_units"]
 
 @dataclass(frozen=True)
 class Placement:
-    """All units with their nodes, the quality of the result, and the nodes that are spare or unusable."""
+    """All units with their nodes, the quality of this placement, and the nodes that are spare or unusable."""
 
     units: tuple[Unit, ...]
     objectives: tuple[Objective, ...]
-    method: str  # greedy or previous
-    why: str  # what ended the search
-    unusable: Mapping[str, str]  # node -> reason
-    spares: tuple[str, ...]  # nodes that a unit may move to, in the cluster's order
+    method: str  # `greedy` (searched) or `previous` (every unit stays on its nodes)
+    why: str  # why the search ended
+    unusable: Mapping[str, str]  # node -> why no unit can use it
+    spares: tuple[str, ...]  # spare nodes, in the cluster's order
 
 
 @dataclass(frozen=True)
 class _Result:
-    """An assignment, its quality, and the search that found it."""
+    """An assignment, its quality, and how it was found."""
 
     assignment: Assignment
     objectives: tuple[Objective, ...]
@@ -49,9 +49,9 @@ class _Result:
 def place_units(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], previous: Mapping[str, Sequence[str]] | None = None
 ) -> Placement:
-    """Return all units on disjoint nodes. `previous` has the nodes of each unit in an earlier plan.
+    """Place all units, each on nodes of its own. `previous` has unit -> its nodes in an earlier plan.
 
-    The cluster must have enough nodes (`enough.py`).
+    The caller has checked that the cluster has enough nodes (`enough.py`).
     """
     pools = gpu_pools(layouts)
     nodes = nodes_for(spec)
@@ -65,7 +65,7 @@ def place_units(
 def _place_pool(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], nodes: Sequence[Node], before: Mapping[str, Sequence[str]]
 ) -> Placement:
-    """Place the units of phases that run on one GPU type, on its usable nodes."""
+    """Place the units of the phases that run on one GPU type; `nodes` are all nodes with GPUs of that type."""
     wanted, domains = _list_units(spec, layouts), _domains(spec, layouts[0].phase, nodes)
     usable = [node for node in nodes if node.unusable is None]
     task = make_task(wanted, usable, spec.written.schedule, before, domains)
@@ -88,13 +88,13 @@ def _place_pool(
 
 
 def _domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> Mapping[str, str]:
-    """Return each node's NVLink domain, if any domain has several nodes. `nodes` are all with the GPU of `phase`."""
+    """Return node -> its NVLink domain; empty if no domain has several nodes. `nodes` have the GPU of `phase`."""
     domains = nvlink_domains(nodes, spec.gpu_of(phase), spec.cluster.gpus_per_node)
     return domains if len(set(domains.values())) < len(domains) else {}
 
 
 def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
-    """Join the placements of pools, which share no node: units in the order of the phases."""
+    """Join the placements of several GPU types, which share no node, into one; units are in the order of the phases."""
     if len(placed) == 1:
         return next(iter(placed.values()))
     units = sorted(
@@ -110,7 +110,7 @@ def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Pla
 
 
 def _search(task: Task) -> _Result:
-    """Place the units that may move around those that stay."""
+    """Assign nodes to the units that may move, around those that stay in place."""
     if task.kept and not task.movable:
         return _Result(
             task.kept_assignment, measure(task, task.kept_assignment), "previous", "every unit stays on its nodes"
@@ -123,7 +123,7 @@ def _search(task: Task) -> _Result:
 
 
 def _drop_shared_nodes(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the previous nodes of each unit. A node named by several units goes to the first."""
+    """Return unit -> its previous nodes, each node only once: a node of several units goes to the first of them."""
     taken: set[str] = set()
     result: dict[str, list[str]] = {}
     for unit, nodes in previous.items():
@@ -147,7 +147,7 @@ def _list_units(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Unpl
 
 
 def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:
-    """Say how close these nodes are to each other, and how many of them are as before."""
+    """Say, for reports, over how many leaves and racks a unit's nodes are spread, and how many it had before."""
     if tuple(before) == tuple(own):
         return "where the previous plan has it"
     stayed = len(set(before) & set(own))
@@ -157,7 +157,7 @@ def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Seq
 
 
 def _describe_spread(nodes: Sequence[Node]) -> str:
-    """Return `in 1 leaf, 5 racks`, from the places that the spec names."""
+    """Say over how many leaves and racks nodes are spread, `in 1 leaf, 5 racks`, if the spec names leaves and racks."""
     kinds = {"leaf": {node.leaf for node in nodes} - {""}, "rack": {node.rack for node in nodes} - {""}}
     plural = {"leaf": "leaves", "rack": "racks"}
     parts = [f"{len(places)} {kind if len(places) == 1 else plural[kind]}" for kind, places in kinds.items() if places]

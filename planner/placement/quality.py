@@ -1,15 +1,16 @@
 """The quality of a placement: five counts, each with a bound.
 
 The counts are whole numbers, in the order in which they matter; less is better:
-    leaves       leaf switches of each unit, summed over units; `domains` counts NVLink domains in their place
+    leaves       leaf switches that a unit is under, summed over units; `domains` counts NVLink domains instead
     racks        racks with an active unit, summed over the states of the day: other work can use the rest
     rack_loss    decode units that the loss of one rack stops, at worst; mixed units if there is no decode
-    power_loss   the same for a power domain
-    moves        nodes of units that a previous plan did not give them
+    power_loss   decode units that the loss of one power domain stops, at worst; likewise
+    moves        nodes of units that these did not have in the previous plan
 
-A count is left out if the spec names none of its places. A node without a name is a place of its own.
-A bound adds up nodes, so it holds for every placement. It may lie below what whole units allow: a count at its bound is
-proven, and nothing better exists; one above it may still be the best.
+A count is left out if the spec names none of its places, such as racks. If the spec names some, a node without a named
+place counts as a place of its own.
+A bound counts nodes and not whole units, so it holds for every placement, but may be too low to reach. A count at its
+bound is proven to be the best. A count above its bound may still be the best.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ LEAVES: dict[LeafKind, str] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A count and its bound, which no placement gets below."""
+    """A count, lower is better, and its bound: no placement of the task has a lower count."""
 
     name: str
     value: int
@@ -38,12 +39,12 @@ class Objective:
 
     @property
     def excess(self) -> int:
-        """The value less the bound."""
+        """How far the count is above its bound."""
         return self.value - self.bound
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing better exists."""
+        """Whether the count is at its bound, so that no placement has a better one."""
         return self.excess == 0
 
 
@@ -87,7 +88,7 @@ def _racks_in_use(task: Task, assignment: Assignment, racks: Places) -> int:
 
 
 def _racks_needed(task: Task, assignment: Assignment) -> int:
-    """Return the racks in use if cells are whole leaves: the fewest racks of each that hold its active nodes."""
+    """Return the racks in use if cells are whole leaves: per leaf the fewest racks that hold its active nodes."""
     value = 0
     for state in task.states:
         nodes: Counter[int] = Counter()
@@ -98,9 +99,9 @@ def _racks_needed(task: Task, assignment: Assignment) -> int:
 
 
 def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
-    """Return how many units the loss of one place stops, at worst: all units with nodes there.
+    """Return how many units the loss of one of `places` stops, at worst: all units with nodes there.
 
-    The bound assumes that every unit touches the fewest places that it needs.
+    The bound assumes that every unit is in as few places as hold its nodes.
     """
     if places is None or not task.lost:
         return None
@@ -112,9 +113,9 @@ def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Plac
 
 
 def _moves(task: Task, assignment: Assignment) -> Objective | None:
-    """Return how many nodes units did not have before; units are assumed to take their previous nodes first.
+    """Return how many nodes units did not have in the previous plan; giving up a node does not count.
 
-    Giving up a node is no move.
+    In each cell, a unit is assumed to take its previous nodes first.
     """
     if not task.had_nodes:
         return None

@@ -1,7 +1,7 @@
-"""The free nodes of a cluster while units are placed, and where a unit fits most snugly.
+"""The free nodes of a cluster while units are placed; finds where a unit fits and leaves the least room.
 
-Leaves, and the racks under each, are indexed by their number of free nodes. So finding the one with the least room that
-is enough takes as many steps as there are different numbers, even with thousands of places.
+Leaves, and the racks under each leaf, are indexed by their number of free nodes. To find the one with the least room
+that is enough takes as many steps as there are different numbers of free nodes, even with thousands of racks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,14 +10,14 @@ from planner.placement.task import Assignment, Task
 
 __all__ = ["Room"]
 
-BySize = dict[int, dict[int, None]]  # free nodes -> places that have so many; without empty ones
+BySize = dict[int, dict[int, None]]  # number of free nodes (above 0) -> leaves or racks that have so many
 
 
 class Room:
-    """The free nodes of each cell. `take` and `give` change them."""
+    """The free nodes of each cell. The `take` methods use some up, and `give` frees them again."""
 
     def __init__(self, task: Task, assignment: Assignment) -> None:
-        """Start with the nodes of `task`, less those of `assignment`."""
+        """Start with all nodes of `task` free, except those of `assignment`."""
         self.free = list(task.sizes)
         self._shelf_of, self._leaf_of, self._cells = _shelves(task)
         self._in_shelf = [0] * len(self._cells)
@@ -49,12 +49,12 @@ class Room:
         self.free[cell] -= count
 
     def give(self, cells: Mapping[int, int]) -> None:
-        """Free the nodes again; `cells` has their number by cell."""
+        """Free nodes again; `cells` has cell -> number of nodes to free."""
         for cell, count in cells.items():
             self.take(cell, -count)
 
     def take_snug(self, num_nodes: int) -> dict[int, int]:
-        """Take `num_nodes`: under the leaf with the least room that is enough, else under as few leaves as possible."""
+        """Take `num_nodes` free nodes: of the leaf with the least sufficient room, else of as few leaves as possible."""
         chosen: dict[int, int] = {}
         while num_nodes:
             leaf = _snuggest(self._leaves, num_nodes)
@@ -64,7 +64,7 @@ class Room:
         return chosen
 
     def take_near(self, cells: Iterable[int], num_nodes: int) -> dict[int, int]:
-        """Take `num_nodes`: from the racks of `cells`, then from under their leaves, then from anywhere."""
+        """Take `num_nodes` free nodes: in the racks of `cells`, then under their leaves, then anywhere."""
         chosen: dict[int, int] = {}
         shelves = dict.fromkeys(self._shelf_of[cell] for cell in cells)
         for shelf in shelves:
@@ -74,13 +74,13 @@ class Room:
         return chosen | self.take_snug(num_nodes - sum(chosen.values()))
 
     def take_from(self, cell: int, num_nodes: int) -> dict[int, int]:
-        """Take `num_nodes`: those of `cell` first, then around it."""
+        """Take `num_nodes` free nodes: of `cell` first, then near it."""
         first = {cell: min(num_nodes, self.free[cell])}
         self.take(cell, first[cell])
         return first | self.take_near(first, num_nodes - first[cell])
 
     def _take_under(self, leaf: int, num_nodes: int) -> dict[int, int]:
-        """Take nodes of `leaf`: from the rack with the least room that is enough, else from those with most room."""
+        """Take free nodes of `leaf`: of the rack with the least room that is enough, else of racks with most room."""
         chosen: dict[int, int] = {}
         while num_nodes:
             shelf = _snuggest(self._shelves[leaf], num_nodes)
@@ -117,7 +117,7 @@ def _shelves(task: Task) -> tuple[list[int], list[int], list[list[int]]]:
 
 
 def _snuggest(by_size: BySize, num_nodes: int) -> int:
-    """Return the place with the least room that is enough, else the one with most."""
+    """Return the leaf or rack with the least room that is enough for `num_nodes`, else the one with most room."""
     enough = [size for size in by_size if size >= num_nodes]
     return next(iter(by_size[min(enough) if enough else max(by_size)]))
 

@@ -1,8 +1,8 @@
-"""The task of placement, as whole numbers: units need nodes, and cells have them.
+"""The task of placement, reduced to whole numbers: each unit needs a number of nodes, and each cell has a number.
 
-A cell is all usable nodes with the same leaf switch, rack and power domain: they are interchangeable, except that a
-unit may have had some of them before. So the search looks for an assignment: how many nodes of each cell each unit
-takes. Nodes get their names afterwards (`nodes.py`).
+A cell is all usable nodes with the same leaf switch, rack and power domain. These nodes are interchangeable, except
+that a unit may have had some of them before. So the search looks for an assignment: how many nodes of each cell each
+unit takes. `nodes.py` chooses the nodes afterwards.
 
 If the spec names the places of some nodes only, each other node counts as a place of its own (`named_places`).
 
@@ -30,18 +30,18 @@ Assignment = Sequence[Mapping[int, int]]  # for each unit: cell -> number of its
 
 @dataclass(frozen=True)
 class UnplacedUnit:
-    """A unit before it has nodes."""
+    """A unit that has no nodes yet."""
 
     name: str
     phase: Phase
-    index: int  # in its phase
+    index: int  # number among the units of its phase
     num_nodes: int
-    minutes: int  # of a day for which it is on
+    minutes: int  # how long it is on in a day
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Interchangeable nodes: they share leaf, rack and power domain."""
+    """All usable nodes with the same leaf, rack and power domain, which are interchangeable."""
 
     leaf: str
     rack: str
@@ -52,10 +52,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Places:
-    """The leaves, racks or power domains of the cells. A task has none if the spec names none."""
+    """All leaves, all racks or all power domains of a task, by number."""
 
     of_cell: tuple[int, ...]  # cell -> its place
-    sizes: tuple[int, ...]  # place -> usable nodes
+    sizes: tuple[int, ...]  # place -> number of usable nodes
 
     @cached_property
     def cells(self) -> tuple[tuple[int, ...], ...]:
@@ -66,32 +66,32 @@ class Places:
 
     @cached_property
     def largest_first(self) -> tuple[int, ...]:
-        """The sizes of the places, largest first: `fewest` counts with them."""
+        """The sizes of the places, largest first, as `fewest` takes them."""
         return tuple(sorted(self.sizes, reverse=True))
 
 
 @dataclass(frozen=True)
 class State:
-    """Units that are on together."""
+    """A state of the schedule: the set of units that are on at the same time."""
 
     units: frozenset[int]
-    weight: int  # windows of the day with just these
+    weight: int  # number of windows of the schedule with just these units on
 
 
 @dataclass(frozen=True)
 class Task:
-    """Units, cells, states, and where units were before."""
+    """What placement has to solve: units, cells of nodes, states of the schedule, and units' previous nodes."""
 
     units: tuple[UnplacedUnit, ...]
     cells: tuple[Cell, ...]
     states: tuple[State, ...]
     before: tuple[Mapping[int, int], ...]  # for each unit: cell -> number of its nodes there in a previous placement
-    had_nodes: frozenset[int]  # units of the previous placement
+    had_nodes: frozenset[int]  # units that were in the previous placement
     leaves_are: LeafKind = "leaves"
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """The units that stay on their nodes, because these are all usable and as many as the unit needs."""
+        """The units that stay on their previous nodes: all of these are usable, and as many as the unit needs."""
         return frozenset(
             unit for unit in self.had_nodes if sum(self.before[unit].values()) == self.units[unit].num_nodes
         )
@@ -108,22 +108,22 @@ class Task:
 
     @cached_property
     def leaves(self) -> Places | None:
-        """The leaf switches or NVLink domains."""
+        """The leaf switches, or the NVLink domains in their place; None if the spec names no leaves."""
         return _places(self.cells, lambda cell: cell.leaf)
 
     @cached_property
     def racks(self) -> Places | None:
-        """The racks."""
+        """The racks; None if the spec names none."""
         return _places(self.cells, lambda cell: cell.rack)
 
     @cached_property
     def powers(self) -> Places | None:
-        """The power domains."""
+        """The power domains; None if the spec names none."""
         return _places(self.cells, lambda cell: cell.power)
 
     @cached_property
-    def on(self) -> tuple[int, ...]:
-        """The states in which each unit is on, as bits."""
+    def states_on(self) -> tuple[int, ...]:
+        """For each unit the states in which it is on, as bits."""
         return tuple(
             sum(1 << number for number, state in enumerate(self.states) if unit in state.units)
             for unit in range(len(self.units))
@@ -131,7 +131,7 @@ class Task:
 
     @cached_property
     def lost(self) -> tuple[int, ...]:
-        """The units that produce tokens: few of them should be lost together."""
+        """The decode or mixed units, which produce tokens: losing a rack or power domain should stop few of them."""
         return tuple(index for index, unit in enumerate(self.units) if unit.phase != "prefill")
 
     @cached_property
@@ -145,11 +145,11 @@ class Task:
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """Each unit's class of interchangeable units, as the number of the first."""
+        """For each unit the number of the first unit that is interchangeable with it."""
         numbers: dict[tuple[Phase, int, int, int], int] = {}
         return tuple(
             numbers.setdefault(
-                (each.phase, each.num_nodes, self.on[unit], unit if unit in self.had_nodes else -1), unit
+                (each.phase, each.num_nodes, self.states_on[unit], unit if unit in self.had_nodes else -1), unit
             )
             for unit, each in enumerate(self.units)
         )
@@ -162,10 +162,10 @@ def make_task(
     before: Mapping[str, Sequence[str]],
     domains: Mapping[str, str] | None = None,
 ) -> Task:
-    """Return the task of placing `units` on `usable` nodes. `before` has the previous nodes of each unit, by name.
+    """Return the task of placing `units` on `usable` nodes. `before` has unit -> its previous nodes, by name.
 
-    `domains` has each node's NVLink domain, if these have several nodes. They take the place of leaves, because traffic
-    inside a domain uses no NIC and so no leaf switch.
+    `domains` has node -> its NVLink domain, if domains have several nodes. Domains then take the place of leaves,
+    because traffic inside a domain uses no NIC and so no leaf switch.
     """
     by_cell: dict[tuple[str, str, str], list[Node]] = {}
     leaf, rack, power = (named_places(usable, kind) for kind in PLACES)
@@ -200,7 +200,7 @@ def _places(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Places | None
 
 
 def fewest(largest_first: Sequence[int], num_nodes: int) -> int:
-    """Return the fewest places that hold `num_nodes`."""
+    """Return the smallest number of places that together hold `num_nodes`, from their sizes."""
     held = 0
     for number, size in enumerate(largest_first):
         if held >= num_nodes:
