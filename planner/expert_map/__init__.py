@@ -1,14 +1,15 @@
-"""Loads to expert maps.
+"""Make expert maps from measured or drawn loads: which logical expert each slot of a unit holds.
 
 Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked example:
     load               tokens that chose a logical expert, `[num_moe_layers][num_logical_experts]`, whole numbers
     replica            one of the slots that hold the same logical expert; tokens are split equally among them
     physical expert    a slot: 256 + 32 = 288 a layer, numbered GPU by GPU, 288 / 144 = 2 on each
-    max over mean      load of the fullest GPU / mean load of all GPUs; a step waits for the fullest, and 1.0 is perfect
-    bound              the lowest max over mean that any map can have, for these loads and sizes
+    max over mean      load of the fullest GPU / mean load of all GPUs; a step waits for the fullest GPU, and 1.0 is
+                       perfect
+    bound              a value that the max over mean of no map is below, for these loads and sizes
 
-The search begins like DeepSeek's EPLB: it gives replicas to hot experts and packs slots onto GPUs. Then it relieves the
-fullest GPU until no step helps (`maps`, `native`). `bound` says how much better a map could be at most.
+The search begins like DeepSeek's EPLB: it gives replicas to hot experts and packs slots onto GPUs. Then it takes load
+off the fullest GPU until no step helps (`maps`, `native`). `bound` says how much better a map could be at most.
 
 Source: github.com/deepseek-ai/EPLB.
 """

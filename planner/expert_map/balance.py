@@ -1,7 +1,7 @@
 """The pass that makes an expert map from loads.
 
-It numbers the experts by load (`numbering`), and `maps` searches. Both need numpy and are imported on call, because
-`validate` must not wait for that import.
+The pass numbers the experts by load (`numbering`) and lets `maps` search. Both modules need numpy. They are imported on
+call, because `validate` must not wait for that import.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,11 @@ def balance(
     split: SplitRule = "equal",
     as_a_whole: bool = False,
 ) -> ExpertMap:
-    """Return a map of `num_slots` slots a layer on `num_gpus` GPUs that spreads `loads` evenly.
+    """Return an expert map of `num_slots` slots per layer on `num_gpus` GPUs that spreads `loads` evenly.
 
-    Sizes must divide: slots by GPUs, GPUs by nodes, experts by groups; and groups by nodes, if groups must stay on a
-    node. The `gate` says how many bytes between nodes a split group costs. For the rest see `balance_windows`.
+    GPUs must divide slots, nodes must divide GPUs, and groups must divide experts; nodes must divide groups too if
+    groups must stay on a node. From `gate` follows how many bytes between nodes a split group costs. The other
+    arguments are those of `balance_windows`.
     """
     sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups, gate)
     words = (effort, policy, None, previous, keep_within, domains, split)
@@ -53,18 +54,21 @@ def balance_windows(
     *,
     as_a_whole: bool = False,
 ) -> ExpertMap:
-    """Return a map that makes max over mean small: its `quantile` over windows, or without one that of their mean.
+    """Return an expert map for several windows of load, with a low `quantile` over windows of max over mean.
 
-    Effort `refined` kicks the result of the first descent many times; `fast` does so only for layers worse than EPLB's.
+    Without a `quantile`, max over mean is low for the mean of the windows' loads.
+
+    The search descends to a map that no step improves. Effort `refined` then changes that map at random (a kick) and
+    descends again, many times; `fast` does so only for layers worse than EPLB's.
 
     With a `previous` map, `[num_moe_layers][num_slots]`, few of its slots change. A layer does not change at all if its
     fullest GPU carries at most `1 + keep_within` times the load that counts as even (`renew`). With
     `as_a_whole` all layers are kept or none (`keep_or_replace`).
 
-    With `domains`, every expert gets replicas in at least two of them, provided that there are enough slots
+    With `domains`, every expert gets replicas in at least two failure domains, provided that there are enough slots
     (`fewest_slots_per_gpu`). Groups then do not stay on nodes.
 
-    Only the mean can be balanced with `domains` or another `split` than `equal`.
+    With `domains`, or another `split` than `equal`, there may be no `quantile`.
     """
     import numpy as np
 

@@ -1,13 +1,13 @@
 """A proven lower bound on max over mean, from loads and sizes alone: no expert map can beat it.
 
-It tells bad luck from a bad map: if a map reaches the bound, only more slots help. It holds for maps that have no
+It tells uneven loads from a bad map: if a map reaches the bound, only more slots help. It holds for maps that have no
 expert twice on a GPU, as ours. There are six kinds of bound, and the highest counts:
     mean        the fullest GPU carries at least the mean: 1.0
-    replicas    it carries at least the largest replica, which is smallest if `replicate` hands out the slots
-    packing     the GPU of a heavy replica has S - 1 more slots, with other experts in them
-    pairs       there are more heavy replicas than GPUs, so two of them share one
-    groups      if nodes hold whole groups: load of the fullest node over the mean (`hierarchy`)
-    coverage    the largest replica, if every expert has at least two
+    replicas    the fullest GPU carries at least the largest replica; `replicate` hands out slots so that it is smallest
+    packing     the GPU with a heavy replica has S - 1 more slots, with other experts in them
+    pairs       there are more heavy replicas than GPUs, so two of them share a GPU
+    groups      if nodes hold whole groups: load of the fullest node / mean of nodes (`hierarchy`)
+    coverage    the largest replica, if every expert must have at least two
 
 Packing. Suppose that no GPU carries more than T. Then expert e has at least ceil(load_e / T) replicas, its base count.
 If every expert has its base count, K slots are left, and the map may give them to any expert. Let C be the least load
@@ -51,9 +51,10 @@ ROUNDING = 1e-9  # covers rounding: a bound may be too low, never too high
 def compute_bounds(
     loads_LE: Floats, sizes: Sizes, *, within_nodes: bool, are_covered: bool = False, split: SplitRule = "equal"
 ) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """Return the bound on max over mean of each layer, `[L]`, at least 1.0, and its kind; 1.0 without load.
+    """Return a lower bound on max over mean for each layer, `[L]`, and its kind; 1.0 for a layer without load.
 
-    `within_nodes` limits it to maps that keep groups on nodes, `are_covered` to maps with two replicas of each expert.
+    With `within_nodes` the bound is for maps that keep groups on nodes only, with `are_covered` for maps with at least
+    two replicas of each expert.
     """
     bounds_KL = np.zeros((len(KINDS), len(loads_LE)))
     bounds_KL[:4] = native.lower_bounds(loads_LE, sizes)
@@ -71,7 +72,10 @@ def compute_bounds(
 def compute_window_bounds(
     loads_WLE: Floats, sizes: Sizes, num_counted: int, *, within_nodes: bool
 ) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """Return the same for the worst of the `num_counted` most even windows. A layer's windows have the same total."""
+    """Return a lower bound on max over mean in the worst of the `num_counted` most even windows, `[L]`, and its kind.
+
+    All windows of a layer must have the same total load.
+    """
     found = [compute_bounds(each, sizes, within_nodes=within_nodes) for each in loads_WLE]
     order_WL = np.argsort([bound_L for bound_L, _ in found], axis=0, kind="stable")
     of_mean_L, mean_binding = compute_bounds(scale(loads_WLE.sum(axis=0)), sizes, within_nodes=within_nodes)

@@ -1,14 +1,15 @@
-"""Failure domains: sets of GPUs that fail together. Can a map have every expert in two of them, and does it?
+"""Failure domains: sets of GPUs that fail together. Whether a map can have, and has, each expert in two of them.
 
-A partition gives the domain of each GPU of a unit. For one partition a map exists exactly if there are
+A partition gives the domain of each GPU of a unit. For one partition such a map exists exactly if there are
     two slots for each expert               slots >= 2 E
-    one of them outside any one domain      slots outside the largest domain >= E
+    for each expert one slot outside        slots outside the largest domain >= E
     at least two domains
 
-These suffice: deal out the experts in order, twice, and the two replicas of each are E slots apart. Units that share a
-map may stand in racks differently. That gives several partitions, each with these conditions, and a search for a map.
+These conditions suffice: deal out the experts in order, twice, and the two replicas of each are E slots apart. Units
+that share a map may be spread over racks differently. That gives several partitions, of which each must meet the
+conditions, and a map has to be searched for.
 
-It needs no numpy, because `validate` calls it too.
+This module needs no numpy, because `validate` calls it too.
 """
 
 from collections import Counter
@@ -20,12 +21,12 @@ __all__ = ["consecutive_domains", "count_uncovered", "fewest_slots_per_gpu"]
 
 
 def consecutive_domains(num_gpus: int, gpus_per_domain: int) -> Domains:
-    """Return one partition, with `gpus_per_domain` consecutive GPUs in each domain."""
+    """Return the single partition that puts every `gpus_per_domain` consecutive GPUs into a domain."""
     return (tuple(gpu // gpus_per_domain for gpu in range(num_gpus)),)
 
 
 def fewest_slots_per_gpu(num_experts: int, domains: Domains) -> int | None:
-    """Return the slots per GPU that every expert needs to be in two domains; None if a partition has only one."""
+    """Return the fewest slots per GPU that let every expert be in two domains; None if a partition has only one."""
     num_gpus = len(domains[0])
     largest = max(max(Counter(partition).values()) for partition in domains)
     if largest == num_gpus:
@@ -34,7 +35,7 @@ def fewest_slots_per_gpu(num_experts: int, domains: Domains) -> int | None:
 
 
 def count_uncovered(physical_to_logical: Iterable[Sequence[int]], domains: Domains) -> int:
-    """Return how many experts have all replicas in one domain, in the worst layer and partition."""
+    """Return how many experts have all their replicas in one domain, in the worst layer and partition."""
     return max(_uncovered(slots, partition) for slots in physical_to_logical for partition in domains)
 
 

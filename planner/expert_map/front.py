@@ -1,16 +1,16 @@
-"""The bytes that a map sends across nodes, weighed against its balance.
+"""Weigh the dispatch bytes that an expert map sends across nodes against the map's balance.
 
 A token goes once to each other node that serves one of its experts (`facts/gate.py`), and it starts on each of the M
 nodes with probability 1 / M. With P = G / M whole groups on each node, and K groups of a token, it crosses to
 
     (M - 1) (1 - C(G - P, K) / C(G, K))
 
-nodes: 2.36 for 4 of 8 groups on 4 nodes. With any expert anywhere, or a gate without groups, it is 2.70. In between,
-bytes grow with the load that is served away from its group's node, at first in proportion.
+nodes: 2.36 for 4 of 8 groups on 4 nodes. If any expert may be anywhere, or the gate has no groups, it crosses to 2.70.
+Between these two, bytes grow with the load that is served away from its group's node, at first in proportion.
 
-The front is a row of maps: from whole groups on nodes, over more and more replicas elsewhere (`spill`), to one that
-ignores groups. At its knee max over mean x bytes is least: beyond it a percent of balance costs more than a percent of
-bytes.
+The front is a series of maps: the first keeps groups whole on nodes, the next have more and more replicas on other
+nodes (`spill`), and the last ignores groups. The knee is the map with the least max over mean x bytes: beyond it, one
+percent of balance costs more than one percent of bytes.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from planner.facts.gate import reach_probability
 
 __all__ = ["drop_dominated", "find_home_nodes", "find_knee", "make_front", "num_crossings"]
 
-SOME_LOAD = 1e-9  # for experts without load, so that every group has a share on some node
+SOME_LOAD = 1e-9  # load of experts without load, so that every group has a share on some node
 
 
 def find_home_nodes(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
-    """Return the home node of each expert, `[L, E]`: the one with most slots of its group."""
+    """Return the home node of each expert, `[L, E]`: the node with the most slots of the expert's group."""
     num_layers, num_experts = loads_LE.shape
     group_of_expert = np.arange(num_experts) // (num_experts // sizes.num_groups)
     groups_LMN = group_of_expert[slots_LGS.reshape(num_layers, sizes.num_nodes, -1)]
@@ -39,7 +39,7 @@ def find_home_nodes(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
 
 
 def make_front(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequence[Policy]) -> tuple[FrontPoint, ...]:
-    """Return max over mean and cross-node dispatch bytes of each map, as means over layers."""
+    """Return the front's points: max over mean and cross-node dispatch bytes of each map, as means over layers."""
     ratios_QL, crossings_QL = [], []
     for slots_LGS in slots_QLGS:
         gpu_loads_LG = native.gpu_loads(loads_LE, slots_LGS)
@@ -59,7 +59,7 @@ def make_front(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Seque
 
 
 def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
-    """Return how many nodes a token crosses to, on average, in each layer, `[L]`."""
+    """Return to how many other nodes a token is sent on average, in each layer, `[L]`."""
     num_layers, num_experts = loads_LE.shape
     weights_LE = np.maximum(loads_LE, SOME_LOAD) / count_replicas(slots_LGS, num_experts)
     slots_LMN = slots_LGS.reshape(num_layers, sizes.num_nodes, -1)
@@ -81,7 +81,7 @@ def _whole_group_crossings(sizes: Sizes) -> float:
 
 
 def drop_dominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Return the points that no other beats in balance and bytes, fewest bytes first."""
+    """Return the points that no other point beats in both balance and bytes, fewest bytes first."""
     values = [(point.extra_bytes_per_token, point.max_over_mean) for point in front]
     kept = [
         point
@@ -92,5 +92,5 @@ def drop_dominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
 
 
 def find_knee(front: Sequence[FrontPoint]) -> int:
-    """Return the index of the point where max over mean x bytes is least, the first among equals."""
+    """Return the index of the point with the least max over mean x bytes, the first among equals."""
     return min(range(len(front)), key=lambda each: front[each].max_over_mean * front[each].bytes_ratio)

@@ -1,11 +1,11 @@
 """Maps that keep each group of experts on one node, for models that route a token to few groups.
 
 DeepSeek-V3 sends a token to experts of at most 4 of 8 groups. If each group is on one node, a token goes to at most 4
-nodes. Groups are packed onto nodes by load, equally many on each. Then every node is a problem of its own, with its
-experts, its share of the slots and its GPUs.
+nodes. Groups are packed onto nodes by load, equally many on each. Then every node is a balancing problem of its own,
+with its experts, its share of the slots and its GPUs.
 
-The groups limit how even a map can be. With 2 groups a node the best is to pair the heaviest with the lightest, and the
-fullest GPU carries at least the heaviest pair's mean.
+The groups limit how even a map can be. With 2 groups per node it is best to pair the heaviest with the lightest, and
+the fullest GPU carries at least the heaviest pair's load / the node's GPUs.
 
 Source: github.com/deepseek-ai/EPLB (`rebalance_experts_hierarchical`).
 """
@@ -20,7 +20,7 @@ __all__ = ["choose_policy", "compute_eplb_peaks", "fullest_node_bound", "split_b
 
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
-    """Return the policy for the map, and the reason for it."""
+    """Return where experts may go, on any node (`global`) or with their group (`hierarchical`), and why."""
     if policy != "auto":
         return policy, "as asked for"
     if sizes.num_nodes == 1:
@@ -36,7 +36,7 @@ def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
 
 
 def split_by_node(loads_LE: Floats, sizes: Sizes, groups_LMP: Ints) -> tuple[Ints, Floats, Sizes]:
-    """Return the problem of each node: its experts and their loads, `[L, M, E / M]`, and its sizes.
+    """Split the problem into one per node: each node's experts and their loads, `[L, M, E / M]`, and its sizes.
 
     `groups_LMP` has the groups on each node, `[L, M, P]`.
     """
@@ -48,13 +48,13 @@ def split_by_node(loads_LE: Floats, sizes: Sizes, groups_LMP: Ints) -> tuple[Int
 
 
 def sum_groups(loads_LE: Floats, sizes: Sizes) -> tuple[Floats, Sizes]:
-    """Return the load of each group, `[L, groups]`, and the sizes with which to pack groups onto nodes."""
+    """Return the load of each group, `[L, groups]`, and the sizes of the problem of packing groups onto nodes."""
     groups_LP: Floats = loads_LE.reshape(len(loads_LE), sizes.num_groups, -1).sum(axis=2)
     return groups_LP, Sizes(sizes.num_groups, sizes.num_nodes)
 
 
 def compute_eplb_peaks(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) -> Floats:
-    """Return the load of the fullest GPU in each layer, `[L]`, of the published EPLB's map."""
+    """Return the load of the fullest GPU in each layer, `[L]`, with the map of the published EPLB."""
     if not within_nodes:
         return native.pack(loads_LE, sizes, as_eplb=True)[1]
     groups_LMP = native.pack(*sum_groups(loads_LE, sizes), as_eplb=True)[0]
@@ -67,9 +67,9 @@ def compute_eplb_peaks(loads_LE: Floats, sizes: Sizes, *, within_nodes: bool) ->
 def fullest_node_bound(loads_LE: Floats, sizes: Sizes) -> Floats:
     """Return a lower bound on the fullest node's load / the mean of nodes, `[L]`, if nodes hold whole groups.
 
-    The node of the heaviest group holds P - 1 more, and none are lighter than the P - 1 lightest. With P = 2 the bound
-    is exact: the ith heaviest group is paired with the ith lightest, and the heaviest such pair cannot be avoided. Of
-    the i + 1 heaviest groups either two share a node, or one has a partner at least as heavy as the (i + 1)th lightest.
+    The node with the heaviest group holds P - 1 more groups, at least as heavy as the P - 1 lightest. With P = 2 the
+    bound is exact: pair the ith heaviest group with the ith lightest; the heaviest such pair cannot be avoided. For of
+    the i heaviest groups either two share a node, or one has a partner at least as heavy as the ith lightest.
     """
     groups_LG = np.sort(sum_groups(loads_LE, sizes)[0], axis=1)[:, ::-1]
     per_node = sizes.num_groups // sizes.num_nodes

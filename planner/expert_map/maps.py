@@ -1,14 +1,14 @@
-"""Make an expert map: choose a policy, search, and consider the map in service.
+"""Make an expert map: choose a policy, search, and change as little as possible of the map in service.
 
-A fresh map is made in two steps. The first makes a map for equal shares and the mean of all windows. Policy `global`
-puts any expert on any GPU. `hierarchical` keeps groups on nodes (`hierarchy`) and searches each node of each layer by
-itself. `auto` keeps groups on nodes if they fit. With effort `refined` it weighs balance against the dispatch bytes
-between nodes: it takes the knee of a front (`front`) of maps with whole groups, maps with a few hot experts on a second
-node, and the global map. If experts must survive the loss of a failure domain, groups do not stay on nodes, because a
-group on one node would be lost with it.
+A fresh map is made in two steps. The first step makes a map for the mean of all windows, if tokens are split equally
+among replicas. Policy `global` puts any expert on any GPU. `hierarchical` keeps groups on nodes (`hierarchy`) and
+searches each node of each layer by itself. `auto` keeps groups on nodes if they fit. With effort `refined`, `auto`
+weighs balance against the dispatch bytes between nodes: it takes the knee of a front (`front`) of maps with whole
+groups, maps with a few hot experts on a second node, and the global map. If experts must survive the loss of a failure
+domain, groups do not stay on nodes, because a group on one node would be lost with the node.
 
 The second step searches on from that map for several windows, failure domains or another split rule. So a map for
-windows is never worse than the map for their mean. With a map in service, `renew` follows.
+windows is never worse than the map for their mean. If a map is in service, `renew` changes it towards the fresh one.
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,11 @@ from planner.expert_map.weigh import (
 
 __all__ = ["make_map"]
 
-GOOD_ENOUGH = 1.0008  # times the bound: loads change by more between two steps
+GOOD_ENOUGH = 1.0008  # a map within this factor of the bound is done: loads change by more between two steps
 ROUNDING = 1e-9
-LEVELS = (1.04, 1.02, 1.01, 1.005)  # of max over mean, of the maps on the front
+LEVELS = (1.04, 1.02, 1.01, 1.005)  # max over mean to reach by the maps on the front
 COVERED = "replicas of each expert are in two failure domains"
-SHIFTS = (0.0, -0.5, -0.25, 0.25)  # of the numbers of replicas (`start.h`); tried at EP72 and EP144, alpha 0.6 to 1.2
+SHIFTS = (0.0, -0.5, -0.25, 0.25)  # how starts differ in numbers of replicas (`start.h`); tuned at EP72 and EP144
 KICK_STARTS = (
     None,
     None,
@@ -49,7 +49,7 @@ KICK_STARTS = (
     None,
 )  # a round of kicks starts at the best map (None) or at a packing with a shift
 # The search's length is assumed: chosen to meet the benchmark's goals for balance and time.
-BETTER_THAN_EPLB = 1e-3  # where effort `fast` stops
+BETTER_THAN_EPLB = 1e-3  # effort `fast` stops once a layer is better than EPLB's by this share
 KICKS_AT_EP72 = 240
 EP72_PAIRS = 72 * 288
 KICKS_POWER = 3.6  # a map of n times the size gets n^3.6 times fewer kicks
@@ -57,37 +57,37 @@ MAX_KICKS = 400
 KICKS_IF_SMALL, SMALL_PAIRS = 1200, 128
 RESCUES, RESCUE_KICKS = 12, 40  # a rescue that does not help soon may never help
 SECOND_STEP_KICKS = 40  # with failure domains, EP144, 576 slots: 10, 24, 40 kicks reach 1.031, 1.011, 1.006
-LOCAL_SPLIT_KICKS = 6  # if tokens prefer near replicas: a kick takes five times as long
-MAX_KICK_SIZE = 144 * 1152 * 8**2  # GPUs x slots x (slots per GPU)^2: above it a kick is not worth its time
+LOCAL_SPLIT_KICKS = 6  # if tokens prefer near replicas, because a kick then takes five times as long
+MAX_KICK_SIZE = 144 * 1152 * 8**2  # GPUs x slots x (slots per GPU)^2, above which a kick is not worth its time
 
 
 @dataclass(frozen=True)
 class _FreshMap:
-    """A fresh map and its origin."""
+    """A map from the first step, before the map in service counts, and how it was made."""
 
     slots_LGS: Ints
     bound_L: Floats
     binding: tuple[BoundKind, ...]
     policy: Policy
     reason: str
-    front: tuple[FrontPoint, ...] = ()  # where groups could be split
+    front: tuple[FrontPoint, ...] = ()  # maps to choose from, if groups could be split
     dispatch: FrontPoint | None = None
 
     @property
     def within_nodes(self) -> bool:
-        """Whether experts may not leave their nodes."""
+        """Whether later steps must keep experts on their nodes."""
         return self.policy == "hierarchical"
 
     @property
     def keeps_groups_whole(self) -> bool:
-        """Whether each group of experts is on one node. A map with a front may split some."""
+        """Whether each group of experts is on one node. A map from a front may split some groups."""
         return self.within_nodes and not self.front
 
 
 def make_map(
     problem: Problem, previous_LGS: Ints | None = None, keep_within: float = 0.0, *, as_a_whole: bool = False
 ) -> ExpertMap:
-    """Return the map for `problem`; see `balance`."""
+    """Return the expert map for `problem`. For the arguments see `balance_windows`."""
     first = _first_map(problem)
     bound_L, binding = _compute_bounds(problem, first)
     fresh_LGS, moved_slots, dispatch = _search_further(problem, first, bound_L), None, first.dispatch
@@ -119,13 +119,13 @@ def make_map(
 
 
 def _mean_if_better(problem: Problem, fresh_LGS: Ints, slots_LGS: Ints) -> float | None:
-    """Return the fresh map's max over mean, averaged over layers, if it is below that of the map in use."""
+    """Return the fresh map's mean max over mean over layers if it is below that of the map in use, else None."""
     fresh, used = (float(problem.ratio(each).mean()) for each in (fresh_LGS, slots_LGS))
     return fresh if fresh * (1 + ROUNDING) < used else None
 
 
 def _summarize_windows(problem: Problem, first: _FreshMap, slots_LGS: Ints) -> WindowsOutcome | None:
-    """Return max over mean and its bound in each of several windows, for equal shares; None in other cases."""
+    """Return max over mean and its bound in each window; None for one window, or another split rule than `equal`."""
     if len(problem.loads_WLE) == 1 or problem.split != "equal":
         return None
     is_whole = first.keeps_groups_whole
@@ -138,7 +138,7 @@ def _summarize_windows(problem: Problem, first: _FreshMap, slots_LGS: Ints) -> W
 
 
 def _first_map(problem: Problem) -> _FreshMap:
-    """Return a map for the mean loads and equal shares; with failure domains, only a packing with two replicas each."""
+    """Make the first step's map; with failure domains this is only a packing with two replicas of each expert."""
     loads_LE, sizes = problem.mean_loads, problem.sizes
     if problem.domains:
         slots_LGS = native.pack(loads_LE, sizes, least=2)[0]
@@ -161,7 +161,7 @@ def _first_map(problem: Problem) -> _FreshMap:
 
 
 def _compute_bounds(problem: Problem, first: _FreshMap) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """Return the bound for the problem, `[L]`, and its kinds."""
+    """Return the lower bound on max over mean for `problem`, `[L]`, and its kind in each layer."""
     if problem.is_plain:
         return first.bound_L, first.binding
     is_whole = first.keeps_groups_whole
@@ -174,7 +174,7 @@ def _compute_bounds(problem: Problem, first: _FreshMap) -> tuple[Floats, tuple[B
 
 
 def _search_further(problem: Problem, first: _FreshMap, bound_L: Floats) -> Ints:
-    """Return the map of the second step, slots `[L, G, S]`."""
+    """Do the second step: return the map that a search from the first one finds, slots `[L, G, S]`."""
     sizes = problem.sizes
     if problem.is_plain or problem.gpus_hold_all_experts:
         return first.slots_LGS
@@ -199,10 +199,11 @@ def _explain_split_groups(front: Sequence[FrontPoint], chosen: FrontPoint) -> st
 
 
 def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
-    """Return slots `[L, G, S]`, with any expert on any GPU; smaller sizes are searched longer.
+    """Return a map with any expert on any GPU, slots `[L, G, S]`; smaller sizes are searched longer.
 
     A layer is done when it is near the bound and no worse than EPLB's; with effort `fast`, when it is better than
-    EPLB's. Further starts have other numbers of replicas. A layer that stays worse than EPLB's starts again.
+    EPLB's. Layers that are not done are searched again from starts with other numbers of replicas, and layers that
+    stay worse than EPLB's a few more times.
     """
     num_layers, num_experts = loads_LE.shape
     if sizes.slots_per_gpu >= num_experts:
@@ -212,7 +213,7 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
     start_LGS[has_twins_L] = native.pack(loads_LE[has_twins_L], sizes)[0]
     eplb_L *= 1 + ROUNDING
     target_L = np.minimum(loads_LE.sum(axis=1) / sizes.num_gpus * bound_L * GOOD_ENOUGH, eplb_L)
-    num_pairs = sizes.num_gpus * sizes.num_slots  # of a GPU and a slot: a step's time grows with them
+    num_pairs = sizes.num_gpus * sizes.num_slots  # of a GPU and a slot; a step's time grows with their number
     max_kicks = KICKS_IF_SMALL if num_pairs <= SMALL_PAIRS else MAX_KICKS
     num_kicks = min(int(KICKS_AT_EP72 * (EP72_PAIRS / num_pairs) ** KICKS_POWER), max_kicks)
     num_starts = len(SHIFTS) if num_pairs <= EP72_PAIRS else 2 if num_kicks else 1
@@ -236,9 +237,9 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
 def _retry_layers(
     loads_LE: Floats, sizes: Sizes, slots_LGS: Ints, fullest_L: Floats, search: Search, shift: float | None = None
 ) -> None:
-    """Search again in layers whose fullest GPU is above `search.target_L`, and write better maps into `slots_LGS`.
+    """Search again in layers whose fullest GPU is above `search.target_L`; write better maps into `slots_LGS`.
 
-    A layer's search starts from its map, or with a `shift` from a packing with that shift.
+    The search starts from the layer's map or, with a `shift`, from a packing with that shift. `fullest_L` is updated.
     """
     (open_K,) = np.nonzero(fullest_L > search.target_L)
     if open_K.size:
@@ -251,11 +252,11 @@ def _retry_layers(
 
 
 def _repack(loads_LE: Floats, sizes: Sizes, slots_LGS: Ints) -> Ints:
-    """Return maps of two slots per GPU with the same replicas, paired anew: the heaviest with the lightest, and so on.
+    """Pair the replicas of a map with two slots per GPU anew: the heaviest with the lightest, and so on.
 
-    Of all pairings this leaves least load on the fullest GPU, and on the two, three and more fullest together: of any
-    four replicas, the heaviest with the lightest and the other two are the most even pairs. The less load the fullest
-    GPUs have, the fewer slots change when loads drift.
+    Of all pairings this one leaves the least load on the fullest GPU, and on the two, three and more fullest together:
+    of any four replicas, the heaviest with the lightest and the other two are the most even pairs. The less load the
+    fullest GPUs have, the fewer slots change when loads drift.
     """
     pairs_LGS, _ = native.pack(loads_LE, sizes, replicas_LE=count_replicas(slots_LGS, loads_LE.shape[1]))
     fullest_L = [native.gpu_loads(loads_LE, each).max(axis=1) for each in (pairs_LGS, slots_LGS)]
@@ -263,7 +264,7 @@ def _repack(loads_LE: Floats, sizes: Sizes, slots_LGS: Ints) -> Ints:
 
 
 def _solve_front(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...], FrontPoint]:
-    """Return slots `[L, G, S]` at the knee of the front; the front, whole groups first; and the knee's point."""
+    """Return the map at the front's knee, slots `[L, G, S]`; the front, whole groups first; and the knee's point."""
     whole_group_bound_L = np.maximum(bound_L, fullest_node_bound(loads_LE, sizes))
     whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_group_bound_L, "fast")
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus
@@ -277,7 +278,7 @@ def _solve_front(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints,
 
 
 def _solve_hierarchical(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
-    """Return slots `[L, G, S]` with whole groups on nodes. Each node of each layer is a problem of its own."""
+    """Return a map with whole groups on nodes, slots `[L, G, S]`, by solving each node of each layer by itself."""
     groups_LMP = _solve_global(*sum_groups(loads_LE, sizes), np.ones(len(loads_LE)), effort)
     experts_LMF, loads_LMF, node_sizes = split_by_node(loads_LE, sizes, groups_LMP)
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus

@@ -1,8 +1,8 @@
 """Number experts by load for the search, so that a map depends on loads and not on the order of the experts.
 
-The search breaks ties and draws its kicks by number. Without this, a model whose experts were stored in another order
-would get another map, at times a worse one. Of experts with equal loads the one in the earlier slot of the previous map
-comes first. Without a previous map they keep their order, because either could be the other.
+The search breaks ties and draws random changes by number. Without this, a model whose experts were stored in another
+order would get another map, at times a worse one. Of experts with equal loads the one in the earlier slot of the
+previous map comes first. Without a previous map they keep their order, because they are interchangeable.
 
 If groups stay on nodes, a group's experts stay side by side, and groups are ordered by their hottest experts.
 """
@@ -20,7 +20,7 @@ Rows = Sequence[Sequence[int]]  # [L][N]
 
 
 def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> Ints:
-    """Return the expert with each number, `[L, E]`: hottest first by the mean of all windows, then by each."""
+    """Return the expert that gets each number, `[L, E]`: hottest first, by the mean of all windows, then by each."""
     _, num_layers, num_experts = loads_WLE.shape
     keys = [-loads_WLE.mean(axis=0), *-loads_WLE]
     if previous is not None:
@@ -28,7 +28,9 @@ def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> 
     keys_KLGE = np.stack(keys).reshape(len(keys), num_layers, num_groups, -1)
     inside_LGE = np.lexsort(keys_KLGE[::-1], axis=-1)
     keys_KLGE = np.take_along_axis(keys_KLGE, inside_LGE[None], axis=-1)
-    by_place = np.moveaxis(keys_KLGE, -1, 1).reshape(-1, num_layers, num_groups)  # all places of a key, then the next
+    by_place = np.moveaxis(keys_KLGE, -1, 1).reshape(
+        -1, num_layers, num_groups
+    )  # all positions of one key, then all of the next key
     groups_LG = np.lexsort(by_place[::-1], axis=-1)
     experts_LGE = inside_LGE + np.arange(0, num_experts, num_experts // num_groups)[:, None]
     order_LE: Ints = np.take_along_axis(experts_LGE, groups_LG[..., None], axis=1).reshape(num_layers, num_experts)
@@ -36,12 +38,12 @@ def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> 
 
 
 def number_experts(rows: Rows, order_LE: Ints, sizes: Sizes) -> Ints:
-    """Return a map in numbers, slots `[L, G, S]`, from its experts."""
+    """Replace a map's experts by their numbers, and return slots `[L, G, S]`."""
     return _look_up(as_slots(rows, sizes), np.argsort(order_LE, axis=1))
 
 
 def restore_experts(rows: Rows, order_LE: Ints, sizes: Sizes, *, is_fresh: bool) -> tuple[tuple[int, ...], ...]:
-    """Return a map's experts from its numbers; in a fresh map the experts of each GPU rise."""
+    """Replace the numbers in a map by their experts. In a fresh map, sort the experts of each GPU."""
     slots_LGS = _look_up(as_slots(rows, sizes), order_LE)
     return as_rows(np.sort(slots_LGS, axis=2) if is_fresh else slots_LGS)
 
@@ -52,7 +54,7 @@ def _look_up(slots_LGS: Ints, names_LE: Ints) -> Ints:
 
 
 def _first_slots(previous: Rows, num_experts: int) -> Floats:
-    """Return the first slot of each expert, `[L, E]`."""
+    """Return the first slot of each expert in the previous map, `[L, E]`."""
     slots_LN = np.array(previous, dtype=np.int64)
     first_LE = np.full((len(slots_LN), num_experts), float(slots_LN.shape[1]))
     np.minimum.at(first_LE, (np.arange(len(slots_LN))[:, None], slots_LN), np.arange(slots_LN.shape[1]))

@@ -1,4 +1,4 @@
-"""The problem that a map solves: loads of one or more windows, sizes and constraints.
+"""The balancing problem that an expert map solves: loads of one or more windows of time, sizes and constraints.
 
 With several windows of load, the search lowers a quantile of max over mean over windows, layer by layer: of W windows
 the k-th lowest, k = ceil(quantile x W). Quantile 1 is the worst window. All windows weigh the same, however many tokens
@@ -19,35 +19,38 @@ from planner.facts.loads import Loads
 
 __all__ = ["Problem", "scale_windows"]
 
-BITS = 40  # of a window's total: sums over windows stay exact
+BITS = 40  # size of a window's total load, so that sums over windows stay exact
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Loads as whole numbers, `[W, L, E]`, sizes and constraints. A layer's windows have the same total."""
+    """What to balance: loads as whole numbers, `[W, L, E]`, sizes, and constraints.
+
+    All windows of a layer have the same total load.
+    """
 
     loads_WLE: Floats
     sizes: Sizes
     effort: Effort = "refined"
     policy: Policy = "auto"
-    quantile: float | None = None  # of max over mean over windows, to lower; None: max over mean of their mean
+    quantile: float | None = None  # over windows, of the max over mean to lower; None: balance the windows' mean
     domains: Domains = ()
     split: SplitRule = "equal"
 
     @cached_property
     def counted_loads(self) -> Floats:
-        """The windows that count: all, or only their mean."""
+        """The loads to balance: those of all windows, or only their mean without a `quantile`."""
         return self.mean_loads[None] if self.quantile is None else self.loads_WLE
 
     @property
     def num_counted(self) -> int:
-        """The number of windows in which a map must be even: the worst others are ignored."""
+        """The number of windows that count: the most even ones up to the quantile. The other windows are ignored."""
         return 1 if self.quantile is None else ceil(self.quantile * len(self.loads_WLE) - ROUNDING)
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is one window, equal shares, and no failure domain."""
+        """Whether there is only one window to balance, an equal split over replicas, and no failure domain."""
         return len(self.counted_loads) == 1 and not self.domains and self.split == "equal"
 
     @property
@@ -57,7 +60,7 @@ class Problem:
 
     @cached_property
     def mean_loads(self) -> Floats:
-        """The loads of all windows together."""
+        """The loads summed over all windows, `[L, E]`, which is in proportion to their mean."""
         return scale(self.loads_WLE.sum(axis=0))
 
     @property
@@ -72,7 +75,7 @@ class Problem:
         return ratio_L
 
     def ratios(self, slots_LGS: Ints, loads_WLE: Floats) -> Floats:
-        """Return max over mean in each window, `[W, L]`; 1.0 without load."""
+        """Return max over mean in each window of `loads_WLE`, `[W, L]`; 1.0 without load."""
         each = [native.gpu_loads(loads_LE, slots_LGS, self.split, self.sizes.num_nodes) for loads_LE in loads_WLE]
         gpu_loads_WLG = np.stack(each)
         mean_WL = gpu_loads_WLG.mean(axis=2)
@@ -81,7 +84,7 @@ class Problem:
 
 
 def scale_windows(windows: Sequence[Loads] | Sequence[Floats]) -> Floats:
-    """Return loads as whole numbers, `[W, L, E]`. Each of several windows sums to 2^40 in a layer, less rounding."""
+    """Return loads as whole numbers, `[W, L, E]`. Of several windows, each sums to 2^40 per layer, less rounding."""
     scaled_WLE = np.stack([scale(each) for each in windows])
     if len(windows) == 1:
         return scaled_WLE

@@ -1,11 +1,12 @@
 """Renew the map in service for new loads: as even as a fresh map, with few slots changed.
 
 Every slot that gets another expert costs a copy of its weights over the network, beside the traffic. So the search
-starts from the map in service and stops as soon as it is even enough. A layer that is even enough stays. If the search
-finds no map nearby, the layer gets the fresh map, with nodes and GPUs renumbered so that most experts stay in place.
+starts from the map in service and stops as soon as the map is even enough. A layer that is even enough does not change.
+If the search finds no map nearby, the layer gets the fresh map, with nodes and GPUs renumbered so that most experts
+stay in place.
 
 Each expert has a price on each GPU: 0 on GPUs that hold it, 1 on others, and more away from its group's node if groups
-may be split. The search weighs its gain against these prices.
+may be split. The search weighs the load that a step takes off the fullest GPU against these prices.
 
 The order of slots inside a GPU does not count, because it moves no weights.
 """
@@ -38,10 +39,10 @@ __all__ = [
 
 Flags = NDArray[np.bool_]
 ROUNDING = 1e-9  # our loads are rounded down to whole numbers, EPLB's are not
-KICKS = 600  # assumed: chosen to meet the benchmark's goals for moves and time; with 300 a layer in 150 missed them
-FEW_SETS = 10  # sets of windows that are all tried; assumed
-AWAY_PRICE = 2  # of a slot away from the group's node
-KICKS_IF_SLOW = 40  # with several windows, failure domains or another split rule
+KICKS = 600  # assumed: chosen to meet the benchmark's goals for moves and time; with 300, 1 layer in 150 missed them
+FEW_SETS = 10  # assumed: if there are at most so many sets of windows, all are tried
+AWAY_PRICE = 2  # of an expert away from its group's node
+KICKS_IF_SLOW = 40  # with several windows, failure domains or another split rule, because kicks then take longer
 
 
 def renew(
@@ -53,11 +54,13 @@ def renew(
     within_nodes: bool,
     keeps_groups_whole: bool,
 ) -> Ints:
-    """Return slots `[L, G, S]`; an expert that stays on a GPU keeps its slot.
+    """Return the renewed map, slots `[L, G, S]`; an expert that stays on a GPU keeps its slot.
 
-    A layer is acceptable if it is as even as the fresh map, within the share `keep_within`. With one window it may also
-    be only as even as the published EPLB's map for equal shares without failure domains: others would have that map,
-    and it costs fewer moves. A layer that is not covered, or splits a group that must stay whole, is not acceptable.
+    For each layer the first acceptable one is taken: the previous map, a map near it, or the fresh map with its GPUs
+    renumbered; else the fresh map. A layer is acceptable if its max over mean is at most `1 + keep_within` times the
+    fresh map's. With one window, it need only be as even as the published EPLB's map (for an equal split without
+    failure domains), which costs fewer moves. A layer is not acceptable if an expert lacks its second failure domain,
+    or a group that must stay whole is split.
 
     With `within_nodes` experts stay on their nodes, and leave them only if nothing else helps.
     """
@@ -92,10 +95,10 @@ def keep_or_replace(
     within_nodes: bool,
     keeps_groups_whole: bool,
 ) -> Ints:
-    """Return the previous map as it is, or the fresh one, slots `[L, G, S]`; nothing in between.
+    """Return all of the previous map, or else the fresh map for all layers, slots `[L, G, S]`.
 
-    The previous one is kept while its max over mean, averaged over layers, is at most `1 + keep_within` times the fresh
-    one's. The fresh one has its GPUs numbered so that most experts stay where they are.
+    The previous map is kept while its max over mean, averaged over layers, is at most `1 + keep_within` times the
+    fresh map's. The fresh map's GPUs are renumbered so that most experts stay where they are.
     """
     most = problem.ratio(fresh_LGS).mean() * (1 + keep_within) * (1 + ROUNDING)
     is_sound = _is_sound(problem, previous_LGS, keeps_groups_whole).all()
@@ -108,14 +111,14 @@ def keep_or_replace(
 
 
 def _is_sound(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
-    """Return for each layer whether it is covered, and has whole groups where groups stay whole, `[L]`."""
+    """Return for each layer, `[L]`, whether experts are in two failure domains and groups are whole, where required."""
     is_covered_L = [not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)]
     is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.mean_loads.shape[1])
     return np.array(is_covered_L) & is_whole_L
 
 
 def _num_matched_nodes(problem: Problem, within_nodes: bool) -> int:
-    """Return the number of nodes whose GPUs stay together; 1 if any GPU may stand for any other."""
+    """Return the number of nodes whose GPUs must stay together in renumbering; 1 if any two GPUs may be swapped."""
     return problem.sizes.num_nodes if within_nodes or problem.split != "equal" else 1
 
 
@@ -125,7 +128,7 @@ def _match_all(problem: Problem, fresh_LGS: Ints, previous_LGS: Ints, within_nod
 
 
 def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split: bool, within_nodes: bool) -> Ints:
-    """Return slots `[L, G, S]` near the start. If groups may be split, an expert away from its group costs more."""
+    """Search a map near the start, slots `[L, G, S]`. If groups may be split, experts off their home node cost more."""
     may_spill = may_split and problem.is_plain
     prices_LEG = 1 - _find_holders(problem, start_LGS).astype(np.uint8)
     if may_spill:
@@ -144,10 +147,10 @@ def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split:
 
 
 def search_windows(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
-    """Return better maps, slots `[L, G, S]`, for the windows that count.
+    """Return maps that are better in the windows that count, slots `[L, G, S]`.
 
-    With a quantile below 1 only some windows must be even. Those in which the start is most even are tried first, then
-    other sets. The best map is kept.
+    With a quantile below 1 only some windows must be even. The windows in which the start is most even are tried first,
+    then other sets of windows. The best map is kept.
     """
     search = replace(search, num_nodes=problem.sizes.num_nodes, split=problem.split, domains=problem.domains)
     loads_LWE = problem.counted_loads.swapaxes(0, 1)
@@ -168,7 +171,7 @@ def search_windows(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
 def _window_sets(loads_LWE: Floats, num_counted: int) -> list[Ints]:
     """Return sets of `num_counted` windows to try, `[L, num_counted]` each.
 
-    If there are few sets these are all. Else each window makes a set with the windows most like it.
+    If there are few possible sets, all are returned. Otherwise each window makes a set with the windows most like it.
     """
     num_layers, num_windows, _ = loads_LWE.shape
     if comb(num_windows, num_counted) <= FEW_SETS:
@@ -178,7 +181,7 @@ def _window_sets(loads_LWE: Floats, num_counted: int) -> list[Ints]:
 
 
 def _find_holders(problem: Problem, slots_LGS: Ints) -> Flags:
-    """Return which experts each GPU holds, `[L, E, G]`."""
+    """Return whether each expert has a slot on each GPU, `[L, E, G]`."""
     held_LEG = np.zeros((len(slots_LGS), problem.mean_loads.shape[1], problem.sizes.num_gpus), np.bool_)
     layers, gpus = np.ogrid[: len(slots_LGS), : problem.sizes.num_gpus]
     held_LEG[layers[..., None], slots_LGS, gpus[..., None]] = True
@@ -186,7 +189,7 @@ def _find_holders(problem: Problem, slots_LGS: Ints) -> Flags:
 
 
 def prices_within_nodes(problem: Problem, slots_LGS: Ints) -> Prices:
-    """Return prices that keep experts on their nodes, `[L, E, G]`."""
+    """Return prices that bar experts from nodes where they have no slot in the map, `[L, E, G]`."""
     num_nodes = problem.sizes.num_nodes
     per_node = problem.sizes.num_gpus // num_nodes
     held_LEG = _find_holders(problem, slots_LGS)
@@ -195,7 +198,7 @@ def prices_within_nodes(problem: Problem, slots_LGS: Ints) -> Prices:
 
 
 def _groups_are_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Flags:
-    """Return for each layer whether no group is split over nodes, `[L]`."""
+    """Return for each layer whether all groups are whole on a node, `[L]`."""
     groups = slots_LGS.reshape(len(slots_LGS), sizes.num_nodes, -1) // (num_experts // sizes.num_groups)
     num_held = (np.diff(np.sort(groups, axis=2), axis=2) > 0).sum(axis=2) + 1
     is_whole_L: Flags = (num_held == sizes.num_groups // sizes.num_nodes).all(axis=1)
@@ -203,9 +206,9 @@ def _groups_are_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Flags:
 
 
 def remove_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
-    """Return the map without an expert twice on a GPU: its second slot goes to the hottest expert that the GPU lacks.
+    """Return the map with no expert twice on a GPU: the second slot goes to the hottest expert that the GPU lacks.
 
-    Experts of the same node come first.
+    Experts that the GPU's node already holds come first.
     """
     parted, gpus_per_node = slots_LGS.copy(), slots_LGS.shape[1] // num_nodes
     for index, gpu in np.argwhere((np.diff(np.sort(parted, axis=2), axis=2) == 0).any(axis=2)):
@@ -222,7 +225,7 @@ def remove_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Int
 
 
 def match_gpus(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
-    """Return the fresh map with nodes, and GPUs of each node, in an order that keeps most experts in place."""
+    """Reorder a layer's fresh map, its nodes and each node's GPUs, so that most experts are where they were before."""
     num_experts = int(max(fresh_GS.max(), previous_GS.max())) + 1
     fresh = fresh_GS.reshape(num_nodes, -1, fresh_GS.shape[1])
     previous = previous_GS.reshape(fresh.shape)
@@ -232,7 +235,7 @@ def match_gpus(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
 
 
 def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
-    """Return the row for each place, `[places]`. Pairs with most experts in common are matched first."""
+    """Return the row for each place, `[places]`, matching pairs with most experts in common first."""
     held = [np.stack([np.bincount(row, minlength=num_experts) for row in each]) > 0 for each in (rows, places)]
     common = held[1].astype(np.int64) @ held[0].T.astype(np.int64)
     chosen = np.zeros(len(places), dtype=np.int64)
@@ -244,7 +247,7 @@ def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
 
 
 def align_slots(slots_LGS: Ints, previous_LGS: Ints) -> Ints:
-    """Return the map with the experts of each GPU reordered: those that it held before keep their slots."""
+    """Reorder the experts on each GPU so that experts that it held before keep their slots."""
     aligned = slots_LGS.copy()
     for index, gpu in np.argwhere((slots_LGS != previous_LGS).any(axis=2)):
         coming = slots_LGS[index, gpu].tolist()

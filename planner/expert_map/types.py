@@ -1,6 +1,6 @@
-"""The nouns of this package: the inputs of a map, and the map itself.
+"""The types of this package: the sizes that a map is made for, the map itself, and what is known about it.
 
-A map's name is the sha256 of its content, so equal maps have one name.
+A map is named by the sha256 of its content, so equal maps have the same name.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: the failure domain of e
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a map: slots, GPUs, nodes, groups of consecutive experts; and the gate that picks groups."""
+    """The sizes of a map: slots per layer, GPUs, nodes, groups of consecutive experts; and how the gate picks."""
 
     num_slots: int
     num_gpus: int
@@ -58,12 +58,12 @@ class FrontPoint:
 
     policy: Policy
     max_over_mean: float
-    extra_bytes_per_token: float  # cross-node dispatch bytes of a layer, beyond those with whole groups on nodes
-    bytes_per_token: float  # with whole groups on nodes
+    extra_bytes_per_token: float  # cross-node dispatch bytes in a layer, above those with whole groups on nodes
+    bytes_per_token: float  # cross-node dispatch bytes in a layer with whole groups on nodes
 
     @property
     def bytes_ratio(self) -> float:
-        """Cross-node dispatch bytes / those with whole groups on nodes."""
+        """Cross-node dispatch bytes of this map / those of a map with whole groups on nodes."""
         return 1 + self.extra_bytes_per_token / self.bytes_per_token
 
 
@@ -71,20 +71,21 @@ class FrontPoint:
 class WindowsOutcome:
     """The balance of a map in each of several windows of load, `[windows][layers]`."""
 
-    quantile: float | None  # of max over mean over windows, that the map lowers; None: the map is for their mean
+    quantile: float | None  # over windows, of the max over mean that the map lowers; None: the map is for their mean
     max_over_mean: tuple[tuple[float, ...], ...]
     bound: tuple[tuple[float, ...], ...]
-    of_mean_map: tuple[float, ...] | None = None  # [layers]: the same quantile with the map for the mean
+    of_mean_map: tuple[float, ...] | None = None  # [layers]: the quantile that the map for the mean would have
 
 
 @dataclass(frozen=True)
 class ExpertMap:
-    """The logical expert in each slot of a unit, and the balance of its GPUs.
+    """The logical expert in each slot of a unit, and how evenly the map loads the unit's GPUs.
 
     `physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slot s is on rank s // slots_per_gpu.
-    `max_over_mean` is `[num_moe_layers]`, expected if tokens choose replicas by the rule `split`. No map for these
-    loads, sizes and policy is below `bound`, and `binding` names the reason. `policy` is as requested, or as `auto`
-    chose for `policy_reason`. `is_covered` is True if every expert has replicas in two of the given failure domains.
+    `max_over_mean` is `[num_moe_layers]`, as expected if tokens choose replicas by the rule `split`. No map for these
+    loads, sizes and policy has less than `bound`, and `binding` names the kind of each layer's bound. `policy` is as
+    requested, or as `auto` chose for `policy_reason`. `is_covered` is True if every expert has replicas in two of the
+    given failure domains.
     """
 
     num_logical_experts: int
@@ -97,14 +98,14 @@ class ExpertMap:
     is_covered: bool = False
     split: SplitRule = "equal"
     moved_slots: int | None = None  # slots that differ from the previous map; None without one
-    kept_despite: float | None = None  # mean max over mean of a better map, if the previous one was kept all the same
+    kept_despite: float | None = None  # mean max over mean of a better fresh map, if the previous map was kept
     front: tuple[FrontPoint, ...] = ()  # the maps that `auto` could choose from, if groups can stay on nodes (`front`)
-    dispatch: FrontPoint | None = None  # the point of this map
-    windows: WindowsOutcome | None = None  # if there are several
+    dispatch: FrontPoint | None = None  # this map's point of the front; None without a front
+    windows: WindowsOutcome | None = None  # balance in each window; None for a single window
 
     @property
     def logical_to_physical(self) -> list[list[list[int]]]:
-        """The slots of each expert, rising: `[num_moe_layers][num_logical_experts][replicas]`."""
+        """The slots of each expert, in rising order: `[num_moe_layers][num_logical_experts][replicas]`."""
         slots: list[list[list[int]]] = [[[] for _ in range(self.num_logical_experts)] for _ in self.physical_to_logical]
         for layer, experts in enumerate(self.physical_to_logical):
             for slot, expert in enumerate(experts):
@@ -118,7 +119,7 @@ class ExpertMap:
 
 
 def is_limited_by_slots(expert_map: ExpertMap) -> bool:
-    """Return whether slots limit the map in most layers, so more of them would help."""
+    """Return whether the number of slots limits the map in most layers, so that more slots would help."""
     return (
         sum(kind in ("replicas", "packing", "pairs", "coverage") for kind in expert_map.binding)
         > len(expert_map.binding) / 2

@@ -1,4 +1,4 @@
-"""Loads as whole numbers, so that sums are exact and comparisons are the same on any machine; and maps as arrays.
+"""Convert loads to whole numbers, so that sums are exact and the same on any machine, and maps to and from arrays.
 
 Token counts become whole numbers below 2^44 a layer, kept in float64. Sums and matrix products of them are exact in any
 order; a quotient of two is rounded the same way everywhere (IEEE 754).
@@ -19,15 +19,15 @@ __all__ = [
     "make_full_map",
 ]
 
-DIGITS = 6  # of a ratio
-TOTAL_BITS = 44  # of float64's 53, so sums and their differences stay exact
+DIGITS = 6  # to which ratios are rounded
+TOTAL_BITS = 44  # size of a layer's total, of float64's 53 bits, so that sums and their differences stay exact
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 def scale(loads: Sequence[Sequence[float]] | Floats) -> Floats:
-    """Return whole numbers in the proportions of `loads`, `[L, E]`; each layer sums to at most 2^44.
+    """Scale loads to whole numbers, `[L, E]`; each layer sums to at most 2^44.
 
     Loads are multiplied by a power of two and rounded down. The power depends on the largest load alone, because a sum
     of floats would depend on the order of addition.
@@ -47,26 +47,26 @@ def count_replicas(slots_LGS: Ints, num_experts: int) -> Ints:
 
 
 def as_rows(slots_LGS: Ints) -> tuple[tuple[int, ...], ...]:
-    """Return the expert in each slot, `[L][N]`."""
+    """Return a map as tuples, the expert in each slot, `[L][N]`."""
     return tuple(map(tuple, slots_LGS.reshape(len(slots_LGS), -1).tolist()))
 
 
 def as_slots(rows: Sequence[Sequence[int]], sizes: Sizes) -> Ints:
-    """Return slots `[L, G, S]` from rows, `[L][N]`."""
+    """Return a map as an array of slots, `[L, G, S]`, from rows, `[L][N]`."""
     return np.array(rows, dtype=np.int64).reshape(len(rows), sizes.num_gpus, sizes.slots_per_gpu)
 
 
 def round_ratios(ratio_L: Floats) -> tuple[float, ...]:
-    """Return max over mean of each layer, rounded."""
+    """Return max over mean of each layer as floats rounded to 6 digits."""
     return tuple(ratio_L.round(DIGITS).tolist())
 
 
 def round_bounds_down(bound_L: Floats) -> tuple[float, ...]:
-    """Return bounds on max over mean, rounded down."""
+    """Return the bound of each layer as floats rounded down to 6 digits, so that they stay bounds."""
     return tuple((np.floor(bound_L * 10**DIGITS) / 10**DIGITS).tolist())
 
 
 def make_full_map(num_layers: int, sizes: Sizes, num_experts: int) -> Ints:
-    """Return the map in which each GPU holds all experts, `[L, G, S]`; spare slots repeat some."""
+    """Return the map in which each GPU holds all experts, `[L, G, S]`; slots that are left repeat the first ones."""
     slots = np.arange(sizes.slots_per_gpu) % num_experts
     return np.tile(slots, (num_layers, sizes.num_gpus, 1))

@@ -54,7 +54,7 @@ class Room:
             self.take(cell, -count)
 
     def take_snug(self, num_nodes: int) -> dict[int, int]:
-        """Take `num_nodes` free nodes: of the leaf with the least sufficient room, else of as few leaves as possible."""
+        """Take `num_nodes` free nodes: of the leaf with least room that is enough, else of as few leaves as can be."""
         chosen: dict[int, int] = {}
         while num_nodes:
             leaf = _snuggest(self._leaves, num_nodes)

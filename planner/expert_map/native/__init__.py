@@ -1,4 +1,4 @@
-"""The compiled part of the search: C functions on numpy arrays, in the shapes of `weigh`.
+"""The compiled part of the search for a map: C functions on numpy arrays, with the shapes that `weigh` lists.
 
 The search for a map is a long chain of small decisions about one layer's few hundred slots. numpy cannot batch them,
 and Python is a hundred times too slow. So the loops are C (`search.c` lists the files), compiled with Tidemill
@@ -18,13 +18,13 @@ from planner.expert_map.weigh import Floats, Ints
 
 __all__ = ["BARRED", "Prices", "Search", "gpu_loads", "improve", "lower_bounds", "pack", "spill"]
 
-Prices = NDArray[np.uint8]  # [L, E, G]
+Prices = NDArray[np.uint8]  # [L, E, G]: what it costs to put an expert on a GPU
 BARRED = 255  # the price that bars an expert from a GPU
 SPLITS: dict[SplitRule, int] = {"equal": 0, "local_first": 1, "first_on_node": 2}
 
 
 def _load() -> ctypes.CDLL:
-    """Return the library; raise ImportError when it is missing or was built from other sources."""
+    """Load the compiled library; raise ImportError if it is missing or was built from other sources."""
     problem = "is missing"
     if LIBRARY.exists():
         library = ctypes.CDLL(str(LIBRARY))
@@ -86,19 +86,19 @@ class Search:
     """The constraints and the length of a search from a given map (`search.h`)."""
 
     target_L: Floats  # a layer is done once its fullest GPU has at most this load
-    num_kicks: int = 0
-    turn: int = 0  # added to the seed of the kicks
+    num_kicks: int = 0  # random changes after which the search descends again
+    turn: int = 0  # added to the seed of the kicks, so that further searches differ
     num_nodes: int = 1
     split: SplitRule = "equal"
     domains: Domains = ()  # no expert may have all its replicas in one
-    prices_LEG: Prices | None = None  # of an expert on a GPU; None: any expert may go anywhere
-    may_reseat: bool = False  # one slot of several GPUs may change at once (`seats.h`)
+    prices_LEG: Prices | None = None  # price of each expert on each GPU; None: any expert may go anywhere
+    may_reseat: bool = False  # whether one step may change a slot on each of several GPUs (`seats.h`)
 
 
 def improve(loads_LWE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Floats]:
-    """Return better maps, slots `[L, G, S]`, and the loads of their fullest GPUs in the worst window, `[L]`.
+    """Search from `start_LGS`: return maps, slots `[L, G, S]`, and their fullest GPUs' load in the worst window, `[L]`.
 
-    A layer in which not every expert can be covered stays as it is.
+    A layer stays as it is if not every expert of it can be in two failure domains.
     """
     num_layers, num_windows, num_experts = loads_LWE.shape
     slots_LGS, fullest_L = np.zeros(start_LGS.shape, np.int64), np.zeros(num_layers)
@@ -114,7 +114,10 @@ def improve(loads_LWE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, F
 
 
 def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) -> Ints:
-    """Return maps `[1 + Q, L, G, S]`: the start, and one for each of the falling levels of the fullest GPU's load."""
+    """Move replicas to other nodes until the fullest GPU has at most the loads `levels_QL`, which fall with Q.
+
+    Return maps `[1 + Q, L, G, S]`: the start, and one for each level.
+    """
     slots_QLGS = np.zeros((1 + len(levels_QL), *start_LGS.shape), np.int64)
     numbers = (*loads_LE.shape, *start_LGS.shape[1:], num_nodes, len(levels_QL))
     _call("spill", *numbers, _floats(loads_LE), _ints(start_LGS), _floats(levels_QL), slots_QLGS)
@@ -122,7 +125,7 @@ def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) 
 
 
 def gpu_loads(loads_LE: Floats, slots_LGS: Ints, split: SplitRule = "equal", num_nodes: int = 1) -> Floats:
-    """Return the load of each GPU, `[L, G]`; each replica's load is rounded down (`layer.h`)."""
+    """Return the load of each GPU, `[L, G]`, as the sum of its replicas' loads, each rounded down (`layer.h`)."""
     gpu_loads_LG = np.zeros(slots_LGS.shape[:2])
     numbers = (*loads_LE.shape, *slots_LGS.shape[1:], num_nodes, SPLITS[split])
     _call("gpu_loads", *numbers, _floats(loads_LE), _ints(slots_LGS), gpu_loads_LG)
@@ -130,9 +133,9 @@ def gpu_loads(loads_LE: Floats, slots_LGS: Ints, split: SplitRule = "equal", num
 
 
 def lower_bounds(loads_LE: Floats, sizes: Sizes, least: int = 1) -> Floats:
-    """Return lower bounds on the load of the fullest GPU by kind: mean, replicas, packing, pairs; `[4, L]`.
+    """Return lower bounds on the load of the fullest GPU, `[4, L]`, by kind: mean, replicas, packing, pairs.
 
-    They hold for maps with `least` replicas of each expert or more.
+    The bounds hold for maps with at least `least` replicas of each expert.
     """
     bounds_KL = np.zeros((4, len(loads_LE)))
     _call("lower_bounds", *loads_LE.shape, sizes.num_gpus, sizes.slots_per_gpu, _floats(loads_LE), least, bounds_KL)

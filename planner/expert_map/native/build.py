@@ -1,4 +1,4 @@
-"""Compile the search: `python planner/expert_map/native/build.py`, after every edit of its C files.
+"""Compile the search's C files: run `python planner/expert_map/native/build.py` after every edit of them.
 
 Users never call this, because the wheel's build does (`hatch_build.py`). The compiler comes from the package `ziglang`,
 which needs nothing from the system. Without that package it is `$CC` or `cc`.
@@ -33,7 +33,7 @@ FLAGS = [
     "-shared",
     "-s",
 ]
-OLDEST_GLIBC = (2, 17)  # of manylinux2014, PEP 599
+OLDEST_GLIBC = (2, 17)  # that manylinux2014 wheels support, PEP 599
 
 
 def build() -> Path:
@@ -71,7 +71,7 @@ def _compiler() -> list[str]:
 
 
 def _is_for_glibc() -> bool:
-    """Return whether the library is for every glibc since the oldest, not only for this machine's system."""
+    """Return whether the library is built for every glibc since OLDEST_GLIBC, and not only for this machine."""
     return _has_zig() and platform.libc_ver()[0] == "glibc" and platform.machine() in ("x86_64", "aarch64")
 
 
