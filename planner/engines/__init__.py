@@ -1,1 +1,1 @@
-"""Other engines: the command line, ports and probes of each."""
+"""Run plans on other engines (SGLang, vLLM): their command lines, ports and probes."""

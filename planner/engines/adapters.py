@@ -1,4 +1,4 @@
-"""The adapter of each engine: the containers of its units and of its router."""
+"""Look up an engine's adapter, which makes the containers of the engine's units and of its router."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["gateway_container", "unit_container"]
 
 @dataclass(frozen=True)
 class Adapter:
-    """The functions that make an engine's containers; their last argument is the image."""
+    """The two functions that make an engine's containers; the last argument of each is the image."""
 
     unit: Callable[[Spec, Unit, Phased, str], Container]
     router: Callable[[Spec, int, str], Container]
@@ -29,18 +29,18 @@ ADAPTERS: dict[EngineName, Adapter] = {
 
 
 def unit_container(spec: Spec, unit: Unit, known: Phased) -> Container:
-    """Return the container of each pod of `unit`, for an engine that is not ours."""
+    """Return the container of each pod of `unit`, which runs another engine than the bundled runtime."""
     return ADAPTERS[spec.engine_name].unit(spec, unit, known, _image(spec))
 
 
 def gateway_container(spec: Spec, start_s: int) -> Container:
-    """Return the container of the engine's router. Units get `start_s` seconds to start."""
+    """Return the container of the engine's router, which gives units `start_s` seconds to start."""
     image = spec.kubernetes.gateway.image or ENGINES[spec.engine_name].router_image or _image(spec)
     return ADAPTERS[spec.engine_name].router(spec, start_s, image)
 
 
 def _image(spec: Spec) -> str:
-    """Return the spec's image, by default the one that the engine's makers publish."""
+    """Return the spec's image or, if it gives none, the image that the engine's makers publish."""
     published = ENGINES[spec.engine_name].image
     assert published is not None
     written = spec.kubernetes.image

@@ -1,6 +1,6 @@
 """The options that a spec adds to the command of an engine's servers.
 
-They come last, and none of them is an option of the plan: `rules/engine.py` refuses those.
+These come after the plan's own options. None may be one that the plan decides: `rules/engine.py` refuses those.
 """
 
 import json
@@ -9,11 +9,11 @@ from typing import Any
 
 __all__ = ["own_options"]
 
-Option = tuple[str, ...]  # its name and its values
+Option = tuple[str, ...]  # an option's name and values
 
 
 def own_options(args: Mapping[str, Any]) -> Iterator[Option]:
-    """Yield an option for each name, in order: flags alone, lists as several words, mappings as JSON."""
+    """Yield an option for each of `args`, sorted by name: `true` as a flag, lists as words, mappings as JSON."""
     for name, value in sorted(args.items()):
         yield (f"--{name}", *_words(value))
 

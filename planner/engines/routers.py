@@ -1,4 +1,4 @@
-"""Options that both routers share, because vLLM's began as a copy of SGLang's.
+"""Options that SGLang's and vLLM's routers share: vLLM's began as a copy of SGLang's.
 
 A router watches the plan's pods at the API server, by label. It opens its port at once, long before units have loaded
 weights, and calls only ready pods. A terminating pod leaves its list at once, before it refuses requests. So units that
@@ -17,11 +17,11 @@ from planner.spec.schema import Spec
 
 __all__ = ["discovery", "health_checks"]
 
-Option = tuple[str, ...]  # its name and its values
+Option = tuple[str, ...]  # an option's name and values
 
 
 def discovery(spec: Spec, port: int, *labels: str) -> Iterator[Option]:
-    """Yield the options that find the pods to call at `port`: those of the plan's units that also have `labels`."""
+    """Yield the options by which a router finds pods to call at `port`: units' pods that also have `labels`."""
     yield ("--service-discovery",)
     yield "--service-discovery-namespace", spec.kubernetes.namespace
     yield "--service-discovery-port", str(port)
@@ -33,9 +33,9 @@ def discovery(spec: Spec, port: int, *labels: str) -> Iterator[Option]:
 
 
 def health_checks(start_s: int) -> Iterator[Option]:
-    """Yield the options of health checks. A new pod gets `start_s` seconds to answer.
+    """Yield the options of a router's health checks. A new pod gets `start_s` seconds to answer.
 
-    vLLM's router adds pods one after the other, and by default retries one that does not answer every 30 s.
+    vLLM's router adds pods one after the other, and by default waits 30 s before it asks a silent pod again.
     """
     yield "--worker-startup-timeout-secs", str(start_s)
     yield "--worker-startup-check-interval", "2"

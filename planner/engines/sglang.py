@@ -58,13 +58,13 @@ __all__ = [
 ]
 
 HTTP_PORT = 30000
-BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which of its ranks have a request's KV
+BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which prefill ranks have a request's KV
 RENDEZVOUS_PORT = 20000
 ROUTER_METRICS_PORT = 29000
-HEALTH_SECONDS = 30  # /health waits up to 20 s for a token of its own
+HEALTH_SECONDS = 30  # /health generates a token and waits up to 20 s for it
 
-# ID, name, role and key. Once there is one, the routes by which anybody could add and remove servers want an
-# administrator's key. This is a user's, so nobody can call them, whoever reads it here.
+# ID, name, role and key of an API key for the router. Once the router has any key, only administrators' keys can add
+# and remove servers. This is a user's key, so nobody can, not even somebody who reads the key here.
 CLOSED = "closed:closed:user:closed"
 
 DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
@@ -72,18 +72,19 @@ DEEPEP_MODES: dict[Phase, Literal["normal", "low_latency", "auto"]] = {
     "decode": "low_latency",
     "mixed": "auto",
 }
-# Kernels for experts whose rows come by DeepEP. SGLang's own choice is right for FP8 (DeepGEMM) and INT4 (CUTLASS).
-# NVFP4 has kernels for low-latency dispatch only.
+# precision -> kernels for experts whose rows come by DeepEP. For FP8 (DeepGEMM) and INT4 (CUTLASS) SGLang's own choice
+# is right. NVFP4 has kernels for low-latency dispatch only.
 RUNNERS: dict[Precision, str] = {"bf16": "deep_gemm", "fp4": "flashinfer_cutedsl"}
-DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "fp8_mxfp4": "fp8"}  # others in BF16
+DISPATCHED_IN: dict[Precision, str] = {"fp8": "fp8", "fp8_mxfp4": "fp8"}  # rows of other precisions travel in BF16
 QUANTIZATION: dict[Precision, str] = {
     "fp8": "fp8",
     "fp4": "modelopt_fp4",
     "w4a8": "w4afp8",
-}  # for other precisions and methods SGLang reads the checkpoint
+}  # for other precisions and methods SGLang finds out from the checkpoint
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
-# The address for KV and messages that other pods get. Without it SGLang looks up its route to a public address.
+# The address that a pod gives to other pods for KV and messages. Without it SGLang would look for a route to a public
+# address.
 OWN_ADDRESS = {"SGLANG_HOST_IP": POD_ADDRESS}
 
 METRICS = {
@@ -97,7 +98,7 @@ METRICS = {
     "generation_tokens_total": "sglang:generation_tokens_total",
 }
 
-Option = tuple[str, ...]  # its name and its values
+Option = tuple[str, ...]  # an option's name and values
 
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
@@ -112,7 +113,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *(_states(phase) if model.keeps_states else ()),
         *_drafts(spec),
         *_handover(spec, unit.phase),
-        ("--watchdog-timeout", str(known.start_s)),  # of a step: the first one compiles kernels
+        ("--watchdog-timeout", str(known.start_s)),  # time limit of a step, because the first step compiles kernels
         ("--enable-metrics",),
         *own_options(spec.engine_args(unit.phase)),
     )
@@ -162,9 +163,9 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
 
 
 def captured_batches(max_requests: int) -> list[int]:
-    """Return the batch sizes of CUDA graphs: dense for small batches, and up to the largest step.
+    """Return the batch sizes to capture CUDA graphs for: up to `max_requests`, closer together for small batches.
 
-    Up to 512 requests there are at most 51 sizes, for which memory is planned.
+    Up to 512 requests these are at most 51 sizes, for which memory is planned.
     """
     sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, max_requests, 64))
     return [size for size in sizes if size < max_requests] + [max_requests]
@@ -231,24 +232,24 @@ def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> I
 
 
 def _states(phase: PhaseSpec) -> Iterator[Option]:
-    """Yield the option for one state of linear layers per request, for which memory is planned.
+    """Yield the options that keep one state of linear layers per request, as memory is planned.
 
-    A prefix cache would keep 3 to 5 states per request, and SGLang would take their memory from the KV.
+    With a prefix cache SGLang would keep 3 to 5 states per request, and take their memory from the KV.
     """
     yield ("--disable-radix-cache",)
     yield "--max-mamba-cache-size", str(phase.max_requests * (phase.ep_size // phase.attention_tp))
 
 
 def _drafts(spec: Spec) -> Iterator[Option]:
-    """Yield the options for drafts: one after the other, by the MTP module of the same checkpoint.
+    """Yield the options for drafting tokens one after the other with the checkpoint's own MTP module.
 
-    Prefill has them too, because it computes the module's KV of prompts and sends it with the input of the first draft.
+    Prefill has these options too: it computes the module's KV of prompts, and sends it with the first draft's input.
     """
     if spec.draft_tokens:
         yield "--speculative-algorithm", "EAGLE"
         yield "--speculative-num-steps", str(spec.draft_tokens)
         yield "--speculative-eagle-topk", "1"
-        yield "--speculative-num-draft-tokens", str(spec.draft_tokens + 1)  # drafts and the token before them
+        yield "--speculative-num-draft-tokens", str(spec.draft_tokens + 1)  # the drafts and the token before these
 
 
 def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
@@ -263,12 +264,12 @@ def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
 
 
 def _warm_up(known: Phased) -> dict[str, str]:
-    """Return the time limit of SGLang's warm-up request, during which it compiles kernels."""
+    """Return the variable with the time limit of SGLang's warm-up request, during which SGLang compiles kernels."""
     return {"SGLANG_WARMUP_TIMEOUT": str(known.start_s)}
 
 
 def _kernels(spec: Spec) -> dict[str, str]:
-    """Return the variables for the folder of compiled kernels. SGLang derives DeepGEMM's own from one of them."""
+    """Return the variables that name folders for compiled kernels; empty if the spec keeps no kernels."""
     if spec.kubernetes.kernel_cache is None:
         return {}
     folder = names.KERNEL_CACHE
@@ -276,14 +277,14 @@ def _kernels(spec: Spec) -> dict[str, str]:
 
 
 def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
-    """Return the variable that sets how many tokens per rank low-latency dispatch has room for."""
+    """Return the variable for how many tokens per rank low-latency dispatch has room for; empty without it."""
     if name == "prefill" or phase.ep_size == phase.attention_tp:
         return {}
     return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(dispatched_tokens(phase, "sglang"))}
 
 
 def _num_groups(spec: Spec) -> int:
-    """Return the number of groups that own requests, in decode or mixed units."""
+    """Return the number of attention groups that generate tokens: those of all decode or mixed units."""
     name = spec.phases[-1]
     phase = spec.phase(name)
     return spec.num_units(name) * phase.ep_size // phase.attention_tp

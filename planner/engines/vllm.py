@@ -1,4 +1,4 @@
-"""Run units on vLLM 0.33: every pod answers requests for its own groups, and vLLM's router spreads them over all pods.
+"""Run units on vLLM 0.33: every pod answers requests, and vLLM's router spreads requests over all pods.
 
 vLLM's options in terms of the plan, with DeepSeek's decode unit of 144 GPUs as the worked example:
     --tensor-parallel-size       GPUs that share attention                                      1
@@ -48,11 +48,11 @@ __all__ = ["router", "unit_container"]
 
 HTTP_PORT = 8000
 RENDEZVOUS_PORT, RPC_PORT = 29501, 29550
-SIDE_CHANNEL_PORT = 5600  # of NIXL, and the next ports for further ranks of a pod
+SIDE_CHANNEL_PORT = 5600  # NIXL's port of a pod's first rank; further ranks have the next ports
 ROUTER_METRICS_PORT = 29000
 # Source: github.com/llm-d/llm-d 39507f36
 # guides/wide-ep/modelserver/gpu/vllm-deepseek-r1-0528/base/disaggregatedset.yaml
-HEALTH_SECONDS = 5  # the server's one thread answers after it has written pending tokens
+HEALTH_SECONDS = 5  # the server has one thread, which first writes pending tokens and then answers
 
 ALL_TO_ALL: dict[Phase, str] = {
     "prefill": "deepep_high_throughput",
@@ -60,10 +60,10 @@ ALL_TO_ALL: dict[Phase, str] = {
     "mixed": "allgather_reducescatter",  # equally good for prompts and single tokens
 }
 QUANTIZATION: dict[Precision, str] = {"fp8": "fp8", "fp4": "modelopt_fp4"}
-STATES = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}  # layout of linear layers' states, as the connector needs it
+STATES = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}  # layout of linear layers' states that the KV connector requires
 KV_DTYPES: dict[KvDtype, str] = {"bf16": "bfloat16", "fp8": "fp8"}
 
-# The address that other pods get. Without it vLLM looks up its route to a public address.
+# The address that a pod gives to other pods. Without it vLLM would look for a route to a public address.
 OWN_ADDRESS = {"VLLM_HOST_IP": POD_ADDRESS}
 
 METRICS = {
@@ -80,10 +80,11 @@ METRICS = {
     )
 }
 
-Option = tuple[str, ...]  # its name and its values
+Option = tuple[str, ...]  # an option's name and values
 
-# By default a request goes to the pod with its prefix, else to the least busy one, which a dead pod is. The router does
-# not retry in this mode. Decode pods get their KV from prefill, so they can take turns.
+# Options of a router for prefill and decode. By default a request goes to the pod that has its prefix, or else to the
+# least busy pod. A dead pod is the least busy one, and in this mode the router does not retry. Decode pods get all KV
+# from prefill, so requests can go to them in turn.
 PAIRED: tuple[Option, ...] = (
     ("--vllm-pd-disaggregation",),
     ("--kv-connector", "nixl"),
@@ -181,7 +182,7 @@ def _parallel(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
 
 def _experts(phase: PhaseSpec, name: Phase, *, moves_experts: bool) -> Iterator[Option]:
     yield ("--enable-expert-parallel",)
-    if moves_experts and phase.ep_size > 1:  # with one GPU it refuses to start
+    if moves_experts and phase.ep_size > 1:  # with one GPU, vLLM would refuse to start
         yield ("--enable-eplb",)
         yield "--eplb-config", _json(num_redundant_experts=phase.redundant_experts)
     if phase.ep_size > phase.attention_tp:
@@ -203,7 +204,7 @@ def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> I
 
 
 def _drafts(spec: Spec) -> Iterator[Option]:
-    """Yield the options for drafts, on which prefill and decode must agree."""
+    """Yield the options for drafting tokens, which must be the same in prefill and decode."""
     if spec.draft_tokens:
         yield "--speculative-config", _json(method="mtp", num_speculative_tokens=spec.draft_tokens)
 
@@ -218,9 +219,9 @@ def _handover(phase: Phase) -> Iterator[Option]:
 def _deep_ep(phase: PhaseSpec, name: Phase, known: Phased) -> dict[str, str]:
     """Return the variables that low-latency kernels need beside `--all2all-backend`.
 
-    Queues hold a decode step's tokens of a whole group, because vLLM does not share them between the group's GPUs. The
-    normal kernels' buffer is left out: it would take 1 GiB and, on nodes with fewer than eight GPUs, open other nodes'
-    memory. vLLM lets NVSHMEM use NVLink between nodes only if a variable allows it.
+    Each GPU's queues hold a decode step's tokens of its whole group, because vLLM does not divide tokens between the
+    group's GPUs. The normal kernels' buffer is left out: it would take 1 GiB and, on nodes with fewer than eight GPUs,
+    open other nodes' memory. vLLM lets NVSHMEM use NVLink between nodes only if a variable allows it.
     """
     if name != "decode" or phase.ep_size == phase.attention_tp:
         return {}
