@@ -1,1 +1,1 @@
-"""A plan as Kubernetes YAML, in a folder."""
+"""Render a plan as Kubernetes manifests, and write them into a folder."""

@@ -1,7 +1,8 @@
 """The container of each pod of a unit: command, variables, ports and probes.
 
-Templates know nothing else about an engine. For another engine its adapter wrote the container into the launch document
-(`planner/engines`); our runtime's is made here from that document. The rest of a pod (`pods.py`) is the same for all.
+Templates know nothing else about an engine. Another engine's adapter has written the container into the launch document
+(`planner/engines`). The bundled runtime's container is made here from the launch document. The rest of a pod
+(`pods.py`) is the same for all engines.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,14 @@ __all__ = ["engine_container", "runtime_container"]
 
 
 def engine_container(document: LaunchDocument) -> Container:
-    """Return the container of another engine or its router from the launch document."""
+    """Return the container that another engine's adapter wrote into a unit's or the router's launch document."""
     return Container.from_document(document["container"])
 
 
-def runtime_container(document: LaunchDocument, launch_file: str, registry: str, told: Sequence[str]) -> Container:
-    """Return the container of our runtime for the unit's launch document.
+def runtime_container(document: LaunchDocument, launch_file: str, registry: str, more: Sequence[str]) -> Container:
+    """Return the container in which the bundled runtime serves the unit of `document`.
 
-    `registry` is the gateway's Service; `told` are arguments from the spec's `kubernetes`.
+    `registry` is the name of the Service by which ranks find the gateway; `more` are further arguments.
     """
     return Container(
         command=("python", "-m", "runtime", "node"),
@@ -31,7 +32,7 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
             "--address=$(POD_IP)",
             "--leader=$(LWS_LEADER_ADDRESS)",
             f"--gateway={registry}",
-            *told,
+            *more,
         ),
         ports={"metrics": document["ports"]["metrics"]},
         liveness=Probe("/health", "metrics", None),
@@ -42,7 +43,7 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
 
 
 def _queues(document: LaunchDocument) -> dict[str, str]:
-    """Return the variable for queues that hold a decode step's tokens. Other phases use DeepEP's normal kernels."""
+    """Return the variable that makes NIC queues hold a decode step's tokens; empty for phases with normal kernels."""
     if document["device"] != "cuda" or document["phase"] != "decode" or len(document["ranks"]) == 1:
         return {}
     return queue_variables(document["limits"]["max_requests"])

@@ -16,11 +16,11 @@ from planner.spec.kubernetes import DemandSpec
 
 __all__ = ["controller_variables"]
 
-BACKLOG = 1.5  # steps of prompts that each rank may have; assumed: between one, and the two that the gateway gives it
+BACKLOG = 1.5  # steps of prompts per rank that count as full; assumed: between 1 and the 2 that the gateway sends
 
 
 def controller_variables(plan: Plan) -> Variables | None:
-    """Return the variables of the controller's objects; None without a controller.
+    """Return the template variables of the controller's objects; None without a controller.
 
     The spec's rules guarantee that there is a schedule.
     """
@@ -52,7 +52,8 @@ def controller_variables(plan: Plan) -> Variables | None:
     }
     seconds = turn_s(plan)
     turn = {} if seconds is None else {"turn_s": ceil(seconds)}
-    same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}  # its router knows none
+    # Another engine's router cannot tell units of different images apart.
+    same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}
     more = priority_of(kubernetes) | turn | same_image | ({"resources": resources} if resources else {})
     return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
 
@@ -62,7 +63,7 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _units(plan: Plan) -> list[dict[str, Any]]:
-    """Return the units in the order in which steps count them."""
+    """Return the units in the order of the plan: steps give numbers, and the first units of each phase are on."""
     return [
         {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes), "nodes": list(unit.nodes)}
         | ({"spares": plan.unit_document(unit)["spares"]} if plan.kubernetes.heals else {})
@@ -71,25 +72,25 @@ def _units(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _other_days(day: Timetable) -> Variables:
-    """Return the states of special weekdays and dates."""
+    """Return the variable with the states of special weekdays and dates; empty if there are none."""
     days = [{"days": list(each.days), "steps": _steps(each.steps)} for each in day.other_days]
     return {"other_days": days} if days else {}
 
 
 def _lending(plan: Plan) -> Variables:
-    """Return the day's variables for lending the nodes of units that are off; empty without lending."""
+    """Return the variables for lending nodes of units that are off to other pods; empty without lending."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
     variables: Variables = {"notice_s": f"{plan.timetable.notice_s:g}"}
-    told = plan.kubernetes.controller.kueue if plan.kubernetes.controller else None
-    if told is None:
+    kueue = plan.kubernetes.controller.kueue if plan.kubernetes.controller else None
+    if kueue is None:
         return variables
-    quota = {"clusterQueue": told.cluster_queue, "flavor": told.flavor, "perNode": told.per_node}
+    quota = {"clusterQueue": kueue.cluster_queue, "flavor": kueue.flavor, "perNode": kueue.per_node}
     return variables | {"kueue": quota}
 
 
 def _healing(plan: Plan) -> Variables:
-    """Return the day's variables for moving units off faulty nodes; empty without healing."""
+    """Return the variables for moving units off faulty nodes; empty if the controller does not do that."""
     controller = plan.kubernetes.controller
     if controller is None or controller.heal is None:
         return {}
@@ -100,7 +101,7 @@ def _healing(plan: Plan) -> Variables:
 
 
 def _measuring(plan: Plan) -> Variables:
-    """Return the day's variables for reading the gateway's metrics; empty if they are not read."""
+    """Return the variables for acting on the gateway's metrics; empty if the controller does not read these."""
     controller = plan.kubernetes.controller
     if controller is None or not plan.kubernetes.reads_metrics:
         return {}
@@ -111,10 +112,10 @@ def _measuring(plan: Plan) -> Variables:
     return variables | ({"stragglers_last": True} if controller.stragglers_last else {})
 
 
-def _demand(plan: Plan, told: DemandSpec) -> dict[str, Any]:
-    """Return when demand adds units to the day, and the limits of a unit of each phase.
+def _demand(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
+    """Return from which demand on the controller adds units to the scheduled ones, and what one unit can take.
 
-    Prefill keeps nothing of a computed prompt, so neither requests nor KV limit it.
+    Prefill keeps nothing of a computed prompt, so neither requests nor KV limit a prefill unit.
     """
     rooms = {}
     for unit in plan.units:
@@ -123,16 +124,16 @@ def _demand(plan: Plan, told: DemandSpec) -> dict[str, Any]:
         step = {"promptTokens": ranks * limits["max_batch_tokens"]}
         rooms[unit.phase] = {"prefill": step, "decode": places, "mixed": places | step}[unit.phase]
     return {
-        "used": told.used,
+        "used": demand.used,
         "backlog": BACKLOG,
-        "afterSeconds": told.after,
-        "staySeconds": told.stay,
+        "afterSeconds": demand.after,
+        "staySeconds": demand.stay,
         "rooms": rooms,
     }
 
 
 def _nodes(plan: Plan) -> Variables:
-    """Return the nodes that the controller may change, and the role for it; empty if it changes none."""
+    """Return the nodes that the controller may change, and the name of the role that allows it; empty if none."""
     kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):
         return {}

@@ -1,15 +1,15 @@
-"""The folder that `render` writes: only its own files, all of them, and no stale ones.
+"""Write the folder of a rendered plan: all its files, no stale ones, and nobody else's.
 
-A folder whose `kustomization.yaml` begins with our stamp is ours to renew; any other that is not empty is refused. Each
-of our files begins with it (`facts/stamp.py`), so a file that is rendered no more is found. Manifests have no digests:
-two branches that change one, an image here and an expert map there, merge. So an edit by hand looks like a merge, and
-is replaced; `altered_files` names it.
+A folder whose `kustomization.yaml` begins with our stamp may be rewritten; any other folder that is not empty is
+refused. Each of our files begins with the stamp (`facts/stamp.py`), so files that are no longer rendered are found.
+Manifests have no digests, so that two branches can change the same one, an image here and an expert map there, and be
+merged. So a file that was edited by hand looks like one that was merged, and is replaced; `altered_files` names it.
 
-The folder keeps its plan too, which no tool applies (`plan/spread.py`): the next run plans near it. While nothing that
-is deployed differs it stays as it is, so that a price changes no file.
+The folder keeps its plan too, which no tool applies (`plan/spread.py`): the next run plans near it. The kept plan is
+rewritten only if something that is deployed differs, so that a new price changes no file.
 
 Each file is written as a whole or not at all, so an interrupted run can be repeated. One run at a time writes into a
-folder: it locks the folder itself. That leaves no file behind, and the lock ends with the process.
+folder, because it locks the folder itself. That leaves no lock file behind, and the lock ends with the process.
 """
 
 import errno
@@ -38,23 +38,22 @@ __all__ = [
 ]
 
 ATTRIBUTES = ".gitattributes"
-FOLDED = "* linguist-generated gitlab-generated\n"  # by GitHub and GitLab, in what a pull request shows
-PARTIAL = ".partial"  # what is being written
+FOLDED = "* linguist-generated gitlab-generated\n"  # makes GitHub and GitLab fold the files in pull requests
+PARTIAL = ".partial"  # name of a file while it is being written
 NOT_OURS = "S902 must be empty or written by tidemill render"
 
 
 def kept_plan(folder: Path) -> Plan | None:
-    """Return the plan that a rendered folder keeps; None where nothing was rendered yet.
+    """Return the plan that a rendered folder keeps; None if nothing was rendered into the folder yet.
 
-    Raises CallError for a plan that is wrong, and for a folder that keeps none: planned as if nothing ran, units that
-    run would move.
+    Raises CallError if the kept plan is wrong or missing. Planning as if nothing ran would move units that run.
     """
-    with _told_as_findings(folder):
+    with _as_output_errors(folder):
         return join_plan(folder) if _is_rendered(folder) else None
 
 
 def require_same_name(folder: Path, kept: Plan | None, plan: Plan) -> None:
-    """Raise CallError if `folder` is of another name or namespace than the plan: all that runs would end for it."""
+    """Raise CallError if the folder's kept plan has another name or namespace than `plan`: all its pods would end."""
     if kept is None:
         return
     old, new = (f"{each.name} in namespace {each.kubernetes.namespace}" for each in (kept, plan))
@@ -65,22 +64,25 @@ def require_same_name(folder: Path, kept: Plan | None, plan: Plan) -> None:
 
 
 def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:
-    """Return all files of the plan's folder, which keeps a plan until now. Raises InfeasibleError as rendering does."""
+    """Return name -> text of all files of the plan's folder, which so far keeps the plan `kept`.
+
+    Raises InfeasibleError if the plan cannot be rendered.
+    """
     return _manifests(plan) | spread_plan(kept if kept is not None and kept.digest == plan.digest else plan)
 
 
 def altered_files(folder: Path, kept: Plan, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of manifests in `folder` that are neither as the `kept` plan renders nor as `files` will be.
+    """Return the names of manifests in `folder` that equal neither what the `kept` plan renders nor `files`.
 
-    Somebody edited them, a merge joined them, or another version of tidemill wrote them.
+    Somebody edited these manifests, a merge joined them, or another version of tidemill wrote them.
     """
     return tuple(name for name, text in _differing(folder, kept) if text is not None and text != files.get(name))
 
 
 def require_rendered(folder: Path, plan: Plan) -> None:
-    """Raise CallError for manifests in `folder` that are not what its plan renders.
+    """Raise CallError if manifests in `folder` differ from what its plan renders.
 
-    Whoever carries out the plan must do what reviewers saw, and they saw manifests.
+    A tool that carries out the plan must do what reviewers saw, and reviewers saw the manifests.
     """
     reason = "it was edited, merged from two branches or written by another version"
     rule, fix = "S908 must agree with the plan beside it", "render its spec into the folder again"
@@ -89,7 +91,7 @@ def require_rendered(folder: Path, plan: Plan) -> None:
 
 
 def _differing(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
-    """Yield name and present text of each manifest that is not as the plan renders it; None where there is none."""
+    """Yield each manifest that differs from what the plan renders: its name, and its text now (None: no such file)."""
     for name, text in _manifests(plan).items():
         found = _text_of(folder / name) if (folder / name).is_file() else None
         if found != text:
@@ -97,28 +99,28 @@ def _differing(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
 
 
 def _manifests(plan: Plan) -> dict[str, str]:
-    """Return name -> text of the files of which the folder's plan is no part."""
+    """Return name -> text of the folder's files except the kept plan's."""
     return {name: stamped(text) for name, text in {ATTRIBUTES: FOLDED, **render_files(plan)}.items()}
 
 
 def stale_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the files in `folder` that `write_folder` would write, change or remove.
 
-    Raises CallError when the folder, or a file in the way, is not ours; OutputError when it cannot be read.
+    Raises CallError if the folder, or a file with one of the names, is not ours; OutputError if it cannot be read.
     """
-    with _told_as_findings(folder):
+    with _as_output_errors(folder):
         _refuse_what_is_no_folder(folder)
         ours = _files_that_are_ours(folder, files) if folder.is_dir() else {}
         return tuple(sorted(name for name in files.keys() | ours if ours.get(name) != files.get(name)))
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> None:
-    """Make `folder` hold `files` and no file of an earlier run besides; files of others that we do not name stay.
+    """Write `files` into `folder` and remove all other files of earlier runs. Other people's files stay.
 
-    Raises CallError when the folder, or a file in the way, is not ours; OutputError when it cannot be written, or
-    another run writes into it.
+    Raises CallError if the folder, or a file with one of the names, is not ours; OutputError if it cannot be written,
+    or another run writes into it.
     """
-    with _told_as_findings(folder):
+    with _as_output_errors(folder):
         _refuse_what_is_no_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
@@ -126,8 +128,8 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def _told_as_findings(folder: Path) -> Iterator[None]:
-    """Turn what keeps us from the folder's files into an OutputError."""
+def _as_output_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError about the folder or its files into an OutputError."""
     try:
         yield
     except OSError as error:
@@ -147,14 +149,14 @@ def _refuse_what_is_no_folder(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder. Raise OSError where one is in it."""
+    """Keep other runs out of the folder. Raise OSError if another run writes into it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OSError(errno.EBUSY, "another tidemill render is writing into it") from None
-        except OSError:  # NFS and others lock files alone: there it is as if nobody else were writing
+        except OSError:  # NFS and others cannot lock folders: there, runs are not kept apart
             pass
         yield
     finally:
@@ -162,7 +164,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _renew(folder: Path, files: Mapping[str, str]) -> None:
-    """Replace the last run's files in the folder, which is there. Raise CallError and OSError."""
+    """Replace the last run's files in the folder, which exists. Raise CallError and OSError."""
     ours = _files_that_are_ours(folder, files)
     _write(folder, KUSTOMIZATION, files[KUSTOMIZATION])  # first: the folder is ours from then on
     for name in sorted(files.keys() - {KUSTOMIZATION}):
@@ -176,9 +178,9 @@ def _is_rendered(folder: Path) -> bool:
 
 
 def _files_that_are_ours(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Return name -> text of what the last run wrote. Raise CallError where one of `files` is in the way of another's.
+    """Return name -> text of what the last run wrote. Raise CallError if one of `files` would replace another's file.
 
-    Line ends are ours, whichever Git or an editor gave the file.
+    Texts have `\n` at line ends, even if Git or an editor changed these.
     """
     if not _is_rendered(folder) and any(path.name != PARTIAL for path in folder.iterdir()):
         raise _refused(folder, NOT_OURS, "other people's files could be overwritten")
@@ -200,7 +202,7 @@ def _refuse_foreign_files(folder: Path, names: Collection[str]) -> None:
 
 
 def _text_of(path: Path) -> str:
-    """Return what a file says, whichever line ends Git or an editor gave it."""
+    """Return a file's text with `\n` at line ends, even if Git or an editor changed these."""
     try:
         return read_file(path).decode(errors="replace").replace("\r\n", "\n")
     except OSError as error:
@@ -208,7 +210,7 @@ def _text_of(path: Path) -> str:
 
 
 def _write(folder: Path, name: str, text: str) -> None:
-    """Write a file as a whole or not at all. What a link points to is left alone."""
+    """Write a file as a whole or not at all. A link of that name is replaced, not the file that it points to."""
     partial = folder / PARTIAL
     partial.unlink(missing_ok=True)
     with partial.open("x", encoding="utf-8", newline="\n") as file:

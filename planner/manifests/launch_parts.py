@@ -1,8 +1,8 @@
 """Split a launch file into parts that fit into ConfigMaps. A small file has one part, the file itself.
 
-A phase's units share one expert map, which is nearly all of their launch files: 65 of 68 kB each for DeepSeek-V3 on 144
-GPUs. A map of that size has its own ConfigMap, once for the phase, and a unit's ConfigMap has the rest of its file.
-Pods mount both into one folder, as FILE.0 and FILE.1, and the runtime reads one after the other.
+A phase's units share one expert map, which is nearly all of each launch file: 65 of 68 kB for DeepSeek-V3 on 144 GPUs.
+A map of that size has its own ConfigMap, once for the phase, and each unit's ConfigMap has the rest of its file. Pods
+mount both into one folder, as FILE.0 and FILE.1, and the runtime reads FILE.0 and FILE.1 as one text.
 
 The API server accepts at most 1 MiB of data in a ConfigMap; 2,304 slots in 58 layers are 468 KiB. Larger text is split
 between lines into more parts. Nothing is compressed, because zlib's output depends on its version, and a plan must have
@@ -31,16 +31,16 @@ from planner.plan.plan import Plan
 
 __all__ = ["MAX_PART_BYTES", "LaunchPart", "file_parts", "gateway_parts", "map_parts", "sources", "unit_parts"]
 
-MAX_PART_BYTES = 1_000_000  # of 1,048,576
-MIN_SHARED_BYTES = 16_384  # assumed: a smaller file is read whole by people, and copies of it weigh little
-SHARED_KEY = "expert-map"  # each unit mounts it under another name, as a part of its own file
+MAX_PART_BYTES = 1_000_000  # the API server allows 1,048,576
+MIN_SHARED_BYTES = 16_384  # assumed: people can read a file with a smaller map, and copies of the map cost little
+SHARED_KEY = "expert-map"  # in the ConfigMap; each unit mounts it under the name of a part of its own file
 
 
 @dataclass(frozen=True)
 class LaunchPart:
-    """The part of a launch file in one ConfigMap: its `text`, under the key `file`."""
+    """The part of a launch file that one ConfigMap holds: its `text`, under the key `file`."""
 
-    owner: str  # of the ConfigMap, as manifests' files are named
+    owner: str  # names the manifest's file (`Manifest.owner`)
     config: str  # the ConfigMap's name
     file: str
     text: str
@@ -62,7 +62,7 @@ def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
     text = pretty_json({"expert_map": document["expert_map"]})
     if len(text) < MIN_SHARED_BYTES:
         return ()
-    pieces = _pieces(text.removeprefix("{\n"))  # behind what each unit has for itself
+    pieces = _pieces(text.removeprefix("{\n"))  # this follows the part that each unit has for itself
     return tuple(_numbered(owner, SHARED_KEY, digest_of_text(text), pieces))
 
 
@@ -79,7 +79,7 @@ def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[La
 
 
 def sources(plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]) -> list[dict[str, str]]:
-    """Return the ConfigMaps that a unit's pods mount: `name`, and `key` and `path` if the file has another name."""
+    """Return the ConfigMaps that a unit's pods mount: `name`, and `key` and `path` if the file gets another name."""
     if plan.engine != OURS:
         return [{"name": part.config} for part in (*own, *shared)]
     file = names.launch_file(unit.name)
@@ -89,7 +89,7 @@ def sources(plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[
 
 
 def file_parts(owner: str, file: str, digest: str, text: str) -> tuple[LaunchPart, ...]:
-    """Return a file as parts: the file itself, or FILE.0, FILE.1 and so on if one ConfigMap is too small."""
+    """Split a file into parts: only the file itself, or FILE.0, FILE.1 and so on if one ConfigMap is too small."""
     pieces = list(_pieces(text))
     if len(pieces) == 1:
         return (LaunchPart(owner, names.launch_config(owner, digest), file, text),)
@@ -118,12 +118,12 @@ def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[La
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield `text` in pieces of whole lines, each as long as possible."""
-    assert text.isascii()  # so characters are bytes
+    """Yield `text` in pieces of whole lines, each as long as a ConfigMap allows."""
+    assert text.isascii()  # so that a character is a byte
     lines: list[str] = []
     size = 0
     for line in text.splitlines(keepends=True):
-        assert len(line) <= MAX_PART_BYTES  # a map has a line a layer
+        assert len(line) <= MAX_PART_BYTES  # a map has one line per layer
         if size + len(line) > MAX_PART_BYTES:
             yield "".join(lines)
             lines, size = [], 0

@@ -1,4 +1,4 @@
-"""Template variables for NetworkPolicies. They allow the connections of the design and no others.
+"""Template variables for NetworkPolicies, which allow only these connections:
 
     callers -> gateway: http          ranks -> gateway: registry       prefill -> decode: kv
     ranks of one unit: everything     scrapers -> everybody: metrics   everybody -> DNS
@@ -23,31 +23,31 @@ __all__ = ["controller_edges", "edges_of_all", "gateway_edges", "unit_edges"]
 
 Edges = dict[str, Any]  # `ingress` and `egress`: lists of rules of a NetworkPolicy
 
-# Most networks judge a connection to a Service by the port of the pod or server behind it, some by the Service's own.
-# API servers: the Service's and managed clusters', kube-apiserver --secure-port, minikube's, MicroK8s'.
+# Most networks judge a connection to a Service by the port of the pod or server behind it, some by the Service's port.
+# Ports of API servers: the Service's and managed clusters', kube-apiserver's --secure-port, minikube's, MicroK8s'.
 API_SERVER_PORTS = (443, 6443, 8443, 16443)
-DNS_PORTS = (53, 5353)  # the Service's and CoreDNS', and OpenShift's pods'
+DNS_PORTS = (53, 5353)  # of the Service and CoreDNS, and of OpenShift's DNS pods
 EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 
 def edges_of_all() -> Edges:
-    """Return the connections of every pod of a plan. All that no policy allows is refused, in both directions."""
+    """Return the connections of every pod of a plan: DNS only. Whatever no policy allows is refused, both ways."""
     dns = [_port(port, protocol=protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     return {"ingress": [], "egress": [{"ports": dns}]}
 
 
 def gateway_edges(plan: Plan) -> Edges:
-    """Return the gateway's connections: ranks call our gateway, and another engine's router calls ranks."""
+    """Return the gateway's connections: ranks call our gateway, but another engine's router calls ranks."""
     ports = _gateway_ports(plan)
     units = {"podSelector": _select_units(plan)}
-    from_callers = {"ports": [_port(ports["http"])]}  # anybody, from outside the cluster too
+    from_callers = {"ports": [_port(ports["http"])]}  # from anybody, also outside the cluster
     scraped = {"from": [EVERY_NAMESPACE], "ports": [_port(ports["metrics"])]}
     if plan.engine == OURS:
         return {
             "ingress": [from_callers, {"from": [units], "ports": [_port(ports["registry"])]}, scraped],
             "egress": [],
         }
-    to_server = {"ports": [_port(port) for port in API_SERVER_PORTS]}  # it watches pods there
+    to_server = {"ports": [_port(port) for port in API_SERVER_PORTS]}  # the router watches pods there
     return {"ingress": [from_callers, {"from": [units]}, scraped], "egress": [{"to": [units]}, to_server]}
 
 
@@ -93,7 +93,7 @@ def _gateway_ports(plan: Plan) -> Mapping[str, int]:
 
 
 def _select_units(plan: Plan) -> Edges:
-    """Return the selector of all units' pods."""
+    """Return the label selector of all units' pods."""
     is_unit = {"key": names.UNIT_LABEL, "operator": "Exists"}
     return {"matchLabels": names.plan_selector(plan.name), "matchExpressions": [is_unit]}
 
@@ -103,6 +103,6 @@ def _select_phase(plan: Plan, phase: Phase) -> Edges:
 
 
 def _port(first: int, last: int | None = None, protocol: str = "TCP") -> dict[str, Any]:
-    """Return a port, or the range from `first` to `last`."""
+    """Return the port `first`, or the range from `first` to `last`, as a policy writes it."""
     more = {"endPort": last} if last is not None and last > first else {}
     return {"protocol": protocol, "port": first} | more

@@ -24,7 +24,10 @@ __all__ = ["nic_variables"]
 
 
 def nic_variables(nics: NicsSpec, *, is_one_world: bool) -> dict[str, str]:
-    """Return the variables that name `nics`. `is_one_world`: all ranks of a unit are in one NVSHMEM world."""
+    """Return the environment variables that name `nics`.
+
+    `is_one_world` says whether all ranks of a unit are in one NVSHMEM world.
+    """
     variables = {}
     if nics.hca:
         with_ports = [hca if ":" in hca else f"{hca}:1" for hca in nics.hca]

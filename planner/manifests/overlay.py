@@ -1,12 +1,12 @@
-"""Merge `kubernetes.overlay` into rendered objects: settings without a field of the spec.
+"""Merge `kubernetes.overlay` into rendered objects, for settings that the spec has no field for.
 
     unit_pod      into the pod template of each unit
-    gateway_pod   into the gateway's
+    gateway_pod   into the gateway's pod template
     objects       into objects by kind and name, after the pods
 
 `spec/strategic_merge.py` merges, and `rules/overlay.py` protects what the planner decided. A changed object is written
-again, without its template's comments. Its texts are quoted unless they are plain words: YAML 1.1, YAML 1.2 and kubectl
-disagree about numbers (`1234e56`, `0o17`), truth values and dates.
+again, without its template's comments. Texts in it are quoted unless they are plain words, because YAML 1.1, YAML 1.2
+and kubectl disagree about numbers (`1234e56`, `0o17`), truth values and dates.
 """
 
 import re
@@ -30,16 +30,16 @@ NO_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the overlay for one object."""
+    """A part of the overlay that is merged into one object."""
 
-    path: str  # of the part in the spec: `kubernetes.overlay.unit_pod`
-    place: tuple[str, ...]  # in the object, where it is merged
+    path: str  # where the part is in the spec: `kubernetes.overlay.unit_pod`
+    place: tuple[str, ...]  # keys to the place in the object where the part is merged
     patch: Mapping[str, Any]
     keys: MergeKeys
 
 
 def apply_overlay(text: str, overlay: OverlaySpec | None) -> str:
-    """Return the object in `text`, as YAML, with its parts of `overlay` merged into it."""
+    """Return the object in the YAML `text` as YAML again, with its parts of `overlay` merged into it."""
     if overlay is None:
         return text
     document = yaml.load(text, Loader=yaml.CSafeLoader)
@@ -52,7 +52,7 @@ def apply_overlay(text: str, overlay: OverlaySpec | None) -> str:
 
 
 def find_parts(document: Mapping[str, Any], overlay: OverlaySpec) -> Iterator[Part]:
-    """Yield the parts of `overlay` for a rendered object, in the order of merging."""
+    """Yield the parts of `overlay` that apply to a rendered object, in the order of merging."""
     kind, name = document["kind"], document["metadata"]["name"]
     above = "kubernetes.overlay"
     if kind in names.POD_TEMPLATES and overlay.unit_pod:
@@ -75,7 +75,7 @@ def _merged_at(document: Mapping[str, Any], place: tuple[str, ...], part: Part) 
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Quotes texts that some YAML reader would take for another type."""
+    """A YAML writer that quotes texts that some YAML reader would take for another type."""
 
 
 def _text_node(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:

@@ -1,4 +1,4 @@
-"""Template variables that all pods share: volumes, tolerations, CPUs and memory."""
+"""Template variables for parts that all pods have: volumes, tolerations, CPUs and memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ Variables = dict[str, Any]
 def requests_of(
     resources: PodResources | None, devices: Mapping[str, str] | None = None, least_bytes: int | None = None
 ) -> Variables:
-    """Return requests and limits. CPUs have no limit, because a limit throttles; memory has one.
+    """Return a container's requests and limits. Memory has a limit; CPUs have none, because it would throttle.
 
-    Without memory in the spec, `least_bytes` are requested without a limit, because the most is unknown.
+    Without memory in the spec, `least_bytes` are requested. There is no limit then, because nobody knows the most.
     """
     requests, limits = dict(devices or {}), dict(devices or {})
     if resources is not None:
@@ -28,7 +28,7 @@ def requests_of(
 
 
 def priority_of(kubernetes: KubernetesSpec) -> Variables:
-    """Return the priority class of the gateway's and the controller's pods, without which no unit serves."""
+    """Return the variable with the priority class of pods; empty if the spec gives none."""
     return {"priority_class": kubernetes.priority_class} if kubernetes.priority_class else {}
 
 
@@ -55,7 +55,7 @@ def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
 
 
 def memory(num_bytes: int) -> str:
-    """Return `1536Mi`, `2Gi` or `1Ti`, as the API server writes it, so that nothing looks changed."""
+    """Write bytes as the API server does, `1536Mi`, `2Gi` or `1Ti`, so that an object does not look changed."""
     amount, units = round(num_bytes / 2**20), ["Mi", "Gi", "Ti"]
     while amount % 1024 == 0 and len(units) > 1:
         amount, units = amount // 1024, units[1:]
@@ -69,6 +69,6 @@ def _toleration(toleration: TolerationSpec) -> Variables:
 
 
 def _cpu(cpus: float) -> str:
-    """Return `500m` or `2`, as the API server writes it."""
+    """Write CPUs as the API server does: `500m` or `2`."""
     millicpus = round(cpus * 1000)
     return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)

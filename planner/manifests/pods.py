@@ -1,7 +1,7 @@
 """Template variables for the pods of the gateway and of units, from the spec and the plan.
 
-Beyond the gateway's, a unit's pod has GPUs, RDMA devices, networks, shared memory, a copy of the checkpoint, probes
-that allow for loading weights, and scheduling constraints.
+A unit's pod has more than the gateway's: GPUs, RDMA devices, networks, shared memory, a copy of the checkpoint, probes
+that allow time to load weights, and scheduling constraints.
 """
 
 import math
@@ -37,17 +37,18 @@ __all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "secu
 SHARED_MEMORY_BYTES = 2 * 2**30
 PROBE_PERIOD_S = 10  # Kubernetes' default
 PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
-# assumed, after the time to drain: what ends by itself has ended by then; a rank that keeps KV on a disk writes for 3 s
+# Seconds after the time to drain until a pod is killed; assumed: processes have ended by then. A rank that keeps KV on
+# a disk writes for 3 s.
 KILLED_AFTER_S = 10
-# A pod that is to end takes new requests for so long, since those who send them hear of it later: the nodes' proxies in
-# front of the gateway, a router that watches pods in front of the units.
-LEAVE_S = 5  # assumed: on an idle node, proxies take a second to hear of it
+# Seconds for which a terminating pod still takes new requests, because their senders learn later that it ends. Senders
+# are the nodes' proxies in front of the gateway, and a router in front of the units.
+LEAVE_S = 5  # assumed: on an idle node, proxies learn of it within a second
 
-# A capability that a process of another user than root would not get.
+# A capability that only root's processes get.
 # Source: github.com/kubernetes/enhancements 45116928 keps/sig-security/2763-ambient-capabilities/README.md
 PINNED_MEMORY = "IPC_LOCK"
 
-# Who compiles kernels when they are first called, and which variable says where to keep them.
+# Variable that says where to keep compiled kernels -> folder. These libraries compile kernels when first called.
 # Sources: github.com/deepseek-ai/DeepGEMM 54e22612 README.md; github.com/deepseek-ai/DeepEP dd758caf README.md;
 # knobs.py of triton 3.9.0; github.com/llm-d/llm-d 34716a27 guides/wide-ep-lws/modelserver/gpu/vllm-deepseek-r1-0528
 KERNEL_CACHES = {
@@ -57,15 +58,15 @@ KERNEL_CACHES = {
     "CUDA_CACHE_PATH": "cuda",
 }
 
-OWN_FIELDS = {"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP"}  # variables of the pod's own fields
+OWN_FIELDS = {"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP"}  # variable -> field of the pod with its value
 
 Variables = dict[str, Any]
 
 
 def router_pod(plan: Plan, container: Container) -> Variables:
-    """Return the variables of the pod of another engine's router, which reads no checkpoint."""
+    """Return the template variables of the pod of another engine's router, which reads no checkpoint."""
     resources = requests_of(plan.kubernetes.resources.gateway)
-    assert container.start_s is not None  # adapters say it
+    assert container.start_s is not None  # adapters set it
     variables = {
         "image": container.image,
         "command": list(container.command),
@@ -86,13 +87,13 @@ def router_pod(plan: Plan, container: Container) -> Variables:
 
 
 def gateway_pod(plan: Plan) -> Variables:
-    """Return the variables of the gateway's pod."""
+    """Return the template variables of the gateway's pod."""
     kubernetes, own, stage = plan.kubernetes, plan.kubernetes.gateway, plan.kubernetes.stage
     volumes = kubernetes.volumes if own.volumes is None else own.volumes
     mounts = mounts_of(volumes)
-    if stage is not None and own.volumes is None:  # the original, shown where ranks have the copy
+    if stage is not None and own.volumes is None:  # the gateway reads the original, mounted where ranks have the copy
         index = volume_of(stage.source, [volume.model_dump() for volume in kubernetes.volumes])
-        assert index is not None  # a rule
+        assert index is not None  # a rule of the spec ensures it
         sub_path = posixpath.relpath(stage.source, kubernetes.volumes[index].mount_path)
         mount = {"name": f"volume-{index}", "mount_path": _checkpoint_path(plan), "read_only": True}
         mounts.append(mount if sub_path == "." else mount | {"sub_path": sub_path})
@@ -110,7 +111,7 @@ def gateway_pod(plan: Plan) -> Variables:
 
 
 def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
-    """Return the variables of each pod of `unit` with `container`."""
+    """Return the template variables of each pod of `unit`, which runs `container`."""
     kubernetes = plan.kubernetes
     volumes, mounts = volumes_of(kubernetes.volumes), mounts_of(kubernetes.volumes)
     disk = plan.unit_document(unit)["limits"].get("disk")
@@ -121,7 +122,7 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
     optional = {
         "resources": _unit_resources(plan, unit),
         "probes": _probes(plan, unit, container),
-        # kubelets make folders of nodes for root
+        # kubelets create folders on nodes that only root can write
         "is_root": bool(kubernetes.rdma or kubernetes.kernel_cache or (disk and not kubernetes.kv_cache_claim)),
         "capabilities": [PINNED_MEMORY] if kubernetes.rdma else None,
         "stage": _stage(plan),
@@ -154,14 +155,17 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
 
 
 def has_compute_domain(plan: Plan, unit: Unit) -> bool:
-    """Return whether the unit's nodes are in one NVLink domain, and the spec does not disable its use."""
+    """Return whether a unit of several nodes gets a ComputeDomain, NVIDIA's object for NVLink between nodes.
+
+    By default it does if NVLink joins its nodes; the spec may decide otherwise.
+    """
     wanted = plan.kubernetes.compute_domain
     joins = plan.pods[unit.phase].nvlink_joins_nodes if wanted is None else wanted
     return joins and len(unit.nodes) > 1
 
 
 def security_needs(plan: Plan) -> list[str]:
-    """Return why pods need a namespace for privileged ones; empty if they meet the `restricted` standard.
+    """Return why the plan's pods need a namespace for privileged pods; empty if they meet the `restricted` standard.
 
     Source: github.com/kubernetes/kubernetes 003effe9 staging/src/k8s.io/pod-security-admission/policy,
     check_capabilities_baseline.go, check_hostPathVolumes.go and check_hostNamespaces.go: `baseline` already forbids all
@@ -178,7 +182,7 @@ def security_needs(plan: Plan) -> list[str]:
 
 
 def _unit_resources(plan: Plan, unit: Unit) -> Variables:
-    """Return a container's requests and limits, which are equal for devices."""
+    """Return the requests and limits of a unit's container; devices are requested and limited to the same number."""
     kubernetes, needs = plan.kubernetes, plan.pods[unit.phase]
     devices = {needs.gpu_resource: str(unit.ranks_per_node)} if needs.gpu_resource else {}
     if kubernetes.rdma:
@@ -191,7 +195,7 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
 
 
 def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables]:
-    """Return the variables: those of pod fields, the engine's, the NICs', the spec's. Later ones win."""
+    """Return a unit's environment variables: of pod fields, the engine, NICs and the spec. Later ones win."""
     kubernetes, fields = plan.kubernetes, dict(OWN_FIELDS)
     values: dict[str, Any] = {**container.env}
     if kubernetes.unit_kind == "statefulset":  # what LeaderWorkerSet would set
@@ -215,7 +219,7 @@ def _is_one_world(plan: Plan, unit: Unit) -> bool:
 
 
 def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Variables]:
-    """Return the variables for templates, pod fields first, because `values` may refer to them as `$(NAME)`."""
+    """Return environment variables for templates. Pod `fields` come first: `values` may refer to them as `$(NAME)`."""
     return [{"name": name, "field": path} for name, path in fields.items()] + [
         {"name": name, "secret": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
@@ -223,7 +227,7 @@ def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Var
 
 
 def _ports(plan: Plan, unit: Unit, container: Container) -> Mapping[str, int]:
-    """Return the container's ports, and with monitors the metrics ports of all its ranks."""
+    """Return the container's ports. If Prometheus monitors ranks, these include the metrics ports of all ranks."""
     if not plan.kubernetes.monitors or plan.engine != OURS:
         return container.ports
     first = container.ports["metrics"]
@@ -232,7 +236,7 @@ def _ports(plan: Plan, unit: Unit, container: Container) -> Mapping[str, int]:
 
 
 def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
-    """Return the probes that restart a pod that does not start or progress; None if the time to load is unknown."""
+    """Return the probes that restart a pod that does not start or makes no progress; None if weights are unknown."""
     weights = plan.pods[unit.phase].weights_bytes
     if weights is None:
         return None
@@ -244,24 +248,24 @@ def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
 
 
 def _wait_on(probe: Probe, seconds: float) -> Variables:
-    """Return a probe that may fail for `seconds` before its container is restarted."""
+    """Return the variables of a probe that may fail for `seconds` before the container is restarted."""
     usual = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
     return usual | _probe_fields(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
 
 
 def _grace_s(plan: Plan) -> int:
-    """Return the seconds after which a terminating pod is killed."""
+    """Return the seconds after which Kubernetes kills a terminating pod."""
     return math.ceil(plan.drain_s) + KILLED_AFTER_S
 
 
 def _probe_fields(probe: Probe) -> Variables:
-    """Return a probe in the templates' form, without fields that the engine leaves open."""
+    """Return the variables of a probe; the timeout only if the engine sets one."""
     timeout = {} if probe.timeout_seconds is None else {"timeout": probe.timeout_seconds}
     return {"path": probe.path, "port": probe.port} | timeout
 
 
 def _stage(plan: Plan) -> Variables | None:
-    """Return the variables of the copy of the checkpoint made before the container starts."""
+    """Return the variables for copying the checkpoint to the node before the container starts; None without that."""
     stage = plan.kubernetes.stage
     if stage is None:
         return None
@@ -272,14 +276,14 @@ def _stage(plan: Plan) -> Variables | None:
 
 
 def _checkpoint_path(plan: Plan) -> str:
-    """Return the path at which ranks read the checkpoint."""
+    """Return the path at which ranks read the checkpoint in their pods."""
     path = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"]["uri"]
     assert isinstance(path, str)
     return path
 
 
 def _scheduling(plan: Plan) -> Variables:
-    """Return the pods' tolerations, node selector, priority and grace period."""
+    """Return the variables of units' pods for tolerations, node selector, priority and grace period."""
     kubernetes = plan.kubernetes
     return {
         "host_network": kubernetes.host_network,
@@ -291,7 +295,7 @@ def _scheduling(plan: Plan) -> Variables:
 
 
 def _tolerate_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:
-    """Return the toleration of the taint with which the controller reclaims a unit's nodes."""
+    """Return a toleration of the taint with which the controller takes a unit's lent nodes back."""
     taint = {"key": names.RECLAIMED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
     return [taint] if kubernetes.lends_nodes else []
 

@@ -1,7 +1,8 @@
 """Render a plan as Kubernetes manifests: file name -> text, one object per file, the same bytes every time.
 
-All decisions are in the plan and all names in `facts/names.py`. This file and `pods.py` make template variables of
-them, `templates/` renders YAML, and `overlay.py` merges the spec's additions. `folder.py` writes the files.
+All decisions are in the plan and all names in `facts/names.py`. This file and `pods.py` turn them into template
+variables, `templates/` turns these into YAML, and `overlay.py` merges the spec's additions. `folder.py` writes the
+files.
 """
 
 import json
@@ -43,21 +44,21 @@ PAST_ASCII = re.compile(r"[^ -~]")
 
 @dataclass(frozen=True)
 class Manifest:
-    """One object: its template, whose it is, and the values of the template's holes."""
+    """One Kubernetes object to render: its template, the name for its file, and the template's variables."""
 
-    template: str  # `leaderworkerset`, or `service-registry` where a kind has several uses
-    owner: str  # the object's name, but for a launch file's ConfigMap, whose name changes with its content
+    template: str  # `leaderworkerset`, or `service-registry` if a kind has several uses
+    owner: str  # the object's name; for a launch file's ConfigMap a name that does not change with its content
     variables: Variables
 
     @property
     def file_name(self) -> str:
-        """Kind and owner: `leaderworkerset-demo-decode-0.yaml`. The same whatever changes in the object."""
+        """Kind and owner, `leaderworkerset-demo-decode-0.yaml`. It does not depend on the object's content."""
         kind = self.template.partition("-")[0]
         return f"{kind}-{self.owner}.yaml"
 
 
 def render_files(plan: Plan) -> dict[str, str]:
-    """Return file name -> text for every object and `kustomization.yaml`.
+    """Render every object and `kustomization.yaml`: return file name -> text.
 
     Raises InfeasibleError if the plan's engine cannot run it, because its pods would only crash.
     """
@@ -75,7 +76,7 @@ def _text(environment: jinja2.Environment, manifest: Manifest) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Return the cached Jinja environment. A hole without a value is an error, not an empty text."""
+    """Return the cached Jinja environment, in which a variable without a value is an error."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("templates", "."),
         undefined=jinja2.StrictUndefined,
@@ -99,7 +100,7 @@ def _quoted(value: Any) -> str:
 
 
 def _manifests(plan: Plan) -> Iterator[Manifest]:
-    """Yield the manifests in an order in which they can be created."""
+    """Yield all manifests of a plan, in an order in which their objects can be created."""
     plan.require_runnable()
     maps = {phase: map_parts(plan, phase) for phase in dict.fromkeys(unit.phase for unit in plan.units)}
     yield from _shared(plan)
@@ -137,10 +138,10 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
 
 
 def _budget(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
-    """Yield the budget of a phase. It counts pods, and must allow whole units to go (docs/design/pods.md).
+    """Yield the PodDisruptionBudget of a phase. It counts pods, but whole units are evicted (docs/design/pods.md).
 
-    The last unit that may go must be able to lose its first pod, after which no other unit may lose one. So one pod
-    fewer than those of `stay + 1` units must stay.
+    With `stay + 1` units left, one unit may still lose its first pod, after which no other unit may lose a pod. So the
+    pods that must stay are those of `stay + 1` units, less one.
     """
     units = plan.units_of(phase)
     allowed = plan.kubernetes.disruptions
@@ -158,7 +159,7 @@ def _budget(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
 
 
 def _map(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Manifest]:
-    """Yield the ConfigMaps of a phase's shared expert map; none if each launch file has it."""
+    """Yield the ConfigMaps of the expert map that a phase's units share; none if each launch file has the map."""
     sha256 = plan.unit_document(plan.units_of(phase)[0])["expert_map"]["sha256"] if parts else None
     shared = {
         "namespace": plan.kubernetes.namespace,
@@ -249,7 +250,7 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
 
 
 def _controller(plan: Plan) -> Iterator[Manifest]:
-    """Yield the controller's objects, if there is one. They come last, because it acts on the others."""
+    """Yield the objects of the controller, if the plan has one. They come last, because it acts on the others."""
     variables = controller_variables(plan)
     if variables is None:
         return
@@ -262,19 +263,21 @@ def _controller(plan: Plan) -> Iterator[Manifest]:
         of_cluster = variables | {"name": variables["nodes_role"], "account": name}
         yield Manifest("clusterrole-controller", of_cluster["name"], of_cluster)
         yield Manifest("clusterrolebinding", of_cluster["name"], of_cluster)
-    yield Manifest("tidemilldeployment", plan.name, variables | {"annotations": names.MERGED})  # orders stay
+    yield Manifest(
+        "tidemilldeployment", plan.name, variables | {"annotations": names.MERGED}
+    )  # orders, which others write into the object, stay
     yield Manifest("deployment-controller", name, variables)
 
 
 def _policy(plan: Plan, name: str, of: Variables, edges: Variables) -> Iterator[Manifest]:
-    """Yield the NetworkPolicy of the pods that the selector in `of` selects, unless the spec has none."""
+    """Yield the NetworkPolicy that allows `edges` for the pods of the selector in `of`, unless the spec disables it."""
     if plan.kubernetes.network_policies:
         ways = {way: rules for way, rules in edges.items() if rules}  # the API server stores no empty ones
         yield Manifest("networkpolicy", name, of | {"name": name} | ways)
 
 
 def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:
-    """Yield the ConfigMaps of the parts, with the variables of `workload`."""
+    """Yield a ConfigMap for each part of a launch file, with the further variables of `workload`."""
     for part in parts:
         variables = {**workload, "name": part.config, "launch_file": part.file, "text": part.text}
         yield Manifest("configmap", part.owner, variables)
@@ -288,15 +291,16 @@ def _certificate(plan: Plan, owner: Variables) -> Iterator[Manifest]:
 
 
 def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:
-    """Return the image pull secrets of an account, if the spec names some."""
+    """Return the variable with a ServiceAccount's image pull secrets; empty if the spec names none."""
     secrets = kubernetes.image_pull_secrets
     return {"image_pull_secrets": secrets} if secrets else {}
 
 
 def _unpruned(plan: Plan) -> dict[str, str]:
-    """Annotations of what a leaving unit needs until it has drained: its objects, and launch files of old pods.
+    """Return the annotations of objects that a unit needs until it has drained, even if they have left the plan.
 
-    The controller deletes them then. Without one nobody would, so the tool that applies the folder prunes them.
+    These objects are the unit's own, and launch files of old pods. The controller deletes them after draining. Without
+    a controller nobody would, so there are no annotations, and the tool that applies the folder prunes the objects.
     """
     return {} if plan.kubernetes.controller is None else names.UNPRUNED
 
@@ -307,10 +311,10 @@ def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:
 
 
 def _partition(kubernetes: KubernetesSpec) -> Variables:
-    """Return what withholds a new template until the controller gives the unit its turn: its only group stays."""
+    """Return the variable that withholds a unit's new pod template until the controller gives the unit its turn."""
     return {"partition": GROUPS_OF_A_UNIT} if kubernetes.controller else {}
 
 
 def _digests(document: dict[str, Any], *kinds: str) -> dict[str, str]:
-    """Return the digest annotations of objects made from a launch document."""
+    """Return the annotations with a launch document's digests of `kinds`, for objects made from the document."""
     return {names.digest_annotation(kind): document[f"{kind}_digest"] for kind in kinds}

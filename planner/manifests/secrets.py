@@ -1,7 +1,6 @@
 """The Secrets that pods mount beside their launch files: API keys and certificates.
 
-Only names are written here. The cluster's operator or cert-manager creates the Secrets, and renews them in running
-pods.
+Manifests only name these Secrets. The cluster's operator or cert-manager creates them, and running pods see renewals.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from planner.spec.pods import TlsSpec
 __all__ = ["certificate", "gateway_arguments", "gateway_secrets", "unit_arguments", "unit_secrets"]
 
 FOLDER = names.MOUNTED[0]
-# As long as those of `tidemill up` (stacks/local/certificates.py). cert-manager renews after two thirds of it.
+# Lifetime of a certificate, as in `tidemill up` (stacks/local/certificates.py). cert-manager renews after two thirds.
 LASTS = "24h"
 FOR_THE_POD_ALONE = 0o440
 
@@ -22,14 +21,14 @@ Secrets = list[dict[str, Any]]
 
 
 def gateway_arguments(plan: Plan) -> list[str]:
-    """Return the gateway's arguments for its Secrets and for the number of gateways that share the keys' limits."""
+    """Return the gateway's arguments for its Secrets, and for the number of gateways that share API keys' limits."""
     keys = [f"--keys={FOLDER}/{names.KEYS_FILE}"] if plan.gateway.keys else []
     beside = [f"--gateways={plan.gateway.replicas}"] if plan.gateway.replicas > 1 else []
     return keys + beside + _tls_arguments(plan.kubernetes.tls)
 
 
 def unit_arguments(plan: Plan) -> list[str]:
-    """Return the arguments of a unit's nodes for their Secrets."""
+    """Return the arguments by which a unit's nodes find their Secrets."""
     return _tls_arguments(plan.kubernetes.tls)
 
 
@@ -40,12 +39,12 @@ def gateway_secrets(plan: Plan) -> Secrets:
 
 
 def unit_secrets(plan: Plan, unit: str) -> Secrets:
-    """Return the Secrets that a unit's pods mount, in the same form."""
+    """Return the Secrets that a unit's pods mount: `name`, and `files` with `key` and `path`."""
     return _tls_secrets(plan, unit)
 
 
 def certificate(plan: Plan, owner: str) -> dict[str, Any] | None:
-    """Return the variables of the Certificate of the gateway or of a unit; None without an issuer."""
+    """Return the template variables of the Certificate of the gateway or a unit; None if the spec names no issuer."""
     tls, namespace = plan.kubernetes.tls, plan.kubernetes.namespace
     if tls is None or tls.issuer is None:
         return None

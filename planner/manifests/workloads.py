@@ -1,7 +1,7 @@
 """The pods of each rendered workload: what Kubernetes compares to decide whether a pod ends.
 
-Kubernetes replaces a pod if anything in its template differs. So whether a unit restarts is asked of rendered objects,
-with their overlays, and not of fields of the spec.
+Kubernetes replaces a pod if anything in its template differs. So whether a unit restarts follows from rendered objects,
+with their overlays, and not from fields of the spec.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from planner.plan.plan import Plan
 __all__ = ["Pods", "pods_of_workloads"]
 
 KINDS = ("LeaderWorkerSet", "StatefulSet", "Deployment")
-PREFIXES = tuple(f"{kind.lower()}-" for kind in KINDS)  # of their files
+PREFIXES = tuple(f"{kind.lower()}-" for kind in KINDS)  # how names of their files begin
 TEMPLATE = "workerTemplate"
 
 
 @dataclass(frozen=True)
 class Pods:
-    """The pods of one workload: the kind of their owner, and their template."""
+    """The pods of one LeaderWorkerSet, StatefulSet or Deployment: the kind of this workload, and the pod template."""
 
     kind: str
     namespace: str
     group: Any  # the group settings of a LeaderWorkerSet
-    template: Any  # of one pod
+    template: Any  # the pod template
 
     @property
     def image(self) -> str:
@@ -36,7 +36,7 @@ class Pods:
 
 
 def pods_of_workloads(plan: Plan, files: Mapping[str, str] | None = None) -> dict[str, Pods]:
-    """Return workload name -> its pods. `files` are the plan's, if rendered; their names begin with an object's kind.
+    """Return workload name -> its pods. `files` are the plan's manifests, if these are rendered already.
 
     Raises InfeasibleError if the plan cannot be rendered.
     """
