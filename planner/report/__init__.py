@@ -1,1 +1,1 @@
-"""The report of a plan: its figures as one table of rows, as text, and as a page."""
+"""The report of a plan: its figures as rows, and these rows as text and as an HTML page."""

@@ -7,18 +7,18 @@ from string import digits as DIGITS
 __all__ = ["WIDTH", "format_runs", "format_table", "group_numbered", "numeric_order", "wrap_note", "wrap_table"]
 
 WIDTH = 80
-MIN_WIDTH = 24  # of the wrapped column, however wide the others are
+MIN_WIDTH = 24  # of the wrapped column, however wide the other columns are
 
 
 def format_table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return `rows` as text in columns two spaces apart, indented by two."""
+    """Write `rows` as text in columns two spaces apart, indented by two spaces."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
 def wrap_table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return a table whose last column wraps at the terminal's width."""
+    """Write `rows` in columns, of which the last wraps at the terminal's width."""
     room = WIDTH - 2 - sum(2 + max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1))
     lines: list[tuple[str, ...]] = []
     for *cells, last in rows:
@@ -28,7 +28,7 @@ def wrap_table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def wrap_note(note: str) -> list[str]:
-    """Return the lines of a note below a table."""
+    """Return a note below a table as indented lines of the terminal's width."""
     return textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
@@ -52,7 +52,7 @@ def format_runs(names: Sequence[str]) -> str:
 
 
 def numeric_order(name: str) -> tuple[str, int]:
-    """Sort key that puts node-9 before node-10."""
+    """Return a sort key that puts node-9 before node-10."""
     start, number = _split_number(name)
     return start, int(number or -1)
 
@@ -64,6 +64,6 @@ def _is_next_number(name: str, other: str) -> bool:
 
 
 def _split_number(name: str) -> tuple[str, str]:
-    """Split a name into its text and its trailing number."""
+    """Split a name into its text and the number at its end."""
     start = name.rstrip(DIGITS)
     return start, name[len(start) :]

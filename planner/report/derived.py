@@ -1,4 +1,4 @@
-"""Build report rows that combine several figures of a plan, or name their origin. The plan's text begins with them."""
+"""Build the report rows that are not single figures of a plan, but combine figures or say where these come from."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ from planner.spec.request_lengths import assuming_lengths
 __all__ = ["derived_rows", "field_origin"]
 
 GUESSES = ("operating_point.", "schedule.start.", "uptime.")  # sections whose defaults are guesses about a cluster
-MAX_NUMBERS = 4  # of a list; longer lists show length and range
+MAX_NUMBERS = 4  # in a list; of a longer list its length and range are shown
 REPLICAS = {  # split rules that do not share tokens equally among replicas
     "local_first": "tokens go to a replica on their own GPU or node first",
     "first_on_node": "tokens go to a replica on their own GPU, else to the first on their node",
@@ -36,7 +36,7 @@ REPLICAS = {  # split rules that do not share tokens equally among replicas
 
 
 def derived_rows(plan: Plan) -> Iterator[Row]:
-    """Yield the derived rows, topic by topic."""
+    """Yield all derived rows of a plan, topic by topic."""
     topics = (
         _cluster,
         _phases,
@@ -54,7 +54,7 @@ def derived_rows(plan: Plan) -> Iterator[Row]:
 
 
 def field_origin(plan: Plan, path: str) -> Provenance:
-    """Return whether the field at `path` is from the spec, a default, or decided by the planner."""
+    """Return who set the spec's field at `path`: the spec, a default, or the planner (`derived`)."""
     why = next((each.why for each in plan.decisions if each.path == path), None)
     return "spec" if why is None else "default" if why == DEFAULT else "derived"
 
@@ -102,7 +102,7 @@ def _phases(plan: Plan) -> Iterator[Row]:
 
 
 def _day(plan: Plan) -> Iterator[Row]:
-    """Yield the fullest and the emptiest state, the controller, and the cost of each switch of units."""
+    """Yield rows on the states with most and fewest nodes, the controller, and how long each switch of units takes."""
     day = plan.schedule
     if day is None:
         return
@@ -136,14 +136,14 @@ def _day(plan: Plan) -> Iterator[Row]:
 
 
 def _count_by_phase(plan: Plan, units: Sequence[str]) -> str | None:
-    """Count the units by phase: `6 prefill, 2 decode`."""
+    """Count the named units by phase, `6 prefill, 2 decode`; None if there are none."""
     switched = set(units)
     counts = Counter(unit.phase for unit in plan.units if unit.name in switched)
     return ", ".join(f"{number} {phase}" for phase, number in counts.items()) or None
 
 
 def _cost(plan: Plan) -> Iterator[Row]:
-    """Yield each phase's peak load as a share of its capacity, and figures and conditions of the day's bill."""
+    """Yield rows on each phase's peak load as a share of its capacity, and on what the day's bill counts."""
     for phase, load in (plan.demand or {}).items():
         of_most = load.asked_tokens_per_s / load.most_tokens_per_s if load.most_tokens_per_s else None
         speed = (plan.performance or {})[phase].tokens_per_s_per_gpu
@@ -174,7 +174,7 @@ def _cost(plan: Plan) -> Iterator[Row]:
 
 
 def _performance(plan: Plan) -> Iterator[Row]:
-    """Yield each phase's SLO verdicts, and how full its operating point makes it."""
+    """Yield rows on whether each phase keeps its SLO, and on how full its units are when speed is predicted."""
     for phase, each in (plan.performance or {}).items():
         section, point, memory = f"performance.{phase}", each.operating_point, plan.memory.get(phase)
         if point is None or each.tokens_per_s_per_gpu is None:
@@ -200,7 +200,7 @@ def _promises(each: Performance) -> Iterator[tuple[Any, ...]]:
 
 
 def _verdict(promise: Promise) -> str:
-    """Say at which speeds of the range an SLO is met."""
+    """Say at which speeds of the predicted range an SLO is met."""
     if promise.met_at_slowest:
         return "kept, even at the slowest speed"
     if promise.met:
@@ -211,7 +211,7 @@ def _verdict(promise: Promise) -> str:
 
 
 def _failure(plan: Plan) -> Iterator[Row]:
-    """Yield the worst loss from one failure, with all units on and with the fewest on, and how long repair takes."""
+    """Yield rows on the worst loss by one failure, with all units on and with fewest on, and the time to repair."""
     if (coverage := plan.spec.coverage) != "none":
         yield from make_rows("failures", ("coverage", f"every expert survives the loss of one {coverage}"))
     for phase, losses in (plan.failures or {}).items():
@@ -229,9 +229,10 @@ def _failure(plan: Plan) -> Iterator[Row]:
 
 
 def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None]]) -> Iterator[Row]:
-    """Yield the failure that stops the largest share of a phase's running units; of equals, the smallest domain.
+    """Yield rows on the failure that stops the largest share of a phase's running units.
 
-    `on` has the number of running units and the state of the day, per phase.
+    Of equal failures, that of the smallest domain counts. `on` has for each phase the number of running units, and the
+    state of the day with this number (None: all units are always on).
     """
     found = [
         (min(loss.units, on[phase][0]) / on[phase][0], -size, phase, domain)
@@ -241,7 +242,7 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
     share, _, phase, domain = max(found, key=lambda each: each[:2])
     (units_on, step), loss = on[phase], (plan.failures or {})[phase][domain]
     if when == "fewest" and step is None:
-        return  # all units of that phase are always on
+        return  # all units of the phase are always on
     yield from make_rows(
         f"failure.{when}",
         ("phase", phase),
@@ -257,7 +258,10 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
 
 
 def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
-    """Return the fewest running units of `phase` and the state with them; no state if all are always on."""
+    """Return the fewest units of `phase` that are on at a time, above 0, and a state with them.
+
+    If all units are always on, return their number and None.
+    """
     days = [plan.schedule, *plan.schedule.other_days] if plan.schedule else []
     num_units = len(plan.units_of(phase))
     on = [(getattr(step, f"{phase}_units"), step) for day in days for step in day.steps]
@@ -266,14 +270,14 @@ def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
 
 
 def _recovery(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
-    """Yield the recovery time with a spare, and an idle node that could become one."""
+    """Yield how long a unit takes to recover on a spare, and an idle node that could become a spare."""
     if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
         yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
     yield "offered_spare", suggest_spare(plan.spec, plan.units, phase) or None
 
 
 def _maps(plan: Plan) -> Iterator[Row]:
-    """Yield the balance of each phase's map, and what a changed map moves and reads."""
+    """Yield rows on how even each phase's expert map is, and on what units read if the map has changed."""
     loads: Provenance = "spec" if plan.spec.expert_load.file else "assumed"
     for phase, balance in (plan.balance or {}).items():
         section, each, moves = f"balance.{phase}", plan.expert_maps[balance.expert_map], balance.moves
@@ -298,13 +302,13 @@ def _memory(plan: Plan) -> Iterator[Row]:
         parts = each.weights_bytes + each.activation_bytes + each.buffer_bytes + each.reserve_bytes
         yield from make_rows(f"memory.{phase}", ("kv_bytes", each.gpu_bytes - parts, "bytes"))
     if plan.kv_cache is not None and plan.kv_cache.kept is not None:
-        unit = plan.units[0]  # of the phase that computes prompts
+        unit = plan.units[0]  # a unit that computes prompts
         pod_bytes = pod_host_bytes(plan.spec, unit.phase, unit.ranks_per_node)
         yield from make_rows("kv_cache.kept", ("pod_memory_bytes", pod_bytes, "bytes"))
 
 
 def _problems(plan: Plan) -> Iterator[Row]:
-    """Yield the engine's refusals, the warnings, and what has never been tested."""
+    """Yield rows on why the engine cannot run the plan, on warnings, and on what has never been tested."""
     for topic, findings in (("refusals", plan.refusals), ("warnings", plan.warnings)):
         counts: Counter[str] = Counter()
         for each in findings:
@@ -317,7 +321,7 @@ def _problems(plan: Plan) -> Iterator[Row]:
 
 
 def _assumed(plan: Plan) -> Iterator[Row]:
-    """Yield each figure that is neither published nor measured, with the assumed value."""
+    """Yield a row for each assumed figure, which nobody has published or measured, with its assumed value."""
     loads = plan.spec.expert_load
     if loads.file is None:
         drawn = f"power law, alpha {loads.alpha:g}, seed {loads.seed}"
@@ -336,7 +340,7 @@ def _assumed(plan: Plan) -> Iterator[Row]:
 
 
 def _assumes_read_rate(plan: Plan) -> bool:
-    """Return whether a prediction reads KV at a rate that the spec does not give."""
+    """Return whether the prediction reads cached KV at a default rate, because the spec gives none."""
     found = (plan.performance or {}).get("prefill")
     written, disk = plan.spec.operating_point.prefill, plan.spec.kv_cache.disk
     is_given = (written and written.cache_read_rate) or (disk and disk.bandwidth)
@@ -344,7 +348,7 @@ def _assumes_read_rate(plan: Plan) -> bool:
 
 
 def _decisions(plan: Plan) -> Iterator[Row]:
-    """Yield prerequisites, decisions with their reasons, other defaults, and overlaid fields."""
+    """Yield rows on prerequisites, on decisions with their reasons, on other defaults, and on overlaid fields."""
     yield from make_rows(
         "relies_on", *((what, value, "", "assumed", means) for what, value, means in prerequisites(plan))
     )
@@ -357,7 +361,7 @@ def _decisions(plan: Plan) -> Iterator[Row]:
 
 
 def _format_setting(value: Any) -> str:
-    """Return the value as YAML; summarise a long list of numbers by its length and range."""
+    """Write a field's value as in YAML, but a long list of numbers as its length and range."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) > MAX_NUMBERS and all(isinstance(each, int | float) for each in value):
@@ -366,7 +370,7 @@ def _format_setting(value: Any) -> str:
 
 
 def _overlaid_fields(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield each overlaid object and field, omitting possibly secret values."""
+    """Yield (objects, `objects: field`) for each field that the overlay sets. Values may be secret and are left out."""
     overlay = plan.kubernetes.overlay
     if overlay is None:
         return

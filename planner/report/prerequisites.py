@@ -1,7 +1,7 @@
 """List what a plan needs from the cluster that planning cannot check: node names, folders, images, weights.
 
-None of it is a mistake. A reader compares these rows with the cluster before deploying the plan; `tidemill doctor`
-checks what the cluster can show.
+None of these is a mistake in the plan. A reader compares them with the cluster before deploying it; `tidemill doctor`
+checks those that the cluster can show.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ __all__ = ["prerequisites"]
 
 
 def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield (what, value, reason) for each prerequisite.
+    """Yield (what, value, reason) for each prerequisite of the plan.
 
-    Without a checkpoint, or on CPUs only, there are none about pods.
+    Without a checkpoint, or on CPUs only, there are no prerequisites about pods.
     """
     spec = plan.spec
     yield from chain(_split_racks(spec), _widened_weights(spec), _engine_maps(plan))
@@ -39,7 +39,7 @@ def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield racks whose nodes are under several leaf switches. Units there communicate over the spine."""
+    """Yield a prerequisite on racks under several leaf switches: units in one communicate over the spine."""
     leaves_of: dict[str, Counter[str]] = {}
     for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):
         if node.rack and node.leaf and (node.unusable is None or node.is_spare):
@@ -52,7 +52,7 @@ def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield FP4 weights on GPUs without FP4 matmuls."""
+    """Yield a prerequisite for each phase with FP4 weights on GPUs without FP4 matmuls."""
     for phase in spec.phases:
         gpu, precision = GPUS.get(spec.gpu_name(phase)), spec.phase(phase).precision
         if gpu is not None and "fp4" in precision and gpu.lacks_fp4:
@@ -61,7 +61,7 @@ def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield an engine that reads no expert map. The plan's balance is then only the best it could reach."""
+    """Yield a prerequisite if the engine reads no expert map: the plan's balance is then the best it could reach."""
     name, version = plan.spec.engine_name, plan.spec.engine_version or ""
     if ENGINES[name].reads_map:
         return
@@ -73,7 +73,7 @@ def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield the node names that the planner made up, if the spec only counts nodes."""
+    """Yield a prerequisite on node names that the planner made up, if the spec only gives a number of nodes."""
     nodes = spec.cluster.nodes
     if isinstance(nodes, int):
         last = f" to {names.logical_node(nodes - 1)}" if nodes > 1 else ""
@@ -82,14 +82,14 @@ def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield a checkpoint without a weights digest. A bundled checkpoint has its manifest beside it."""
+    """Yield a prerequisite on the checkpoint's weights, if no manifest gives their digest."""
     if spec.engine_name == OURS and checkpoint["weights_digest"] is None:
         told = "no digest is known, so ranks only compare what they read; tidemill checkpoint digest computes one"
         yield "weights", str(spec.checkpoint), told
 
 
 def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a host folder that the gateway needs, if nothing says which nodes have it."""
+    """Yield a prerequisite on a node's folder that the gateway reads, if nothing says which nodes have the folder."""
     kubernetes, stage = spec.kubernetes, spec.kubernetes.stage
     is_told = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
     if is_told or spec.engine_name != OURS or spec.checkpoint is None:
@@ -101,7 +101,7 @@ def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _guessed_images(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield other engines' default images. Their names are guessed from earlier versions."""
+    """Yield a prerequisite for each default image of another engine: its name is guessed from earlier versions."""
     kubernetes, engine = spec.kubernetes, ENGINES[spec.engine_name]
     images = {"kubernetes.image": engine.image} if kubernetes.image == DEFAULT_IMAGE else {}
     if kubernetes.gateway.image is None:

@@ -6,7 +6,7 @@ from planner.plan.row import Row
 
 __all__ = ["Report", "format_range", "format_value"]
 
-# Unit -> (smallest number without decimals, decimals below it).
+# unit -> (smallest number that is written without decimals, number of decimals of smaller ones)
 DECIMALS = {"tokens/s": (100, 1), "ms": (1000, 1), "us": (0, 0), "hours": (1000, 2), "": (1000, 2)}
 FORMS = {"share": ".1%", "ratio": ".3f", "USD per million tokens": ",.4f"}
 PREFIXES = {1e12: "TB", 1e9: "GB", 1e6: "MB"}
@@ -15,7 +15,7 @@ MANY = 10_000_000  # numbers from here on are shown in millions
 
 
 class Report:
-    """The rows in order, with lookup by section and name."""
+    """A plan's report rows in order, with lookup by section and name."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = tuple(rows)
@@ -23,23 +23,23 @@ class Report:
         self._sections = [section.split(".") for section in dict.fromkeys(row.section for row in self.rows)]
 
     def find(self, section: str, name: str) -> Row | None:
-        """Return the row, or None if the plan has none. `name` may begin with the section's last parts."""
+        """Return the row `name` of `section`, or None. `name` may begin with sections below: `slo.ttft_ms.promised`."""
         below, _, last = name.rpartition(".")
         return self._found.get((f"{section}.{below}" if below else section, last))
 
     def text(self, section: str, name: str) -> str:
-        """Return the row's formatted value, or an empty string without such a row."""
+        """Return the formatted value of a row, or an empty string if there is no such row."""
         row = self.find(section, name)
         return "" if row is None else format_value(row)
 
     def value_and_range(self, section: str, name: str) -> tuple[str, str]:
-        """Return the formatted value and its range in parentheses; both empty without such a row."""
+        """Return a row's formatted value, and its range in parentheses; both are empty if there is no such row."""
         row = self.find(section, name)
         low, high = ("", "") if row is None else format_range(row)
         return self.text(section, name), f"({low} to {high})" if low else ""
 
     def keys(self, pattern: str) -> list[tuple[str, ...]]:
-        """Return the parts that match the stars of `pattern`: `prefill` and `decode` for `performance.*`."""
+        """Return what the stars of `pattern` match in names of sections: `prefill`, `decode` for `performance.*`."""
         parts, found = pattern.split("."), []
         for section in self._sections:
             pairs = list(zip(parts, section, strict=False))
@@ -48,17 +48,17 @@ class Report:
         return found
 
     def section_rows(self, section: str) -> list[Row]:
-        """Return the rows of one section."""
+        """Return all rows of one section, in order."""
         return [row for row in self.rows if row.section == section]
 
 
 def format_value(row: Row) -> str:
-    """Return the row's value, formatted."""
+    """Return a row's value, formatted as its unit needs it."""
     return _format_number(row.value, row.unit)
 
 
 def format_range(row: Row) -> tuple[str, str]:
-    """Return the row's low and high ends, formatted; empty without a range."""
+    """Return the low and high ends of a row's range, formatted; both are empty without a range."""
     low, high = ("" if each is None else _format_number(each, row.unit) for each in (row.low, row.high))
     return low, high
 
@@ -82,6 +82,6 @@ def _format_number(value: float | str, unit: str) -> str:
 
 
 def _format_bytes(value: float) -> str:
-    """Format bytes in the largest unit not above them."""
+    """Format a number of bytes in the largest unit that is not larger than it."""
     size, unit = next(((value / size, unit) for size, unit in PREFIXES.items() if value >= size), (value, "B"))
     return f"{size:,.1f} {unit}" if unit != "B" else f"{size:,.0f} B"

@@ -1,8 +1,8 @@
-"""Build all report rows of a plan. Every view of a plan shows these rows and computes nothing.
+"""Build all report rows of a plan. Text, page and diff show these rows and compute nothing.
 
 A figure of PLAN.json keeps its keys as section and name: `performance.decode` and `tpot_ms`. A list entry is named by
-its time, name or number: `schedule.steps.12:00`. `derived.py` builds the rows that combine several figures. Section
-and name are unique, so that they match rows of two plans.
+its time, name or number: `schedule.steps.12:00`. `derived.py` builds the rows that combine several figures. A plan has
+one row of each section and name, so that rows of two plans can be matched.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,10 +28,10 @@ TOPICS = (
 )
 NO_FIGURES = {
     *("kubernetes_resource", "expert_map", "digest", "unusable_nodes", "transitions", "for_example"),
-    "stretches",  # of a day: a list for pictures
+    "stretches",  # a list of a day's parts, for pictures
 }
 
-# Words in a name -> its unit. The first match counts.
+# words in a figure's name -> the figure's unit; the first match counts
 UNITS = {
     "usd_per_million": "USD per million tokens",
     "usd": "USD",
@@ -55,13 +55,13 @@ SPEC_FIGURES = {"promised", "asked_tokens_per_s", "input_tokens", "output_tokens
 
 
 def rows_of(plan: Plan) -> tuple[Row, ...]:
-    """Return all rows of a plan, compiled or loaded."""
+    """Return all report rows of a plan, which may be compiled or loaded from a file."""
     figures = (row for topic in TOPICS for row in _rows(plan, topic, getattr(plan, topic)))
     return (*derived_rows(plan), *figures)
 
 
 def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
-    """Yield a row for each figure in `part` of the plan, recursively."""
+    """Yield a row for each figure in `part` of the plan and in the parts of `part`."""
     for name, value in _fields(part):
         if name in NO_FIGURES or value is None:
             continue
@@ -76,7 +76,7 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
 
 
 def _fields(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each field of `part`. List entries are named by `_label`; numbers are skipped."""
+    """Yield the name and value of each field of `part`, or of each entry that is an object if `part` is a list."""
     if isinstance(part, tuple):
         parts = [each for each in part if not isinstance(each, int | float | str | tuple)]
         yield from ((_label(each, number), each) for number, each in enumerate(parts))
@@ -87,7 +87,7 @@ def _fields(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _label(part: Any, number: int) -> str:
-    """Return a list entry's time, name or kind, or else its number."""
+    """Return a name for a list entry: its first day, time, name or kind, or else its number."""
     if days := getattr(part, "days", ()):
         return str(days[0])
     label = next((value for name in ("at", "name", "kind", "keep_s") if (value := getattr(part, name, None))), number)
@@ -99,7 +99,7 @@ def _unit(name: str) -> str:
 
 
 def _origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
-    """Return where a figure comes from, and its source if it has one."""
+    """Return how a figure came about (assumed, published, predicted ...), and its source if it has one."""
     topic, _, phase = section.partition(".")
     if topic in ("gpu", "phase_gpus"):
         source = plan.sources.get(f"{phase or 'cluster'}.gpu.{name}", "")
@@ -117,7 +117,7 @@ def _origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
 
 
 def _point_origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
-    """Return where a figure of an operating point comes from."""
+    """Return how a figure of an operating point came about, and its source if it has one."""
     (phase,) = (each for each in plan.spec.phases if section == f"performance.{each}.operating_point")
     found = (plan.performance or {})[phase]
     if name == "utilisation" and is_set_by_ttft(plan.spec, phase):

@@ -1,4 +1,4 @@
-"""The summary at the top of a plan's text: one sentence per topic. Every figure comes from a row."""
+"""Write the summary at the top of a plan's text: one sentence per topic. Every figure comes from a report row."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ __all__ = ["summary"]
 
 DOMAINS = {"gpu": "GPU", "node": "node", "rack": "rack", "power": "power feed"}
 NAMES = {"expert_load": "expert loads", "request_lengths": "request lengths"}
-MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed parts of memory -> their rows
-MAX_TIMES = 130  # characters of the list of hours with too little capacity
-FEW = 2  # at most so many defaults of a section are shown with their values
+MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed part of memory -> its row
+MAX_TIMES = 130  # most characters of the list of hours with too little capacity
+FEW = 2  # most defaults of a section that are shown with their values
 
 
 def summary(report: Report) -> dict[str, str]:
-    """Return topic -> sentence, for topics that the plan has something to say about."""
+    """Return topic -> sentence, for the topics on which the plan has figures."""
     lines = {
         "units": _units(report),
         "day": _day(report),
@@ -34,7 +34,7 @@ def summary(report: Report) -> dict[str, str]:
 
 
 def _star_parts(report: Report, pattern: str) -> list[str]:
-    """Return the values of the one star in `pattern`, mostly phases."""
+    """Return what the only star of `pattern` matches in names of sections, mostly phases."""
     return [key for (key,) in report.keys(pattern)]
 
 
@@ -51,13 +51,13 @@ def _units(report: Report) -> str:
 
 
 def _format_count(report: Report, section: str, name: str, thing: str) -> str:
-    """Return a count with its noun, in the plural unless it is 1."""
+    """Write the count in a row with its noun, in the plural unless the count is 1."""
     number = report.text(section, name)
     return f"{number} {thing}" if number == "1" else f"{number} {thing}s"
 
 
 def _gpu_suffix(report: Report, phase: str) -> str:
-    """Name the phase's GPU if it differs from the cluster's."""
+    """Return ` with GPU` if the phase's GPU differs from the cluster's, else an empty text."""
     gpu = report.text(f"phases.{phase}", "gpu")
     return "" if gpu == report.text("cluster", "gpu") else f" with {gpu}"
 
@@ -86,7 +86,7 @@ def _lacks_controller(report: Report) -> bool:
 
 
 def _state(report: Report, which: str) -> str:
-    """Return a state's nodes and units, and the hours in which it holds."""
+    """Describe the state with `most` or `fewest` nodes: nodes, the hours in which it holds, and units."""
     section = f"schedule.steps.{report.text('schedule', f'{which}_nodes_at')}"
     units = ", ".join(f"{report.text(section, f'{each}_units')} {each}" for each in _star_parts(report, "phases.*"))
     nodes = _format_count(report, "schedule", f"{which}_nodes", "node")
@@ -94,7 +94,7 @@ def _state(report: Report, which: str) -> str:
 
 
 def _cost(report: Report) -> str:
-    """Return the day's bill, the cost per million tokens, and the margin."""
+    """Say what a day costs, what a million tokens cost, and the margin."""
     if report.find("cost", "usd_per_day") is None:
         return "unknown: the spec has no cost section"
     rates = {kind: report.text("cost", f"usd_per_million_{kind}_tokens") for kind in ("output", "input")}
@@ -107,7 +107,7 @@ def _cost(report: Report) -> str:
 
 
 def _bill_details(report: Report) -> str:
-    """Return the GPU price, the bill without a controller, and the cost of own nodes that are off."""
+    """Say at what GPU price the bill is, what it is without a controller, and what own nodes cost that are off."""
     price, idle = report.text("cost", "usd_per_gpu_hour"), report.find("cost", "idle_usd_per_day")
     whole = report.text("cost", "usd_per_day_if_all_are_on")
     line = f" at {price} per GPU-hour" if price else ""
@@ -119,7 +119,7 @@ def _bill_details(report: Report) -> str:
 
 
 def _load(report: Report) -> str:
-    """Say whether the units can serve the traffic, their peak load, and how much is answered."""
+    """Say whether the units can serve the traffic, how high their peak load is, and what share is answered."""
     phases, answered = _star_parts(report, "demand.*"), report.text("cost", "answered_share")
     if not phases:
         return "not known: no speed is predicted" if answered else "unknown: the spec has no traffic"
@@ -143,7 +143,7 @@ def _load(report: Report) -> str:
 
 
 def _speed(report: Report) -> str:
-    """Return each phase's rate with its range, or why it is unknown, and the gain from one more slot."""
+    """Say how fast each phase is, with the range, or why nobody knows, and what one more slot per GPU would gain."""
     rates, faster = [], []
     for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
@@ -158,7 +158,7 @@ def _speed(report: Report) -> str:
 
 
 def _kept_kv(report: Report) -> str:
-    """Say how long the spec's memory and disk keep a block, what that gives with and without the disk, and takes."""
+    """Say how long memory and disk keep a KV block, what hits that gives with and without the disk, and its cost."""
     kept = "kv_cache.kept"
     if report.find(kept, "hit_rate") is None:
         return ""
@@ -178,7 +178,7 @@ def _kept_kv(report: Report) -> str:
 
 
 def _latency(report: Report, name: str) -> str:
-    """Return a mean and a p99 latency with their ranges, and whether the SLO is met."""
+    """Say the mean and p99 of a latency, `ttft` or `tpot`, with their ranges, and whether the SLO is met."""
     for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
         if report.find(section, f"{name}_ms") is None:
@@ -194,7 +194,7 @@ def _latency(report: Report, name: str) -> str:
 
 
 def _latency_caveats(report: Report, phase: str, name: str) -> str:
-    """Return what a mean latency leaves out, and when the real load exceeds the predicted one."""
+    """Say what a mean latency leaves out, and when latency is longer because the load exceeds the predicted one."""
     leaves_out = report.text(f"performance.{phase}", "ttft_leaves_out") if name == "ttft" else ""
     load, at = report.find(f"demand.{phase}", "highest_load"), report.text(f"demand.{phase}", "at")
     is_fuller = load is not None and isinstance(load.value, float) and load.value > 1
@@ -203,7 +203,7 @@ def _latency_caveats(report: Report, phase: str, name: str) -> str:
 
 
 def _failure(report: Report) -> str:
-    """Return the worst loss from one failure, with the fewest and with all units on, and how long it lasts."""
+    """Say what the worst single failure stops, with the fewest and with all units on, and for how long."""
     order = ("most", "fewest") if _lacks_controller(report) else ("fewest", "most")
     whens = [when for when in order if report.find(f"failure.{when}", "domain")]
     if not whens:
@@ -217,7 +217,7 @@ def _failure(report: Report) -> str:
 
 
 def _loss(report: Report, when: str) -> tuple[str, str]:
-    """Return the failed domain, and what its failure stops."""
+    """Return two phrases on the worst failure: what is lost, and what that stops."""
     names = ("domain", "phase", "place", "at", "units", "units_on", "share")
     domain, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
     stops = f"the only {phase} unit, and so the service" if on == "1" else f"{stopped} of {on} {phase} units ({share})"
@@ -227,7 +227,7 @@ def _loss(report: Report, when: str) -> tuple[str, str]:
 
 
 def _outage_duration(report: Report, section: str) -> str:
-    """Return how long a unit is out, and why no spare takes over."""
+    """Say how long a unit is out after a failure, and why no spare takes over if none does."""
     if minutes := report.text(section, "recovery_minutes"):
         return f"for {minutes} min, until it serves on a spare"
     hours, off = report.text("failure", "repair"), report.text(section, "nodes_off")
@@ -237,7 +237,7 @@ def _outage_duration(report: Report, section: str) -> str:
 
 
 def _assumed(report: Report) -> str:
-    """Name the unpublished and unmeasured figures. Many defaults of one section are named by the section."""
+    """Name the figures that nobody has published or measured. Of many in one section, name only the section."""
     named, sections = [], dict[str, list[str]]()
     for row in report.section_rows("assumed"):
         section, _, name = row.name.rpartition(".")
@@ -255,7 +255,7 @@ def _assumed(report: Report) -> str:
 
 
 def _blockers(report: Report) -> str:
-    """Name what keeps the plan from running, and what to check first."""
+    """Say what keeps the plan from running, and what to check first."""
     refused, warnings = report.section_rows("refusals"), report.section_rows("warnings")
     untried, needs = report.text("plan", "untried"), report.section_rows("relies_on")
     sentences = [
@@ -268,5 +268,5 @@ def _blockers(report: Report) -> str:
 
 
 def _ids(problems: Sequence[Row]) -> str:
-    """Return the ids of the violated rules."""
+    """Return the ids of the rules that refusals or warnings violate."""
     return " ".join(dict.fromkeys(f"[{row.name.split()[0]}]" for row in problems))

@@ -24,7 +24,7 @@ Keys = Sequence[tuple[str, ...]]
 Rows = Mapping[tuple[tuple[str, ...], str], Row | None]
 
 CAPITALS = "GPU GPUs KV USD GB GB/s Gbps NVLink NIC FP4 FP8 BF16 TFLOPS EP TTFT TPOT".split()  # noqa: SIM905
-INDENT = 12  # of the summary's sentences
+INDENT = 12  # column at which the summary's sentences begin
 MORE = (
     "--full shows the rest: failures, links, memory by part, defaults, every unit. --unit NAME shows one unit's nodes."
 )
@@ -39,7 +39,7 @@ LISTS = {  # topics shown as lists -> their titles
 
 @dataclass(frozen=True)
 class Table:
-    """A table of figures from matching sections. The head of `tables.yaml` explains each field."""
+    """What one table shows: which figures of which sections. The head of `tables.yaml` explains each field."""
 
     title: str
     rows: str
@@ -53,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables that are always shown, those that `--full` adds, and the figures' titles and column heads."""
+    """All tables: the usual ones and the ones that `--full` adds, with titles of figures and heads of columns."""
 
     usual: Sequence[Table]
     more: Sequence[Table]
@@ -85,7 +85,7 @@ def find_unit(plan: Plan, name: str) -> Unit:
 
 
 def unit_text(unit: Unit) -> str:
-    """Return a unit's nodes and the ranks on each, for use during an incident."""
+    """Write a unit's nodes and the ranks on each node, for use during an incident."""
     lines = [("node", "ranks")]
     for node in unit.nodes:
         ranks = [rank.rank for rank in unit.rank_places if rank.node == node]
@@ -103,12 +103,12 @@ def read_tables() -> Tables:
 
 
 def _join_paragraphs(parts: Iterator[str] | Sequence[str]) -> str:
-    """Join paragraphs, and escape invisible characters in the spec's names and paths."""
+    """Join paragraphs with blank lines, and escape invisible characters in the spec's names and paths."""
     return "".join(f"{printable(line)}\n" for line in "\n\n".join(parts).split("\n"))
 
 
 def _head(plan: Plan, report: Report) -> str:
-    """Return the plan's name, digest and summary."""
+    """Write the plan's name, digest and summary."""
     told = [
         textwrap.fill(
             f"  {topic:{INDENT - 2}}{sentence}", WIDTH, subsequent_indent=" " * INDENT, break_on_hyphens=False
@@ -131,7 +131,7 @@ def _problems(report: Report) -> Iterator[str]:
 
 
 def _list(report: Report, topic: str) -> str:
-    """Return the topic's rows with values and reasons. A repeated reason is written once."""
+    """Write a topic's rows with values and reasons. A reason that the row before has is not repeated."""
     rows, lines = report.section_rows(topic), [(LISTS[topic], "")]
     for before, row in zip([None, *rows], rows, strict=False):
         why = "" if not row.note else "; for the same reason" if before and before.note == row.note else f"; {row.note}"
@@ -140,7 +140,7 @@ def _list(report: Report, topic: str) -> str:
 
 
 def _table(report: Report, shown: Table) -> str:
-    """Return a table with its note, or an empty string if the plan has none of its figures."""
+    """Write a table with its note; return an empty string if the plan has none of the table's figures."""
     keys = report.keys(shown.rows)
     sections = {key: [_fill_stars(pattern, key) for pattern in (shown.rows, shown.beside) if pattern] for key in keys}
     every = shown.names.split() or list(
@@ -162,13 +162,13 @@ def _table(report: Report, shown: Table) -> str:
 
 
 def _fill_stars(pattern: str, key: Sequence[str]) -> str:
-    """Return `pattern` with the parts of `key` in place of its stars."""
+    """Return `pattern` with its stars replaced by the parts of `key`."""
     parts = iter(key)
     return ".".join(next(parts) if part == "*" else part for part in pattern.split("."))
 
 
 def _section_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
-    """Return one line per section."""
+    """Return a table's cells with one line per section and one column per figure."""
     labels = [tuple(part for part in key if not part.isdigit()) for key in keys]  # list indices mean nothing to readers
     heads = (_title(name, {**read_tables().titles, **read_tables().heads}) for name in names)
     lines = [(*label, *(_cell(rows[key, name]) for name in names)) for label, key in zip(labels, keys, strict=True)]
@@ -176,7 +176,7 @@ def _section_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -
 
 
 def _figure_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
-    """Return one line per figure, plus low and high if the table shows ranges."""
+    """Return a table's cells with one line per figure and one column per section, plus low and high for ranges."""
     ends = ("low", "high") if shown.has_ranges else ()
     lines = [(shown.title, *(head for key in keys for head in ("".join(key), *ends)))]
     for name in names:
@@ -191,7 +191,7 @@ def _cell(row: Row | None) -> str:
 
 
 def _title(name: str, titles: Mapping[str, str]) -> str:
-    """Return a figure's title, or else its name in words."""
+    """Return a figure's title from `titles`, or else its name as words."""
     last = name.rpartition(".")[2]
     words = last.removesuffix("_bytes").replace("_per_s", "/s").replace("_", " ").split(" ")
     written_so = {word.lower(): word for word in CAPITALS}
@@ -199,7 +199,7 @@ def _title(name: str, titles: Mapping[str, str]) -> str:
 
 
 def _nodes(plan: Plan) -> str:
-    """Return the spares, and the unused nodes with reasons."""
+    """Write the spare nodes, and the nodes that are not used with reasons."""
     lines, by_reason = [], dict[str, list[str]]()
     if plan.placement.spares:
         lines += wrap_note(f"Spares for units that lose a node: {format_runs(plan.placement.spares)}.")
@@ -212,7 +212,7 @@ def _nodes(plan: Plan) -> str:
 
 
 def _units(units: Sequence[Unit]) -> str:
-    """Return all units with their nodes."""
+    """Write a table of all units with their nodes."""
     return wrap_table(
         [("unit", "placed", "nodes by rank"), *((unit.name, unit.why, format_runs(unit.nodes)) for unit in units)]
     )

@@ -1,4 +1,4 @@
-"""Draw the stages of a MoE layer as a table and a timeline, for `plan --explain`."""
+"""Draw the stages of an MoE layer as a table and a timeline, for `plan --explain`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,11 +14,11 @@ __all__ = ["explain_layers"]
 NAME_WIDTH = 16
 MARKS = {"attention 1": "a", "attention 2": "A", "gate": "g", "shared expert": "s", "experts": "E", "sum": "+"}
 LINK_MARKS = {"dispatch": "D", "combine": "C"}
-WAITING, EXCHANGING = ".", "x"  # waiting for an exchange; running its kernels
+WAITING, EXCHANGING = ".", "x"  # marks for waiting for an exchange, and for running its kernels
 
 
 def explain_layers(outlooks: Sequence[PhaseOutlook]) -> str:
-    """Return each phase's most frequent MoE layer: the microseconds of its stages, and a timeline."""
+    """Describe each phase's most frequent kind of MoE layer: the microseconds of its stages, and a timeline."""
     parts = []
     for outlook in outlooks:
         found = outlook.prediction
@@ -46,7 +46,7 @@ def _explain_phase(found: Prediction, usual: MoeLayers) -> Iterator[str]:
 
 
 def _draw_timeline(timeline: LayerTimeline, num_micro_batches: int) -> Iterator[str]:
-    """Yield two lines per micro-batch, for compute and for exchanges. Each line spans one layer."""
+    """Yield the timeline of a layer: two lines per micro-batch, for compute and for exchanges, and their legend."""
     width = WIDTH - NAME_WIDTH - 2
     per_column = timeline.seconds / width if timeline.seconds else 1.0
     for index in range(num_micro_batches):

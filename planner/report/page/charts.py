@@ -1,4 +1,4 @@
-"""Figures of memory, speed, the stages of a layer, money, the KV cache, and reasons. Words come from the report."""
+"""The page's figures of memory, speed, stages of a layer, money, the KV cache and reasons. Words are the report's."""
 
 from collections.abc import Iterator
 
@@ -67,7 +67,7 @@ LISTS = {
 
 
 def show_memory(plan: Plan, report: Report) -> Iterator[Figure]:
-    """Yield the memory of one GPU, a bar for each phase."""
+    """Yield a figure of what uses the memory of one GPU, with a bar for each phase."""
     bars, rows = [], []
     for phase, each in by_phase(plan.memory):
         section = f"memory.{phase}"
@@ -89,7 +89,7 @@ def show_memory(plan: Plan, report: Report) -> Iterator[Figure]:
 
 
 def show_speed(plan: Plan, report: Report) -> Iterator[Figure]:
-    """Yield each phase's latencies and rates with their ranges, and what the SLO promises."""
+    """Yield a figure for each phase: predicted latencies and rates with their ranges, and what the SLO promises."""
     for phase, each in by_phase(plan.performance):
         if each.not_predicted:
             yield Table(("why its speed is not predicted",), [(each.not_predicted,)], phase)
@@ -113,7 +113,7 @@ def _range_bar(plan: Plan, report: Report, phase: Phase, name: str) -> Bar:
 
 
 def show_stages(plan: Plan, _: Report) -> Iterator[Figure]:
-    """Yield the timeline of one MoE layer, with its micro-batches on their two tracks."""
+    """Yield a figure for each phase: the timeline of one MoE layer, with two tracks per micro-batch."""
     for phase, each in by_phase(plan.performance):
         if each.stages_us:
             overlap = plan.phases[phase].overlap
@@ -143,7 +143,7 @@ def _timeline(title: str, timeline: LayerTimeline) -> Bars:
 
 
 def _segments(span: Span, whole: float) -> Iterator[Segment]:
-    """Yield a span as it recurs in every layer: what passes the end of one goes on at the start of the next."""
+    """Yield the segments of a span that recurs in every layer: what is beyond the layer's end wraps to its start."""
     begin, lasts, kind = span.begins * US_PER_S % whole, span.lasts * US_PER_S, _stage_kind(span.name)
     words = f"{span.name} {lasts:,.1f} µs"
     yield Segment(begin, min(begin + lasts, whole), kind, words)
@@ -152,13 +152,13 @@ def _segments(span: Span, whole: float) -> Iterator[Segment]:
 
 
 def _stage_kind(name: str) -> str:
-    """Return the kind of `attention 1`, `dispatch wait` or `shared expert`."""
+    """Return the kind (colour) of a stage: `attention` of `attention 1`, `wait` of `dispatch wait`."""
     first, last = name.split()[0], name.split()[-1]
     return last if last in ("issue", "wait") else "gate" if first == "sum" else first
 
 
 def show_cost(plan: Plan, report: Report) -> Iterator[Figure]:
-    """Yield a day's cost and income, and how they change with speed, traffic and prices."""
+    """Yield figures of a day's cost and income, and a table of these at other speeds, traffic and prices."""
     cost = plan.cost
     if cost is None:
         return
@@ -196,7 +196,7 @@ def show_cost(plan: Plan, report: Report) -> Iterator[Figure]:
 
 
 def _cost_segments(plan: Plan, report: Report) -> list[Segment]:
-    """Return the parts of a day's cost that are not nothing."""
+    """Return a segment for each part of a day's cost that is not 0."""
     cost = plan.cost
     assert cost is not None
     parts: list[tuple[str, float, str, str]] = [
@@ -213,7 +213,7 @@ def _cost_segments(plan: Plan, report: Report) -> list[Segment]:
 
 
 def show_kv_cache(plan: Plan, report: Report) -> Iterator[Figure]:
-    """Yield what caches of several sizes would hit and save."""
+    """Yield a figure of the hit rate and saved nodes of KV caches of several sizes."""
     bars, rows = [], []
     for size in plan.kv_cache.sizes if plan.kv_cache else ():
         names = ("hit_rate", "bytes_per_node", "saved_nodes", "bytes")
@@ -229,7 +229,7 @@ def show_kv_cache(plan: Plan, report: Report) -> Iterator[Figure]:
 
 
 def show_reasons(_: Plan, report: Report) -> Iterator[Table]:
-    """Yield what was decided, assumed, relied on and left at its default, each with its reason."""
+    """Yield tables of what was decided, assumed, relied on, left at its default and overlaid, with reasons."""
     for topic, title in LISTS.items():
         found = report.section_rows(topic)
         has_notes = any(row.note for row in found)

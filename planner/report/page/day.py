@@ -1,4 +1,4 @@
-"""The day of each phase: its units, one upon the other, against the traffic that asks for them."""
+"""The page's figures of the day: each phase's units that are on, stacked, and the traffic they have to serve."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,15 +15,15 @@ from planner.report.report import Report, format_value
 
 __all__ = ["show_day"]
 
-Counts = Sequence[tuple[int, int, int]]  # begin, end, units that are on: the day from midnight
+Counts = Sequence[tuple[int, int, int]]  # (begin, end, number of units that are on), from midnight to midnight
 
 LABEL_HOURS = 3
-STRIP = 1.05, 1.09  # of the highest value
+STRIP = 1.05, 1.09  # bottom and top of the strip that marks too few units, over the highest value
 HEAD = ("from", "to", "units on", "asked tokens/s", "at the operating point", "at most", "load over the most")
 
 
 def show_day(plan: Plan, _: Report) -> Iterator[Steps]:
-    """Yield the day of each phase, then its other days; none where nothing changes over the day."""
+    """Yield a figure of each phase's day, then of its other days; none if nothing changes over the day."""
     for phase, _shape in by_phase(plan.phases):
         counts = _count_units(plan, phase, plan.schedule.steps if plan.schedule else ())
         demand = (plan.demand or {}).get(phase)
@@ -37,14 +37,14 @@ def show_day(plan: Plan, _: Report) -> Iterator[Steps]:
 
 
 def _count_units(plan: Plan, phase: Phase, steps: Sequence[Step]) -> Counts:
-    """Return the units that are on, from midnight; before the first step they are those of the last."""
+    """Return how many units are on, from midnight. The day's last step holds until the first step of the next day."""
     found = sorted((minute_of(step.at), getattr(step, f"{phase}_units")) for step in steps)
     starts = dict([(0, found[-1][1] if found else len(plan.units_of(phase))), *found])
     return [(begin, end, starts[begin]) for begin, end in pairwise([*starts, DAY_MINUTES])]
 
 
 def _units_on(plan: Plan, phase: Phase, counts: Counts, title: str, height: float = 1.0) -> Steps:
-    """Return the day with an area for each unit, `height` high."""
+    """Return the figure of a day with an area of `height` for each unit that is on."""
     areas = [
         Area(
             f"unit {phase}",
@@ -69,7 +69,7 @@ def _units_on(plan: Plan, phase: Phase, counts: Counts, title: str, height: floa
 
 
 def _hours_on(counts: Counts, index: int) -> list[tuple[int, int]]:
-    """Return when more than `index` units are on, adjacent hours joined."""
+    """Return when unit `index` is on, because more than `index` units are; adjacent times are joined."""
     found: list[tuple[int, int]] = []
     for begin, end, units in counts:
         if units > index:
@@ -79,7 +79,7 @@ def _hours_on(counts: Counts, index: int) -> list[tuple[int, int]]:
 
 
 def _with_traffic(plan: Plan, phase: Phase, counts: Counts, stretches: Sequence[StretchDemand]) -> Steps:
-    """Return the day with units as high as the tokens/s that they make at most."""
+    """Return the figure of a day with traffic. Each unit's area is as high as the most tokens/s that one unit makes."""
     times = [(minute_of(each.at), minute_of(each.at) + each.minutes, each) for each in stretches]
     units = [next(units for begin, end, units in counts if begin <= minute < end) for minute, *_ in times]
     most_of_one = max(

@@ -1,4 +1,4 @@
-"""Loads of GPUs without and with the expert map: by layer, and GPU by GPU in the layer of the fullest one."""
+"""The page's figures of GPUs' loads with and without the expert map: per layer, and in the layer of the fullest GPU."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,14 +10,17 @@ from planner.report.report import Report
 
 __all__ = ["show_experts"]
 
-WIDE = 10  # drawing units of a column, with a gap of GAP on each side
+WIDE = 10  # width of a column in units of the drawing; inside, GAP is left free on each side
 GAP = 1.5
 NUM_LABELS = 8
 LOAD = "load over mean"
 
 
 def show_experts(plan: Plan, _: Report) -> Iterator[Figure]:
-    """Yield two figures for each phase. Phases on a single GPU have nothing to balance."""
+    """Yield two figures for each phase: the fullest GPU by layer, and all GPUs of one layer.
+
+    A phase on a single GPU has nothing to balance, and no figure.
+    """
     for phase, balance in by_phase(plan.balance):
         expert_map = plan.expert_maps[balance.expert_map]
         if plan.phases[phase].ep_size > 1:
@@ -76,6 +79,6 @@ def _staircase(values: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def _labels(number: int) -> list[tuple[float, str]]:
-    """Return labels in the middle of some columns."""
+    """Return labels for at most NUM_LABELS of `number` columns: (position of the column's middle, column)."""
     step = next(size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**6) if number <= size * NUM_LABELS)
     return [(WIDE * (place + 0.5), str(place)) for place in range(0, number, step)]

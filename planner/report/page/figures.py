@@ -1,10 +1,10 @@
-"""Figures of the page as data, and their drawing: values become per cents of a scale that two plans can share.
+"""The page's figures as data, and the drawing of them: values become per cents of a scale that two plans can share.
 
-    Bars    a row for each figure: segments and marks on a line that begins at 0
+    Bars    a bar for each value: segments and marks on a line that begins at 0
     Steps   areas and lines over a day, or over layers or GPUs
-    Table   words; under each drawing stands one with its numbers
+    Table   words; below each drawing, a table has the drawing's numbers
 
-A figure of one plan is drawn to the scale of the larger of two, so that before and after compare by eye.
+Figures of two plans are drawn to the scale of the larger one, so that before and after compare by eye.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ __all__ = ["Area", "Bar", "Bars", "Drawn", "Figure", "Line", "Mark", "Segment", 
 
 Value = TypeVar("Value")
 
-HEIGHT = 1000  # of a drawing of steps, in its own units; browsers stretch it
-NUM_TICKS = 4  # at most so many intervals of a vertical axis
+HEIGHT = 1000  # of a drawing of `Steps`, in its own units; browsers stretch it
+NUM_TICKS = 4  # most intervals of a vertical axis
 LARGE = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of words below a head."""
+    """A table of words with a row of column heads."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -35,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a bar. `kind` is its colour."""
+    """A part of a bar, from `begin` to `end`. `kind` decides its colour."""
 
     begin: float
     end: float
@@ -45,7 +45,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Mark:
-    """A sign at one value of a bar."""
+    """A mark at one value of a bar. `kind` decides its look."""
 
     at: float
     kind: str
@@ -53,7 +53,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure with its words, which say all that the drawing shows."""
+    """One bar, with words that say all that it shows."""
 
     label: str
     words: str
@@ -68,7 +68,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars, each on a scale of its own unless they are `alike`."""
+    """A figure of several bars. If `alike` they share a scale, else each bar has its own."""
 
     title: str
     bars: Sequence[Bar]
@@ -81,7 +81,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Area:
-    """Boxes of one kind, (left, right, bottom, top) each."""
+    """Boxes that are drawn as one area, (left, right, bottom, top) each. `kind` decides its colour."""
 
     kind: str
     boxes: Sequence[tuple[float, float, float, float]]
@@ -90,7 +90,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Line:
-    """Points of one kind, (x, y) each."""
+    """Points that are joined to a line, (x, y) each. `kind` decides its look."""
 
     kind: str
     points: Sequence[tuple[float, float]]
@@ -98,7 +98,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Steps:
-    """Areas and lines over x from 0 to `end`, with labels below."""
+    """A figure of areas and lines over a horizontal axis from 0 to `end`, with labels below the axis."""
 
     title: str
     end: float
@@ -109,7 +109,7 @@ class Steps:
     legend: dict[str, str]
     y_title: str
     note: str = ""
-    least_step: float = 0.0  # between the numbers of its axis
+    least_step: float = 0.0  # smallest step between numbers of the vertical axis
     has_clock: bool = False  # whether the time that the reader chooses is marked
     form = "steps"
 
@@ -125,7 +125,7 @@ Figure = Bars | Steps | Table
 
 @dataclass(frozen=True)
 class DrawnBar:
-    """A bar whose segments (left, width, kind, words) and marks (left, kind) are in per cent."""
+    """A bar with positions in per cent: segments (left, width, kind, words) and marks (left, kind)."""
 
     label: str
     words: str
@@ -135,7 +135,7 @@ class DrawnBar:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with what its drawing needs."""
+    """A figure with all positions and paths that the page's template needs to draw it."""
 
     figure: Figure
     form: str
@@ -143,16 +143,16 @@ class Drawn:
     paths: Sequence[tuple[str, str, str]] = ()  # kind, SVG path, words
     x_ticks: Sequence[tuple[str, str]] = ()  # per cent, label
     y_ticks: Sequence[tuple[str, str]] = ()
-    box: str = ""  # of the SVG
+    box: str = ""  # the SVG's viewBox
 
 
 def by_phase(section: Mapping[Phase, Value] | None) -> list[tuple[Phase, Value]]:
-    """Return a plan's section by phase, in the order of a request: a plan's file sorts its keys."""
+    """Return (phase, value) of a plan's section in the order of a request; a plan's file sorts phases by name."""
     return [(phase, section[phase]) for phase in PHASES if phase in section] if section else []
 
 
 def draw(figure: Figure, beside: Figure | None = None) -> Drawn:
-    """Draw `figure`, to the scale of the larger one where the same figure of another plan stands `beside` it."""
+    """Draw `figure`. If the same figure of another plan is shown `beside` it, the larger of the two sets the scale."""
     if isinstance(figure, Bars):
         others = beside.bars if isinstance(beside, Bars) else ()
         return Drawn(figure, "bars", bars=_draw_bars(figure, others))
@@ -194,7 +194,7 @@ def _draw_steps(figure: Steps, reach: float) -> Drawn:
 
 
 def _ticks(reach: float, least_step: float) -> list[float]:
-    """Return round values from 0 to at least `reach`."""
+    """Return round values for an axis from 0 to at least `reach`."""
     rough = max((reach or 1.0) / NUM_TICKS, least_step)
     power = 10.0 ** floor(log10(rough))
     step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
@@ -219,6 +219,6 @@ def _per_cent(value: float, of: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Write an axis's number: 1.5M."""
+    """Write a number for an axis: 1.5M."""
     size, unit = next(((size, unit) for size, unit in LARGE if value >= size), (1.0, ""))
     return f"{value / size:.3g}{unit}"

@@ -1,7 +1,7 @@
-"""The nodes of a plan by rack: whose they are, when their units are on, and what fails together.
+"""The page's picture of nodes by rack: which unit each belongs to, when the unit is on, and what fails together.
 
-The picture shows one time of the day, which the reader chooses. The browser finds a node or a unit by name, and counts
-what a lost node, rack, leaf switch or power feed stops at that time.
+The picture shows one time of the day, which the reader chooses. A script in the page finds nodes and units by name, and
+counts what the loss of a node, rack, leaf switch or power feed would stop at that time.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,17 +27,17 @@ LETTERS = {"prefill": "p", "decode": "d", "mixed": "m"}
 
 @dataclass(frozen=True)
 class Cell:
-    """One node."""
+    """The square of one node in the picture."""
 
     index: int
     kind: str  # its colour
-    mark: str  # what stands in it: its unit's letter and number
+    mark: str  # what is written in it: letter and number of the node's unit
     words: str
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """All nodes by rack, and what the browser needs to answer questions about them."""
+    """The picture of all nodes by rack, and the facts with which the page's script answers questions about nodes."""
 
     racks: Sequence[tuple[str, Sequence[Cell]]]
     legend: Sequence[tuple[str, str]]  # kind, words
@@ -81,7 +81,7 @@ def _legend(plan: Plan, kinds: Collection[str]) -> list[tuple[str, str]]:
 
 
 def _facts(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> dict[str, Any]:
-    """Return names, places and hours by number. A unit is a number, -1 is none."""
+    """Return the facts for the page's script: nodes, units and states of the day. Units are numbers, -1 is none."""
     number_of = {unit.name: number for number, unit in enumerate(plan.units)}
     steps = plan.schedule.steps if plan.schedule else ()
     states = sorted((minute_of(step.at), [number_of[name] for name in step.units]) for step in steps)
@@ -104,7 +104,7 @@ def _facts(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -
 
 
 def _say_recovery(plan: Plan, phase: Phase) -> str:
-    """Say how a unit of `phase` that lost a node comes back."""
+    """Say how, and after how long, a unit of `phase` that lost a node serves again."""
     spares = spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations)
     if spares:
         return f"On a spare ({first_of(spares)}) it serves again after {ceil(recovery_s(plan.spec) / MINUTE_S)} min."
@@ -125,7 +125,7 @@ def _hours_on(plan: Plan, unit: PlannedUnit) -> str:
 
 
 def _racks_tables(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> Iterator[Table]:
-    """Yield what each rack and each power feed stops, where the spec names them."""
+    """Yield a table of the units that stop with each rack, and with each power feed, if the spec names these."""
     for kind, title in (("rack", "rack"), ("power", "power feed")):
         places: dict[str, list[str]] = {}
         for node in nodes:

@@ -1,7 +1,8 @@
 """Write a plan as one HTML page that needs no network: the summary, pictures with their numbers, every figure.
 
 Words and numbers are the report's rows; figures draw the plan's own sections. Nothing reads a clock or the file system,
-so a plan gives the same bytes. With the plan before a change, each figure stands beside the one it replaces.
+so the same plan always gives the same bytes. With the plan before a change, each figure is shown beside the one that it
+replaces.
 
 `templates/report` has the HTML, its style and its script. Every text is escaped there.
 """
@@ -49,7 +50,7 @@ AS_SCHEDULED = "This is the day as scheduled. Without kubernetes.controller all 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. Each figure stands beside the one before the change, if there is a change."""
+    """A part of the page. `pairs` has each figure as (before the change or None, after)."""
 
     id: str
     title: str
@@ -58,7 +59,7 @@ class Section:
 
 
 def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = ()) -> str:
-    """Return the page of `plan`. `changes` says in words what the change from the plan `before` does."""
+    """Return the HTML page of `plan`. `changes` says in words what the change from the plan `before` does."""
     report = Report(plan.report or ())
     return _template().render(
         plan=plan,
@@ -81,7 +82,7 @@ def _sections(plan: Plan, before: Plan | None) -> Iterator[Section]:
 
 
 def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Drawn | None, Drawn | None]]:
-    """Return the figures of both plans, drawn to the same scales. A rendered folder keeps no figures."""
+    """Return pairs of a section's figures, (`before`'s, `plan`'s), drawn to the same scales. Either may be missing."""
     old, new = (list(show(each, Report(each.report))) if each and each.report else [] for each in (before, plan))
     return [(_draw(old_one, new_one), _draw(new_one, old_one)) for old_one, new_one in zip_longest(old, new)]
 
@@ -117,7 +118,7 @@ def _template() -> jinja2.Template:
 
 
 def _clean(value: Any) -> Any:
-    """Return a text without passwords and invisible characters; Jinja escapes it afterwards."""
+    """Remove passwords and invisible characters from a text before Jinja escapes it; leave other values alone."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(without_passwords(value))
     return value
