@@ -1,1 +1,1 @@
-"""The effects of changing from one plan to another."""
+"""Compare two plans: what changing from one to the other does to pods, experts, nodes, speed and cost."""

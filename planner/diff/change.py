@@ -1,7 +1,7 @@
 """The effects of a change as one document: `tidemill diff --format json`, and `diff` of `tidemill plan --previous`.
 
-Every fact that a reviewer sees is a field here, fully computed. `diff.py` builds the document. The writers of text and
-markdown only choose fields. docs/diff.md documents each key.
+Every fact that a reviewer sees is a field here, fully computed. `diff.py` builds the document. `text.py` and
+`markdown.py` only choose fields. docs/diff.md documents each key.
 """
 
 from typing import Any, Literal
@@ -57,11 +57,11 @@ class UnitChange(Part):
     phase: Workload
     change: Fate
     why: tuple[str, ...]  # differences in its pods; empty if they keep running
-    in_turn: bool  # it changes while other units of its phase serve: in a turn of the controller, or of the provider
+    in_turn: bool  # whether it waits for a turn of the controller or the provider, while other units of its phase serve
 
 
 class UnitCount(Part):
-    """How many of a phase's running units keep serving."""
+    """How many of a phase's running units keep serving during the change."""
 
     units: int
     of_units: int
@@ -72,22 +72,22 @@ class Rollout(Part):
 
     verdict: Verdict
     minutes: int | None  # until the last pod is ready; None if the units' weights are unknown
-    least_capacity: dict[Phase, float]  # lowest share of units that serve
+    least_capacity: dict[Phase, float]  # lowest share of running units that keep serving
     least_units: dict[Phase, UnitCount]
-    times: dict[Verdict, str]  # the hours of each verdict, if they differ
+    times: dict[Verdict, str]  # the hours of the day with each verdict, if verdicts differ
 
 
 class PhaseMoves(Part):
-    """The slots of a phase's map whose GPU did not hold the expert before."""
+    """How many slots of a phase's expert map get an expert that their GPU did not hold before."""
 
-    slots_changed: int  # of one unit
+    slots_changed: int  # in one unit
     of_slots: int
     units: int
-    bytes: int | None  # of all units; None if memory is not planned
+    bytes: int | None  # weights of these slots in all units; None if memory is not planned
 
 
 class ExpertMoves(Part):
-    """Expert slots that change, of all units together."""
+    """How many expert slots change, in all units together."""
 
     slots_changed: int
     bytes: int | None
@@ -95,7 +95,7 @@ class ExpertMoves(Part):
 
 
 class WeightReads(Part):
-    """The weights that starting units read. Each unit reads its weights whole."""
+    """The weights that starting units read; each unit reads all its weights."""
 
     units: int
     bytes: int | None
@@ -103,14 +103,14 @@ class WeightReads(Part):
 
 
 class NodeMoves(Part):
-    """Nodes that only one of the plans uses."""
+    """Nodes that only the new plan uses (`taken`), or only the old plan (`freed`)."""
 
     taken: tuple[str, ...]
     freed: tuple[str, ...]
 
 
 class State(Part):
-    """A state of the schedule."""
+    """A state of the schedule: from the time `at`, how many units of each phase are on, and on how many nodes."""
 
     at: str
     nodes: int
@@ -122,11 +122,11 @@ class StateSides(Part):
 
     before: tuple[State, ...]
     after: tuple[State, ...]
-    is_executed: bool  # False if one of the plans switches units, but has no controller: all its units stay on
+    is_executed: bool  # False if a plan's schedule switches units but no controller does it, so that all stay on
 
 
 class Sides(Part):
-    """Figures of both plans by name, as their reports have them."""
+    """Figures of both plans: name -> row of the plan's report."""
 
     before: dict[str, Row]
     after: dict[str, Row]
@@ -140,14 +140,14 @@ class LossSides(Part):
 
 
 class WarningSides(Part):
-    """A warning of both plans that has other numbers in each."""
+    """A warning that both plans have with different numbers."""
 
     before: JsonFinding
     after: JsonFinding
 
 
 class WarningMoves(Part):
-    """Warnings that only one of the plans has, or that differ in their numbers."""
+    """Warnings that only the new plan has (`new`), only the old plan (`gone`), or both with different numbers."""
 
     new: tuple[JsonFinding, ...]
     gone: tuple[JsonFinding, ...]
@@ -160,7 +160,7 @@ class Change(Part):
     name: str
     old: Digest = Field(description="digest of the plan before")
     new: Digest = Field(description="digest of the plan after")
-    verdict: Verdict  # these three are of the worse rollout
+    verdict: Verdict  # this and the next two fields are those of the worse rollout
     minutes: int | None
     least_capacity: dict[Phase, float]
     ways: dict[Tool, Rollout]

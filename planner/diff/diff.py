@@ -1,7 +1,7 @@
-"""Compare two plans. A pure function: it reads no file and asks no cluster.
+"""Compare two plans by a pure function, which reads no file and asks no cluster.
 
 Figures are rows of both plans' reports, matched by section and name. Pods are compared as rendered, so a reviewer sees
-the effects of the objects that would be applied.
+what the objects that would be applied change.
 """
 
 import re
@@ -63,12 +63,12 @@ def compare_plans(
     files: Mapping[str, str] | None = None,
     no_figures: str = "",
 ) -> Change:
-    """Return the effects of changing from one plan to the other.
+    """Return the effects of changing from the plan `before` to the plan `after`.
 
-    `notes` say how the plans were obtained; `files` are the manifests of `after`, if they are rendered already;
-    `no_figures` says why `before` has none, if not because a folder keeps none.
+    `notes` say how the plans were obtained. `files` are the manifests of `after`, if these are rendered already.
+    `no_figures` says why `before` has no figures, if not because it is from a rendered folder, which keeps none.
 
-    Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare.
+    Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare then.
     """
     units = compare_pods(before, after, files)
     ways = judge_rollouts(before, after, units)
@@ -98,7 +98,7 @@ def compare_plans(
 
 
 def _explain_unknown(before: Plan, after: Plan, no_figures: str) -> Iterator[str]:
-    """Yield why the figures of each plan without estimates are unknown."""
+    """Yield a sentence for each plan without estimates: why its figures are unknown."""
     for word, plan, why in (("before", before, no_figures or NO_FIGURES), ("after", after, NO_FIGURES)):
         if plan.report is None:
             yield f"figures {word} the change are unknown: {why}"
@@ -124,12 +124,12 @@ def _schedule(before: Plan, after: Plan) -> StateSides | None:
 
 
 def _stays_on(plan: Plan) -> bool:
-    """Return whether all units stay on although the schedule switches some off: nothing executes it."""
+    """Return whether all units stay on although the schedule switches some off, for lack of a controller."""
     return plan.switches_units and plan.kubernetes.controller is None
 
 
 def _states(plan: Plan) -> tuple[State, ...]:
-    """Return the states of an ordinary day; one with all units on if there is no schedule."""
+    """Return the states of an ordinary day; without a schedule, the single state with all units on."""
     if plan.timetable is None:
         units = {phase: len(plan.units_of(phase)) for phase in PHASES if phase in plan.phases}
         return (State(at="00:00", nodes=sum(len(unit.nodes) for unit in plan.units), units=units),)
@@ -144,12 +144,12 @@ def _states(plan: Plan) -> tuple[State, ...]:
 
 
 def _performance(plan: Plan, phase: Phase) -> dict[str, Row]:
-    """Return a phase's speed, and its highest load as a share of the most that its units serve."""
+    """Return the figures to compare of a phase's speed and of its load: name -> row."""
     return _figures(plan, f"performance.{phase}", SPEEDS) | _figures(plan, f"demand.{phase}", LOADS)
 
 
 def _cost(plan: Plan) -> dict[str, Row]:
-    """Return the figures of a day; what it costs if all units stay on only where they do."""
+    """Return the figures to compare of a day's cost: name -> row. The cost of all units on only if they stay on."""
     found = _figures(plan, "cost", COSTS)
     return {name: row for name, row in found.items() if name != IF_ALL_ARE_ON or _stays_on(plan)}
 

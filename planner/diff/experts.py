@@ -1,9 +1,10 @@
 """Count the expert slots that change between two plans, and the bytes of weights that units read.
 
-A slot changes if its GPU did not hold the expert before, or not as often. Order inside a GPU does not matter. If the
-map's sizes differ, all slots change. Only units of both plans count, because a new unit reads all its weights anyway.
+A slot changes if its GPU did not hold the slot's expert before, or in fewer slots. The order of slots inside a GPU does
+not matter. If the maps' sizes differ, all slots change. Only units of both plans count, because a new unit reads all
+its weights anyway.
 
-Today no weights travel between GPUs: a unit reads its map and all its weights when it starts.
+So far no weights travel between GPUs: a unit reads its map and all its weights when it starts.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ Rows = Sequence[Sequence[int]]  # [layers][slots]
 
 
 def count_expert_moves(before: Plan, after: Plan) -> ExpertMoves:
-    """Return the slots that change, in units that both plans have."""
+    """Return how many expert slots change in the units that both plans have."""
     phases = {phase: _phase_moves(before, after, phase) for phase in after.phases if phase in before.phases}
     sizes = [each.bytes for each in phases.values() if each.slots_changed]
     return ExpertMoves(
@@ -31,7 +32,7 @@ def count_expert_moves(before: Plan, after: Plan) -> ExpertMoves:
 
 
 def estimate_weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightReads:
-    """Return the weights that units of `plan` read because the changes start them."""
+    """Return how many bytes of weights the units of `plan` read that `changes` start."""
     reads = unit_reads(plan)
     starting = [each.phase for each in changes if each.change in STARTING_FATES and each.phase in plan.phases]
     is_known = all(phase in reads for phase in starting)

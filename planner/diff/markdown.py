@@ -16,10 +16,10 @@ from planner.problems.printable import printable, without_passwords
 __all__ = ["diff_markdown", "escaped"]
 
 MARKDOWN_SYNTAX = re.compile(r"[&<>\\`*_\[\]|~$]")
-# People, issues, merge requests, milestones; GitHub's GH-1, and addresses.
+# What forges turn into links: people, issues, merge requests, milestones, GitHub's GH-1, and addresses.
 FORGE_REFERENCES = re.compile(r"([@#!]|%(?=[\w\"])|\bGH-(?=\d)|:(?=//)|www(?=\.))", re.IGNORECASE)
 LINE_END = "<br>"
-BREAK = "<!-- -->"  # invisible; separates the sign from the name
+BREAK = "<!-- -->"  # invisible; separates a sign from the name behind it, so that forges link nothing
 MAX_TOPIC = 3000  # characters; GitHub takes 65,536 in a comment, and there are at most 17 topics
 CUT = "... (--format json has what is cut)"
 
@@ -36,7 +36,7 @@ def diff_markdown(change: Change) -> str:
 
 
 def _join_lines(topic: Topic) -> str:
-    """Return the lines that there is room for: of short ones many, and none of a single one that is too long."""
+    """Return as many of the topic's lines as fit into MAX_TOPIC characters, with a note if some are cut."""
     lines = list(map(escaped, topic.lines))
     ends = accumulate(len(line) + len(LINE_END) for line in lines)
     shown = [line for line, end in zip(lines, ends, strict=True) if end <= MAX_TOPIC]
@@ -44,7 +44,7 @@ def _join_lines(topic: Topic) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that is shown as it is."""
+    """Escape a text so that markdown shows it as it is."""
     shown = printable(without_passwords(text))
     entities = MARKDOWN_SYNTAX.sub(lambda sign: f"&#{ord(sign[0])};", shown)
     return FORGE_REFERENCES.sub(rf"\1{BREAK}", entities).replace("&#<!-- -->", "&#")

@@ -15,13 +15,13 @@ from planner.plan.plan import Plan
 
 __all__ = ["compare_pods"]
 
-LIMITS = "limits"  # of a launch file
+LIMITS = "limits"  # the launch file's field that holds all limits
 FIELD_NAMES = {
     "affinity": "nodes",
     "terminationGracePeriodSeconds": "time to end",
     "startupProbe": "time to start",
     "size": "nodes",
-    # of launch files
+    # fields of launch files
     "ranks": "GPUs",
     "kv_tokens": "KV memory",
     "places": "nodes",
@@ -35,13 +35,14 @@ IGNORED_LAUNCH_FIELDS = {
     "unit",
     "phase",
     "container",
-}  # names, or also visible in the pod
+}  # fields that are names, or that the pod shows too
 
 
 def compare_pods(before: Plan, after: Plan, files: Mapping[str, str] | None = None) -> tuple[UnitChange, ...]:
-    """Return what happens to the pods of each unit, of gateway and controller. `files` are the new plan's, if rendered.
+    """Return what happens to the pods of each unit, of the gateway and of the controller.
 
-    Raises InfeasibleError if one of the plans cannot be rendered.
+    `files` are the manifests of `after`, if these are rendered already. Raises InfeasibleError if one of the plans
+    cannot be rendered.
     """
     old, new = pods_of_workloads(before), pods_of_workloads(after, files)
     return tuple(_compare_workload(name, old.get(name), new.get(name), before, after) for name in {**new, **old})
@@ -68,11 +69,12 @@ def _phase(name: str, plan: Plan) -> Workload:
 
 
 def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> bool:
-    """Return whether it changes while others serve, in a turn of the controller or else of the provider.
+    """Return whether a workload changes in turn: while others serve, when the controller or else the provider says so.
 
-    Either needs the same KV. The provider's turns need the same nodes as well (`stacks/provider/rollout.py`). The
-    controller's wait until a unit's new nodes are free, but units that wait for each other go together. It takes units
-    of another engine for strangers if their image changes.
+    Both need the same KV format before and after. The provider's turns need the same nodes as well
+    (`stacks/provider/rollout.py`). The controller waits with a turn until the unit's new nodes are free, but units that
+    wait for each other's nodes change together. Units of another engine whose image changes do not change in turn,
+    because its router might join old and new ones.
     """
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old_kv, new_kv = (
@@ -88,7 +90,7 @@ def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> 
 
 
 def _waits_for_itself(name: str, before: Plan, after: Plan) -> bool:
-    """Return whether a unit gets nodes of another that, perhaps by way of further ones, gets its own."""
+    """Return whether units exchange nodes in a circle with this one, so that it would wait for itself."""
     holder = {node: unit for unit, nodes in before.nodes_by_unit.items() for node in nodes}
     found: set[str] = set()
     left = [name]
@@ -101,7 +103,7 @@ def _waits_for_itself(name: str, before: Plan, after: Plan) -> bool:
 
 
 def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> list[str]:
-    """Return the differences between the pods in words; none if they are kept."""
+    """Return in words what differs between a workload's old and new pods; nothing if the pods are kept."""
     found = [field for field in ("kind", "namespace") if getattr(old, field) != getattr(new, field)]
     if old.kind == new.kind:
         found += [_field_name(path) for path in _differences(old.group, new.group)]
@@ -114,7 +116,7 @@ def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> list[
 
 
 def _launch_file_causes(name: str, before: Plan, after: Plan) -> list[str]:
-    """Return the differing fields of the workload's launch file."""
+    """Return in words which fields of the workload's launch file differ."""
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old, new = (plan.launch_documents.get(file, {}) for plan in (before, after))
     differing = [key for key in {**new, **old} if old.get(key) != new.get(key) and key not in IGNORED_LAUNCH_FIELDS]
@@ -124,7 +126,7 @@ def _launch_file_causes(name: str, before: Plan, after: Plan) -> list[str]:
 
 
 def _differing_limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the limits that differ: a spec's fields by their names, and what else there is in words."""
+    """Return the limits that differ between two launch files, by a field of the spec or in words."""
     before, after = old.get(LIMITS, {}), new.get(LIMITS, {})
     return [FIELD_NAMES.get(key, key) for key in {**after, **before} if before.get(key) != after.get(key)]
 
@@ -142,7 +144,7 @@ def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def _fields(path: tuple[str, ...], value: Any) -> Mapping[str, Any] | None:
-    """Return an object's fields, or a list's entries by name; None for a value compared as a whole."""
+    """Return an object's fields, or a list's entries by name; None for a value that is compared as a whole."""
     if isinstance(value, dict):
         return value
     if isinstance(value, list) and path[-1:] == ("args",):
@@ -153,9 +155,9 @@ def _fields(path: tuple[str, ...], value: Any) -> Mapping[str, Any] | None:
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:
-    """Return a command line's options with their values, in any order."""
+    """Return option -> its values on a command line, so that the order of options does not matter."""
     found: dict[str, str] = {}
-    option = "arguments"  # what comes before any option
+    option = "arguments"  # the key for words before the first option
     for each in arguments:
         value = each
         if each.startswith("-"):

@@ -1,7 +1,7 @@
 """Read OLD and NEW as two plans that can be compared.
 
-A plan is used unchanged. A spec is planned: OLD as if nothing ran, NEW near OLD as `tidemill plan --previous` does
-it. The change says so, since what really runs may stand on other nodes.
+A plan is used unchanged. A spec is planned first: OLD as if nothing ran, NEW near OLD, as `tidemill plan --previous`
+does it. The change says so, because what really runs may be on other nodes.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
 
 
 def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan, Plan, tuple[str, ...]]:
-    """Return both plans, and how they came about. Each spec is read under the `overlays`.
+    """Return both plans, and notes on how they came about. Each spec is read with the `overlays` merged into it.
 
     Raises SpecError, CallError or InfeasibleError.
     """
@@ -48,9 +48,9 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan
 def read_to_show(
     path: Path, previous: Path | None, overlays: Sequence[Path] = ()
 ) -> tuple[Plan | None, Plan, tuple[str, ...]]:
-    """Return the `previous` plan if there is one, the plan at `path` with its figures, and how they came about.
+    """Return the `previous` plan or None, the plan at `path` with its figures, and notes on how these came about.
 
-    Raises SpecError, CallError or InfeasibleError. A rendered folder is refused: it keeps no figures.
+    Raises SpecError, CallError or InfeasibleError. A rendered folder at `path` is refused, because it keeps no figures.
     """
     if previous is not None:
         before, plan, notes = read_pair(previous, path, overlays)
@@ -71,5 +71,5 @@ def _require_figures(plan: Plan, path: Path) -> Plan:
 
 
 def _is_altered(path: Path, plan: Plan) -> bool:
-    """Return whether a rendered folder has manifests other than its plan's, so that these may be what runs."""
+    """Return whether `path` is a rendered folder with other manifests than its plan's: what runs may differ then."""
     return path.is_dir() and bool(altered_files(path, plan, {}))

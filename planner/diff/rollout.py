@@ -1,4 +1,4 @@
-"""Judge how much of each phase keeps serving during a change, hour by hour and for each tool, and how long it takes.
+"""Judge how much of each phase keeps serving during a change, by hour and by tool, and how long the change takes.
 
     with a controller    one unit of a phase changes at a time, prefill and decode side by side, whoever applies it.
                          Another unit stands in at hours with nodes for it (docs/design/rollouts.md). Units that leave
@@ -6,24 +6,25 @@
     pulumi up            likewise, but no unit stands in, and units on other nodes change at once
     Git, kubectl         every pod that differs ends at once, and starts again with all others
 
-The new gateway is ready before the old one ends. A starting unit counts only once it serves. So the least of a phase is
+The new gateway is ready before the old one ends. A starting unit counts only once it serves. So of a phase's units
+serve at least
 
     served = units on that are kept, and units that go last while others change
-             + (units that take turns, less one for which nobody stands in)
+             + (units that take turns, less one if no other unit stands in for it)
              at most the units that stay
     asked  = the hour's tokens / a unit's maximum rate, at most the units that are on
 
-With another KV format no new unit serves beside old ones. With a controller, the first new unit of each phase brings
-the new gateway, and all others change then. So one unit of a phase serves, if the first one leaves an old one. Without
-a controller all units change at once. The time is
+With another KV format new units cannot serve together with old ones. With a controller, the first new unit of each
+phase brings the new gateway, and then all other units change. So one unit of a phase serves, if the first one leaves an
+old one. Without a controller all units change at once. The time is
 
     together    drain + start of all that start together
     in turn     (drain + start of one unit of each phase) x turns of the phase with most
     in pairs    drain + start of one unit of each phase, then drain + start of all others
     minutes     the longer of the first two, or the third; plus the drain of removed units
 
-`served` of zero is an outage, below `asked` it is degraded, else the change rolls. Hours are judged one by one, each as
-if the whole change fell into it, and the worst one names the verdict.
+If `served` is zero, the verdict is an outage; if it is below `asked`, the service is degraded; else the change rolls.
+Hours are judged one by one, each as if the whole change fell into it, and the worst hour decides the verdict.
 
 Only ordinary days are judged, not `other_days`.
 """
@@ -56,25 +57,25 @@ Turns = Literal["none", "now", "with_room"]
 
 @dataclass(frozen=True)
 class _Way:
-    """How a tool carries the change out: who changes when, and whether new units serve beside old ones."""
+    """How a tool carries the change out: which units change when, and whether new units serve beside old ones."""
 
-    turns: Turns  # whether units change in turn, and if a phase may lack one meanwhile
-    go_last: Collection[str]  # units that leave once all others have changed
-    in_pairs: bool  # another KV format, and a controller: the first new units bring the new gateway
+    turns: Turns  # whether units change one by one, and if so whether a phase may lack the one that changes
+    go_last: Collection[str]  # units that leave the plan, once all others have changed
+    in_pairs: bool  # whether first one unit of each phase changes, with the gateway: KV formats differ
 
 
 @dataclass(frozen=True)
 class _Hour:
-    """A stretch of the day: each phase's units on before the change, and the number that demand needs."""
+    """A part of the day: each phase's units that are on before the change, and the number that demand needs."""
 
     stretch: Stretch
     on: Mapping[Phase, tuple[UnitChange, ...]]
     asked: Mapping[Phase, float]
-    stand_ins: frozenset[Phase]  # phases with a unit that is off and may be on while the others change
+    stand_ins: frozenset[Phase]  # phases in which a unit that is off can be on while others change
 
 
 def judge_rollouts(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> dict[Tool, Rollout]:
-    """Return the course of the change with each tool."""
+    """Return how the change goes with each tool: verdict, duration, and the least that serves."""
     in_pairs = _changes_in_pairs(before, after)
     hours = tuple(_judged_hours(before, after, changes, in_pairs=in_pairs))
     go_last = _units_that_go_last(before, after, changes)
@@ -82,12 +83,15 @@ def judge_rollouts(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> 
 
 
 def worst_rollout(ways: Mapping[Tool, Rollout]) -> Rollout:
-    """Return the worse rollout; of equals, the first."""
+    """Return the rollout with the worst verdict; of equals, the first."""
     return max(ways.values(), key=lambda way: SEVERITY.index(way.verdict))
 
 
 def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False) -> int | None:
-    """Return the whole minutes until all pods are ready, with every unit on; None if unit reads are unknown."""
+    """Return the minutes, rounded up, until all pods are ready if every unit is on; None if units' reads are unknown.
+
+    `in_turns` says whether units that can change one by one do so; `in_pairs` is that of `_Way`.
+    """
     turns = [each for each in changes if each.in_turn and in_turns]
     together = [each for each in changes if each.change in STARTING_FATES and each not in turns]
     pair = _one_of_each_phase(together) if in_pairs else []
@@ -103,7 +107,7 @@ def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool
 
 
 def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[str]:
-    """Yield the assumptions of verdict and minutes that no spec states."""
+    """Yield what verdict and minutes assume, because no spec says it."""
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
         return
     if start_stages(after) == StartSpec():
@@ -124,7 +128,7 @@ def _one_of_each_phase(units: Sequence[UnitChange]) -> list[UnitChange]:
 
 
 def _start_s(plan: Plan, starting: Sequence[UnitChange]) -> float | None:
-    """Return the seconds until all of `starting` are ready if they start together; None if reads are unknown."""
+    """Return the seconds until all of `starting` are ready if they start together; None if units' reads are unknown."""
     units = Counter(each.phase for each in starting)
     numbers = {phase: units[phase] for phase in plan.phases if units[phase]}
     if numbers:
@@ -133,21 +137,21 @@ def _start_s(plan: Plan, starting: Sequence[UnitChange]) -> float | None:
 
 
 def _changes_in_pairs(before: Plan, after: Plan) -> bool:
-    """Return whether a new gateway takes the units of another KV format, while the old one serves the others."""
+    """Return whether KV formats differ and a controller changes one unit of each phase first, with a new gateway."""
     old, new = (plan.launch_documents.get(GATEWAY_LAUNCH_FILE, {}).get("kv_digest") for plan in (before, after))
     are_ours = before.engine == after.engine == OURS and all(map(_has_controller, (before, after)))
     return are_ours and old != new
 
 
 def _units_that_go_last(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> set[str]:
-    """Return the units that leave the plan and that the controller keeps until all others have changed."""
+    """Return the units that leave the plan, but that the controller keeps until all others have changed."""
     taken = {node for unit in after.units for node in unit.nodes}
     removed = (each.name for each in changes if each.change == "removed") if _has_controller(after) else ()
     return {name for name in removed if taken.isdisjoint(before.nodes_by_unit.get(name, ()))}
 
 
 def _judged_hours(before: Plan, after: Plan, changes: Sequence[UnitChange], *, in_pairs: bool) -> Iterator[_Hour]:
-    """Yield the stretches of an ordinary day with constant units and demand."""
+    """Yield the parts of an ordinary day in which the units that are on and the demand are constant."""
     traffic = after.spec.traffic
     profile = traffic.profile_on(None) if traffic else None
     on_before, on_after, phases = _running_units(before), _running_units(after), list(before.phases)
@@ -164,7 +168,7 @@ def _judged_hours(before: Plan, after: Plan, changes: Sequence[UnitChange], *, i
 
 
 def _stand_ins(plan: Plan, changes: Sequence[UnitChange], on: Collection[str]) -> Iterator[Phase]:
-    """Yield the phases in which the controller starts one unit more than `on`: the largest state has nodes for it."""
+    """Yield the phases in which the controller can start one unit more than `on`: the largest state has room."""
     if not _has_controller(plan) or plan.timetable is None:
         return
     sizes = {unit.name: len(unit.nodes) for unit in plan.units}
@@ -178,7 +182,7 @@ def _stand_ins(plan: Plan, changes: Sequence[UnitChange], on: Collection[str]) -
 
 
 def _never_has_room(plan: Plan) -> bool:
-    """Return whether units wait for a state of the day that wants fewer, and none does."""
+    """Return whether units wait for a state of the day with free nodes, although all states use as many nodes."""
     controller = plan.kubernetes.controller
     if controller is None or controller.turns == "now" or plan.timetable is None:
         return False
@@ -188,9 +192,9 @@ def _never_has_room(plan: Plan) -> bool:
 def _units_needed(
     plan: Plan, phase: Phase, on: Collection[str], share_per_s: float, tokens_per_s: float | None
 ) -> float:
-    """Return the number of full units for this share of a day's tokens per second.
+    """Return how many units at full load the demand needs: `share_per_s` of a day's tokens / `tokens_per_s` of a unit.
 
-    If the speed is unknown, return the units that the plan has `on`.
+    If the speed is unknown, return the number of units that the plan has `on`.
     """
     if plan.spec.traffic is None or tokens_per_s is None:
         return sum(unit.phase == phase and unit.name in on for unit in plan.units)
@@ -198,7 +202,7 @@ def _units_needed(
 
 
 def _lower_unit_rates(before: Plan, after: Plan, phases: Collection[Phase]) -> dict[Phase, float]:
-    """Return the lower of both plans' maximum unit rates, for phases with a known rate."""
+    """Return phase -> the lower of both plans' maximum tokens/s of a unit, for phases with a known rate."""
     found = {}
     for phase in phases:
         rates = [rate for plan in (before, after) if (rate := _full_unit_rate(plan, phase))]
@@ -208,7 +212,7 @@ def _lower_unit_rates(before: Plan, after: Plan, phases: Collection[Phase]) -> d
 
 
 def _full_unit_rate(plan: Plan, phase: Phase) -> float | None:
-    """Return a unit's maximum tokens/s, from the plan's demand; None if unknown."""
+    """Return the maximum tokens/s of one unit, from the plan's demand; None if unknown."""
     demand = (plan.demand or {}).get(phase)
     if demand is None or not demand.most_tokens_per_s:
         return None
@@ -217,7 +221,7 @@ def _full_unit_rate(plan: Plan, phase: Phase) -> float | None:
 
 
 def _running_units(plan: Plan) -> TimesOfDay[frozenset[str]]:
-    """Return the units that run at each time: all of them without a controller."""
+    """Return the units that run at each time of the day: the scheduled ones, or all if there is no controller."""
     if _has_controller(plan):
         return _scheduled_units(plan)
     return TimesOfDay.always(frozenset(unit.name for unit in plan.units))
@@ -249,7 +253,7 @@ def _rollout(way: _Way, hours: Sequence[_Hour], after: Plan, changes: Sequence[U
 
 
 def _turns_of(tool: Tool, plan: Plan) -> Turns:
-    """Return whether units change in turn, and whether a phase may lack one meanwhile."""
+    """Return when `tool` changes the next unit: `now`, `with_room` for a stand-in, or `none` for all at once."""
     controller = plan.kubernetes.controller
     if controller is not None:
         return controller.turns
@@ -257,7 +261,7 @@ def _turns_of(tool: Tool, plan: Plan) -> Turns:
 
 
 def _verdict(way: _Way, hour: _Hour) -> Verdict:
-    """Return the verdict of an hour in which pods end."""
+    """Return the verdict on a part of the day, for a change that ends pods."""
     worst: Verdict = "rolling"
     for phase, units in hour.on.items():
         served = _min_serving(way, hour, phase)
@@ -269,7 +273,7 @@ def _verdict(way: _Way, hour: _Hour) -> Verdict:
 
 
 def _min_serving(way: _Way, hour: _Hour, phase: Phase) -> int:
-    """Return the least number of a phase's units that serve during the change."""
+    """Return how many of a phase's units serve at the least during the change, if it falls into `hour`."""
     units = hour.on[phase]
     in_turn = sum(each.in_turn for each in units)
     lacks_one = way.turns == "now" and phase not in hour.stand_ins
@@ -285,7 +289,7 @@ def _min_serving(way: _Way, hour: _Hour, phase: Phase) -> int:
 
 
 def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[Verdict, str]:
-    """Return the times of each verdict, the best one first."""
+    """Return verdict -> its times of the day as text, the best verdict first."""
     found: dict[Verdict, list[tuple[int, int]]] = {each: [] for each in SEVERITY}
     for hour, verdict in zip(hours, verdicts, strict=True):
         found[verdict].append((hour.stretch.start, hour.stretch.minutes))
@@ -293,6 +297,6 @@ def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[
 
 
 def _lowest_capacity(way: _Way, phase: Phase, hours: Sequence[_Hour]) -> tuple[int, int]:
-    """Return (serving, on) with the least share, over hours with units of the phase on; of equals, the first."""
+    """Return (units that serve, units that are on) of the hour with the lowest share; of equals, the first."""
     found = [(_min_serving(way, hour, phase), len(hour.on[phase])) for hour in hours if hour.on[phase]]
     return min(found, key=lambda each: each[0] / each[1])

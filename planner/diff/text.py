@@ -16,7 +16,7 @@ CUT = "  ...         --format json has what is cut"
 
 
 def diff_text(change: Change) -> str:
-    """Return the change as text, ending with a newline. Where it is too long, the longest topics are cut first."""
+    """Return the change as text, ending with a newline. If it is too long for a screen, the longest topics are cut."""
     told = [(topic.most, _lines(topic)) for topic in topics(change)]
     room = MAX_LINES - len((headline(change), "", CUT))
     cuts = (_cut(told, cap) for cap in range(room, 0, -1))
@@ -27,7 +27,7 @@ def diff_text(change: Change) -> str:
 
 
 def _cut(told: Sequence[tuple[int, list[str]]], cap: int) -> list[str]:
-    """Return the topics' lines, of each at most as many as it may have, and no more than `cap`."""
+    """Return the lines of all topics: of each at most its own limit, and at most `cap`. `told` has (limit, lines)."""
     found: list[str] = []
     for most, lines in told:
         room = min(most, cap)
@@ -36,7 +36,7 @@ def _cut(told: Sequence[tuple[int, list[str]]], cap: int) -> list[str]:
 
 
 def _lines(topic: Topic) -> list[str]:
-    """Return a topic's lines, wrapped, after its name."""
+    """Return a topic's lines, wrapped at the terminal's width; the first begins with the topic's name."""
     found: list[str] = []
     for line in topic.lines:
         name = topic.name if not found else ""

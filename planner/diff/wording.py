@@ -1,7 +1,7 @@
 """Put a change into words: topics in the order of interest, each a few lines. Nothing is computed here.
 
-`text.py` and `markdown.py` print these. Long lists are cut, so that a change of a thousand units reads as fast as one
-of three; the JSON has all of them.
+`text.py` and `markdown.py` print these topics. Long lists are cut, so that a change of a thousand units reads as fast
+as a change of three; the JSON has complete lists.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ from planner.report.report import format_range, format_value
 
 __all__ = ["Topic", "headline", "topics", "verdicts"]
 
-MAX_CAUSES = 6  # of a restart
-MAX_GROUPS = 4  # of units that restart for the same causes
-MAX_RUNS = 6  # of names whose numbers follow each other
+MAX_CAUSES = 6  # shown for a restart
+MAX_GROUPS = 4  # shown; a group is units that restart for the same causes
+MAX_RUNS = 6  # shown; a run is names with consecutive numbers
 FATES: tuple[Fate, ...] = ("new", "moved", "restarted", "removed")
 TOOL_WORDS: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi": "by pulumi up, in turns"}
 COSTS = {
@@ -43,7 +43,7 @@ COSTS = {
     "margin": "margin",
     "mean_nodes": "nodes on average",
 }
-EFFECTS: dict[Verdict, str] = {  # on who asks the service, while the change is applied
+EFFECTS: dict[Verdict, str] = {  # what callers of the service notice while the change is applied
     "no_restart": "no running pod ends",
     "rolling": "each phase serves all that is asked of it",
     "degraded": "a phase serves less than is asked of it",
@@ -62,7 +62,7 @@ SPEEDS = {
     "slo.tpot_ms.promised": "ms TPOT promised",
     "tpot_promise": "TPOT promise",
 }
-# What a plan with figures says in the place of one that its spec does not ask for.
+# figure -> text in its place if a plan has figures, but not this one, because the spec does not ask for it
 ABSENT = {
     "highest_load_of_most": "no traffic",
     "answered_share": "no traffic",
@@ -74,7 +74,7 @@ ABSENT = {
 
 @dataclass(frozen=True)
 class Topic:
-    """A few lines about one subject. A terminal shows `most` lines; a page folds details."""
+    """A few lines about one subject. A terminal shows at most `most` lines; markdown folds topics that are details."""
 
     name: str
     lines: tuple[str, ...]
@@ -83,12 +83,12 @@ class Topic:
 
 
 def headline(change: Change) -> str:
-    """Return the change's name, and the digests of both plans."""
+    """Return a line with the change's name and the digests of both plans."""
     return f"Change of {change.name}: plan {_short(change.old)} -> {_short(change.new)}"
 
 
 def topics(change: Change) -> tuple[Topic, ...]:
-    """Return all topics with something to say."""
+    """Return the topics on which the change has something to say, in the order of interest."""
     performance = (Topic(phase, tuple(_speeds(change, sides)), 7) for phase, sides in change.performance.items())
     found = (
         Topic("verdict", verdicts(change), 6),
@@ -109,7 +109,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
 
 
 def verdicts(change: Change) -> tuple[str, ...]:
-    """Return a line for each tool; one line if both rollouts are equal."""
+    """Return a line with the verdict for each tool; only one line if the rollouts by both tools are equal."""
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
         ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
@@ -136,7 +136,7 @@ def _describe_rollout(way: Rollout, applied: str) -> str:
 
 
 def _units(change: Change, fate: Fate) -> Iterator[str]:
-    """Yield a line for each group of units with the same change and causes."""
+    """Yield a line for each group of units that meet the same `fate` for the same causes."""
     found = sorted((each for each in change.units if each.change == fate), key=lambda each: each.why)
     groups = [(why, list(units)) for why, units in groupby(found, key=lambda each: each.why)]
     for why, units in groups[:MAX_GROUPS]:
@@ -160,7 +160,7 @@ def _join_limited(parts: Sequence[str], most: int) -> str:
 
 
 def _experts(change: Change) -> Iterator[str]:
-    """Yield the changed slots of each phase, and the weights that starting units read."""
+    """Yield lines on the changed expert slots of each phase, and on the weights that starting units read."""
     moves = {phase: each for phase, each in change.experts.phases.items() if each.slots_changed}
     yield from (f"{phase}: {_describe_moves(each)}" for phase, each in moves.items())
     if not moves:
@@ -186,7 +186,7 @@ def _nodes(change: Change) -> Iterator[str]:
 
 
 def _day(change: Change) -> Iterator[str]:
-    """Yield a line for each time from which another state holds than before."""
+    """Yield a line for each time of day from which the new plan's state differs from the old plan's."""
     if change.schedule is None:
         return
     before, after = change.schedule.before, change.schedule.after
@@ -203,7 +203,7 @@ def _day(change: Change) -> Iterator[str]:
 
 
 def _state_at(states: Sequence[State], at: str) -> State:
-    """Return the state that holds at a time of day: the last one to begin, perhaps the day before."""
+    """Return the state that holds at a time of day: the last one that has begun, maybe on the day before."""
     return max(states, key=lambda each: (each.at <= at, each.at))
 
 
@@ -223,14 +223,17 @@ def _cost(change: Change) -> Iterator[str]:
 
 
 def _speeds(change: Change, sides: Sides) -> Iterator[str]:
-    """Yield a phase's figures, and why a plan predicts none."""
+    """Yield lines on a phase's figures, and on why a plan predicts none."""
     yield from _figures(sides, SPEEDS, _name_empty(change, sides, "no such phase"))
     why = [str(side["not_predicted"].value) for side in (sides.before, sides.after) if "not_predicted" in side]
     yield from (f"not predicted: {each}" for each in dict.fromkeys(why))
 
 
 def _name_empty(change: Change, sides: Sides, absent: str) -> tuple[str, str]:
-    """Return what stands for all figures of an empty side: a plan has none at all, or these are `absent` from it."""
+    """Return the text in place of old and of new figures, for a side that has none of these; empty for other sides.
+
+    The text is `unknown` for a plan without any figures, and `absent` for a plan that lacks only these.
+    """
     all_sides = [change.cost, *change.performance.values()]
     has_figures = any(each.before for each in all_sides), any(each.after for each in all_sides)
     before, after = (absent if has else "unknown" for has in has_figures)
@@ -238,7 +241,7 @@ def _name_empty(change: Change, sides: Sides, absent: str) -> tuple[str, str]:
 
 
 def _figures(sides: Sides, names: dict[str, str], empty: tuple[str, str]) -> Iterator[str]:
-    """Yield a line for each figure that differs, and one line with those that do not."""
+    """Yield a line for each figure that differs, and one line with all figures that do not."""
     told = {name: (_format_figure(sides.before.get(name)), _format_figure(sides.after.get(name))) for name in names}
     for name, (old, new) in told.items():
         if old != new:
@@ -249,7 +252,7 @@ def _figures(sides: Sides, names: dict[str, str], empty: tuple[str, str]) -> Ite
 
 
 def _name_missing(name: str, side: Mapping[str, Row]) -> str:
-    """Return what stands for one figure that a side with others lacks."""
+    """Return the text in place of a figure that one plan lacks, although it has others of the same kind."""
     return ABSENT.get(name) or ("not predicted" if "not_predicted" in side else "none")
 
 
@@ -261,7 +264,7 @@ def _format_figure(row: Row | None) -> str:
 
 
 def _failures(change: Change) -> Iterator[str]:
-    """Yield the losses that differ, for phases of both plans."""
+    """Yield a line for each failure domain whose worst loss differs, for phases that both plans have."""
     for phase, sides in change.failures.items():
         for domain in (each for each in sides.before if each in sides.after):
             losses = sides.before[domain], sides.after[domain]
@@ -271,7 +274,7 @@ def _failures(change: Change) -> Iterator[str]:
 
 
 def _numbers_changed(sides: WarningSides) -> str:
-    """Return the warning with an arrow from each number before to the one after."""
+    """Return a warning with arrows between its old and new numbers."""
     old, new = sides.before.message.split("; "), sides.after.message.split("; ")
     if len(old) != len(new):
         return f"{sides.after.message} (before: {sides.before.message})"
@@ -279,7 +282,7 @@ def _numbers_changed(sides: WarningSides) -> str:
 
 
 def _words_changed(old: str, new: str) -> str:
-    """Return a part of a warning with arrows, if it has as many words as before. It may list other times of day."""
+    """Return a part of a warning with arrows between words that differ; only the new part if word counts differ."""
     words = old.split(), new.split()
     if len(words[0]) != len(words[1]):
         return new
