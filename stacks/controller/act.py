@@ -40,9 +40,9 @@ def scale(api: Api, namespace: str, change: Scale) -> None:
 
 
 def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Iterator[tuple[str, ProviderError]]:
-    """Mark the plan's `nodes`. Yield each that could not be, and why. Raise ProviderError if they cannot be listed.
+    """Label and taint the plan's `nodes` as `marks` say. Yield each node that cannot be marked, and why.
 
-    A node that another plan has marked is left alone.
+    A node that another plan has marked is left alone. Raise ProviderError if the nodes cannot be listed.
     """
     selector = f"{names.PLAN_LABEL}={plan},{names.NODE_LABEL}"
     marked = {each["metadata"]["name"]: each for each in api.list_all("v1", "Node", "", labelSelector=selector)}
@@ -59,7 +59,7 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
 def taint_faulty_nodes(
     api: Api, plan: str, nodes: Iterable[Manifest], faulty: Collection[str], now: float
 ) -> Iterator[tuple[str, ProviderError | None]]:
-    """Taint `faulty` nodes, and remove the taint from the others. Yield each change, or why it failed."""
+    """Taint the `faulty` of `nodes`, untaint the others. Yield each node to change, with an error if that failed."""
     taint = {"key": names.FAULTY_TAINT, "value": plan, "effect": "NoSchedule", "timeAdded": timestamp(now)}
     for node in nodes:
         name, taints = node["metadata"]["name"], node["spec"].get("taints") or []
@@ -83,7 +83,9 @@ def forget_pod(api: Api, pod: Manifest) -> None:
 
 
 def _mark_one_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:
-    """Write label and taint in one request, only if the node has not changed since it was read; skip a deleted node."""
+    """Write a node's label and taint in one request that fails if the node has changed since it was read.
+
+    A node that has been deleted is skipped."""
     if live is None:
         return
     other = _other_plan(live, plan)
@@ -106,7 +108,7 @@ def _other_plan(node: Manifest, plan: str) -> str | None:
 
 
 def write_status(api: Api, deployment: Manifest, status: Status) -> None:
-    """Write the deployment's status, unless it is the same already. Raise ProviderError."""
+    """Write `status` to the deployment's object, unless the object has it already. Raise ProviderError."""
     if deployment.get("status") == status:
         return
     metadata = deployment["metadata"]
@@ -116,7 +118,7 @@ def write_status(api: Api, deployment: Manifest, status: Status) -> None:
 
 
 def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Write the deployment's changes alone. Raise ProviderError."""
+    """Write only the field `changes` of the deployment's status. Raise ProviderError."""
     metadata = deployment["metadata"]
     reference = deployment_reference(metadata["namespace"], metadata["name"])
     api.merge(reference, {"status": {"changes": changes}}, part="status", manager=FIELD_MANAGER)

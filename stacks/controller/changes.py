@@ -1,4 +1,4 @@
-"""Records what a change does to units, beside what was promised when it began. Pure.
+"""Records what an update of the plan does to its units, and what was promised when the update began. Pure.
 
 A change begins at the look that finds a unit with an older template than its object's, a unit that the plan did not
 have before, or one that has left it. It ends when none is left to change and all units that are wanted serve; or when a
@@ -30,14 +30,14 @@ from stacks.kube.manifest import Manifest
 
 __all__ = ["Change", "Share", "UnitChange", "changes_json", "follow_changes", "previous_changes"]
 
-MAX_CHANGES, MAX_UNITS = 5, 1000  # that are kept; assumed: 60 kB of an object, which may have 1.5 MB
+MAX_CHANGES, MAX_UNITS = 5, 1000  # kept in the status; assumed: 60 kB of an object, which may have 1.5 MB
 
 Fate = Literal["restarted", "new", "removed"]
 
 
 @dataclass(frozen=True)
 class UnitChange:
-    """What happens to a unit."""
+    """What a change does to one unit."""
 
     name: str
     phase: Phase
@@ -46,20 +46,20 @@ class UnitChange:
 
 @dataclass(frozen=True)
 class Share:
-    """How many units serve, of those that are to serve."""
+    """How many units of a phase serve, and how many should."""
 
     units: int
     of_units: int
 
     @property
     def share(self) -> float:
-        """All, if none is to serve."""
+        """Return the serving units over those that should serve; 1 if none should."""
         return self.units / self.of_units if self.of_units else 1.0
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change as far as it has come. Times are seconds since 1970-01-01 00:00 UTC."""
+    """The record of one change, finished or under way. Times are seconds since 1970-01-01 00:00 UTC."""
 
     began: float
     units: tuple[UnitChange, ...] = ()
@@ -74,9 +74,9 @@ class Change:
 def follow_changes(
     deployment: Manifest, situation: Situation, decision: Decision, known: Sequence[str], now: float
 ) -> tuple[Change, ...]:
-    """Return the changes after a look at the real time `now`, the newest last.
+    """Return the records of recent changes, updated by a look at the real time `now`; the newest is last.
 
-    `known` are the units that the plan had at the look before.
+    `known` are the units that the plan had at the previous look.
     """
     changes = previous_changes(deployment)
     going = changes.pop() if changes and changes[-1].ended is None else None
@@ -85,25 +85,25 @@ def follow_changes(
         going = None
     found = list(_find_changing(situation, known))
     if going or found:
-        going = _look(going or Change(now), found, situation, decision, deployment["spec"].get("turnSeconds"))
+        going = _update_change(going or Change(now), found, situation, decision, deployment["spec"].get("turnSeconds"))
         is_over = not (going.left or decision.turns.outdated or decision.shortages)
         changes.append(replace(going, ended=now) if is_over else going)
     return tuple(_keep_newest(changes))
 
 
 def previous_changes(deployment: Manifest) -> list[Change]:
-    """Return the changes as they were written last; without those whose beginning is no time."""
+    """Return the changes recorded in the deployment's status, without those whose beginning is no valid time."""
     written = (deployment.get("status") or {}).get("changes") or []
     return [_read_change(each, began) for each in written if (began := parse_instant(each["began"])) is not None]
 
 
 def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Return the changes as the status has them."""
+    """Return the changes as the deployment's status stores them."""
     return [_change_json(each) for each in changes]
 
 
 def _find_changing(situation: Situation, known: Sequence[str]) -> Iterator[UnitChange]:
-    """Yield units that have to change. Those of a plan that no look has seen before are not new."""
+    """Yield the units to restart, start or remove. At the first look at a plan (`known` is empty) no unit is new."""
     for unit in situation.units:
         if known and unit.name not in known:
             yield UnitChange(unit.name, unit.phase, "new")
@@ -114,20 +114,23 @@ def _find_changing(situation: Situation, known: Sequence[str]) -> Iterator[UnitC
 
 
 def _is_replaced(change: Change, situation: Situation) -> bool:
-    """Return whether a unit that has had its turn is to have another."""
+    """Return whether a unit that this change has restarted is outdated again, by a newer template."""
     restarted = {each.name for each in change.units if each.change == "restarted"}
     return any(unit.name in restarted and unit.is_on and unit.is_outdated for unit in situation.units)
 
 
-def _look(
+def _update_change(
     change: Change, found: Sequence[UnitChange], situation: Situation, decision: Decision, turn_s: float | None
 ) -> Change:
-    """Return the change after one look. Objects are applied one by one, so more units may turn out to change."""
+    """Return the change after one look, which `found` the units that have to change.
+
+    Objects are applied one by one, so a later look may find more units.
+    """
     known = {each.name for each in (*change.units, *change.left)}
     more = [each for each in found if each.name not in known]
     waiting = [*change.left, *more]
     live = {unit.name: unit for unit in (*situation.units, *situation.departed)}
-    begun = [each for each in waiting if _has_begun(each, live.get(each.name))]
+    begun = [each for each in waiting if _is_reached(each, live.get(each.name))]
     after = replace(change, units=(*change.units, *begun), left=tuple(each for each in waiting if each not in begun))
     serving = _count_serving(after, situation, decision)
     lower = {
@@ -137,17 +140,17 @@ def _look(
     return _promise(after, situation, decision, turn_s) if more else after
 
 
-def _has_begun(change: UnitChange, unit: LiveUnit | None) -> bool:
-    """Return whether a unit's turn has begun, or it is there, or it is gone."""
+def _is_reached(change: UnitChange, unit: LiveUnit | None) -> bool:
+    """Return whether the change has reached a unit: its turn to restart has begun, it was created, or it is gone."""
     if change.change == "removed" or unit is None:
         return unit is None
     return unit.replicas is not None if change.change == "new" else not (unit.is_on and unit.is_outdated)
 
 
 def _count_serving(change: Change, situation: Situation, decision: Decision) -> dict[Phase, Share]:
-    """Return the units that serve now, of those that are to serve.
+    """Return how many units of each phase serve now, and how many should.
 
-    One is not called ready for an instant after its new template is applied, while its pods go on.
+    For an instant after a new template is applied, a unit is not called ready although its pods go on serving.
     """
     wanted = _count_wanted(change, situation, decision)
     units = [*situation.units, *situation.departed]
@@ -156,27 +159,27 @@ def _count_serving(change: Change, situation: Situation, decision: Decision) -> 
 
 
 def _serves(unit: LiveUnit, situation: Situation) -> bool:
-    """Return whether a unit is up, and the gateway sends it requests: it serves one KV format."""
+    """Return whether a unit is up and gets requests: its KV format is the one that the gateway serves."""
     if not unit.is_on or not (unit.is_ready or unit.is_unseen):
         return False
     return situation.gateway == "blind" or unit.is_stranger == (situation.gateway == "former")
 
 
 def _count_wanted(change: Change, situation: Situation, decision: Decision) -> Counter[Phase]:
-    """Return the units that are to serve: those that the day wants, but for new ones, and those that leave."""
+    """Count the units of each phase that should serve: the day's units without new ones, and those that leave."""
     leaving = [each.phase for each in (*change.units, *change.left) if each.change == "removed"]
     phases = situation.phases()
-    return Counter([*(phases[name] for name in _staying(change, decision)), *leaving])
+    return Counter([*(phases[name] for name in _find_staying(change, decision)), *leaving])
 
 
-def _staying(change: Change, decision: Decision) -> list[str]:
-    """Return the units that the day wants and wanted before the change."""
+def _find_staying(change: Change, decision: Decision) -> list[str]:
+    """Return the units that the day wants and that the plan had before the change."""
     fates = _fates(change)
     return [name for name in decision.wanted if (name, "new") not in fates]
 
 
 def _promise(change: Change, situation: Situation, decision: Decision, turn_s: float | None) -> Change:
-    """Return the change with its promise, as `tidemill diff` gives it for the present state of the day."""
+    """Return the change with the promise that `tidemill diff` would give for the present state of the day."""
     units = [unit for unit in situation.units if (unit.name, "restarted") in _fates(change)]
     in_turn = Counter(unit.phase for unit in units if unit not in find_awaited(unit, situation.units))
     is_crossing = any(unit.is_stranger for unit in units)
@@ -199,7 +202,7 @@ def _promise_least(
     phases, fates = situation.phases(), _fates(change)
     stand_ins = {phases[name] for name in decision.stand_ins}
     wanted = _count_wanted(change, situation, decision)
-    staying = _staying(change, decision)
+    staying = _find_staying(change, decision)
     kept = Counter(phases[name] for name in staying if (name, "restarted") not in fates)
     stay = Counter(phases[name] for name in staying)
     taken = {node for unit in situation.units for node in unit.nodes}
@@ -223,7 +226,7 @@ def _fates(change: Change) -> set[tuple[str, Fate]]:
 
 
 def _keep_newest(changes: Sequence[Change]) -> list[Change]:
-    """Return the newest changes that there is room for, always the last one."""
+    """Return the newest changes that fit into the status (`MAX_CHANGES`, `MAX_UNITS`), at least the last one."""
     kept: list[Change] = []
     for each in reversed(changes[-MAX_CHANGES:]):
         num_units = sum(len(change.units) + len(change.left) for change in (*kept, each))

@@ -20,7 +20,7 @@ from planner.problems.printable import printable
 __all__ = ["DEFINITION", "add_controller", "read_deployment"]
 
 DEFINITION = Path(__file__).parent / "definition.yaml"
-LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of DNS: others may lead to another path of the API
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # a DNS label: others might change the API's path
 
 
 def add_controller(commands: Any) -> None:
@@ -56,7 +56,7 @@ def _controller(arguments: argparse.Namespace) -> None:
 
 
 def read_deployment(written: str | None, command: str, default_namespace: str = "") -> tuple[str, str]:
-    """Return the namespace and the name of a deployment; a name alone is one of the default namespace, if any.
+    """Return the namespace and name in `NAMESPACE/NAME`, or in `NAME` if there is a default namespace.
 
     Raise CallError.
     """

@@ -1,4 +1,4 @@
-"""The clock of a controller: the real time, or that of a rehearsal, which runs faster.
+"""The clock of a controller: real time, or the faster time of a rehearsal.
 
 A rehearsal begins when the TidemillDeployment was created. So a controller that is started again goes on in the same
 day at the same time, and keeps nothing for it.
@@ -9,26 +9,26 @@ from datetime import UTC, datetime
 
 __all__ = ["Clock", "parse_instant", "timestamp"]
 
-YEAR_9999 = 253_370_764_800.0  # the last one that dates have; a look goes on from now for days, so it ends before
+YEAR_9999 = 253_370_764_800.0  # 9999-01-01: Python's dates end with that year, and a look computes days ahead
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Converts the day's time and the world's into each other; both are seconds since 1970-01-01 00:00 UTC."""
+    """Converts real time to the time of a rehearsed day and back; both are seconds since 1970-01-01 00:00 UTC."""
 
     began: float
     pace: float
 
     def day_time(self, real: float) -> float:
-        """Return the day's time at a real time."""
+        """Return the rehearsed day's time at the real time `real`."""
         return self.began + (real - self.began) * self.pace
 
     def world_time(self, day_time: float) -> float:
-        """Return the real time at a time of the day."""
+        """Return the real time at which the rehearsed day reaches `day_time`."""
         return self.began + (day_time - self.began) / self.pace
 
     def has_date(self, real: float) -> bool:
-        """Return whether the day's time is before the year 9999: a fast clock passes it within weeks."""
+        """Return whether the rehearsed day is before the year 9999, which a fast clock passes within weeks."""
         return 0 <= self.day_time(real) < YEAR_9999
 
 
@@ -38,9 +38,9 @@ def timestamp(instant: float) -> str:
 
 
 def parse_instant(written: str) -> float | None:
-    """Return the instant that a field of an object holds; None if it is no time.
+    """Return the instant that a field of an object holds; None if Python cannot read it as a time.
 
-    The server's schema admits more forms of time than Python reads, the 31st of November among them, and small letters.
+    The server's schema admits more: small letters, which are read, and days such as the 31st of November.
     """
     try:
         return datetime.fromisoformat(written.upper()).astimezone(UTC).timestamp()

@@ -1,4 +1,4 @@
-"""Decides which units to start and drain now, so that they follow the day. Pure: it reads no clock and no cluster.
+"""Decides which units to start and drain now to follow the day's schedule. Pure: it reads no clock and no cluster.
 
     start   a unit that the day wants, from its warm-up on, or that demand asks for
     drain   a unit that neither asks for, as soon as enough others of every phase are ready;
@@ -35,7 +35,7 @@ from stacks.controller.turns import Turns, decide_turns, holders
 
 __all__ = ["Decision", "NextChange", "Scale", "count_planned_units", "decide", "required_units", "units_required_soon"]
 
-LOOK_AHEAD_S = 8 * DAY_S  # the state changes within a week, unless only dates do that; a day more for clock changes
+LOOK_AHEAD_S = 8 * DAY_S  # weekdays repeat after a week: only dates come later. A day more for DST
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class NextChange:
-    """The next change of the day's state: when, and which units then serve or stop."""
+    """The next change of the day's state: when it comes, and which units then serve or stop."""
 
     instant: int
     starts: tuple[str, ...]
@@ -58,7 +58,7 @@ class NextChange:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and what the status says about it."""
+    """What the controller does in this round, and what the status says about it."""
 
     state: str  # the time at which the wanted state began: `22:00`
     scales: tuple[Scale, ...]
@@ -98,28 +98,28 @@ def decide(situation: Situation, now: float) -> Decision:
     if decision.is_held:
         return decision
     on = required_units(situation, now)
-    starts = tuple(_starts(situation, on, {*wanted} - {*planned}))
+    starts = tuple(_units_to_start(situation, on, {*wanted} - {*planned}))
     may_go = [unit for unit in situation.units if unit.is_on and unit.name not in on] if orders.may_drain else []
-    leaving = _leaving(situation, wanted, on) if orders.may_drain else []
-    drains = tuple(_drains(situation, wanted, may_go, leaving))
+    leaving = _units_to_delete(situation, wanted, on) if orders.may_drain else []
+    drains = tuple(_units_to_drain(situation, wanted, may_go, leaving))
     drained = {each.unit for each in drains}
     kept = [unit.name for unit in may_go if unit.name not in drained]
     single = tuple(_undo_extra_groups(unit for unit in situation.units if unit.name not in drained))
     scales = starts + single + drains
-    turns = _turns(situation, decision.wanted, on, scales, decision.stand_ins)
+    turns = _decide_turns(situation, decision.wanted, on, scales, decision.stand_ins)
     decision = replace(decision, scales=scales + tuple(_take_turns(turns)), turns=turns, leaving=tuple(leaving))
     return replace(decision, reason=_explain(situation, decision, kept, force))
 
 
 def required_units(situation: Situation, now: float) -> set[str]:
-    """Return the units that have to run now: those that serve, those that warm up for it, and those that stand in."""
+    """Return the units that have to run now: units to serve, units to warm up, and stand-ins."""
     wanted = _wanted_units(situation, now, _active_force(situation, now))
     stand_ins = _stand_ins(situation, now) if situation.has_given_notice else set()
     return _planned_running_units(situation, now, 0.0) | {*wanted} | stand_ins
 
 
 def units_required_soon(situation: Situation, now: float) -> set[str]:
-    """Return the units that may have to run within the notice that others get of it."""
+    """Return the units that may have to run within the notice that users of their free nodes get."""
     return (
         _planned_running_units(situation, now, situation.timetable.notice_s)
         | required_units(situation, now)
@@ -129,12 +129,12 @@ def units_required_soon(situation: Situation, now: float) -> set[str]:
 
 
 def count_planned_units(situation: Situation, now: float) -> Counter[Phase]:
-    """Return how many units of each phase the day, or the operator, wants to serve now."""
+    """Return how many units of each phase the schedule, or else a forced state, wants to serve now."""
     return _count_by_phase(situation, _planned_units(situation, now, _active_force(situation, now)))
 
 
 def _planned_running_units(situation: Situation, now: float, ahead_s: float) -> set[str]:
-    """Return the units that the day, or the operator, has running now or within `ahead_s`."""
+    """Return the units that the schedule, or a forced state, has running now or within `ahead_s` seconds."""
     timetable, force = situation.timetable, _active_force(situation, now)
     if force is None:
         runs = runs_between(timetable, floor(now), floor(now + ahead_s) + 1)
@@ -148,15 +148,16 @@ def _planned_running_units(situation: Situation, now: float, ahead_s: float) -> 
 
 
 def _wanted_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
-    """Return the units that have to serve now."""
+    """Return the units that have to serve now, those that demand adds included."""
     planned = _planned_units(situation, now, force)
     return planned if force else _add_units(situation, planned, situation.floors)
 
 
 def _stand_ins(situation: Situation, now: float) -> set[str]:
-    """Return the next unit of each phase in which a wanted one is outdated; none while a state is forced.
+    """Return a stand-in, the next unit, for each phase with an outdated wanted unit; none while a state is forced.
 
-    One of another KV format serves nobody alone: where no phase may lack a unit, all phases have one or none has.
+    If KV formats differ, a stand-in needs one in the other phases to serve anybody: where no phase may lack a unit,
+    all those phases get a stand-in or none does.
     """
     are_strangers = any(unit.is_stranger for unit in situation.units)
     if _active_force(situation, now) or (are_strangers and situation.gateway == "blind"):
@@ -170,7 +171,7 @@ def _stand_ins(situation: Situation, now: float) -> set[str]:
 
 
 def _planned_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
-    """Return the units that the day, or the operator, wants to serve now."""
+    """Return the units that the schedule, or else a forced state, wants to serve now."""
     if force is not None:
         return _forced_step(situation, force).units
     return units_at(situation.timetable, floor(now))
@@ -203,18 +204,18 @@ def _forced_step(situation: Situation, force: Force) -> Step:
     return next(step for step in situation.timetable.steps if step.at == force.state)
 
 
-def _starts(situation: Situation, on: set[str], asked: set[str]) -> Iterator[Scale]:
-    """Yield the units to start. Before its new template is current, a unit may start with either."""
+def _units_to_start(situation: Situation, on: set[str], asked: set[str]) -> Iterator[Scale]:
+    """Yield the units to start; not an outdated one, which might still start with its old template."""
     everybody = [*situation.units, *situation.departed]
     for unit in situation.units:
         if unit.name in on and unit.replicas == 0 and not unit.is_outdated and not holders(unit, everybody):
             yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
 
 
-def _turns(
+def _decide_turns(
     situation: Situation, wanted: Sequence[str], on: set[str], scales: Sequence[Scale], stand_ins: Collection[str]
 ) -> Turns:
-    """Return whose turn it is, if nothing else is to do."""
+    """Return the units that restart with their new template now: none while any unit starts or drains."""
     if not situation.orders.may_drain:
         return _pause_turns(situation, "nobody knows until when to hold")
     if scales:
@@ -234,16 +235,16 @@ def _take_turns(turns: Turns) -> Iterator[Scale]:
 
 
 def _undo_extra_groups(units: Iterable[LiveUnit]) -> Iterator[Scale]:
-    """Yield units to scale back to one group if somebody scaled them to more, which takes others' nodes."""
+    """Yield units to scale back to one group: somebody scaled them to more, which takes other units' nodes."""
     for unit in units:
         if unit.replicas is not None and unit.replicas > 1:
             yield Scale(unit.name, True, f"it was scaled to {unit.replicas} groups, and a unit is one")
 
 
-def _leaving(situation: Situation, wanted: Sequence[str], on: set[str]) -> list[str]:
-    """Return the departed units to delete: those that nobody misses, and those that keep others from their nodes.
+def _units_to_delete(situation: Situation, wanted: Sequence[str], on: set[str]) -> list[str]:
+    """Return the departed units to delete: those no longer needed, and those on nodes that another unit waits for.
 
-    While others wait for their turns, those that left serve in place of the ones in their turn.
+    While units wait to restart with a new template, departed units serve in place of the restarting ones.
     """
     awaited = [unit for unit in situation.units if unit.name in on and not unit.is_ready]
     blocking = {each.name for unit in awaited for each in holders(unit, situation.departed)}
@@ -251,13 +252,13 @@ def _leaving(situation: Situation, wanted: Sequence[str], on: set[str]) -> list[
     if any(unit.is_on and unit.is_outdated for unit in situation.units):
         return found
     staying = [unit for unit in situation.departed if unit.name not in found]
-    return found + [each.unit for each in _drains(situation, wanted, staying, found)]
+    return found + [each.unit for each in _units_to_drain(situation, wanted, staying, found)]
 
 
-def _drains(
+def _units_to_drain(
     situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUnit], leaving: Collection[str]
 ) -> Iterator[Scale]:
-    """Yield the units of `may_go` to drain, last ones first, as long as every phase keeps the units wanted."""
+    """Yield the units of `may_go` to drain, last first, as long as every phase keeps as many ready units as wanted."""
     there = [*situation.units, *(unit for unit in situation.departed if unit.name not in leaving)]
     needed, ready = _count_by_phase(situation, wanted), _count_ready(there)
     for unit in reversed(may_go):
@@ -302,7 +303,7 @@ def _describe_unmet_demand(situation: Situation, wanted: Sequence[str], force: F
 
 
 def _next_change(situation: Situation, now: float) -> NextChange | None:
-    """Return the first change after `now`. It looks a day ahead at a time, since most days have a change."""
+    """Return the first change of the day's state after `now`, searching a day at a time: most days have one."""
     for begin in range(floor(now) + 1, floor(now) + LOOK_AHEAD_S, DAY_S):
         end = min(begin + DAY_S, floor(now) + LOOK_AHEAD_S)
         for change in changes_between(situation.timetable, begin, end):
@@ -311,7 +312,7 @@ def _next_change(situation: Situation, now: float) -> NextChange | None:
 
 
 def _explain(situation: Situation, decision: Decision, kept: Sequence[str], force: Force | None) -> str:
-    """Return the explanation in the status. A unit is kept only while a wanted one is not ready."""
+    """Return the reason that the status gives. Units in `kept` stay only while a wanted one is not ready."""
     ready = {unit.name for unit in situation.units if unit.is_on and unit.is_ready}
     awaited = [unit for unit in decision.wanted if unit not in ready]
     missing = [unit.name for unit in situation.units if unit.replicas is None]

@@ -1,4 +1,4 @@
-"""The number of units of a phase that the measured load asks for, whatever the day says. Pure.
+"""The number of units of a phase that the measured load needs, whatever the day's schedule says. Pure.
 
     asked = the largest of   requests / (a unit's places x used)
                              KV       / (a unit's room   x used)
@@ -42,39 +42,39 @@ class Load:
 
 @dataclass(frozen=True)
 class Room:
-    """The capacity of one unit of a phase; 0 for what does not limit it."""
+    """The capacity of one unit of a phase; 0 for a quantity that does not limit it."""
 
     num_requests: int
     kv_tokens: int
-    prompt_tokens: int  # of one step of all its ranks
+    prompt_tokens: int  # prompt tokens that all its ranks compute in one step
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When more units are asked for, and for how long."""
+    """How full units may be before demand adds another, and for how long added units stay."""
 
-    used: float  # share of the room for requests and KV
-    backlog: float  # steps of prompts
+    used: float  # the highest share in use of a unit's room for requests and for KV
+    backlog: float  # the most prompts waiting, in steps of a unit
     after_s: float
     stay_s: float
 
 
 @dataclass(frozen=True)
 class Floor:
-    """The units of a phase that are on at least. Times are seconds since 1970-01-01 00:00 UTC, the world's."""
+    """The fewest units of a phase to keep on. Times are real, in seconds since 1970-01-01 00:00 UTC."""
 
     units: int
     until: float  # when fewer units may be enough
-    peak: int  # the most that was asked for since the last change
-    since: float | None = None  # since when more units than are on are asked for; None if they are not
+    peak: int  # the most units that demand asked for since the floor changed last
+    since: float | None = None  # since when demand exceeds the units on; None if it does not
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The units that demand asks for after one look."""
+    """The number of units of each phase that demand asks for after one look."""
 
     floors: Mapping[Phase, Floor]
-    expected_units: Mapping[Phase, int]  # units that are asked for, and will be on if that lasts
+    expected_units: Mapping[Phase, int]  # units that will be on if the demand lasts
     unknown: str | None = None  # why the load is not known; the floors then stay as they were
 
 
@@ -86,7 +86,10 @@ def follow_demand(
     now: float,
     limits: Limits,
 ) -> Demand:
-    """Return the demand of the loads, while the day wants `planned` units; a phase without a load keeps its floor."""
+    """Return each phase's demand for units, given its load and the number that the day has `planned`.
+
+    A phase without a measured load keeps its floor.
+    """
     floors, soon = dict(before), {}
     for phase, load in loads.items():
         asked = demanded_units(load, rooms[phase], limits)
@@ -97,7 +100,7 @@ def follow_demand(
 
 
 def demanded_units(load: Load, room: Room, limits: Limits) -> int:
-    """Return how many units this load asks for."""
+    """Return how many units keep this load within `limits`, at most twice the ready ones."""
     shares = (
         (load.num_requests, room.num_requests * limits.used),
         (load.kv_tokens, room.kv_tokens * limits.used),
@@ -108,7 +111,7 @@ def demanded_units(load: Load, room: Room, limits: Limits) -> int:
 
 
 def follow_phase(before: Floor | None, asked: int, planned: int, now: float, limits: Limits) -> Floor:
-    """Return the floor after a look at which `asked` units were asked for, while the day wants `planned`."""
+    """Return a phase's floor after a look at which its load needs `asked` units and the day has `planned`."""
     longest = now + limits.stay_s  # the minimum also holds if the clock was set back
     floor = replace(before, until=min(before.until, longest)) if before else Floor(min(asked, planned), longest, 0)
     on = max(planned, floor.units)

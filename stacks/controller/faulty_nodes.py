@@ -23,15 +23,15 @@ LOOK_S = 30.0  # assumed: moving a unit takes minutes
 def handle_faulty_nodes(
     follower: Follower, deployment: Manifest, situation: Situation, decision: Decision, now: float, elapsed_s: float
 ) -> Sequence[str] | None:
-    """Move one unit off faulty nodes. Return what keeps units there; None if this round did not look.
+    """Move one unit off faulty nodes. Return why other units stay on theirs; None if this round does not look.
 
-    One round in each `LOOK_S` looks; the previous round was `elapsed_s` ago.
+    One round every `LOOK_S` seconds looks at nodes; the previous round was `elapsed_s` ago.
     """
     if "heal" not in deployment["spec"] or now % LOOK_S >= elapsed_s:
         return None
     own = {node for unit in situation.units for node in (*unit.nodes, *unit.spares)}
     try:
-        everywhere = follower.api.list_all("v1", "Node", "", resourceVersion="0")  # what the server has in memory
+        everywhere = follower.api.list_all("v1", "Node", "", resourceVersion="0")  # "0": from its memory
         nodes = [each for each in everywhere if each["metadata"]["name"] in own]
         pods = unit_pods(follower.api, deployment)
     except ProviderError as error:

@@ -46,9 +46,9 @@ class Figures:
 
 
 def read_figures(url: str) -> Figures:
-    """Ask the gateway, which takes no password. Raise NoFigures.
+    """Fetch the gateway's page of metrics, which needs no password. Raise NoFigures.
 
-    Resolving a name may take any time, and the day must not wait for it: so a thread asks.
+    A thread sends the request: resolving a host name may take any time, and the controller must not wait for it.
     """
     url = without_secrets(url)
     try:
@@ -86,7 +86,7 @@ def parse_figures(text: str) -> Figures:
 
 
 class _Question:
-    """One request to the gateway; its thread and socket end when it is given up, however slow the answer is."""
+    """One request to the gateway. Giving it up ends its thread and socket, however slow the answer is."""
 
     def __init__(self, url: str) -> None:
         """Raise ValueError or HTTPException if the address is not valid."""
@@ -98,7 +98,7 @@ class _Question:
         self._is_given_up = False
 
     def ask(self) -> None:
-        """Put the page, or the error, into `answers`."""
+        """Fetch the page of metrics and put it, or the error, into `answers`."""
         try:
             self.answers.put(self._page())
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -127,14 +127,14 @@ class _Question:
 
 
 def _samples(text: str) -> Iterator[Sample]:
-    """Yield the samples about phases and about units that are held up."""
+    """Yield the page's samples of phases' loads and of units that a slow rank holds up."""
     for match in SAMPLE.finditer(text):
         name, labels, *_, written = match.groups()
         yield name, dict(re.findall(LABEL, labels)), written
 
 
 def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield each phase's figures by name and phase. Raise ValueError for a figure that is no count."""
+    """Yield each load figure with its name and phase. Raise ValueError for a figure that is no count."""
     for sample, labels, written in _samples(text):
         name, phase = sample.removeprefix("phase_"), labels.get("phase")
         if sample == STRAGGLER or phase not in PHASES:

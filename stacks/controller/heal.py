@@ -38,7 +38,7 @@ class FaultReports:
 
     faulty: frozenset[str] = frozenset()  # nodes that need the plan's taint
     recovered: frozenset[str] = frozenset()  # nodes with the taint that report no fault now
-    problem: str | None = None  # why some that report a fault are not tainted
+    problem: str | None = None  # why some nodes that report a fault are not tainted
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Healing:
 def find_reports(
     plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], settings: Mapping[str, Sequence[str]], now: float
 ) -> FaultReports:
-    """Return which nodes have one of the conditions or labels in `settings` at `now`, in real time.
+    """Return the nodes that report a fault at the real time `now`: a condition or label named in `settings`.
 
     A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
     more are tainted: units that restart must find a node.
@@ -83,7 +83,7 @@ def find_reports(
 def find_node_health(
     units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], reports: FaultReports, now: float
 ) -> NodeHealth:
-    """Return the health that nodes and the units' pods report at `now`, in real time.
+    """Return which nodes and pods of `units` are unhealthy at the real time `now`.
 
     Pods are matched by name: a foreign pod with the labels of a unit would keep it moving for ever.
     """
@@ -109,7 +109,7 @@ def find_node_health(
 
 
 def heal(situation: Situation, decision: Decision, health: NodeHealth) -> Healing:
-    """Return the unit that moves, if any; none during a hold, or while units start or drain."""
+    """Return the unit that moves off its faulty nodes now, if any; none during a hold or while units start or drain."""
     stays = decision.is_held or not situation.orders.may_drain or bool(decision.scales)
     is_busy = stays or not all(unit.is_ready for unit in _running_units(situation))
     move, problems = None, []
@@ -140,7 +140,7 @@ def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], h
 
 
 def _pods(unit: LiveUnit) -> list[str]:
-    """Return the names of its pods, as its LeaderWorkerSet gives them."""
+    """Return the names that a unit's LeaderWorkerSet gives its pods."""
     return [names.unit_pod_name(unit.name, worker, "leaderworkerset") for worker in range(len(unit.nodes))]
 
 
@@ -167,19 +167,19 @@ def _reported_lately(node: Manifest, faults: Collection[tuple[str, str]], labels
 
 
 def _change_times(node: Manifest, faults: Collection[tuple[str, str]]) -> Iterator[str]:
-    """Yield when the conditions changed by which a node reports faults."""
+    """Yield the time of the last change of each of a node's fault conditions."""
     kinds = {kind for kind, _ in faults}
     return (each.get("lastTransitionTime") or "" for each in list_conditions(node) if each["type"] in kinds)
 
 
 def _taint_times(node: Manifest) -> Iterator[str]:
-    """Yield when a node got our taint."""
+    """Yield the times at which a node got our taint for faulty nodes."""
     taints = node["spec"].get("taints") or []
     return (each.get("timeAdded") or "" for each in taints if each["key"] == names.FAULTY_TAINT)
 
 
 def _is_recent(written: str, now: float) -> bool:
-    """Return whether a time is within `STEADY_S` of now, tolerating clock skew."""
+    """Return whether the time `written` is within `STEADY_S` of now, before or after: clocks may differ."""
     instant = parse_instant(written)
     return instant is not None and abs(now - instant) < STEADY_S
 
@@ -194,7 +194,7 @@ def _has_taint(node: Manifest, key: str) -> bool:
 
 
 def _has_only_our_taint(node: Manifest, plan: str) -> bool:
-    """Return whether a node has the taint of faulty nodes from this plan and no other."""
+    """Return whether a node has the taint for faulty nodes, set by this plan and no other."""
     taints = [taint for taint in node["spec"].get("taints") or [] if taint["key"] == names.FAULTY_TAINT]
     return bool(taints) and all(taint.get("value") == plan for taint in taints)
 
@@ -204,9 +204,9 @@ def _describe_faults(faults: Mapping[str, str]) -> str:
 
 
 def _find_fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]], *, is_over: bool) -> str | None:
-    """Return why pods with these tolerations have to leave a node, in words that follow `which`.
+    """Return why pods with these tolerations have to leave a node, worded to follow "NODE, which"; None if they stay.
 
-    If the fault is over, our taint is no reason any more.
+    If the fault is over, our taint for faulty nodes is no reason any more.
     """
     for taint in repelling_taints(node, tolerations):
         if taint["key"] == CORDON:

@@ -26,7 +26,7 @@ PAUSE_S = 0.1  # assumed: a probe waits for a second
 
 
 class Health:
-    """How the last look ended, and when. `clock` counts seconds."""
+    """Whether the controller's last round went well, and when it ended. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class Health:
         self._ended_at, self._went_well = self._clock(), went_well
 
     def answer(self, path: str) -> HTTPStatus:
-        """Return the HTTP status of a probe's answer."""
+        """Return the HTTP status that answers a probe of `path`."""
         moves = self._clock() - self._ended_at < STALLED_S
         said = {"/healthz": moves, "/readyz": moves and self._went_well}.get(path)
         if said is None:
@@ -48,7 +48,7 @@ class Health:
 
 @contextmanager
 def serve_probes(health: Health, address: str, port: int = Ports.HEALTH) -> Iterator[int]:
-    """Answer probes on a thread; yield the port, which the kernel chooses for 0. Raise ProviderError."""
+    """Answer probes on a thread; yield the port in use (for port 0 the kernel chooses one). Raise ProviderError."""
     try:
         server = (_Server6 if ":" in address else _Server)((address, port), _handler(health))
     except OSError as error:
@@ -66,7 +66,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. If there is no descriptor left for it, pause: it stays pending, and we would spin."""
+        """Accept a connection. Without a free file descriptor, pause: it stays pending, and the loop would spin."""
         try:
             return super().get_request()
         except OSError:

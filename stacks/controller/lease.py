@@ -24,16 +24,16 @@ __all__ = ["LASTS_S", "Lease"]
 
 LASTS_S = 15  # Kubernetes' own controllers' default: --leader-elect-lease-duration of kube-controller-manager
 API_VERSION = "coordination.k8s.io/v1"
-MOST_TRANSITIONS = 2**31 - 1  # what the field holds
+MOST_TRANSITIONS = 2**31 - 1  # the field `leaseTransitions` is an int32
 
 
 class Lease:
-    """A Lease, and who wants to hold it: `reference`, `holder`, and the `manager` that writes its fields."""
+    """A Kubernetes Lease, the `holder` that wants it, and the field `manager` that writes it."""
 
     def __init__(self, namespace: str, name: str, holder: str, manager: str) -> None:
         self.reference = Reference(API_VERSION, "Lease", namespace, name)
         self.holder, self.manager = holder, manager
-        self._last_spec: Manifest = {}  # as it was at the last look
+        self._last_spec: Manifest = {}  # the Lease's spec at the last look
         self._unchanged_since = 0.0
 
     def acquire(self, api: Api, now: float) -> bool:
@@ -50,7 +50,7 @@ class Lease:
             self._write(api, live, "", now)
 
     def _is_held_by_another(self, spec: Manifest, now: float) -> bool:
-        """Return whether another still holds the lease. If the clock was set back, begin to count anew."""
+        """Return whether another controller still holds the lease; restart the countdown if the clock was set back."""
         if spec != self._last_spec or now < self._unchanged_since:
             self._last_spec, self._unchanged_since = spec, now
         return spec.get("holderIdentity") not in (None, "", self.holder) and now < self._unchanged_since + LASTS_S

@@ -23,7 +23,7 @@ RECLAIMED: Mark = "reclaimed"
 
 @dataclass(frozen=True)
 class Marks:
-    """Nodes by their mark, each in the order of units."""
+    """The free and the reclaimed nodes, each in the order of their units."""
 
     free: tuple[str, ...] = ()
     reclaimed: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Marks:
         return FREE if node in self.free else RECLAIMED if node in self.reclaimed else None
 
     def keep_previous(self, nodes: Collection[str], before: "Marks") -> "Marks":
-        """Return these marks, but for `nodes` the marks from before."""
+        """Return these marks, with the marks of `nodes` replaced by those in `before`."""
         return Marks(
             *(
                 (*(node for node in now if node not in nodes), *(node for node in then if node in nodes))
@@ -56,7 +56,7 @@ def decide_marks(situation: Situation, now: float) -> Marks:
 
 
 def lending_events(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[str, str]]:
-    """Yield the events for a change of marks, unit by unit: reason and message."""
+    """Yield reason and message of an event for each unit whose nodes have become free or reclaimed."""
     words = {
         (FREE, None): ("Freed", "are free"),
         (FREE, RECLAIMED): ("Freed", "are free"),

@@ -42,9 +42,9 @@ PERIOD_S = 5.0  # assumed: short beside warm-ups of minutes, and three of them r
 
 
 def follow(follower: Follower, is_over: Callable[[], bool], wait: Callable[[float], object], health: Health) -> None:
-    """Follow the day until `is_over`; `wait` some seconds between two rounds. Errors are reported and end nothing.
+    """Run rounds until `is_over`, with a `wait` of some seconds between two. An error is reported, and rounds go on.
 
-    `health` is told how each round ends.
+    `health` notes how each round ends.
     """
     said, last = "", -math.inf
     while not is_over():
@@ -65,7 +65,7 @@ def follow(follower: Follower, is_over: Callable[[], bool], wait: Callable[[floa
 
 
 def run_once(follower: Follower, now: float) -> str:
-    """Do one round and release the lease. Return what the operator should know.
+    """Do one round and release the lease. Return a text for the operator.
 
     Raise ProviderError.
     """
@@ -76,7 +76,7 @@ def run_once(follower: Follower, now: float) -> str:
 
 
 def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> str:
-    """Do the work of one round at `now`. Return what the operator should know. Raise ProviderError.
+    """Do the work of one round at `now`. Return a text for the operator. Raise ProviderError.
 
     The last successful round was `elapsed_s` ago. Few rounds look at nodes; the first one does.
     """
@@ -113,7 +113,7 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
 
 
 def _note_changes(follower: Follower, deployment: Manifest, changes: Sequence[Change]) -> None:
-    """Write down what a look has found, before anything is done about it."""
+    """Write the records of changes to the deployment's status before acting on them."""
     written = changes_json(changes)
     if follower.is_dry_run or written == ((deployment.get("status") or {}).get("changes") or []):
         return
@@ -124,7 +124,7 @@ def _note_changes(follower: Follower, deployment: Manifest, changes: Sequence[Ch
 
 
 def _find_news(deployment: Manifest, measurement: Measurement, decision: Decision) -> Iterator[tuple[str, str, bool]]:
-    """Yield news about orders and the gateway's figures: reason, message, whether the operator has to act."""
+    """Yield events about orders and the gateway's figures: reason, message, whether the operator has to act."""
     unread = measurement.observation.situation.orders.unreadable
     for condition, reason, messages in (
         (FOLLOWING, "WrongOrder", unread),
@@ -145,7 +145,7 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
 def _lend_nodes(
     follower: Follower, deployment: Manifest, observation: Observation, now: float, elapsed_s: float
 ) -> tuple[Marks, Sequence[str]]:
-    """Mark nodes as free or reclaimed. Return the marks of all nodes then, and what went wrong."""
+    """Mark nodes as free or reclaimed. Return the resulting marks of all nodes, and what went wrong."""
     situation, before = observation.situation, previous_marks(deployment)
     marks = decide_marks(situation, observation.clock.day_time(now))
     is_due = marks != before or now % LOOK_AT_NODES_S < elapsed_s
@@ -155,7 +155,7 @@ def _lend_nodes(
         follower.say(f"would have {len(marks.free)} nodes free and {len(marks.reclaimed)} left")
         return marks, ()
     if len(marks.free) < len(before.free):
-        _update_quota(follower, deployment, marks, now)  # before the nodes are gone
+        _update_quota(follower, deployment, marks, now)  # first, so that Kueue admits no more jobs to them
     problems = _mark_nodes(follower, deployment, situation, marks)
     marks = marks.keep_previous(problems, before)
     _update_quota(follower, deployment, marks, now)
@@ -169,7 +169,7 @@ def _lend_nodes(
 def _mark_nodes(
     follower: Follower, deployment: Manifest, situation: Situation, marks: Marks
 ) -> Mapping[str, ProviderError]:
-    """Mark the units' nodes. Return those that could not be, and why."""
+    """Mark the units' nodes. Return each node that could not be marked, and why."""
     nodes = list(dict.fromkeys(node for unit in situation.units for node in unit.nodes))
     try:
         return dict(mark_nodes(follower.api, deployment["metadata"]["name"], nodes, marks))

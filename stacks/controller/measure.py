@@ -1,4 +1,4 @@
-"""A round's use of the gateway's figures: how many units demand asks for, and which units are used last.
+"""What a round does with the gateway's figures: how many units demand asks for, and which units are used last.
 
 `demand.py` and `stragglers.py` decide. Their state is kept in the deployment's status.
 """
@@ -22,7 +22,7 @@ __all__ = ["Measurement", "measure", "previous_floors", "previous_suspects"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """The observation, changed by what the gateway measures."""
+    """An observation of the cluster, adjusted by what the gateway measures."""
 
     observation: Observation
     demand: Demand | None = None  # none for a deployment that does not follow it
@@ -47,7 +47,7 @@ def measure(deployment: Manifest, observation: Observation, now: float) -> Measu
 
 
 def previous_floors(deployment: Manifest) -> dict[Phase, Floor]:
-    """Return the floors as last written, without those whose end is no time."""
+    """Return each phase's floor in the deployment's status, without those whose end is no valid time."""
     written = (deployment.get("status") or {}).get("demand") or []
     return {
         each["phase"]: Floor(each["units"], until, each["peak"], _read_since(each))
@@ -57,7 +57,7 @@ def previous_floors(deployment: Manifest) -> dict[Phase, Floor]:
 
 
 def previous_suspects(deployment: Manifest) -> dict[str, Suspect]:
-    """Return the suspects as they were written last."""
+    """Return the units in the deployment's status that one slow rank may hold up."""
     written = (deployment.get("status") or {}).get("stragglers") or []
     return {each["unit"]: Suspect(each["isLast"], _read_since(each)) for each in written}
 
@@ -93,7 +93,7 @@ def _notice_s(observation: Observation) -> float:
 def _apply_demand(
     observation: Observation, demand: Demand | None, suspects: Mapping[str, Suspect], now: float
 ) -> Observation:
-    """Return the observation with the floors, the order of units, and the units that would be on if the load lasts."""
+    """Return the observation with the demand's floors, suspects moved last, and the units on if the load lasts."""
     floors = {phase: each.units for phase, each in demand.floors.items()} if demand else {}
     last = {unit for unit, each in suspects.items() if each.is_last}
     may_be_last = last ^ {unit for unit, each in suspects.items() if each.since is not None}

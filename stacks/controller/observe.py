@@ -36,15 +36,15 @@ __all__ = [
 ]
 
 UNIT_API_VERSION, UNIT_KIND = names.UNIT_OBJECTS["leaderworkerset"]
-# A unit's StatefulSet of leaders has its name; those of workers name their group as well.
+# Selects the StatefulSets of leaders, each named as its unit; those of workers have a label with their group too.
 # Source: github.com/kubernetes-sigs/lws 060ab4d pkg/controllers/leaderworkerset_controller.go and pod_controller.go
 LEADERS = "leaderworkerset.sigs.k8s.io/name,!leaderworkerset.sigs.k8s.io/group-index"
-CURRENT = "Current"  # the condition that no unit waits for a new template
+CURRENT = "Current"  # the condition that is true while no unit waits for a new template
 NOW = "now"
 
 
 class WrongDay(ValueError):
-    """A TidemillDeployment whose day cannot be followed although its schema admits it: which field, and why."""
+    """A TidemillDeployment is valid by its schema, but its day cannot be followed; the text names field and reason."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Observation:
 
 
 def deployment_reference(namespace: str, name: str) -> Reference:
-    """Return what names a TidemillDeployment."""
+    """Return the API reference of a TidemillDeployment."""
     return Reference(names.DEPLOYMENT_API_VERSION, names.DEPLOYMENT_KIND, namespace, name)
 
 
 def find_deployment(api: Api, namespace: str, name: str) -> Manifest | None:
-    """Return the TidemillDeployment as it is; None where there is none. Raise ProviderError."""
+    """Return the live TidemillDeployment; None if it does not exist. Raise ProviderError."""
     return api.get(deployment_reference(namespace, name))
 
 
 def observe(api: Api, deployment: Manifest, now: float) -> Observation:
-    """Look at the units once, at the real time `now`. Raise ProviderError or WrongDay."""
+    """Read the deployment's units from the cluster, at the real time `now`. Raise ProviderError or WrongDay."""
     metadata, spec, clock = deployment["metadata"], deployment["spec"], read_clock(deployment)
     if not clock.has_date(now):
         began = metadata["creationTimestamp"]
@@ -75,7 +75,7 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
     outdated, unknown = _find_outdated(api, metadata["namespace"], units)
     departed = _find_departed(deployment, units)
     is_changing = bool(outdated or departed)
-    looked = [_name(each) for each in units] if is_changing else _units_being_left(deployment, units)
+    looked = [_name(each) for each in units] if is_changing else _units_not_yet_free(deployment, units)
     pods, unseen = _list_pods(api, metadata["namespace"], looked)
     occupied = dict.fromkeys(looked, ()) if unseen else _occupied_nodes(pods)
     strangers, gateway = find_strangers(api, deployment, units, pods) if outdated else (set(), "newest")
@@ -94,7 +94,7 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
 
 
 def list_units(api: Api, deployment: Manifest) -> list[Manifest]:
-    """Return the LeaderWorkerSets of the plan, also of units that have left it. Raise ProviderError."""
+    """Return the LeaderWorkerSets of all units, units that have left the plan included. Raise ProviderError."""
     selector = f"{names.PLAN_LABEL}={deployment['metadata']['name']}"
     return api.list_all(UNIT_API_VERSION, UNIT_KIND, deployment["metadata"]["namespace"], labelSelector=selector)
 
@@ -106,7 +106,7 @@ def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
 
 
 def read_clock(deployment: Manifest) -> Clock:
-    """Return the clock that its day goes by."""
+    """Return the clock that the deployment's day runs by: real time times its `pace`, from its creation on."""
     began = parse_instant(deployment["metadata"]["creationTimestamp"])
     assert began is not None, "the server writes it"
     return Clock(began, float(deployment["spec"].get("pace", 1)))
@@ -121,9 +121,9 @@ def read_situation(
     outdated: Collection[str] = (),
     strangers: Collection[str] = (),
 ) -> Situation:
-    """Return what a deployment's spec and its units' objects say at `now`, in real time. Raise WrongDay.
+    """Return the situation at the real time `now`, from a deployment's spec and its units' objects. Raise WrongDay.
 
-    `occupied` has the nodes of the pods of units, as far as somebody has looked.
+    `occupied` maps a unit to the nodes that its pods are on; a unit whose pods were not listed is missing.
     """
     live = {each["metadata"]["name"]: each for each in objects}
     units = []
@@ -143,18 +143,18 @@ def read_situation(
 
 
 def previous_marks(deployment: Manifest) -> Marks:
-    """Return the marks of nodes as they were written last."""
+    """Return the marks of nodes in the deployment's status."""
     nodes = (deployment.get("status") or {}).get("nodes") or {}
     return Marks(tuple(nodes.get(FREE) or ()), tuple(nodes.get(RECLAIMED) or ()))
 
 
 def previous_units(deployment: Manifest) -> list[str]:
-    """Return the units that have been in the plan and were still there, as the status has it."""
+    """Return the status's list of units, departed ones that still existed included."""
     return list((deployment.get("status") or {}).get("unitNames") or ())
 
 
 def _find_departed(deployment: Manifest, units: Sequence[Manifest]) -> list[Manifest]:
-    """Return the units that have been in the plan before and are not now."""
+    """Return the LeaderWorkerSets of units that were in the plan and have left it."""
     planned, known = {each["name"] for each in deployment["spec"]["units"]}, {*previous_units(deployment)}
     return [
         each for each in units if _name(each) in known - planned and names.PHASE_LABEL in each["metadata"]["labels"]
@@ -166,8 +166,8 @@ def _departed_unit(live: Manifest, occupied: Mapping[str, Collection[str]]) -> L
     return _unit(settings, live, occupied.get(settings["name"]))
 
 
-def _units_being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[str]:
-    """Return the units that are off and whose nodes are not marked as free yet."""
+def _units_not_yet_free(deployment: Manifest, units: Sequence[Manifest]) -> list[str]:
+    """Return the units that are off, none of whose nodes is marked as free yet, if the plan lends nodes."""
     if "lendNodes" not in deployment["spec"]:
         return []
     off = {each["metadata"]["name"] for each in units if each["spec"].get("replicas") == 0}
@@ -180,9 +180,9 @@ def _units_being_left(deployment: Manifest, units: Sequence[Manifest]) -> list[s
 
 
 def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple[set[str], str | None]:
-    """Return the units whose pods have an older template than their objects, and why that is not known.
+    """Return the units whose pods have an older template than their objects, and an error if that is not known.
 
-    A unit that is off is outdated until its new template is current: started before, it may get either.
+    A unit that is off is outdated until its new template is current: if started earlier, it may get either template.
     """
     unseen = {_name(unit) for unit in units if num_withheld(unit) and _is_off(unit) and not _is_observed(unit)}
     doubtful = {_name(unit) for unit in units if num_withheld(unit) and _is_observed(unit) and not _is_current(unit)}
@@ -196,7 +196,7 @@ def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple
 
 
 def _is_current(unit: Manifest) -> bool:
-    """Return whether a unit's status alone shows that its newest template is the one that it has, or starts with."""
+    """Return whether a unit's status alone shows that its pods have, or would start with, its newest template."""
     status = unit.get("status") or {}
     if _is_off(unit):
         return not status.get("replicas")
@@ -204,9 +204,9 @@ def _is_current(unit: Manifest) -> bool:
 
 
 def _withholds(leader: Manifest) -> bool:
-    """Return whether a unit's StatefulSet of leaders keeps a template from its pods, or has not seen the newest.
+    """Return whether a unit's StatefulSet of leaders has pods of an older template, or has not seen the newest.
 
-    One that was just made has pods of no older template.
+    A StatefulSet that was just created has no pods of an older template.
     """
     status = leader.get("status") or {}
     if not status.get("observedGeneration"):
@@ -219,9 +219,9 @@ def _is_observed(live: Manifest) -> bool:
 
 
 def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
-    """Return whether a unit has been starting for longer than it may take.
+    """Return whether a unit has been starting for longer than the spec's `readySeconds`.
 
-    Until its own controller has seen that it is on, its status tells of an earlier start.
+    Until LeaderWorkerSet's controller has seen that the unit is on, its status describes an earlier start.
     """
     starting = find_condition(unit, "Progressing")
     if starting.get("status") != "True" or not _is_observed(unit):
@@ -231,14 +231,14 @@ def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
 
 
 def _outdated_since(deployment: Manifest, now: float) -> float:
-    """Return since when units are outdated, as the status has it; `now` if it does not say so yet."""
+    """Return the time since which units are outdated, by the deployment's status; `now` if it does not say so yet."""
     current = find_condition(deployment, CURRENT)
     since = parse_instant(current["lastTransitionTime"]) if current.get("status") == "False" else None
     return now if since is None else since
 
 
 def _list_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[list[Manifest], str | None]:
-    """Return the pods of these units, and why they are not known."""
+    """Return the pods of these units, and an error if they cannot be listed."""
     if not units:
         return [], None
     selector = f"{names.UNIT_LABEL} in ({','.join(units)})"
@@ -249,7 +249,7 @@ def _list_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[list[Man
 
 
 def _occupied_nodes(pods: Sequence[Manifest]) -> Mapping[str, Collection[str]]:
-    """Return unit -> the nodes of its pods."""
+    """Return the nodes that each unit's pods are on, by the unit's name."""
     found: dict[str, set[str]] = {}
     for each in pods:
         nodes = found.setdefault(each["metadata"]["labels"][names.UNIT_LABEL], set())
@@ -324,7 +324,7 @@ def _require_units(place: str, step: Mapping[str, Any], by_phase: Mapping[Phase,
 
 
 def _read_orders(spec: Mapping[str, Any], states: set[str], clock: Clock, now: float) -> Orders:
-    """Return the orders that are not over at `now`. One that is over orders nothing, whatever it names."""
+    """Return the orders that have not ended by `now`. An order that has ended is ignored, even if it is invalid."""
     written = {name: spec[name] for name in ("hold", "force") if spec.get(name) is not None}
     ends = {name: parse_instant(order["until"]) for name, order in written.items()}
     lasting = {name: order for name, order in written.items() if (end := ends[name]) is None or now < end}

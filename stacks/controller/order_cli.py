@@ -1,4 +1,4 @@
-"""The `tidemill hold` and `tidemill force` commands: a person's orders to the controller. Each ends by itself.
+"""The `tidemill hold` and `tidemill force` commands: a person's orders to the controller. Every order has an end.
 
 An order is a field of the TidemillDeployment that no manifest has. It is written under a field manager of its own:
 Flux takes over what managers such as kubectl-patch own. It is a merge and no server-side apply, which would create a
@@ -36,8 +36,8 @@ __all__ = [
 Order = Literal["hold", "force"]
 
 FIELD_MANAGER = "tidemill-order"
-NAMESPACE = "tidemill"  # of a plan whose spec names none
-TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")  # at which a state begins
+NAMESPACE = "tidemill"  # the namespace of a plan whose spec names none
+TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")  # names the state that begins then
 FORM = "%Y-%m-%dT%H:%M:%SZ"  # as Kubernetes writes times
 
 
@@ -101,7 +101,7 @@ def _give_order(arguments: argparse.Namespace) -> None:
 
 
 def require_deployment(found: Manifest | None, order: Order, namespace: str, name: str) -> Manifest:
-    """Return the deployment that was found. Raise CallError where there is none."""
+    """Return the deployment, or raise CallError if none was found."""
     if found is not None:
         return found
     rule = f"R505 must be a {DEPLOYMENT_KIND} of the namespace {namespace}"
@@ -111,7 +111,7 @@ def require_deployment(found: Manifest | None, order: Order, namespace: str, nam
 
 
 def require_state_or_end(order: Order, state: str | None, *, is_end: bool) -> None:
-    """Raise CallError where a forced state is missing or no time of day, or where one is given to end an order."""
+    """Raise CallError if a forced state is missing or no time of day, or if a state is given to end an order."""
     if order == "force" and (state is None) != is_end:
         rule = "R502 must not be given with --end" if is_end else "R502 must be given with --until"
         reason = "an order names a state, and there is one order at most"
@@ -122,13 +122,13 @@ def require_state_or_end(order: Order, state: str | None, *, is_end: bool) -> No
 
 
 def require_end(order: Order, written: str | None) -> None:
-    """Raise CallError for an end that is no time and no duration, whatever the cluster's time is."""
+    """Raise CallError if an order's end is neither a time nor a duration; the cluster's time is not needed for that."""
     if written is not None and _read_end(written, 0.0) is None:
         raise _wrong_end(order, written, "a time")
 
 
 def read_until(order: Order, written: str, now: float) -> str:
-    """Return the time at which an order ends, as Kubernetes writes it, given the cluster's time. Raise CallError."""
+    """Return the time at which an order ends, in Kubernetes' format. `now` is the cluster's time. Raise CallError."""
     end = _read_end(written, now)
     if end is not None and end > now:
         return datetime.fromtimestamp(end, UTC).strftime(FORM)
@@ -143,7 +143,7 @@ def _wrong_end(order: Order, written: str, time: str) -> CallError:
 
 
 def read_state(written: str, steps: Sequence[dict[str, Any]]) -> str:
-    """Return a state of the day, of which there are these steps. Raise CallError."""
+    """Return the state `written` if one of the day's `steps` begins then; else raise CallError."""
     states = [step["at"] for step in steps]
     if written in states:
         return written
@@ -160,7 +160,7 @@ def _state(written: str | None, steps: Sequence[dict[str, Any]]) -> dict[str, st
 
 
 def _read_end(written: str, now: float) -> float | None:
-    """Return the instant that is written as a time or a duration; None if it is neither, or past the calendar."""
+    """Return the instant that a time, or a duration from `now`, names; None for neither, or beyond Python's dates."""
     seconds = read_seconds(written)
     try:
         if seconds is not None:

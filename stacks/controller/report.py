@@ -1,4 +1,4 @@
-"""The status of a deployment's object, from the decision of a round and the status before. Pure.
+"""The status of a TidemillDeployment, built from a round's decision and the previous status. Pure.
 
 kubectl get tidemill    state, units, next change, why
 changes                 what changes have done, and what was promised of them (`changes.py`)
@@ -42,7 +42,7 @@ __all__ = [
 
 FOLLOWING, SERVED, HEALTHY, FORECAST = "Following", "Served", "Healthy", "Forecast"
 READY, STALLED = "Ready", "Stalled"
-WRONG_DAY, STOPPED = "WrongDay", "Stopped"  # reasons that only a person ends
+WRONG_DAY, STOPPED = "WrongDay", "Stopped"  # reasons of problems that only a person can solve
 
 Status = dict[str, Any]
 Condition = tuple[str, str, str, str]  # type, status, reason, message
@@ -60,8 +60,8 @@ def build_status(
 ) -> Status:
     """Return the status at the real time `now`; fields that have not changed stay as they are.
 
-    `problems` say what keeps units on faulty nodes; None if this round did not look. `unit_names` are the units of the
-    plan, and those that have left it and are still there.
+    `problems` are reasons why units stay on faulty nodes, None if this round did not look at nodes. `unit_names` are
+    the units of the plan, and those that have left it and still exist.
     """
     observation, demand = measurement.observation, measurement.demand
     situation = observation.situation
@@ -100,7 +100,7 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
 
 
 def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
-    """Return whether units follow the day or a forced state, and the reason."""
+    """Return status and reason of the condition Following: whether units follow the day's schedule."""
     follows = "True" if orders.may_drain and not decision.is_held else "False"
     if orders.unreadable:
         return follows, "WrongOrder"
@@ -108,9 +108,9 @@ def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
 
 
 def _ready_conditions(others: Sequence[Condition], departed: Sequence[str]) -> Iterator[Condition]:
-    """Yield whether the plan is carried out, and that only a person can help where that is so.
+    """Yield the condition Ready, and the condition Stalled for each problem that only a person can solve.
 
-    `departed` units have left the plan and are still there.
+    `departed` units have left the plan and still exist.
     """
     stops = [each for each in others if each[2] in (WRONG_DAY, STOPPED)]
     unmet = stops or [each for each in others if each[0] in (CURRENT, SERVED) and each[1] != "True"]
@@ -179,7 +179,7 @@ def _since_json(instant: float | None) -> dict[str, str]:
 
 
 def _units_text(situation: Situation, decision: Decision) -> str:
-    """Return how many units of each phase are ready, of those that are wanted: `prefill 2/2, decode 1/1`."""
+    """Return how many of the wanted units of each phase are ready: `prefill 2/2, decode 1/1`."""
     phases = situation.phases()
     wanted = [phases[unit] for unit in decision.wanted]
     ready = [unit.phase for unit in situation.units if unit.is_on and unit.is_ready]
@@ -187,7 +187,7 @@ def _units_text(situation: Situation, decision: Decision) -> str:
 
 
 def _next_change_text(change: NextChange | None, timezone: str, clock: Clock) -> str:
-    """Return when the state changes, by the clocks of the schedule, and how: `22:00: 1 stops (2026-...Z)`."""
+    """Return when and how the day's state changes next, in the schedule's timezone: `22:00: 1 stops (2026-...Z)`."""
     if change is None:
         return "never"
     at = hh_mm(wall_time(change.instant, timezone).minute)

@@ -15,39 +15,39 @@ __all__ = ["Force", "Gateway", "LiveUnit", "Orders", "Situation"]
 
 # What the gateway does while units of two KV formats run.
 Gateway = Literal[
-    "blind",  # the router of another engine does not know, and may join any two
-    "former",  # it still serves units of the former format, and refuses those of the newest
-    "newest",  # it is the other way round
+    "blind",  # another engine's router does not know of KV formats, and may pair any two units
+    "former",  # the gateway serves units of the former format, and refuses those of the newest
+    "newest",  # the gateway serves units of the newest format, and refuses those of the former
 ]
 
 
 @dataclass(frozen=True)
 class LiveUnit:
-    """A unit of the plan as the cluster has it."""
+    """The live state of one unit of the plan in the cluster."""
 
     name: str
     phase: Phase
     replicas: int | None  # the number that it is scaled to; None if its object does not exist
     is_ready: bool  # whether all its pods are ready
     has_pods: bool = False  # also pods that are ending
-    is_outdated: bool = False  # pods have an older template than the object, or would have if they started now
-    is_unseen: bool = False  # its own controller has not seen its object since that was applied or scaled
+    is_outdated: bool = False  # its pods have an older template than its object, or would have if they started now
+    is_unseen: bool = False  # LeaderWorkerSet's controller has not seen the object's last change yet
     num_nodes: int = 1
-    is_stranger: bool = False  # it is outdated, and exchanges no KV with units that have the newest template
-    is_late: bool = False  # it has been starting for longer than that may take
-    nodes: tuple[str, ...] = ()  # its own nodes
+    is_stranger: bool = False  # it is outdated, and cannot exchange KV with units that have the newest template
+    is_late: bool = False  # it has been starting for longer than a start may take
+    nodes: tuple[str, ...] = ()  # the nodes that the plan gives it
     holds: frozenset[str] = frozenset()  # nodes that its pods are on; empty while no unit of the plan is outdated
     spares: tuple[str, ...] = ()  # nodes that it may move to; empty if units do not leave faulty nodes
 
     @property
     def is_on(self) -> bool:
-        """True if it is scaled to run."""
+        """True if the unit is scaled to run, ready or not."""
         return bool(self.replicas)
 
 
 @dataclass(frozen=True)
 class Force:
-    """A state of the day that is wanted until a time, whatever the day says."""
+    """An operator's order to keep one state of the day until a given time, whatever the schedule says."""
 
     state: str  # the time at which the day's state begins: `22:00`
     until: float
@@ -65,20 +65,20 @@ class Orders:
 
 @dataclass(frozen=True)
 class Situation:
-    """One look at everything."""
+    """Everything that a decision depends on, as found at one look."""
 
     timetable: Timetable
     units: Sequence[LiveUnit]  # in the plan's order
     orders: Orders
     lends_nodes: bool = False
-    floors: Mapping[Phase, int] = field(default_factory=dict)  # units that demand asks for at least
-    unseen: str | None = None  # what could not be read, and what does not happen because of it
+    floors: Mapping[Phase, int] = field(default_factory=dict)  # the fewest units of a phase that demand asks for
+    unseen: str | None = None  # what could not be read, and what the controller does not do because of that
     expected_units: frozenset[str] = frozenset()  # units that will be on if the measured load lasts
     gateway: Gateway = "newest"
     may_lack_one: bool = True  # whether a phase may lack a unit during a turn
-    departed: Sequence[LiveUnit] = ()  # units that have left the plan and are still there
+    departed: Sequence[LiveUnit] = ()  # units that have left the plan and still exist
     has_given_notice: bool = True  # whether users of free nodes have known for long enough that units change
 
     def phases(self) -> Mapping[str, Phase]:
-        """Return the phase of each unit."""
+        """Return the phase of each unit by the unit's name."""
         return {unit.name: unit.phase for unit in self.units}

@@ -22,16 +22,16 @@ LASTS_S = 120.0  # assumed: requests are spread unevenly for moments only
 
 @dataclass(frozen=True)
 class Suspect:
-    """A unit that is used last, or may become so."""
+    """A unit that one slow rank holds up, so that it is used last now or may be soon."""
 
     is_last: bool
-    since: float | None = None  # since when it has looked otherwise; None if it does not
+    since: float | None = None  # since when the gateway reports the opposite of `is_last`; None if it agrees
 
 
 def follow_stragglers(
     before: Mapping[str, Suspect], slow: Collection[str], serving: Collection[str], now: float, lasts_s: float = LASTS_S
 ) -> dict[str, Suspect]:
-    """Return the suspects after a look at which the gateway named the `slow` units."""
+    """Return the suspects after a look at which the gateway named the `slow` ones of the `serving` units."""
     after = {}
     for unit in sorted({*before, *slow}):
         known = before.get(unit, Suspect(False))
@@ -43,7 +43,7 @@ def follow_stragglers(
 
 
 def move_last(situation: Situation, last: Collection[str]) -> Situation:
-    """Return the situation with these units moved behind the others of their phase, in the day's states too."""
+    """Return the situation with the units in `last` moved behind the others of their phase, in the schedule too."""
     units = sorted(situation.units, key=lambda unit: unit.name in last)  # keeps the order of all others
     queues: dict[Phase, Iterator[str]] = {
         phase: iter([unit.name for unit in units if unit.phase == phase]) for phase in situation.phases().values()

@@ -1,4 +1,4 @@
-"""Finds units whose pods cannot exchange KV with units of the newest template, and which of both the gateway serves.
+"""Finds units whose pods cannot exchange KV with units of the newest template, and which of the two the gateway serves.
 
 our runtime       the KV formats differ: `kv_digest` in the launch files that pods and objects mount. A gateway
                   serves the format of its own launch file
@@ -24,33 +24,36 @@ Formats = Mapping[str, str]  # a ConfigMap with a launch file -> the KV format i
 def find_strangers(
     api: Api, deployment: Manifest, units: Sequence[Manifest], pods: Sequence[Manifest]
 ) -> tuple[set[str], Gateway]:
-    """Return the units with a pod that is a stranger to its unit's object, and what the gateway does meanwhile.
+    """Return the units with a pod whose KV differs from that of the unit's newest template.
 
-    Raise ProviderError.
+    Return also which KV format the gateway serves meanwhile. Raise ProviderError.
     """
     if "sameImage" in deployment["spec"]:
         images = {_name(each): _image(each["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for each in units}
-        return _differing(pods, images, _image), "blind"
+        return _find_differing(pods, images, _image), "blind"
     if not pods:
         return set(), "newest"
     owners = ",".join(sorted({_owner(each) for each in pods}))
     formats = _list_formats(api, deployment, f"{names.UNIT_LABEL} in ({owners})")
     newest = {_name(each): _format(each, formats) for each in units}
-    strangers = _differing(pods, newest, lambda pod: _format(pod, formats))
+    strangers = _find_differing(pods, newest, lambda pod: _format(pod, formats))
     has_changed = not strangers or _served_formats(api, deployment) == {newest[unit] for unit in strangers}
     return strangers, "newest" if has_changed else "former"
 
 
-def _differing(
+def _find_differing(
     pods: Sequence[Manifest], newest: Mapping[str, str | None], read: Callable[[Manifest], str | None]
 ) -> set[str]:
-    """Return the units with a pod of which `read` tells something else than the newest. What is not known is equal."""
+    """Return the units with a pod for which `read` returns another value than the unit's in `newest`.
+
+    None means that a value is unknown, and counts as equal.
+    """
     found = ((_owner(pod), read(pod)) for pod in pods)
     return {unit for unit, its in found if None not in (its, newest.get(unit)) and its != newest[unit]}
 
 
 def _served_formats(api: Api, deployment: Manifest) -> set[str | None] | None:
-    """Return the KV formats that gateways serve; None while one is being replaced, or if there is none."""
+    """Return the KV formats that gateways serve; None while a gateway is being replaced, or if there is none."""
     selector = ",".join(f"{key}={value}" for key, value in names.gateway_selector(_name(deployment)).items())
     gateways = api.list_all("apps/v1", "Deployment", deployment["metadata"]["namespace"], labelSelector=selector)
     if not gateways or any(missing(each) for each in gateways):
@@ -66,12 +69,12 @@ def _list_formats(api: Api, deployment: Manifest, selector: str) -> Formats:
 
 
 def _format(user: Manifest, formats: Formats) -> str | None:
-    """Return the KV format in the launch file that a pod or an object mounts; None if that file is gone."""
+    """Return the KV format in the launch file that a pod or an object mounts; None if that file no longer exists."""
     return next((formats[name] for name in mounted_configs(user) if name in formats), None)
 
 
 def _image(pod: Manifest) -> str | None:
-    """Return the image of the first container, which is the engine's, of a pod or a template."""
+    """Return the image of the engine, the first container of a pod or a pod template."""
     image: str | None = pod["spec"]["containers"][0].get("image")
     return image
 

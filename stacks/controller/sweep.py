@@ -38,7 +38,7 @@ REVISION_LABEL = "leaderworkerset.sigs.k8s.io/template-revision-hash"
 
 
 def remove_departed(follower: Follower, deployment: Manifest, leaving: Collection[str], now: float) -> list[str]:
-    """Delete units that leave, and the other objects of those that are gone. Return all units that there still are.
+    """Delete the `leaving` units, and the other objects of units already deleted. Return all units that still exist.
 
     Raise ProviderError.
     """
@@ -58,7 +58,7 @@ def remove_departed(follower: Follower, deployment: Manifest, leaving: Collectio
 
 
 def sweep(follower: Follower, deployment: Manifest, now: float, elapsed_s: float) -> None:
-    """Delete revisions and ConfigMaps that nobody uses; few rounds look. The last round was `elapsed_s` ago."""
+    """Delete revisions and ConfigMaps that nobody uses, every `LOOK_S` seconds. The last round was `elapsed_s` ago."""
     if now % LOOK_S >= elapsed_s or follower.is_dry_run:
         return
     api, namespace = follower.api, deployment["metadata"]["namespace"]
@@ -81,7 +81,7 @@ def sweep(follower: Follower, deployment: Manifest, now: float, elapsed_s: float
 def find_unused_revisions(
     units: Sequence[Manifest], pods: Sequence[Manifest], revisions: Sequence[Manifest]
 ) -> list[Manifest]:
-    """Return the revisions of units that are neither the newest nor the newest with the template of a pod."""
+    """Return revisions to delete: neither a unit's newest, nor the newest one with the template of an existing pod."""
     owners = {object_uid(unit) for unit in units}
     used = {_revision(pod) for pod in pods}
     unused, newest = [], set()
@@ -97,7 +97,7 @@ def find_unused_revisions(
 
 
 def find_unused_configs(users: Sequence[Manifest], configs: Sequence[Manifest], now: float) -> list[Manifest]:
-    """Return the ConfigMaps of the plan, at least a day old, that none of these objects names anywhere."""
+    """Return those of `configs` that are at least a day old and that none of the `users` mounts."""
     named = {name for user in users for name in mounted_configs(user)}
     return [
         each
@@ -119,7 +119,7 @@ def _delete_unit(follower: Follower, deployment: Manifest, unit: Manifest, now: 
 
 
 def _delete_companions(follower: Follower, deployment: Manifest, unit: str) -> bool:
-    """Delete a unit's other objects. Return whether none is left; its ConfigMaps go in a sweep."""
+    """Delete a unit's objects but its LeaderWorkerSet. Return whether none is left, ConfigMaps aside (see `sweep`)."""
     if follower.is_dry_run:
         return False
     for api_version, kind in COMPANIONS:
@@ -134,6 +134,6 @@ def _delete_companions(follower: Follower, deployment: Manifest, unit: str) -> b
 
 
 def _revision(live: Manifest) -> tuple[str | None, str | None]:
-    """Return the unit, and the template's hash, that a pod or a revision has."""
+    """Return the unit of a pod or a revision, and the hash of its template, by its labels."""
     labels = live["metadata"].get("labels") or {}
     return labels.get(SET_LABEL), labels.get(REVISION_LABEL)

@@ -1,4 +1,4 @@
-"""Decides whose turn it is to take a new template. Pure: it reads no clock and no cluster.
+"""Decides which units restart now to take a new template. Pure: it reads no clock and no cluster.
 
 A unit's object withholds a new template from running pods (`partition`), so the unit is outdated until it is drained:
 at 0 replicas the new template becomes current, and the next start uses it. A turn is that drain. The start follows from
@@ -37,7 +37,7 @@ __all__ = ["Turns", "decide_turns", "find_awaited", "holders"]
 
 @dataclass(frozen=True)
 class Turns:
-    """The units whose turn begins now, all outdated ones, and what they wait for."""
+    """The units that restart now, all outdated units, and what the outdated ones wait for."""
 
     begin: tuple[str, ...] = ()
     outdated: tuple[str, ...] = ()
@@ -54,9 +54,10 @@ def decide_turns(
     *,
     may_lack_one: bool,
 ) -> Turns:
-    """Return the turns of running units. `on` are those that are to run, `needed` those that have to serve.
+    """Return which outdated units restart now with their new template.
 
-    `stand_ins` are on, or will be once whoever uses their nodes has had notice.
+    `on` are the units that should run, `needed` how many of each phase have to serve. `stand_ins` are on, or will be
+    once users of their free nodes have had notice.
     """
     outdated = tuple(unit.name for unit in units if unit.is_outdated and (unit.is_on or unit.name in on))
     if not outdated:
@@ -65,9 +66,9 @@ def decide_turns(
     if are_strangers and gateway == "blind":
         together = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on) if may_lack_one else ()
         return Turns(together, outdated, "units exchange KV only with those of their own image, so all change at once")
-    if paused := next(_pauses(units, on), None):
+    if paused := next(_find_pauses(units, on), None):
         unit, why = paused
-        return Turns((), outdated, _say([name for name in outdated if name != unit.name], why), unit.is_late)
+        return Turns((), outdated, _say_who_waits([name for name in outdated if name != unit.name], why), unit.is_late)
     if are_strangers and _proven_phases(units) >= {unit.phase for unit in units if unit.name in on}:
         return _change_the_others(units, outdated, gateway)
     noticed = {unit.phase for unit in units if unit.name in stand_ins and unit.name not in on}
@@ -75,7 +76,7 @@ def decide_turns(
     begin: list[str] = []
     for group in _next_groups(units, on, are_strangers=are_strangers):
         lost = Counter(unit.phase for unit in group if unit.is_ready)
-        if _is_spared(lost, ready, needed) or (may_lack_one and noticed.isdisjoint(lost)):
+        if _keeps_enough(lost, ready, needed) or (may_lack_one and noticed.isdisjoint(lost)):
             begin += [unit.name for unit in group]
         elif are_strangers:
             begin = []
@@ -83,7 +84,7 @@ def decide_turns(
     if begin:
         return Turns(tuple(begin), outdated, f"{', '.join(begin)} take their new template")
     why = "whoever uses free nodes gets notice first" if noticed else "no unit is left over in this state of the day"
-    return Turns((), outdated, _say(outdated, why))
+    return Turns((), outdated, _say_who_waits(outdated, why))
 
 
 def holders(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
@@ -92,7 +93,7 @@ def holders(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
 
 
 def find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
-    """Return the units that have to go before `unit` can start on its nodes, and those that these wait for."""
+    """Return the units that must leave before `unit` can start on its nodes, and in turn the units that those await."""
     found: list[LiveUnit] = []
     left = [unit]
     while left:
@@ -103,17 +104,17 @@ def find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
 
 
 def _change_the_others(units: Sequence[LiveUnit], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
-    """Return the turns of all units of the former KV format, once each phase has one of the newest."""
+    """Restart all units of the former KV format together, once the gateway serves the newest one."""
     if gateway == "former":
-        return Turns((), outdated, _say(outdated, "the gateway for their new KV format is not ready yet"))
+        return Turns((), outdated, _say_who_waits(outdated, "the gateway for their new KV format is not ready yet"))
     together = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on)
     return Turns(together, outdated, "the gateway serves another KV format now, so all others change at once")
 
 
-def _pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tuple[LiveUnit, str]]:
-    """Yield the units that have to start or get ready before another turn begins, and why in words.
+def _find_pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tuple[LiveUnit, str]]:
+    """Yield the units that have to start or get ready before another unit restarts, and why in words.
 
-    A unit that waits for the nodes of an outdated one is no reason: that one's turn is what it waits for.
+    A unit that waits for an outdated unit's nodes holds nothing up: it waits for that unit's restart.
     """
     for unit in units:
         if any(each.is_on and each.is_outdated for each in holders(unit, units)):
@@ -126,9 +127,9 @@ def _pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tuple[Li
 
 
 def _next_groups(units: Sequence[LiveUnit], on: Collection[str], *, are_strangers: bool) -> Iterator[list[LiveUnit]]:
-    """Yield the units that come next, those that go together as one group.
+    """Yield the units to restart next, in groups that restart together.
 
-    With strangers, no further one of a phase goes that has one of the newest KV format.
+    While KV formats differ, a phase that has a ready unit of the newest format restarts no more.
     """
     waiting = sorted((unit for unit in units if unit.is_outdated and unit.is_on and unit.name in on), key=_is_serving)
     free = [unit for unit in waiting if not holders(unit, units)]
@@ -148,8 +149,8 @@ def _proven_phases(units: Sequence[LiveUnit]) -> set[Phase]:
     return {unit.phase for unit in units if unit.is_on and unit.is_ready and not unit.is_outdated}
 
 
-def _is_spared(lost: Mapping[Phase, int], ready: Mapping[Phase, int], needed: Mapping[Phase, int]) -> bool:
-    """Return whether each phase has enough ready units without those that it would lose."""
+def _keeps_enough(lost: Mapping[Phase, int], ready: Mapping[Phase, int], needed: Mapping[Phase, int]) -> bool:
+    """Return whether each phase keeps as many ready units as needed, without the ones it would lose."""
     return all(ready[phase] - number >= needed.get(phase, 0) for phase, number in lost.items())
 
 
@@ -158,10 +159,10 @@ def _is_serving(unit: LiveUnit) -> bool:
 
 
 def _find_cycle(waiting: Sequence[LiveUnit], units: Sequence[LiveUnit]) -> list[LiveUnit]:
-    """Return the fewest units that wait for each other's nodes; none if they wait for one that stays."""
+    """Return the smallest set of units that wait for each other's nodes; none if it has a unit that stays."""
     cycles = [found for unit in waiting if unit in (found := find_awaited(unit, units))]
     return min((each for each in cycles if all(unit.is_on and unit.is_outdated for unit in each)), key=len, default=[])
 
 
-def _say(waiting: Sequence[str], why: str) -> str:
+def _say_who_waits(waiting: Sequence[str], why: str) -> str:
     return f"{', '.join(waiting)} {'waits' if len(waiting) == 1 else 'wait'}: {why}" if waiting else why
