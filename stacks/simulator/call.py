@@ -1,4 +1,4 @@
-"""One call of `tidemill simulate`, checked before anything is planned: of a day as flows, or of a trace."""
+"""One call of `tidemill simulate`, checked before anything is planned. It plays a day as flows, or a trace."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class Played(Protocol):
 
     @property
     def failed(self) -> Sequence[Finding]:
-        """The errors of variants that cannot be planned; these have no column."""
+        """The errors of variants that cannot be planned, which have no column."""
         ...
 
     def text(self) -> str:
@@ -106,7 +106,7 @@ class Call:
     policies: tuple[Policy, ...]
 
     def play(self, spec: ResolvedSpec, on_progress: OnProgress) -> Played:
-        """Simulate as the options say; `on_progress` is called with the column's title and the share that is done."""
+        """Simulate as the options say. `on_progress` is called with a column's title and the fraction of it done."""
         if self.trace is None:
             return _Days(*play_days(spec, self.variants, self.failures, on_progress, self.date))
         return _Traces(*play_traces(spec, self.variants, self.policies, self.trace, self.window, on_progress))
@@ -138,7 +138,7 @@ def _warnings(plan: Compiled) -> Sequence[Finding]:
 
 
 def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -> T | None:
-    """Return what `read` makes of an option. If the option is wrong, add the mistakes to `wrong` and return None."""
+    """Return an option's value, read by `read`. If the option is wrong, add the mistakes to `wrong` and return None."""
     try:
         return read(written)
     except CallError as error:
@@ -147,7 +147,7 @@ def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -
 
 
 def _require_compatible(arguments: Any) -> None:
-    """Raise CallError for options of traces without a trace, and for options of days with one."""
+    """Raise CallError for options that need a trace when none is given, and for options of days when one is given."""
     rule, fix = "R415 must come with --trace", "give a --trace, or leave it out"
     wrong = [
         Finding(f"--{name}", None, rule, "without a trace, a day is simulated as flows and not as single requests", fix)

@@ -16,7 +16,7 @@ from planner.problems.printable import without_passwords
 __all__ = ["add_simulate"]
 
 BALANCERS = ("balanced", "least_requests", "round_robin")
-PATIENCE_S = 1.0  # after which there is a bar
+PATIENCE_S = 1.0  # no bar before this time
 
 
 def add_simulate(commands: Any) -> None:
@@ -75,7 +75,7 @@ def _add_trace_options(simulate: argparse.ArgumentParser) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    """Return the exit status. A column that cannot be planned is an error, even if others were simulated."""
+    """Run the command and return its exit status: an error if any column cannot be planned."""
     from stacks.simulator.call import read_call  # imports NumPy, for which other commands should not wait
 
     spec = read_spec(arguments.spec, arguments.overlays)
@@ -117,7 +117,7 @@ class _Bar:
             self._bar.stop()
 
     def show(self, title: str, done: float) -> None:
-        """Set the bar to the share that is done."""
+        """Show the column's title and the fraction `done`."""
         self._bar.update(self._task, description=title, completed=done)
         if not self._runs and time.monotonic() - self._began > PATIENCE_S:
             self._bar.start()

@@ -1,4 +1,4 @@
-"""The level of the predicted speed at which a simulation runs.
+"""How a simulation picks a speed from the predicted range.
 
 A predicted speed is a range. `low` is the slowest that the evidence allows, `high` the fastest.
 """
@@ -15,7 +15,7 @@ LEVELS: tuple[Level, ...] = ("low", "mid", "high")
 
 
 def known_case(outlook: PhaseOutlook) -> Case:
-    """Return the case of a phase whose speed is known."""
+    """Return the predicted operating case of a phase; its speed must be known."""
     assert outlook.case is not None
     return outlook.case
 

@@ -48,7 +48,7 @@ class Variant:
 
 
 def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, ...]:
-    """Return the variants that the options ask for, after the spec as written; add mistakes to `wrong`."""
+    """Return the spec as written and a variant for each `--set`; add mistakes to `wrong`."""
     found = [Variant(AS_WRITTEN, {})]
     for word in words:
         changes: dict[str, Any] = {}
@@ -61,7 +61,7 @@ def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, 
 
 
 def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Finding]:
-    """Return the mistakes in variants of `spec`, to be reported together with those of the call."""
+    """Return the mistakes in variants of `spec`, so that they can be reported with mistakes in other options."""
     try:
         check_variants(spec, variants, require_traffic)
     except (CallError, SpecError) as error:
@@ -90,9 +90,9 @@ def require_speeds(spec: ResolvedSpec, plan: Compiled) -> None:
 def plan_variant(
     spec: ResolvedSpec, variant: Variant, on_progress: Callable[[float], None], failed: list[Finding]
 ) -> Compiled | None:
-    """Return the plan of a variant's `spec`; None if it cannot be planned or its speed is not known.
+    """Return the plan of a variant's `spec`; None if the variant cannot be planned or its speed is not known.
 
-    The reason is then added to `failed`, with the variant's name. For the spec as written, raise InfeasibleError.
+    The reason is then added to `failed`, with the variant's name. If the spec as written fails, raise InfeasibleError.
     """
     on_progress(0.0)
     try:
@@ -109,7 +109,7 @@ def plan_variant(
 def part_progress(
     on_progress: Callable[[str, float], None], title: str, number: int, num_parts: int
 ) -> Callable[[float], None]:
-    """Return a callback for one of several parts: it takes the part's progress and reports the progress of all."""
+    """Return a callback that takes the progress of part `number` of `num_parts` and reports the progress of all."""
     return lambda done: on_progress(title, (number + done) / num_parts)
 
 
@@ -135,19 +135,19 @@ def check_variants(
 
 
 def _name_variant(problems: Sequence[Finding], variant: Variant, known: Sequence[Finding] = ()) -> list[Finding]:
-    """Return the `problems` that the spec itself does not have, with the name of their variant."""
+    """Return the `problems` that are not `known`, each located in its variant."""
     column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
     return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in known]
 
 
 def _change_spec(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
-    """Return `spec` as if its file had `changes`, which also replace `auto`."""
+    """Return `spec` as it would be with `changes` in its file; a change also replaces `auto`."""
     document = replace(spec.document, autos=spec.document.autos - changes.keys())
     return change_spec(replace(spec, document=document), changes)
 
 
 def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
-    """Raise CallError for every change whose path is no field of `spec`."""
+    """Raise CallError with every change whose path is no field of `spec`."""
     wrong = []
     for variant in variants:
         for path in variant.changes:
@@ -160,7 +160,7 @@ def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
 
 
 def _read_change(part: str, changes: dict[str, Any]) -> Finding | None:
-    """Add what `part` says to `changes`, or return what is wrong with it."""
+    """Read `part`, a change such as `decode.ep_size=72`, into `changes`, or return what is wrong with it."""
     matched = CHANGE.fullmatch(part)
     if matched is None:
         reason = "it names a field of the spec, and the value to try"

@@ -1,4 +1,4 @@
-"""A fleet that follows its load as Kubernetes' autoscalers do: the baseline that a planned day is compared with.
+"""A fleet that scales with its load as Kubernetes' autoscalers do: the baseline for a planned day.
 
     desired units = ceil(units that serve x used / target), unless used / target is within 10 % of 1
 
@@ -32,24 +32,24 @@ ROUNDING = 1e-9
 
 @dataclass
 class _Scaled:
-    """The units of one phase."""
+    """The units of one autoscaled phase."""
 
     serving: int
     starting: list[int] = field(default_factory=list)  # the minutes at which they will serve
     draining: list[int] = field(default_factory=list)  # the minutes at which their nodes are free
-    desired: list[int] = field(default_factory=list)  # of the last minutes
+    desired: list[int] = field(default_factory=list)  # the numbers of units desired in the last minutes
 
 
 @dataclass
 class ReactiveFleet:
-    """An autoscaler that wants as many units as the load of the last minute asks for.
+    """An autoscaler that sets the number of units by the load of the last minute.
 
-    Its state is kept from one simulated day to the next.
+    It keeps its state from one simulated day to the next.
     """
 
     drain_s: float
     warm_up_s: float
-    target: float  # share that should be used
+    target: float  # share of a phase's capacity that should be in use
     max_units: Mapping[Phase, int]
     nodes_per_unit: Mapping[Phase, int]
     _clock: int = 0
@@ -74,7 +74,7 @@ class ReactiveFleet:
         return Change(units.serving, stopped, 0, units.serving * per_unit, taken * per_unit)
 
     def _scale(self, phase: Phase, units: _Scaled, used: float) -> int:
-        """Start or stop units, and return how many stop."""
+        """Start or stop units of one phase, and return how many stop."""
         there = units.serving + len(units.starting)
         ratio = used / self.target
         wanted = there if abs(ratio - 1) <= TOLERANCE else ceil(units.serving * ratio - ROUNDING)

@@ -1,4 +1,4 @@
-"""A played day by the minute."""
+"""What happened in each minute of a simulated day."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Curve = NDArray[np.float64]
 
 @dataclass
 class Minute:
-    """What happened in one minute. Counts cover the whole minute; levels are those at its end."""
+    """What happened in one minute. Counts cover the whole minute; other figures hold at its end."""
 
     asked: float = 0.0  # requests that came
     refused: float = 0.0  # requests that the gateway answered with 429
@@ -21,24 +21,24 @@ class Minute:
     tokens: float = 0.0  # tokens of output
     restarted: float = 0.0  # requests that start again because their unit failed
     cut: float = 0.0  # requests not yet answered when their unit's drain ended
-    queued_prompts: float = 0.0  # prompts that wait or are being computed
+    queued_prompts: float = 0.0  # prompts that wait or are under way
     prompt_busy: float = 0.0  # share of time that the groups which compute prompts are busy
-    prompt_wait: float = 0.0  # seconds until a prompt's first step: for the backlog, and by chance
-    prompt_load: float = 0.0  # arriving prompts divided by those that could be computed: 1 is full load
+    prompt_wait: float = 0.0  # mean seconds until a prompt's first step, backlog and random wait together
+    prompt_load: float = 0.0  # arriving prompts over the most that could be computed: 1 is full load
     prompt_seconds: float = 0.0  # seconds from one step of prompts to the next
     queued_requests: float = 0.0  # requests that have their first token and no place yet
-    requests: float = 0.0  # requests of one group that get tokens
+    requests: float = 0.0  # requests of one attention group that get tokens
     kv_used: float = 0.0  # share of the room for KV
     tpot: float = 0.0  # seconds; the wait for a place is spread over the answer
     nodes_on: float = 0.0
-    prompt_nodes_on: float = 0.0  # of them, those that compute prompts
+    prompt_nodes_on: float = 0.0  # of these, nodes of units that compute prompts
     nodes_taken: float = 0.0  # nodes of units that serve, warm up or drain
     prompt_units: float = 0.0
     token_units: float = 0.0
 
 
 class Curves:
-    """A day as arrays: `curves.tpot` has the value of each minute."""
+    """The minutes of a day as one array for each figure: `curves.tpot` has the TPOT of each minute."""
 
     def __init__(self, minutes: Sequence[Minute]) -> None:
         self._curves = {

@@ -20,7 +20,7 @@ __all__ = ["DayColumn", "PlayedDay", "play_days", "simulate_day"]
 
 @dataclass(frozen=True)
 class PlayedDay:
-    """A day of `plan`, whose traffic is `scale` times the planned one."""
+    """A simulated day of `plan`, with `scale` times the planned traffic."""
 
     plan: Compiled
     date: str | None  # or a weekday; None: a usual day
@@ -34,7 +34,7 @@ class PlayedDay:
 
 @dataclass(frozen=True)
 class DayColumn:
-    """One variant of the spec and its day."""
+    """One variant of the spec and its simulated day."""
 
     variant: Variant
     day: PlayedDay
@@ -47,12 +47,12 @@ def play_days(
     on_progress: Callable[[str, float], None] = lambda _, __: None,
     date: str | None = None,
 ) -> tuple[tuple[DayColumn, ...], tuple[Finding, ...]]:
-    """Simulate each of `variants` of `spec`. Return the days, and why the other variants cannot be simulated.
+    """Simulate a day of each of `variants` of `spec`. Return the days, and why other variants cannot be simulated.
 
-    `on_progress` is called with a title and the share that is done. Without a `date` the day is a usual one.
+    `on_progress` is called with a variant's title and the fraction done. Without a `date` the day is a usual one.
 
-    Raises SpecError where a variant is wrong or has no traffic, and InfeasibleError where the spec as written cannot
-    be played.
+    Raises SpecError if a variant is wrong or has no traffic, and InfeasibleError if the spec as written cannot be
+    simulated.
     """
     found, failed, specs = list[DayColumn](), list[Finding](), check_variants(spec, variants, require_traffic)
     for number, (variant, changed) in enumerate(zip(variants, specs, strict=True)):
@@ -70,7 +70,7 @@ def simulate_day(
     on_progress: Callable[[float], None] = lambda _: None,
     date: str | None = None,
 ) -> PlayedDay:
-    """Return a day of `plan` at each level of its prediction; `on_progress` is called with the share that is done.
+    """Simulate a day of `plan` at each level of its predicted speed; `on_progress` gets the fraction done.
 
     Without a `date` or a weekday the day is a usual one.
 

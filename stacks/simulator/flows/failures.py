@@ -70,7 +70,7 @@ def find_outages(plan: Compiled, failures: Sequence[Failure]) -> tuple[Outage, .
 
 
 def _take_spare(spares: list[str], plan: Compiled, unit: Unit) -> str | None:
-    """Take the first of `spares` that has the GPUs of `unit`; None where none is left."""
+    """Remove and return the first of `spares` with the GPU type of `unit`; None if none is left."""
     fitting = spares_with(plan.spec.cluster, plan.spec.gpu_name(unit.phase), plan.spec.kubernetes.tolerations)
     spare = next((each for each in spares if each in fitting), None)
     if spare is not None:
@@ -90,7 +90,7 @@ def _require_nodes(failures: Sequence[Failure], nodes: Sequence[str]) -> None:
 
 
 def _suggest_node(failure: Failure, nodes: Sequence[str]) -> Fix:
-    """Return a fix that suggests the node whose name is most like the given one, or else any node."""
+    """Return a fix that suggests the node with the most similar name, or else any node."""
     alike = closest_choice(failure.node, nodes)
     return (
         for_example(str(replace(failure, node=nodes[0])))

@@ -26,7 +26,7 @@ Units = frozenset[str]
 
 @dataclass(frozen=True)
 class Outage:
-    """A unit's outage after a node failed: it lasts `until` the unit serves again on a spare, if there is one."""
+    """A unit's outage after a node failed, from `since` until it serves again on a spare; `until` None: all day."""
 
     unit: str
     node: str
@@ -41,20 +41,20 @@ class Outage:
 
 @dataclass(frozen=True)
 class Load:
-    """What an autoscaler may look at: for each phase, the share of its room that is used."""
+    """The load that an autoscaler sees: for each phase, the share of its capacity in use."""
 
     used: Mapping[Phase, float]
 
 
 @dataclass(frozen=True)
 class Change:
-    """The units of one phase at a minute."""
+    """What the units of one phase do at one minute: how many serve, stop and fail, and their nodes."""
 
     serving: int
     stopped: int = 0  # units that stopped in this minute and may finish their requests
     lost: int = 0  # units that failed in this minute and lost their requests
     nodes_on: int = 0  # nodes of units that serve or should serve
-    nodes_taken: int = 0  # with those of units that warm up or drain
+    nodes_taken: int = 0  # `nodes_on` and the nodes of units that warm up or drain
 
 
 class Fleet(Protocol):
@@ -63,13 +63,16 @@ class Fleet(Protocol):
     drain_s: float
 
     def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
-        """Return the units of each phase at `minute`, asked once for each minute in order; `load` is the last one's."""
+        """Return the units of each phase at `minute`, given the `load` of the minute before.
+
+        Called once for each minute, in order.
+        """
         ...
 
 
 @dataclass
 class PlannedFleet:
-    """The plan's own schedule."""
+    """A fleet that follows the plan's own schedule."""
 
     drain_s: float
     serving: Mapping[Phase, Sequence[Units]]  # at each minute
@@ -79,7 +82,7 @@ class PlannedFleet:
     _previous: dict[Phase, Units] = field(default_factory=dict, init=False)
 
     def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
-        """Return the units of each phase, whatever the load is."""
+        """Return the scheduled units of each phase at `minute`, less failed ones; `load` has no effect."""
         return {phase: self._change(phase, minute) for phase in self.serving}
 
     def _change(self, phase: Phase, minute: int) -> Change:
@@ -97,7 +100,7 @@ class PlannedFleet:
 
 
 def planned_fleet(plan: Compiled, outages: Sequence[Outage] = (), date: str | None = None) -> PlannedFleet:
-    """Return the fleet of `plan` on a date or a weekday, in which units fail as `outages` say."""
+    """Return the fleet that follows the schedule of `plan` on a date or a weekday, with units failing by `outages`."""
     schedule = switching_schedule(plan)
     units = {phase: [each for each in plan.units if each.phase == phase] for phase in plan.spec.phases}
     on = {phase: _serving_units(plan, phase, date) for phase in units}
@@ -113,7 +116,7 @@ def planned_fleet(plan: Compiled, outages: Sequence[Outage] = (), date: str | No
 
 
 def switching_schedule(plan: Compiled) -> ScheduleSpec:
-    """Return the spec's warm-up and drain times, or the defaults where all units are always on."""
+    """Return the spec's schedule, or, where all units are always on, one with the default warm-up and drain times."""
     return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
 
 
@@ -132,7 +135,7 @@ def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units
 
 
 def _count_taken_nodes(on: Sequence[Units], nodes: Mapping[str, int], warm_up: int, drain: int) -> list[int]:
-    """Count nodes of units that serve, will serve within `warm_up` minutes, or served within the last `drain`."""
+    """Count for each minute the nodes taken by units that serve, start in `warm_up` or stopped in `drain` minutes."""
     total = np.zeros(DAY_MINUTES, dtype=np.int64)
     for unit in sorted(frozenset[str]().union(*on)):
         serving = np.array([unit in each for each in on])

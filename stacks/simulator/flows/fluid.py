@@ -28,7 +28,7 @@ from stacks.simulator.flows.turns import Turns, next_pieces
 __all__ = ["play_day"]
 
 STEP_S = 15.0
-LEAST_SHARE = 1e-9  # of a mixed unit's time, so that nothing is divided by 0
+LEAST_SHARE = 1e-9  # the least share of a mixed unit's time for tokens, so that nothing is divided by 0
 PROGRESS_MINUTES = 60
 
 
@@ -38,9 +38,9 @@ def play_day(
     fleets: tuple[Fleet, Fleet],
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> Curves:
-    """Return the curves of a day whose share of requests in each minute is `demand`.
+    """Simulate a day and return its curves. `demand` is each minute's share of the day's requests.
 
-    The first of `fleets` plays the day before, which only fills the queues. `on_progress` gets the share that is done.
+    The first of `fleets` plays the day before, which only fills the queues. `on_progress` gets the fraction done.
     """
     flow, minutes = _Flow(service), [Minute()]
     for round_, (fleet, step_s) in enumerate(zip(fleets, (MINUTE_S, STEP_S), strict=True)):
@@ -55,16 +55,16 @@ def play_day(
 
 @dataclass
 class _Draining:
-    """Units that stopped at one time and still answer requests."""
+    """Units that stopped in the same minute and still answer requests."""
 
     groups: int
-    requests: float  # of one group
-    seconds: float  # until the drain ends
+    requests: float  # requests of one group that are not answered yet
+    seconds: float  # seconds until the drain ends
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """The attention groups that serve."""
+    """How many attention groups compute prompts, and how many make tokens."""
 
     prompts: int
     tokens: int
@@ -83,7 +83,7 @@ class _Flow:
     draining: list[_Draining] = field(default_factory=list)
 
     def play(self, minute: Minute, changes: Mapping[Phase, Change], drain_s: float, step_s: float) -> Load:
-        """Play one minute, write what happens into `minute`, and return how full both phases are afterwards."""
+        """Simulate one minute, record it in `minute`, and return the share of each phase's capacity in use then."""
         first, rest = self.service.prompts, self.service.tokens
         minute.nodes_on = sum(each.nodes_on for each in changes.values())
         minute.nodes_taken = sum(each.nodes_taken for each in changes.values())
@@ -104,7 +104,7 @@ class _Flow:
         return Load({first.phase: minute.prompt_busy, rest.phase: minute.kv_used})
 
     def _switch(self, minute: Minute, change: Change, drain_s: float) -> None:
-        """Take units out of service: those that stop keep their requests; those of failed units start again."""
+        """Take units out of service: stopped units drain their requests, and failed units' requests start again."""
         before = change.serving + change.stopped + change.lost
         if not before:
             return
@@ -119,7 +119,7 @@ class _Flow:
         self.requests -= kept + lost
 
     def _compute_prompts(self, minute: Minute, groups: _Groups, asked: float, step_s: float) -> float:
-        """Admit what comes, compute for `step_s`, and return how many prompts are finished."""
+        """Admit `asked` requests, compute prompts for `step_s` seconds, and return how many prompts are finished."""
         room = groups.tokens * self.service.tokens.max_admitted - self.requests - self.prompts
         admitted = min(asked, max(room, 0.0))
         minute.refused += asked - admitted
@@ -139,12 +139,12 @@ class _Flow:
 
     @property
     def _steps_per_prompt(self) -> float:
-        """The steps that a prompt takes; in mixed units, its pieces."""
+        """The number of steps that a prompt takes; in mixed units, its number of pieces."""
         turns, side = self.service.turns, self.service.prompts
         return turns.pieces_per_prompt if turns else self.service.request.computed / side.step_tokens
 
     def _step(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> float:
-        """Let each group compute its own prompts, and return the steps that are left."""
+        """Let each group compute prompts for `step_s` seconds, and return the steps that all prompts still take."""
         minute.prompt_seconds = seconds = self.service.prompts.step_seconds
         each = next_steps(self.steps / groups, arrivals / groups, 1 / seconds, step_s)
         minute.prompt_busy = busy = busy_share(each)
@@ -153,7 +153,7 @@ class _Flow:
         return each * groups
 
     def _take_turns(self, minute: Minute, turns: Turns, groups: _Groups, arrivals: float, step_s: float) -> float:
-        """Let mixed units take turns between prompts and tokens, and return the pieces that are left."""
+        """Let mixed units alternate prompts and tokens for `step_s` seconds, and return the pieces not computed yet."""
         units, batch = groups.units, min(self.requests / groups.tokens, self.service.tokens.max_requests)
         token_step_seconds = self.service.tokens.step_seconds(batch)
         turn = next_pieces(turns, self.steps / units, arrivals / units, token_step_seconds, step_s)
@@ -163,7 +163,7 @@ class _Flow:
         return turn.pieces * units
 
     def _make_tokens(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> None:
-        """Make tokens for `step_s` for all requests that have a place; mixed units make none during prompts."""
+        """Make tokens for `step_s` seconds for all requests with a place; mixed units pause while computing prompts."""
         side, output, share = self.service.tokens, self.service.request.output, max(1 - self.computing, LEAST_SHARE)
         before, self.requests = self.requests, self.requests + arrivals
         if not groups:
@@ -179,12 +179,12 @@ class _Flow:
         minute.tpot = side.seconds(batch) / share * (each / batch if batch else 1.0)
 
     def _drain(self, minute: Minute, step_s: float) -> None:
-        """Make tokens for the requests of units that drain."""
+        """Make tokens for the requests of draining units for `step_s` seconds, and count those cut at a drain's end."""
         for each in self.draining:
             left = next_requests(self.service.tokens, each.requests, 0.0, self.service.request.output, step_s)
             minute.tokens += (each.requests - left) * each.groups * self.service.request.output
             each.requests, each.seconds = left, each.seconds - step_s
-            if not minute.token_units:  # where units serve, `tpot` is already theirs
+            if not minute.token_units:  # if units serve, `_make_tokens` has set `tpot`
                 minute.tpot = self.service.tokens.seconds(left)
             if each.seconds <= 0:
                 minute.cut += each.requests * each.groups

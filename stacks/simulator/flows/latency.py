@@ -35,7 +35,7 @@ HALVINGS = 60
 
 @dataclass(frozen=True)
 class Waits:
-    """TTFT of each minute's prompts: `least` seconds and a random wait."""
+    """The distribution of TTFT of each minute's prompts: at least `least` seconds, and a random wait."""
 
     least: Curve
     waiting: Curve  # share of the prompts that have a random wait
@@ -50,7 +50,7 @@ class Waits:
 
     @property
     def mean(self) -> Curve:
-        """Return the mean TTFT of each minute."""
+        """Return the mean TTFT of each minute, in seconds."""
         return np.asarray(self.least + self.random_wait)
 
     def share_within(self, seconds: float | Curve) -> Curve:
@@ -65,17 +65,17 @@ class Waits:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Latencies over all requests of a day, in seconds; None where no request is answered or nothing is promised."""
+    """Latencies over all requests of a day, in seconds. None: no request was answered, or the SLO does not name it."""
 
-    ttft_mean: float | None  # the mean, which `slo` promises
+    ttft_mean: float | None
     ttft: tuple[float | None, ...]  # at `QUANTILES`
     tpot: tuple[float | None, ...]
-    ttft_kept: float | None  # share of all requests whose TTFT keeps the promise; a refused one does not
-    tpot_kept: float | None  # share of the tokens that keep the promise
+    ttft_kept: float | None  # share of all requests whose TTFT is within the SLO; a refused request's is not
+    tpot_kept: float | None  # share of the tokens made while TPOT is within the SLO
 
 
 def prompt_waits(service: Service, curves: Curves) -> Waits:
-    """Return how long prompts wait in each minute."""
+    """Return the distribution of TTFT in each minute."""
     seconds = curves.prompt_seconds
     computing = service.prompts.steps_per_prompt * seconds
     if service.turns is not None:
@@ -89,18 +89,18 @@ def prompt_waits(service: Service, curves: Curves) -> Waits:
 
 
 def mean_ttft(service: Service, curves: Curves) -> Curve:
-    """Return the mean TTFT of each minute's prompts in seconds; NaN where none is admitted, or none ever computed."""
+    """Return the mean TTFT of each minute in seconds; NaN if no prompt is admitted, or no unit computes prompts."""
     mean = prompt_waits(service, curves).mean
     return np.where((curves.asked > curves.refused) & np.isfinite(mean), mean, np.nan)
 
 
 def mean_tpot(curves: Curves) -> Curve:
-    """Return the mean TPOT of each minute in seconds; NaN where no token is made."""
+    """Return the mean TPOT of each minute in seconds; NaN if no token is made."""
     return np.where(curves.tokens > 0, curves.tpot, np.nan)
 
 
 def compute_latencies(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
-    """Return a day's latencies, and the shares that keep the promises of `slo`."""
+    """Return a day's latencies, and the shares of requests and tokens within `slo`."""
     waits = prompt_waits(service, curves)
     came, admitted = curves.asked.sum(), curves.asked - curves.refused
     answered, is_met = admitted.sum(), admitted > 0  # a minute without units admits no request
@@ -120,7 +120,7 @@ def compute_latencies(service: Service, curves: Curves, slo: SloSpec) -> Latenci
 
 
 def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
-    """Return the TTFT below which a share of all requests stays, by bisection; None without requests."""
+    """Return the TTFT in seconds at `quantile` of all requests, found by bisection; None without requests."""
     total = weights.sum()
     if not total:
         return None
@@ -138,7 +138,7 @@ def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
 
 
 def _weighted_quantile(values: Curve, weights: Curve, quantile: float) -> float | None:
-    """Return the weighted quantile at a share; None without any weight."""
+    """Return the value at `quantile` of the weight; None if all weights are 0."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
     if not reached[-1]:

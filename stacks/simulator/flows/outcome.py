@@ -24,7 +24,7 @@ __all__ = ["Outcome", "compute_outcome", "demand_by_minute"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A day's totals. Money is US dollars, None where the spec says no cost or no prices."""
+    """A simulated day's totals. Money is in US dollars; None if the spec has no costs or no prices."""
 
     requests: float
     refused: float  # answered with 429
@@ -42,17 +42,17 @@ class Outcome:
 
     @property
     def mean_nodes(self) -> float:
-        """Return the nodes that are on, on average."""
+        """Return the mean number of nodes that are on."""
         return self.node_hours * HOUR_MINUTES / DAY_MINUTES
 
     @property
     def margin(self) -> float | None:
-        """Return the share of the income that is left after the cost; None without income."""
+        """Return income less cost, as a share of the income; None without income."""
         return profit_margin(self.revenue_usd, self.usd)
 
 
 def demand_by_minute(plan: Compiled, scale: float = 1.0, date: str | None = None) -> list[float]:
-    """Return each minute's share of a usual day's requests, times `scale`; `date` may be a weekday."""
+    """Return the requests of each minute of `date` (or weekday), as a share of a usual day's, times `scale`."""
     traffic = plan.spec.traffic
     assert traffic is not None
     scale *= traffic.day_scale(date)
@@ -61,7 +61,7 @@ def demand_by_minute(plan: Compiled, scale: float = 1.0, date: str | None = None
 
 
 def compute_outcome(plan: Compiled, service: Service, curves: Curves) -> Outcome:
-    """Return the totals of a day of `plan`."""
+    """Return the totals of a simulated day of `plan`."""
     usd, revenue = _money(plan, service, curves)
     return Outcome(
         requests=float(curves.asked.sum()),
@@ -107,7 +107,7 @@ def _gpus(plan: Compiled) -> tuple[str, ...]:
 
 
 def _nodes_by_gpu(plan: Compiled, service: Service, curves: Curves) -> Sequence[dict[str, int]]:
-    """Count the nodes of each GPU type that are paid for at each minute; spares are paid for all day."""
+    """Count the paid nodes of each GPU type at each minute; spares are paid for all day."""
     common, spares = plan.spec.cluster.gpu_name, len(plan.spec.cluster.spares)
     gpus: dict[Phase, str] = {phase: plan.spec.gpu_name(phase) for phase in plan.spec.phases}
     found = []

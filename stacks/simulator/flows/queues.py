@@ -29,17 +29,17 @@ __all__ = ["busy_share", "next_requests", "next_steps", "steady_steps"]
 
 
 def busy_share(steps: float) -> float:
-    """Return the share of time that a group works while `steps` are present."""
+    """Return the share of time that an attention group is busy while `steps` steps wait or run."""
     return steps + 1 - sqrt(steps * steps + 1)
 
 
 def steady_steps(busy: float) -> float:
-    """Return the mean number of steps present in a steady queue that works this share of time, which is below 1."""
+    """Return the mean number of waiting and running steps in a steady queue that is `busy` (below 1) of the time."""
     return busy + busy * busy / (2 * (1 - busy))
 
 
 def next_steps(steps: float, arrivals: float, rate: float, seconds: float) -> float:
-    """Return the steps of a group after `seconds`, with so many arrivals a second and a `rate` of mu.
+    """Return a group's waiting and running steps after `seconds`; `arrivals` and `rate` (mu) are steps a second.
 
     Solves x + a rho(x) = c + a for a = seconds x mu and c = steps + seconds x arrivals - a: a quadratic equation.
     """
@@ -49,15 +49,15 @@ def next_steps(steps: float, arrivals: float, rate: float, seconds: float) -> fl
 
 
 def next_requests(side: TokenSide, requests: float, arrivals: float, output: float, seconds: float) -> float:
-    """Return the requests of a group after `seconds`; each ends after `output` tokens on average.
+    """Return a group's requests after `seconds` of making tokens; a request ends after `output` tokens on average.
 
-    `seconds` are those in which the group makes tokens, which may be a part of the time step.
+    A mixed unit makes tokens only in a part of the time step.
     """
     target, per_end = requests + seconds * arrivals, seconds / output
     numbers, steps = side.requests, side.token_seconds
 
     def target_at(place: int) -> float:
-        """Return the requests that must be present now, or arrive, to end at this entry of the table."""
+        """Return the requests that, present now or arriving, leave the table's entry at `place` at the end."""
         return numbers[place] * (1 + per_end / steps[place])
 
     above = bisect_left(range(len(numbers)), target, key=target_at)

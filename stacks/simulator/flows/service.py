@@ -1,4 +1,4 @@
-"""What a plan's units can do, for the simulation by flows: seconds of steps, room for requests, mean lengths.
+"""The capacity of a plan's units, for the simulation by flows: seconds of steps, room for requests, mean lengths.
 
 Every figure comes from the plan's own prediction, at one `Level` of its range.
 
@@ -25,23 +25,23 @@ __all__ = ["PromptSide", "RequestMeans", "Service", "TokenSide", "build_service"
 
 SIDES: tuple[Phase, Phase] = ("prefill", "decode")
 MIN_REQUESTS = 1.000001  # the end of a table of requests, if KV has not even room for one
-LEAST_LOAD = 1e-4  # share of the most pieces of a turn: below it the table of turns is a line to 0
+LEAST_LOAD = 1e-4  # the table's lowest load over a full turn's; below that, seconds fall in a line to 0
 GRID = 25  # points of a table of step times; each takes 0.3 ms to compute
 
 
 @dataclass(frozen=True)
 class RequestMeans:
-    """The mean request of the traffic, in tokens."""
+    """The lengths of the traffic's mean request, in tokens."""
 
     prompt: float
-    computed: float  # tokens of the prompt that no cache has
+    computed: float  # prompt tokens that no cache has
     output: float
-    kv: float  # tokens that it holds on average while it gets tokens
+    kv: float  # tokens of KV that it holds on average while it gets tokens
 
 
 @dataclass(frozen=True)
 class PromptSide:
-    """The phase that computes prompts."""
+    """The speed of the phase that computes prompts."""
 
     phase: Phase
     groups_per_unit: int
@@ -52,51 +52,51 @@ class PromptSide:
 
 @dataclass(frozen=True)
 class TokenSide:
-    """The phase that makes tokens."""
+    """The speed and capacity of the phase that makes tokens."""
 
     phase: Phase
     groups_per_unit: int
-    requests: tuple[float, ...]  # ascending, from 1 to `max_requests`
-    token_seconds: tuple[float, ...]  # seconds per token with that many requests; ascending too
+    requests: tuple[float, ...]  # numbers of requests, ascending from 1 to `max_requests`
+    token_seconds: tuple[float, ...]  # seconds per token with each of these numbers; ascending too
     max_requests: float  # requests of mean length that get tokens at once
     max_admitted: float  # requests that get tokens or wait: the gateway answers more with 429
-    kv_room: float  # tokens
-    tokens_per_step: float = 1.0  # of a request: more with drafts
+    kv_room: float  # tokens of KV that fit into a group's memory
+    tokens_per_step: float = 1.0  # tokens that a request gets in a step: more than 1 with drafts
 
     def seconds(self, requests: float) -> float:
-        """Return the seconds of a token, with that many requests."""
+        """Return the seconds per token while a group has `requests`, interpolated."""
         above = min(max(bisect_left(self.requests, requests), 1), len(self.requests) - 1)
         low, high = self.requests[above - 1], self.requests[above]
         part = min(max((requests - low) / (high - low), 0.0), 1.0)
         return self.token_seconds[above - 1] + part * (self.token_seconds[above] - self.token_seconds[above - 1])
 
     def step_seconds(self, requests: float) -> float:
-        """Return the seconds of a whole step with that many requests.
+        """Return the seconds of a whole step while a group has `requests`.
 
-        A number below one is a mean over steps, of which most have no request.
+        Fewer than one request is a mean over steps, some of which have none and take no time.
         """
         return min(requests, 1.0) * self.tokens_per_step * self.seconds(requests)
 
 
 @dataclass(frozen=True)
 class Service:
-    """Both sides of a deployment, and the traffic that it gets."""
+    """The speed of a deployment's prompts and tokens, and the traffic that it gets."""
 
     prompts: PromptSide
     tokens: TokenSide
     request: RequestMeans
-    turns: Turns | None  # of mixed units, which do both
-    input_tokens: float  # of a day
+    turns: Turns | None  # how mixed units alternate prompts and tokens; None for separate phases
+    input_tokens: float  # prompt tokens of a usual day
     cache_hit_rate: float
 
     @property
     def requests_per_day(self) -> float:
-        """Return how many requests a day has."""
+        """Return the number of requests of a usual day."""
         return self.input_tokens / self.request.prompt
 
 
 def build_service(plan: Compiled, level: Level = "mid") -> Service:
-    """Return what the units of `plan` can do. The plan must have traffic and known speeds."""
+    """Return the capacity of the units of `plan`, which must have traffic and known speeds."""
     traffic = plan.spec.traffic
     assert traffic is not None
     outlooks = {each.phase: each for each in plan.speed}
@@ -113,7 +113,7 @@ def build_service(plan: Compiled, level: Level = "mid") -> Service:
 
 
 def _mean_request(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
-    """Return the mean request: prompt and KV as at the operating point, cache hits and output as in the traffic."""
+    """Return the mean request: prompt and KV of the operating point, cache hits and output of the traffic."""
     prompt = prompts.point.prompt_tokens
     output = traffic.output_tokens / (traffic.input_tokens / prompt)
     return RequestMeans(prompt, prompt * (1 - traffic.cache_hit_rate), output, tokens.point.kv_tokens)

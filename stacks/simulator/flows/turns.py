@@ -1,4 +1,4 @@
-"""Mixed units as flows: one server that takes all prompts that wait at once (a bulk queue).
+"""Mixed units as flows: a server that takes all waiting prompts at once, as one batch (a bulk queue).
 
 Turns and pieces are those of `planner/estimate/throughput/turns.py`, where the load is steady; here it changes. At a
 load of p pieces per turn, the unit has
@@ -18,52 +18,52 @@ __all__ = ["Turn", "Turns", "next_pieces"]
 
 @dataclass(frozen=True)
 class Turns:
-    """What a mixed unit computes of prompts in a turn."""
+    """How long a mixed unit's turn (a batch of prompts, then a step of tokens) takes at different loads."""
 
     pieces_per_prompt: float
     loads: tuple[float, ...]  # pieces that arrive during a turn, ascending
-    prompt_seconds: tuple[float, ...]  # seconds of that turn, without its step of tokens
+    prompt_seconds: tuple[float, ...]  # seconds that a turn at this load spends on prompts, without its step of tokens
 
     def pieces_present(self, place: int) -> float:
-        """Return the pieces that wait or are being computed at a load of the table."""
+        """Return the pieces that wait or are being computed at the load `loads[place]`."""
         load = self.loads[place]
         return load * (1 + busy_share(load) / 2)
 
     def rate(self, place: int, token_step_seconds: float) -> float:
-        """Return the pieces computed in a second at a load of the table."""
+        """Return the pieces computed in a second at the load `loads[place]`."""
         return self.loads[place] / (self.prompt_seconds[place] + token_step_seconds)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A unit at one moment."""
+    """The state of a mixed unit at one moment."""
 
     pieces: float  # pieces that wait or are being computed
     load: float  # pieces that arrive during a turn; at most a full turn's
-    busy: float  # share of time in turns with prompts
+    busy: float  # share of the time spent in turns that have prompts
     prompt_seconds: float  # seconds that the turn spends on prompts
-    seconds: float  # of the whole turn, with its step of tokens
+    seconds: float  # seconds of the whole turn, with its step of tokens
 
     @property
     def computing(self) -> float:
-        """Return the share of the time in which no request gets a token."""
+        """Return the share of the time spent on prompts, in which no request gets a token."""
         return self.busy * self.prompt_seconds / self.seconds
 
     @property
     def wait(self) -> float:
-        """Return the seconds that a piece waits before its turn, on average."""
+        """Return the mean seconds that a piece waits before its turn."""
         return max(self.pieces / self.load - 1, 0.0) * self.seconds if self.load else 0.0
 
 
 def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds: float, seconds: float) -> Turn:
-    """Return a unit after `seconds`, given its arrivals in pieces a second and the seconds of its step of tokens.
+    """Return a mixed unit's state after `seconds`, given its present `pieces` and its `arrivals` in pieces a second.
 
-    It solves for the state at the end, so that any time step is stable and no piece gets lost.
+    The equation is solved for the state at the end (implicit Euler), so any time step is stable and no piece gets lost.
     """
     target, last = pieces + seconds * arrivals, len(turns.loads) - 1
 
     def target_at(place: int) -> float:
-        """Return the pieces that must be present now, or arrive, so that this load is left at the end."""
+        """Return the pieces that, present now or arriving, leave the load `loads[place]` at the end."""
         return turns.pieces_present(place) + seconds * turns.rate(place, token_step_seconds)
 
     above = bisect_left(range(last + 1), target, key=target_at)
@@ -79,7 +79,7 @@ def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds
 
 
 def _turn(turns: Turns, place: int, part: float, token_step_seconds: float, pieces: float) -> Turn:
-    """Return the turn at the fraction `part` of the way from one load of the table to the next."""
+    """Return the unit's state at the fraction `part` of the way from `loads[place]` to the next load."""
     if part < 0:
         load, prompts = (1 + part) * turns.loads[place], turns.prompt_seconds[place]
     else:

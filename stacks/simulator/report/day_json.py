@@ -1,4 +1,4 @@
-"""Played days as the JSON of `tidemill simulate --format json`; docs/simulate.md says what its keys mean."""
+"""Simulated days as the JSON of `tidemill simulate --format json`; docs/simulate.md says what its keys mean."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -21,7 +21,7 @@ MILLI = 1e3
 
 
 def simulation_json(columns: Sequence[DayColumn]) -> dict[str, Any]:
-    """Return the document."""
+    """Return the JSON document of all columns."""
     first = columns[0].day
     return {"name": first.plan.spec.name, "date": first.date, "columns": [_column(each) for each in columns]}
 
@@ -44,7 +44,7 @@ def _column(column: DayColumn) -> dict[str, Any]:
 
 
 def _curves(column: DayColumn) -> dict[str, list[float | None]]:
-    """Return the minutes of a day at the expected speed; latencies are means."""
+    """Return each minute's figures at the expected speed; latencies are means over the minute."""
     service, curves = column.day.services["mid"], column.day.curves["mid"]
     found = {name: _curve(getattr(curves, name)) for name in CURVES}
     found["ttft_ms"] = _curve(mean_ttft(service, curves) * MILLI)

@@ -19,7 +19,7 @@ MAX_STRETCHES = 6
 
 
 def simulation_text(columns: Sequence[DayColumn]) -> str:
-    """Return the table, and notes below it."""
+    """Return the table of simulated days, and notes below it."""
     plan = columns[0].day.plan
     clock = plan.schedule.timezone if plan.schedule else "UTC"
     heads, long = shorten_titles([each.variant.title for each in columns])
@@ -37,7 +37,7 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
 
 
 def _describe_day(column: DayColumn) -> str:
-    """Return the requested day, and the one that is simulated instead if the spec says nothing about it."""
+    """Return a line that names the requested date, and the day simulated instead if the spec lacks that date."""
     date, spec = column.day.date, column.day.plan.spec
     if date is None:
         return "one day"
@@ -65,7 +65,7 @@ def _compare_columns(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iter
 
 
 def _notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
-    """Return notes: which requests keep promises, when units were too few, and what became of failed units."""
+    """Yield the notes below the table: on kept SLOs, on times with too few units, and on failed units."""
     kept = (each.day.outcomes["mid"].latencies for each in columns)
     if any(each.ttft_kept is not None or each.tpot_kept is not None for each in kept):
         yield "Requests are kept if the first token comes within slo.ttft_ms, tokens if they come within slo.tpot_ms."
@@ -104,7 +104,7 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
 
 
 def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
-    """Return the reason why no request is taken: the phase that has the most demand for its capacity."""
+    """Explain refused requests by the phase that has the most demand for its capacity."""
     loads = {load.phase: load.load for load in demand}
     if "mixed" in loads:
         return "units have as many requests as they take"
@@ -114,7 +114,7 @@ def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
 
 
 def _stretches(marked: NDArray[np.bool_]) -> str:
-    """Return the times at which a condition holds: `10:30-11:10, 14:20-17:00`."""
+    """Return the times of the `marked` minutes of a day: `10:30-11:10, 14:20-17:00`."""
     if marked.all():
         return "all day"
     edges = np.flatnonzero(np.diff(np.concatenate(([False], marked, [False])).astype(int)))

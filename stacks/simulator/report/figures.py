@@ -19,7 +19,7 @@ Subject = TypeVar("Subject")
 
 @dataclass(frozen=True)
 class Figure(Generic[Subject]):
-    """One row of a table."""
+    """One row of a table of results: its names, value and format."""
 
     name: str
     title: str
@@ -29,7 +29,7 @@ class Figure(Generic[Subject]):
     has_zeros: bool = False  # whether a row of zeros is shown, as for a promise that is never kept
 
     def is_shown(self, values: Sequence[float | None]) -> bool:
-        """Return whether a row says anything: a value is above 0, or only some columns have one."""
+        """Return whether to show the row: a value is not 0, or some columns have a value and others none."""
         return any(values) or 0 < values.count(None) < len(values) or (self.has_zeros and None not in values)
 
 
@@ -74,7 +74,7 @@ FIGURES: tuple[Figure[Outcome], ...] = (
 def table_rows(
     figures: Sequence[Figure[Subject]], titles: Sequence[str], outcomes: Sequence[Subject]
 ) -> Iterator[tuple[str, ...]]:
-    """Return a table's rows: a title for each outcome, then each figure that any of them has."""
+    """Yield a table's rows: a title for each outcome, then each figure that says something about any outcome."""
     yield "", *titles
     for figure in figures:
         values = [figure.value(each) for each in outcomes]
@@ -83,7 +83,7 @@ def table_rows(
 
 
 def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return titles that fit over columns, and for each shortened one a sentence with the full title."""
+    """Return titles that fit over columns, and a line with the full title for each shortened one."""
     if len(titles) == 1 or max(map(len, titles)) <= MAX_TITLE:
         return list(titles), []
     numbers = [f"[{number}]" for number in range(1, len(titles) + 1)]

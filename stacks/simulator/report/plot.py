@@ -65,7 +65,7 @@ def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
 
 
 def draw_traces(columns: Sequence[ReplayColumn], path: Path) -> None:
-    """Draw traces that were played into the file at `path`. Raises OutputError where it cannot be written."""
+    """Draw the results of played traces into the file at `path`. Raises OutputError where it cannot be written."""
     figure = _figure()
     queue, running, room, latency = figure.subplots(4, 1)
     for index, column in enumerate(columns):
@@ -169,7 +169,7 @@ def _draw_refused(panel: "Axes", columns: Sequence[DayColumn]) -> None:
 
 
 def _refused_share(_: Service, curves: Curves) -> Curve:
-    """Return the percentage of each minute's requests that are refused; NaN where none comes."""
+    """Return the percentage of each minute's requests that are refused; NaN for a minute without requests."""
     return np.where(curves.asked > 0, 100 * curves.refused / np.maximum(curves.asked, 1e-12), np.nan)
 
 
@@ -177,7 +177,7 @@ PANELS = (_draw_tokens, _draw_nodes, _draw_ttft, _draw_tpot, _draw_kv_room, _dra
 
 
 def _line(panel: "Axes", columns: Sequence[DayColumn], index: int, compute: CurveFunction) -> None:
-    """Draw a variant's line, and the band around it if it is the only one."""
+    """Draw one variant's line in a panel, and the band around it if it is the only variant."""
     day = columns[index].day
 
     def curve(level: Level) -> Curve:
@@ -192,7 +192,7 @@ def _line(panel: "Axes", columns: Sequence[DayColumn], index: int, compute: Curv
 
 
 def _promise(panel: "Axes", columns: Sequence[DayColumn], promised_value: Callable[[SloSpec], float | None]) -> None:
-    """Draw a line for each latency that a variant promises."""
+    """Draw a horizontal line at each latency that a variant's SLO promises."""
     values = {promised_value(column.day.plan.spec.slo) for column in columns} - {None}
     for number, value in enumerate(sorted(each for each in values if each)):
         panel.axhline(value, color=RED, linewidth=1, linestyle=(0, (6, 3)), label=None if number else "promised")
@@ -206,7 +206,7 @@ def _label_hours(panel: "Axes", columns: Sequence[DayColumn]) -> None:
 
 
 def _finish(figure: Any, lines: Sequence[Any], titles: Sequence[str], head: str) -> None:
-    """Add the legends: one under all panels, and one in each panel for lines that only it has."""
+    """Add the legends: one under all panels, and one in each panel that has lines of its own."""
     figure.legend(
         lines[: len(titles)], titles, loc="outside lower center", ncols=min(len(titles), MAX_COLUMNS), frameon=False
     )

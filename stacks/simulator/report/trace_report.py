@@ -18,7 +18,7 @@ NOTE = "All units serve all the time, as fast as is expected; rates are until th
 
 
 def replay_text(columns: Sequence[ReplayColumn]) -> str:
-    """Return the table."""
+    """Return the table of played traces."""
     first = columns[0]
     came = len(first.replay.jobs) + first.replay.refused + first.replay.too_long
     heads, notes = shorten_titles([each.title for each in columns])
@@ -29,7 +29,7 @@ def replay_text(columns: Sequence[ReplayColumn]) -> str:
 
 
 def replay_json(columns: Sequence[ReplayColumn]) -> dict[str, Any]:
-    """Return the document of `--format json`."""
+    """Return played traces as the document of `--format json`."""
     return {"name": columns[0].plan.spec.name, "columns": [_column(each) for each in columns]}
 
 

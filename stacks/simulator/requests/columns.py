@@ -33,22 +33,22 @@ class ReplayColumn:
 
     @cached_property
     def ttft(self) -> Values:
-        """Seconds from each request to its first token, ascending."""
+        """The TTFT of each answered request in seconds, ascending."""
         return np.sort([job.first_token - job.at for job in self.replay.jobs])
 
     @cached_property
     def tpot(self) -> Values:
-        """Seconds between two tokens of each answer, on average over the answer, ascending."""
+        """The TPOT of each answer with two or more tokens in seconds, ascending."""
         jobs = (job for job in self.replay.jobs if job.output > 1)
         return np.sort([(job.done - job.first_token) / (job.output - 1) for job in jobs])
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the tokens of all prompts that were answered."""
+        """Return the prompt tokens of all answered requests."""
         return sum(job.prompt for job in self.replay.jobs)
 
     def share_kept(self, values: Values, promised_ms: float | None) -> float | None:
-        """Return the share of requests that keep a promise; refused ones do not. None where no request came."""
+        """Return the share of requests within `promised_ms`, refused ones not; None without a promise or requests."""
         came = self.replay.refused + len(self.replay.jobs)
         if promised_ms is None or not came:
             return None
@@ -56,7 +56,7 @@ class ReplayColumn:
         return float(np.mean(values <= promised_ms / 1e3)) * (1 - lost) if len(values) else 1 - lost
 
     def rate_per_s(self, tokens: Callable[[Replay], float]) -> float:
-        """Return `tokens` per second of the time until the last request was done."""
+        """Return the replay's `tokens` divided by the seconds until its last request was done."""
         return tokens(self.replay) / self.replay.seconds if self.replay.seconds else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The blocks that prompts of a trace find: in memory those that were used last, on disks behind it those used twice.
+"""A model of the KV cache: memory holds the blocks used most recently, and disks behind it hold blocks used twice.
 
 All units share it, since the gateway sends prompts where their blocks are. It has a prompt's blocks as soon as the
 prompt comes. A plan without kept KV gets one that is never full: it shows what the trace could give.
@@ -16,14 +16,14 @@ from stacks.simulator.requests.trace import BLOCK_TOKENS
 
 __all__ = ["PrefixCache", "planned_cache"]
 
-NAMES_PER_BLOCK = 2  # as runtime/serving/fetches.py remembers, of the disk's blocks
+NAMES_PER_BLOCK = 2  # names remembered for each block of the disk, as in runtime/serving/fetches.py
 MASK = 2**64 - 1
 
 Blocks = OrderedDict[int, None]  # the least recently used first
 
 
 class PrefixCache:
-    """Room for so many blocks in memory and on disks; without a number, for all."""
+    """A prefix cache with room for `memory_blocks` (None: all) in memory and `disk_blocks` on disks."""
 
     def __init__(self, memory_blocks: int | None = None, disk_blocks: int = 0) -> None:
         self._tiers: tuple[Blocks, Blocks] = OrderedDict(), OrderedDict()
@@ -51,7 +51,7 @@ class PrefixCache:
                 tier.popitem(last=False)
 
     def _count_used_before(self, blocks: Sequence[int]) -> int:
-        """Return up to which block of a prompt the names are remembered, and remember them all."""
+        """Return how many of a prompt's first blocks were used before, by the table of names, and add all to it."""
         num_places = NAMES_PER_BLOCK * self._sizes[1]
         if not num_places:
             return 0
@@ -76,7 +76,7 @@ def planned_cache(plan: Compiled) -> PrefixCache:
 
 
 def _mix(block: int) -> int:
-    """Return a number that looks random, as a hash of a name does; a trace's ids are consecutive.
+    """Return a hash of `block` that looks random: the ids in a trace are consecutive.
 
     Source: the finalizer of splitmix64, G. Steele, D. Lea, C. Flood, Fast splittable pseudorandom number generators,
     OOPSLA 2014.

@@ -39,19 +39,19 @@ from stacks.simulator.speed import Level
 
 __all__ = ["Replay", "Sample", "replay"]
 
-SAMPLES = 240  # of the curves
+SAMPLES = 240  # points of each curve
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A moment of a replay."""
+    """The queues and the use of KV at one moment of a replay."""
 
     at: float
     queued_prompts: int
     running: int
     waiting: int  # requests that wait for a place at a decode rank
-    kv_used: float  # used share of the room for KV of all ranks
-    kv_most: float  # used share of the fullest rank's room
+    kv_used: float  # share in use of the token ranks' room for KV, on average
+    kv_most: float  # share in use of the fullest rank's room for KV
 
 
 @dataclass
@@ -60,12 +60,12 @@ class Replay:
 
     policy: Policy
     jobs: list[Job] = field(default_factory=list)  # in the order in which they were done
-    refused: int = 0  # with 429
-    too_long: int = 0  # with 400: longer than max_request_tokens
+    refused: int = 0  # requests answered with 429
+    too_long: int = 0  # requests answered with 400: longer than max_request_tokens
     samples: list[Sample] = field(default_factory=list)
     prompt_busy_s: float = 0.0  # summed over all units that compute prompts
     num_prompt_units: int = 0
-    seconds: float = 0.0  # until the last request was done
+    seconds: float = 0.0  # time at which the last request was done
 
 
 @dataclass
@@ -80,7 +80,7 @@ class _Units:
 
     @property
     def ranks(self) -> Iterable[Rank]:
-        """The ranks of all units."""
+        """The ranks of all units, of both phases."""
         return self.ranks_by_key.values()
 
 
@@ -92,9 +92,9 @@ def replay(
     on_progress: Callable[[float], None] = lambda _: None,
     speeds: Mapping[Phase, PhaseSpeed] | None = None,
 ) -> Replay:
-    """Play the requests of `trace`, which is ordered by time and not empty, and return the result.
+    """Simulate the requests of `trace`, which is ordered by time and not empty, and return the result.
 
-    `speeds` are measured ones of the plan's phases; without them, the speeds predicted at `level` are used.
+    `speeds` are measured speeds of the plan's phases; without them, the speeds predicted at `level` are used.
     """
     loop = _Loop(plan, trace, policy, predicted_speeds(plan, level) if speeds is None else speeds)
     loop.run(on_progress)
@@ -102,7 +102,7 @@ def replay(
 
 
 class _Loop:
-    """The queue of events and their effects."""
+    """The queue of simulated events, and what each event does."""
 
     def __init__(
         self, plan: Compiled, trace: Sequence[TraceRequest], policy: Policy, speeds: Mapping[Phase, PhaseSpeed]
@@ -119,7 +119,7 @@ class _Loop:
         self._turn = 0
 
     def run(self, on_progress: Callable[[float], None]) -> None:
-        """Play the whole trace, and wait until all are done."""
+        """Simulate all events until the trace's last request is done."""
         last = self._trace[-1].at or 1.0
         for number in range(SAMPLES):
             self._schedule((number + 1) * last / SAMPLES, self._sample)
@@ -168,7 +168,7 @@ class _Loop:
             self._begin(request.at, chosen.first.unit)
 
     def _begin(self, now: float, name: str) -> None:
-        """Begin a unit's next step of prompts; in mixed units, each step of tokens waits for it."""
+        """Begin a unit's next step of prompts; in a mixed unit, steps of tokens are delayed by that step."""
         seconds = self._units.prompts[name].begin()
         turn = seconds
         if self._units.is_mixed:
@@ -196,7 +196,7 @@ class _Loop:
         self._schedule_change(now, name)
 
     def _schedule_change(self, now: float, name: str) -> None:
-        """Schedule a token unit's next change, in place of the one scheduled before."""
+        """Schedule a token unit's next change, which replaces the one scheduled before."""
         self._versions[name] += 1
         when = self._units.tokens[name].next_change(now)
         if when is not None:
@@ -230,7 +230,7 @@ class _Loop:
 
 
 def _build_units(plan: Compiled, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
-    """Return the units of `plan`, without requests."""
+    """Return the units of `plan` at the given speeds, with no requests yet."""
     found = _Units()
     for phase, speed in speeds.items():
         found.is_mixed |= phase == "mixed"

@@ -19,7 +19,7 @@ from stacks.simulator.speed import Level, known_case, slowdown
 __all__ = ["PhaseSpeed", "StepTable", "predicted_speeds"]
 
 FULLNESS = (0.0, 0.25, 0.5, 1.0)
-POINTS = 9  # on each of the other axes
+POINTS = 9  # on the axes of loads and of contexts
 LEAST_SHARE = 1e-3  # the least mean, as a share of the fullest: it is never 0
 MOST_CONTEXT = 131_072.0  # tokens; a longer context takes as long as this one
 LEAST_CONTEXT = 64.0
@@ -27,7 +27,7 @@ LEAST_CONTEXT = 64.0
 
 @dataclass(frozen=True)
 class StepTable:
-    """Seconds at each point of three ascending axes; beyond an axis, its end counts."""
+    """The seconds of a step at each point of three ascending axes; a value beyond an axis counts as the axis's end."""
 
     loads: tuple[float, ...]
     contexts: tuple[float, ...]
@@ -35,7 +35,7 @@ class StepTable:
     seconds: tuple[float, ...]  # the last axis varies fastest
 
     def seconds_at(self, load: float, context: float, fullness: float) -> float:
-        """Return the seconds at a point, linear between the eight around it."""
+        """Return the seconds at a point, interpolated linearly between the eight table points around it."""
         axes = (self.loads, load), (self.contexts, context), (self.fullness, fullness)
         (i, x), (j, y), (k, z) = (_locate(axis, value) for axis, value in axes)
         rows, columns = len(self.contexts), len(self.fullness)
@@ -52,17 +52,17 @@ CORNERS = tuple(product((0, 1), repeat=3))
 
 @dataclass(frozen=True)
 class PhaseSpeed:
-    """How fast the units of a phase are: the seconds of each kind of step that they have."""
+    """How fast the units of a phase are: the seconds of their steps of prompts, of tokens, or of both."""
 
     prompts: StepTable | None
     tokens: StepTable | None
     step_tokens: int  # prompt tokens that a rank computes in one step
-    transfer_s_per_token: float = 0.0  # to send KV to the next phase
-    tokens_per_step: float = 1.0  # of a request: more with drafts
+    transfer_s_per_token: float = 0.0  # seconds to send a token's KV to the next phase
+    tokens_per_step: float = 1.0  # tokens that a request gets in a step: more than 1 with drafts
 
 
 def predicted_speeds(plan: Compiled, level: Level) -> dict[Phase, PhaseSpeed]:
-    """Return the speed of each phase of `plan`, as it is predicted."""
+    """Return the predicted speed of each phase of `plan`."""
     found = {}
     for outlook in plan.speed:
         phase, prediction, point = outlook.phase, outlook.prediction, known_case(outlook).point
@@ -78,7 +78,7 @@ def predicted_speeds(plan: Compiled, level: Level) -> dict[Phase, PhaseSpeed]:
 
 
 def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
-    """Return the seconds of a token by a group's requests, at most `most`, and the KV of each."""
+    """Return the table of seconds per token, by a group's requests (at most `most`) and the KV of each request."""
     case = known_case(outlook)
     return _table(
         _geometric(1.0, max(most, 2.0)),
@@ -87,7 +87,7 @@ def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
 
 
 def _prompt_table(outlook: PhaseOutlook, level: Level) -> StepTable:
-    """Return the seconds of a step of prompts by the tokens that a group computes and the KV that each reads."""
+    """Return the table of seconds per step of prompts, by a group's tokens and the KV that each token reads."""
     case = known_case(outlook)
     prompt = max(case.point.computed_tokens, 1.0)
     return _table(
@@ -107,6 +107,6 @@ def _geometric(first: float, last: float) -> tuple[float, ...]:
 
 
 def _locate(axis: Sequence[float], value: float) -> tuple[int, float]:
-    """Return the index of the point below `value`, and the fraction of the way to the next point."""
+    """Return the index of the axis point below `value`, and the fraction of the way to the next point."""
     low = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
     return low, min(max((value - axis[low]) / (axis[low + 1] - axis[low]), 0.0), 1.0)

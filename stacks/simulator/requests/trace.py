@@ -37,7 +37,7 @@ LONGEST_S = 366 * DAY_S
 class TraceRequest:
     """One request of a trace."""
 
-    at: float  # seconds from the first one
+    at: float  # seconds since the trace's first request
     prompt: int  # tokens, 1 at least
     output: int  # tokens, 1 at least
     blocks: tuple[int, ...] = ()  # ids of the prompt's blocks; none where the trace has no content
@@ -63,7 +63,7 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
 
 
 def read_window(text: str) -> tuple[float, float]:
-    """Return both seconds of a window such as `600-1200`. Raises CallError for anything else."""
+    """Return start and end of a window in seconds, such as `600-1200`. Raises CallError for anything else."""
     matched = WINDOW.fullmatch(text)
     if matched is None or float(matched["start"]) >= float(matched["end"]):
         rule, reason = "R413 must be START-END, in seconds", "it is counted from the trace's first request"
@@ -72,7 +72,7 @@ def read_window(text: str) -> tuple[float, float]:
 
 
 def select_window(requests: Sequence[TraceRequest], start: float, end: float, scale: float = 1.0) -> list[TraceRequest]:
-    """Return the requests from `start` to `end`, with times that make them come `scale` times as fast."""
+    """Return the requests between the seconds `start` and `end`, retimed to come `scale` times as fast."""
     return [replace(each, at=(each.at - start) / scale) for each in requests if start <= each.at < end]
 
 

@@ -27,7 +27,7 @@ SLACK = 1e-6  # tokens: tolerance for rounded sums
 
 @dataclass(eq=False)
 class Job:
-    """A request in progress."""
+    """A simulated request in progress."""
 
     at: float
     prompt: int
@@ -44,13 +44,13 @@ class Job:
 
     @property
     def kv(self) -> int:
-        """The tokens of KV that the request needs at its end."""
+        """The tokens of KV that the request holds at its last token."""
         return self.prompt + self.output
 
 
 @dataclass(eq=False)
 class Rank:
-    """One attention group, and the gateway's count of its work."""
+    """One simulated attention group, its requests, and the gateway's count of its work."""
 
     load: RankLoad
     prompts: deque[Job] = field(default_factory=deque)  # requests whose prompt is not finished
@@ -60,7 +60,7 @@ class Rank:
     kv: float = 0.0  # tokens of KV in use when the unit's clock was `as_of`
 
     def change(self, work: Work, num_waiting: int = 0) -> None:
-        """Add to the work that the gateway counts, or subtract from it."""
+        """Add `work` to what the gateway counts for this rank; negative counts subtract."""
         old = self.load
         self.load = RankLoad(old.unit, old.rank, old.phase, old.work + work, old.limits, old.num_waiting + num_waiting)
 
@@ -71,7 +71,7 @@ class Rank:
 
 
 class PromptUnit:
-    """A unit that computes prompts, a step at a time."""
+    """A simulated unit that computes prompts, a step at a time."""
 
     def __init__(self, ranks: list[Rank], table: StepTable, step_tokens: int) -> None:
         self.ranks = ranks
@@ -81,7 +81,7 @@ class PromptUnit:
 
     @property
     def is_stepping(self) -> bool:
-        """True while a step is computed."""
+        """True while the unit computes a step."""
         return bool(self._step_jobs)
 
     @property
@@ -96,7 +96,7 @@ class PromptUnit:
         self._busy.add(job.prompt_rank)
 
     def begin(self) -> float:
-        """Begin a step and return its seconds; 0 where nothing waits."""
+        """Begin a step of prompts and return how many seconds it takes; 0 if no prompt waits."""
         taken = [self._take(rank) for rank in sorted(self._busy, key=lambda rank: rank.load.key)]
         if not taken:
             return 0.0
@@ -134,7 +134,7 @@ class PromptUnit:
 
 
 class TokenUnit:
-    """A unit that makes tokens."""
+    """A simulated unit that makes tokens."""
 
     def __init__(self, ranks: list[Rank], table: StepTable, tokens_per_step: float) -> None:
         self.ranks = ranks
@@ -153,21 +153,21 @@ class TokenUnit:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that have no room yet."""
+        """The number of requests that wait for room to get tokens."""
         return sum(len(rank.queue) for rank in self.ranks)
 
     @property
     def token_seconds(self) -> float:
-        """The present time between two tokens of a request."""
+        """The present seconds between two tokens of a request."""
         return self._token_s + self._pause_s
 
     @property
     def turn_seconds(self) -> float:
-        """The present time between two steps of tokens, with the step of prompts between them."""
+        """The present seconds between two steps of tokens, with the step of prompts between them."""
         return self._tokens_per_step * self.token_seconds
 
     def advance(self, now: float) -> None:
-        """Advance the clock to `now`."""
+        """Advance the unit's clock to `now`, with the tokens and KV made until then."""
         if self.token_seconds:
             tokens = (now - self._clock_time) / self.token_seconds
             self._tokens += tokens
@@ -176,12 +176,12 @@ class TokenUnit:
         self._clock_time = now
 
     def pause(self, now: float, seconds: float) -> None:
-        """Make each step of tokens wait `seconds` from now on."""
+        """Delay each step of tokens by `seconds` from now on, for a mixed unit's steps of prompts."""
         self.advance(now)
         self._pause_s = seconds / self._tokens_per_step
 
     def add(self, now: float, job: Job) -> None:
-        """Start a request at the next step, or queue it."""
+        """Start a request at the next step, or queue it until its rank has room."""
         self.advance(now)
         job.token_rank.queue.append(job)
         self._seat(job.token_rank)
@@ -208,7 +208,7 @@ class TokenUnit:
         return now + max(min(self._ends[0][0] - self._tokens, MAX_TOKENS), 0.0) * self.token_seconds
 
     def _seat(self, rank: Rank) -> None:
-        """Start queued requests, oldest first, while there is room."""
+        """Start a rank's queued requests, oldest first, while it has room."""
         while rank.queue:
             job = rank.queue[0]
             if rank.running >= rank.limits.max_requests or rank.reserved + job.kv > rank.limits.kv_tokens:
@@ -234,6 +234,6 @@ class TokenUnit:
             del self._active[rank]
 
     def _seconds(self) -> float:
-        """Return the seconds of a token with the present requests."""
+        """Return the seconds per token with the present requests, without pauses for prompts."""
         most, kv = max(self._active.values()), max(rank.kv for rank in self._active)
         return self._table.seconds_at(most, kv / most, self.running / len(self.ranks) / most)
