@@ -1,4 +1,4 @@
-"""The API server as stacks use it: get, list, server-side apply, merge, create, delete. Manifests in, manifests out.
+"""A client of the Kubernetes API server: get, list, server-side apply, merge, create, delete, all of plain manifests.
 
 It uses plain REST paths, with one discovery call for each apiVersion in use. Rejected: `kubernetes.dynamic`, which asks
 for every kind of the cluster first and keeps them in a file that other programs share.
@@ -27,17 +27,17 @@ REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 
 def connect(context: str | None, kubeconfig: str | None = None) -> "Api":
-    """Return the cluster of a kubeconfig context, or of the current one. No call is made yet. Raise KubeconfigError."""
+    """Return an `Api` for a kubeconfig context (None: the current one), without a call yet. Raise KubeconfigError."""
     return Api(Connection.from_kubeconfig(context, kubeconfig))
 
 
 def connect_inside() -> "Api":
-    """Return the cluster that this process is a pod of. No call is made yet. Raise KubeconfigError outside of one."""
+    """Return an `Api` for the cluster whose pod this process is, without a call yet. Else raise KubeconfigError."""
     return Api(Connection.from_service_account())
 
 
 class Api:
-    """One cluster. May be used by many threads."""
+    """The API of one cluster. May be used by many threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -45,12 +45,12 @@ class Api:
         self._lock = threading.Lock()
 
     def require_answer(self) -> None:
-        """Make a request that every authenticated user may make, to raise an error of server or credentials."""
+        """Raise ProviderError if the server does not answer or rejects the credentials."""
         cluster = f"cluster at {self._connection.address}"
         self._connection.request("GET", "/api", cluster, answer_timeout_s=CONNECT_TIMEOUT_S)
 
     def now(self) -> float:
-        """Return the time by the clock of the API server, which writes the times of objects. Raise ProviderError."""
+        """Return the API server's time, which objects' timestamps follow. Raise ProviderError."""
         if (server_time := self._connection.server_time) is None:
             self.require_answer()
             server_time = self._connection.server_time
@@ -73,9 +73,9 @@ class Api:
         return sorted((each["version"] for each in found["versions"]), key=lambda version: version != preferred)
 
     def may(self, verb: str, api_version: str, kind: str, namespace: str) -> bool:
-        """Ask whether we may `verb` objects of a kind, in a namespace if the kind has them.
+        """Return whether the user may `verb` objects of a kind, in `namespace` if the kind is namespaced.
 
-        The question has the form of an object, but no server stores it. Raise NotServedError for an unknown kind.
+        The question is an object that the server does not store. Raise NotServedError for an unknown kind.
         """
         resource = self._find_resource(api_version, kind)
         group = api_version.rpartition("/")[0]
@@ -88,7 +88,7 @@ class Api:
         return bool(answer["status"]["allowed"])
 
     def get(self, reference: Reference) -> Manifest | None:
-        """Return the live object, or None."""
+        """Return the live object; None if it does not exist."""
         try:
             shapes = (*object_shapes(reference.kind), STORED)
             return _add_identity(reference, self._object("GET", self._path(reference), str(reference), shapes))
@@ -105,7 +105,7 @@ class Api:
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
 
     def list_metadata(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-        """Return the metadata alone of all objects of a kind, which may be large."""
+        """Return only the metadata of all objects of a kind whose objects may be large."""
         path = self._collection(Reference(api_version, kind, namespace, ""), everywhere=False)
         query = list(selectors.items())
         items = (
@@ -114,7 +114,7 @@ class Api:
         return [each | {"apiVersion": api_version, "kind": kind} for each in items]
 
     def ask_pod(self, pod: Reference, port: int, path: str, shape: Shape) -> Manifest:
-        """Return the JSON that a pod's HTTP port answers, with any status. The request goes through the API server.
+        """Return the JSON answer of a pod's HTTP port, whatever its status. The request goes through the API server.
 
         Raise ProviderError.
         """
@@ -122,7 +122,7 @@ class Api:
         try:
             answer = self._connection.request("GET", through, str(pod), answer_timeout_s=POD_TIMEOUT_S)
         except RefusedError as error:
-            if misfit(error.answer, shape):  # it is the server's own
+            if misfit(error.answer, shape):  # an error of the API server itself
                 reason = error.sentence if error.is_about_rights else error.server_message
                 raise ProviderError(f"{pod}: {reason}") from None
             answer = error.answer
@@ -131,10 +131,10 @@ class Api:
         return cast(Manifest, answer)
 
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
-        """Apply `manifest` server-side with strict checks, and return the object that results.
+        """Apply `manifest` server-side with strict checks, and return the resulting object.
 
-        Without `force` the server takes no field that another manager owns. With `uid` it refuses an object with any
-        other uid, and also when there is no object.
+        Without `force` the server changes no field that another manager owns. With `uid` it changes only an existing
+        object with that uid.
         """
         reference = Reference.from_manifest(manifest)
         if uid is not None:
@@ -148,7 +148,7 @@ class Api:
         return _add_identity(reference, answer)
 
     def merge(self, reference: Reference, changes: Manifest, *, manager: str, part: str = "") -> None:
-        """Merge `changes` into an object, or into its `part`, such as `scale`; null removes. Raise ProviderError."""
+        """Merge `changes` into an object, or its `part` such as `scale`; null removes a field. Raise ProviderError."""
         path = f"{self._path(reference)}/{part}" if part else self._path(reference)
         query = [("fieldManager", manager)]
         self._connection.request("PATCH", path, str(reference), query=query, body=changes, content_type=MERGE)
@@ -160,9 +160,9 @@ class Api:
         self._connection.request("POST", self._collection(reference), str(reference), query=query, body=manifest)
 
     def delete(self, reference: Reference, uid: str | None = None, *, immediately: bool = False) -> None:
-        """Start a foreground deletion: the object stays until all that it owns is gone. If it is gone, do nothing.
+        """Start a foreground deletion: the object stays until everything it owns is gone. A missing object is no error.
 
-        With `uid`, an object of the same name with another one stays: a request may arrive late, or twice. With
+        With `uid`, an object of the same name with another uid stays: a request may arrive late, or twice. With
         `immediately`, the server removes a pod without waiting for its kubelet.
         """
         way: dict[str, Any] = {"propagationPolicy": "Foreground"}
@@ -179,7 +179,7 @@ class Api:
         return f"{self._collection(reference)}/{quote(reference.name, safe='')}"
 
     def _collection(self, reference: Reference, *, everywhere: bool = False) -> str:
-        """Return the path of the collection: `/apis/apps/v1/namespaces/demo/deployments`."""
+        """Return the URL path of all objects of a kind: `/apis/apps/v1/namespaces/demo/deployments`."""
         resource = self._find_resource(reference.api_version, reference.kind)
         namespace = quote(reference.namespace or DEFAULT_NAMESPACE, safe="")
         scope = f"/namespaces/{namespace}" if resource["namespaced"] and not everywhere else ""
@@ -211,7 +211,7 @@ class Api:
         return next((each for each in listed if each["kind"] == kind and "/" not in each["name"]), None)
 
     def _object(self, verb: str, path: str, subject: str, shapes: Sequence[Shape], **more: Any) -> Manifest:
-        """Return the object or list in the server's answer, after checking every field that is read.
+        """Send a request and return the object or list in the answer, after checking every field that the code reads.
 
         Raise UnreachableError for an answer that no API server would give.
         """
@@ -222,7 +222,7 @@ class Api:
 
 
 def _add_identity(reference: Reference, answer: Manifest) -> Manifest:
-    """Return the object with the requested identity, even if the answer does not repeat it."""
+    """Return the answered object with the requested kind, namespace and name, even if the answer leaves them out."""
     return answer | {"apiVersion": reference.api_version, "kind": reference.kind}
 
 

@@ -31,7 +31,7 @@ __all__ = ["CONNECT_TIMEOUT_S", "Connection", "is_content"]
 CONNECT_TIMEOUT_S = 10
 ANSWER_TIMEOUT_S = 40  # admission webhooks may take 30 s
 LONGEST_PAUSE_S = 5.0  # assumed: an overloaded API server asks for 1 s
-CONNECTIONS = 64  # kept; more requests at once open more
+CONNECTIONS = 64  # connections kept open; more requests at once open more
 
 UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
 
@@ -67,12 +67,12 @@ RETRIES = Retries(total=3, connect=0, allowed_methods=None, raise_on_status=Fals
 
 
 class Connection:
-    """A way to one cluster. May be used by many threads."""
+    """A connection to one cluster's API server. May be used by many threads."""
 
     def __init__(
         self, client: ApiClient, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock` is this machine's time, used if a server's answers have none; `monotonic` counts seconds."""
+        """Use `client`. `clock` is this machine's time, if the server sends none; `monotonic` counts seconds."""
         self._client, self._clock, self._monotonic = client, clock, monotonic
         self._last_date: tuple[float, float] | None = None  # the server's time, and when we heard it
 
@@ -91,7 +91,7 @@ class Connection:
 
     @classmethod
     def from_service_account(cls) -> Self:
-        """Use the service account of this process's pod; its token is read again when it is renewed.
+        """Connect as the service account of this process's pod; the token is read again when it is renewed.
 
         No call is made. Raise KubeconfigError.
         """
@@ -107,7 +107,7 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """The server's address: `https://10.0.0.1:6443`, without a password that the kubeconfig may have in it."""
+        """The server's address, `https://10.0.0.1:6443`, without the password that a kubeconfig may have there."""
         return without_secrets(str(self._client.configuration.host))
 
     @property
@@ -130,7 +130,7 @@ class Connection:
         accept: str = "application/json",
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        """Return the JSON of the answer.
+        """Send a request and return the JSON of the answer.
 
         Raise RefusedError, which names the `subject`, or UnreachableError without an answer.
         """
@@ -163,7 +163,7 @@ class Connection:
 
 
 def is_content(given: str) -> bool:
-    """Return whether a text is the content of a YAML or JSON file, and not its path."""
+    """Return whether `given` is the content of a kubeconfig, and not the path of one."""
     return "\n" in given or given.startswith("{")
 
 
@@ -183,7 +183,7 @@ def _settings() -> Configuration:
 
 
 def _parse_date(written: str | None, otherwise: float) -> float:
-    """Return the time that the head of an answer tells (RFC 9110, 6.6.1), in whole seconds."""
+    """Return the time in an answer's Date header (RFC 9110, 6.6.1), in whole seconds; else `otherwise`."""
     try:
         return parsedate_to_datetime(written or "").timestamp()
     except ValueError:
@@ -191,7 +191,7 @@ def _parse_date(written: str | None, otherwise: float) -> float:
 
 
 def _parse_body(body: bytes) -> Any:
-    """Return the JSON of a body, or its text if it is no JSON, or nested too deep to be read."""
+    """Return the JSON of an answer's body, or its text if it is no JSON or nested too deep to be read."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -202,7 +202,7 @@ def _kubeconfig_problem(context: str | None, kubeconfig: str | None, error: Exce
     wanted = f"context {context}" if context else "current context"
     if kubeconfig is not None and is_content(kubeconfig):
         place = "that was given as text"
-        # What else is said of YAML shows lines of it, and these may be credentials.
+        # Other messages about YAML quote its lines, which may be credentials.
         reason = str(error) if isinstance(error, config.ConfigException) else "it is not one"
     else:
         place = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
@@ -216,7 +216,7 @@ def _kubeconfig_problem(context: str | None, kubeconfig: str | None, error: Exce
 
 
 def _connection_problem(address: str, error: Exception) -> str:
-    """Return why there is no answer.
+    """Return in words why the server at `address` gave no answer.
 
     urllib3 wraps the cause, and the Kubernetes client turns TLS errors into its own.
     """

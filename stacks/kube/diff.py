@@ -25,7 +25,7 @@ NEEDS_QUOTES = frozenset('."[]')
 
 
 class Change(Enum):
-    """The kind of change at a path."""
+    """Whether the value at a path was added, changed or removed."""
 
     ADD = "add"
     UPDATE = "update"
@@ -34,14 +34,14 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One change. It has no values: the manifests have those."""
+    """One change between two manifests: its path and kind, without the values."""
 
     path: Path
     change: Change
 
 
 def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
-    """Yield every difference below `path`, in the order of the keys."""
+    """Yield every difference between two values at `path`, in the order of the keys."""
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _map_differences(old, new, path)
     elif isinstance(old, list) and isinstance(new, list):
@@ -76,13 +76,13 @@ def _list_differences(old: list[Any], new: list[Any], path: Path) -> Iterator[Di
 
 
 def _common_end(old: list[Any], new: list[Any]) -> int:
-    """Return how many items at the ends of both lists are equal."""
+    """Return how many last items two lists have in common."""
     pairs = zip(reversed(old), reversed(new), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: _equal(*pair), pairs))
 
 
 def _equal(old: Any, new: Any) -> bool:
-    """Return whether two values are equal as JSON. In Python `True == 1`, and `[True] == [1]`."""
+    """Return whether two values are equal as JSON, unlike Python, where `True == 1` and `[True] == [1]`."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_equal(old[key], new[key]) for key in old)
     if isinstance(old, list) and isinstance(new, list):

@@ -26,7 +26,7 @@ __all__ = ["FIELD_MANAGER", "guess_applied", "is_surely_unchanged", "merge_live_
 
 FIELD_MANAGER = "tidemill"
 
-Owned = dict[str, Any]  # a node of fieldsV1
+Owned = dict[str, Any]  # a node of the tree `fieldsV1` in `managedFields`
 
 
 def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
@@ -37,9 +37,9 @@ def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> 
 
 
 def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
-    """Return whether applying certainly changes nothing: we own just the manifest's fields, with its values.
+    """Return whether applying `manifest` surely changes nothing: we own exactly its fields, with its values.
 
-    A value spelled differently, such as a quantity, or a default in an item's key, is not certain: ask the server.
+    A value spelled differently, such as a quantity, or a default in an item's key, makes that unsure: ask the server.
     """
     metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("name", "namespace")}
     ours = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata")}
@@ -47,7 +47,7 @@ def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
 
 
 def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
-    """Guess the result of applying without the server, for manifests that the server would refuse.
+    """Guess what applying `manifest` to `live` would result in, for manifests that the server refuses to dry-run.
 
     Items of lists are matched by their index.
     """
@@ -55,7 +55,7 @@ def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
 
 
 def owned_fields(stored: Manifest) -> Owned:
-    """Return the fields that server-side apply under our name owns in an object; empty when it owns none."""
+    """Return the fields of a live object that our field manager owns by server-side apply; empty if none."""
     entries = stored["metadata"].get("managedFields") or []
     ours = (e for e in entries if e["manager"] == FIELD_MANAGER and e["operation"] == "Apply")
     return next((each.get("fieldsV1") or {} for each in ours if not each.get("subresource")), {})
@@ -103,7 +103,7 @@ def _merge_map(ours: Manifest, live: Manifest, applied: Manifest, owned: Owned) 
         if key in live:
             answer[key] = _merge_value(value, live[key], applied.get(key), owned.get(f"f:{key}") or {})
         elif key not in applied:
-            answer[key] = value  # the server keeps no such field, drifted or not
+            answer[key] = value  # even an apply leaves no such field on the server: it has not drifted
     ended = live.keys() - applied.keys() - ours.keys()
     return answer | {key: live[key] for key in sorted(ended)}
 
@@ -121,11 +121,11 @@ def _merge_list(ours: list[Any], live: list[Any], applied: list[Any], owned: Own
 def _merge_items(
     ours: list[Any], live: list[Any], applied: list[Any], keys: list[Manifest], owned: Owned
 ) -> Iterator[Any]:
-    """Yield our items that exist, then those that applying would remove."""
+    """Yield the manifest's items that exist, with live values, then items that applying would remove."""
     left = list(keys)
     for item in ours:
         key = next((each for each in left if _may_have_key(item, each)), None)
-        if key is None:  # the server keeps no such item: nothing to compare
+        if key is None:  # the server stores no such item: nothing to compare
             yield item
             continue
         left.remove(key)
@@ -137,12 +137,12 @@ def _merge_items(
 
 
 def _may_have_key(item: Manifest, key: Manifest) -> bool:
-    """Return whether the item can have the key. An item may omit a part with a default, such as a port's protocol."""
+    """Return whether a list's item can have `key`. It may omit a part that has a default, such as a port's protocol."""
     return all(item.get(name, value) == value for name, value in key.items())
 
 
 def _find_item(key: Manifest, items: list[Any]) -> Any:
-    """Return the item that has this key, or None."""
+    """Return the item of a list that has this key; None if no item has it."""
     return next((each for each in items if all(each.get(name) == value for name, value in key.items())), None)
 
 

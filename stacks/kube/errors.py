@@ -38,7 +38,7 @@ __all__ = [
     "UnreachableError",
 ]
 
-# Kind -> how a cluster comes to serve it.
+# Kind -> how to make a cluster serve it.
 INSTALL = {
     "LeaderWorkerSet": "install LeaderWorkerSet 0.9 or newer: kubectl apply --server-side "
     "-f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml, "
@@ -49,7 +49,7 @@ INSTALL = {
     "ComputeDomain": "install NVIDIA's DRA driver for GPUs, or write kubernetes.compute_domain: false",
 }
 
-# What servers write. There are no codes for these, and the statuses mislead.
+# Patterns of servers' messages. These errors have no codes, and their statuses mislead.
 LACKS_RIGHT = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)" '
     r'in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
@@ -69,23 +69,23 @@ LONGEST_MESSAGE = 500  # characters of what a server says; assumed: whole pages 
 
 INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
-UNDECIDED = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)  # a proxy's, when it gives up before the work is done
+UNDECIDED = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)  # from a proxy that gave up waiting
 
 
 class ProviderError(Exception):
-    """Something a user can cause and repair. Its text is the sentence."""
+    """An error that a user can cause and repair; its text is one sentence for them."""
 
 
 class KubeconfigError(ProviderError):
-    """No usable kubeconfig."""
+    """There is no usable kubeconfig."""
 
 
 class UnreachableError(ProviderError):
-    """No answer: nothing is known about the cluster."""
+    """The API server gives no answer, so nothing is known about the cluster."""
 
 
 class NotServedError(ProviderError):
-    """The kind is unknown to the cluster."""
+    """The cluster does not know a kind."""
 
     def __init__(self, api_version: str, kind: str) -> None:
         advice = INSTALL.get(kind, "install what defines it, or correct apiVersion and kind")
@@ -93,10 +93,10 @@ class NotServedError(ProviderError):
 
 
 class ForeignError(ProviderError):
-    """Someone else's object has the name of ours."""
+    """An object that Tidemill has not made already has the name of ours."""
 
     def __init__(self, reference: Reference, managers: Sequence[str], *, is_the_plans: bool = False) -> None:
-        """`is_the_plans` says that the object has the plan's label, as its rendered manifest has."""
+        """Name the object and its managers. `is_the_plans`: it has the plan's label, as rendered manifests do."""
         owners = ", ".join(managers) or "nobody on record"
         fix = "delete it, or give this one another name: Tidemill never takes over what it did not create"
         if is_the_plans:
@@ -107,7 +107,7 @@ class ForeignError(ProviderError):
 
 
 class OtherPlanError(ProviderError):
-    """An object of another plan has the name of ours."""
+    """An object of another plan already has the name of ours."""
 
     def __init__(self, reference: Reference, plan: str) -> None:
         advice = "choose another kubernetes.namespace, or another name for one of the plans"
@@ -125,7 +125,7 @@ class SharedError(ProviderError):
 
 
 class NotReadyError(ProviderError):
-    """Stored, or perhaps stored, but not ready; `reasons` has one entry for each cause that is known."""
+    """An object was stored, or perhaps stored, and is not ready; `reasons` has one entry for each known cause."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -149,14 +149,14 @@ class SeveralErrors(ProviderError):
 
 
 class NotGoneError(ProviderError):
-    """The object was to be deleted and still exists."""
+    """An object still exists after its deletion was requested."""
 
 
 class RefusedError(ProviderError):
     """The server answered with an error."""
 
     def __init__(self, subject: str, status: int, answer: Any) -> None:
-        """`body` is the answer's: a Kubernetes Status, or whatever came instead."""
+        """Explain an `answer` with an error `status`: a Kubernetes Status, or whatever came instead."""
         document = answer if isinstance(answer, dict) else {}
         self.status = status
         self.answer = answer
@@ -166,17 +166,17 @@ class RefusedError(ProviderError):
 
     @property
     def is_about_rights(self) -> bool:
-        """True if the user may not do this."""
+        """True if the user lacks the right to make the request."""
         return self.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT.search(self.server_message) is not None
 
     @property
     def may_be_done(self) -> bool:
-        """True if the server may have done the request, or may still do it."""
+        """True if the server may have carried out the request, or may still do so."""
         return self.status in UNDECIDED
 
     @property
     def is_invalid(self) -> bool:
-        """True if the server itself refuses such an object, in any namespace."""
+        """True if the object is invalid in any namespace, by the server's own validation."""
         return self.status in INVALID or SCHEMA.match(self.server_message) is not None
 
     @property
@@ -192,9 +192,9 @@ class RefusedError(ProviderError):
 
     @property
     def is_about_frozen_fields(self) -> bool:
-        """True if a field may not change as long as the object lives.
+        """True if the request changes a field that is immutable while the object exists.
 
-        There is no code for it, only the server's text.
+        Servers have no code for this error, only a text.
         """
         return FROZEN.search(self.server_message) is not None
 
@@ -205,7 +205,7 @@ class RefusedError(ProviderError):
 
     @property
     def fields(self) -> list[str]:
-        """The fields that the error names: `spec.selector`. A webhook names them in its text only."""
+        """The fields that the error names, such as `spec.selector`; a webhook's are found in its text."""
         details = self.answer.get("details") if isinstance(self.answer, dict) else None
         causes = details.get("causes") if isinstance(details, dict) else None
         fields = [each.get("field") for each in causes if isinstance(each, dict)] if isinstance(causes, list) else []
@@ -213,7 +213,7 @@ class RefusedError(ProviderError):
 
 
 def _phrase(status: int) -> str:
-    """Return what HTTP calls a status, or only its number if HTTP has no such status."""
+    """Return HTTP's name of a status, or its number if HTTP has no such status."""
     return HTTPStatus(status).phrase if status in set(HTTPStatus) else f"status {status}"
 
 
@@ -222,7 +222,7 @@ def _shorten(message: str) -> str:
 
 
 def _explain(status: int, message: str) -> str:
-    """Return the server's words and what to do about them."""
+    """Return the server's message, and what to do about it."""
     if status == HTTPStatus.UNAUTHORIZED:
         return (
             "the API server does not accept the kubeconfig's credentials (401 Unauthorized); "

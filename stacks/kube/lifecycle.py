@@ -47,22 +47,22 @@ __all__ = [
     "update",
 ]
 
-OWN_GROUPS = ("apps", "batch")  # Kubernetes' own kinds with pods
+OWN_GROUPS = ("apps", "batch")  # the API groups of Kubernetes' own kinds with pods
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object that was stored as its manifest says."""
+    """The result of storing an object."""
 
     uid: str
     is_off: bool  # somebody scaled it to 0; its manifest does not set replicas
-    is_withheld: bool = False  # its pods keep the template of before until somebody drains it
-    adopted_from: tuple[str, ...] = ()  # who managed it before
+    is_withheld: bool = False  # its pods keep their previous template until somebody drains it
+    adopted_from: tuple[str, ...] = ()  # the field managers from which it was taken over
 
 
 @dataclass(frozen=True)
 class FoundObject:
-    """A live object, as the manifest it was made from with its live values."""
+    """A live object: the manifest that it was made from, with live values where they have drifted."""
 
     manifest: Manifest
     missing: str | None  # what it lacks to be ready
@@ -72,12 +72,13 @@ class FoundObject:
 def create(
     api: Api, manifest: Manifest, patience: Patience, *, waits: bool = True, adopts: bool = False
 ) -> StoredObject:
-    """Make the object and wait until it is ready, unless somebody else does (`waiting.await_all`).
+    """Create an object and, if `waits`, wait until it is ready.
 
-    With `adopts`, an object of the plan that others have applied is taken over with all fields of the manifest; fields
-    that only they set stay theirs.
+    With `adopts`, an object of the plan that another tool has applied is taken over with all fields of the manifest;
+    fields that only the other tool sets stay its own.
 
-    Raise NotReadyError once it exists or may exist; any other error means that it was not made.
+    Raise NotReadyError if the object exists, or may exist, and is not ready. Any other error means that it was not
+    created.
     """
     live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
     if live is None:
@@ -88,7 +89,7 @@ def create(
 
 
 def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raise what `create` would, as far as it can be foreseen; the same run may create the namespace."""
+    """Raise the errors of `create` that a dry run shows. A missing namespace is none: the same run may create it."""
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
         require_takeable(live, manifest, adopts=adopts)
@@ -96,15 +97,15 @@ def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> Non
         api.apply(manifest, force=live is not None, dry_run=True)
     except RefusedError as error:
         if error.misses_namespace:
-            _foresee_elsewhere(api, manifest)
-        elif not (live is not None and error.is_about_frozen_fields):  # those are replaced, and deleted first
+            _foresee_in_default(api, manifest)
+        elif not (live is not None and error.is_about_frozen_fields):  # such objects are deleted and created anew
             raise
 
 
 def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> StoredObject:
-    """Make what was made from `old` as `manifest` says, whoever changed it, and wait; make it anew if it is gone.
+    """Update the object made from `old` to `manifest`, over hand edits, and wait; create it if it no longer exists.
 
-    Raises NotReadyError once that is stored, or may be.
+    Raises NotReadyError if the update is stored, or may be, and the object is not ready.
     """
     live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
     if live is not None:
@@ -113,7 +114,7 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
-    """Raise what `update` would; the same run may create a deleted namespace again."""
+    """Raise the errors of `update` that a dry run shows. A missing namespace is none: the same run may create it."""
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
         require_still_ours(live, manifest, old)
@@ -125,10 +126,10 @@ def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
 
 
 def foresee_pods(api: Api, manifest: Manifest) -> None:
-    """Raise RefusedError if the server would refuse the pods of an object's template, in any namespace.
+    """Raise RefusedError if the pods of an object's template are invalid in any namespace.
 
-    It judges the templates of its own kinds with the object, and those of custom kinds only when a controller makes
-    the pods. What admission says of them may change until then.
+    The server checks the templates of its own kinds with the object, but pods of custom kinds only when a controller
+    creates them. Refusals by admission do not count: they may change until then.
     """
     place, reference = pods.template_place(manifest), Reference.from_manifest(manifest)
     if place is None or manifest["apiVersion"].partition("/")[0] in OWN_GROUPS:
@@ -145,9 +146,9 @@ def foresee_pods(api: Api, manifest: Manifest) -> None:
 
 
 def find_frozen_changes(api: Api, manifest: Manifest, changed: Sequence[Difference]) -> list[Difference]:
-    """Return the changes that the server would not make in place: `spec.selector` of a Deployment.
+    """Return the changes to immutable fields, such as `spec.selector` of a Deployment, found by a dry run.
 
-    It is empty if the server makes them all, and if it cannot be asked: applying reports them then.
+    The list is also empty if the dry run fails for another reason: applying will report that.
     """
     if not changed:
         return []
@@ -165,9 +166,9 @@ def find_frozen_changes(api: Api, manifest: Manifest, changed: Sequence[Differen
 
 
 def read(api: Api, manifest: Manifest) -> FoundObject | None:
-    """Return the object that was made from `manifest` as it now is; None when it is gone.
+    """Return the present state of the object made from `manifest`; None if it no longer exists.
 
-    It also counts as gone if its name is now that of somebody else's object: `create` will say whose.
+    It also counts as gone if another owner's object now has its name: `create` will say whose.
     """
     try:
         live = api.get(Reference.from_manifest(manifest))
@@ -175,7 +176,7 @@ def read(api: Api, manifest: Manifest) -> FoundObject | None:
         return None
     if live is None or not is_still_ours(live, manifest):
         return None
-    if is_surely_unchanged(manifest, live):  # which spares the server most of the work
+    if is_surely_unchanged(manifest, live):  # saves the dry run
         return FoundObject(manifest, missing(live))
     try:
         applied = api.apply(manifest, force=True, dry_run=True)
@@ -189,10 +190,10 @@ def read(api: Api, manifest: Manifest) -> FoundObject | None:
 
 
 def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collection[str] = ()) -> None:
-    """Delete the object made from `manifest`, with all that it owns, and wait. It may be gone already.
+    """Delete the object made from `manifest`, with all that it owns, and wait until it is gone, if it still exists.
 
-    An object whose uid is in `kept_uids` stays, and so does somebody else's object of the same name. So does a launch
-    file that a pod still mounts, if the controller deletes it later: a unit that waits for its turn needs it.
+    An object whose uid is in `kept_uids` stays, and so does another owner's object of the same name. So does a launch
+    file that a pod still mounts, if the controller deletes it later: a unit that has not restarted yet needs it.
 
     Raise SharedError for a namespace that other plans use.
     """
@@ -209,14 +210,14 @@ def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collecti
 
 
 def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> None:
-    """Delete them all at once, each as `delete` does. Raise what one of them raises, after all were tried."""
+    """Delete the objects of `manifests` concurrently, each as `delete` does. Raise the first error after all ended."""
     _run_concurrently(lambda each: delete(api, each, patience), manifests)
 
 
 def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> None:
-    """Delete these objects at once, by their uids. Newer objects of the same names stay.
+    """Delete exactly these objects, concurrently, by their uids. Newer objects of the same names stay.
 
-    Raise what one of them raises, after all were tried.
+    Raise the first error after all ended.
     """
     _run_concurrently(
         lambda each: _delete(api, Reference.from_manifest(each), object_uid(each), owning_plan(each), patience), stored
@@ -231,7 +232,7 @@ def _run_concurrently(act: Callable[[Manifest], None], manifests: Sequence[Manif
 
 
 def _is_mounted(api: Api, live: Manifest) -> bool:
-    """Return whether a pod of its unit, or else of its plan, mounts a ConfigMap."""
+    """Return whether `live` is a ConfigMap that a pod of its unit (or of its plan, if it has no unit) mounts."""
     if live["kind"] != "ConfigMap":
         return False
     labels, name = live["metadata"]["labels"], live["metadata"]["name"]
@@ -247,7 +248,7 @@ def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience
 
 
 def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
-    """Return the object of that name; one that is being deleted is waited for until it is gone."""
+    """Return the live object or None, after waiting for the end of a deletion that is under way."""
     live = api.get(reference)
     if live is None or not is_ending(live):
         return live
@@ -258,7 +259,7 @@ def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> M
 def _store(
     api: Api, manifest: Manifest, live: Manifest | None, patience: Patience, *, waits: bool = True
 ) -> StoredObject:
-    """Apply, over `live` and no other object, and wait."""
+    """Apply `manifest` to the object `live`, or create one if that is None, and wait until it is ready."""
     reference = Reference.from_manifest(manifest)
     try:
         stored = api.apply(manifest, force=live is not None, uid=object_uid(live) if live else None)
@@ -272,10 +273,10 @@ def _store(
     return StoredObject(object_uid(ready), off, is_withheld=not off and waits and is_withheld(ready))
 
 
-def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
-    """Have the server check a manifest in an existing namespace, as its own does not exist yet.
+def _foresee_in_default(api: Api, manifest: Manifest) -> None:
+    """Dry-run a manifest in namespace `default`, since its own namespace does not exist yet.
 
-    Raise RefusedError for refusals that hold in any namespace: for the manifest itself, or a silent webhook.
+    Raise RefusedError only for reasons that hold in any namespace: the manifest itself, or a webhook without answer.
     """
     stand_in = manifest | {"metadata": manifest["metadata"] | {"namespace": DEFAULT_NAMESPACE}}
     try:
@@ -287,9 +288,9 @@ def _foresee_elsewhere(api: Api, manifest: Manifest) -> None:
 
 
 def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
-    """Raise SharedError for a namespace with objects of other plans, as far as we may look.
+    """Raise SharedError for a namespace with objects of other plans, as far as the user may look.
 
-    Each plan is known by its service account.
+    Other plans are found by their service accounts.
     """
     if reference.kind != "Namespace":
         return

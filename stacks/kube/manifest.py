@@ -28,16 +28,16 @@ OBJECTS = "tidemill:index:Objects"  # the Pulumi type of several objects that ar
 
 @dataclass(frozen=True)
 class Reference:
-    """One object, whether it exists or not."""
+    """The identity of one object, whether it exists or not."""
 
     api_version: str  # `apps/v1`; `v1`
     kind: str
-    namespace: str  # empty where the manifest names none
+    namespace: str  # empty if the manifest names none
     name: str
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "Reference":
-        """Return the object that `manifest` describes. The manifest must have passed `Check`."""
+        """Return the identity of the object that `manifest` describes. The manifest must have passed `Check`."""
         metadata = manifest["metadata"]
         return cls(manifest["apiVersion"], manifest["kind"], metadata.get("namespace") or "", metadata["name"])
 
@@ -71,7 +71,7 @@ def list_conditions(live: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def find_condition(live: Mapping[str, Any], kind: str) -> dict[str, str]:
-    """Return the condition of a kind; empty if a live object has none."""
+    """Return the condition of type `kind` in a live object's status; empty if there is none."""
     return next((each for each in list_conditions(live) if each["type"] == kind), {})
 
 

@@ -22,12 +22,12 @@ OnStored = Callable[[Reference, StoredObject], None]
 
 
 def sort_for_creation(manifests: Manifests) -> list[tuple[str, Manifest]]:
-    """Return keys and manifests in the order in which they can be stored."""
+    """Return keys and manifests in the order in which the objects can be created."""
     return sorted(manifests.items(), key=lambda item: (is_awaited(item[1]), item[0]))
 
 
 def main_object(manifests: Manifests) -> tuple[str, Manifest]:
-    """Return key and manifest of the workload, which the other objects serve."""
+    """Return key and manifest of the set's workload, which the other objects exist for."""
     return sort_for_creation(manifests)[-1]
 
 
@@ -42,12 +42,12 @@ def store(
     kept_uids: Collection[str] = (),
     adopts: bool = False,
 ) -> None:
-    """Store `new`, wait, then delete what only `old` has, except for objects whose uid is in `kept_uids`.
+    """Store the objects of `new`, wait until they are ready, then delete those that only `old` has.
 
-    `on_stored` is called for each stored object. Those in `skip_waiting` are awaited elsewhere. With `adopts`, objects
-    of the plan that others have applied are taken over.
+    `on_stored` is called for each stored object. Objects in `skip_waiting` are awaited elsewhere. With `adopts`,
+    objects of the plan that others have applied are taken over. Objects whose uid is in `kept_uids` are not deleted.
 
-    Raise PartlyStoredError after a change was made; any other error means that nothing has changed.
+    Raise PartlyStoredError if something has changed before the error; any other error means that nothing has.
     """
     before = _index_by_reference(old)
     done: dict[str, Manifest] = {}
@@ -76,7 +76,7 @@ def store(
 
 
 def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -> None:
-    """Raise all that `store` would, as far as it can be foreseen."""
+    """Raise the errors of `store` that dry runs show, all together."""
     before = _index_by_reference(old)
     errors = []
     for _, manifest in sort_for_creation(new):
@@ -92,13 +92,13 @@ def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -
 
 
 def read(api: Api, manifests: Manifests) -> dict[str, FoundObject]:
-    """Return each object as it now is; those that are gone are left out."""
+    """Return the present state of each object that still exists, by key."""
     looked = {key: lifecycle.read(api, manifest) for key, manifest in manifests.items()}
     return {key: found for key, found in looked.items() if found is not None}
 
 
 def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collection[str] = ()) -> None:
-    """Delete the objects one after the other, workloads first, each as `lifecycle.delete` does."""
+    """Delete the objects one after another, workloads first, each as `lifecycle.delete` does."""
     for _, manifest in reversed(sort_for_creation(manifests)):
         lifecycle.delete(api, manifest, patience, kept_uids)
 
@@ -106,7 +106,7 @@ def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collec
 def _store_one(
     api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool, adopts: bool
 ) -> StoredObject:
-    """Store one object; if the server refuses to change the existing one, replace it."""
+    """Store one object; if immutable fields change, delete the existing object and create it anew."""
     if before is None:
         return lifecycle.create(api, manifest, patience, waits=waits, adopts=adopts)
     if lifecycle.find_frozen_changes(api, manifest, list(differences(before, manifest))):
@@ -122,14 +122,14 @@ def _foresee(api: Api, before: Manifest | None, manifest: Manifest, *, adopts: b
     try:
         lifecycle.foresee_update(api, before, manifest)
     except RefusedError as error:
-        if not error.is_about_frozen_fields:  # those objects are replaced
+        if not error.is_about_frozen_fields:  # such objects are deleted and created anew
             raise
 
 
 def _list_existing(old: Manifests, done: Manifests) -> dict[str, Manifest]:
-    """Return the existing objects after a partial change from `old`, of which `done` is stored.
+    """Return the objects that exist after a change from `old` that stopped once `done` was stored.
 
-    An object of `old` whose key is taken gets its name appended to the key.
+    An object of `old` whose key an object of `done` has gets its name appended to the key.
     """
     stored = _index_by_reference(done)
     left = {key: each for key, each in old.items() if Reference.from_manifest(each) not in stored}

@@ -15,13 +15,13 @@ __all__ = ["is_still_ours", "other_managers", "owning_plan", "require_still_ours
 
 
 def owning_plan(manifest: Manifest) -> str | None:
-    """Return the plan that an object belongs to, or None."""
+    """Return the plan that an object belongs to, by its label; None if it has none."""
     plan = (manifest["metadata"].get("labels") or {}).get(PLAN_LABEL)
     return str(plan) if plan else None
 
 
 def require_takeable(live: Manifest, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raise ForeignError or OtherPlanError unless `live` can be ours from a run whose state was lost, or is adopted."""
+    """Raise ForeignError or OtherPlanError unless we made `live` (in a run whose state was lost), or may adopt it."""
     plan = owning_plan(live)
     if not (owned_fields(live) and plan in (None, owning_plan(manifest))) and not (
         adopts and _is_the_plans(live, manifest)
@@ -30,7 +30,7 @@ def require_takeable(live: Manifest, manifest: Manifest, *, adopts: bool = False
 
 
 def other_managers(live: Manifest) -> list[str]:
-    """Return who else manages fields of an object, apart from controllers that write its status."""
+    """Return the other managers of an object's fields, apart from controllers that write its status."""
     fields = live["metadata"].get("managedFields") or []
     return sorted({each["manager"] for each in fields if not each.get("subresource")} - {FIELD_MANAGER})
 
@@ -42,7 +42,7 @@ def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
 
 
 def require_still_ours(live: Manifest, *manifests: Manifest) -> None:
-    """Raise ForeignError or OtherPlanError when it is not."""
+    """Raise ForeignError or OtherPlanError unless `live` was made from one of `manifests`."""
     if not is_still_ours(live, *manifests):
         raise _foreign(live, *manifests)
 
@@ -56,5 +56,5 @@ def _foreign(live: Manifest, *manifests: Manifest) -> ForeignError | OtherPlanEr
 
 
 def _is_the_plans(live: Manifest, manifest: Manifest) -> bool:
-    """Return whether `live` has the plan's label, as whoever applies a rendered folder gives it."""
+    """Return whether `live` has the label of the manifest's plan, as objects applied from a rendered folder do."""
     return owning_plan(live) is not None and owning_plan(live) == owning_plan(manifest)

@@ -1,4 +1,4 @@
-"""Find out why an object is not ready, from its pods, their nodes and its events.
+"""Explain why an object is not ready, from its pods, their nodes and its events.
 
 Pure: `waiting.py` looks the objects up. A reason that many pods share is given once, naming one of them.
 """
@@ -15,14 +15,14 @@ LWS_NAME_LABEL = "leaderworkerset.sigs.k8s.io/name"
 PULL_REASONS = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
 BACKING_OFF = re.compile(
     r'^Back-off pulling image "[^"]*": \w+: '
-)  # the kubelet's words between two tries at one reason
+)  # how the kubelet begins its message between two pulls
 TRIED_POD = "tidemill-doctor"  # the name of pods in dry runs; no pod of a plan has it
 MAX_WORDS = 400  # characters of a container's last line
 STARTING = {"ContainerCreating", "PodInitializing"}
 
 
 def pod_selector(live: Manifest) -> str | None:
-    """Return the label selector of the object's pods; None for a kind that has none of its own."""
+    """Return the label selector of the object's pods; None for a kind that has no pods of its own."""
     if live["kind"] == "LeaderWorkerSet":
         return f"{LWS_NAME_LABEL}={live['metadata']['name']}"
     labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels")
@@ -41,19 +41,22 @@ def template_place(workload: Manifest) -> tuple[str, ...] | None:
 
 
 def make_pod(template: Manifest, namespace: str) -> Manifest:
-    """Return a pod as a controller would make it, except for the account: the plan's account comes with the plan."""
+    """Return the pod that a controller would make from `template`, but with the service account `default`.
+
+    The plan's own service account may not exist yet.
+    """
     metadata = (template.get("metadata") or {}) | {"name": TRIED_POD, "namespace": namespace}
     spec = template["spec"] | {"serviceAccountName": "default"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def unready_nodes(nodes: Sequence[Manifest]) -> set[str]:
-    """Return the names of the nodes that do not report as ready."""
+    """Return the names of the nodes whose condition Ready is not true."""
     return {each["metadata"]["name"] for each in nodes if not _is_true(each, "Ready")}
 
 
 def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Sequence[Manifest]) -> list[str]:
-    """Return what keeps `live` from being ready: from its pods, given the nodes that are down, else from its events."""
+    """Return why `live` is not ready: reasons of its pods, given the nodes that are `down`, else of its events."""
     pods_by_reason: dict[str, list[str]] = {}
     for pod in pods:
         for reason in _pod_reasons(pod, down):
@@ -63,17 +66,14 @@ def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Se
 
 
 def cannot_start(pod: Manifest) -> bool:
-    """Return whether the pod waits for something that does not happen by itself.
-
-    That is an image, a node, or a container that stays up.
-    """
+    """Return whether a pod cannot start without help: it lacks an image or a node, or a container keeps crashing."""
     waiting = [(each.get("state") or {}).get("waiting") or {} for each in _containers(pod)]
     is_stuck = any(each.get("reason") in PULL_REASONS | {"CrashLoopBackOff"} for each in waiting)
     return is_stuck or find_condition(pod, "PodScheduled").get("status") == "False"
 
 
 def _containers(pod: Manifest) -> list[dict[str, Any]]:
-    """Return the statuses of the pod's containers, the first to run first."""
+    """Return the statuses of a pod's containers, init containers first."""
     status = pod.get("status") or {}
     return (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
 
@@ -93,7 +93,7 @@ def _pod_reasons(pod: Manifest, down: Set[str]) -> Iterator[str]:
 
 
 def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
-    """Yield why a container keeps the pod from being ready: it waits, has crashed, or runs without being ready."""
+    """Yield why a container keeps its pod from being ready: it waits, has crashed, or runs without being ready."""
     name, state = container["name"], container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     last = ended or (container.get("lastState") or {}).get("terminated") or {}
@@ -113,7 +113,7 @@ def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
 
 
 def _object_reasons(live: Manifest, events: Sequence[Manifest]) -> Iterator[str]:
-    """Yield why there are no pods."""
+    """Yield why a workload has no pods, from its status and its events."""
     if (failure := find_condition(live, "ReplicaFailure")) and failure["status"] == "True":
         yield _line(failure.get("message") or failure.get("reason") or "its pods cannot be created")
     elif events:

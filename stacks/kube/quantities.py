@@ -29,7 +29,7 @@ def amounts(quantities: Mapping[str, Any] | None) -> Amounts:
 
 
 def is_quantity(value: Any) -> bool:
-    """Return whether Kubernetes takes it for an amount: finite, at most 2^63, and no finer than a billionth."""
+    """Return whether Kubernetes accepts `value` as a quantity: finite, at most 2^63, no finer than a billionth."""
     return _parse(value) is not None
 
 

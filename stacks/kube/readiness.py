@@ -28,10 +28,10 @@ def is_withheld(live: Manifest) -> bool:
 
 
 def missing(live: Manifest) -> str | None:
-    """Return what `live` still lacks to be ready: `1 of 2 groups ready`.
+    """Return what `live` still lacks to be ready, such as `1 of 2 groups ready`; None if it is ready.
 
-    A TidemillDeployment is ready once it exists. Its own condition tells how its units are, for hours of a change, and
-    awaiting it would keep the controller that changes them from being updated.
+    A TidemillDeployment counts as ready once it exists. Its own condition describes its units, which may take hours to
+    change; awaiting it would keep the controller that changes them from being updated.
     """
     if _kind(live) == (names.DOMAIN, names.DEPLOYMENT_KIND):
         return None
@@ -44,12 +44,12 @@ def is_awaited(manifest: Manifest) -> bool:
 
 
 def is_off(live: Manifest) -> bool:
-    """Return whether the object is scaled to 0: it does not serve, and there is nothing to wait for."""
+    """Return whether the object is scaled to 0, so that there is nothing to wait for."""
     return is_awaited(live) and not _wanted_replicas(live)
 
 
 def _deployment(live: Manifest) -> str | None:
-    """Return what is missing until every replica is updated and available, and none is left of the version before."""
+    """Return what is missing until every replica is updated and available, and no old one is left."""
     old = _count(live, "replicas") - _count(live, "updatedReplicas")
     return (
         _unseen_spec(live)
@@ -106,7 +106,7 @@ def _pod(live: Manifest) -> str | None:
 
 
 def _ready_condition(live: Manifest) -> str | None:
-    """Return what is missing by the object's condition `Ready`."""
+    """Return why the object's condition `Ready` is not true; None if it is true or absent."""
     ready = next((each for each in list_conditions(live) if each["type"] == "Ready"), None)
     return None if ready is None or ready["status"] == "True" else f"it is not ready: {_condition_text(ready)}"
 
@@ -136,18 +136,18 @@ def _unseen_spec(live: Manifest) -> str | None:
 
 
 def _too_few(live: Manifest, field: str, what: str, num_spared: int = 0) -> str | None:
-    """Return how many replicas are counted in a field of the status, if fewer than wanted; some need not be."""
+    """Return `1 of 2 WHAT` if the status counts fewer replicas in `field` than wanted, less `num_spared`; else None."""
     found, wanted = _count(live, field), max(_wanted_replicas(live) - num_spared, 0)
     return f"{found} of {wanted} {what}" if found < wanted else None
 
 
 def _wanted_replicas(live: Manifest) -> int:
-    """Return the replicas, 1 unless the spec says otherwise."""
+    """Return the number of replicas in the spec, 1 by default."""
     return int(live["spec"].get("replicas", 1))
 
 
 def _count(live: Manifest, field: str) -> int:
-    """Return a count of the status; an absent one is 0."""
+    """Return the count in a field of the status; 0 if the field is absent."""
     return int(_status(live).get(field, 0))
 
 

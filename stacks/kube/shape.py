@@ -104,7 +104,7 @@ CHANGE = {  # of units, as the controller has recorded it
     "promised": {"least": LEAST, "minutes?": int},
 }
 
-# kind -> what is read of it besides its metadata and the conditions of its status
+# kind -> the fields that the code reads besides metadata and the conditions of the status
 SHAPES: Mapping[str, Shape] = {
     "Node": {
         "metadata": {"resourceVersion?": str},
@@ -146,7 +146,7 @@ SHAPES: Mapping[str, Shape] = {
     },
 }
 
-# kind -> what is read of a rendered object; empty for every kind
+# kind -> the fields that the code reads of a rendered object; empty for every kind
 WORKLOADS: Mapping[str, Shape] = {
     "": {"metadata": {"name": str, "labels?": LABELS}},
     "ServiceAccount": {"imagePullSecrets?": [{"name": str}]},
@@ -164,17 +164,17 @@ REVIEW = {"status": {"allowed": bool}}
 
 
 def object_shapes(kind: str) -> tuple[Shape, ...]:
-    """Return the shapes that an object of a kind must fit, as the server answers it."""
+    """Return the shapes that the server's answer for an object of a kind must fit."""
     return ({"metadata": METADATA, "status?": {"conditions?": [CONDITION]}}, SHAPES.get(kind, {}))
 
 
 def list_shapes(kind: str) -> tuple[Shape, ...]:
-    """Return the shapes that a list of a kind must fit."""
+    """Return the shapes that the server's list of a kind must fit."""
     return tuple({"items*": [each]} for each in object_shapes(kind))
 
 
 def misfit(document: Any, *shapes: Shape) -> str | None:
-    """Return the first mistake in words, `items[0].metadata.name must be text, and is missing`; None where all fit."""
+    """Return the first mistake, `items[0].metadata.name must be text, and is missing`; None if all shapes fit."""
     return next((each for shape in shapes for each in _misfits(document, shape, "")), None)
 
 
@@ -211,6 +211,6 @@ def _is_kind(value: Any, kind: Any) -> bool:
 
 
 def _quote(value: Any) -> str:
-    """Return a value for a message, cut where it would hide the rest."""
+    """Return a value as text for a message, shortened if it is long."""
     text = repr(value) if isinstance(value, str) else "null" if value is None else str(value)[:60]
     return text if len(text) <= 60 else f"{text[:57]}..."

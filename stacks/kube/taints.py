@@ -24,7 +24,7 @@ def taint_text(taint: Mapping[str, Any]) -> str:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Match as Kubernetes does: a toleration without an effect or a key matches each.
+    """Return whether a toleration matches a taint; without an effect or a key it matches every effect or key.
 
     Source: https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
     """

@@ -1,4 +1,4 @@
-"""Wait for objects of the cluster until they are ready, or gone, and say why one is not.
+"""Waits until objects of the cluster are ready, or gone, and explains why one is not.
 
 A wait has a deadline, can be cancelled, and reports its progress. The reasons come from the object's pods, nodes and
 events (`pods.py`), as far as the user may look at them.
@@ -18,7 +18,7 @@ from stacks.kube.readiness import missing
 __all__ = ["Patience", "await_all", "await_gone", "await_ready", "try_list"]
 
 FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 1.0  # bounds both the load on the API server and what waiting adds to the time
+LONGEST_PAUSE_S = 1.0  # short enough to notice readiness soon, and long enough to spare the API server
 LONGEST_PAUSE_FOR_ALL_S = 0.25  # for many objects, of which one is looked at a time
 
 # A namespace's conditions that say what is left in it.
@@ -27,14 +27,14 @@ HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
 
 @dataclass(frozen=True)
 class Patience:
-    """The time limit of one operation, and its progress callback. The time starts when the wait does."""
+    """The time limit of a wait, counted from the wait's start, its cancellation, and its progress callback."""
 
     timeout_s: float
     cancelled: threading.Event
     report: Callable[[str], None]
 
     def wait_until_none(self, look: Callable[[], str | None], longest_pause_s: float = LONGEST_PAUSE_S) -> str | None:
-        """Call `look` until it returns None. Return its last answer when time is up or the user has cancelled."""
+        """Call `look` until it returns None. Return its last result if time is up or the user has cancelled."""
         deadline = time.monotonic() + self.timeout_s
         pause, said = FIRST_PAUSE_S, None
         while (missing := look()) is not None:
@@ -58,9 +58,9 @@ class Patience:
 
 
 def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> None:
-    """Wait until each of these objects has become ready; look at one at a time, in turn. `stored` has their uids.
+    """Wait until all objects in `stored` (reference -> uid) have become ready, one after another.
 
-    Raise NotReadyError, which names each that is not ready.
+    Raise NotReadyError, which names each object that is not ready.
     """
     left = list(stored)
 
@@ -79,7 +79,7 @@ def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> 
 
 
 def await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> Manifest:
-    """Wait for the object and return it, ready. Raise NotReadyError, at once when there is nothing left to wait for."""
+    """Wait until an object is ready, and return it. Raise NotReadyError when time is up, or once it is deleted."""
     seen: list[Manifest] = []
 
     def look() -> str | None:
@@ -93,7 +93,7 @@ def await_ready(api: Api, reference: Reference, uid: str, patience: Patience) ->
 
 
 def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> None:
-    """Wait until the object is gone. Raise NotGoneError, with what keeps it, when time is up."""
+    """Wait until an object no longer exists. When time is up, raise NotGoneError, which says what holds it."""
 
     def look() -> str | None:
         try:
@@ -109,7 +109,7 @@ def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> 
 
 
 def try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-    """Return a list for an explanation; empty if the user has no right to it."""
+    """Return all objects of a kind, to explain something; empty if they cannot be listed."""
     try:
         return api.list_all("v1", kind, namespace, **selectors)
     except ProviderError:
@@ -117,9 +117,9 @@ def try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Mani
 
 
 def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, str | None]:
-    """Return the object, if the server answers, and what it still lacks.
+    """Return the object and what it lacks to be ready, or None and the server's error.
 
-    Raise NotReadyError where there is nothing left to wait for.
+    Raise NotReadyError if the object was deleted or replaced, so that waiting is of no use.
     """
     try:
         live = api.get(reference)
@@ -131,7 +131,7 @@ def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, st
 
 
 def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patience) -> list[str]:
-    """Return the reasons why the object is not ready; empty if it is by now."""
+    """Return the reasons why an object is not ready; empty if it has become ready."""
     try:
         _, lacking = _look(api, reference, uid)
     except NotReadyError as error:
@@ -140,7 +140,7 @@ def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patienc
 
 
 def _reasons(api: Api, reference: Reference) -> list[str]:
-    """Return why the object is not ready, as far as the user's rights allow."""
+    """Return reasons why an object is not ready, from its pods or events, as far as the user's rights allow."""
     try:
         live = api.get(reference)
     except ProviderError:
@@ -162,7 +162,7 @@ def _pods(api: Api, live: Manifest) -> list[Manifest]:
 
 
 def _down_nodes(api: Api, found: Sequence[Manifest]) -> set[str]:
-    """Return the nodes that do not answer; looked up only if there are pods."""
+    """Return the names of unready nodes; empty without `found` pods, so that nodes are listed only if needed."""
     return pods.unready_nodes(try_list(api, "Node", "")) if found else set()
 
 
