@@ -1,4 +1,4 @@
-"""Every check, in the order in which a user would mend what it finds. Pure: needs and facts in, findings out.
+"""Runs every check, in the order in which a user would fix the problems. Pure: needs and facts in, findings out.
 
     what the user may do    -> what the cluster serves -> the namespace and what must be in it -> the nodes
 
@@ -34,6 +34,6 @@ CHECKS: tuple[CheckFunction, ...] = (
 
 
 def findings(needs: Needs, facts: ClusterFacts) -> tuple[Finding, ...]:
-    """Return every obstacle, each once."""
+    """Return every obstacle between the plan and the cluster, each once."""
     found = itertools.chain.from_iterable(check(needs, facts) for check in CHECKS)
     return tuple(dict.fromkeys(found))

@@ -11,12 +11,12 @@ from stacks.kube.errors import INSTALL, ForeignError, OtherPlanError, RefusedErr
 
 __all__ = ["definition", "kinds", "objects", "read_failures", "rights"]
 
-MAX_FIELDS = 4  # named in a sentence, at most
-UNDECLARED = "field not declared in schema"  # as an API server says it of a field that is applied
+MAX_FIELDS = 4  # the most fields to name in a sentence
+UNDECLARED = "field not declared in schema"  # the API server's message for an unknown field
 
 
 def read_failures(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield what could not be read. It may be in order, and `up` may not need the right to read it."""
+    """Yield a note for everything that the user may not read; it may be fine, and `up` may not need to read it."""
     for each in facts.read_failures:
         reason, fix = split_sentence(each.why)
         yield Finding("rights", each.what, f"could not be read: {reason}", fix, blocks=False)
@@ -35,7 +35,7 @@ def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that every kind of the plan is served, in the plan's version."""
+    """Check that the cluster serves every kind of the plan, in the plan's version."""
     for (api_version, kind), versions in facts.unserved_kinds.items():
         group, wanted = api_version.rpartition("/")[0], api_version.rpartition("/")[2]
         install = INSTALL.get(kind, "install what defines it")
@@ -48,10 +48,10 @@ def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that the definition of our own kind has all fields that this version writes.
+    """Check that the cluster's definition of our own kind has all fields that this version of Tidemill writes.
 
-    If a field of the plan's object is missing there, `up` fails. If another one is, the server drops what the
-    controller writes to it.
+    If it lacks a field that the plan's object has, `up` fails. If it lacks another field, the server drops what the
+    controller writes to that field.
     """
     fields = _missing_definition_fields(facts)
     if fields:
@@ -62,7 +62,7 @@ def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that neither the server nor our own rules about ownership object to any object of the plan."""
+    """Check that neither the server nor our own ownership rules refuse any object of the plan."""
     for each in facts.refusals:
         if _is_undeclared(each) and _missing_definition_fields(facts):
             continue  # `definition` reports it
@@ -88,6 +88,6 @@ def _missing_definition_fields(facts: ClusterFacts) -> list[str]:
 
 
 def _is_undeclared(refused: Refusal) -> bool:
-    """Return whether the server does not know a field of an object of our own kind."""
+    """Return whether an object of our own kind was refused because the server does not know one of its fields."""
     is_ours = refused.object.startswith(f"{DEPLOYMENT_KIND} ")
     return is_ours and isinstance(refused.error, RefusedError) and UNDECLARED in refused.error.server_message

@@ -1,4 +1,4 @@
-"""Finds the place in `kubernetes.overlay` of a value that the API server refuses.
+"""Finds where `kubernetes.overlay` wrote a value that the API server refuses.
 
 A server names fields of the object in prose, and each of its components in another notation:
 
@@ -29,10 +29,10 @@ SELECTOR = re.compile(r'(\w+)="?([^",]*)"?')
 def suggest_correction(
     manifest: Manifest, overlay: OverlaySpec | None, words: str, below: Sequence[str] = ()
 ) -> str | None:
-    """Say what to correct in a spec whose `overlay` wrote what the server's `words` name of a rendered `manifest`.
+    """Name the fields of `overlay` to correct, given the server's error message (`words`) about a rendered `manifest`.
 
-    The words may be of a pod that was made from the manifest's template, which stands `below`. Name the parts of the
-    overlay that are about the object where the words name nothing that it wrote. Return None where no part is.
+    If the message is about a pod made from the manifest's template, `below` is the template's path. If the message
+    names no field that the overlay wrote, name the overlay's parts that change this object. Return None if none does.
     """
     parts = list(find_parts(manifest, overlay)) if overlay is not None else []
     fields = [[*below, *_split_path(each[0])] for each in FIELD.finditer(words)]
@@ -43,13 +43,13 @@ def suggest_correction(
 
 
 def _split_path(field: str) -> Iterator[str]:
-    """Yield keys as they are, and what stands in brackets as it is, with the opening one."""
+    """Yield the steps of a field's path: a key as it is, an index or selector with its opening bracket."""
     for found in STEP.finditer(field):
         yield f"[{found[1]}" if found[1] is not None else found[2]
 
 
 def _overlay_path(part: Part, manifest: Manifest, steps: Sequence[str]) -> str | None:
-    """Return the path of what `part` writes at the end of `steps`; None where it writes something else."""
+    """Return the path in the overlay at which `part` writes the field at `steps`; None if it does not write it."""
     if tuple(steps[: len(part.place)]) != part.place:
         return None
     live: Any = manifest
@@ -67,7 +67,7 @@ def _overlay_path(part: Part, manifest: Manifest, steps: Sequence[str]) -> str |
     return path if path != part.path and (not left or is_item_field) else None
 
 
-Step = tuple[int, Any, Any]  # how many steps it takes, its key in the overlay, and in the object
+Step = tuple[int, Any, Any]  # number of steps used up, key in the overlay, key in the object
 
 
 def _step(written: Any, live: Any, left: Sequence[str], merge_key: str | None) -> Step | None:

@@ -21,9 +21,9 @@ SHIPPED = Path(__file__).parents[1] / "controller" / "definition.yaml"
 
 
 def find_missing_fields(live: Manifest) -> list[str]:
-    """Return the fields of this version's schema that the cluster's lacks, the outermost of each.
+    """Return the fields that the cluster's schema lacks: `spec.demand`, `spec.units[].spares`.
 
-    `spec.demand`, `spec.units[].spares`. A version that the cluster does not serve at all is another check's.
+    Fields inside a missing one are not named. Versions that the cluster does not serve at all are left to `kinds`.
     """
     found = []
     for version, schema in _schemas(_shipped_definition()).items():
@@ -34,7 +34,7 @@ def find_missing_fields(live: Manifest) -> list[str]:
 
 
 def _missing_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the paths of `ours` below `path` that `theirs` does not have."""
+    """Yield the paths of the fields that the schema `ours` has and `theirs` lacks, both of the field at `path`."""
     if theirs.get("x-kubernetes-preserve-unknown-fields"):
         return
     known = theirs.get("properties") or {}
@@ -50,7 +50,7 @@ def _missing_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: st
 
 
 def _schemas(definition: Manifest) -> dict[str, Mapping[str, Any]]:
-    """Return the schema of each version."""
+    """Return the schema of each version in a CustomResourceDefinition."""
     versions = definition["spec"]["versions"]
     return {each["name"]: (each.get("schema") or {}).get("openAPIV3Schema") or {} for each in versions}
 

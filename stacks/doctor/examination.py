@@ -26,9 +26,9 @@ NOT_PROBED = "nodes were not probed: first fix the findings that block"
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings; `probed` says what a probe measured, or why there was none.
+    """The findings, and in `probed` a line on what a probe measured or why it did not run.
 
-    It is None when nobody asked for one.
+    `probed` is None if no probe was requested.
     """
 
     findings: tuple[Finding, ...]
@@ -36,14 +36,14 @@ class Examination:
 
     @property
     def blocks(self) -> bool:
-        """True if something would stop `up`."""
+        """True if any finding would stop `up`."""
         return any(each.blocks for each in self.findings)
 
 
 def examine(plan: Plan, context: str, *, runs_probe: bool, report: Callable[[str], None]) -> Examination:
-    """Compare the cluster of that kubeconfig context with `plan`. Without a probe nothing is created.
+    """Compare the cluster of a kubeconfig context with `plan`. Without a probe nothing is created.
 
-    Raise InfeasibleError for a plan that cannot be rendered, ClusterError when the cluster cannot be asked.
+    Raise InfeasibleError if the plan cannot be rendered, and ClusterError if the cluster does not answer.
     """
     needs = read_needs(plan)
     try:

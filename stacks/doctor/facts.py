@@ -16,7 +16,7 @@ __all__ = ["ClusterFacts", "MissingRight", "ReadFailure", "Refusal"]
 
 @dataclass(frozen=True)
 class MissingRight:
-    """Verbs that the kubeconfig's user lacks for a kind."""
+    """The verbs that the kubeconfig's user may not use on objects of a kind."""
 
     kind: str
     namespace: str  # empty for kinds of the whole cluster
@@ -27,13 +27,13 @@ class MissingRight:
 class Refusal:
     """An object that the server refuses in a dry run, or that our rules refuse because its name is taken."""
 
-    object: str  # `ServiceAccount tidemill/demo-runtime`; of a pod that was tried, its component
+    object: str  # `ServiceAccount tidemill/demo-runtime`; for a dry-run pod, its component
     error: ProviderError
 
 
 @dataclass(frozen=True)
 class ReadFailure:
-    """Something that could not be read."""
+    """Something in the cluster that the user may not read, and why."""
 
     what: str
     why: str
@@ -41,15 +41,15 @@ class ReadFailure:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """One look at a cluster."""
+    """The state of a cluster at one moment, as far as it matters to a plan."""
 
     namespace: Manifest | None = None  # the plan's
     nodes: tuple[Manifest, ...] | None = ()
     pods: tuple[Manifest, ...] | None = ()  # of all namespaces, those that have not ended
     quotas: tuple[Manifest, ...] | None = ()  # of the plan's namespace
     storage_classes: tuple[Manifest, ...] | None = ()
-    definition: Manifest | None = None  # of our own kind; None where the plan has no such object, or none was seen
-    # Only objects that the user may read; None for one that does not exist.
+    definition: Manifest | None = None  # the CRD of our own kind; None if the plan does not need it, or it was not seen
+    # Without objects that the user may not read; None for an object that does not exist.
     required_objects: Mapping[RequiredObject, Manifest | None] = field(default_factory=dict)
     # (apiVersion, kind) -> the versions in which the cluster serves its group
     unserved_kinds: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)

@@ -46,22 +46,22 @@ Check = Literal[
 
 @dataclass(frozen=True)
 class Finding:
-    """One obstacle."""
+    """One obstacle between the plan and the cluster, with a fix."""
 
     check: Check
-    object: str  # kind and name of what it is about: `Node gpu-a01`
+    object: str  # kind and name of the object with the problem: `Node gpu-a01`
     reason: str
     fix: str
     blocks: bool = True
 
 
 def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return every finding by itself, for programs."""
+    """Return all findings as JSON, for programs."""
     return {"findings": [asdict(each) for each in findings]}
 
 
 def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list[str]:
-    """Return the findings line by line, for people: objects that lack the same together, and what blocks first."""
+    """Return the findings as lines for people, blocking ones first; objects with the same problem share a line."""
     if not findings:
         return [f"{plan}: nothing in the cluster of context {context} stands in its way"]
     num_blocking = sum(each.blocks for each in findings)
@@ -70,13 +70,13 @@ def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list
 
 
 def split_sentence(sentence: str) -> tuple[str, str]:
-    """Split a sentence of `kube/errors.py` in two: what is wrong, and what to do."""
+    """Split an error's sentence (`kube/errors.py`) into its reason and its fix."""
     reason, _, fix = sentence.rpartition("; ")
     return (reason, fix) if reason else (fix, "remove what the server names, and repeat")
 
 
 def plural(kind: str) -> str:
-    """Return the name of several objects of a kind: `Services`, `NetworkPolicies`."""
+    """Return the plural of a kind: `Services`, `NetworkPolicies`."""
     return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
@@ -91,12 +91,12 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _nameless(finding: Finding) -> Finding:
-    """Return the same finding for any object: its name, which commands in the fix need, becomes NAME."""
+    """Return a finding with NAME in place of its object's name, so that equal problems can share a line."""
     name = re.compile(rf"(?<![\w.-]){re.escape(finding.object.rpartition(' ')[2])}(?![\w.-])")
     return replace(finding, object="", reason=name.sub("NAME", finding.reason), fix=name.sub("NAME", finding.fix))
 
 
 def _name_objects(objects: Sequence[str]) -> str:
-    """Name up to three, and count the others."""
+    """Name up to three objects, and count the others."""
     shown, num_more = ", ".join(objects[:3]), len(objects) - 3
     return f"{shown} and {num_more} more" if num_more > 0 else shown

@@ -1,4 +1,4 @@
-"""The plan's namespace, and what must be in it: claims, Secrets, quotas, and a standard that lets its pods in. Pure."""
+"""Checks of the plan's namespace: its claims, Secrets and quotas, and whether its pods are admitted. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from stacks.kube.quantities import Amounts, amount_text, amounts
 
 __all__ = ["claims", "namespace", "pods", "quotas", "required_objects"]
 
-# kind of what pods name -> the check, and how it comes to be there
+# kind of an object that pods name -> the check that reports it missing, and how to create it
 REQUIRED: Mapping[str, tuple[Check, str]] = {
     "PersistentVolumeClaim": ("storage", "create it"),
     "Secret": ("secret", "create it"),
@@ -38,7 +38,7 @@ CLASS = re.compile(r"no PriorityClass with name|RuntimeClass .* not found|runtim
 
 
 def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that the namespace is there if the plan does not make it, and that it is not being deleted."""
+    """Check that the namespace exists, if the plan does not create it, and that it is not being deleted."""
     live, subject = facts.namespace, f"Namespace {needs.namespace}"
     was_seen = all(each.what != "the namespace" for each in facts.read_failures)
     if live is None and not needs.creates_namespace and was_seen:
@@ -50,7 +50,7 @@ def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def required_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that every object that the pods name is there."""
+    """Check that every object that the plan's pods name exists."""
     for required, found in facts.required_objects.items():
         if found is None:
             check, how = REQUIRED[required.kind]
@@ -62,7 +62,7 @@ def required_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that each claim has its volume, and that all nodes whose pods mount it may."""
+    """Check that each claim has its volume, and an access mode for all the nodes whose pods mount it."""
     for required, found in facts.required_objects.items():
         if required.kind != "PersistentVolumeClaim" or found is None:
             continue
@@ -83,21 +83,21 @@ def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _allowed_modes(num_nodes: int, *, is_written: bool) -> set[str]:
-    """Return the access modes of which a claim needs one for pods on so many nodes."""
+    """Return the access modes, any of which lets pods on `num_nodes` nodes mount a claim, or also write to it."""
     any_node = FOR_MANY_NODES if num_nodes > 1 else FOR_MANY_NODES | FOR_WRITERS
     return any_node & FOR_WRITERS if is_written else any_node
 
 
 def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that all pods of the plan fit into what each quota leaves.
+    """Check that each quota has enough left for all pods of the plan.
 
-    Its own pods, of an earlier `up`, do not count twice.
+    Pods that an earlier `up` of the plan has started are not counted twice.
     """
     wanted, own = _planned_usage(needs), _current_usage(needs, facts)
     for quota in facts.quotas or ():
         spec, status = quota["spec"], quota.get("status") or {}
         if spec.get("scopes") or spec.get("scopeSelector"):
-            continue  # whether pods are in scope is the server's to say, of the pod that was tried
+            continue  # only the server knows which pods a scope covers: see the dry-run pod
         hard, used = amounts(status.get("hard") or spec.get("hard")), amounts(status.get("used"))
         taken = {name: max(used.get(name, Decimal(0)) - own.get(name, Decimal(0)), Decimal(0)) for name in hard}
         lacking = {name: wanted[name] for name in hard if name in wanted and taken[name] + wanted[name] > hard[name]}
@@ -112,7 +112,7 @@ def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that a pod of each component is let in."""
+    """Check that admission accepted a dry run of one pod of each component."""
     said_quotas = {each.object.rpartition("/")[2] for each in quotas(needs, facts)}
     has_no_class = any(
         found is None for required, found in facts.required_objects.items() if required.kind.endswith("Class")
@@ -139,7 +139,7 @@ def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _workload_is_refused(component: str, needs: Needs, facts: ClusterFacts) -> bool:
-    """Return whether the object with a pod's template is refused, which says the same."""
+    """Return whether the workload of a refused pod was refused as well, which reports the same problem."""
     workloads = {str(Reference.from_manifest(each)) for each in needs.find_workloads(component)}
     invalid = (each.object for each in facts.refusals if isinstance(each.error, RefusedError) and each.error.is_invalid)
     return not workloads.isdisjoint(invalid)
@@ -157,7 +157,7 @@ def _refused_pod_finding(refused: Refusal, error: RefusedError, needs: Needs) ->
 
 
 def _waits_for_pods(claim: Manifest, facts: ClusterFacts) -> bool:
-    """Return whether the claim's volume is made when the first pod comes."""
+    """Return whether the claim's volume is created only for its first pod (WaitForFirstConsumer)."""
     name = claim["spec"].get("storageClassName")
     found = (each for each in facts.storage_classes or () if each["metadata"]["name"] == name)
     return any(each.get("volumeBindingMode") == "WaitForFirstConsumer" for each in found)
@@ -170,7 +170,7 @@ def _nodes_mounting(claim: str, needs: Needs) -> set[str]:
 
 
 def _planned_usage(needs: Needs) -> dict[str, Decimal]:
-    """Return what the plan's pods take, under the names that quotas use.
+    """Return the resources of all the plan's pods, under the names that quotas use.
 
     Source: https://kubernetes.io/docs/concepts/policy/resource-quotas/ (types of resource quota)
     """
@@ -180,7 +180,7 @@ def _planned_usage(needs: Needs) -> dict[str, Decimal]:
 
 
 def _current_usage(needs: Needs, facts: ClusterFacts) -> dict[str, Decimal]:
-    """Return the same for the plan's pods that are there already."""
+    """Return the resources of the plan's pods that exist already, under the names that quotas use."""
     own = [each["spec"] for each in facts.pods or () if needs.owns(each)]
     requests, limits = sum_amounts(map(pod_requests, own)), sum_amounts(map(pod_limits, own))
     return _quota_usage(requests, limits, len(own))

@@ -1,4 +1,4 @@
-"""A plan's needs of a cluster, read from the same objects that `up` would apply. Pure.
+"""What a plan needs from a cluster, read from the same objects that `up` would apply. Pure.
 
 The objects are read and not the spec, since a toleration, a resource or a claim of a pod may come from a field, a
 template or a patch. So there is no second list of fields to keep up to date.
@@ -45,9 +45,9 @@ class RequiredObject:
 
     group: str  # `scheduling.k8s.io`; empty for the core
     kind: str
-    namespace: str  # empty for kinds of the whole cluster
+    namespace: str  # empty for cluster-scoped kinds
     name: str
-    field: str  # of the spec, where a user corrects the name
+    field: str  # the field of the spec in which a user corrects the name
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
@@ -62,18 +62,18 @@ class PodSet:
         str  # `prefill`, `decode`, `gateway`, `controller`: pods of one component differ only in nodes and launch files
     )
     num_pods: int
-    nodes: tuple[str, ...]  # planned for them; empty where any node will do
+    nodes: tuple[str, ...]  # nodes planned for the pods; empty if any node will do
     spares: tuple[str, ...]
     template: Template
 
     @property
     def requests(self) -> Amounts:
-        """The resources that each pod holds of its node."""
+        """The resources that each pod reserves on its node."""
         return pod_requests(self.template["spec"])
 
     @property
     def limits(self) -> Amounts:
-        """The most that each pod may take."""
+        """The resource limits of each pod."""
         return pod_limits(self.template["spec"])
 
     @property
@@ -83,11 +83,11 @@ class PodSet:
 
     @property
     def written_claims(self) -> list[str]:
-        """Those that it writes to."""
+        """The PersistentVolumeClaims that each pod writes to."""
         return [each["claimName"] for each in self._claims() if not each.get("readOnly")]
 
     def mounts(self, path: str) -> bool:
-        """Return whether the pods' container has something mounted at `path`."""
+        """Return whether a volume is mounted at `path` in the pods' container."""
         return path in [each["mountPath"] for each in self.template["spec"]["containers"][0].get("volumeMounts") or []]
 
     def _claims(self) -> Iterator[dict[str, Any]]:
@@ -97,7 +97,7 @@ class PodSet:
 
 @dataclass(frozen=True)
 class Needs:
-    """Everything that a plan asks of a cluster."""
+    """Everything that a plan needs from a cluster."""
 
     plan: str
     namespace: str
@@ -110,13 +110,13 @@ class Needs:
 
     @property
     def kinds(self) -> list[tuple[str, str]]:
-        """The (apiVersion, kind) of everything that is applied, each once."""
+        """The (apiVersion, kind) pairs of all objects to apply, each once."""
         return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
 
     def suggest_correction(self, refused: str, words: str) -> str | None:
-        """Say where the overlay wrote what a server refuses of an object; None where none is about it.
+        """Say where the overlay wrote a value that the server refuses with `words`; None if it does not change the object.
 
-        `refused` is an object, or the component of a pod that was tried.
+        `refused` is the object, or the component of a dry-run pod.
         """
         for each in self.find_workloads(refused):
             return suggest_correction(each, self.overlay, words, template_place(each) or ())
@@ -126,7 +126,7 @@ class Needs:
         return None
 
     def find_workloads(self, component: str) -> list[Manifest]:
-        """Return the objects whose pods are of one component."""
+        """Return the workloads whose pods belong to `component`."""
         owners = {each.owner for each in self.pod_sets if each.component == component}
         return [each for each in self.objects if each["metadata"]["name"] in owners and template_place(each)]
 
@@ -138,9 +138,9 @@ class Needs:
 
 
 def read_needs(plan: Plan) -> Needs:
-    """Return what `plan` asks for. Raise InfeasibleError when it cannot be rendered, or holds no pods.
+    """Return what `plan` needs from a cluster. Raise InfeasibleError if it cannot be rendered, or an object is invalid.
 
-    An overlay may write anything anywhere; without this check `up` would hear of it from the server.
+    An overlay may write anything anywhere; without this check the server would refuse the object during `up`.
     """
     rendered = plan_objects(plan)
     objects = tuple(each.manifest for each in rendered.all_objects())
@@ -161,14 +161,14 @@ def read_needs(plan: Plan) -> Needs:
 
 
 def pod_requests(spec: Template) -> Amounts:
-    """Sum up the resources that a pod of that spec holds of its node; a limit counts where there is no request."""
+    """Return the resources that a pod of this spec reserves on its node; a limit counts if there is no request."""
     return _sum_containers(
         spec, lambda resources: {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
     )
 
 
 def pod_limits(spec: Template) -> Amounts:
-    """Sum up the most that a pod of that spec may take."""
+    """Return the resource limits of a pod of this spec, summed over its containers."""
     return _sum_containers(spec, lambda resources: amounts(resources.get("limits")))
 
 
@@ -182,7 +182,7 @@ def sum_amounts(parts: Iterable[Amounts]) -> dict[str, Decimal]:
 
 
 def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts]) -> Amounts:
-    """Sum containers and sidecars; an init container that ends counts where it alone takes more.
+    """Sum the amounts of containers and sidecars; an init container counts only if it alone needs more.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
     """
@@ -196,7 +196,7 @@ def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts])
 
 
 def _require_readable(plan: Plan, objects: Sequence[Manifest]) -> None:
-    """Raise InfeasibleError with each object that no server would take, as far as `doctor` reads it."""
+    """Raise InfeasibleError for objects that every server would refuse, as far as `doctor` reads their fields."""
     findings = [
         Finding("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, fix).at(plan.name)
         for each in objects
@@ -209,7 +209,7 @@ def _require_readable(plan: Plan, objects: Sequence[Manifest]) -> None:
 
 
 def _find_mistake(manifest: Manifest) -> str | None:
-    """Return what is wrong with the shape of an object, or with what its pods ask of Multus."""
+    """Return the first mistake in an object's fields, or in its pods' annotation for Multus; None if there is none."""
     if wrong := misfit(manifest, WORKLOADS.get("", {}), WORKLOADS.get(manifest["kind"], {})):
         return wrong
     metadata = (_template(manifest) or {}).get("metadata") or {}
@@ -238,13 +238,13 @@ def _pod_set(workload: Manifest, places: Mapping[str, tuple[tuple[str, ...], tup
 
 
 def _template(workload: Manifest) -> Template | None:
-    """Find the template of a workload's pods; None for what has no pods."""
+    """Return the template of a workload's pods; None for an object without pods."""
     place = template_place(workload)
     return None if place is None else reduce(dict.__getitem__, place, workload)
 
 
 def _num_pods(workload: Manifest) -> int:
-    """Return the number of pods of a workload that nobody has scaled."""
+    """Return the number of pods of a workload, as its manifest has it."""
     spec = workload["spec"]
     size = (spec.get("leaderWorkerTemplate") or {}).get("size", 1)
     return int(size) * int(spec.get("replicas", 1))
@@ -264,7 +264,7 @@ def _find_required(objects: Sequence[Manifest], pod_sets: Sequence[PodSet], name
 
 
 def _required_issuer(reference: dict[str, str], namespace: str) -> RequiredObject:
-    """Return who is to issue a Certificate."""
+    """Return the issuer that a Certificate refers to."""
     kind = reference["kind"]
     within = namespace if kind == "Issuer" else ""
     return RequiredObject(reference["group"], kind, within, reference["name"], "kubernetes.tls.issuer")
@@ -294,7 +294,7 @@ def _required_by_pod(pod_set: PodSet, namespace: str) -> Iterator[RequiredObject
 
 
 def _secrets(spec: Template) -> Iterator[str]:
-    """Yield the Secrets that containers take their environment from, without the optional ones."""
+    """Yield the names of the Secrets that containers' environment variables need; optional ones are left out."""
     for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
         for variable in container.get("env") or []:
             secret = (variable.get("valueFrom") or {}).get("secretKeyRef")
@@ -303,7 +303,7 @@ def _secrets(spec: Template) -> Iterator[str]:
 
 
 def _mounted_secrets(spec: Template) -> Iterator[tuple[str, list[str]]]:
-    """Yield the Secrets that stand among a pod's other files, and the keys that are read of each."""
+    """Yield each Secret in a pod's projected volumes, and the keys that are mounted."""
     for volume in spec.get("volumes") or []:
         for source in (volume.get("projected") or {}).get("sources") or []:
             if "secret" in source:
@@ -312,7 +312,7 @@ def _mounted_secrets(spec: Template) -> Iterator[tuple[str, list[str]]]:
 
 
 def _networks(annotation: str, namespace: str) -> Iterator[tuple[str, str]]:
-    """Yield (namespace, name) from either form that Multus takes: `a, other/b@net1`, or a JSON list."""
+    """Yield (namespace, name) of each network in Multus' annotation: `a, other/b@net1`, or a JSON list."""
     if annotation.startswith("["):
         yield from ((each.get("namespace") or namespace, each["name"]) for each in _listed_networks(annotation))
         return

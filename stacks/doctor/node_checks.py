@@ -1,4 +1,4 @@
-"""The planned nodes: whether they exist, are ready, admit the plan's pods, and have room. Pure.
+"""Checks that the planned nodes exist, are ready, admit the plan's pods, and have room. Pure.
 
 A unit is placed by the names of its nodes, so each node is checked for the pods planned for it. An unusable spare is
 only a note: the unit starts without it. A node that cannot be used at all is not checked further.
@@ -43,7 +43,7 @@ class Place:
     is_spare: bool
 
     def finding(self, check: Check, reason: str, fix: str) -> Finding:
-        """Return an obstacle there, which blocks unless the unit can start without the node."""
+        """Return a finding about this node, which blocks unless the node is a spare."""
         return Finding(check, f"Node {self.name}", reason, fix, blocks=not self.is_spare)
 
 
@@ -68,7 +68,7 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that some node has room for the pods without a planned node, beside the units."""
+    """Check that some node has room, beside the units, for each pod without a planned node, such as the gateway's."""
     if facts.nodes is None:
         return
     taken = {name: [each.requests] for each in needs.pod_sets for name in each.nodes}
@@ -80,7 +80,7 @@ def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _explain_no_room(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, str]:
-    """Return why no node takes a pod that may go anywhere, and what to do."""
+    """Return why no node has room for a pod without a planned node, and what to do."""
     closed = [node for node in nodes if _blocking_taints(node, pod_set) or _missing_labels(node, pod_set)]
     if closed and len(closed) == len(nodes):
         lacking = dict.fromkeys(label for node in nodes for label in _missing_labels(node, pod_set))
@@ -96,7 +96,7 @@ def _explain_no_room(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, s
 
 
 def _find_barriers(place: Place, node: Manifest) -> Iterator[Finding]:
-    """Yield what keeps the scheduler from placing the pods there, apart from resources."""
+    """Yield what keeps the scheduler from placing the pods on the node: a cordon, labels or taints."""
     if node["spec"].get("unschedulable"):
         fix = f"let it take pods again: kubectl uncordon {place.name}; or without it: {PLAN_WITHOUT}"
         yield place.finding("node", "it is cordoned", fix)
@@ -109,7 +109,7 @@ def _find_barriers(place: Place, node: Manifest) -> Iterator[Finding]:
 
 
 def _explain_absence(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
-    """Return why a node is not there, and what to do. Many clusters also keep names in a label."""
+    """Return why the cluster has no node of this name, and what to do. The name may be another node's label."""
     alias = next((each for each, node in known.items() if _labels(node).get(HOSTNAME) == name), None)
     if alias:
         reason = f"it is the label {HOSTNAME} of the Node {alias}, and pods are placed by the Node's own name"
@@ -133,13 +133,13 @@ def _missing_labels(node: Manifest, pod_set: PodSet) -> list[str]:
 
 
 def _blocking_taints(node: Manifest, pod_set: PodSet) -> list[str]:
-    """Return the taints as `kubectl taint` writes them, without those that another finding covers."""
+    """Return the node's taints that keep the pods away, but for taints that other findings report."""
     taints = repelling_taints(node, pod_set.template["spec"].get("tolerations") or [])
     return [taint_text(each) for each in taints if each["key"] not in COVERED_TAINTS]
 
 
 def _find_shortages(place: Place, node: Manifest) -> Iterator[Finding]:
-    """Yield resources that the node does not offer, or offers too little of, even when it is empty."""
+    """Yield resources that the node lacks, or has too little of even when it is empty."""
     status = node.get("status") or {}
     allocatable, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
     for resource, wanted in place.pod_set.requests.items():
@@ -162,7 +162,7 @@ def _find_shortages(place: Place, node: Manifest) -> Iterator[Finding]:
 
 
 def _find_occupied(place: Place, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield resources of which there would be enough if other pods did not hold them."""
+    """Yield resources that the node has enough of, but that other pods hold."""
     offered = amounts((node.get("status") or {}).get("allocatable"))
     holders = _foreign_pods(node, place.pod_set, needs, facts)
     held = sum_amounts(pod_requests(each["spec"]) for each in holders)
@@ -182,7 +182,7 @@ def _name_pods(pods: Sequence[Manifest]) -> str:
 
 
 def _foreign_pods(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterFacts) -> list[Manifest]:
-    """Return the pods on a node that are not the plan's and do not give way to the plan's by priority."""
+    """Return other owners' pods on a node that the plan's pods cannot evict by priority."""
     name, priority = node["metadata"]["name"], _priority(pod_set, facts)
     return [
         each
@@ -194,7 +194,7 @@ def _foreign_pods(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterF
 
 
 def _priority(pod_set: PodSet, facts: ClusterFacts) -> int | None:
-    """Return the priority by which the pods evict others; None where they evict nobody."""
+    """Return the priority with which the pods evict others; None if they evict nobody."""
     wanted = pod_set.template["spec"].get("priorityClassName")
     found = next(
         (

@@ -16,7 +16,7 @@ SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by f
 
 
 def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Finding]:
-    """Yield each node that keeps a unit from working as planned, once. `disk` is the one that the plan has."""
+    """Yield a finding for each problem of a node that the probe has found. `disk` is the plan's KV disk."""
     for each in probe.foreign_objects:
         reason = "it has a name that the probe gives its own, and this run has not made it"
         fix = f"delete it if a killed probe left it: {_delete_command(each)}; else rename it, or the plan"
@@ -34,7 +34,7 @@ def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Fin
 
 
 def probe_summary(probe: Probe) -> str:
-    """Return what was measured, in a line."""
+    """Return in one line what the probe measured."""
     if probe.foreign_objects:
         return "nodes were not probed: objects of others have the names of the probe's"
     if probe.median is None:
@@ -57,7 +57,7 @@ def _disk_summary(probe: Probe) -> str:
 
 
 def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
-    """Yield each node whose disk is less than the spec says. Ranks serve there all the same, and keep less."""
+    """Yield each node whose disk is smaller or slower than the spec's. Ranks still serve there, and keep less KV."""
     for node, found in probe.disks.items():
         if isinstance(found, str):
             reason = f"pods cannot write to {disk.path} there: {found}"
@@ -79,9 +79,10 @@ def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
 
 
 def _cut_off(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the fewest nodes that explain all missing connections, each time the one that explains most of the rest.
+    """Yield few nodes that explain all missing connections, and the nodes that each of them cannot reach.
 
-    Nodes whose pod has not started explain theirs already.
+    Greedy: each time the node with the most unexplained missing connections. Connections to nodes whose pod has not
+    started are explained already.
     """
     missing = {
         frozenset((node, other))

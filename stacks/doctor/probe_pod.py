@@ -30,17 +30,17 @@ __all__ = ["main"]
 
 LAST_WORDS = "/dev/termination-log"
 CHUNK = bytes(1 << 20)
-FILES = 4  # at a time: as many threads of a rank read
-MOST_CHUNKS = 1024  # of a file
-MOST_SHARE = 16  # of what is free, a file takes at most this part
+FILES = 4  # files at a time: a rank reads with as many threads
+MOST_CHUNKS = 1024  # the most chunks of a file
+MOST_SHARE = 16  # a file takes at most 1 / 16 of the free bytes
 RETRY_S = 0.2
 READY, GO = b"R", b"G"
 
-Connections = dict[int, socket.socket]  # by peer
+Connections = dict[int, socket.socket]  # peer's index -> connection
 
 
 def main(words: Sequence[str], last_words: str = LAST_WORDS) -> None:
-    """Run one pod's part."""
+    """Run the probe in one pod, and write its result to the file `last_words`."""
     index, num_pods, service, port = int(words[0]), int(words[1]), words[2], int(words[3])
     seconds, deadline = float(words[4]), time.monotonic() + float(words[5])
     others = [peer for peer in range(num_pods) if peer != index]
@@ -59,12 +59,12 @@ def main(words: Sequence[str], last_words: str = LAST_WORDS) -> None:
 
 
 def peer_address(peer: int, service: str, port: int) -> tuple[str, int]:
-    """Return the address where a peer listens."""
+    """Return the host name and the port at which a peer listens."""
     return f"probe-{peer}.{service}", port
 
 
 def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
-    """Return the size and the rates of the folder's disk, or why it cannot be written to. It leaves nothing there."""
+    """Return size and MB/s of the folder's disk, or why nobody can write to it. No file is left there."""
     files: list[int] = []
     try:
         name = f"tidemill-probe-{os.getpid()}-{time.time_ns()}"
@@ -84,7 +84,7 @@ def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
 
 
 def _links_nameless(folder: str, name: str) -> bool:
-    """Return whether a file without a name can get one there, as ranks write blocks. Raise OSError."""
+    """Return whether an unnamed file (O_TMPFILE) can be linked to a name in `folder`, as ranks do. Raise OSError."""
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         file = _open_nameless(folder)
@@ -94,7 +94,7 @@ def _links_nameless(folder: str, name: str) -> bool:
         finally:
             os.close(file)
     except OSError:
-        return False  # whoever cannot write there at all finds out with the next file
+        return False  # if nobody can write there at all, opening the next file raises
     finally:
         os.close(place)
     return True
@@ -111,7 +111,7 @@ def _open_unlinked(name: str) -> int:
 
 
 def _write(file: int, most: int, stop: float) -> int:
-    """Write up to so many chunks until then, and wait until they are on the disk; return the bytes."""
+    """Write at most `most` chunks before time `stop`, and sync them to the disk. Return the bytes written."""
     chunk, written = os.urandom(len(CHUNK)), 0  # a file system may compress zeros
     while written < most * len(chunk) and time.monotonic() < stop:
         written += os.write(file, chunk)
@@ -120,7 +120,7 @@ def _write(file: int, most: int, stop: float) -> int:
 
 
 def _read(file: int) -> int:
-    """Read a file from its beginning; return the bytes."""
+    """Read a whole file from the disk. Return the bytes read."""
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     done = 0
     while size := len(os.pread(file, len(CHUNK), done)):
@@ -129,7 +129,7 @@ def _read(file: int) -> int:
 
 
 def _rate(files: "list[int]", work: "Callable[[int], int]") -> float:
-    """Return the MB/s of all files together. Raise OSError."""
+    """Run `work` on all files at once. Return the MB/s of all files together. Raise OSError."""
     failed: list[OSError] = []
     done: list[int] = []
 
@@ -147,14 +147,14 @@ def _rate(files: "list[int]", work: "Callable[[int], int]") -> float:
 
 
 def _accept(server: socket.socket, incoming: Connections) -> None:
-    """Take connections as they come; each begins with its peer's index."""
+    """Accept peers' connections into `incoming`; each connection begins with its peer's index."""
     while True:
         connection, _ = server.accept()
         incoming[int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")] = connection
 
 
 def _connect(index: int, others: Iterable[int], service: str, port: int, deadline: float) -> Connections:
-    """Connect to each peer, again and again while its name or its port is not there yet."""
+    """Connect to each peer, retrying until the deadline while its name or port does not exist yet."""
     outgoing: Connections = {}
 
     def reach(peer: int) -> None:
@@ -174,7 +174,7 @@ def _connect(index: int, others: Iterable[int], service: str, port: int, deadlin
 
 
 def _agree(index: int, incoming: Connections, outgoing: Connections, deadline: float) -> bool:
-    """Wait until all pods have all their connections; return whether they did in time."""
+    """Wait until all pods have connections to all others. Return whether that happened before the deadline."""
     if index != 0:
         outgoing[0].sendall(READY)
         return _hears(incoming[0], GO, deadline)
@@ -186,7 +186,7 @@ def _agree(index: int, incoming: Connections, outgoing: Connections, deadline: f
 
 
 def _hears(connection: socket.socket, word: bytes, deadline: float) -> bool:
-    """Return whether the peer says `word` before the deadline."""
+    """Return whether the peer sends `word` before the deadline."""
     connection.settimeout(max(deadline - time.monotonic(), RETRY_S))
     try:
         return connection.recv(1) == word
@@ -197,7 +197,7 @@ def _hears(connection: socket.socket, word: bytes, deadline: float) -> bool:
 
 
 def _exchange(num_pods: int, incoming: Connections, outgoing: Connections, seconds: float) -> list[float | None]:
-    """Send to all and receive from all; return the MB/s received from each."""
+    """Send to and receive from all peers at once. Return the MB/s received from each pod, None for this one."""
     rates: list[float | None] = [None] * num_pods
     stop = time.monotonic() + seconds
 
@@ -206,7 +206,7 @@ def _exchange(num_pods: int, incoming: Connections, outgoing: Connections, secon
             while time.monotonic() < stop:
                 connection.sendall(CHUNK)
             connection.shutdown(socket.SHUT_WR)
-        except OSError:  # the peer has gone, and misses the rate
+        except OSError:  # the peer has gone: its rate is low or missing
             return
 
     def receive(peer: int, connection: socket.socket) -> None:
@@ -225,7 +225,7 @@ def _exchange(num_pods: int, incoming: Connections, outgoing: Connections, secon
 
 
 def _run_at_once(calls: Iterable[Callable[[], None]]) -> None:
-    """Run each in a thread of its own, and wait for all."""
+    """Run each call in a thread of its own, and wait for all."""
     threads = [threading.Thread(target=each) for each in calls]
     for thread in threads:
         thread.start()

@@ -31,7 +31,7 @@ from stacks.kube.waiting import Patience
 __all__ = ["Probe", "probe"]
 
 LABEL = "tidemill.dev/probe"
-PORT = 29499  # below those of ranks: a node's own may be taken where pods share its network
+PORT = 29499  # below the ranks' ports, which may be taken where pods share their node's network
 SECONDS = 3.0
 STARTED_TIMEOUT_S = 600.0  # for pulling images
 WORDS = {"missing": [int], "mb_per_s": list, "disk?": dict}  # those of `probe_pod.py`
@@ -44,9 +44,9 @@ CONTAINER_KEYS = ("image", "imagePullPolicy", "securityContext")
 
 @dataclass(frozen=True)
 class Disk:
-    """What a pod found of the disk where ranks keep KV, while all pods tried theirs."""
+    """A node's disk for KV, as its pod measured it while all pods measured theirs."""
 
-    bytes: int  # of its file system
+    bytes: int  # the size of its file system
     write_mb_per_s: float
     read_mb_per_s: float
     is_nameless: bool  # whether it supports unnamed files (O_TMPFILE): a killed rank leaves no partial ones
@@ -54,10 +54,10 @@ class Disk:
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of pods on the planned nodes."""
+    """The result of a probe: what its pods on the planned nodes measured."""
 
     nodes: tuple[str, ...]
-    not_started: Mapping[str, str]  # node -> why its pod has no last words
+    not_started: Mapping[str, str]  # node -> why its pod has no result
     unreached: Mapping[str, tuple[str, ...]]  # node -> the nodes that it has no connection with
     mb_per_s: Mapping[tuple[str, str], float]  # (from, to), while all sent to all
     foreign_objects: tuple[Reference, ...] = ()  # others' objects with the names of the probe's; then nothing ran
@@ -65,15 +65,15 @@ class Probe:
 
     @property
     def median(self) -> float | None:
-        """The median of all rates."""
+        """The median of all rates between two nodes, in MB/s; None if nothing was measured."""
         rates = sorted(self.mb_per_s.values())
         return rates[len(rates) // 2] if rates else None
 
 
 def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Probe:
-    """Start the pods, wait until they have ended or cannot start, and delete everything again.
+    """Start the probe's pods, wait until they have ended or cannot start, and delete everything again.
 
-    Nothing is started, and nothing deleted, where objects of others have the names of the probe's.
+    Nothing is started or deleted if another owner's object has the name of one of the probe's.
     """
     makes_namespace = facts.namespace is None
     namespace = probe_name(needs) if makes_namespace else needs.namespace
@@ -88,7 +88,7 @@ def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Pr
     if foreign := tuple(Reference.from_manifest(each) for each in found if not _is_left_over(each, needs)):
         return Probe(tuple(names.values()), {}, {}, {}, foreign)
     delete_exactly(api, found, patience)
-    delete_exactly(api, [] if makes_namespace else _pods(api, needs, namespace), patience)  # of an earlier, larger plan
+    delete_exactly(api, [] if makes_namespace else _pods(api, needs, namespace), patience)  # of an older, larger plan
     made: list[Manifest] = []
     try:
         for each in manifests:
@@ -103,25 +103,25 @@ def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Pr
 
 
 def probe_name(needs: Needs) -> str:
-    """Return the name of the probe's Service and namespace, with which the names of its pods begin."""
+    """Return the name of the probe's Service and namespace, which is also the prefix of its pods' names."""
     return f"{needs.plan}-probe"
 
 
 def _is_left_over(live: Manifest, needs: Needs) -> bool:
-    """Return whether a killed run has left the object behind.
+    """Return whether an object is left over from a killed probe, and may be deleted.
 
-    A namespace is never deleted by a run that has not made it: much may be in it.
+    A namespace never is: other objects may have come into it.
     """
     return live["kind"] != "Namespace" and (live["metadata"].get("labels") or {}).get(LABEL) == needs.plan
 
 
 def _is_made_by_us_alone(stored: Manifest) -> bool:
-    """Return whether our apply made the object, and did not add fields to what somebody made in the same moment."""
+    """Return whether our apply created the object, instead of changing one that somebody created at that moment."""
     return {each["manager"] for each in stored["metadata"].get("managedFields") or []} <= {FIELD_MANAGER}
 
 
 def _places(needs: Needs) -> Iterator[tuple[str, PodSet]]:
-    """Yield every planned node once, with the pods that it is planned for."""
+    """Yield every planned node once, with the pods that are planned for it."""
     seen: set[str] = set()
     for pod_set in needs.pod_sets:
         for node in pod_set.nodes:
@@ -161,7 +161,7 @@ def _metadata(needs: Needs, name: str, namespace: str) -> dict[str, Any]:
 
 
 def _spec(unit_spec: dict[str, Any], node: str, command: Sequence[str]) -> dict[str, Any]:
-    """Return the spec of a probe's pod, made from that of the unit's."""
+    """Return the spec of a probe's pod on `node`, made from the spec of the unit's pods."""
     container = unit_spec["containers"][0]
     volumes = [each for each in unit_spec.get("volumes") or [] if "projected" not in each and "configMap" not in each]
     names = {each["name"] for each in volumes}
@@ -181,7 +181,7 @@ def _spec(unit_spec: dict[str, Any], node: str, command: Sequence[str]) -> dict[
 
 
 def _namespace(needs: Needs, name: str) -> Manifest:
-    """Return a namespace of the probe's own, as open as the plan's will be."""
+    """Return the manifest of the probe's own namespace, with the Pod Security labels of the plan's."""
     planned = [each["metadata"].get("labels") or {} for each in needs.objects if each["kind"] == "Namespace"]
     labels = planned[0] if planned else {}
     security = {key: value for key, value in labels.items() if key.startswith("pod-security.kubernetes.io/")}
@@ -197,7 +197,7 @@ def _pods(api: Api, needs: Needs, namespace: str) -> list[Manifest]:
 
 
 def _describe_running(found: Sequence[Manifest]) -> str | None:
-    """Return what is waited for; pods that cannot start are waited for no longer than the others."""
+    """Return how many pods still run; None once only pods that cannot start, or wait for such pods, are left."""
     running = [each for each in found if _last_words(each) is None and _phase(each) != "Failed"]
     waiting = [each for each in running if not cannot_start(each)]
     stuck = len(running) - len(waiting)
@@ -211,14 +211,14 @@ def _phase(pod: Manifest) -> str:
 
 
 def _last_words(pod: Manifest) -> str | None:
-    """Return what the pod's container wrote last; None while it has not ended."""
+    """Return the termination message of a pod's container; None if it has not ended."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     ended = next((each["state"]["terminated"] for each in statuses if "terminated" in (each.get("state") or {})), None)
     return None if ended is None else str(ended.get("message") or "")
 
 
 def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
-    """Return the probe from the pods' last words. `names` says which node each pod was for; the first has index 0."""
+    """Return the probe's result from its pods' termination messages. `names` maps pods, by index, to their nodes."""
     nodes, by_name = list(names.values()), {each["metadata"]["name"]: each for each in found}
     not_started: dict[str, str] = {}
     unreached: dict[str, tuple[str, ...]] = {}
@@ -228,7 +228,7 @@ def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
         pod = by_name.get(name)
         said = _last_words(pod) if pod else None
         if pod is not None and said is None and _phase(pod) == "Running":
-            continue  # it waits for those that cannot start, and is all right
+            continue  # it waits for pods that cannot start, and is fine itself
         if not said:
             not_started[node] = _explain_silence(pod)
             continue
@@ -247,9 +247,9 @@ def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
 
 
 def _parse_answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None], Disk | str | None] | None:
-    """Return the peers that a probe misses, what it received from each, and its disk if it has one.
+    """Return the peers that a pod did not reach, the MB/s received from each peer, and its disk, if any.
 
-    Return None for words that no probe writes.
+    Return None for a message that no probe writes.
     """
     try:
         answer = json.loads(said)

@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 
 
 def read_facts(api: Api, needs: Needs) -> ClusterFacts:
-    """Look at all that `needs` asks for. Raise ProviderError when the cluster as a whole gives no answer."""
+    """Read all facts about a cluster that `needs` depends on. Raise ProviderError if the cluster does not answer."""
     api.require_answer()
     failures: list[ReadFailure] = []
     namespace = _try_read(failures, "the namespace", lambda: _get(api, "v1", "Namespace", "", needs.namespace))
@@ -43,7 +43,7 @@ def read_facts(api: Api, needs: Needs) -> ClusterFacts:
     served = [kind for kind in needs.kinds if kind not in unserved]
     objects = [each for each in needs.objects if (each["apiVersion"], each["kind"]) in served]
     if namespace is not None and is_ending(namespace):
-        objects = []  # it takes no objects, and says so to each
+        objects = []  # the server would refuse each object for that reason alone
     return ClusterFacts(
         namespace=namespace,
         nodes=_try_list(api, failures, "nodes", "v1", "Node", ""),
@@ -77,7 +77,7 @@ def _try_list(
 
 
 def _definition(api: Api, failures: list[ReadFailure], served: Iterable[Kind]) -> Manifest | None:
-    """Look at the definition of our own kind, where the plan has an object of it."""
+    """Return the CRD of our own kind; None if the plan has no object of it, or the CRD cannot be read."""
     if all(kind != DEPLOYMENT_KIND for _, kind in served):
         return None
     return _try_read(failures, str(DEFINITION), lambda: api.get(DEFINITION))
@@ -86,7 +86,7 @@ def _definition(api: Api, failures: list[ReadFailure], served: Iterable[Kind]) -
 def _find_required(
     api: Api, failures: list[ReadFailure], required: Iterable[RequiredObject]
 ) -> Iterator[tuple[RequiredObject, Manifest | None]]:
-    """Yield each object with what was found of it; one whose kind nobody serves is not there either."""
+    """Yield each required object with its live state, None if it or its kind does not exist; skip unreadable ones."""
     for each in required:
         before = len(failures)
         found = _try_read(failures, str(each), lambda each=each: _find(api, each))  # type: ignore[misc]
@@ -95,7 +95,7 @@ def _find_required(
 
 
 def _find(api: Api, required: RequiredObject) -> Manifest | None:
-    """Look for an object in whatever version its group is served."""
+    """Return a live object, in any version that the cluster serves of its group; None if it does not exist."""
     versions = api.versions(required.group) if required.group else ["v1"]
     for version in versions:
         try:
@@ -119,7 +119,7 @@ def _find_missing_rights(api: Api, kinds: Iterable[Kind], namespace: str) -> Ite
 
 
 def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
-    """Yield what a preview of the whole plan would hear."""
+    """Yield the objects that would be refused, as a preview of the whole plan would report them."""
 
     def foresee(manifest: Manifest) -> Refusal | None:
         try:
@@ -134,9 +134,10 @@ def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
 
 
 def _takes_pods(namespace: Manifest | None, needs: Needs) -> bool:
-    """Return whether a pod that is tried there now is judged as the plan's pods will be.
+    """Return whether a dry-run pod in the plan's namespace is judged now as the plan's pods will be.
 
-    It is not in a namespace that comes or goes, nor in one whose Pod Security labels the plan is about to change.
+    That is not so if the namespace does not exist yet or is being deleted, or if the plan changes its Pod Security
+    labels.
     """
     if namespace is None or is_ending(namespace):
         return False
@@ -165,7 +166,7 @@ def _get(api: Api, api_version: str, kind: str, namespace: str, name: str) -> Ma
 
 
 def _try_read(failures: list[ReadFailure], what: str, look: Callable[[], Answer]) -> Answer | None:
-    """Return what `look` finds; None, and an entry in `read_failures`, for what the user may not look at."""
+    """Return what `look` returns. If the user lacks the right, add `what` to `failures` and return None."""
     try:
         return look()
     except RefusedError as error:
@@ -176,6 +177,6 @@ def _try_read(failures: list[ReadFailure], what: str, look: Callable[[], Answer]
 
 
 def _run_concurrently(ask: Callable[[Question], Answer], questions: Iterable[Question]) -> list[Answer]:
-    """Ask many questions at a time; return the answers in their order. Raise what the first that fails raises."""
+    """Call `ask` with all questions, some at a time. Return the answers in order, or raise the first error."""
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(ask, questions))
