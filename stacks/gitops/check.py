@@ -1,4 +1,4 @@
-"""Check a change of a spec: what it does to what runs, whether its folder was rendered, and what speaks against it.
+"""Check a change of a spec: what it does to running units, whether its folder was rendered, and what speaks against it.
 
 What runs is what the folder says: that of the base branch's checkout where one is given, since in a pull request the
 own folder has the change already. The new plan is planned near the own folder's, as `tidemill render` would do it.
@@ -33,7 +33,7 @@ from stacks.gitops.report import Report
 
 __all__ = ["Call", "check_change", "plan_before", "require_call"]
 
-# Files that tools read in a folder beside those that are rendered, or in their place. Sources:
+# Files that tools read in a folder besides the rendered ones, or in their place. Sources:
 # kubernetes-sigs/kustomize api/konfig (RecognizedKustomizationFileNames), argoproj/argo-cd
 # reposerver/repository/repository.go (mergeSourceParameters), fluxcd/pkg sourceignore/sourceignore.go
 # (LoadIgnorePatterns).
@@ -45,7 +45,7 @@ OTHER_FOLDER = (
 
 @dataclass(frozen=True)
 class Call:
-    """What is checked. All files and the folder have the same paths in `base`, a checkout of the base branch."""
+    """The arguments of a check. `base` is a checkout of the base branch, in which all files have the same paths."""
 
     spec: Path
     folder: Path
@@ -55,7 +55,7 @@ class Call:
 
 
 def require_call(call: Call) -> None:
-    """Raise CallError where the base cannot be looked into, or a condition needs one."""
+    """Raise CallError if the base is no folder, if a path leads out of it, or if a condition needs a missing base."""
     if call.base is None:
         for condition in call.conditions:
             if condition.needs_figures:
@@ -75,16 +75,16 @@ def require_call(call: Call) -> None:
 
 
 def check_change(call: Call) -> tuple[Plan, Report]:
-    """Return the plan of the spec, and the report of the change to it.
+    """Plan the spec. Return the plan, and the report of the change that leads to it.
 
-    Raises SpecError, CallError or InfeasibleError where there is no plan, or none that can run.
+    Raises SpecError, CallError or InfeasibleError if there is no plan, or none that can run.
     """
     with _confined(call, Path()):
         return _check_change(call)
 
 
 def _confined(call: Call, top: Path) -> AbstractContextManager[None]:
-    """Let only files be read that are in the checkout at `top`, own or base. Raises CallError if a link leads to one.
+    """Return a context in which only files of the checkout at `top` can be read. Raises CallError for links.
 
     A link may lead into another checkout, such as the base's or a submodule's, where other people's changes are.
     """
@@ -145,11 +145,11 @@ def _read_base(call: Call, base: Path) -> tuple[Plan | None, str]:
 
 
 def _find_foreign_files(folder: Path) -> tuple[str, ...]:
-    """Return the files, relative to `folder`, that we never write, and by which a tool applies something else.
+    """Return the files that make a GitOps tool apply something else than the rendered folder, relative to `folder`.
 
-    Of a kustomization elsewhere that builds on the folder, they are the fields that may break it.
+    For a kustomization elsewhere that builds on the folder, return the fields that may break the folder.
 
-    Flux heeds a `.sourceignore` in every folder of the repository, for what is below it.
+    Flux heeds the `.sourceignore` of every folder of the repository, for all that is below.
     """
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     whole = Path(os.path.abspath(folder))
@@ -161,7 +161,7 @@ def _find_foreign_files(folder: Path) -> tuple[str, ...]:
 
 
 def _find_shared_nodes(folder: Path, plan: Plan) -> dict[str, list[str]]:
-    """Return folder -> nodes, for each rendered folder beside `folder` with units on nodes of the plan's units.
+    """Return the nodes that the plan's units share with those of each rendered folder beside `folder`, by folder.
 
     Raises CallError for a folder whose plan is wrong.
     """
@@ -175,17 +175,17 @@ def _find_shared_nodes(folder: Path, plan: Plan) -> dict[str, list[str]]:
 
 
 def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:
-    """Return the plan that the base's folder keeps, and why its figures are unknown; None where nothing runs yet.
+    """Return the plan in the base's folder, and why its figures are unknown; None if nothing runs yet.
 
-    Its figures are those of the base's spec: what a folder says of them, anybody may have written.
+    The figures are computed from the base's spec: anybody may have edited those in a folder.
     """
     folder = base / call.folder
     is_linked = any((base / each).is_symlink() for each in (call.folder, *call.folder.parents[:-1]))
-    if not folder.exists() and not is_linked:  # behind a link that leads nowhere, something may run
+    if not folder.exists() and not is_linked:  # behind a broken link, something may run
         return None, ""
     kept = read_plan(folder)
     try:
         found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
-    except (SpecError, CallError, InfeasibleError) as error:  # the change may be what mends the base
+    except (SpecError, CallError, InfeasibleError) as error:  # the change may repair the base
         return kept, f"the base's spec is refused ({error.findings[0]})"
     return (found, "") if found.digest == kept.digest else (kept, OTHER_FOLDER)

@@ -1,4 +1,4 @@
-"""Read the report of a check that somebody else ran, and write it as the comment of a pull request.
+"""Read the report of a check that untrusted code ran, and write it as the comment of a pull request.
 
 On GitHub the check of a fork's pull request may run nothing with write rights, so another workflow posts its report.
 That report is whatever the fork's code wrote. It is read as hostile: bounded, strict JSON of exactly our keys, and
@@ -22,14 +22,14 @@ __all__ = ["MAX_BYTES", "MAX_COMMENT", "comment_on"]
 
 ENVIRONMENT = re.compile(r"[a-z0-9-]*")
 MAX_BYTES = 1_000_000  # assumed: twenty times the report of the published system's plan
-MAX_COMMENT = 65_535  # of GitHub (runatlantis/atlantis, pull request 278); GitLab takes more
+MAX_COMMENT = 65_535  # GitHub's limit (runatlantis/atlantis, pull request 278); GitLab takes more
 MAX_NUMBER = 10**18  # assumed: nothing that a plan counts comes near
 MAX_TEXT = 10_000  # characters; a finding has four parts of at most 2,000
-MAX_MISTAKES = 20  # that are shown
+MAX_MISTAKES = 20  # the most mistakes to show
 
 
 class _Mistake(BaseModel):
-    """An entry of `errors`, as far as it is shown."""
+    """One entry of a report's `errors`: the keys that the comment shows."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -41,7 +41,7 @@ class _Mistake(BaseModel):
 
 
 class _Mistakes(BaseModel):
-    """What `check --format json` prints where the spec or the call is wrong."""
+    """The JSON that `check` prints if the spec or the call is wrong."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -49,9 +49,9 @@ class _Mistakes(BaseModel):
 
 
 def comment_on(path: Path, environment: str = "") -> str:
-    """Return the comment for the report in the file at `path`, which begins with a mark by which it is found again.
+    """Return the comment for the report in the file at `path`; a mark at its beginning lets a later run find it again.
 
-    Raises CallError where it is no report.
+    Raises CallError if the file is no report.
     """
     if not ENVIRONMENT.fullmatch(environment):
         raise _refused(path, "--environment has no such name")
@@ -64,7 +64,7 @@ def comment_on(path: Path, environment: str = "") -> str:
         raise _refused(path, "it is no object, or has a number or text that no report has")
     try:
         body = _mistakes(_Mistakes.model_validate_json(content)) if "errors" in document else _change(content)
-    except ValueError:  # ValidationError is one
+    except ValueError:  # pydantic's ValidationError included
         raise _refused(path, "its keys or values are not those of a report") from None
     mark, heading = (f"{environment} ", f"**{environment}**\n\n") if environment else ("", "")
     comment = f"<!-- tidemill {mark}-->\n{heading}{body}"
@@ -85,7 +85,7 @@ def _read(path: Path) -> bytes:
 
 
 def _is_bounded(value: Any) -> bool:
-    """Return whether all numbers and texts in JSON are of a size that can be written."""
+    """Return whether all numbers and texts in a JSON value are small enough for a comment."""
     if isinstance(value, dict):
         return all(len(key) <= MAX_TEXT and _is_bounded(each) for key, each in value.items())
     if isinstance(value, list):
@@ -96,7 +96,7 @@ def _is_bounded(value: Any) -> bool:
 
 
 def _change(content: bytes) -> str:
-    """Return the report as markdown. Raises ValueError where it is none."""
+    """Return the report in `content` as markdown. Raises ValueError if it is no report."""
     report = Report.model_validate_json(content)
     if report.diff is not None and report.diff.ways.keys() != set(get_args(Tool)):
         raise ValueError("a change is applied in these ways, and no other")
@@ -104,7 +104,7 @@ def _change(content: bytes) -> str:
 
 
 def _mistakes(found: _Mistakes) -> str:
-    """Return a line that the spec is refused, then one for each mistake, up to `MAX_MISTAKES`."""
+    """Return a line that says the spec is refused, then a line for each mistake, up to `MAX_MISTAKES`."""
     lines = ["- refused: there is no plan to compare"]
     for each in found.errors[:MAX_MISTAKES]:
         place = f"{each.file}:{each.line}:{each.column}" if each.line else each.file

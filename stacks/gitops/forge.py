@@ -1,4 +1,4 @@
-"""Pull requests of GitHub, GitLab and Gitea, by REST: found by their branch, opened, and given another text.
+"""A REST client for pull requests of GitHub, GitLab and Gitea: find them by branch, open them, change their text.
 
     Repository(forge, host, path)     from the address of a remote, or a reason why it is none
     PullRequest                       what all three say of one, in the same words
@@ -53,9 +53,9 @@ TOKEN_USER = "x-access-token"  # noqa: S105 (the name that the token is sent wit
 HTTP = ("http://", "https://")
 SCP = re.compile(r"(?:[\w.-]+@)?([\w.-]+):(?!/)(.+)")  # git@github.com:owner/name.git
 PATH = re.compile(r"(?!.*(^|/)\.+(/|$))[\w.~-]+(/[\w.~-]+)+")
-TIMEOUT_S = 30  # assumed: of each read from a forge
-MOST_S = 120  # assumed: of a whole answer, which may come in drips
-UNREADABLE = (OSError, http.client.HTTPException, ValueError)  # what urllib raises for an answer that is no HTTP
+TIMEOUT_S = 30  # assumed: the longest read from a forge
+MOST_S = 120  # assumed: the longest time of a whole answer, which may come byte by byte
+UNREADABLE = (OSError, http.client.HTTPException, ValueError)  # what urllib raises without an HTTP answer
 MAX_ANSWER_BYTES = 2**24  # assumed: a page of 50 pull requests, each with a text of 64 KiB, has a fifth
 _Fetched = tuple[urllib.error.HTTPError | None, bytes]
 PAGE = 50  # what Gitea gives at most, and GitHub and GitLab give too
@@ -63,7 +63,7 @@ MAX_PAGES = 100  # assumed: no repository has more pull requests into one branch
 
 
 class ForgeError(TidemillError):
-    """The forge refuses, cannot be reached, or answers with something else."""
+    """The forge refuses a request, cannot be reached, or sends an unexpected answer."""
 
     exit_status = 1
 
@@ -75,7 +75,7 @@ class ForgeError(TidemillError):
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository of a forge."""
+    """A repository on a forge, and the token for it."""
 
     forge: Forge
     address: str  # what git pushes to
@@ -85,12 +85,12 @@ class Repository:
 
     @property
     def by_http(self) -> bool:
-        """Whether git itself needs the token: it needs none by SSH."""
+        """Whether git reaches the repository by HTTP, for which it needs the token; by SSH it needs none."""
         return self.address.startswith(HTTP)
 
     @property
     def api(self) -> str:
-        """The address of the repository's resources."""
+        """The base URL of the repository in the forge's REST API."""
         if self.forge == "gitlab":
             return f"{self.root}/api/v4/projects/{quote(self.path, safe='')}"
         if self.forge == "gitea":
@@ -99,7 +99,7 @@ class Repository:
         return f"{api}/repos/{self.path}"
 
     def without_token(self, text: str) -> str:
-        """Return text that may be printed, whatever a server sent: git sends the token to it in Base64."""
+        """Return `text` without the token, plain or in Base64 as git sends it, so that it may be printed."""
         login = b64encode(f"{TOKEN_USER}:{self.token}".encode()).decode()
         return without_passwords(text.replace(login, "***").replace(self.token, "***"))
 
@@ -111,13 +111,13 @@ class PullRequest:
     number: int
     address: str
     text: str
-    head: str  # the commit that its branch had at last
+    head: str  # the newest commit of its branch
     is_open: bool
     is_merged: bool
 
 
 def read_repository(address: str, forge: Forge | None, forge_url: str | None = None) -> Repository:
-    """Return the repository at the address of a remote. Raises CallError for one that no forge of ours has.
+    """Return the repository at a remote's address. Raises CallError if that is no repository of a supported forge.
 
     Without `forge_url` the forge runs at the root of the address's host.
     """
@@ -136,7 +136,7 @@ def read_repository(address: str, forge: Forge | None, forge_url: str | None = N
 
 
 def find_request(repository: Repository, branch: str, into: str, *, is_open: bool) -> PullRequest | None:
-    """Return the newest pull request of `branch` into `into` that is open, or that is closed. Raises ForgeError."""
+    """Return the newest open (or else closed) pull request of `branch` into `into`, or None. Raises ForgeError."""
     for found in FINDERS[repository.forge](repository, branch, into, is_open):
         if found.is_open == is_open:
             return found
@@ -153,7 +153,7 @@ def open_request(repository: Repository, branch: str, into: str, title: str, tex
 
 
 def change_text(repository: Repository, number: int, title: str, text: str) -> PullRequest:
-    """Give a pull request another title and text. Raises ForgeError."""
+    """Replace a pull request's title and text. Raises ForgeError."""
     if repository.forge == "gitlab":
         request = {"title": title, "description": text}
         return _read_gitlab(repository, _ask(repository, "PUT", f"/merge_requests/{number}", request))
@@ -161,7 +161,7 @@ def change_text(repository: Repository, number: int, title: str, text: str) -> P
 
 
 def _find_on_github(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield pull requests of the repository's own branch: forks of the same owner are found by the same head."""
+    """Yield pull requests of the repository's own branch. GitHub also finds those of the same owner's forks."""
     owner = repository.path.partition("/")[0]
     asked = {"head": f"{owner}:{branch}", "base": into, "sort": "created", "direction": "desc"}
     for each in _ask_list(repository, "/pulls", asked | {"state": "open" if is_open else "closed"}):
@@ -170,7 +170,7 @@ def _find_on_github(repository: Repository, branch: str, into: str, is_open: boo
 
 
 def _find_on_gitlab(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield merge requests of the project's own branch: a fork may have one of the same name."""
+    """Yield merge requests of the project's own branch. GitLab also finds those of a fork's branch of the same name."""
     asked = {"source_branch": branch, "target_branch": into, "order_by": "created_at", "sort": "desc"}
     for each in _ask_list(repository, "/merge_requests", asked | ({"state": "opened"} if is_open else {})):
         project = each.get("source_project_id")
@@ -180,7 +180,7 @@ def _find_on_gitlab(repository: Repository, branch: str, into: str, is_open: boo
 
 
 def _find_on_gitea(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield pull requests, newest first. Gitea finds none by its branch but the oldest, so all into `into` are read."""
+    """Yield pull requests, newest first, out of all into `into`: by branch, Gitea would find the oldest one only."""
     asked = {"base_branch": into, "state": "open" if is_open else "closed"}
     for each in _ask_list(repository, "/pulls", asked):
         if _is_between(each, repository, branch, into):
@@ -188,7 +188,7 @@ def _find_on_gitea(repository: Repository, branch: str, into: str, is_open: bool
 
 
 def _is_between(answer: dict[str, Any], repository: Repository, branch: str, into: str) -> bool:
-    """Return whether a pull request of GitHub or Gitea is from `branch` into `into`, both of the repository itself."""
+    """Return whether a pull request on GitHub or Gitea goes from `branch` to `into`, both in this repository."""
     return all(
         isinstance(end := answer.get(side), dict)
         and end.get("ref") == ref
@@ -206,7 +206,7 @@ FINDERS: dict[Forge, Callable[[Repository, str, str, bool], Iterator[PullRequest
 
 
 def _read_github(repository: Repository, answer: Any) -> PullRequest:
-    """Read a pull request of GitHub or Gitea, which took over its words."""
+    """Read a pull request from the JSON of GitHub, or of Gitea, which uses the same keys."""
     try:
         is_merged, text = answer.get("merged_at") is not None, answer.get("body") or ""
         told = answer["number"], answer["html_url"], text, answer["head"]["sha"], answer["state"] == "open", is_merged
@@ -225,7 +225,7 @@ def _read_gitlab(repository: Repository, answer: Any) -> PullRequest:
 
 
 def _check_shape(repository: Repository, found: PullRequest) -> PullRequest:
-    """Return a pull request whose number may stand in an address, and whose address may be printed.
+    """Return a pull request after checking its types, with an address that may be printed.
 
     Raises TypeError.
     """
@@ -240,7 +240,7 @@ def _no_request(repository: Repository) -> ForgeError:
 
 
 def _ask_list(repository: Repository, path: str, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the items of all pages."""
+    """Yield the items of all pages of a list in the API."""
     for page in range(1, MAX_PAGES + 1):
         query = urlencode(asked | {"page": str(page), "per_page": str(PAGE), "limit": str(PAGE)})
         items = _ask(repository, "GET", f"{path}?{query}")
@@ -252,7 +252,7 @@ def _ask_list(repository: Repository, path: str, asked: dict[str, str]) -> Itera
 
 
 def _ask(repository: Repository, method: str, path: str, body: dict[str, str] | None = None) -> Any:
-    """Return the JSON of an answer. Raises ForgeError for any other."""
+    """Send a request and return its answer's JSON. Raises ForgeError for any other answer."""
     headers = {"Authorization": f"Bearer {repository.token}", "Accept": "application/json", "User-Agent": "tidemill"}
     content = None if body is None else json.dumps(body).encode()
     if content is not None:
@@ -276,7 +276,7 @@ def _ask(repository: Repository, method: str, path: str, body: dict[str, str] | 
 
 
 def _fetch_in_time(request: urllib.request.Request) -> _Fetched:
-    """Return what `_fetch` does. Raises TimeoutError as well: a server may send its headers or its answer in drips."""
+    """Return `_fetch(request)`, or raise TimeoutError after `MOST_S`: a server may send byte by byte."""
     fetched: Future[_Fetched] = Future()
 
     def fetch() -> None:
@@ -293,19 +293,19 @@ def _fetch_in_time(request: urllib.request.Request) -> _Fetched:
 
 
 def _fetch(request: urllib.request.Request) -> _Fetched:
-    """Return the error that the status says, if any, and the answer. Raises what UNREADABLE lists."""
+    """Send a request and return the HTTP error, if any, and the body. Raises the exceptions in UNREADABLE."""
     try:
         with OPENER.open(request, timeout=TIMEOUT_S) as response:
             return None, response.read(MAX_ANSWER_BYTES + 1)
     except urllib.error.HTTPError as error:
         try:
             return error, error.read(MAX_ANSWER_BYTES)
-        except UNREADABLE:  # the status says enough
+        except UNREADABLE:  # the status is enough
             return error, b""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Makes an error of every redirect."""
+    """Treats every redirect as an error."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -315,7 +315,7 @@ OPENER = urllib.request.build_opener(_NoRedirect)  # heeds the proxies of the en
 
 
 def _explain(error: urllib.error.HTTPError, content: bytes) -> str:
-    """Return the status and what the forge says of it."""
+    """Return an HTTP error's status and the forge's message."""
     if error.code in range(300, 400):
         return f"HTTP {error.code}, a redirect: the repository has moved, so correct the remote's address"
     try:
@@ -329,7 +329,7 @@ def _explain(error: urllib.error.HTTPError, content: bytes) -> str:
 
 
 def _place(address: str, forge_url: str | None) -> tuple[str, str]:
-    """Return where the forge runs, and the path of a repository there. Raises CallError."""
+    """Return the forge's root URL, and the repository's path on it. Raises CallError."""
     try:
         root, path = _split(address)
     except ValueError as error:
@@ -343,7 +343,7 @@ def _place(address: str, forge_url: str | None) -> tuple[str, str]:
     except ValueError as error:
         raise _wrong_forge_url(forge_url, str(error)) from None
     found = f"{host}/{prefix}".rstrip("/")
-    if not address.startswith(HTTP):  # of SSH: its path begins at the forge
+    if not address.startswith(HTTP):  # SSH: the path begins at the forge's root
         return found, path
     if not f"{root}/{path}".startswith(f"{found}/"):
         raise _wrong_forge_url(forge_url, f"the remote is at {root}/{path}")
@@ -351,7 +351,7 @@ def _place(address: str, forge_url: str | None) -> tuple[str, str]:
 
 
 def _split(address: str) -> tuple[str, str]:
-    """Return the host, as `https://name:port`, and the path of an address. Raises ValueError with the reason."""
+    """Split a remote's address into its host, as `https://name:port`, and its path. Raises ValueError with a reason."""
     if "://" not in address and (found := SCP.fullmatch(address)):
         return f"https://{found[1]}", found[2].removesuffix(".git").strip("/")
     try:

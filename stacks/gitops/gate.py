@@ -44,45 +44,45 @@ __all__ = [
 CHECK = "tidemill gitops check"
 COST = re.compile(r"cost\+(\d{1,6}(?:\.\d{1,6})?)%")
 COST_BEFORE = "what a day costs before the change is unknown"
-LEAST_SHARE = 0.0005  # shares are told in tenths of a per cent
+LEAST_SHARE = 0.0005  # a smaller difference does not show in tenths of a per cent
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A word of `--fail-on`; `percent` is that of a cost."""
+    """One condition of `--fail-on`; `percent` is the N of `cost+N%`."""
 
     word: str
     percent: float | None = None
 
     @property
     def needs_figures(self) -> bool:
-        """Return whether it compares estimates with those before the change."""
+        """Whether judging the condition needs estimates from before the change."""
         return self.percent is not None or self.word == "capacity"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What conditions are judged by. `change` is None where nothing runs yet."""
+    """The facts by which conditions are judged. `change` is None if nothing runs yet."""
 
     change: Change | None
-    promises: Mapping[str, Promise | None]  # latency -> the promise beside the prediction; None where none can be made
-    stale: tuple[str, ...]  # names of files
-    foreign: tuple[str, ...] = ()  # names of files
+    promises: Mapping[str, Promise | None]  # SLO latency -> promise and prediction; None if it cannot be predicted
+    stale: tuple[str, ...]  # files of the folder that rendering would change
+    foreign: tuple[str, ...] = ()  # files that make a tool apply something else than the folder
     not_predicted: str = ""  # the phases whose speed nobody can predict, and why
     no_figures_before: str = ""  # why nobody knows the figures before the change
-    shared_nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by the folder that has units there too
-    may_take_turns: bool = False  # kubernetes.controller would give units the turns that pulumi up gives them
+    shared_nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # folder -> its shared nodes
+    may_take_turns: bool = False  # with kubernetes.controller, units would restart in turns
 
 
 class Objection(Part):
-    """A condition that holds, and why."""
+    """A condition that holds, so that the change must not be merged, and why."""
 
     condition: str
     reason: str
 
 
 def read_conditions(text: str) -> tuple[Condition, ...]:
-    """Return the conditions in a list with commas. Raises CallError for a word that is none."""
+    """Return the conditions in a comma-separated list. Raises CallError for a word that is no condition."""
     return tuple(_condition(word) for word in text.split(","))
 
 
@@ -104,7 +104,7 @@ def gather_evidence(
     no_figures_before: str,
     shared_nodes: Mapping[str, Sequence[str]],
 ) -> Evidence:
-    """Return what the conditions are judged by, for a change to `plan`."""
+    """Return the facts by which conditions judge a change that leads to `plan`."""
     speeds = (plan.performance or {}).items()
     unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
     turns = _may_take_turns(plan)
@@ -112,12 +112,12 @@ def gather_evidence(
 
 
 def _may_take_turns(plan: Plan) -> bool:
-    """Return whether a controller gives units turns for certain: not StatefulSets, nor another engine's new image."""
+    """Return whether a controller surely restarts units in turns: only LeaderWorkerSets of our own engine."""
     return plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
 
 
 def promises_of(plan: Plan) -> dict[str, Promise | None]:
-    """Return each latency that the spec promises, with what is predicted of it."""
+    """Return each latency in the spec's SLO with its prediction; None if it cannot be predicted."""
     promised = [name for name, value in plan.spec.slo.model_dump().items() if value is not None]
     of_phases = [each.slo or {} for each in (plan.performance or {}).values()]
     found = {str(name): promise for slo in of_phases for name, promise in slo.items()}
@@ -125,13 +125,13 @@ def promises_of(plan: Plan) -> dict[str, Promise | None]:
 
 
 def find_objections(conditions: Sequence[Condition], evidence: Evidence) -> tuple[Objection, ...]:
-    """Return the conditions that hold, in the order in which they were named."""
+    """Return the conditions that hold, in the order of `conditions`."""
     judged = ((each.word, _judge(each, evidence)) for each in conditions)
     return tuple(Objection(condition=word, reason=reason) for word, reason in judged if reason)
 
 
 def _judge(condition: Condition, evidence: Evidence) -> str:
-    """Return why the condition holds; empty where it does not."""
+    """Return why the condition holds; an empty text if it does not."""
     if condition.percent is not None:
         return _costs_more(evidence, condition.percent)
     return JUDGES[condition.word](evidence)
@@ -145,7 +145,7 @@ def _goes_worse(evidence: Evidence, least: Verdict) -> str:
 
 
 def _offer_turns(evidence: Evidence, least: Verdict) -> Iterator[str]:
-    """Yield the way out where only Git goes as badly as `least`. With a controller both tools go in turns."""
+    """Yield the advice to use a controller, if applying from Git is as bad as `least` and restarts in turns are not."""
     change = evidence.change
     assert change is not None
     goes_well_in_turns = SEVERITY.index(change.ways["pulumi"].verdict) < SEVERITY.index(least)
@@ -193,7 +193,7 @@ def _loses_capacity(evidence: Evidence) -> str:
 
 
 def _answers_less(cost: Sides) -> str:
-    """Return why less of the day's traffic is answered. A spec without `cost` has no such figure: loads tell alone."""
+    """Return that less of the day's traffic is answered, or an empty text. Without `cost` there is no such figure."""
     before, after = cost.before.get("answered_share"), cost.after.get("answered_share")
     if before is None or after is None or _number(after) > _number(before) - LEAST_SHARE:
         return ""
@@ -201,7 +201,7 @@ def _answers_less(cost: Sides) -> str:
 
 
 def _is_overloaded(phase: Phase, sides: Sides, evidence: Evidence) -> str:
-    """Return why a phase has more to do than it can. A change is not to blame for a load that it leaves as it was."""
+    """Return why the change overloads a phase; empty if it does not, or if the load was as high before."""
     before, after = (side.get("highest_load_of_most") for side in (sides.before, sides.after))
     if after is None:
         return _explain_unknown_load(phase, sides.after)
@@ -237,7 +237,7 @@ def _costs_more(evidence: Evidence, percent: float) -> str:
 
 
 def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:
-    """Return why nobody knows the cost before; empty if the same plan runs on, which costs no more at any price."""
+    """Return why the cost before the change is unknown; empty if the plan stays the same, and so does its cost."""
     if no_figures_before:
         return f"{COST_BEFORE}: {no_figures_before}"
     if change.old == change.new:
@@ -246,7 +246,7 @@ def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:
 
 
 def _paid(side: Mapping[str, Row]) -> Row | None:
-    """Return what a day costs: with all units on where they stay on."""
+    """Return the cost of a day, with all units on if nothing turns them off."""
     return side.get("usd_per_day_if_all_are_on") or side.get("usd_per_day")
 
 

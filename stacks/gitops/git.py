@@ -1,4 +1,4 @@
-"""Run git so that the checkout stays as it is, and nobody but the remote learns the token.
+"""Run git without changing the checkout, and without showing the token to anyone but the remote.
 
 A commit is made of a folder and an index outside the checkout, so it does not matter which branch is checked out and
 what somebody is editing there. git gets the token from a credential helper that prints an environment variable, for the
@@ -47,7 +47,7 @@ HELPER = f'!f() {{ test "$1" = get && printf "username={TOKEN_USER}\\npassword=%
 
 
 class GitError(TidemillError):
-    """git failed, or would not do what it was asked for."""
+    """A git command failed."""
 
     exit_status = 1
 
@@ -57,7 +57,7 @@ class GitError(TidemillError):
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout, and the folder where git keeps its objects."""
+    """A checkout: its top folder, and its `.git` folder."""
 
     root: Path
     git_folder: Path
@@ -65,7 +65,7 @@ class Checkout:
 
 @dataclass(frozen=True)
 class Heads:
-    """The remote's branches: the one that proposals are for, and the proposal's own if it is there."""
+    """The remote's branch `into` with its commit `base`, and the commit `tip` of the proposal's branch, if any."""
 
     into: str
     base: str
@@ -73,13 +73,13 @@ class Heads:
 
 
 def find_checkout(folder: Path) -> Checkout:
-    """Return the checkout that `folder` is in. Raises GitError where there is none."""
+    """Return the checkout that contains `folder`. Raises GitError if there is none."""
     told = _git("rev-parse", ["--show-toplevel", "--absolute-git-dir"], folder).splitlines()
     return Checkout(Path(told[0]), Path(told[1]))
 
 
 def require_within(root: Path, name: str, path: Path) -> Path:
-    """Return `path`, from the root of a checkout. Raises CallError if it leads out of there, by `..` or by a link."""
+    """Return `path` relative to a checkout's root. Raises CallError if it leads out of it, by `..` or by a link."""
     found, top = (Path.cwd() / path).resolve(), root.resolve()
     if not found.is_relative_to(top) or found == top:
         rule, reason = "R613 must be a path inside the checkout, also behind links", "a commit holds nothing else"
@@ -88,12 +88,12 @@ def require_within(root: Path, name: str, path: Path) -> Path:
 
 
 def remote_address(checkout: Checkout, remote: str) -> str:
-    """Return the address that a remote is pushed to."""
+    """Return the push URL of a remote."""
     return _git("remote", ["get-url", "--push", "--", remote], checkout.root).strip()
 
 
 def require_identity(checkout: Checkout) -> None:
-    """Raise GitError if git does not know whose commits these will be."""
+    """Raise GitError if git has no name and address for the author of commits."""
     try:
         _git("var", ["GIT_COMMITTER_IDENT"], checkout.root)
     except GitError:
@@ -102,11 +102,11 @@ def require_identity(checkout: Checkout) -> None:
 
 
 def require_branch(checkout: Checkout, branch: str, into: str) -> None:
-    """Raise CallError if git has no branch of that name, or a proposal would be for itself."""
+    """Raise CallError if `branch` is no valid name of a branch, or is the branch `into` itself."""
     rule, fix = f"R618 must be the name of a branch other than {into}", "for example tidemill/deploy"
     try:
         if _git("check-ref-format", ["--branch", branch], checkout.root).strip() != branch or branch == "@":
-            raise GitError("check-ref-format", "it is short for another name")  # such as @{-1}
+            raise GitError("check-ref-format", "it is short for another name")  # for example @{-1}
     except GitError:
         raise refused(PROPOSE, "--branch", branch, rule, "git takes no such name", fix) from None
     if branch == into:
@@ -114,7 +114,7 @@ def require_branch(checkout: Checkout, branch: str, into: str) -> None:
 
 
 def read_heads(checkout: Checkout, repository: Repository, into: str | None, branch: str) -> Heads:
-    """Ask the remote for its branches; `into` is its default branch unless given. Raises GitError."""
+    """Read the remote's branches `into` (its default branch if None) and `branch`. Raises GitError."""
     wanted = ["HEAD", *(f"refs/heads/{each}" for each in (into, branch) if each)]
     told = _git("ls-remote", ["--symref", repository.address, *wanted], checkout.root, repository)
     default = re.search(r"^ref: refs/heads/(\S+)\tHEAD$", told, re.M)
@@ -127,7 +127,7 @@ def read_heads(checkout: Checkout, repository: Repository, into: str | None, bra
 
 
 def fetch_heads(checkout: Checkout, repository: Repository, heads: Heads, branch: str) -> None:
-    """Fetch the commits of `heads`, without a ref of our own. Raises GitError, also if a branch moves meanwhile."""
+    """Fetch the commits of `heads` without creating a ref. Raises GitError, also if a branch moves meanwhile."""
     names = [heads.into, *([branch] if heads.tip else [])]
     words = ["--no-tags", "--no-write-fetch-head", repository.address, *(f"refs/heads/{each}" for each in names)]
     _git("fetch", words, checkout.root, repository)
@@ -136,7 +136,7 @@ def fetch_heads(checkout: Checkout, repository: Repository, heads: Heads, branch
 
 
 def require_unchanged(checkout: Checkout, base: str, paths: Sequence[Path]) -> None:
-    """Raise CallError if `base` has newer versions of files than the checkout began from."""
+    """Raise CallError if `base` has changed any of `paths` since the checkout's branch left it."""
     try:
         start = _git("merge-base", ["HEAD", base], checkout.root).strip()
     except GitError:
@@ -150,12 +150,12 @@ def _lacks_history() -> GitError:
 
 
 def changed_elsewhere(path: str, reason: str, fix: str) -> CallError:
-    """Return the error for a file that is another one on the branch that the change is for."""
+    """Return the error for a file that differs from the one on the branch that the proposal is for."""
     return refused(path, "", None, "R614 must be as the branch has it", reason, fix)
 
 
 def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:
-    """Write a commit's files to a folder in `scratch`, beside the index that belongs to it, and return the folder."""
+    """Write a commit's files to a new folder in `scratch`, with an index of its own beside it. Return the folder."""
     tree = scratch / "tree"
     tree.mkdir()
     _git("read-tree", [commit], tree, more=_apart(checkout, tree))
@@ -164,7 +164,7 @@ def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:
 
 
 def commit_folder(checkout: Checkout, tree: Path, parent: str, paths: Sequence[Path], title: str) -> str | None:
-    """Commit `paths` of an exported folder, and return the commit; None if nothing differs from its parent."""
+    """Commit `paths` of an exported folder, and return the commit; None if nothing differs from `parent`."""
     apart = _apart(checkout, tree)
     _git("add", ["--all", "--force", "--", *map(str, paths)], tree, more=apart)
     written = _git("write-tree", [], tree, more=apart).strip()
@@ -175,11 +175,11 @@ def commit_folder(checkout: Checkout, tree: Path, parent: str, paths: Sequence[P
 
 
 def is_own_commit(checkout: Checkout, commit: str, base: str, paths: Sequence[Path]) -> bool:
-    """Return whether `commit_folder` made it, and nobody has changed its files, its parent or its message since.
+    """Return whether `commit_folder` made `commit`, by the seal over its files, its parent and its title.
 
-    So a commit of somebody else's on top is noticed. Whoever may push can make the seal too. So it changes nothing but
-    `paths`, and its parent is in the history of `base`: the next proposal replaces all that it brings. Raises GitError
-    where the checkout lacks that history.
+    So a commit of somebody else's on top is noticed. Whoever may push can make a seal too, so a commit counts only if
+    it changes nothing but `paths`, and its parent is in the history of `base`: then the next proposal replaces all its
+    changes. Raises GitError if the checkout lacks that history.
     """
     head, _, message = _git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
     tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)
@@ -201,12 +201,12 @@ def _is_in_history(checkout: Checkout, commit: str, of: str) -> bool:
 
 
 def list_entries(checkout: Checkout, commit: str, paths: Sequence[Path]) -> str:
-    """Return what a commit, or its parent (`COMMIT^`), holds at `paths`; equal texts mean equal contents."""
+    """Return git's listing of `paths` in a commit, or in its parent (`COMMIT^`); equal texts mean equal contents."""
     return _git("ls-tree", [commit, "--", *map(str, paths)], checkout.root)
 
 
 def push_commit(checkout: Checkout, repository: Repository, commit: str, branch: str, tip: str | None) -> None:
-    """Make `branch` point to `commit`, if the remote still has it at `tip`. Raises GitError."""
+    """Push `commit` as the remote's `branch`, if that is still at `tip`. Raises GitError."""
     ref = f"refs/heads/{branch}"
     words = [
         "--no-verify",
@@ -220,7 +220,7 @@ def push_commit(checkout: Checkout, repository: Repository, commit: str, branch:
 
 
 def _apart(checkout: Checkout, tree: Path) -> dict[str, str]:
-    """Return the environment in which git works on `tree` instead of the checkout."""
+    """Return the environment variables with which git works on `tree` instead of the checkout."""
     places = {"GIT_DIR": checkout.git_folder, "GIT_WORK_TREE": tree, "GIT_INDEX_FILE": tree.parent / "index"}
     return {name: str(path) for name, path in places.items()}
 
@@ -236,7 +236,7 @@ def _git(
     repository: Repository | None = None,
     more: dict[str, str] | None = None,
 ) -> str:
-    """Run git in `folder` and return what it prints. With a `repository` it may ask for the token. Raises GitError."""
+    """Run git in `folder` and return its output. With a `repository`, git gets the token for it. Raises GitError."""
     options = [
         "-c",
         "core.hooksPath=/dev/null",
@@ -268,9 +268,9 @@ def _git(
 
 
 def _access(repository: Repository | None) -> list[str]:
-    """Return the options by which git may ask for the token, and send it to the repository's address alone.
+    """Return the options with which git asks for the token, and sends it to the repository's address only.
 
-    An empty value takes away what the configuration has: helpers that would store the token, and the header by which
+    An empty value removes settings of the configuration: helpers that would store the token, and the header with which
     GitHub's checkout action would push as somebody else. Of several settings the one with the longest address counts.
     """
     if repository is None or not repository.by_http:
@@ -296,7 +296,7 @@ def _environment(repository: Repository | None) -> dict[str, str]:
 
 
 def _last_words(stderr: str, repository: Repository | None) -> str:
-    """Return git's own error, in a line. A server may have sent the token back."""
+    """Return git's own error message in a line, without the token, which a server may have sent back."""
     lines = [line for line in stderr.splitlines() if line.startswith(("fatal:", "error:", " ! [", "remote:"))]
     said = "; ".join(line.strip() for line in lines) or "it says nothing"
     return repository.without_token(said) if repository else said

@@ -93,25 +93,25 @@ kubernetes:
 
 @dataclass(frozen=True)
 class Environment:
-    """A cluster's spec, under overlays, and the folder that is rendered from it."""
+    """One environment: a cluster's spec with its overlays, and the folder that is rendered from them."""
 
     name: str
     spec: Path
     overlays: tuple[Path, ...]
     folder: Path
-    release: Path | None = None  # the overlay that is promoted
-    own_overlay: Path | None = None  # the overlay that is this environment's alone
+    release: Path | None = None  # the overlay that is copied from environment to environment
+    own_overlay: Path | None = None  # the overlay that only this environment has
 
     @property
     def spec_words(self) -> str:
-        """Return the spec and its overlays as words of a command."""
+        """Return the spec and its overlays as arguments of a command: `SPEC -f OVERLAY`."""
         return " -f ".join(map(str, [self.spec, *self.overlays]))
 
 
 def name_environments(spec: Path, folder: Path, overlays: Sequence[Path], names: str | None) -> tuple[Environment, ...]:
-    """Return an environment for each name of the list `names`; one that is called as its folder without a list.
+    """Return an environment for each of the comma-separated `names`; if None, one named after its folder.
 
-    Raises CallError for a name that cannot stand in a script, or a path that cannot.
+    Raises CallError for a name or a path that cannot stand in a script.
     """
     for option, path in (("SPEC", spec), ("FOLDER", folder), *(("-f", each) for each in overlays)):
         require_plain(option, path)
@@ -129,7 +129,7 @@ def name_environments(spec: Path, folder: Path, overlays: Sequence[Path], names:
 
 
 def require_plain(name: str, path: Path) -> None:
-    """Raise CallError for a path that cannot stand in a script as it is, or that leaves the checkout."""
+    """Raise CallError for a path that needs quotes in a script, or that leaves the checkout."""
     if not PLAIN.fullmatch(str(path)) or ".." in path.parts:
         rule, reason = (
             "R606 must be a path inside the checkout, of letters, digits, _ . - and /",
@@ -150,9 +150,9 @@ def require_repository(address: str | None) -> str:
 
 
 def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
-    """Return the address from which a job reads loads.
+    """Return the address from which a job reads the loads of experts.
 
-    Raises CallError for one that cannot stand in a file of a repository, or if a spec has no place for loads.
+    Raises CallError for an address that must not be in a repository's file, or if a spec names no file of loads.
     """
     if not LOADS_ADDRESS.fullmatch(address):
         rule, reason = "R621 must be an http:// or https:// address without a password", "a job's file has it"
@@ -164,7 +164,7 @@ def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
 
 
 def overlay_files(root: Path, environments: Sequence[Environment], kubernetes: KubernetesSpec) -> dict[str, str]:
-    """Return path -> text of the overlays that are missing, for environments of a spec with this section."""
+    """Return path -> text of the overlays that do not exist yet; `kubernetes` is that section of the spec."""
     texts = {}
     for each in environments:
         if each.release is not None and each.own_overlay is not None:
@@ -175,7 +175,7 @@ def overlay_files(root: Path, environments: Sequence[Environment], kubernetes: K
 
 
 def _release_text(kubernetes: KubernetesSpec) -> str:
-    """Return the release file that an environment begins with: the images that the spec names, in quotes."""
+    """Return the first text of a release file: the images that the spec names, in quotes."""
     texts = [f"  image: {json.dumps(kubernetes.image)}\n"]
     if kubernetes.tidemill_image is not None:
         texts.append(f"  tidemill_image: {json.dumps(kubernetes.tidemill_image)}\n")
@@ -185,7 +185,7 @@ def _release_text(kubernetes: KubernetesSpec) -> str:
 
 
 def namespace_of(environment: Environment, namespace: str) -> str:
-    """Return the namespace that an environment's overlay begins with, beside the spec's own."""
+    """Return the namespace to write into an environment's new overlay, given the spec's own `namespace`."""
     return f"{namespace[:30]}-{environment.name}"
 
 
@@ -218,9 +218,9 @@ def rebalancing_files(
 def engine_files(
     environment: Environment, spec: ResolvedSpec, engines: Collection[Engine], repository: str, namespace: str = ""
 ) -> dict[str, str]:
-    """Return path -> text of what a cluster is given once, so that it applies the environment's folder from then on.
+    """Return path -> text of the objects to apply to a cluster once, so that Argo CD or Flux applies the folder.
 
-    `namespace` takes the place of the spec's, for an environment whose overlay is yet to be written.
+    `namespace` replaces the spec's, for an environment whose overlay does not exist yet.
     """
     folder = Path("clusters") / environment.name
     kubernetes = spec.written.kubernetes
@@ -242,15 +242,15 @@ def engine_files(
 
 
 def _name_applied(plan: str, environment: str) -> str:
-    """Return the name of what applies an environment's folder. One cluster may have several environments of a plan."""
+    """Return the name of the Argo CD or Flux object for an environment: a cluster may have several of one plan."""
     room = MAX_LABEL - len(f"-{environment}-kinds")
     return f"{plan[:room].rstrip('-')}-{environment}"
 
 
 def write_files(root: Path, files: dict[str, str]) -> None:
-    """Write those of the files below `root` that are missing, and leave those that say the same.
+    """Write the `files` (path -> text) that do not exist below `root`; files with the same text stay.
 
-    Raises CallError before any is written, with every file that says something else, or for one behind a link.
+    Raises CallError before writing any, with every file that has another text, or for a file behind a link.
     """
     for path in files:
         _refuse_links(root, path)

@@ -1,4 +1,4 @@
-"""Kustomizations of a checkout that change what a rendered folder says, and how.
+"""Finds the kustomizations in a checkout that change a rendered folder's objects, and the fields that do so.
 
 Labels, annotations and images may be added there. Names may not: they also stand where no name reference reaches, in
 arguments, router URLs, a Role's `resourceNames` and launch files with a digest. So `namePrefix` breaks a folder, and
@@ -37,7 +37,7 @@ SELECTING = ("includeSelectors", "fields")  # of an entry of `labels`
 def find_changed_fields(folder: Path, checkout: Path) -> list[str]:
     """Return `namePrefix of ../prod/kustomization.yaml` for each field that changes `folder` and may break it.
 
-    A kustomization counts if it builds on the folder, or on another that does.
+    A kustomization counts if it builds on the folder, directly or through another kustomization.
     """
     found = dict(_read_all(folder, checkout))
     reached, size = {os.path.realpath(folder)}, 0
@@ -54,7 +54,7 @@ def find_changed_fields(folder: Path, checkout: Path) -> list[str]:
 
 
 def _read_all(folder: Path, checkout: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield real path and content of each kustomization but the folder's own. One that is no YAML builds nothing."""
+    """Yield real path and content of each kustomization but the folder's own; files that are no YAML are skipped."""
     for name in NAMES:
         for each in checkout.rglob(name):
             path = Path(os.path.realpath(each))
@@ -69,7 +69,7 @@ def _read_all(folder: Path, checkout: Path) -> Iterator[tuple[Path, Mapping[str,
 
 
 def _bases(path: Path, content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the real paths of what a kustomization builds on."""
+    """Yield the real paths of the folders and files that a kustomization builds on."""
     for key in ("resources", "bases", "components"):
         for each in _listed(content.get(key)):
             if isinstance(each, str) and "\0" not in each:

@@ -97,7 +97,7 @@ class Call:
     folder: Path
     overlays: tuple[Path, ...] = ()
     loads: Path | None = None
-    most_hours: float | None = None  # within which new maps have to pay for their restarts
+    most_hours: float | None = None  # hours within which new maps must make up for their restarts
     remote: str = "origin"
     into: str | None = None
     branch: str | None = None
@@ -107,7 +107,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done. `lines` say why, and what a new map is worth."""
+    """The result of `propose`. `lines` say why, and what new expert maps are worth."""
 
     result: Result
     lines: tuple[str, ...]
@@ -128,7 +128,7 @@ class Outcome:
         } | ({"diff": self.change.as_json()} if self.change else {})
 
     def as_text(self) -> str:
-        """Return a line of what was done, and the lines that say why."""
+        """Return a line with the result, then the lines that explain it."""
         where = f" {self.request.address}" if self.request else ""
         lines = [f"{WORDS[self.result]}{where} ({self.branch})", *(f"  {line}" for line in self.lines)]
         return "".join(f"{printable(without_passwords(line))}\n" for line in lines)
@@ -136,7 +136,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Source:
-    """What a proposal is made of: paths from the root of the checkout, and the contents of files."""
+    """The input of a proposal: paths from the root of the checkout, and the contents of its files."""
 
     paths: Paths
     contents: Mapping[Path, bytes]
@@ -145,18 +145,18 @@ class Source:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change that was planned, and rendered and committed if it is worth it and changes a file."""
+    """A planned change. It has a commit if it changes a file and, for new expert maps, if they are worth it."""
 
     plan: Plan
     change: Change | None  # None if nothing runs yet
-    worth: Worth | None  # of new expert maps
-    folder: Path  # several environments may have plans of one name
+    worth: Worth | None  # what new expert maps are worth; None for other changes
+    folder: Path  # for the title: several environments may have plans of the same name
     paths: tuple[Path, ...] = ()
     commit: str | None = None
 
     @property
     def title(self) -> str:
-        """Return the verdict in a line."""
+        """Return the title of the pull request: plan, folder, verdict and number of restarts."""
         of = f"{self.plan.name} ({self.folder})"
         if self.change is None:
             return f"{of}: first plan"
@@ -168,17 +168,17 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Standing:
-    """A proposal's branch on the remote, and the pull request that it has or had."""
+    """The state of a proposal's branch on the remote, and of its pull request."""
 
     tip: str | None
     is_ours: bool  # the tip is a commit of ours, as we made it
-    is_same: bool  # it changes the same files in the same way
-    request: PullRequest | None  # the open one, else the newest closed one
+    is_same: bool  # the tip makes the same change as the new proposal
+    request: PullRequest | None  # the open pull request, else the newest closed one
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is done with the branch and its pull request."""
+    """What to do with the branch and its pull request: the result to report, whether to push, and why not."""
 
     result: Result
     pushes: bool = False
@@ -186,10 +186,10 @@ class Step:
 
 
 def propose(call: Call) -> Outcome:
-    """Propose what `call` says, and return what was done.
+    """Plan, render, push and open a pull request as `call` says, and return what was done.
 
-    Raises CallError, SpecError or InfeasibleError before anything is pushed; GitError or ForgeError where the remote
-    does not do its part. The same call may be repeated then.
+    Raises CallError, SpecError or InfeasibleError before anything is pushed; GitError or ForgeError if the remote
+    fails. Then the same call may be repeated.
     """
     require_payback(call)
     checkout = find_checkout(Path.cwd())
@@ -203,7 +203,7 @@ def propose(call: Call) -> Outcome:
     require_unchanged(checkout, heads.base, list(source.contents))
     with TemporaryDirectory(prefix="tidemill-") as scratch:
         tree = export_commit(checkout, heads.base, Path(scratch))
-        with chdir(tree), only_within([tree]):  # a file from elsewhere is in no reviewer's checkout
+        with chdir(tree), only_within([tree]):  # reviewers have no files from elsewhere
             proposal = _make_proposal(checkout, heads.base, source, call.most_hours or PAYBACK_HOURS)
     if proposal.commit is None:
         why = _explain_nothing(proposal, source, heads)
@@ -212,7 +212,7 @@ def propose(call: Call) -> Outcome:
 
 
 def decide(standing: Standing) -> Step:
-    """Return what to do with the branch and its pull request."""
+    """Return what to do with the branch and its pull request, given their state."""
     request, tip = standing.request, standing.tip
     is_open = request is not None and request.is_open
     if tip is not None and not standing.is_ours:
@@ -227,7 +227,7 @@ def decide(standing: Standing) -> Step:
 
 
 def require_payback(call: Call) -> None:
-    """Raise CallError for a payback that is no time, or that nothing is judged by."""
+    """Raise CallError for a `--payback` that is no positive number, or that is given without `--loads`."""
     if call.most_hours is not None and (call.loads is None or not 0 < call.most_hours < math.inf):
         rule, reason = "R619 must be a number above 0, beside --loads", "new expert maps have to pay for their restarts"
         raise refused(
@@ -238,7 +238,7 @@ def require_payback(call: Call) -> None:
 def _read_source(checkout: Checkout, call: Call) -> Source:
     """Read the files that the call and its spec name.
 
-    Raises SpecError for one that is wrong, and CallError for one outside the checkout.
+    Raises SpecError for a wrong file, and CallError for a file outside the checkout.
     """
     folder = require_within(checkout.root, "FOLDER", call.folder)
     files = [("SPEC", call.spec), *(("-f", each) for each in call.overlays)]
@@ -260,17 +260,17 @@ def _usual_branch(source: Source) -> str:
 
 
 def branch_of(folder: Path, *, with_loads: bool) -> str:
-    """Return a branch that no other folder has: its parts with dots between, and dots of its own escaped."""
+    """Return a branch name unique to a folder: the path's parts joined by dots, with dots in the parts escaped."""
     parts = [quote(each, safe="").replace(".", "%2E").replace("~", "%7E") for each in folder.parts]
     if with_loads:
         parts.append("loads")
-    elif parts[-1] in ("loads", "lock"):  # the first is of new maps, and git takes no name that ends in .lock
+    elif parts[-1] in ("loads", "lock"):  # "loads" marks new maps, and git allows no name that ends in .lock
         parts[-1] = f"%{ord('l'):X}{parts[-1][1:]}"
     return f"tidemill/{'.'.join(parts)}"
 
 
 def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: float) -> Proposal:
-    """Plan, render and commit in the working directory, which holds the files of `base`."""
+    """Plan, render and commit a proposal in the working directory, which has the files of the commit `base`."""
     paths, named = source.paths, list(source.contents)
     for each in (*named, paths.folder):
         require_within(Path.cwd(), str(each), each)
@@ -294,7 +294,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
 
 
 def _require_same(contents: Mapping[Path, bytes]) -> None:
-    """Raise CallError if a file of the checkout is not as the branch has it."""
+    """Raise CallError if any of `contents` (path -> content) differs from the file in the working directory."""
     for path, content in contents.items():
         if not path.is_file() or path.read_bytes() != content:
             reason, fix = "new expert maps are weighed alone", "propose the other change without --loads, or undo it"
@@ -302,7 +302,7 @@ def _require_same(contents: Mapping[Path, bytes]) -> None:
 
 
 def _replace_loads(spec: ResolvedSpec, loads: bytes) -> Path:
-    """Put new loads into the file that the spec has them in, and return its path."""
+    """Write new loads to the file that the spec's `expert_load.file` names, and return its path."""
     written = spec.written.expert_load.file
     if written is None:
         raise no_loads_file(PROPOSE, "--loads")
@@ -325,7 +325,7 @@ def _explain_nothing(proposal: Proposal, source: Source, heads: Heads) -> tuple[
 
 
 def _bring(checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal) -> Outcome:
-    """Push the proposal and open its pull request, or do as much of it as is left to do."""
+    """Push the proposal and open or update its pull request, as far as that has not been done yet."""
     assert proposal.commit is not None
     standing = _look_up(checkout, repository, heads, branch, proposal)
     step, request = decide(standing), standing.request
@@ -346,7 +346,7 @@ def _bring(checkout: Checkout, repository: Repository, heads: Heads, branch: str
 
 
 def _look_up(checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal) -> Standing:
-    """Return how branch and pull request stand. Only a branch that is there can have one that was closed."""
+    """Return the state of branch and pull request. A closed pull request matters only while the branch exists."""
     tip, paths = heads.tip, proposal.paths
     request = find_request(repository, branch, heads.into, is_open=True)
     if tip is None:
@@ -362,7 +362,7 @@ def _look_up(checkout: Checkout, repository: Repository, heads: Heads, branch: s
 
 
 def _text(proposal: Proposal) -> str:
-    """Return the text of the pull request. What a spec says is shown as it is."""
+    """Return the text of the pull request, with the spec's words escaped."""
     worth = proposal.worth.lines() if proposal.worth else []
     lines = "".join(f"- {escaped(line)}\n" for line in worth)
     first = f"{escaped(proposal.title)}: nothing runs yet\n"

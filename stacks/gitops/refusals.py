@@ -1,4 +1,4 @@
-"""The errors of calls that several gitops commands have in common."""
+"""Errors about arguments that several gitops commands share."""
 
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
@@ -9,7 +9,7 @@ INIT, PROPOSE = "tidemill gitops init", "tidemill gitops propose"
 
 
 def refused(place: str, path: str, value: str | None, rule: str, reason: str, fix: str) -> CallError:
-    """Return the error for an argument of the command, or for the file, that `place` names."""
+    """Return the error about an argument (`path`, `value`) of the command or file named by `place`."""
     return CallError([Finding(path, value, rule, reason, fix).at(place)])
 
 
@@ -20,7 +20,7 @@ def link_refused(path: str) -> CallError:
 
 
 def loads_refused(place: str, option: str, value: str | None, reason: str, fix: str) -> CallError:
-    """Return the error for loads that cannot take the place of the spec's."""
+    """Return the error for loads of experts that cannot replace the spec's."""
     rule = "R615 must be a file of loads, to replace the spec's expert_load.file"
     return refused(place, option, value, rule, reason, fix)
 

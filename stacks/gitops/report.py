@@ -19,25 +19,25 @@ NOTHING_RUNS = "nothing runs yet"
 
 
 class Report(Part):
-    """What a check found. `diff` is left out where nothing runs yet."""
+    """The findings of a check. `diff` is None if nothing runs yet."""
 
     name: str
     plan_digest: Digest
-    conditions: tuple[str, ...]  # that would have refused the change
-    objections: tuple[Objection, ...]  # those that do
+    conditions: tuple[str, ...]  # the conditions that were judged
+    objections: tuple[Objection, ...]  # the conditions that hold, so that the change is refused
     stale: tuple[str, ...]  # files of the folder that rendering would change
-    foreign: tuple[str, ...]  # files in it by which a tool applies something else
+    foreign: tuple[str, ...]  # files that make a tool apply something else than the folder
     diff: Maybe[Change] = None
 
 
 def report_text(report: Report) -> str:
-    """Return the change and then the decision, which ends with a line end."""
+    """Return the report as text: the change, then the decision. It ends with a line end."""
     change = f"{_first(report)}\n" if report.diff is None else diff_text(report.diff)
     return f"{change}\n" + "".join(f"{printable(without_passwords(line))}\n" for line in _decision(report))
 
 
 def report_markdown(report: Report) -> str:
-    """Return the decision and then the change, which ends with a line end."""
+    """Return the report as markdown: the decision, then the change. It ends with a line end."""
     change = f"{escaped(_first(report))}\n" if report.diff is None else diff_markdown(report.diff)
     return "".join(f"- {escaped(line)}\n" for line in _decision(report)) + f"\n{change}"
 
@@ -47,7 +47,7 @@ def _first(report: Report) -> str:
 
 
 def _decision(report: Report) -> Sequence[str]:
-    """Return a line for each objection, or one that says that there is none."""
+    """Return a line for each objection, or a line that says that there is none."""
     if report.objections:
         return [f"refused by {each.condition}: {each.reason}" for each in report.objections]
     if report.conditions:

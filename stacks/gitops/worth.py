@@ -30,7 +30,7 @@ PAYBACK_HOURS = 24.0  # assumed: measured loads describe a day; --payback gives 
 
 @dataclass(frozen=True)
 class Worth:
-    """What new maps gain and cost. `why_unknown` is empty where that can be told."""
+    """What new expert maps gain and cost. `why_unknown` is empty if both are known."""
 
     rates: Mapping[Phase, tuple[float, float]]  # tokens/s of a GPU, with the present map and with the new one
     gained_gpus: float
@@ -38,12 +38,12 @@ class Worth:
     restarts: int
     restart_minutes: int
     read_bytes: int
-    most_hours: float  # that the payback may take
+    most_hours: float  # the longest acceptable payback
     why_unknown: str = ""
 
     @property
     def hours(self) -> float:
-        """The hours after which the gain has made up for the restarts; endless without a gain."""
+        """The hours after which the gain makes up for the restarts; infinite without a gain."""
         return self.lost_gpu_hours / self.gained_gpus if self.gained_gpus > 0 else float("inf")
 
     @property
@@ -74,7 +74,7 @@ class Worth:
 
 
 def weigh_maps(found: Compiled, change: Change, most_hours: float) -> Worth:
-    """Weigh the maps of a plan near a previous one, whose effects are `change`."""
+    """Compare the gain and the cost of a new plan's expert maps; `change` is its difference to the running plan."""
     plan = found.plan
     restarting = [each for each in change.units if each.phase in plan.phases and each.change in ENDING_FATES]
     minutes = rollout_minutes(plan, restarting, in_turns=False)
