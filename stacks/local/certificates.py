@@ -29,12 +29,12 @@ LIFETIME = datetime.timedelta(hours=24)  # assumed: a stolen certificate is of u
 RENEWED_AFTER = datetime.timedelta(hours=8)  # assumed: a machine may sleep for a night
 UTC = datetime.UTC
 BEGIN = datetime.datetime(1950, 1, 1, tzinfo=UTC)  # the first date that fits (RFC 5280, 4.1.2.5.1)
-NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # of what has none (RFC 5280, 4.1.2.5)
+NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # the date that means no end (RFC 5280, 4.1.2.5)
 PURPOSES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
 
 
 def now() -> datetime.datetime:
-    """Return the clock's time, by which the validity of certificates is judged."""
+    """Return the clock's time, against which certificates are checked."""
     return datetime.datetime.now(UTC)
 
 
@@ -42,14 +42,14 @@ class Certificates:
     """The certificates of `identities`, and the authority that issues them."""
 
     def __init__(self, identities: Iterable[Identity], at: datetime.datetime) -> None:
-        """Write every process's files. Raise OSError."""
+        """Issue certificates at the time `at`, and write every process's files. Raise OSError."""
         self._key = _new_key()
         self._authority = _authority(self._key)
         self._holders = [_Holder(each, _new_key()) for each in identities]
         self._issue(at)
 
     def renew_if_due(self, at: datetime.datetime) -> None:
-        """Issue all certificates anew when they are due, or earlier if the clock was set or a file is gone.
+        """Issue all certificates anew if they are due at the time `at`, if the clock was set, or if a file is gone.
 
         Raise OSError.
         """
@@ -74,7 +74,7 @@ class _Holder:
 
     @property
     def paths(self) -> tuple[Path, Path, Path]:
-        """The files of the authority, the key and the certificate."""
+        """The files of the authority's certificate, of this process's key, and of its certificate."""
         folder = self.identity.folder
         return folder / "ca.crt", folder / "tls.key", folder / "tls.crt"
 
@@ -92,7 +92,7 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
 def _certificate(
     holder: _Holder, authority: x509.Certificate, signer: ec.EllipticCurvePrivateKey, at: datetime.datetime
 ) -> x509.Certificate:
-    """Return a certificate whose one URI is the holder's identity, good for its one purpose."""
+    """Return a certificate with the holder's identity as its only URI, valid for the holder's purpose only."""
     identity, issuer = holder.identity, x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
         _builder(_name("Tidemill"), authority.subject, holder.key.public_key(), at - LIFETIME, at + LIFETIME)

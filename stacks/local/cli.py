@@ -23,7 +23,7 @@ DUE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains",
 
 
 class Failures:
-    """Reports each failure once."""
+    """Reports each failure of a deployment once."""
 
     def __init__(self) -> None:
         self._reported: dict[str, str | None] = {}
@@ -70,7 +70,7 @@ def play_day(folder: RunFolder) -> None:
 
 
 def say_day(day: DayRecord) -> int:
-    """Print what was done and when. Return the exit status: 1 when something was late."""
+    """Print which units were started and stopped when. Return the exit status: 1 if anything was late."""
     width = max([len("unit"), *(len(act.unit) for act in day.acts)])
     print(f"{'at':<8}  {'unit':<{width}}  {'act':<5}  {'due s':>7}  {'done s':>7}")
     for act in day.acts:
@@ -83,7 +83,7 @@ def say_day(day: DayRecord) -> int:
 
 
 def day_line(day: DayRecord) -> str:
-    """Return where the day is, which units it wants, and what comes next."""
+    """Return a line with the day's clock, the units that it wants now, and the next start or stop."""
     if day.began is None:
         return f"a day in {day.length_s:g} s, which begins when the first units are ready"
     seconds, upcoming = _elapsed_s(day), day.next_act()
@@ -94,7 +94,7 @@ def day_line(day: DayRecord) -> str:
 
 
 def record_json(record: Record) -> dict[str, Any]:
-    """Return the document of `status`."""
+    """Return a deployment's record as the JSON document of `status`."""
     units = [
         {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks} | _troubles(record, unit)
         for unit in record.units
@@ -109,19 +109,19 @@ def record_json(record: Record) -> dict[str, Any]:
 
 
 def is_coming_up(part: UnitRecord | GatewayRecord) -> bool:
-    """Return whether a part is starting and not ready yet; its `reason` is then that of its last end."""
+    """Return whether a unit or gateway is starting and not ready; `reason` then explains its previous end."""
     return part.state in ORDER and part.state != "ready"
 
 
 def starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | None:
-    """Return the seconds until a part is started again; None if it is not down, or if that is not known."""
+    """Return the seconds until a unit or gateway is restarted; None if it is not down, or if that is not known."""
     if part.starts_at is None or record.is_stopping or record.failure is not None or part.state == "unknown":
         return None
     return max(0.0, part.starts_at - time.monotonic())
 
 
 def _troubles(record: Record, part: UnitRecord | GatewayRecord) -> dict[str, Any]:
-    """Return the fields about a part's failures: reason, number, next start. Empty if it never failed."""
+    """Return the fields about failures of a unit or gateway: reason, restarts, next start. Empty if it never failed."""
     seconds = starts_in_s(record, part)
     reason = {"reason": part.reason} if part.reason else {}
     restarts = {"restarts": part.restarts} if part.restarts else {}

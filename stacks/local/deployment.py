@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 POLL_S = 0.1
-IN_USE = "address already in use"  # the system's words for a port in use
+IN_USE = "address already in use"  # the system's message about a port in use
 ANOTHER_HOST = "give `up` another --host of this machine, such as 127.0.1.1, or stop what listens there"
 STOP_TIMEOUT_S = 20.0
 CRASHED = 255  # exit status of a supervisor with a bug; no errno is as large
@@ -67,7 +67,7 @@ def require_cpu(plan: Plan, source: Path) -> None:
 
 
 def require_keys(plan: Plan, keys: Path | None) -> None:
-    """Raise CallError when `keys` cannot be read, or none are given though the plan's lie in a cluster's Secret."""
+    """Raise CallError if `keys` cannot be read, or is None though the plan's keys are in a cluster's Secret."""
     if keys is None and plan.gateway.keys is not None:
         rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
         fix = f"give its {names.KEYS_FILE}, or one like it"
@@ -88,7 +88,7 @@ def plan_day(plan: Plan, length_s: float) -> DayRecord:
 
 
 def require_matching_run(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
-    """Raise LocalError if a running deployment differs from what is asked for. An argument of None asks for nothing."""
+    """Raise LocalError if a running deployment has another host, file of keys or day than given; None matches any."""
     here, fix = f"{running.name} is already running here", f"stop it first: tidemill down {running.name}"
     if keys is not None and (running.keys is None or os.path.realpath(running.keys) != os.path.realpath(keys)):
         its, asked = "without API keys", "for them"
@@ -105,10 +105,11 @@ def require_matching_run(running: Record, host: str | None, keys: Path | None, d
 def start(
     plan: Plan, host: str, *, detached: bool, keys: Path | None = None, day: DayRecord | None = None
 ) -> RunFolder:
-    """Write the plan's files and start its supervisor, which ends with us unless `detached`; it plays `day`, if any.
+    """Write the plan's files and start its supervisor, which ends with this process unless `detached`.
 
-    If several start the same name at once, the first to hold the lock wins; the others change no file. The returned
-    folder stands for this supervisor alone. Raise LocalError on failure.
+    The supervisor plays `day`, if given. If several processes start the same name at once, the first to hold the lock
+    wins, and the others change no file. The returned folder stands for this supervisor alone. Raise LocalError on
+    failure.
     """
     require_runtime()
     folder = deployment_folder(plan.name)
@@ -132,7 +133,7 @@ def start(
 
 
 def require_free(listeners: Iterable[Listener]) -> None:
-    """Raise LocalError if another process listens at an address of `listeners`: units would be started in vain."""
+    """Raise LocalError if another process listens at one of the addresses `listeners` that the deployment needs."""
     for each in listeners:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the processes themselves bind in the same way
@@ -146,9 +147,9 @@ def require_free(listeners: Iterable[Listener]) -> None:
 
 
 def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
-    """Yield the record at every change, and every `refresh_s`, as long as the supervisor lives.
+    """Yield the record at every change, and every `refresh_s` seconds, as long as the supervisor lives.
 
-    A record that cannot be read now is waited for as long as the supervisor is our child: `up` ends it when it ends.
+    If the record cannot be read for now, keep trying while the supervisor is our child, which ends with `up`.
 
     Raise LocalError when the deployment fails.
     """
@@ -182,7 +183,7 @@ def _read_record(folder: RunFolder) -> Record | None:
 
 
 def _supervisor_failure(status: int) -> str | None:
-    """Return how a supervisor ended, if it crashed or was killed; else None."""
+    """Return how a supervisor ended, from its exit status, if it crashed or was killed; else None."""
     if status < 0:
         return f"its supervisor was killed by {signal.Signals(-status).name}"
     return "its supervisor failed" if status == CRASHED else None
@@ -191,7 +192,7 @@ def _supervisor_failure(status: int) -> str | None:
 def stop(folder: RunFolder) -> None:
     """Stop the deployment, which first finishes its answers, and wait for its end. Raise LocalError if it does not end.
 
-    If the supervisor was killed, the deployment has ended already; then the record is closed.
+    If the supervisor was killed, the deployment has ended already; then only record that it was stopped.
     """
     if folder.was_killed():
         with suppress(OSError, LocalError):  # a full disk, or a new start: the record stays true
@@ -216,7 +217,7 @@ def stop(folder: RunFolder) -> None:
 
 
 def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord | None) -> Record:
-    """Return the first record: of every unit, or of those that the day begins with."""
+    """Return the first record, in which all units, or those that the played day begins with, are starting."""
     first = [unit.name for unit in plan.units] if day is None else day.first_units
     units = tuple(
         UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", unit.ranks)
@@ -237,7 +238,7 @@ def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord 
 
 
 def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
-    """Return the digest of the weights that the folder's last deployment served; None if it had another plan."""
+    """Return the digest of the weights that the folder's previous deployment served; None if its plan was another."""
     gateway = names.GATEWAY_LAUNCH_FILE
     try:
         is_same = (folder.launch_folder / gateway).read_text() == plan.launch_files()[gateway]
@@ -247,7 +248,7 @@ def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
 
 
 def _explain_unreadable(keys: Path) -> str | None:
-    """Return why the gateways cannot read this file at any time; None if they can."""
+    """Return why gateways could not read the file `keys` whenever they need it; None if they can."""
     try:
         if not stat.S_ISREG(keys.stat().st_mode):
             return "it is no regular file, and gateways read it again when they start or it has changed"
@@ -271,10 +272,10 @@ def _model_name(plan: Plan) -> str:
 
 
 def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) -> int:
-    """Run `run(on_started)` in a process of its own session, and wait until it has called `on_started` or ended.
+    """Run `run(on_started)` in a new process with its own session, and wait until it calls `on_started` or ends.
 
-    Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return the process, whose number
-    nobody else gets while this one lives.
+    Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return its process id, which
+    stays its own while this process lives.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

@@ -27,12 +27,12 @@ __all__ = [
     "running_deployments",
 ]
 
-DEMO = Path(__file__).parents[1] / "specs" / "demo.yaml"  # for commands that are given nothing
+DEMO = Path(__file__).parents[1] / "specs" / "demo.yaml"  # for commands without a spec
 READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
 def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFolder | None:
-    """Return the running deployment of the spec, plan or name `given`; without it, the only one that runs."""
+    """Return the running deployment of the spec, plan or name `given`; if None, the only one that runs."""
     found = find_all(given, overlays)
     if len(found) > 1:
         rule = f"R103 several deployments run here ({', '.join(folder.name for folder in found)})"
@@ -41,18 +41,18 @@ def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFol
 
 
 def find_all(given: Path | None, overlays: Sequence[Path] = ()) -> list[RunFolder]:
-    """Return the running deployments of the spec, plan or name `given`; without it, all that run.
+    """Return the running deployments of the spec, plan or name `given`; if None, all that run.
 
-    Overlays alone are the demo's, as of `up`.
+    Overlays without a spec apply to the demo, as in `up`.
     """
     name = _deployment_name(given or DEMO, overlays) if given or overlays else None
     return sorted(running_deployments(name) + _killed_deployments(name), key=lambda folder: folder.name)
 
 
 def find_started_here() -> RunFolder | None:
-    """Return the only deployment that was started in this folder; None where nothing runs at all.
+    """Return the only deployment that was started in the working directory; None if nothing runs at all.
 
-    Raise CallError if none or several were: a deployment started elsewhere must be named to end it.
+    Raise CallError if none or several were started there: to end another one, the user must name it.
     """
     running = find_all(None)
     started_in = {folder.name: _read_start_folder(folder) for folder in running}
@@ -67,14 +67,14 @@ def find_started_here() -> RunFolder | None:
 
 
 def find_running(name: str) -> RunFolder | None:
-    """Return the running deployment of that name; None if there is none."""
+    """Return the running deployment `name`; None if it does not run."""
     return next(iter(running_deployments(name)), None)
 
 
 def running_deployments(name: str | None = None) -> list[RunFolder]:
-    """Return this user's deployments that have a living supervisor, by name, or the one of that name.
+    """Return this user's deployments (or only `name`) whose supervisor lives, sorted by name.
 
-    One with a damaged record is among them, so that the others are still found. Raise LocalError without a folder.
+    Those with a damaged record are included, so that the others are still found. Raise LocalError without a folder.
     """
     return [folder for folder in _folders(name) if _runs_or_is_damaged(folder)]
 
@@ -85,7 +85,7 @@ def deployment_folder(name: str) -> RunFolder:
 
 
 def current_folder() -> str:
-    """Return the folder in which the command was called; an empty text where that was removed."""
+    """Return the working directory; an empty text if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -99,22 +99,25 @@ def nothing_runs() -> str:
 
 
 def _running_names() -> list[str]:
-    """Return the names of all deployments that run here."""
+    """Return the names of all deployments that run on this machine."""
     return [folder.name for folder in running_deployments()]
 
 
 def _killed_deployments(name: str | None = None) -> list[RunFolder]:
-    """Return the deployments whose supervisor was killed, unless closed or started since. Raise LocalError."""
+    """Return the deployments (or only `name`) whose supervisor was killed, unless ended by `down` or restarted since.
+
+    Raise LocalError.
+    """
     return [folder for folder in _folders(name) if folder.was_killed()]
 
 
 def _recorded_deployments(name: str) -> list[RunFolder]:
-    """Return the deployment of that name, if it has ever run here. Raise LocalError."""
+    """Return the folder of the deployment `name` in a list, empty if it never ran here. Raise LocalError."""
     return [folder for folder in _folders(name) if folder.has_record()]
 
 
 def _folders(name: str | None) -> list[RunFolder]:
-    """Return every folder in which a deployment may be recorded, or that of `name`. Raise LocalError."""
+    """Return every folder in which a deployment may be recorded, or only that of `name`. Raise LocalError."""
     root = _state_root()
     try:
         paths = sorted(root.iterdir())
@@ -147,7 +150,7 @@ def _state_root() -> Path:
 
 
 def _read_start_folder(folder: RunFolder) -> str | None:
-    """Return in which folder `up` was called; None of a record that does not say it, or cannot be read."""
+    """Return the folder in which `up` was called; None if the deployment's record does not say, or is unreadable."""
     try:
         record = folder.read()
     except LocalError:
@@ -156,10 +159,10 @@ def _read_start_folder(folder: RunFolder) -> str | None:
 
 
 def _deployment_name(given: Path, overlays: Sequence[Path]) -> str:
-    """Return `given` if a deployment of that name ran here, even if a file or folder has that name too.
+    """Return the name of the deployment that `given` means: `given` itself if a deployment of that name ran here.
 
-    Otherwise, and under overlays, return the name in the spec or plan at that path, without planning. Raise SpecError
-    and CallError.
+    Otherwise, and with overlays, return the name in the spec or plan at the path `given`, without planning. Raise
+    SpecError and CallError.
     """
     if not overlays and _recorded_deployments(str(given)):
         return str(given)

@@ -29,8 +29,8 @@ __all__ = [
     "lay_out_locally",
 ]
 
-SERVED_WEIGHTS = "served-weights"  # beside the launch files; gateways write it
-SERVED_TOKENIZER = "served-tokenizer"  # as well
+SERVED_WEIGHTS = "served-weights"  # a file beside the launch files that gateways write
+SERVED_TOKENIZER = "served-tokenizer"  # likewise
 GATEWAY = "gateway"  # no unit has this name, with or without a number
 
 
@@ -82,22 +82,22 @@ class Listener:
 
 @dataclass(frozen=True)
 class Layout:
-    """The processes of a plan."""
+    """The processes that a plan becomes on this machine, and what they need."""
 
     gateways: tuple[GatewayProcess, ...]
     nodes: tuple[NodeProcess, ...]
     identities: tuple[Identity, ...]
-    drain_s: float  # seconds for running answers when their process has to end
-    listeners: tuple[Listener, ...] = ()  # some of each address: they must be free before anything starts
+    drain_s: float  # seconds that running answers get when their process has to end
+    listeners: tuple[Listener, ...] = ()  # ports that must be free before anything starts, one for each address
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text, of the launch files
 
 
 def lay_out_locally(
     plan: Plan, folder: Path, certificates: Path, kv_folder: Path, host: str, keys: Path | None = None
 ) -> Layout:
-    """Return the processes of `plan`, whose launch files lie in `folder`, and a folder for each one's certificate.
+    """Return the processes of `plan`, with launch files in `folder` and certificates below the folder `certificates`.
 
-    KV that a plan keeps on disks lies in `kv_folder`: this machine need not have the nodes' disks. `keys` is the
+    KV that a plan keeps on disks goes to `kv_folder`: this machine need not have the nodes' disks. `keys` is the
     gateways' file of keys.
 
     Raise CallError when `host` is not loopback.
@@ -148,7 +148,7 @@ def _identities(plan: Plan, gateways: Sequence[GatewayProcess], folder: Path) ->
 
 
 def _listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]) -> Iterator[Listener]:
-    """Yield a listener for each address. Another deployment at that address would use one of these ports too."""
+    """Yield one listener for each address: any other deployment at that address would use its port too."""
     for gateway in gateways:
         yield Listener(gateway.host, gateway.http_port, "http")
         yield Listener(gateway.host, names.Ports.REGISTRY, "registry")

@@ -1,4 +1,4 @@
-"""A plan's day in minutes: when each unit has to start and stop on this machine, and which of these acts are done.
+"""A plan's day played in minutes: when each unit has to start and stop on this machine, and what is done by now.
 
     plan_play   timetable -> acts with their seconds since the play began; refuses a day that is too short
     advance     acts, seconds since the play began, states of the units -> units to start and to drain now
@@ -38,7 +38,7 @@ PLAN_CLOCK = "UTC"  # a zone without offset or changes: the play shows the plan'
 
 @dataclass(frozen=True)
 class MachineTimes:
-    """The seconds that this machine needs for a start and for a drain."""
+    """The seconds that this machine needs to start and to drain a unit."""
 
     start_s: float
     drain_s: float
@@ -46,7 +46,7 @@ class MachineTimes:
 
 @dataclass(frozen=True)
 class DueAct:
-    """A unit's start or drain. Seconds count from the beginning of the play; `done_s` is None until it is done."""
+    """One step of a unit: start, serve, drain or stop. Seconds count from the play's begin; `done_s` is None before."""
 
     unit: str
     kind: Kind
@@ -58,7 +58,7 @@ class DueAct:
 
     @property
     def is_late(self) -> bool:
-        """True if a unit was not ready, or not gone, in time."""
+        """True if the unit was not ready, or not gone, in time."""
         if self.kind not in ("serve", "stop"):
             return self.is_missed
         return self.is_missed or (self.done_s is not None and self.done_s > self.due_s + TOLERANCE_S)
@@ -82,15 +82,15 @@ class DayRecord:
         return sum(act.is_late or act.reason is not None for act in self.acts)
 
     def clock(self, seconds: float) -> str:
-        """Return the time of the plan's clocks that long after the beginning, as HH:MM."""
+        """Return the time of the played day, as HH:MM, `seconds` after its beginning."""
         return hh_mm(int(seconds * DAY_S / self.length_s) // 60)
 
     def next_act(self) -> DueAct | None:
-        """Return the next act."""
+        """Return the first act that is not done; None if there is none."""
         return next((act for act in self.acts if act.done_s is None and not act.is_missed), None)
 
     def wanted(self, seconds: float) -> tuple[str, ...]:
-        """Return the units that should serve that long after the beginning, by plan, whatever has been done."""
+        """Return the units that should serve by plan `seconds` after the beginning, whatever has been done."""
         on = dict.fromkeys(unit for unit in self.first_units if self._serves_from_the_begin(unit))
         for act in self.acts:
             if act.due_s <= seconds and act.kind == "serve":
@@ -104,7 +104,7 @@ class DayRecord:
 
 
 def read_length(written: str) -> float:
-    """Return the seconds that --day asks for. Raise CallError."""
+    """Return the length of the day that `--day` gives, in seconds. Raise CallError."""
     length_s = read_seconds(written)
     if length_s is None or not SHORTEST_S <= length_s <= DAY_S:
         rule = f"R118 --day ({written}) must be a number and s, min or h, from {SHORTEST_S:g}s to 24h"
@@ -114,12 +114,12 @@ def read_length(written: str) -> float:
 
 
 def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
-    """Return the times of a machine with so many cores, if at most so many ranks start at once."""
+    """Return the times that a machine with `num_cores` needs, if at most `largest_start` ranks start at once."""
     return MachineTimes(START_S + START_S_OF_CORE * largest_start / num_cores, DRAIN_S)
 
 
 def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:
-    """Return the play of a usual day of `timetable` in `length_s`; `ranks` has each unit's number of ranks.
+    """Plan how to play a usual day of `timetable` in `length_s` seconds; `ranks` has each unit's number of ranks.
 
     Raise CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
     """
@@ -145,9 +145,9 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
 def advance(
     day: DayRecord, seconds: float, states: Mapping[str, str], reasons: Mapping[str, str | None]
 ) -> tuple[DayRecord, tuple[str, ...], tuple[str, ...]]:
-    """Return the day with the acts done by now, the units to start, and those to drain.
+    """Return the day with the acts done by now marked, the units to start now, and those to drain now.
 
-    `states` are those in the units' records, and `reasons` say what is wrong with a unit that is off.
+    `states` and `reasons` are those of the units' records; a unit that is off has a reason if its end went wrong.
     """
     acts = list(day.acts)
     starts, drains = [], []
@@ -171,12 +171,12 @@ def advance(
 
 
 def _is_played(run: Run) -> bool:
-    """Whether a run belongs to the day: one that only drains in it is over, one that serves after it is tomorrow's."""
+    """Return whether a run serves within the day, and does not only drain at its begin or warm up at its end."""
     return (run.drains is None or run.drains > 0) and (run.serves is None or run.serves <= DAY_S)
 
 
 def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
-    """Return the largest number of ranks that start at once, after the first units."""
+    """Return the largest number of ranks that start at the same time, but for the day's first units."""
     at: dict[float, int] = {}
     for run in runs:
         if run.serves is not None:
@@ -185,12 +185,12 @@ def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
 
 
 def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, times: MachineTimes) -> None:
-    """Raise InfeasibleError when a unit that goes off would have to start again before it has ended."""
+    """Raise InfeasibleError if, in a day of `length_s`, a unit would have to start again before it has ended."""
     paces = {}
     for before, after in _consecutive_runs(runs):
         assert before.drains is not None
-        assert after.serves is not None  # both serve, since there is a time between them
-        off = after.serves - before.drains  # never below warm-up and drain: shorter ones are one run
+        assert after.serves is not None  # both are set, since there is a time between the runs
+        off = after.serves - before.drains  # at least warm-up and drain: closer runs are merged into one
         paces[before.unit, off] = min(
             (off - timetable.drain_s) / times.start_s,
             (off - timetable.warm_up_s) / times.drain_s,
@@ -211,7 +211,7 @@ def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, 
 
 
 def _consecutive_runs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
-    """Yield each run with the same unit's next one."""
+    """Yield each run together with the same unit's next run."""
     for unit in dict.fromkeys(run.unit for run in runs):
         yield from pairwise(run for run in runs if run.unit == unit)
 
@@ -228,14 +228,14 @@ def _due_act(act: Act, pace: float) -> DueAct:
 
 
 def _is_next(acts: Sequence[DueAct], index: int) -> bool:
-    """Whether the unit's previous act is done. A unit drains at its time, whether it was ready or not."""
+    """Return whether the unit's previous acts are done, so that this one may be; a drain never waits for them."""
     act = acts[index]
     before = [each for each in acts[:index] if each.unit == act.unit]
     return all(each.done_s is not None or each.is_missed or act.kind == "drain" for each in before)
 
 
 def _mark_missed(acts: Sequence[DueAct], *, is_given_up: bool) -> Iterator[DueAct]:
-    """Yield the acts; one not done by the unit's next act, or when the play is given up, is marked as missed."""
+    """Yield the acts, with those marked as missed that were not done by the unit's next act or by the play's end."""
     for index, act in enumerate(acts):
         is_overtaken = any(each.unit == act.unit and each.done_s is not None for each in acts[index + 1 :])
         if act.done_s is None and (is_overtaken or is_given_up):

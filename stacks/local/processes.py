@@ -27,7 +27,7 @@ GONE_WITHIN_S = 5.0  # assumed: a rank's memory takes a while to free; zombies m
 POLL_S = 0.05
 LAST_BYTES = 2**16  # assumed: enough for a process's last sentence; a traceback is a tenth of it
 GONE, STOPPED = "", "T"  # of `process_state`
-STARTTIME = 22 - 3  # proc(5) counts `stat` from 1, and the state is 3
+STARTTIME = 22 - 3  # index in `_stat`: proc(5) counts fields from 1, and the state is field 3
 
 
 class ProcessGroup:
@@ -41,13 +41,13 @@ class ProcessGroup:
 
     @property
     def pids(self) -> list[int]:
-        """The processes, once they are started."""
+        """The ids of the processes, once they are started."""
         return [handle.pid for handle in self._handles.values()]
 
     def start(self) -> None:
-        """Start every process, in a process group of its own, so that Ctrl-C reaches only the supervisor.
+        """Start every process, each in a process group of its own, so that Ctrl-C reaches only the supervisor.
 
-        Raise OSError when that is impossible; then none of them runs.
+        Raise OSError if one cannot be started; then none of them runs.
         """
         self._first_died_at, self._handles = None, {}
         try:
@@ -59,9 +59,9 @@ class ProcessGroup:
             raise
 
     def find_end(self) -> tuple[int, str] | None:
-        """Return the status of the process whose end explains all others, and its reason; None while nobody ended.
+        """Return exit status and reason of the process whose end caused all others; None while that is not known.
 
-        At first there may be only a process that ended because of another's end.
+        A process that ended only because another one did may be seen first.
         """
         ended = {member: handle.returncode for member, handle in self._handles.items() if handle.poll() is not None}
         if not ended:
@@ -74,13 +74,13 @@ class ProcessGroup:
         return status, last_words(member.name, status, self._log(member), self._log_begins[member])
 
     def is_stopped(self) -> bool:
-        """Return whether one of the processes is stopped, as by SIGSTOP: it cannot report that itself."""
+        """Return whether any of the processes is stopped, as by SIGSTOP, which it cannot report itself."""
         return any(process_state(pid) == STOPPED for pid in self.pids)
 
     def kill(self) -> None:
-        """End every process and its children, stopped ones too, and reap them.
+        """Kill every process and its children, stopped ones too, and reap them.
 
-        Their ports are free then: a node's ranks are in its process group, and outlive it for a moment.
+        Wait for the whole process groups, so that ports are free: a node's ranks outlive the node for a moment.
         """
         for handle in self._handles.values():
             handle.kill()
@@ -89,12 +89,12 @@ class ProcessGroup:
             time.sleep(POLL_S)
 
     def terminate(self) -> None:
-        """Ask every process to end."""
+        """Ask every process to end by SIGTERM."""
         for handle in self._handles.values():
             handle.terminate()
 
     def is_running(self) -> bool:
-        """Return whether one of the processes has not ended."""
+        """Return whether any of the processes has not ended."""
         return any(handle.poll() is None for handle in self._handles.values())
 
     def _start_process(self, member: NodeProcess) -> "subprocess.Popen[bytes]":
@@ -114,9 +114,9 @@ class ProcessGroup:
 
 
 def open_log(log: Path, *, is_new: bool) -> int:
-    """Return a descriptor that appends to a log, which is emptied before if `is_new`. Raise OSError.
+    """Return a descriptor that appends to a log file, emptied first if `is_new`. Raise OSError.
 
-    Each line goes to the end that the log has then, also after somebody has truncated it.
+    Each line goes to the log's present end, even if somebody has truncated the file.
     """
     emptied = os.O_TRUNC if is_new else 0
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | emptied, 0o600)
@@ -125,7 +125,7 @@ def open_log(log: Path, *, is_new: bool) -> int:
 def last_words(name: str, status: int, log: Path, begin: int = 0) -> str:
     """Return why a process ended: the last sentence of its log, or the signal that killed it.
 
-    Its output begins at byte `begin` of the log, unless the log was truncated since.
+    The process's own output begins at byte `begin` of the log, unless the log was truncated since.
     """
     if status < 0:
         return f"{name} was killed by {signal.Signals(-status).name}; see {log}"
@@ -144,18 +144,18 @@ def process_state(pid: int) -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when the process began, in clock ticks since boot (proc(5), `starttime`); None if it is gone.
+    """Return when a process began, in clock ticks since boot (proc(5), `starttime`); None if it is gone.
 
-    The kernel gives a number to another process again, but not in the same tick.
+    The kernel reuses process ids, but not within a tick, so id and ticks together identify a process.
     """
     fields = _stat(pid)
     return int(fields[STARTTIME]) if fields else None
 
 
 def exit_status(child: int) -> int | None:
-    """Return the status of a child of ours that ends just now, less than 0 if a signal ended it; None if it goes on.
+    """Return the exit status of a child that ends just now, negative for a signal; None if it goes on.
 
-    It is not reaped, so its number stays its own.
+    The child is not reaped, so its process id stays its own.
     """
     deadline = time.monotonic() + GONE_WITHIN_S
     while (ended := _wait_status(child)) is None:
@@ -166,14 +166,14 @@ def exit_status(child: int) -> int | None:
 
 
 def has_ended(child: int) -> bool:
-    """Return whether a child of ours has ended. It is not reaped."""
+    """Return whether a child process has ended, without reaping it."""
     return _wait_status(child) is not None
 
 
 def terminate(pid: int, began: int) -> None:
-    """Ask the process that began at that tick to end, even if it is stopped; do nothing if it is gone.
+    """Ask the process `pid` that began at tick `began` to end, even if it is stopped; do nothing if it is gone.
 
-    Another process that has its number now is left alone.
+    Another process that has the same id now is left alone.
     """
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)  # it stays this process's, even if that ends before the signal
@@ -190,7 +190,7 @@ def _wait_status(child: int) -> os.waitid_result | None:
 
 
 def _log_tail(log: Path, begin: int) -> bytes:
-    """Return the last bytes of a log, from `begin` on if it is as long as that. Raise OSError."""
+    """Return the last bytes of a log, none of them before `begin` unless the log is shorter. Raise OSError."""
     with log.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(begin if begin <= size else 0, size - LAST_BYTES))
@@ -198,7 +198,7 @@ def _log_tail(log: Path, begin: int) -> bytes:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of `stat` (proc(5)) from the state on; none if the process is gone."""
+    """Return the fields of a process's `stat` (proc(5)) from the state on; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -206,7 +206,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _has_members(process_group: int) -> bool:
-    """Return whether a process of the group is there."""
+    """Return whether the process group still has a process."""
     try:
         os.killpg(process_group, 0)
     except ProcessLookupError:
@@ -215,5 +215,5 @@ def _has_members(process_group: int) -> bool:
 
 
 def _cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
-    """Return the end that explains the others: the first that was not caused by another process's end."""
+    """Return the process whose end caused the others', and its status: the first that did not end for a lost peer."""
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)

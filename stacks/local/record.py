@@ -9,15 +9,15 @@ from stacks.local.played_day import DayRecord
 
 __all__ = ["ORDER", "GatewayRecord", "Record", "UnitRecord"]
 
-ORDER = ("starting", "loading", "joining", "ready")  # of the states of a unit that comes up
+ORDER = ("starting", "loading", "joining", "ready")  # the states of a unit that comes up, in order
 
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit as its supervisor last saw it. A unit is off while the day that is played does not want it.
+    """The state of one unit when the supervisor looked last. A unit is off while the played day does not want it.
 
-    `loaded` is the share of tensors that its slowest rank has loaded; `reason` says why it ended or failed,
-    also while it starts again, and `starts_at` when it is started again, by time.monotonic.
+    `loaded` is the share of tensors that its slowest rank has loaded. `reason` says why it ended or failed, also while
+    it restarts. `starts_at` is the time of its next start, by time.monotonic.
     """
 
     name: str
@@ -32,9 +32,9 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class GatewayRecord:
-    """One of the gateways side by side. It is starting until it has ranks of every phase; `reason` says why it is down.
+    """The state of one gateway. It is starting until it has ranks of every phase; `reason` says why it is down.
 
-    `endpoint` is its address, without `/v1`; `starts_at` as a unit's.
+    `endpoint` is its address, without `/v1`. `starts_at` is the time of its next start, by time.monotonic.
     """
 
     name: str
@@ -47,7 +47,7 @@ class GatewayRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """One deployment. `stages` says for each stage how many seconds after the supervisor's start it was reached."""
+    """The record of one deployment. `stages` maps each stage to the seconds after the supervisor's start it took."""
 
     name: str
     plan_digest: str
@@ -58,11 +58,11 @@ class Record:
     supervisor_began: int = 0  # when that process began, as `start_ticks` returns it
     stages: dict[str, float] = field(default_factory=dict)
     looked_at: float | None = field(default=None, compare=False)  # the supervisor's last look
-    trouble: str | None = None  # what the supervisor itself cannot do at present
+    trouble: str | None = None  # a failure of the supervisor itself that it retries
     failure: str | None = None  # why the whole deployment ended, once it has
     stopped_by: str | None = None  # the signal by which somebody ended it
     is_stopping: bool = False  # nothing new is started; running answers have `drain_s` to end
-    drain_s: float = 0.0  # seconds that its answers have to end, once it is stopping
+    drain_s: float = 0.0  # seconds that running answers get, once it is stopping
     switches_units: bool = False  # whether the plan's schedule switches units, though no day is played
     day: DayRecord | None = None  # the day that is played
     keys: str | None = None  # the gateways' file of API keys; None: they ask for no key
@@ -86,14 +86,14 @@ class Record:
 
     @property
     def is_ready(self) -> bool:
-        """True if every gateway has ranks, and every unit answers that is not off."""
+        """True if every gateway has ranks of all phases, and every unit that is not off is ready."""
         return all(gateway.state == "ready" for gateway in self.gateways) and all(
             unit.state in ("ready", "off") for unit in self.units
         )
 
     @property
     def has_failed(self) -> bool:
-        """Whether the whole deployment, a gateway, or a unit that was not stopped is down, or may be."""
+        """Whether the deployment, a gateway or a unit is down, or may be, though nobody has stopped it."""
         return self.failure is not None or any(part.state in ("failed", "unknown") for part in self.parts)
 
     @property
@@ -112,7 +112,7 @@ class Record:
         return replace(self, units=units)
 
     def with_all(self, state: str, reason: str | None = None) -> "Record":
-        """Return the record with each part in that state, except for those that are off or have failed."""
+        """Return the record with every gateway and unit in `state`, but for those that are off or have failed."""
         record = self
         for gateway in self.gateways:
             if gateway.state != "failed":

@@ -24,14 +24,14 @@ __all__ = [
 QUESTION = b"GET /readyz HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
 MAX_ANSWER_BYTES = 2**24  # assumed: a rank takes 100 bytes
 ASK_S = 2
-STATES = ("lost", *ORDER, "refused", "draining")  # of a rank, from the least to the most advanced
+STATES = ("lost", *ORDER, "refused", "draining")  # states of a rank, from the least to the most advanced
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank as a gateway knows it. `loaded` is the share of its tensors that are loaded.
+    """A gateway's report of one rank. `loaded` is the share of its tensors that are loaded.
 
-    `slow` is a sentence about a rank that holds up its unit, `refusal` says why its unit gets no requests.
+    `slow` is a sentence about a rank that holds up its unit. `refusal` says why its unit gets no requests.
     """
 
     state: str
@@ -50,9 +50,9 @@ class GatewayReport:
 
 
 def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport | None:
-    """Return what our gateway says, whose process is one of `pids`; None while it does not answer.
+    """Return the report of a gateway, whose process is one of `pids`; None while it does not answer.
 
-    An answer of any other program on its port does not count. Raise OSError if this process itself cannot ask.
+    Another program's answer on its port does not count. Raise OSError if this process itself cannot ask.
     """
     with socket.socket() as connection:
         try:
@@ -65,7 +65,7 @@ def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport |
 
 
 def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]]:
-    """Return the ranks of each unit, each as the gateway sees it that has the most advanced state of it.
+    """Return the ranks of each unit, each with the most advanced state that any gateway reports.
 
     A gateway that has just started knows few ranks, and a lost connection to one gateway is not the rank's end.
     """
@@ -81,10 +81,10 @@ def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport
 
 
 def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
-    """Return the unit in its slowest rank's state. If a rank is lost, ends or is refused, so is the whole unit.
+    """Return a unit's record with the state of its slowest rank; a lost, draining or refused rank decides for all.
 
-    A draining unit's end is seen at its processes, not here. A unit that starts again keeps the reason of its last end
-    until it is ready.
+    The end of a draining unit is noticed by its processes, not here. A unit that restarts keeps the reason of its
+    previous end until it is ready.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:
@@ -107,7 +107,7 @@ def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
 
 
 def has_hung_rank(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
-    """Return whether the gateways lost a rank of the unit whose process is still there: it is stopped, or hangs."""
+    """Return whether the gateways lost a rank of the unit whose process still exists: it is stopped or hangs."""
     return any(rank.state == "lost" and process_state(rank.pid) != GONE for rank in report.get(unit, ()))
 
 
@@ -135,7 +135,7 @@ def _slowness(rank: Mapping[str, Any]) -> str:
 
 
 def _answer(connection: socket.socket, gateway: GatewayProcess) -> bytes:
-    """Return the body of an answer. Raise OSError, also if it is not complete in time."""
+    """Return the body of a gateway's answer. Raise OSError, also if it is not complete in time."""
     until = time.monotonic() + ASK_S
     connection.settimeout(ASK_S)
     connection.connect((gateway.host, gateway.http_port))

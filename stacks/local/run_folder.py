@@ -51,11 +51,11 @@ CUT_OFF = "ended without a record of it (killed, a full disk, or this machine wa
 
 
 class RunFolder:
-    """A deployment's folder; with a `supervisor`, it stands for the deployment of that process alone."""
+    """A deployment's folder. With the process id of a `supervisor`, only that process's deployment counts."""
 
     def __init__(self, path: Path, supervisor: int | None = None) -> None:
         self.path, self.supervisor = path, supervisor
-        self._lock: int | None = None  # a descriptor of the folder, while it is ours
+        self._lock: int | None = None  # the folder's descriptor, while we have it locked
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class RunFolder:
 
     @property
     def served_weights(self) -> Path:
-        """The file with the digest of the weights that this deployment serves with, or served with to its end."""
+        """The file with the digest of the weights that this deployment serves, or served last."""
         return self.launch_folder / SERVED_WEIGHTS
 
     @property
@@ -83,17 +83,17 @@ class RunFolder:
         return self.path / "tls"
 
     def make(self) -> None:
-        """Create the folder, or take over an existing one, closed to other users. Raise OSError and LocalError."""
+        """Create the folder if it does not exist, and close it to other users. Raise OSError and LocalError."""
         self.path.mkdir(parents=True, exist_ok=True)
         for path in (self.path.parent, self.path):
             _require_own(path)
             path.chmod(0o700)
 
     def read(self) -> Record | None:
-        """Return the record, corrected if it is out of date; None if there is none of ours.
+        """Return the record, corrected if it is out of date; None if there is none, or another supervisor's.
 
-        If the supervisor was killed, everything has ended: the kernel ends its processes with it. Raise LocalError if
-        the file is no record.
+        If the supervisor was killed, the record says that everything has ended: the kernel ends its processes too.
+        Raise LocalError if the file is no record.
         """
         record = self._read_settled()
         if record is None:
@@ -122,7 +122,7 @@ class RunFolder:
                 self.write(replace(record.with_all("ended"), is_stopping=True, failure=None))
 
     def _read_settled(self) -> Record | None:
-        """Return the record as it stands in the file; None if it is missing or another supervisor's. Raise LocalError.
+        """Return the record in the file, uncorrected; None if it is missing or another supervisor's. Raise LocalError.
 
         The supervisor may end between reading the record and checking that it lives, so if it is gone the record is
         read again.
@@ -145,14 +145,14 @@ class RunFolder:
         return record if self.supervisor in (None, record.supervisor) else None
 
     def has_record(self) -> bool:
-        """Return whether there is a record, in the locked folder if we hold a lock."""
+        """Return whether the file with the record exists, in the folder that we have locked, if we have."""
         is_ours = self._lock is None or _is_same_folder(self.path, self._lock)
         return is_ours and os.path.exists(self.path / "deployment.json")
 
     def write(self, record: Record) -> None:
-        """Replace the record; a reader sees the old one or the new one. Raise OSError.
+        """Replace the record atomically. Raise OSError.
 
-        Where the folder that we hold was removed or moved, make and hold another one.
+        If the folder that we have locked was removed or moved, create and lock it again.
         """
         if self._lock is not None and not _is_same_folder(self.path, self._lock):
             self._hold_anew(self._lock)
@@ -161,9 +161,9 @@ class RunFolder:
         partial.replace(self.path / "deployment.json")
 
     def is_running(self) -> bool:
-        """Return whether the supervisor lives: our child, if given, or else the recorded one that holds the lock.
+        """Return whether the supervisor lives: the child `supervisor`, or else the recorded process, with the lock.
 
-        In a folder of another user none does. Raise LocalError if that cannot be determined.
+        In another user's folder none counts. Raise LocalError if that cannot be determined.
         """
         if self.supervisor is not None:
             return not has_ended(self.supervisor)
@@ -181,7 +181,7 @@ class RunFolder:
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Take the lock, which forked processes share. Raise OSError, and LocalError if another process holds it."""
+        """Lock the folder; forked processes share the lock. Raise OSError, or LocalError if another process has it."""
         deadline = time.monotonic() + PROBE_GRACE_S
         while True:
             with _open_folder(self.path) as lock:
@@ -249,7 +249,7 @@ def _user_name(number: int) -> str:
 
 
 def _damage_error(path: Path, error: OSError | ValueError) -> LocalError:
-    """Return the error for a damaged record while a process holds the lock."""
+    """Return the error for a damaged record in a folder that a process has locked."""
     rule = f"R121 {path} must be the record of a deployment"
     reason = (
         error.strerror if isinstance(error, OSError) else None
@@ -258,12 +258,12 @@ def _damage_error(path: Path, error: OSError | ValueError) -> LocalError:
 
 
 def _was_cut_off(record: Record) -> bool:
-    """Return whether the supervisor is gone and this is not its final record."""
+    """Return whether the record's supervisor is gone without having written a final record."""
     return record.supervisor != 0 and not record.is_closed and not _is_alive(record)
 
 
 def _is_alive(record: Record) -> bool:
-    """Return whether the supervisor lives; a zombie does not."""
+    """Return whether the record's supervisor lives; a zombie does not count."""
     number = record.supervisor
     return process_state(number) != GONE and start_ticks(number) == record.supervisor_began
 
@@ -272,7 +272,7 @@ def _explain_unknown(record: Record) -> str | None:
     """Return why a living supervisor's record is out of date; None if it is not."""
     number = record.supervisor
     if not _is_alive(record):
-        return None  # it is the final record
+        return None  # this is its final record
     if process_state(number) == STOPPED:
         return f"the supervisor, process {number}, is stopped; kill -CONT {number} lets it go on"
     silent_s = 0.0 if record.looked_at is None else time.monotonic() - record.looked_at
@@ -283,7 +283,7 @@ def _explain_unknown(record: Record) -> str | None:
 
 @contextmanager
 def _open_folder(path: Path) -> Iterator[int]:
-    """Open a folder. Raise OSError."""
+    """Open a folder and yield its descriptor. Raise OSError."""
     descriptor = os.open(path, FOLDER)
     try:
         yield descriptor
@@ -292,7 +292,7 @@ def _open_folder(path: Path) -> Iterator[int]:
 
 
 def _is_same_folder(path: Path, folder: int) -> bool:
-    """Return whether the folder that we have opened is at `path`, where it was."""
+    """Return whether the opened `folder` is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(folder), path.stat())
     except OSError:

@@ -45,16 +45,16 @@ POLL_S = 0.2
 BEAT_S = 3.0  # assumed: often enough to show that this process still works
 BROKEN = "its supervisor failed; see supervisor.log"
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-STOP_GRACE_S = 8.0  # after the drain
+STOP_GRACE_S = 8.0  # seconds to end after the drain
 UNANSWERED_S = 30.0  # assumed: even on a busy machine a gateway answers within it
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def supervise(folder: RunFolder, layout: Layout, record: Record, on_started: Callable[[], None]) -> int:
-    """Run the deployment until one of `ENDINGS`, or until it cannot go on. This process holds the folder's lock.
+    """Run the deployment until a signal of `ENDINGS`, or until it cannot go on. This process holds the folder's lock.
 
-    `on_started` is called as soon as the record says that this process runs it. Return 0, or the errno for which the
-    record could not be written before everything was ready, since nobody could learn the deployment's state.
+    `on_started` is called once the record names this process as the supervisor. Return 0, or the errno of a failure to
+    write the record before everything was ready: without a record nobody could learn the deployment's state.
     """
     began = start_ticks(os.getpid())
     assert began is not None
@@ -94,7 +94,7 @@ class _Supervisor:
         }
         for unit in record.units:
             self._units[unit.name].is_off = unit.state == "off"
-        self._files = {name: text.encode() for name, text in layout.files.items()}  # and what gateways remember
+        self._files = {name: text.encode() for name, text in layout.files.items()}  # and later the gateways'
         self._unwritable = 0  # errno of a failed write of the record, which ends the start
         self._num_stops = 0
         self._stopped_by: str | None = None
@@ -116,7 +116,7 @@ class _Supervisor:
         return self._unwritable
 
     def _start_all(self) -> None:
-        """Start all wanted groups. If one fails, the whole start fails."""
+        """Start all wanted gateways and units. If one cannot be started, record that the deployment has failed."""
         for watched in (*self._gateways.values(), *self._units.values()):
             why = watched.start() if watched.is_wanted else None
             if why is not None:
@@ -134,9 +134,9 @@ class _Supervisor:
         self._stopped_by = signal.Signals(number).name
 
     def _stop(self) -> None:
-        """End the gateways once their answers have, then the units, which have nothing left to do.
+        """Stop the gateways once they have finished their answers, then the units, which have no work left.
 
-        A second request ends everything at once.
+        A second request to stop ends everything at once.
         """
         gateways = [watched.group for watched in self._gateways.values()]
         self._say_stopping()
@@ -165,7 +165,7 @@ class _Supervisor:
             group.kill()
 
     def _watch(self) -> None:
-        """Look once at everything, and record what has changed."""
+        """Look once at all gateways and units, act, and record what has changed."""
         troubles: list[str] = []
         try:
             self._certificates.renew_if_due(now())
@@ -214,16 +214,16 @@ class _Supervisor:
         return {name: report for name, report in asked.items() if report is not None}
 
     def _blame_no_gateway(self) -> dict[str, GatewayReport]:
-        """Return no report for any gateway, and count none as silent: they could not be asked."""
+        """Return no reports, and reset the times since which gateways are silent: this process could not ask them."""
         for watched in self._gateways.values():
             watched.answered_at = watched.answered_at and time.monotonic()
         return {}
 
     def _write_if_due(self) -> None:
-        """Write the record if it has changed, is old, or was removed. A full disk is tried again.
+        """Write the record if it has changed, is old, or was removed; retry later if the disk is full.
 
         Serving goes on meanwhile. But `up` waits for a record that says that everything is ready, so before that a
-        failed write ends the start.
+        failed write ends the deployment.
         """
         is_old = time.monotonic() - self._last_write_at >= BEAT_S
         if self._last_written == self._record and not is_old and self._folder.has_record():
@@ -245,7 +245,7 @@ class _Supervisor:
         return replace(record, stages=record.stages | {stage: round(time.monotonic() - self._began, 2)})
 
     def _record_states(self, record: Record, report: Mapping[str, Sequence[RankReport]]) -> Record:
-        """Record what the gateways say of the units that run."""
+        """Record the states that the gateways report of running units."""
         for unit in record.units:
             watched = self._units[unit.name]
             if watched.due is None and watched.is_wanted:
@@ -256,7 +256,10 @@ class _Supervisor:
         return record
 
     def _watch_gateway(self, record: Record, gateway: GatewayRecord, report: GatewayReport | None) -> Record:
-        """Record whether a gateway is down. Before everything was ready, that ends the deployment."""
+        """Restart a gateway if it is due, and record whether it is down.
+
+        A gateway that ends before everything was ready ends the deployment.
+        """
         watched, now = self._gateways[gateway.name], time.monotonic()
         starts = watched.is_due()
         why = watched.start_if_due()
@@ -280,7 +283,10 @@ class _Supervisor:
         return record.with_gateway(replace(gateway, restarts=watched.num_restarts))
 
     def _watch_unit(self, record: Record, name: str, report: Mapping[str, Sequence[RankReport]]) -> Record:
-        """Record whether a unit is down. One that ends, or is refused, before all were ready ends the deployment."""
+        """Restart a unit if it is due, and record whether it is down.
+
+        A unit that ends, or is refused, before everything was ready ends the deployment.
+        """
         watched, (unit,) = self._units[name], [unit for unit in record.units if unit.name == name]
         if not watched.is_wanted:
             return self._watch_departure(record, unit)
@@ -310,7 +316,7 @@ class _Supervisor:
         return record.with_unit(replace(unit, state="off", loaded=0.0, reason=reason)) if has_left else record
 
     def _record_next_starts(self, record: Record) -> Record:
-        """Record when each group that is down is started again."""
+        """Record the time of the next start of each gateway and unit that is down."""
         for gateway in record.gateways:
             record = record.with_gateway(replace(gateway, starts_at=self._gateways[gateway.name].due))
         for unit in record.units:
@@ -318,7 +324,7 @@ class _Supervisor:
         return record
 
     def _play_day(self, record: Record) -> Record:
-        """Start and stop units as the day has it, once the first ones are ready. Do nothing if no day is played."""
+        """Start and stop units by the played day, once its first units are ready. Do nothing if no day is played."""
         day, now = record.day, time.monotonic()
         if day is None or "ready" not in record.stages:
             return record
@@ -341,5 +347,5 @@ class _Supervisor:
 
 
 def _has_reached(unit: UnitRecord, stage: str) -> bool:
-    """Whether a unit has reached that state of its start. One that is off counts as having reached it."""
+    """Return whether a unit that comes up has reached the state `stage`, or is off."""
     return unit.state == "off" or (unit.state in ORDER and ORDER.index(unit.state) >= ORDER.index(stage))

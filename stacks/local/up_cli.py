@@ -70,7 +70,7 @@ def add_up(commands: Any) -> None:
 
 
 def add_down(commands: Any) -> None:
-    """Add `down`."""
+    """Add `down` to `commands`, the result of `add_subparsers`."""
     down = add_command(
         commands, "down", "stop what `up` started", "Stop every process of a deployment on this machine."
     )
@@ -80,7 +80,7 @@ def add_down(commands: Any) -> None:
 
 
 def add_key(commands: Any) -> None:
-    """Add `key`."""
+    """Add `key` to `commands`, the result of `add_subparsers`."""
     key = add_command(
         commands,
         "key",
@@ -147,7 +147,7 @@ def _wait_until_ready(folder: RunFolder) -> Record:
     with UpProgress(Console(stderr=True)) as progress:
         for record in follow(folder):
             progress.show(record)
-            if record.is_ready or "ready" in record.stages:  # once all was ready, whatever a unit does now
+            if record.is_ready or "ready" in record.stages:  # all was ready once, whatever a unit does now
                 return record
     raise LocalError(
         f"R108 {folder.name} was stopped before it was ready", "another process stopped it", "start it again"
@@ -171,7 +171,7 @@ def _say_other_weights(folder: RunFolder, record: Record) -> None:
 
 
 def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
-    """Return the seconds that each stage took, from the times at which stages were reached."""
+    """Return the seconds that each stage of coming up took, planning included."""
     names = {"gateway": "gateway", "loading": "processes", "joining": "loading", "ready": "joining"}
     seconds, previous = [("planning", planned)], 0.0
     for reached, moment in sorted(record.stages.items(), key=lambda stage: stage[1]):

@@ -17,10 +17,10 @@ HANGS_S = 3.0  # assumed: a rank that was given up by mistake calls again within
 
 @dataclass
 class WatchedGroup:
-    """A group, and when it is started again: `due` is None while it runs. Times are of time.monotonic.
+    """A group of processes and its restarts. Times are of time.monotonic.
 
-    `answered_at` is when a gateway last answered since its start. A group that is not wanted is off. While it stops,
-    `leaves_by` is when it is killed, if it has not ended by itself.
+    `due` is the time of the next start, None while the group runs. `answered_at` is when a gateway last answered since
+    its start. While a group that is no longer wanted stops, `leaves_by` is when it is killed; then it is off.
     """
 
     group: ProcessGroup
@@ -38,12 +38,12 @@ class WatchedGroup:
         return not self.is_off and self.leaves_by is None
 
     def arrive(self) -> str | None:
-        """Start the group, which was off. Return why that failed, if it did."""
+        """Start the group, which was off. Return an error message if that failed, else None."""
         self.is_off, self.backoff = False, Backoff()
         return self.start()
 
     def start(self) -> str | None:
-        """Start the group. Return why that failed, if it did; then its next start is planned."""
+        """Start the group. If that failed, plan its next start and return an error message, else None."""
         try:
             self.group.start()
         except OSError as error:
@@ -60,7 +60,7 @@ class WatchedGroup:
         self.group.terminate()
 
     def has_left(self) -> tuple[bool, str | None]:
-        """Return whether a stopping group is gone, and if so, what was wrong with its end."""
+        """Return whether a stopping group is gone (killed if it is too late), and what was wrong with its end."""
         assert self.leaves_by is not None
         is_running = self.group.is_running()
         if is_running and time.monotonic() < self.leaves_by and not self._has_hung():
@@ -73,13 +73,13 @@ class WatchedGroup:
         return True, reason if status else None
 
     def find_failure(self, *, hangs: bool) -> tuple[int, str] | None:
-        """Return the status and the reason of a group that ended, or that has hung for a while; None if it goes on."""
+        """Return status and reason of a group that has ended or has hung for `HANGS_S`; None if it goes on."""
         if self._has_hung(hangs=hangs):
             return -1, f"{self.group.name} has a process that is stopped or hangs"
         return self.group.find_end()
 
     def _has_hung(self, *, hangs: bool = False) -> bool:
-        """Return whether it has hung for a while: one of its processes has been stopped that long."""
+        """Return whether the group has had a hanging or stopped process for `HANGS_S`."""
         now = time.monotonic()
         self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
         return self.hangs_since is not None and now - self.hangs_since >= HANGS_S
@@ -93,11 +93,11 @@ class WatchedGroup:
         self.due = now + self.backoff.wait_s
 
     def is_due(self) -> bool:
-        """Return whether it is down and the time of its next start has come."""
+        """Return whether the group is down and the time of its next start has come."""
         return self.due is not None and time.monotonic() >= self.due
 
     def start_if_due(self) -> str | None:
-        """Start the group again when its time has come. Return why that failed, if it did."""
+        """Restart the group if its time has come. Return an error message if that failed, else None."""
         if not self.is_due():
             return None
         self.due = None
