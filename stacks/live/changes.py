@@ -1,4 +1,4 @@
-"""What changes of a plan's units have done in a cluster: `tidemill status SPEC --changes --context NAME`.
+"""The recorded history of a plan's updates in a cluster: `tidemill status SPEC --changes --context NAME`.
 
 The controller records them in the deployment's status, beside what was promised (`stacks/controller/changes.py`). This
 file reads and words that record, and judges nothing.
@@ -24,7 +24,7 @@ Written = Mapping[str, Any]  # a change as the status has it
 
 
 def read_changes(plan: Plan, context: str) -> list[Written] | None:
-    """Return the recorded changes, the newest last; None if the plan is not deployed there. Raises ClusterError."""
+    """Return the changes recorded in a cluster, newest last; None if the plan is not there. Raises ClusterError."""
     deployment = Reference(names.DEPLOYMENT_API_VERSION, names.DEPLOYMENT_KIND, plan.kubernetes.namespace, plan.name)
     try:
         live = connect(context).get(deployment)
@@ -34,7 +34,7 @@ def read_changes(plan: Plan, context: str) -> list[Written] | None:
 
 
 def change_lines(plan: str, change: Written) -> Iterator[str]:
-    """Yield a change in words: how long it took, which units changed in order, and how many served at least."""
+    """Yield lines about a change: how long it took, which units changed in what order, and the fewest that served."""
     yield f"{change['began']}  {_describe_course(change)}"
     for fate, units in groupby(change["units"], key=lambda each: each["change"]):
         yield f"  {fate} {_list_units(plan, list(units))}"

@@ -22,7 +22,7 @@ class StandIn:
 
 
 def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest]) -> tuple[StandIn, ...]:
-    """Return the spares that the unit's pods run on; none while one of its pods has no node yet."""
+    """Return the spares that a unit's pods (`found`) run on; none while any of its pods has no node yet."""
     used = _nodes_used(found)
     if len(used) < len(planned):
         return ()
@@ -34,7 +34,7 @@ def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Man
 def lost_nodes(
     planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest], down: AbstractSet[str]
 ) -> list[str]:
-    """Return the nodes of `down` that the unit needs: its pods' nodes and, without spares, all planned ones."""
+    """Return the nodes in `down` that a unit needs: its pods' nodes and, without spares, all planned nodes."""
     used = _nodes_used(found)
     return sorted(down & (used if spares else used | set(planned)))
 

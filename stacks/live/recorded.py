@@ -57,7 +57,7 @@ class RecordedError(TidemillError):
 
 @dataclass(frozen=True)
 class Sample:
-    """The rows that one rank computed of one expert."""
+    """The number of rows that one rank has computed for one expert."""
 
     model: str
     rank: tuple[str, str]
@@ -68,14 +68,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class RecordedLoads:
-    """Rows that logical experts computed, `[num_moe_layers][num_logical_experts]`, and the number of ranks."""
+    """Rows computed by each logical expert, `[num_moe_layers][num_logical_experts]`, and the number of ranks read."""
 
     loads: tuple[tuple[int, ...], ...]
     num_ranks: int
 
     @property
     def num_rows(self) -> int:
-        """The rows of all experts in all layers."""
+        """The number of rows of all experts in all layers."""
         return sum(map(sum, self.loads))
 
 
@@ -134,7 +134,7 @@ def _source_error(urls: Sequence[str], reason: str) -> RecordedError:
 
 
 def _path(url: str) -> str:
-    """Return the path of an address. Raise ValueError if it is no address."""
+    """Return the path in a URL. Raise ValueError if it is no URL."""
     try:
         parts = urlsplit(url)
     except ValueError:  # which would say all of it
@@ -145,9 +145,9 @@ def _path(url: str) -> str:
 
 
 def _fetch_within_deadline(url: str) -> bytes:
-    """Return the answer. Raise HTTPError or ValueError, also if it is not complete by the deadline.
+    """Return the body at `url`. Raise HTTPError or ValueError, also if it is not complete within `DEADLINE_S`.
 
-    A thread asks: it may wait for a name, for a handshake, or for one byte after another.
+    A thread sends the request: it may wait for a host name, for a handshake, or for one byte after another.
     """
     answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
 
@@ -168,7 +168,7 @@ def _fetch_within_deadline(url: str) -> bytes:
 
 
 def _fetch(url: str) -> bytes:
-    """Return the answer, with the user and the password of the address. Raise HTTPError, OSError or ValueError."""
+    """Return the body at `url`, logging in as the URL says. Raise HTTPError, OSError or ValueError."""
     auth = urllib3.util.parse_url(url).auth
     headers = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
     pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False)
@@ -185,9 +185,9 @@ def _fetch(url: str) -> bytes:
 
 
 def _sample(labels: Mapping[str, str], value: str) -> Sample:
-    """Return the sample of a series. Raise LookupError, OverflowError, TypeError or ValueError.
+    """Return the sample with these labels and value. Raise LookupError, OverflowError, TypeError or ValueError.
 
-    A Prometheus' JSON may hold anything: a list as a label, a number as a value.
+    The JSON of a Prometheus may hold anything: a list as a label, a number as a value.
     """
     told = [*(labels[label] for label in LABELS), value]
     if not all(isinstance(each, str) for each in told):
@@ -197,7 +197,7 @@ def _sample(labels: Mapping[str, str], value: str) -> Sample:
 
 
 def _check_counts(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
-    """Return the layer, the expert and its rows, after checking their ranges. Raise OverflowError or ValueError."""
+    """Return the layer, the expert and its rows as integers, if in range. Raise OverflowError or ValueError."""
     if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and 0 <= int(rows) <= MAX_LOAD):
         raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows:g} rows")
     return layer, expert, int(rows)
@@ -217,7 +217,7 @@ def _parse_prometheus(answer: Any) -> Iterator[tuple[dict[str, str], str]]:
 
 
 def _explain(error: Exception) -> str:
-    """Return the error in words, without the addresses of objects that urllib3 puts before them."""
+    """Return an error's message, without the object addresses that urllib3 puts before it."""
     if isinstance(error, urllib3.exceptions.LocationValueError):
         return "it is no address"
     if isinstance(error, urllib3.exceptions.NewConnectionError):

@@ -31,7 +31,7 @@ __all__ = ["ClusterError", "LivePlan", "LiveUnit", "ask_cluster", "read_live_pla
 
 WHEN_A_SPARE_COMES = "a spare takes over when that Node is deleted, or tainted node.kubernetes.io/out-of-service"
 
-REPORT = {"units": [{"unit": str, "refused?": str}]}  # what is read of a gateway's /readyz
+REPORT = {"units": [{"unit": str, "refused?": str}]}  # the fields read from a gateway's /readyz
 
 State = Literal["absent", "starting", "ready", "failed", "off"]
 
@@ -50,18 +50,18 @@ class LiveUnit:
 
 @dataclass(frozen=True)
 class LivePlan:
-    """A plan's state in the cluster; `plan_digest` is the plan's if the cluster has all its units as planned."""
+    """A plan's state in the cluster. `plan_digest` is the plan's digest if all units exist as planned, else None."""
 
     endpoint: str
     plan_digest: str | None
     units: tuple[LiveUnit, ...]
-    differing: tuple[str, ...]  # units that are told other things than the plan says
+    differing: tuple[str, ...]  # units whose launch file is not the plan's
     unseen: str | None  # why nodes could not be read
     unasked: str | None  # why a gateway could not be asked
 
 
 class ClusterError(TidemillError):
-    """The cluster cannot be asked."""
+    """The cluster's state cannot be read."""
 
     exit_status = 1
 
@@ -93,7 +93,7 @@ def read_live_plan(plan: Plan, api: Api) -> LivePlan:
 
 
 def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
-    """The nodes that are not ready, and why nobody knows: nodes are the whole cluster's, which few may list."""
+    """Return the nodes that are not ready, or an error if the user may not list nodes, which few users may."""
     try:
         return pods.unready_nodes(api.list_all("v1", "Node", "")), None
     except RefusedError as error:
@@ -103,7 +103,10 @@ def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
 
 
 def _refusals(plan: Plan, api: Api) -> tuple[Mapping[str, str], str | None]:
-    """Why gateways give units no requests, by unit, and why one was not asked. Other engines' routers refuse none."""
+    """Return unit -> why a gateway sends it no requests, and an error if a gateway could not be asked.
+
+    Other engines' routers refuse no unit.
+    """
     found: dict[str, str] = {}
     unasked = None
     if plan.engine != OURS:
@@ -120,20 +123,20 @@ def _refusals(plan: Plan, api: Api) -> tuple[Mapping[str, str], str | None]:
 
 
 def _gateway_pods(plan: Plan, api: Api) -> list[Manifest]:
-    """Those that run: what keeps another from running is not a unit's."""
+    """Return the running pods of the plan's gateways; why another one does not run says nothing about units."""
     selector = ",".join(f"{key}={value}" for key, value in names.gateway_selector(plan.name).items())
     found = api.list_all("v1", "Pod", plan.kubernetes.namespace, labelSelector=selector)
     return [each for each in found if (each.get("status") or {}).get("phase") == "Running"]
 
 
 def _launch_digest(live: Manifest) -> str | None:
-    """The digest of what the unit was told; no object has the whole plan's."""
+    """Return the digest of the launch file that a live unit was given; None if it has none."""
     digest = (live["metadata"].get("annotations") or {}).get(names.digest_annotation("launch"))
     return str(digest) if digest else None
 
 
 def _reference(plan: Plan, unit: Unit) -> Reference:
-    """The unit's own object."""
+    """Return the API reference of a unit's workload."""
     api_version, kind = names.UNIT_OBJECTS[plan.kubernetes.unit_kind]
     return Reference(api_version, kind, plan.kubernetes.namespace, unit.name)
 
@@ -150,7 +153,7 @@ def _look_at_unit(unit: Unit, live: Manifest | None, spares: Sequence[str], api:
 
 
 def _apply_refusal(unit: LiveUnit, refusal: str | None) -> LiveUnit:
-    """The unit, failed if it is up and a gateway refuses it."""
+    """Return the unit, marked as failed if it is up and a gateway refuses it."""
     if refusal is None or unit.state not in ("starting", "ready"):
         return unit
     return replace(unit, state="failed", reason=f"{unit.name} gets no requests: {refusal}")
@@ -159,7 +162,7 @@ def _apply_refusal(unit: LiveUnit, refusal: str | None) -> LiveUnit:
 def _judge(
     live: Manifest, unit: Unit, spares: Sequence[str], found: Sequence[Manifest], down: Set[str]
 ) -> tuple[State, str | None]:
-    """The group's state. A unit cannot do without any of its nodes, so one that is down is named before all else."""
+    """Return a unit's state and the reason. A node that is down comes first: a unit needs all of its nodes."""
     if is_off(live):
         return "off", "scaled to 0"
     if lost := lost_nodes(unit.nodes, spares, found, down):
@@ -168,6 +171,6 @@ def _judge(
     if lacking is None:
         return "ready", None
     reasons = [lacking, *pods.reasons(live, found, down, events=[])]
-    is_leaving = any("deletionTimestamp" in pod["metadata"] for pod in found)  # then its successor waits for its place
+    is_leaving = any("deletionTimestamp" in pod["metadata"] for pod in found)  # then its successor waits for the node
     has_failed = not is_leaving and any(map(pods.cannot_start, found))
     return ("failed" if has_failed else "starting"), "; ".join(reasons)

@@ -1,4 +1,4 @@
-"""The `tidemill status` command: units on this machine, or in a cluster. This file prints, and the rooms ask."""
+"""The `tidemill status` command: units on this machine, or in a cluster. This file prints what other files read."""
 
 import argparse
 import io
@@ -48,7 +48,7 @@ def add_status(commands: Any) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    """Show the units, with --watch whenever that changes."""
+    """Show the units once, or with --watch at every change. Return the exit status."""
     if arguments.changes and arguments.context is None:
         reason, fix = "on this machine nothing records changes of units", "give --context NAME or leave out --changes"
         raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
@@ -73,13 +73,13 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _status_now(arguments: argparse.Namespace) -> int:
-    """Show the units. The exit status says whether one of those on this machine has failed."""
+    """Show the units once. Return 1 if any unit on this machine has failed, else 0."""
     if arguments.context is not None:
         show = _cluster_changes if arguments.changes else _cluster_status
         show(arguments)
         return 0
     if arguments.format == "json":
-        folder = find_deployment(arguments.given, arguments.overlays)  # a document is of one deployment
+        folder = find_deployment(arguments.given, arguments.overlays)  # JSON describes one deployment
         records, damaged = [folder.read()] if folder else [], None
         print_json(record_json(records[0]) if records and records[0] else NOTHING)
     else:
@@ -96,7 +96,7 @@ def _status_now(arguments: argparse.Namespace) -> int:
 
 
 def _read_all(folders: Sequence[RunFolder]) -> tuple[list[Record | None], LocalError | None]:
-    """Return what the records say that can be read, and what is wrong with the first that cannot."""
+    """Return the record in each folder that can be read, and the first error of those that cannot."""
     records, damaged = list[Record | None](), None
     for folder in folders:
         try:
@@ -107,7 +107,7 @@ def _read_all(folders: Sequence[RunFolder]) -> tuple[list[Record | None], LocalE
 
 
 def _lines(record: Record) -> Iterator[str]:
-    """Say what a deployment on this machine does."""
+    """Yield the lines about one deployment on this machine."""
     where = record.endpoint if len(record.gateways) == 1 else f"{len(record.gateways)} gateways"
     yield f"{record.name}: {where}, plan {record.plan_digest}"
     if record.day is not None:
@@ -124,7 +124,7 @@ def _lines(record: Record) -> Iterator[str]:
 
 
 def _explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
-    """Return why a part is down, and the local time of its next start."""
+    """Return why a unit or gateway is down, and the local time of its next start; None if it is up."""
     seconds = starts_in_s(record, part)
     if seconds is None:
         return f"again, after: {part.reason}" if part.reason and is_coming_up(part) else part.reason
@@ -175,5 +175,5 @@ def _cluster_changes(arguments: argparse.Namespace) -> None:
 
 
 def _bracket(reason: str | None) -> str:
-    """Return a text in brackets. It may be a process's or a pod's own words."""
+    """Return a reason in brackets, escaped, since it may be a process's own words; empty if there is none."""
     return f" ({printable(reason)})" if reason else ""
