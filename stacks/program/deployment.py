@@ -28,14 +28,14 @@ from stacks.provider.resource import Arrivals, Object, Objects, Occupants, Provi
 __all__ = ["TOKEN", "Deployment"]
 
 TOKEN = "tidemill:index:Deployment"  # noqa: S105  a Pulumi type, no secret
-LIMITING = threading.Lock()  # `sys.tracebacklimit` is the process's; the provider declares components in threads
+LIMITING = threading.Lock()  # `sys.tracebacklimit` is global, and the provider declares components in threads
 
 
 class Deployment(pulumi.ComponentResource):
-    """All objects of a plan on one cluster.
+    """The Pulumi component with all objects of a plan on one cluster.
 
     `endpoint` is the gateway's address for clients inside the cluster; it is known once gateway and units are ready.
-    `plan_digest` and `units` are the plan's, and `verdict` is that of the change from `source.previous`.
+    `plan_digest` and `units` are the plan's; `verdict` judges the change from the plan `source.previous`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Deployment(pulumi.ComponentResource):
         return {"endpoint": self.endpoint, "planDigest": digest, "units": self.units, "verdict": self.verdict}
 
     def _declare_objects(self, objects: PlanObjects) -> list[pulumi.Resource]:
-        """Declare all objects in their order, and return the resources that are ready last."""
+        """Declare all objects in the order of their dependencies, and return the resources that become ready last."""
         shared = self._declare_shared(objects.shared)
         # Its Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
         gateway = self._declare_set(names.gateway_name(self._plan.name), objects.gateway, shared)
@@ -98,7 +98,7 @@ class Deployment(pulumi.ComponentResource):
         return Objects(name, _manifests_by_kind(owner, objects), options)
 
     def _child(self, name: str, after: Sequence[pulumi.Resource]) -> tuple[str, pulumi.ResourceOptions]:
-        """Return the name of a resource that was `name` before components had names, and its options."""
+        """Return name and options of a child resource. Its alias is its name before names began with the component's."""
         deadline = f"{self._plan.kubernetes.ready_timeout:g}s"
         options = pulumi.ResourceOptions(
             parent=self,

@@ -26,7 +26,7 @@ class PlanObject:
 
     @property
     def kind(self) -> str:
-        """`apps/v1/Deployment`."""
+        """The object's apiVersion and kind: `apps/v1/Deployment`."""
         return f"{self.manifest['apiVersion']}/{self.manifest['kind']}"
 
     @property
@@ -42,8 +42,8 @@ class PlanObjects:
 
     shared: tuple[PlanObject, ...]
     gateway: tuple[PlanObject, ...]
-    units: dict[str, tuple[PlanObject, ...]]  # by unit name
-    controller: tuple[PlanObject, ...]  # empty where all units stay on
+    units: dict[str, tuple[PlanObject, ...]]  # unit name -> its objects
+    controller: tuple[PlanObject, ...]  # empty without a controller
 
     def occupants(self) -> dict[str, dict[str, Any]]:
         """The identity of the object that occupies each unit's nodes, by unit name."""
@@ -55,7 +55,7 @@ class PlanObjects:
         return sorted({each.kind for each in self.all_objects()})
 
     def all_objects(self) -> list[PlanObject]:
-        """Return everything, in the order in which it can be created."""
+        """Return all objects, in the order in which they can be created."""
         units = (each for unit in self.units.values() for each in unit)
         return [*self.shared, *self.gateway, *units, *self.controller]
 
@@ -75,5 +75,5 @@ def plan_objects(plan: Plan) -> PlanObjects:
 
 
 def _name(file: str) -> str:
-    """Return `demo-decode-0` for `configmap-demo-decode-0.yaml`: Pulumi's type already has the kind."""
+    """Return a file's object name without the kind, which Pulumi's type has: `configmap-NAME.yaml` -> `NAME`."""
     return file.removesuffix(".yaml").partition("-")[2]

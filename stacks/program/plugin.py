@@ -44,7 +44,7 @@ def main() -> None:
 
 
 class Plugin(Servicer):
-    """The provider of objects, and of the component that declares them."""
+    """The provider of single objects, extended by the component that declares a whole plan."""
 
     @report_errors
     def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
@@ -64,7 +64,7 @@ class Plugin(Servicer):
 
 
 class _Components(Components):
-    """One call of `Construct`, as the SDK makes it."""
+    """Declares the component in a call of `Construct`, as the SDK expects it."""
 
     def __init__(self, source: "Source | None", cluster: ClusterConfig) -> None:
         super().__init__(None)
@@ -73,7 +73,7 @@ class _Components(Components):
     def construct(
         self, name: str, resource_type: str, inputs: Mapping[str, Any], options: pulumi.ResourceOptions | None = None
     ) -> ConstructResult:
-        """Declare the component, without anything in it as long as its source is not known."""
+        """Declare the component, empty as long as its source is not known yet."""
         from stacks.program.deployment import Deployment
 
         if self._source is None:
@@ -95,7 +95,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _read_source(token: str, inputs: Mapping[str, Any]) -> "Source | None":
-    """Return what a component is made from, planned; None if it is not all known. Raises ProviderError."""
+    """Return the planned source in a component's inputs; None if they are not all known yet. Raises ProviderError."""
     from stacks.program.source import FIELDS, Source  # the planner, which a provider of objects does not need
 
     known = (*FIELDS, "kubeconfig", "context", "adopt")

@@ -29,7 +29,7 @@ FIELDS = ("spec", "overlays", "previous", "plan")
 
 @dataclass(frozen=True)
 class Source:
-    """What a deployment is made from. An empty text says as little as None: Pulumi's settings have it as default."""
+    """The spec or plan that a deployment is made from. An empty text counts as None: it is the default of settings."""
 
     spec: str | None = None
     overlays: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Source:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "Source":
-        """Return the source in a component's inputs or a stack's settings. Raises CallError for values of no use."""
+        """Read a source from a component's inputs or a stack's settings. Raises CallError for unusable values."""
         overlays = values.get("overlays") or []
         given = {each: values[each] for each in FIELDS if each != "overlays" and values.get(each)}
         texts = given | {f"overlays[{place}]": each for place, each in enumerate(_as_list(overlays))}
@@ -49,7 +49,7 @@ class Source:
 
     @cached_property
     def deployed(self) -> Plan:
-        """Return the plan. Raises CallError if nothing names one; SpecError or InfeasibleError if there is none."""
+        """Return the plan to deploy. Raises CallError if none is named, SpecError or InfeasibleError if it is wrong."""
         match self.spec or None, self.plan or None:
             case str() as spec, None:
                 path, contents = _place("spec", spec)
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def verdict(self) -> str:
-        """What the change from `previous` does to units that serve, when `pulumi up` makes it."""
+        """The verdict on the change from `previous`: what `pulumi up` does to serving units."""
         if self._before is None or not self._before.runnable:
             return "not_compared"
         return compare_plans(self._before, self.deployed).ways["pulumi"].verdict
@@ -88,12 +88,12 @@ def _as_list(overlays: Any) -> list[Any]:
 
 
 def _place(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
-    """Return the path of a text, and its content if it is no path: messages call it by its name then."""
+    """Return the path that `given` is, or, for content, a path made from `name` for messages, and the content."""
     return (Path(name), {Path(name): given.encode()}) if is_content(given) else (Path(given), {})
 
 
 def _carried_out(plan: str) -> Plan:
-    """Return the plan, or that of a rendered folder, which has to be as it was written. Raises CallError for a spec."""
+    """Return the plan in a plan file or in an unedited rendered folder. Raises CallError for a spec."""
     is_folder = not is_content(plan) and Path(plan).is_dir()
     return plan_from(Path(plan)) if is_folder else _read_plan("plan", plan)
 
