@@ -1,4 +1,4 @@
-"""Messages to Pulumi's engine, beside the provider's answers: progress, warnings, and details of our own bugs.
+"""Messages to Pulumi's engine, besides the provider's answers: progress, warnings, and details of our own bugs.
 
 What libraries write to stderr needs no care: the engine hides it, unless the provider crashes.
 """
@@ -12,7 +12,7 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """The engine at an address on this machine."""
+    """A connection to Pulumi's engine on this machine, for messages to the user."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -29,7 +29,7 @@ IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace"
 
 
 def read_manifests(values: Mapping[str, Any], token: str) -> dict[str, Manifest]:
-    """Return the manifests in a resource's inputs, by key; a single one has the empty key."""
+    """Return the manifests in a resource's inputs by key; a single manifest has the empty key."""
     return dict(values) if token == OBJECTS else {"": dict(values)}
 
 
@@ -39,12 +39,12 @@ def build_inputs(manifests: Manifests, token: str) -> dict[str, Any]:
 
 
 def resource_id(manifests: Manifests) -> str:
-    """Return the resource's id, which is that of its last object."""
+    """Return a resource's Pulumi id: the id of its main object."""
     return Reference.from_manifest(main_object(manifests)[1]).id
 
 
 def outputs(manifests: Manifests, token: str) -> Struct:
-    """Return what the state keeps beside the inputs: the object's identity. Pulumi rewrites the state at each step."""
+    """Return a resource's outputs: only its main object's identity, since Pulumi rewrites its state at each step."""
     key, manifest = main_object(manifests)
     metadata = {name: manifest["metadata"][name] for name in ("name", "namespace") if name in manifest["metadata"]}
     identity = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata}
@@ -64,16 +64,16 @@ def find_naming_mistakes(values: Mapping[str, Any], token: str) -> list[tuple[st
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences between old and new inputs."""
+    """The differences between a resource's old and new inputs, and what they require."""
 
     changed: list[Difference]
-    replacing: list[Difference] = field(default_factory=list)  # those that need another resource
+    replacing: list[Difference] = field(default_factory=list)  # differences that need a new resource
     old_first: bool = False  # whether the old resource must be deleted before the new one is created
     remade: list[str] = field(default_factory=list)  # a sentence for each object that is replaced within the update
 
 
 def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], token: str) -> Changes:
-    """Compare old and new inputs path by path. Only an API server knows which fields cannot change."""
+    """Compare old and new inputs path by path; `api`, if given, says which fields are immutable."""
     changed = list(differences(dict(old), dict(new)))
     if token == OBJECTS:
         return _set_changes(api, old, new, changed)
@@ -83,7 +83,7 @@ def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], tok
 
 
 def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]) -> Changes:
-    """Return the changes of several objects. Only another last object makes another resource."""
+    """Compare the inputs of several objects; only a new main object needs a new resource."""
     end, manifest = main_object(new)
     if old and Reference.from_manifest(main_object(old)[1]) != Reference.from_manifest(manifest):
         moved = [each for each in changed if each.path[0] == end]
@@ -91,7 +91,7 @@ def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any]
     remade = []
     for key in sorted({str(each.path[0]) for each in changed} & old.keys() & new.keys()):
         if Reference.from_manifest(old[key]) != Reference.from_manifest(new[key]):
-            continue  # its new name already says so
+            continue  # the object's new name already shows that it is replaced
         own = [each for each in changed if each.path[0] == key]
         frozen = _frozen_changes(api, new[key], [replace(each, path=each.path[1:]) for each in own])
         if frozen and key == end:
@@ -105,7 +105,7 @@ def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any]
 
 
 def _frozen_changes(api: Api | None, manifest: Manifest, changed: list[Difference]) -> list[Difference]:
-    """Return the changes that need a new object: none if the cluster cannot be asked."""
+    """Return the changes to immutable fields; none if the cluster cannot be asked."""
     return lifecycle.find_frozen_changes(api, manifest, changed) if api and not has_unknown(manifest) else []
 
 
@@ -122,7 +122,7 @@ def _find_mistakes(manifest: Mapping[str, Any], token: str) -> list[tuple[str, s
 
 
 def _missing_names(manifest: Any) -> Iterator[str]:
-    """Yield what a value lacks to name an object."""
+    """Yield what a manifest lacks to name an object: apiVersion, kind or name."""
     if not isinstance(manifest, dict):
         yield "it is no map"
         return

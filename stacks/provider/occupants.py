@@ -31,13 +31,13 @@ ListInputs = dict[str, Any]
 
 
 def find_departed(old: ListInputs, find_new: ListInputs) -> list[Manifest]:
-    """Return the objects of `old` that `new` does not list under any name."""
+    """Return the objects that `old` lists and `new` does not, under any name."""
     staying = {Reference.from_manifest(each) for each in find_new["objects"].values()}
     return [each for each in old["objects"].values() if Reference.from_manifest(each) not in staying]
 
 
 def find_new(old: ListInputs, listed: ListInputs) -> set[Reference]:
-    """Return the objects that are in `listed` and not in `old`."""
+    """Return the objects that `listed` has and `old` does not."""
     return {Reference.from_manifest(each) for each in find_departed(listed, old)}
 
 

@@ -32,7 +32,7 @@ class Provider(pulumi.ProviderResource):
         adopt: pulumi.Input[bool] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """`context` is one of the kubeconfig's, its current one unless given; `kubeconfig` is a path or the content.
+        """Choose the cluster by `kubeconfig`, a path or the content, and `context`, its current one if None.
 
         With `adopt`, objects of the plan that kubectl or Git has applied are taken over instead of refused.
         """
@@ -83,7 +83,7 @@ class Occupants(pulumi.CustomResource):
 
 
 class Arrivals(pulumi.CustomResource):
-    """Waits for all objects that are new in `Occupants`. It depends on all objects with these names."""
+    """A resource that waits for all objects new in `Occupants`. It must depend on all objects with these names."""
 
     def __init__(self, name: str, names: Sequence[str], opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(occupants.ARRIVALS, name, {"names": list(names)}, opts)

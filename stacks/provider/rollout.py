@@ -30,7 +30,7 @@ LOOK_S = 1.0  # between two checks whether the user has cancelled
 
 
 class Rollout:
-    """The turns of units in one run, by phase."""
+    """Lets the units of each phase update one at a time in one run of Pulumi."""
 
     def __init__(self, cancelled: threading.Event) -> None:
         self._cancelled = cancelled
@@ -40,7 +40,7 @@ class Rollout:
 
     @contextmanager
     def turn(self, phase: str, unit: str, report: Callable[[str], None]) -> Iterator[None]:
-        """Wait until no other unit of the phase changes. Raise ProviderError if one has failed, or if cancelled."""
+        """Wait until no other unit of the phase is updating. Raise ProviderError if one has failed, or if cancelled."""
         with self._condition:
             while (other := self._changing.get(phase)) and not self._is_over():
                 report(f"its turn comes after {other}")
@@ -56,7 +56,7 @@ class Rollout:
                 self._condition.notify_all()
 
     def fail(self, unit: str) -> None:
-        """Note a failure: no other unit begins."""
+        """Note that `unit` has failed, so that no other unit begins its update."""
         with self._condition:
             self._failed = unit
             self._condition.notify_all()
@@ -69,7 +69,7 @@ class Rollout:
 
 
 def rolled_phase(old: Manifests, new: Manifests) -> str | None:
-    """Return the phase of a unit that is updated in its turn; None if it does not restart, or must change at once."""
+    """Return the phase of a unit that is updated in turn; None if it does not restart, or must change at once."""
     if not old or not new:
         return None
     before, after = main_object(old)[1], main_object(new)[1]
@@ -98,7 +98,7 @@ def _places(unit: Manifest) -> tuple[Any, Any]:
 
 
 def _kv_format(manifests: Manifests) -> tuple[Any, Any] | None:
-    """Return what decides the format of the KV that a unit exchanges, from its launch file: digest and engine."""
+    """Return what determines a unit's KV format, from its launch file: KV digest and engine; None without a file."""
     for each in manifests.values():
         for text in (each.get("data") or {}).values() if each.get("kind") == "ConfigMap" else ():
             document = _launch_document(text)
@@ -108,7 +108,7 @@ def _kv_format(manifests: Manifests) -> tuple[Any, Any] | None:
 
 
 def _launch_document(text: str) -> dict[str, Any]:
-    """Return a launch file's keys; without a large expert map, which is in another ConfigMap and comes last."""
+    """Return a launch file's keys. A large expert map, the last key, is left out: it is in another ConfigMap."""
     for whole in (text, text.rstrip().removesuffix(",") + "}"):
         with suppress(ValueError):
             document = json.loads(whole)

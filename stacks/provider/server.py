@@ -26,7 +26,7 @@ MAX_BYTES = 400 * 1024 * 1024  # of one message; the engine's own limit
 
 
 def serve(make: Callable[[Engine], Servicer]) -> None:
-    """Serve what `make` returns for the engine of the command line, until told to end."""
+    """Serve the servicer that `make` returns, for the engine at the command line's address, until told to end."""
     parent = os.getppid()
     parser = argparse.ArgumentParser(prog="pulumi-resource-tidemill", description=__doc__, allow_abbrev=False)
     parser.add_argument("engine", help="address of Pulumi's engine")
@@ -48,7 +48,7 @@ def serve(make: Callable[[Engine], Servicer]) -> None:
 
 
 def _stop_event() -> threading.Event:
-    """Return an event that is set when the engine interrupts us, as it does at the end of each command."""
+    """Return an event that is set by SIGINT or SIGTERM, which the engine sends at the end of each command."""
     stop = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: stop.set())

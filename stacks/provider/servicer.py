@@ -63,7 +63,7 @@ Rpc = Callable[[Any, Any], Answer]
 
 
 class InitFailed(Exception):
-    """The resource exists and belongs into the state, but is not ready."""
+    """A resource exists, so that Pulumi's state must have it, but is not ready."""
 
     def __init__(self, resource_id: str, inputs: Struct, outputs: Struct, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -73,13 +73,13 @@ class InitFailed(Exception):
 
     @classmethod
     def from_objects(cls, manifests: Manifests, token: str, reasons: list[str]) -> "InitFailed":
-        """Return the failure of objects that exist and are not all ready, with the reasons."""
+        """Return the error for objects that exist and are not all ready, for the given reasons."""
         inputs, named = encode_struct(objects.build_inputs(manifests, token)), objects.outputs(manifests, token)
         return cls(objects.resource_id(manifests), inputs, named, reasons)
 
 
 def report_errors(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext], Answer]:
-    """Turn what `rpc` raises into a status: a sentence for the user, never a traceback."""
+    """Wrap `rpc` so that its exceptions become gRPC statuses: a sentence for the user, never a traceback."""
 
     @functools.wraps(rpc)
     def call(self: "Servicer", request: Any, context: grpc.ServicerContext) -> Answer:
@@ -99,7 +99,7 @@ def report_errors(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext]
 
 
 class Servicer(provider_pb2_grpc.ResourceProviderServicer):
-    """One configured provider."""
+    """Pulumi's provider protocol, for one configured cluster."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -108,17 +108,17 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._session: Session | None = None
         self._made_uids: set[str] = set()  # uids of objects that this run has created or adopted: it never deletes them
         self._new_references: set[Reference] = set()  # objects new in the list: not awaited one by one
-        self._arriving: dict[Reference, str] = {}  # created ones of them that are to be awaited, with their uids
+        self._arriving: dict[Reference, str] = {}  # of these, the created ones to await -> uid
         self._set_members: set[Reference] = set()  # objects that this run declares as one of several
 
     @report_errors
     def Handshake(self, request: provider_pb2.ProviderHandshakeRequest) -> provider_pb2.ProviderHandshakeResponse:
-        """Declare that we keep the marks of secrets, which the engine asks of whoever has components."""
+        """Declare that we keep the marks of secrets, which the engine requires of providers with components."""
         return provider_pb2.ProviderHandshakeResponse(accept_secrets=True)
 
     @report_errors
     def GetPluginInfo(self, request: empty_pb2.Empty) -> plugin_pb2.PluginInfo:
-        """Return the version."""
+        """Return the provider's version."""
         return plugin_pb2.PluginInfo(version=version("tidemill"))
 
     @report_errors
@@ -186,7 +186,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
         """Return the manifests as found in the cluster; the answer has no id if all objects are gone."""
         if request.type in occupants.LISTS:
-            # To the engine a resource without properties is gone.
+            # The engine takes a resource without properties for deleted.
             return provider_pb2.ReadResponse(id=request.id, properties=Struct(), inputs=request.inputs)
         inputs = decode_struct(request.inputs)
         if not inputs:
@@ -215,7 +215,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
-        """Update the objects and wait until they are ready, even if nothing else was missing."""
+        """Update the objects and wait until they are ready, even if only readiness was missing."""
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if request.type in occupants.LISTS:
             self._list(request, old, new)
@@ -232,7 +232,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
         """Delete the objects and wait until they are gone. Objects that replaced them under the same name stay.
 
-        So do objects that are now part of a set: older states had each as a resource of its own.
+        Objects that are now part of a set stay too: in older states each was a resource of its own.
         """
         if request.type in occupants.LISTS:
             return empty_pb2.Empty()
@@ -249,7 +249,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @property
     def cluster(self) -> config.ClusterConfig:
-        """The configuration as the engine gave it."""
+        """The cluster's configuration, as the engine sent it."""
         assert self._session is not None, "the engine configures a provider before it uses it"
         return self._session.cluster
 
@@ -258,7 +258,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         return self._session.api()
 
     def _list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
-        """Carry out a list: delete objects that have left it, or wait for new ones."""
+        """Act on a list (`occupants.py`): delete objects that have left it, or wait for new ones."""
         if request.preview:
             return
         if request.type == occupants.TOKEN:
@@ -272,7 +272,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed(occupants.ID, encode_struct(listed), Struct(), error.reasons) from error
 
     def _roll_out(self, request: Any, old: Manifests, new: Manifests) -> None:
-        """Store the changes. A rolling update waits for its turn, and is undone if it does not become ready."""
+        """Store the changed objects. A unit of a rolling update waits for its turn, and is restored if it fails."""
         phase, unit = rolled_phase(old, new), object_set.main_object(new)[1]["metadata"]["name"]
         if phase is None:
             self._store(request, old, new)
@@ -336,12 +336,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def _fully_known(manifests: Manifests) -> dict[str, Manifest]:
-    """Return the manifests whose values are all known already."""
+    """Return the manifests whose values are all known at preview."""
     return {key: each for key, each in manifests.items() if not has_unknown(each)}
 
 
 def _with_secrets_of(request: Any, inputs: Struct) -> Struct:
-    """Return `inputs` with everything marked that is secret in the inputs of the request."""
+    """Return `inputs` with every value marked as secret that is secret in the request's inputs."""
     given = [getattr(request, each) for each in INPUTS if each in request.DESCRIPTOR.fields_by_name]
     return functools.reduce(mark_secrets, given, inputs)
 
@@ -372,7 +372,7 @@ def _diff_response(found: Changes) -> provider_pb2.DiffResponse:
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str, *details: Message) -> NoReturn:
-    """End the call with a status; gRPC sends the details in a trailer of their own."""
+    """End a call with a status and a text; gRPC sends the `details` in a trailer."""
     status = status_pb2.Status(code=code.value[0], message=text)
     for each in details:
         status.details.add().Pack(each)

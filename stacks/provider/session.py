@@ -14,7 +14,7 @@ __all__ = ["Session"]
 
 
 class Session:
-    """One connection for all threads."""
+    """The provider's connection to its cluster, shared by all threads."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self.cluster = cluster
@@ -23,7 +23,7 @@ class Session:
         self._is_reported = False
 
     def api(self) -> Api:
-        """The cluster. The first failure to reach it raises the reason; later calls only raise that it failed."""
+        """Return the cluster's API. The first failure to connect raises the reason, later calls a short error."""
         with self._lock:
             reached = self._reach()
             if isinstance(reached, Api):
@@ -34,7 +34,7 @@ class Session:
             raise reached
 
     def api_if_reached(self) -> Api | None:
-        """The cluster, or None if it cannot be reached: for work that does not need it."""
+        """Return the cluster's API, or None if it cannot be reached: for work that can do without."""
         with self._lock:
             reached = self._reach()
             return reached if isinstance(reached, Api) else None

@@ -23,12 +23,12 @@ SECRET_SIGNATURE = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  a tag of th
 
 
 def decode_struct(struct: Struct) -> dict[str, Any]:
-    """Return the map on the wire as plain values; unknown ones are the string `UNKNOWN`."""
+    """Return a wire Struct as plain values; values not known yet are the string `UNKNOWN`."""
     return {key: _plain(value) for key, value in sorted(struct.fields.items()) if not _is_null(value)}
 
 
 def encode_struct(values: Mapping[str, Any]) -> Struct:
-    """Return plain values in the wire's format."""
+    """Return plain values as a wire Struct."""
     struct = Struct()
     for key, value in values.items():
         struct.fields[key].CopyFrom(_value(value))
@@ -36,7 +36,7 @@ def encode_struct(values: Mapping[str, Any]) -> Struct:
 
 
 def mark_secrets(values: Struct, given: Struct) -> Struct:
-    """Return `values` with everything marked that is secret in `given`; a list that has a secret in it is one."""
+    """Return `values` with every value marked as secret that is secret in `given`, or is a list with a secret."""
     marked = Struct()
     for key, value in values.fields.items():
         marked.fields[key].CopyFrom(_mark(value, given.fields[key]) if key in given.fields else value)
