@@ -7,24 +7,48 @@ const line = (answer, ...parts) => {
   answer.append(paragraph);
 };
 const code = (text) => Object.assign(document.createElement("code"), { textContent: text });
+const plain = (name) => name.toLowerCase().replace(/[\s_-]/g, "");
+const NEAREST = 3; // names to offer for one that is not here
+
+// The number of characters to insert, delete or replace.
+function distance(one, other) {
+  let row = [...other, ""].map((_, place) => place);
+  for (const [above, letter] of [...one].entries()) {
+    const next = [above + 1];
+    for (const [place, its] of [...other].entries()) {
+      next.push(Math.min(next[place] + 1, row[place + 1] + 1, row[place] + (letter !== its)));
+    }
+    row = next;
+  }
+  return row.at(-1);
+}
 
 function follow(root) {
   const facts = JSON.parse(root.querySelector("script").textContent);
   const [search, slider] = root.querySelectorAll("input");
   const [answer, clock] = [root.querySelector(".answer"), root.querySelector("output")];
   const buttons = [...root.querySelectorAll("button")];
-  let kept = { title: "", nodes: [] }; // what was searched or clicked
+  let kept = { title: "", nodes: [], failing: [] }; // what was searched or clicked; the nodes that stop it
   let chosen = kept; // that, or what the pointer is on
 
-  const unitsOn = () => {
-    const minute = Number(slider.value);
-    const past = facts.states.filter(([begin]) => begin <= minute);
-    return new Set((past.length ? past : facts.states).at(-1)[1]);
+  const atTime = (starts) => {
+    const past = starts.filter(([begin]) => begin <= Number(slider.value));
+    return (past.length ? past : starts).at(-1)[1];
   };
+  const unitsOn = () => new Set(atTime(facts.states));
   const unitsOf = (nodes) => [...new Set(nodes.map((node) => facts.nodes[node].unit))].filter((unit) => unit >= 0);
   const when = () => (facts.states.length > 1 ? ` at ${hhmm(Number(slider.value))}` : "");
   const namesOf = (units) => units.map((unit) => facts.units[unit].short).join(", ");
 
+  // What traffic asks of the units that are left, as a share of the most that they make.
+  function tellRest(phase, all, left) {
+    if (!left) return `, and so all of ${phase}`;
+    const load = phase in facts.loads ? atTime(facts.loads[phase]) : null;
+    if (load === null) return "";
+    const rest = load * all / left;
+    const beyond = rest > 1 ? ", so some of it waits or is refused" : "";
+    return ` (traffic asks the other ${left} for ${(100 * rest).toFixed(1)}% of the most that they make${beyond})`;
+  }
   function tellLoss(title, nodes) {
     const on = unitsOn();
     const lost = unitsOf(nodes).filter((unit) => on.has(unit));
@@ -33,16 +57,20 @@ function follow(root) {
     const shares = phases.map((phase) => {
       const inPhase = (unit) => facts.units[unit].phase === phase;
       const [stop, all] = [lost.filter(inPhase).length, [...on].filter(inPhase).length];
-      return `${stop} of ${all} ${phase} units (${(100 * stop / all).toFixed(1)}% of what ${phase} makes)`;
+      return `${stop} of ${all} ${phase} units${tellRest(phase, all, all - stop)}`;
     });
     const stops = lost.length ? `stops ${namesOf(lost)}: ${shares.join(" and ")}` : "stops no unit that is on";
     line(answer, `${title} lost${when()}: ${stops}${off.length ? `; ${namesOf(off)} off` : ""}.`);
   }
-  function tellUnit(unit, node) {
-    const { name, short, phase } = facts.units[unit];
-    line(answer, `${short} needs all of its nodes. ${facts.recovery[phase]}`);
+  function tellUnit(unit) {
+    const { name, short, phase, nodes } = facts.units[unit];
+    line(answer, `${short} needs all of its nodes: ${nodes}. ${facts.recovery[phase]}`);
     line(answer, "Its pods: ", code(`kubectl -n ${facts.namespace} get pods -l ${facts.label}=${name} -o wide`));
-    line(answer, "The day without it: ", code(`tidemill simulate SPEC --fail ${facts.nodes[node].name}@${hhmm(Number(slider.value))}`));
+  }
+  function tellCall(failing) {
+    const known = failing.map((node) => facts.nodes[node]).filter(({ unit, spare }) => unit >= 0 || spare);
+    const fails = known.map(({ name }) => ` --fail ${name}@${hhmm(Number(slider.value))}`);
+    line(answer, "The day with this loss: ", code(`tidemill simulate SPEC${fails.join("")}`));
   }
   function tellNode(node) {
     const { name, unit, why, places } = facts.nodes[node];
@@ -66,13 +94,14 @@ function follow(root) {
     answer.replaceChildren();
     if (chosen.nodes.length === 1) tellNode(chosen.nodes[0]);
     else if (chosen.nodes.length) tellLoss(chosen.title, chosen.nodes);
-    else if (chosen.title) line(answer, `Nothing here is called ${chosen.title}.`);
+    else if (chosen.title) line(answer, `Nothing here is called ${chosen.title}; nearest: ${nearest(chosen.title)}.`);
     else {
       const inUse = facts.nodes.filter(({ unit }) => on.has(unit)).length;
       line(answer, `${on.size} of ${facts.units.length} units are on${when()}, on ${inUse} of ${facts.nodes.length} nodes.`);
       line(answer, "Point at a node, or find one by name, to see what fails with it.");
     }
-    if (units.size === 1) tellUnit([...units][0], chosen.nodes[0]);
+    if (units.size === 1) tellUnit([...units][0]);
+    if (units.size) tellCall(chosen.failing);
     clock.textContent = hhmm(Number(slider.value));
     document.documentElement.style.setProperty("--now", slider.value / 14.4);
   }
@@ -80,26 +109,39 @@ function follow(root) {
     chosen = choice;
     show();
   }
-  function keep(title, nodes) {
-    kept = { title, nodes };
+  function keep(choice) {
+    kept = choice;
     choose(kept);
   }
+  // Each name once, with what it chooses; a node's name goes before a unit's, and that before a place's.
+  const named = new Map();
+  const add = (name, title, nodes, failing = nodes) => {
+    if (name && !named.has(name)) named.set(name, { title, nodes, failing });
+  };
+  facts.nodes.forEach(({ name }, node) => add(name, name, [node]));
+  facts.units.forEach(({ name, short }, unit) => {
+    const nodes = facts.nodes.flatMap((fact, node) => (fact.unit === unit ? [node] : []));
+    for (const each of [name, short]) add(each, short, nodes, nodes.slice(0, 1)); // one lost node stops the unit
+  });
+  for (const kind of ["rack", "leaf switch", "power feed"]) {
+    for (const place of new Set(facts.nodes.map(({ places }) => places[kind]))) add(place, place, inPlace(kind, place));
+  }
   function find(text) {
-    const exact = (kind) => (fact) => fact.places[kind] === text;
-    const tests = [(fact) => fact.name === text, (fact) => [facts.units[fact.unit]?.name, facts.units[fact.unit]?.short].includes(text)];
-    for (const test of [...tests, ...["rack", "leaf switch", "power feed"].map(exact)]) {
-      const nodes = facts.nodes.flatMap((fact, node) => (test(fact) ? [node] : []));
-      if (nodes.length) return nodes;
-    }
-    return [];
+    const alike = [...named.keys()].filter((name) => plain(name) === plain(text));
+    return named.get(text) ?? (alike.length === 1 ? named.get(alike[0]) : { title: text, nodes: [], failing: [] });
+  }
+  function nearest(text) {
+    const ranked = [...named.keys()].map((name) => [distance(plain(name), plain(text)), name]);
+    return ranked.sort(([one], [other]) => one - other).slice(0, NEAREST).map(([, name]) => name).join(", ");
   }
 
   buttons.forEach((button, index) => {
-    const nodes = [Number(button.dataset.node)];
+    const node = Number(button.dataset.node);
+    const choice = { title: "", nodes: [node], failing: [node] };
     button.tabIndex = index ? -1 : 0;
-    button.addEventListener("pointerenter", () => choose({ title: "", nodes }));
+    button.addEventListener("pointerenter", () => choose(choice));
     button.addEventListener("pointerleave", () => choose(kept));
-    for (const event of ["focus", "click"]) button.addEventListener(event, () => keep("", nodes));
+    for (const event of ["focus", "click"]) button.addEventListener(event, () => keep(choice));
     button.addEventListener("keydown", ({ key }) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[key];
       const next = step && buttons[index + step];
@@ -109,7 +151,7 @@ function follow(root) {
       next.focus();
     });
   });
-  search.addEventListener("input", () => keep(search.value.trim(), find(search.value.trim())));
+  search.addEventListener("input", () => keep(find(search.value.trim())));
   slider.addEventListener("input", () => document.querySelectorAll(".nodes").forEach((each) => {
     each.querySelector("input[type=range]").value = slider.value;
     each.dispatchEvent(new Event("time"));

@@ -15,6 +15,7 @@ from planner.facts.day import MINUTE_S, minute_of, periods
 from planner.facts.quantities import first_of
 from planner.facts.terms import Phase
 from planner.layout.nodes import Node, nodes_of, spares_with
+from planner.plan.expected import Demand
 from planner.plan.plan import Plan
 from planner.plan.sections import PlannedUnit
 from planner.report.columns import format_runs
@@ -91,16 +92,29 @@ def _facts(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -
                 "name": node.name,
                 "unit": number_of[unit_of[node.name].name] if node.name in unit_of else -1,
                 "why": node.unusable or "",
+                "spare": node.is_spare,
                 "places": {"rack": node.rack, "leaf switch": node.leaf, "power feed": node.power},
             }
             for node in nodes
         ],
-        "units": [{"name": unit.name, "short": _short(plan, unit), "phase": unit.phase} for unit in plan.units],
+        "units": [
+            {"name": unit.name, "short": _short(plan, unit), "phase": unit.phase, "nodes": format_runs(unit.nodes)}
+            for unit in plan.units
+        ],
         "states": states or [(0, list(number_of.values()))],
+        "loads": {phase: loads for phase, each in (plan.demand or {}).items() if (loads := _loads(each))},
         "label": names.UNIT_LABEL,
         "namespace": plan.kubernetes.namespace,
         "recovery": {phase: _say_recovery(plan, phase) for phase in plan.phases},
     }
+
+
+def _loads(demand: Demand) -> list[tuple[int, float | None]]:
+    """Return from when on traffic asks for which share of the most that the units make; None while no unit is on."""
+    return [
+        (minute_of(each.at), each.asked_tokens_per_s / each.most_tokens_per_s if each.most_tokens_per_s else None)
+        for each in demand.stretches
+    ]
 
 
 def _say_recovery(plan: Plan, phase: Phase) -> str:

@@ -37,11 +37,16 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def plan():
+    """The plan of the published day."""
+    return compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, plan):
     """Files of the published day's page, of a change of it beside it, and of a small day with all that a page has."""
     folder = tmp_path_factory.mktemp("pages")
     spec = check_spec(SPECS / "deepseek-h800.yaml")
-    plan = compile_plan(spec)
     fewer = compile_plan(change_spec(spec, {"slo.tpot_ms": 50, "schedule": None, "decode.units": 8}), plan)
     windows = [{"at": f"{8 * number:02}:00", "prefill_units": number, "decode_units": 1} for number in (1, 2)]
     small = {"cluster.nodes": 27, "traffic.input_tokens": 40e9, "traffic.output_tokens": 20e9, "slo.tpot_ms": 50}
@@ -111,23 +116,39 @@ def test_the_slider_turns_units_off(opened):
     assert page.locator(".now").first.bounding_box()["x"] < before
 
 
+SEARCH = "Find a node, rack or unit"
+RACK_5 = "--fail node-20@12:00 --fail node-21@12:00 --fail node-22@12:00 --fail node-23@12:00"
 ANSWERS = {
-    "rack-5": "stops prefill-0, prefill-1: 2 of 29 prefill units (6.9% of what prefill makes).",
-    "decode-8": "stops decode-8: 1 of 9 decode units (11.1% of what decode makes).",
+    "rack-5": f"tidemill simulate SPEC {RACK_5}",
+    "Rack 5": "rack-5 lost at 12:00: stops prefill-0, prefill-1: 2 of 29 prefill units (traffic asks the other 27 for ",
+    "decode 8": "stops decode-8: 1 of 9 decode units (traffic asks the other 8 for ",
+    "decode-1": "decode-1 needs all of its nodes: node-",
     "node-0": "tidemill simulate SPEC --fail node-0@12:00",
-    "nowhere": "Nothing here is called nowhere.",
+    "racks-5": "Nothing here is called racks-5; nearest: rack-5, ",
 }
 
 
 def test_a_name_is_answered(opened):
-    """A node, a rack or a unit that is typed in says what it stops, and what to call next."""
+    """A node, a rack or a unit, typed as people write it, says what it stops, and what to call next."""
     page = opened()
     answers = {}
     for name in ANSWERS:
-        page.get_by_label("Find a node, rack or unit").fill(name)
+        page.get_by_label(SEARCH).fill(name)
         answers[name] = page.locator(".answer").inner_text()
 
     assert [name for name, says in ANSWERS.items() if says not in answers[name]] == []
+
+
+@pytest.mark.parametrize(("hour", "beyond"), [(18, ""), (12, ", so some of it waits or is refused")])
+def test_a_loss_says_what_is_asked_of_the_rest(opened, plan, hour, beyond):
+    """Eight of nine decode units take what the hour asks of nine, and more than their most they cannot."""
+    page = opened()
+    page.locator("input[type=range]").fill(str(60 * hour))
+    page.get_by_label(SEARCH).fill("decode-1")
+    (asked,) = (each for each in plan.demand["decode"].stretches if each.at == f"{hour:02}:00")
+    share = 100 * asked.asked_tokens_per_s / (asked.most_tokens_per_s * 8 / 9)
+
+    assert f"the other 8 for {share:.1f}% of the most that they make{beyond})" in page.locator(".answer").inner_text()
 
 
 def test_nodes_answer_to_keys_and_to_the_pointer(opened):
