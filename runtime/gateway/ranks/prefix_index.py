@@ -8,8 +8,11 @@ The names are this gateway's own. Ranks name blocks in their own way (`kv/blocks
 salt is the tenant's, so where a prompt goes says nothing about what other tenants ask. The secret keeps callers from
 finding prompts with equal names.
 
-    [rank R, bucket B, way W]    a name belongs in one bucket and lies in any of its ways; a new name replaces the one
-                                 with the earliest last use
+    [rank R, bucket B, way W]    a name belongs in one bucket and lies in any of its ways
+
+In a full bucket a new name replaces the oldest one, if nobody used it for FRESH_NS; otherwise the oldest of the tenant
+with most names there. Ranks give up pages by the same rule (`kv/idle.py`). So a tenant who floods a rank with prompts
+makes the gateway forget his own, and not the others' that the rank still has.
 
 A name and its last use take 16 bytes. Each rank has room for more names than its pages and host memory hold: it shows
 by what it finds that it has lost blocks, and then `forget_unused_since` follows it. A wrong entry only costs a worse
@@ -25,7 +28,8 @@ pkg/epp/framework/plugins/requestcontrol/dataproducer/approximateprefix); the bl
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -42,6 +46,8 @@ NO_NAMES: BlockNames = np.zeros(0, dtype=np.uint64)
 SECRET = secrets.token_bytes(32)
 NAME_BYTES, TENANT_BYTES = 8, 2  # the tenant's are the highest
 TENANT_SHIFT = np.uint64(8 * (NAME_BYTES - TENANT_BYTES))
+FRESH_NS = 600 * 10**9  # FRESH_S of `kv/idle.py`, so that index and ranks forget the same tenants
+NEVER = np.uint64(2**64 - 1)  # a last use after all others
 WAYS = 8
 ENTRY_BYTES = NAME_BYTES + 8  # a name and its last use
 NUM_BLOCKS = 2**16  # of a rank; assumed: 4.2 million tokens, 295 GB of DeepSeek-V3's KV in BF16
@@ -60,12 +66,18 @@ def name_blocks(salt: str, token_ids: Sequence[int]) -> BlockNames:
 class PrefixIndex:
     """The names of blocks at each rank. A rank is known by its place, which it has from `enter` to `leave`."""
 
-    def __init__(self, num_blocks: int = NUM_BLOCKS, max_bytes: int = MAX_BYTES) -> None:
-        """Remember the last `num_blocks` blocks of each rank, or fewer where all ranks' would exceed `max_bytes`."""
+    def __init__(
+        self,
+        num_blocks: int = NUM_BLOCKS,
+        max_bytes: int = MAX_BYTES,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Remember `num_blocks` blocks of each rank, or fewer where all ranks' would exceed `max_bytes`."""
         self._max_bytes = max_bytes
         self._most_buckets = max(-(-num_blocks // WAYS), 1)
         self._free = list(range(FIRST_RANKS))
-        self._clock = 0  # names that were used
+        self._clock_ns = clock_ns
+        self._last_time = 0  # of a use: no two names are used at the same nanosecond
         self._allocate(FIRST_RANKS)
 
     @property
@@ -110,8 +122,9 @@ class PrefixIndex:
     def use(self, place: int, names: BlockNames) -> None:
         """Note that the rank uses these blocks now, or computes them. The first block counts as the last used."""
         keys = names[::-1]
-        times = np.arange(self._clock + 1, self._clock + 1 + len(keys), dtype=np.uint64)
-        self._clock += len(keys)
+        begin = max(self._last_time + 1, self._clock_ns())
+        times = np.arange(begin, begin + len(keys), dtype=np.uint64)
+        self._last_time = begin + len(keys) - 1
         buckets, is_same = self._locate(place, keys)
         is_known = is_same.any(axis=1)
         self._used_RBW[place, buckets[is_known], is_same[is_known].argmax(axis=1)] = times[is_known]
@@ -119,7 +132,7 @@ class PrefixIndex:
         while len(new):  # one name of each bucket at a time
             _, first = np.unique(buckets[new], return_index=True)
             now = new[first]
-            ways = self._used_RBW[place, buckets[now]].argmin(axis=1)
+            ways = self._choose_ways(place, buckets[now])
             self._names_RBW[place, buckets[now], ways] = keys[now]
             self._used_RBW[place, buckets[now], ways] = times[now]
             new = np.delete(new, first)
@@ -155,6 +168,16 @@ class PrefixIndex:
         """Return whether each rank has its key, or the one key that is given for all."""
         rows_RW = self._names_RBW[places, keys % self._num_buckets]
         return (rows_RW == keys[:, None]).any(axis=1)
+
+    def _choose_ways(self, place: int, buckets: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the way of each bucket that its next name gets: a free one, or the one to give up."""
+        used_BW = self._used_RBW[place, buckets]
+        is_stale_BW = used_BW <= max(self._last_time - FRESH_NS, 0)  # a free way was never used
+        tenants_BW = self._names_RBW[place, buckets] >> TENANT_SHIFT
+        is_same_BWW = tenants_BW[:, :, None] == tenants_BW[:, None, :]
+        num_names_BW = np.bitwise_count(is_same_BWW.view(np.uint64)[:, :, 0])  # WAYS bools are one integer
+        has_most_BW = num_names_BW == num_names_BW.max(axis=1, keepdims=True)
+        return np.where(is_stale_BW | has_most_BW, used_BW, NEVER).argmin(axis=1)
 
     def _locate(self, place: int, keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """Return each key's bucket, and whether each of the bucket's ways has the key, `[num_keys, WAYS]`."""

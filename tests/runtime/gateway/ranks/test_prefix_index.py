@@ -1,13 +1,14 @@
 """The gateway's index remembers the beginnings of prompts at each rank."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.gateway.ranks.prefix_index import NO_NAMES, WAYS, PrefixIndex, name_blocks
+from runtime.gateway.ranks.prefix_index import FRESH_NS, NO_NAMES, TENANT_SHIFT, WAYS, PrefixIndex, name_blocks
 from runtime.gateway.tenants.keys import make_salt
+from runtime.kv.idle import FRESH_S
 
 IDS = list(range(300))
 
@@ -61,6 +62,78 @@ def test_one_bucket_keeps_the_names_that_were_used_last():
     assert held == [WAYS]
     assert index.find(colliding_names(1, 2, 50), [place]) == [3]
     assert index.find(colliding_names(*range(1, WAYS + 4)), [place]) == [WAYS - 1]
+
+
+def names_of(tenant, *numbers):
+    return colliding_names(*(tenant << int(TENANT_SHIFT) | number for number in numbers))
+
+
+def test_a_tenant_who_floods_a_rank_makes_the_gateway_forget_his_own_prompts():
+    """However much one tenant sends, the other's names stay while they are less than half of each bucket."""
+    index = PrefixIndex(16 * WAYS)
+    place, kept = index.enter(), names_of(1, *range(16 * (WAYS // 2 - 1)))
+    index.use(place, kept)
+    for flood in range(30):
+        index.use(place, names_of(2, *range(1000 * (flood + 1), 1000 * (flood + 1) + 100)))
+
+    assert index.find(kept, [place]) == [len(kept)]
+
+
+def test_what_the_index_knows_of_a_tenant_who_went_away_goes():
+    """Names that nobody used for as long as ranks keep pages fresh go first, even if another tenant has more."""
+    now = [0]
+    index = PrefixIndex(WAYS, clock_ns=lambda: now[0])
+    place = index.enter()
+    index.use(place, names_of(1, 1, 2, 3))
+    now[0] = FRESH_NS + WAYS
+    index.use(place, names_of(2, *range(1, WAYS + 1)))
+
+    assert index.find(names_of(2, *range(1, WAYS + 1)), [place]) == [WAYS]
+    assert FRESH_NS == FRESH_S * 10**9
+
+
+class OneBucket:
+    """A slow index of one bucket."""
+
+    def __init__(self):
+        self.used = {}  # name -> time
+
+    def use(self, names, now):
+        """Note the use of those that are here, and then take in the others one by one."""
+        times = dict(zip(names, range(now, now + len(names)), strict=True))
+        new = [name for name in names if name not in self.used]
+        self.used |= {name: time for name, time in times.items() if name not in new}
+        for name in new:
+            if len(self.used) == WAYS:
+                del self.used[self.next_to_go(now + len(names) - 1)]
+            self.used[name] = times[name]
+
+    def next_to_go(self, now):
+        oldest_first = sorted(self.used, key=self.used.get)
+        if self.used[oldest_first[0]] <= now - FRESH_NS:
+            return oldest_first[0]
+        numbers = Counter(name >> int(TENANT_SHIFT) for name in self.used)
+        return next(name for name in oldest_first if numbers[name >> int(TENANT_SHIFT)] == max(numbers.values()))
+
+
+USES = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 4), st.sampled_from([1, FRESH_NS // 3, FRESH_NS]))
+
+
+@settings(max_examples=60)
+@given(st.lists(USES, max_size=40))
+def test_a_full_bucket_gives_up_what_a_slow_reference_gives_up(uses):
+    """A bucket holds exactly the names that a reference holds which looks at each."""
+    now = [1]
+    index, reference = PrefixIndex(WAYS, clock_ns=lambda: now[0]), OneBucket()
+    place = index.enter()
+    every = [names_of(tenant, number) for tenant in range(1, 5) for number in range(1, 13)]
+    for tenant, first, length, wait in uses:
+        names = names_of(tenant, *range(first, first + length))
+        index.use(place, names)
+        reference.use(names[::-1].tolist(), now[0])
+        now[0] += length - 1 + wait
+
+    assert {int(name[0]) for name in every if index.find(name, [place]) == [1]} == reference.used.keys()
 
 
 def test_blocks_are_forgotten_by_name_and_by_age():
