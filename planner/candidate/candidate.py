@@ -96,7 +96,7 @@ class Candidate:
 
     @cached_property
     def resolved(self) -> ResolvedSpec:
-        """The spec with file and catalog references resolved. Raises Unknown if it breaks rules."""
+        """The spec with its references to files and catalogs resolved. Raises Unknown if the spec breaks rules."""
         try:
             return self.known or resolve(self.document)
         except SpecError as error:
@@ -104,7 +104,7 @@ class Candidate:
 
     @property
     def spec(self) -> Spec:
-        """The spec's own fields, without its resolved files."""
+        """The fields of the spec as validated, without the content of files that it refers to."""
         return self.resolved.written
 
     @cached_property
@@ -120,7 +120,7 @@ class Candidate:
 
     @property
     def phase_gpus(self) -> dict[Phase, Gpu]:
-        """The GPU type of each phase that does not run on the cluster's own type."""
+        """The GPU type of each phase that runs on another type than the cluster's default (`cluster.gpu`)."""
         spec = self.resolved
         return {each.phase: spec.gpu_of(each.phase) for each in self.layouts if each.gpu != spec.cluster.gpu_name}
 
@@ -141,7 +141,7 @@ class Candidate:
 
     @cached_property
     def placement(self) -> "Placement":
-        """The placement of units on nodes. Raises Unknown if there are too few nodes."""
+        """The nodes on which each unit is placed. Raises Unknown if there are too few nodes."""
         from planner.placement.place import place_units  # slow to import, like maps; `validate` needs neither
 
         self._require("placed")
@@ -293,7 +293,7 @@ class Candidate:
         return fmean(self._map_for(layout, more_slots=more_slots, domains=domains).max_over_mean)
 
     def _require(self, level: Level) -> None:
-        """Raise Unknown if `level` is beyond the candidate's own."""
+        """Raise Unknown if a result of `level` is beyond the level up to which the candidate computes results."""
         if not is_within(level, self.level):
             raise Unknown
 
@@ -329,6 +329,6 @@ class Candidate:
             previous=previous,
             keep_within=keep_within,
             as_a_whole=True,  # any change of a map restarts the phase's units, which read all weights again
-            domains=self.places[layout.phase].of(spec.written.coverage) if domains is None else domains,
+            domains=self.places[layout.phase].for_coverage(spec.written.coverage) if domains is None else domains,
             split=split,
         )

@@ -83,7 +83,7 @@ def speed_of(trial: Trial, balance: Balance) -> Speed:
     """Predict the speed of a trial, with the imbalance of GPUs that `balance` estimates."""
     case, unit = trial.case, trial.case.unit
     slots = trial.layout.num_physical_experts
-    case = replace(case, imbalance=balance.of(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
+    case = replace(case, imbalance=balance.estimate(slots, unit.num_gpus, unit.num_nodes, case.pairs_per_gpu))
     fullest = case.imbalance.gpus * case.engine.imbalance.get(case.phase, 1.0)  # as in plans
     if case.phase == "mixed":
         return _mixed_speed(case, mixed_turns(case), fullest)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner.schedule.stretches import Stretch, TimesOfDay
 from planner.spec.cost import CostSpec, PriceSpec, SupplyKind
 
-__all__ = ["MILLION", "Bill", "Sales", "Supply", "bill", "list_supplies", "make_sales"]
+__all__ = ["MILLION", "Bill", "Supply", "TokenPrices", "bill", "list_supplies", "prices_per_token"]
 
 MILLION = 1e6
 
@@ -40,7 +40,7 @@ class Bill:
 
 
 @dataclass(frozen=True)
-class Sales:
+class TokenPrices:
     """Prices in US dollars per token, and the factor on them at each time of day."""
 
     input_hit: float
@@ -77,7 +77,7 @@ def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply],
     return Bill(by_gpu, idle, spot_nodes)
 
 
-def make_sales(prices: PriceSpec) -> Sales:
+def prices_per_token(prices: PriceSpec) -> TokenPrices:
     """Return the spec's prices as prices per token, with the factor on them at each time of day."""
     factor = TimesOfDay.written(((each.at, each.factor) for each in prices.hours), 1.0)
-    return Sales(prices.input_hit / MILLION, prices.input_miss / MILLION, prices.output / MILLION, factor)
+    return TokenPrices(prices.input_hit / MILLION, prices.input_miss / MILLION, prices.output / MILLION, factor)

@@ -26,7 +26,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from planner.cost.bill import MILLION, Bill, bill, list_supplies, make_sales
+from planner.cost.bill import MILLION, Bill, bill, list_supplies, prices_per_token
 from planner.facts.day import HOUR_MINUTES, MINUTE_S
 from planner.facts.part import Part
 from planner.facts.terms import Phase
@@ -64,7 +64,7 @@ class StateCost(Part):
 
 
 class PhaseCost(Part):
-    """The cost of one phase's nodes while they are on."""
+    """The cost of one phase's nodes for the hours in which they are on."""
 
     usd_per_day: float
     mean_nodes: float
@@ -182,7 +182,7 @@ def _price_stretches(
     `on` has the number of nodes of each phase that are on at each time of day.
     """
     supplies = list_supplies(cost, _gpus(spec), spec.cluster.gpu_name)
-    sales = make_sales(cost.prices) if cost.prices else None
+    sales = prices_per_token(cost.prices) if cost.prices else None
     entries = entry_starts(spec.traffic.profile if spec.traffic else None)
     stretches = stretches_between([*entries, *on.starts, *(sales.factor.starts if sales else ())])
     shares = demand_shares(spec.traffic.profile if spec.traffic else None, stretches)
@@ -247,7 +247,7 @@ def _node_cost(spec: Spec, gpu: str, number: int, nodes: Mapping[Phase, int], bi
 
 
 def _tokens_for_share(spec: Spec, share: float) -> _Tokens:
-    """Return `share` of the day's tokens; zero without traffic."""
+    """Return the tokens that make up a `share` of the day's traffic; zero tokens without traffic."""
     traffic = spec.traffic
     if traffic is None:
         return _Tokens(0.0, 0.0, 0.0)
@@ -257,7 +257,7 @@ def _tokens_for_share(spec: Spec, share: float) -> _Tokens:
 
 
 def _per_million(usd: float, tokens: float) -> float | None:
-    """Return the cost per million tokens, or None without tokens."""
+    """Return the cost per million tokens if `tokens` cost `usd`; None without tokens."""
     return usd / tokens * MILLION if tokens else None
 
 

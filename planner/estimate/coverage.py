@@ -47,13 +47,13 @@ PredictBalance = Callable[
 
 @dataclass(frozen=True)
 class FailureDomains:
-    """The failure domain of each GPU of a unit, by kind of domain. `rack` is empty if the spec names no racks."""
+    """The GPU, node and rack in which each rank of a unit is. `rack` is empty if the spec names no racks."""
 
     gpu: Domains
     node: Domains
     rack: Domains
 
-    def of(self, coverage: Coverage) -> Domains:
+    def for_coverage(self, coverage: Coverage) -> Domains:
         """Return the domains over which `coverage` spreads experts; empty for `none`."""
         return {"none": (), "node": self.node, "rack": self.rack}[coverage]
 
@@ -111,7 +111,7 @@ def check_coverage(
     """
     coverage = spec.written.coverage
     for layout in layouts if coverage != "none" else ():
-        domains = places[layout.phase].of(coverage) or places[layout.phase].node
+        domains = places[layout.phase].for_coverage(coverage) or places[layout.phase].node
         fewest = fewest_slots_per_gpu(layout.num_logical_experts, domains)
         if fewest is None:
             yield _one_domain(coverage, layout)

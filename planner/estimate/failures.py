@@ -21,7 +21,7 @@ SHARED_DOMAINS: tuple[SharedDomain, ...] = ("rack", "power")
 
 
 class Loss(Part):
-    """The worst effect on a phase of losing one failure domain."""
+    """The most units of a phase that stop when one failure domain of a kind is lost."""
 
     units: int  # units of the phase that stop
     of_units: int  # all units of the phase

@@ -154,7 +154,7 @@ def kv_cache(
             )
             for each in CONVERSATION
         ),
-        kept=_kept(traffic, spec, kv_bytes_per_token, nodes, is_shared=is_shared),
+        kept=_kept_kv(traffic, spec, kv_bytes_per_token, nodes, is_shared=is_shared),
     )
 
 
@@ -163,13 +163,13 @@ def kept_hit_rate(memory_s: float, disk_s: float) -> float:
 
     Blocks that are in both count once.
     """
-    in_memory = _follow(memory_s, "kept_s", "hit_rate")
-    keep_s = _follow(memory_s, "kept_s", "keep_s")
-    on_disk = _follow(disk_s, "twice_kept_s", "twice_hit_rate")
-    return in_memory + max(on_disk - _follow(keep_s, "keep_s", "twice_hit_rate"), 0.0)
+    in_memory = _interpolate(memory_s, "kept_s", "hit_rate")
+    keep_s = _interpolate(memory_s, "kept_s", "keep_s")
+    on_disk = _interpolate(disk_s, "twice_kept_s", "twice_hit_rate")
+    return in_memory + max(on_disk - _interpolate(keep_s, "keep_s", "twice_hit_rate"), 0.0)
 
 
-def _kept(
+def _kept_kv(
     traffic: TrafficSpec, spec: KvCacheSpec, kv_bytes_per_token: float, nodes: PromptNodes, *, is_shared: bool
 ) -> KeptKv | None:
     """Return how long the memory and the disk of `spec` keep KV, and the hit rate; None if `spec` has no memory."""
@@ -185,7 +185,7 @@ def _kept(
     lost_tokens = nodes.started * nodes.ranks * spec.memory / kv_bytes_per_token
     kept = KeptKv(
         memory_bytes=memory_bytes,
-        memory_minutes=_follow(memory_s, "kept_s", "keep_s") / MINUTE_S,
+        memory_minutes=_interpolate(memory_s, "kept_s", "keep_s") / MINUTE_S,
         hit_rate=hit_rate,
         saved_nodes=without_hits * hit_rate,
         lost_share=lost_tokens / traffic.tokens_of("prefill") if nodes.started else None,
@@ -197,14 +197,14 @@ def _kept(
         "disk_bytes": disk_bytes,
         "memory_hit_rate": memory_hit_rate,
         "memory_saved_nodes": without_hits * memory_hit_rate,
-        "disk_minutes": _follow(disk_s, "twice_kept_s", "keep_s") / MINUTE_S,
+        "disk_minutes": _interpolate(disk_s, "twice_kept_s", "keep_s") / MINUTE_S,
         "written_bytes_per_day": written,
         "drive_writes_per_day": written / spec.disk.size,
     }
     return KeptKv(**dict(kept) | disk)
 
 
-def _follow(value: float, given: str, wanted: str) -> float:
+def _interpolate(value: float, given: str, wanted: str) -> float:
     """Interpolate the trace's curve: return its field `wanted` where its field `given` has this value.
 
     The curve is straight between points, and constant after the last.

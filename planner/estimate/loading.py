@@ -59,7 +59,7 @@ def _reading_s(kubernetes: KubernetesSpec, node_bytes: float) -> float:
 
 
 def _needed_s(engine: EngineName, reading_s: float) -> float:
-    """Return the seconds that a unit should be given before it is expected to be ready."""
+    """Return the seconds in which a unit that reads weights for `reading_s` is expected to be ready."""
     return reading_s if engine == OURS else max(_with_margin(reading_s, COMPILING_S), LEAST_COMPILING_START_S)
 
 

@@ -46,7 +46,7 @@ def units_at(days: Days, instant: int) -> tuple[str, ...]:
 def state_at(days: Days, instant: int) -> Step:
     """Return the step of the schedule that is in force at an instant, by the wall clock of the schedule's time zone."""
     wall = wall_time(instant, days.timezone)
-    return _States.of(days.steps_on(wall.date)).at(wall.minute)
+    return _States.from_steps(days.steps_on(wall.date)).at(wall.minute)
 
 
 def changes_between(days: Days, begin: int, end: int) -> tuple[Change, ...]:
@@ -74,7 +74,7 @@ class _States:
     steps: tuple[Step, ...]
 
     @classmethod
-    def of(cls, steps: Sequence[Step]) -> "_States":
+    def from_steps(cls, steps: Sequence[Step]) -> "_States":
         """Return the states of a date with these steps, in any order."""
         ordered = tuple(sorted(steps, key=lambda step: step.at))
         return cls(tuple(minute_of(step.at) for step in ordered), ordered)
@@ -84,7 +84,7 @@ class _States:
         return self.steps[bisect_right(self.minutes, minute) - 1]
 
     def within(self, first: int, end: int) -> tuple[Step, ...]:
-        """Return the steps in force at some minute from `first` to `end` - 1."""
+        """Return every step that is in force at some minute from `first` to `end` - 1."""
         begun = self.steps[bisect_right(self.minutes, first) : bisect_left(self.minutes, end)]
         return (self.at(first), *begun)
 
@@ -99,7 +99,7 @@ class _Calendar:
     def units_at(self, instant: int) -> tuple[str, ...]:
         """Return the units that are on at an instant; in an hour that clocks show twice, those of its busiest state."""
         wall = wall_time(instant, self._zone)
-        states, repeated = self._states_on(wall.date), _repeated(wall.date, self._zone)
+        states, repeated = self._states_on(wall.date), _repeated_minutes(wall.date, self._zone)
         if repeated is None or not repeated[0] <= wall.minute < repeated[1]:
             return states.at(wall.minute).units
         on = {unit for step in states.within(*repeated) for unit in step.units}
@@ -118,7 +118,7 @@ class _Calendar:
 
     def _states_on(self, date: str) -> _States:
         if date not in self._states:
-            self._states[date] = _States.of(self._days.steps_on(date))
+            self._states[date] = _States.from_steps(self._days.steps_on(date))
         return self._states[date]
 
     @cached_property
@@ -138,7 +138,7 @@ def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
 
 
 @lru_cache(maxsize=DATES_KEPT)
-def _repeated(day: str, zone: str) -> tuple[int, int] | None:
+def _repeated_minutes(day: str, zone: str) -> tuple[int, int] | None:
     """Return the range of minutes that clocks show twice on a date, as first and last + 1; None if there is none."""
     change = _clock_change(day, zone)
     if change is None or offset_at(change, zone) > offset_at(change - 1, zone):

@@ -43,7 +43,7 @@ class DerivedDay:
 
     @property
     def bound(self) -> float:
-        """Return a lower bound on the mean number of nodes."""
+        """Return a lower bound on the mean number of serving nodes of all phases together."""
         return sum(self.bounds.values())
 
     @property
@@ -60,8 +60,10 @@ def derive_days(
     slot_minutes = FINE_STEP_MINUTES if any(each % STEP_MINUTES for each in entries) else STEP_MINUTES
     num_slots = DAY_MINUTES // slot_minutes
     switching = _switching(schedule, slot_minutes)
-    needed = [{phase: _needed(schedule, phase, each, num_slots) for phase, each in day.items()} for day in demands]
-    best = {phase: _best([day[phase] for day in needed], switching) for phase in demands[0]}
+    needed = [
+        {phase: _units_needed(schedule, phase, each, num_slots) for phase, each in day.items()} for day in demands
+    ]
+    best = {phase: _best_units([day[phase] for day in needed], switching) for phase in demands[0]}
     return tuple(
         DerivedDay(
             windows=tuple(_windows({phase: on[kind] for phase, on in best.items()}, slot_minutes)),
@@ -73,12 +75,12 @@ def derive_days(
     )
 
 
-def demand_from_units(profile: Sequence[float], units: float, carried: float | None = None) -> tuple[float, ...]:
-    """Return the demand of each profile entry in units, if `units` just serve an entry of size `carried`.
+def demand_from_units(profile: Sequence[float], units: float, capacity: float | None = None) -> tuple[float, ...]:
+    """Return the demand of each profile entry in units, if `units` just serve an entry of size `capacity`.
 
-    `carried` defaults to the largest entry, which must be above 0.
+    `capacity` defaults to the largest entry, which must be above 0.
     """
-    most = carried or max(profile)
+    most = capacity or max(profile)
     return tuple(units * demand / most for demand in profile)
 
 
@@ -93,7 +95,7 @@ def round_up_units(asked: float, floor: int) -> int:
     return max(floor, ceil(asked - ROUNDING))
 
 
-def _best(needed: Sequence[Sequence[int]], switching: Switching) -> Sequence[Sequence[int]]:
+def _best_units(needed: Sequence[Sequence[int]], switching: Switching) -> Sequence[Sequence[int]]:
     """Return the best number of units of a phase, [kind of day][slot], if at least `needed` must be on."""
     return [solve_day(needed[0], switching)] if len(needed) == 1 else solve_days(needed, switching)
 
@@ -107,7 +109,7 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
     )
 
 
-def _needed(schedule: ScheduleSpec, phase: Phase, demands: Sequence[float], num_slots: int) -> list[int]:
+def _units_needed(schedule: ScheduleSpec, phase: Phase, demands: Sequence[float], num_slots: int) -> list[int]:
     """Return the number of units of `phase` that each slot needs, for `demands` in units by profile entry."""
     floor, capacity = schedule.min_units.of(phase), 1 + schedule.headroom
     entries = [round_up_units(units * capacity, floor) for units in demands]

@@ -85,7 +85,7 @@ class Days:
 
     @property
     def switches(self) -> bool:
-        """Whether some unit is off at some time."""
+        """Whether the schedule ever switches units: some unit is off at some time."""
         return len({step.units for step in self.all_steps}) > 1
 
     def steps_on(self, day: str | None) -> tuple[Step, ...]:

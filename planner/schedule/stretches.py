@@ -40,7 +40,7 @@ class TimesOfDay(Generic[Value]):
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Return the minutes at which entries begin."""
+        """Return the minutes of the day at which the function's entries begin."""
         return tuple(minute for minute, _ in self.entries)
 
     def at(self, minute: int) -> Value:
@@ -51,7 +51,7 @@ class TimesOfDay(Generic[Value]):
 
 @dataclass(frozen=True)
 class Stretch:
-    """Minutes of a day in which nothing changes."""
+    """A period of a day in which nothing changes: neither units, nor prices, nor demand."""
 
     start: int  # minutes from midnight
     minutes: int

@@ -50,7 +50,7 @@ class Freed:
 
 @dataclass(frozen=True)
 class Transition:
-    """One change of the serving units. Times are `HH:MM:SS`, in the schedule's time zone."""
+    """A change of the day's state, in which units start or stop. Times are `HH:MM:SS` in the schedule's time zone."""
 
     at: str
     starts: tuple[str, ...]

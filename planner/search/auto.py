@@ -152,7 +152,7 @@ def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[Layout
     search = search_layouts(spec, demand)
     if search:
         return search, explain_values(search, spec, search.values(spec))
-    if demand and demand.counts_nodes:
+    if demand and demand.decides_nodes:
         require_speeds(spec)
     return None, [Decision(path, number, DEFAULT_WITHOUT_SPEED) for path, number in _speed_defaults(spec).items()]
 

@@ -45,7 +45,7 @@ def require_slo(
     wrong = [
         spec.locate(finding)
         for phase, each in found.items()
-        if _slo_misses(each) and not _is_kept(each)
+        if _slo_misses(each) and not _keeps_slo(each)
         for finding in _findings(spec, phase, _slo_misses(each), search_with)
     ]
     if wrong:
@@ -65,7 +65,7 @@ def _findings(
         return at_load(*change.items())
 
     all_series = list(_lighter_loads(spec, phase))
-    kept = (first_success(series, lambda change: _is_kept(found(change))) for series in all_series)
+    kept = (first_success(series, lambda change: _keeps_slo(found(change))) for series in all_series)
     heaviest = next(filter(None, kept), None)
     for field in _missed_promises(spec, broken):
         lighter = heaviest or _nearest_load(spec, field, all_series, found)
@@ -92,7 +92,7 @@ def _nearest_load(
     """Return the change to the load with the shortest latency in `field`, and to a promise that this load can keep."""
     ends = ([each[-1]] if isinstance(each, NumberSeries) else each for each in all_series if each)
     tried = [(change, _slo_misses(found(change))) for each in ends for change in each]
-    reached = [(_best(broken, field).reached[field], broken, change) for change, broken in tried if broken]
+    reached = [(_fastest(broken, field).reached[field], broken, change) for change, broken in tried if broken]
     if not reached:
         return None
     _, broken, change = min(reached, key=itemgetter(0))
@@ -100,7 +100,7 @@ def _nearest_load(
     return {**change, f"slo.{field}": least} if least > getattr(spec.written.slo, field) else change
 
 
-def _is_kept(found: Outcomes) -> bool:
+def _keeps_slo(found: Outcomes) -> bool:
     return any(isinstance(each, AcceptedLayout) for each in found)
 
 
@@ -108,13 +108,13 @@ def _slo_misses(found: Outcomes) -> list[RejectedLayout]:
     return [each for each in found if isinstance(each, RejectedLayout) and each.why == "slo"]
 
 
-def _best(broken: Sequence[RejectedLayout], field: str) -> RejectedLayout:
+def _fastest(broken: Sequence[RejectedLayout], field: str) -> RejectedLayout:
     return min(broken, key=lambda lost: lost.reached[field])
 
 
 def _least_promise(broken: Sequence[RejectedLayout], field: str) -> int:
     """Return the shortest latency, in whole ms, that some layout of `broken` can promise with the usual margin."""
-    return max(ceil(_best(broken, field).reached[field] / SLO_MARGIN), 1)
+    return max(ceil(_fastest(broken, field).reached[field] / SLO_MARGIN), 1)
 
 
 def _missed_promises(spec: ResolvedSpec, broken: Sequence[RejectedLayout]) -> list[str]:
@@ -122,7 +122,9 @@ def _missed_promises(spec: ResolvedSpec, broken: Sequence[RejectedLayout]) -> li
     promised = [field for field in ("ttft_ms", "tpot_ms") if getattr(spec.written.slo, field) is not None]
     known = [field for field in promised if field in broken[0].reached]
     missed = [
-        field for field in known if _best(broken, field).reached[field] > SLO_MARGIN * getattr(spec.written.slo, field)
+        field
+        for field in known
+        if _fastest(broken, field).reached[field] > SLO_MARGIN * getattr(spec.written.slo, field)
     ]
     return missed or known
 
@@ -138,7 +140,7 @@ def _predicted_requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | No
 def _finding(
     spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[RejectedLayout], lighter: Change | None
 ) -> Finding:
-    best, promised, least = _best(broken, field), f"slo.{field}", _least_promise(broken, field)
+    best, promised, least = _fastest(broken, field), f"slo.{field}", _least_promise(broken, field)
     if lighter is not None and lighter.get(promised, 0) >= least:
         lighter = None
     is_of_steps = lighter is not None and any(path.endswith("_tokens") for path in lighter)

@@ -87,7 +87,7 @@ class Demand:
     capacity: float  # wanted capacity over the load: 1 + headroom
     floor: Mapping[Phase, int]  # fewest units that are on at any time
     outage: Mapping[Phase, float]  # share of an hour that a unit is down after it loses a node
-    counts_nodes: bool  # True: the demand decides cluster.nodes; False: nodes are given, and windows follow the demand
+    decides_nodes: bool  # True: the demand decides cluster.nodes; False: nodes are given, and windows follow the demand
 
     def required_units(self, offer: Offer) -> int:
         """Return how many units of `offer` serve the demand with its reserve."""
@@ -126,7 +126,7 @@ def traffic_demand(spec: ResolvedSpec) -> Demand | None:
         capacity=1 + (follows.headroom if follows else 0),
         floor={phase: follows.min_units.of(phase) if follows else 1 for phase in spec.phases},
         outage={phase: 1.0 if is_counted else outage_share(spec.written, phase) for phase in spec.phases},
-        counts_nodes=is_counted,
+        decides_nodes=is_counted,
     )
 
 
@@ -198,7 +198,7 @@ def units_by_offer(
     for phase, all_ in offers.items():
         number = written[phase]
         needed = {each: demand.required_units(each) for each in all_}
-        if number and not demand.counts_nodes:
+        if number and not demand.decides_nodes:
             found[phase] = dict.fromkeys(all_, number)
         else:
             found[phase] = {each: number or units for each, units in needed.items() if units <= (number or MAX_UNITS)}

@@ -81,12 +81,12 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSe
         return None
     chosen = {p: _accepted(found[p])[fleet.offers[p].number] for p in spec.phases}
     phases = {p: summarize_search(spec, p, found[p], chosen[p], balance) for p in spec.phases}
-    nodes = fleet.nodes if demand and demand.counts_nodes else sum(_usable_nodes(spec).values())
+    nodes = fleet.nodes if demand and demand.decides_nodes else sum(_usable_nodes(spec).values())
     return LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
 
 
 def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
-    """Return the number of units of each phase: equally many, as many as the nodes hold. For phases of unknown speed.
+    """Return how many units of each phase fill the nodes, equally many of each phase. Used when speeds are unknown.
 
     If the nodes do not even hold the fewest allowed units, return the fewest allowed.
     """
@@ -125,7 +125,7 @@ def _search_fleet(
     The fleet uses the cluster's nodes. If these are too few, it is the smallest fleet that works on more nodes. A
     layout leaves at least one node for each other phase.
     """
-    room, is_counted = _usable_nodes(spec), demand is not None and demand.counts_nodes
+    room, is_counted = _usable_nodes(spec), demand is not None and demand.decides_nodes
     most = {p: max(1, min(n - len(phases) + 1 for phases, n in room.items() if p in phases)) for p in spec.phases}
     found = {p: list(try_layouts(spec, p, range(1, most[p] + 1), balance)) for p in spec.phases}
     fleet = _best_fleet(spec, found, tokens, demand, None if is_counted else room)
@@ -152,7 +152,7 @@ def _require_slo(
 def _minimal_demand(spec: ResolvedSpec) -> Demand:
     """Return a demand that one unit of each phase meets, whatever its layout."""
     nothing, one = dict.fromkeys(spec.phases, 0.0), dict.fromkeys(spec.phases, 1)
-    return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), counts_nodes=False)
+    return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), decides_nodes=False)
 
 
 def _accepted(found: Outcomes) -> list[AcceptedLayout]:

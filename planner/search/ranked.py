@@ -15,7 +15,7 @@ from planner.search.decision import is_auto
 from planner.search.trials import AcceptedLayout, RejectedLayout
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["PhaseSearch", "SpeedPoint", "front_of", "summarize_search"]
+__all__ = ["PhaseSearch", "SpeedPoint", "pareto_front", "summarize_search"]
 
 MAX_RANKED = 8  # layouts of a phase that a plan lists
 MAX_FRONT_SIZES = 16  # fastest layouts, and as many of shortest latency, tried at lighter loads for the front
@@ -94,7 +94,7 @@ def summarize_search(
     )
 
 
-def front_of(points: Iterable[SpeedPoint]) -> tuple[SpeedPoint, ...]:
+def pareto_front(points: Iterable[SpeedPoint]) -> tuple[SpeedPoint, ...]:
     """Return the points that no other point beats in both throughput and latency, shortest latency first."""
     front: list[SpeedPoint] = []
     for point in sorted(points, key=lambda each: (each.latency_ms, -each.tokens_per_s_per_gpu)):
@@ -121,7 +121,7 @@ def _to_ranked_layout(layout: AcceptedLayout, chosen: AcceptedLayout) -> RankedL
         nodes_per_unit=layout.nodes,
         tokens_per_s_per_node=layout.tokens_per_s_per_node,
         chosen=layout == chosen,
-        why_not=None if layout == chosen else _why_not(layout, chosen),
+        why_not=None if layout == chosen else _why_not_chosen(layout, chosen),
     )
 
 
@@ -129,7 +129,7 @@ def _group_key(layout: AcceptedLayout) -> tuple[int, int]:
     return layout.numbers["ep_size"], layout.numbers["attention_tp"]
 
 
-def _why_not(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
+def _why_not_chosen(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
     ratio = other.tokens_per_s_per_node / chosen.tokens_per_s_per_node
     if ratio >= 1:
         return "cluster: fills it worse"
@@ -160,14 +160,14 @@ def _search_front(
     small = sorted(kept, key=lambda each: each.latency_ms)[:MAX_FRONT_SIZES]
     points = [_to_speed_point(phase, each.numbers, each.speed) for each in kept]
     if not is_auto(spec.phase(phase), "max_requests") or phase == "prefill":
-        return front_of(points)
+        return pareto_front(points)
     for each in chain(order, small):
         requests = each.numbers["max_requests"] // 2
         while requests:
             speed = speed_of(trial_of(spec, phase, each.numbers, requests), balance)
             points.append(_to_speed_point(phase, {**each.numbers, "max_requests": requests}, speed))
             requests //= 2
-    return front_of(points)
+    return pareto_front(points)
 
 
 def _to_speed_point(phase: Phase, numbers: Numbers, speed: Speed) -> SpeedPoint:

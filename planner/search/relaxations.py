@@ -67,7 +67,7 @@ def less_coverage(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def published_precision(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield the checkpoint's own precision for the phases in bf16, if the checkpoint is quantised."""
+    """Yield the change of phases in bf16 to the checkpoint's own precision, if the checkpoint is quantised."""
     yield _published_precisions(spec)
 
 
@@ -114,7 +114,7 @@ def larger_units_and_nodes(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield the catalog's GPUs with more memory, smallest first, unless the spec lists nodes with their GPUs."""
+    """Yield changes of `cluster.gpu` to catalog GPUs with more memory, smallest first, unless listed nodes name any."""
     memory, nodes = spec.gpu.usable_bytes, spec.cluster.nodes
     if memory is not None and (isinstance(nodes, int) or not any(node.gpu for node in nodes)):
         larger = sorted((gpu.usable_bytes, name) for name, gpu in GPUS.items() if (gpu.usable_bytes or 0) > memory)

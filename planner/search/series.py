@@ -27,7 +27,7 @@ class NumberSeries:
 
     paths: tuple[str, ...]
     values: Sequence[float]
-    beside: Change = field(default_factory=dict)  # part of every change
+    common: Change = field(default_factory=dict)  # part of every change
 
     def __len__(self) -> int:
         """Return the number of changes in the series."""
@@ -35,7 +35,7 @@ class NumberSeries:
 
     def __getitem__(self, index: int) -> Change:
         """Return the change that writes the index-th value."""
-        return {**self.beside, **dict.fromkeys(self.paths, self.values[index])}
+        return {**self.common, **dict.fromkeys(self.paths, self.values[index])}
 
 
 Series = Iterable[Change] | NumberSeries
@@ -63,7 +63,7 @@ def first_success(
 def join_change(change: Change, series: Series) -> Series:
     """Return `series` with `change` added to each of its changes."""
     return (
-        replace(series, beside=change) if isinstance(series, NumberSeries) else [{**change, **each} for each in series]
+        replace(series, common=change) if isinstance(series, NumberSeries) else [{**change, **each} for each in series]
     )
 
 

@@ -83,14 +83,14 @@ def try_layouts(
     """
     section = spec.phase(phase)
     best: dict[int, float] = {}
-    for ep_size in _sizes_on(spec, phase, nodes):
+    for ep_size in _ep_size_candidates(spec, phase, nodes):
         for attention_tp in _attention_tp_candidates(spec, section, ep_size):
             for batch_tokens in _batch_token_candidates(spec, phase):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
                 yield from _try_slots(_SizeTrials(spec, phase, start), balance, best)
 
 
-def _sizes_on(spec: ResolvedSpec, phase: Phase, nodes: range) -> Sequence[int]:
+def _ep_size_candidates(spec: ResolvedSpec, phase: Phase, nodes: range) -> Sequence[int]:
     sizes = ep_sizes(spec, phase)
     if not is_auto(spec.phase(phase), "ep_size"):
         return sizes if 1 in nodes else []  # only in the first of several calls

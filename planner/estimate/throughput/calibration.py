@@ -58,7 +58,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The measurements of one file."""
+    """A user's measurements, as read from one file."""
 
     name: str  # the path that the user gave
     digest: str
@@ -223,7 +223,7 @@ def _quote(value: Any) -> str:
 
 
 def _case_of_row(row: Measurement, case: Case) -> Case:
-    """Return the case at the row's operating point."""
+    """Return `case` at the operating point at which the row was measured."""
     return replace(case, point=replace(case.point, **row.point))
 
 

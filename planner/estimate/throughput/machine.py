@@ -54,7 +54,7 @@ class Machine:
         """Convert a fixed time in microseconds, as in the kernels' constants, to seconds."""
         return Seconds(microseconds * MICRO)
 
-    def with_more(self, resource: str, factor: float) -> "Machine":
+    def scale_rate(self, resource: str, factor: float) -> "Machine":
         """Return the machine with the rate of one resource multiplied by `factor`."""
         return replace(self, **{resource: getattr(self, resource) * factor})
 

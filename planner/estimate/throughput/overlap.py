@@ -71,10 +71,10 @@ def one_layer(
     run = _Run(micro_batches, with_spans=with_spans)
     first = STAGES[overlap][0][0]
     marks = {}
-    for micro_batch, layer, spans in _order(overlap, len(micro_batches)):
+    for micro_batch, layer, spans in _stage_order(overlap, len(micro_batches)):
         if micro_batch == 0 and spans is first and layer not in marks:
             marks[layer] = (run.now, run.waited)
-        run.do(micro_batch, layer, spans)
+        run.run_stage(micro_batch, layer, spans)
     (began, waited), (ended, waited_then) = marks[WARM], marks[WARM + MEASURED]
     shown = tuple(
         Span(each.name, each.track, each.micro_batch, Seconds(each.begins - marks[WARM][0]), each.lasts)
@@ -85,7 +85,7 @@ def one_layer(
 
 
 @cache
-def _order(overlap: Overlap, num_micro_batches: int) -> tuple[tuple[int, int, tuple[SpanName, ...]], ...]:
+def _stage_order(overlap: Overlap, num_micro_batches: int) -> tuple[tuple[int, int, tuple[SpanName, ...]], ...]:
     """Return the order in which a rank runs stages, as (micro-batch, layer, spans of the stage).
 
     Micro-batches take turns, and the first one is some stages ahead.
@@ -113,7 +113,7 @@ class _Run:
         self._link_free = 0.0
         self._over: dict[tuple[int, str], float] = {}
 
-    def do(self, micro_batch: int, layer: int, spans: Sequence[SpanName]) -> None:
+    def run_stage(self, micro_batch: int, layer: int, spans: Sequence[SpanName]) -> None:
         """Advance the clock by one stage, and begin the exchanges that its spans issue."""
         times, over, now = (
             self._times[micro_batch],
@@ -127,15 +127,15 @@ class _Run:
                 now = ended
             now += times.get(name, 0.0)
             if self._with_spans:
-                self._note(name, "compute", micro_batch, layer, began, now - began)
+                self._record(name, "compute", micro_batch, layer, began, now - began)
             if name in LINKS:
                 exchange = LINKS[name]
                 lasts = times.get(exchange, 0.0)
                 begins = max(now, self._link_free)
                 self._link_free = over[micro_batch, exchange] = begins + lasts
                 if self._with_spans:
-                    self._note(exchange, "link", micro_batch, layer, begins, lasts)
+                    self._record(exchange, "link", micro_batch, layer, begins, lasts)
         self.now = now
 
-    def _note(self, name: str, track: str, micro_batch: int, layer: int, begins: float, lasts: float) -> None:
+    def _record(self, name: str, track: str, micro_batch: int, layer: int, begins: float, lasts: float) -> None:
         self.spans.append((layer, Span(name, track, micro_batch, Seconds(begins), Seconds(lasts))))

@@ -71,5 +71,5 @@ class OperatingPoint:
         return mean_wait(self.utilisation)
 
     def queued_steps_exceeded_by(self, share: float) -> float:
-        """Return the number of steps that a `share` of all prompts waits at least."""
+        """Return the number of steps such that a `share` of all prompts waits so long or longer."""
         return wait_distribution(self.utilisation).wait_exceeded_by(share)

@@ -155,7 +155,7 @@ class Prediction:
 
     @property
     def tokens_per_s_with_hits(self) -> Estimate | None:
-        """Return one GPU's rate including cached prompt tokens, or None without cache hits."""
+        """Return prefill's tokens/s of one GPU if cached prompt tokens count too, or None without cache hits."""
         hits = self.point.cache_hit_rate
         return self.tokens_per_s_per_gpu.times(1 / (1 - hits)) if self.phase == "prefill" and 0 < hits < 1 else None
 
@@ -253,7 +253,11 @@ def turns_rate(case: Case, turns: SteadyTurns) -> float:
 
 
 def _scale_imbalance(case: Case, fullness: float) -> Case:
-    """Scale the experts' imbalance by `fullness`, because experts see the mean group and not the fullest one."""
+    """Return `case` with the imbalance of experts multiplied by `fullness`.
+
+    A step is predicted for the fullest attention group, but experts receive tokens of all groups, as many as if every
+    group had the mean load.
+    """
     imbalance = Imbalance(case.imbalance.gpus * fullness, case.imbalance.nodes * fullness)
     return replace(case, imbalance=imbalance)
 
@@ -383,7 +387,7 @@ def _prompt_latencies(
 def _binding(case: Case) -> Binding:
     """Return the bottleneck among the GPU's rates, reads of cached KV, the overheads and the balance of experts."""
     tried: dict[str, Callable[[], Case]] = {
-        called: lambda field=field: replace(case, machine=case.machine.with_more(field, MORE))  # type: ignore[misc]
+        called: lambda field=field: replace(case, machine=case.machine.scale_rate(field, MORE))  # type: ignore[misc]
         for field, called in RESOURCES.items()
         if getattr(case.machine, field)
     }

@@ -29,7 +29,7 @@ class Wait:
     longer: float  # mean of the exponential part
 
     def wait_exceeded_by(self, share: float) -> float:
-        """Return the number of steps that a `share` of all prompts waits at least."""
+        """Return the number of steps such that a `share` of all prompts waits so long or longer."""
         if share >= self.waiting:
             return 0.0
         return self.shortest + self.longer * log(self.waiting / share)

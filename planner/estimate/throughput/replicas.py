@@ -33,7 +33,7 @@ MAX_REPLICAS = 64  # of an expert; with more, none of its replicas is hot
 class Balance(Protocol):
     """An estimator of the max/mean load of a layout's GPUs and nodes."""
 
-    def of(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
+    def estimate(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
         """Return the expected max/mean loads of a unit in a step with `pairs_per_gpu` token-expert pairs per GPU."""
 
 
@@ -46,8 +46,8 @@ class BestBalance:
     def __init__(self, balance: "ReplicaBalance", most_slots: int) -> None:
         self.balance, self.most_slots = balance, most_slots
 
-    def of(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
-        """Return a lower bound of `ReplicaBalance.of` for any `num_slots` and `num_nodes`."""
+    def estimate(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
+        """Return a lower bound of `ReplicaBalance.estimate` for any `num_slots` and `num_nodes`."""
         del num_slots, num_nodes
         return self.balance.best(self.most_slots, num_gpus, pairs_per_gpu)
 
@@ -57,13 +57,13 @@ class ReplicaBalance:
 
     def __init__(self, loads: Sequence[Sequence[float]]) -> None:
         self.loads = loads
-        self.of = lru_cache(maxsize=None)(self._of)
+        self.estimate = lru_cache(maxsize=None)(self._estimate)
         self.best = lru_cache(maxsize=None)(self._best)
         self.counts = lru_cache(maxsize=None)(self._counts)
         self.drifts = lru_cache(maxsize=None)(self._drifts)
         self.hottest = lru_cache(maxsize=None)(self._hottest_gpus)
 
-    def _of(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
+    def _estimate(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
         """Return the expected max/mean loads of a unit in a step with `pairs_per_gpu` token-expert pairs per GPU."""
         hottest, drifts = self.hottest(num_slots, num_gpus), self.drifts(num_slots)
         alike = self._num_hot(num_slots, num_gpus, pairs_per_gpu) if self.bound(num_slots, num_gpus) > EVEN else None
@@ -130,7 +130,7 @@ class ReplicaBalance:
         return found
 
     def _hottest_gpus(self, num_slots: int, num_gpus: int) -> list[float]:
-        """Return the load of the GPU with the hottest replica over the mean, at least 1, layer by layer."""
+        """Return for each layer the load of the GPU with the hottest replica, over the mean GPU's, at least 1."""
         import numpy as np  # as above
 
         beside = num_slots // num_gpus - 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from planner.compiler import Compiled
-from planner.cost.bill import bill, list_supplies, make_sales
+from planner.cost.bill import bill, list_supplies, prices_per_token
 from planner.cost.cost import profit_margin
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
 from planner.facts.terms import Phase
@@ -94,7 +94,7 @@ def _money(plan: Compiled, service: Service, curves: Curves) -> tuple[float | No
         return usd, None
     prompts = (curves.asked - curves.refused) * service.request.prompt
     hits = prompts * service.cache_hit_rate
-    sales = make_sales(cost.prices)
+    sales = prices_per_token(cost.prices)
     revenue = fsum(
         sales.usd(minute, hits[minute.start], (prompts - hits)[minute.start], curves.tokens[minute.start])
         for minute in minutes

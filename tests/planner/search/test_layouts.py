@@ -24,7 +24,7 @@ from planner.search.auto import decide
 from planner.search.decision import FIELDS
 from planner.search.fleet import Demand, Offer, fill_nodes, meet_demand, units_by_offer
 from planner.search.layouts import search_layouts
-from planner.search.ranked import SpeedPoint, front_of
+from planner.search.ranked import SpeedPoint, pareto_front
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.test_shipped_specs import SPECS
 
@@ -216,7 +216,7 @@ def test_too_much_traffic_is_refused_with_a_servable_amount(tokens, field):
 def demand_of(tokens_per_s, outage=1.0):
     """What a busiest hour asks of a cluster whose nodes are counted."""
     alike = dict.fromkeys(tokens_per_s, 1)
-    return Demand(tokens_per_s, 1.0, alike, dict.fromkeys(tokens_per_s, outage), counts_nodes=True)
+    return Demand(tokens_per_s, 1.0, alike, dict.fromkeys(tokens_per_s, outage), decides_nodes=True)
 
 
 def test_the_smallest_fleet_serves_a_demand_on_fewest_nodes():
@@ -316,7 +316,7 @@ def test_a_front_has_no_point_that_another_beats():
     rates = [(5, 3), (4, 3), (9, 7), (6, 8), (5, 4), (1, 1)]
     points = [SpeedPoint(**numbers, tokens_per_s_per_gpu=rate, tpot_ms=latency) for rate, latency in rates]
 
-    assert [(each.tokens_per_s_per_gpu, each.latency_ms) for each in front_of(points)] == [(1, 1), (5, 3), (9, 7)]
+    assert [(each.tokens_per_s_per_gpu, each.latency_ms) for each in pareto_front(points)] == [(1, 1), (5, 3), (9, 7)]
 
 
 @pytest.mark.parametrize(("ep_size", "num_slots"), [(32, 288), (72, 288), (144, 288), (144, 432)])
@@ -331,7 +331,7 @@ def test_the_balance_is_known_before_the_map(ep_size, num_slots):
 def test_a_layer_without_counted_loads_is_taken_as_even():
     """As its map is, and as the plan predicts it: the search has a number for it, whatever the other layers are."""
     counted, even = draw_loads(1.01, 0, 1, 256, 8)[0], [1.0] * 256
-    balances = [ReplicaBalance([counted, layer]).of(288, 32, 4, 400) for layer in ([0.0] * 256, even)]
+    balances = [ReplicaBalance([counted, layer]).estimate(288, 32, 4, 400) for layer in ([0.0] * 256, even)]
 
     assert balances[0] == balances[1]
 
@@ -350,7 +350,7 @@ def test_the_plan_predicts_the_balance_of_the_search(split, nodes, more, pairs, 
         balance(loads, slots, gpus, num_nodes=nodes, split=split), loads, gpus, nodes, pairs, num_nodes=nodes
     )
 
-    assert ReplicaBalance(loads).of(slots, gpus, nodes, pairs).gpus == pytest.approx(
+    assert ReplicaBalance(loads).estimate(slots, gpus, nodes, pairs).gpus == pytest.approx(
         made.gpus, rel=0.065 if (nodes, more, seed) == (12, 0, 4) else 0.03
     )
 

@@ -34,7 +34,7 @@ def cases(draw):
 @given(cases(), st.sampled_from(sorted(RESOURCES)), st.floats(1, 4))
 def test_more_of_a_resource_is_never_slower(case, resource, factor):
     """Every rate of the machine."""
-    more = replace(case, machine=case.machine.with_more(resource, factor))
+    more = replace(case, machine=case.machine.scale_rate(resource, factor))
 
     assert saturated_rate(more) >= saturated_rate(case) * ALMOST
 
@@ -65,7 +65,7 @@ def test_a_faster_clock_divides_every_time(case, factor):
     """All rates times k, all fixed times over k: all that the model counts is bytes, operations and seconds."""
     machine = case.machine
     for resource in RESOURCES:
-        machine = machine.with_more(resource, factor)
+        machine = machine.scale_rate(resource, factor)
     fixed = {each.name: getattr(machine.kernels, each.name) for each in fields(machine.kernels)}
     kernels = replace(machine.kernels, **{name: us / factor for name, us in fixed.items() if name.endswith("_us")})
     old = case.engine.overheads
