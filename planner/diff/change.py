@@ -68,7 +68,7 @@ class UnitCount(Part):
 
 
 class Rollout(Part):
-    """The course of the change with one tool, at the worst hour of the day."""
+    """How the change goes with one tool: its duration, and what keeps serving in the worst hour of the day."""
 
     verdict: Verdict
     minutes: int | None  # until the last pod is ready; None if the units' weights are unknown
@@ -118,7 +118,7 @@ class State(Part):
 
 
 class StateSides(Part):
-    """The day's states before and after the change."""
+    """The schedule's states in the old and in the new plan."""
 
     before: tuple[State, ...]
     after: tuple[State, ...]
@@ -133,7 +133,7 @@ class Sides(Part):
 
 
 class LossSides(Part):
-    """The worst loss of each failure domain, before and after."""
+    """The worst loss by a failure of one GPU, node, rack or power domain, in the old and in the new plan."""
 
     before: dict[str, Loss]
     after: dict[str, Loss]

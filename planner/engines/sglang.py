@@ -102,7 +102,7 @@ Option = tuple[str, ...]  # an option's name and values
 
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
-    """Return the container of each pod of `unit`."""
+    """Return the container that runs SGLang in each pod of `unit`."""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["sglang"][spec.engine_version or ""][known.model_type]
     options = (
         *_model(spec, phase, known),
@@ -135,7 +135,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
 
 
 def router(spec: Spec, start_s: int, image: str) -> Container:
-    """Return the router's container. The router finds the units' first pods by label and calls the ready ones."""
+    """Return the container of SGLang's router, which finds units' first pods by label and calls the ready ones."""
     options: tuple[Option, ...] = (
         ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),
@@ -284,7 +284,7 @@ def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
 
 
 def _num_groups(spec: Spec) -> int:
-    """Return the number of attention groups that generate tokens: those of all decode or mixed units."""
+    """Return the number of attention groups in all decode or mixed units, which generate tokens."""
     name = spec.phases[-1]
     phase = spec.phase(name)
     return spec.num_units(name) * phase.ep_size // phase.attention_tp

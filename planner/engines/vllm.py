@@ -93,7 +93,7 @@ PAIRED: tuple[Option, ...] = (
 
 
 def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
-    """Return the container of each pod of `unit`."""
+    """Return the container that runs vLLM in each pod of `unit`."""
     version = spec.engine_version or ""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][version][known.model_type]
     moves_experts = model.replicas and moves_form("vllm", version, phase.precision, known.other_method)
@@ -130,7 +130,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
 
 
 def router(spec: Spec, start_s: int, image: str) -> Container:
-    """Return the router's container. The router finds the units' pods by label and calls the ready ones."""
+    """Return the container of vLLM's router, which finds the units' pods by label and calls the ready ones."""
     options: tuple[Option, ...] = (
         ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),

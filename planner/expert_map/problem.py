@@ -40,7 +40,7 @@ class Problem:
 
     @cached_property
     def counted_loads(self) -> Floats:
-        """The loads to balance: those of all windows, or only their mean without a `quantile`."""
+        """The loads to balance, `[W, L, E]`: all windows' or, without a `quantile`, only the mean of all windows."""
         return self.mean_loads[None] if self.quantile is None else self.loads_WLE
 
     @property
@@ -60,7 +60,7 @@ class Problem:
 
     @cached_property
     def mean_loads(self) -> Floats:
-        """The loads summed over all windows, `[L, E]`, which is in proportion to their mean."""
+        """The sum of the loads of all windows, `[L, E]`, which stands for their mean."""
         return scale(self.loads_WLE.sum(axis=0))
 
     @property

@@ -43,7 +43,7 @@ Normals = list[list[float]]  # [layers][experts]
 
 @lru_cache(maxsize=8)  # a plan, its search and its fixes need the same loads
 def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_groups: int = 1) -> Loads:
-    """Return expected token counts, `[num_layers][num_experts]`; the same on any machine.
+    """Draw the expected token count of each expert, `[num_layers][num_experts]`; it is the same on any machine.
 
     With one group, experts are independent and all layers have the same alpha.
     """
@@ -56,7 +56,7 @@ def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_g
 
 
 def popularity(uniform: float, alpha: float) -> float:
-    """Return the inverse of the distribution with density x^-alpha on [1, 256]."""
+    """Return an expert's popularity for a `uniform` number: the quantile of the density x^-alpha on [1, 256]."""
     if alpha == 1:
         return float(MAX_POPULARITY**uniform)
     exponent = 1 - alpha

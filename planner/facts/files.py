@@ -40,7 +40,7 @@ def only_within(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """Return the file's content.
+    """Return the content of a file that a user named.
 
     Raises OSError if the file cannot be read, has more than `most_bytes`, is a pipe without a writer, or is outside
     the allowed folders (`only_within`).

@@ -47,9 +47,9 @@ AS_DEEPSEEK_V3 = Gate()
 
 
 def reach_probability(served_LGP: "Floats", gate: Gate) -> "Floats":
-    """Return the probability that a token goes to each place, `[L, P]`.
+    """Return the probability that a token goes to each place, a GPU or a node, `[L, P]`.
 
-    A place is a GPU or a node. `served_LGP` is how much of each group's load each place serves, `[L, groups, P]`.
+    `served_LGP` is how much of each group's load each place serves, `[L, groups, P]`.
     """
     import numpy as np  # `validate` must not wait for it
 

@@ -1,4 +1,4 @@
-"""The formats of expert map files: ours, and those of other engines.
+"""Read and write files of expert maps, in our format and in the formats of other engines.
 
     ours           JSON; `physical_to_logical` [layers][slots] among other keys
     sglang         JSON for --init-expert-location; `physical_to_logical_map` [layers][slots]

@@ -1,4 +1,4 @@
-"""A mixture-of-experts model for the planner: the weights of each layer, and the KV of a request there.
+"""A mixture-of-experts model as the planner sees it: the weights of each layer, and a request's KV in each layer.
 
 Each layer has an attention (`facts/attention/`) and an FFN, dense or of experts. Equal layers are equal values, so
 passes compute each kind once. Families (`planner/families`) make models from a checkpoint's `config.json`.
@@ -124,7 +124,7 @@ class Model:
 
     @property
     def experts(self) -> Experts:
-        """Return the experts of the last layer; those of all MoE layers are equally many and of the same size."""
+        """Return the experts of the last layer. All MoE layers have equally many experts of the same size."""
         ffn = self.layers[-1].ffn
         assert isinstance(ffn, Experts)
         return ffn
@@ -146,7 +146,7 @@ class Model:
 
     @property
     def num_expert_groups(self) -> int:
-        """Return the number of groups of consecutive experts that the gate chooses from first."""
+        """Return the number of groups of consecutive experts; the gate first picks groups, then experts in them."""
         return self.experts.num_groups
 
     @property
@@ -166,7 +166,7 @@ class Model:
 
     @property
     def only_kv(self) -> KvPrecision | None:
-        """Return the only precision of KV that has kernels; None if any is possible."""
+        """Return the single precision in which kernels can store KV; None if they can store any precision."""
         return next((each.only_kv for each in self.attentions if each.only_kv), None)
 
     @property

@@ -72,7 +72,7 @@ MAX_UNIT_NAME = 50
 DOMAIN = "tidemill.dev"
 PLAN_LABEL = f"{DOMAIN}/plan"  # on every object: the plan that it belongs to
 UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
-PHASE_LABEL = f"{DOMAIN}/phase"  # likewise
+PHASE_LABEL = f"{DOMAIN}/phase"  # on a unit's objects and pods
 NODE_LABEL = f"{DOMAIN}/node"  # on a node whose unit is off: `free` for other pods, or `reclaimed` from them
 RECLAIMED_TAINT = f"{DOMAIN}/reclaimed"  # on a reclaimed node, so that other pods leave it; its value is the plan
 FAULTY_TAINT = f"{DOMAIN}/faulty"  # on a node that reports a fault; its value is the plan
@@ -124,7 +124,7 @@ DEPLOYMENT_API_VERSION, DEPLOYMENT_KIND = f"{DOMAIN}/v1alpha1", "TidemillDeploym
 
 
 class Ports:
-    """The ports of processes. A rank's port is the first one plus its local rank."""
+    """The ports that processes listen on. A rank adds its number on the node to KV and METRICS."""
 
     RENDEZVOUS = 29500  # on the unit's leader: the store by which its ranks find each other
     PLACES = 29501  # on the unit's leader: where its nodes claim their places in the unit
@@ -160,7 +160,7 @@ def cluster_metrics(plan: str, namespace: str, port: int) -> str:
 
 
 def registry_name(plan: str) -> str:
-    """Return the name of the Service by which ranks find the gateway, which works before HTTP is ready."""
+    """Return the name of the Service by which ranks find the gateway, even before the gateway answers HTTP."""
     return f"{plan}-registry"
 
 

@@ -21,7 +21,7 @@ def stamped(body: str, *, with_digest: bool = False) -> str:
 
 
 def is_stamped(text: str) -> bool:
-    """Return whether `render` wrote the file."""
+    """Return whether a file with this text begins with the stamp, so that `render` wrote it."""
     return text.startswith(MARK)
 
 

@@ -1,4 +1,4 @@
-"""The words of specs, plans and launch files: phases, precisions, overlaps, failure domains, devices, engines."""
+"""Types for the words of specs, plans and launch files: phases, precisions, overlaps, devices, engines and others."""
 
 from typing import Literal
 

@@ -89,7 +89,7 @@ class MixtralShapes(LocalExpertsShapes):
     sliding_window: Size | None = None
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan, such as a window, which no published checkpoint of the family has."""
+        """Explain why these shapes cannot be planned, such as a window, which no published checkpoint has; or None."""
         return super().unplanned() if self.sliding_window is None else "sliding_window is set"
 
 
@@ -106,7 +106,7 @@ class MiniMaxM2Shapes(LocalExpertsShapes):
     norms: ClassVar[str] = "heads"
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan, such as layers with linear attention."""
+        """Explain why these shapes cannot be planned, such as layers with linear attention; or return None."""
         is_linear = 0 in (self.attn_type_list or [])
         return "attn_type_list says that layers have linear attention" if is_linear else super().unplanned()
 
@@ -164,7 +164,7 @@ class Qwen3MoeShapes(GroupedShapes):
         return "some layers are dense, and there is no intermediate_size" if is_missing else None
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan, such as a window, which no published checkpoint of the family has."""
+        """Explain why these shapes cannot be planned, such as a window, which no published checkpoint has; or None."""
         return "use_sliding_window is true" if self.use_sliding_window else super().unplanned()
 
     def experts(self) -> Experts:

@@ -27,7 +27,7 @@ class LatentShapes(DenseFirstShapes):
     index_topk: Count | None = None  # how many earlier tokens a query reads, if an indexer picks them
 
     def unplanned(self) -> str | None:
-        """Return what the planner cannot plan, such as MoE layers that are not consecutive."""
+        """Explain why these shapes cannot be planned, such as MoE layers that are not consecutive; or return None."""
         freq = self.moe_layer_freq
         between = None if freq == 1 else f"by moe_layer_freq ({freq}), dense layers stand among MoE layers"
         return between or super().unplanned()

@@ -214,12 +214,12 @@ def _spell(names: Iterable[str], families: Sequence[Words]) -> Iterator[str]:
 
 
 def _bare(name: str) -> str:
-    """Return a name without an expert's number."""
+    """Return a module's name without an expert's number."""
     return EXPERT.sub("", name)
 
 
 def _match(globs: Globs, regexes: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
-    """Return whether some pattern matches one of `names`."""
+    """Return whether any of the globs and regular expressions matches any of `names`."""
     of_names = ((globs[each], name) for name in names for each in (_layer(name), None) if each in globs)
     return any(glob.match(name) for glob, name in of_names) or any(
         regex.match(name) for regex in regexes for name in names

@@ -18,7 +18,7 @@ __all__ = ["Qwen3NextShapes"]
 
 
 class Qwen3NextShapes(SharedExpertShapes):
-    """The keys that the families read."""
+    """The keys of `config.json` that Qwen3-Next and Qwen3.5 read."""
 
     head_dim: Size
     linear_conv_kernel_dim: Count
@@ -33,7 +33,7 @@ class Qwen3NextShapes(SharedExpertShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types",)
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield what is wrong with the numbers of heads, those of linear attention included."""
+        """Explain each number of heads that does not divide what it must divide, also in linear attention."""
         yield from super().uneven_heads()
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         yield explain_uneven("linear_num_key_heads", keys, "linear_num_value_heads", values)

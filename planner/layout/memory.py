@@ -1,4 +1,4 @@
-"""The memory of one GPU: what uses its bytes, and how many tokens of KV fit into the rest.
+"""The memory of one GPU: what uses its bytes, and how many tokens of KV fit into what is left.
 
 Running out of memory is the first way an expert-parallel deployment fails, and it can be predicted before anything is
 deployed. All ranks of a phase have the same split: they hold different experts, but equally many. Nothing here

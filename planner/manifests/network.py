@@ -52,7 +52,7 @@ def gateway_edges(plan: Plan) -> Edges:
 
 
 def unit_edges(plan: Plan, unit: Unit) -> Edges:
-    """Return the connections of a unit's pods."""
+    """Return the connections that the pods of `unit` may have."""
     own = {"podSelector": {"matchLabels": names.unit_selector(unit.name)}}
     if plan.engine != OURS:
         container = engine_container(plan.unit_document(unit))

@@ -33,12 +33,12 @@ def priority_of(kubernetes: KubernetesSpec) -> Variables:
 
 
 def tolerations_of(tolerations: Sequence[TolerationSpec]) -> list[Variables]:
-    """Return tolerations in Kubernetes' form."""
+    """Return the spec's tolerations as variables of a pod's template."""
     return [_toleration(each) for each in tolerations]
 
 
 def volumes_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
-    """Return the spec's volumes in a pod's form."""
+    """Return the spec's volumes as variables of a pod's template."""
     return [
         {"name": f"volume-{index}", "read_only": True}
         | volume.model_dump(include={"host_path", "claim"}, exclude_none=True)
@@ -47,7 +47,7 @@ def volumes_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
 
 
 def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
-    """Return the mounts of the spec's volumes in a container."""
+    """Return the mounts of the spec's volumes as variables of a container's template."""
     return [
         {"name": f"volume-{index}", "mount_path": volume.mount_path, "read_only": True}
         for index, volume in enumerate(volumes)

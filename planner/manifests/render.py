@@ -306,7 +306,7 @@ def _unpruned(plan: Plan) -> dict[str, str]:
 
 
 def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:
-    """Return the label by which Kueue admits a unit."""
+    """Return the label that makes Kueue admit a unit through a queue; empty if the spec names no queue."""
     return {names.QUEUE_LABEL: kubernetes.queue} if kubernetes.queue else {}
 
 

@@ -49,7 +49,7 @@ class Objective:
 
 
 def measure(task: Task, assignment: Assignment) -> tuple[Objective, ...]:
-    """Return all counts of `assignment`, most important first."""
+    """Return all counts of `assignment` with their bounds, most important first."""
     counts = [
         _leaves(task, assignment),
         _racks(task, assignment),

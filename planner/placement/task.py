@@ -59,7 +59,7 @@ class Places:
 
     @cached_property
     def cells(self) -> tuple[tuple[int, ...], ...]:
-        """The cells of each place."""
+        """For each place the cells in it."""
         return tuple(
             tuple(cell for cell, own in enumerate(self.of_cell) if own == place) for place in range(len(self.sizes))
         )
@@ -103,7 +103,7 @@ class Task:
 
     @cached_property
     def kept_assignment(self) -> Assignment:
-        """The assignment of the kept units only."""
+        """The assignment in which only the kept units have nodes."""
         return tuple(had if unit in self.kept else {} for unit, had in enumerate(self.before))
 
     @cached_property
@@ -136,11 +136,11 @@ class Task:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The number of nodes in each cell."""
+        """The number of usable nodes in each cell."""
         return tuple(len(cell.nodes) for cell in self.cells)
 
     def are_alike(self, one: int, other: int) -> bool:
-        """Return whether two units are interchangeable."""
+        """Return whether two units, given by number, are interchangeable: swapping their nodes changes no count."""
         return self._alike[one] == self._alike[other]
 
     @cached_property

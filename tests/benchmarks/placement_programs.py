@@ -176,7 +176,7 @@ def _nodes_on(task, state):
 def leaves_model(task, max_split):
     """`Leaves`; `max_split`: units of each size."""
     model, leafwise = Model(), leafwise_task(task)
-    kinds = Counter((unit.num_nodes, task.on[index]) for index, unit in enumerate(task.units))
+    kinds = Counter((unit.num_nodes, task.states_on[index]) for index, unit in enumerate(task.units))
     sizes = leafwise.sizes
     whole = {kind: [model.deciding(min(number, size // kind[0])) for size in sizes] for kind, number in kinds.items()}
     split = [_Split(model, size, kinds, sizes) for size in _split_units(task, sizes, max_split)]

@@ -35,7 +35,7 @@ class BlockIndexer:
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """Several query heads share one key head and one value head."""
+    """Attention in which several query heads share one key head and one value head."""
 
     num_heads: int
     num_kv_heads: int

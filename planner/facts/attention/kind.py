@@ -66,7 +66,7 @@ class Attention(Protocol):
 
     @property
     def only_kv(self) -> KvPrecision | None:
-        """Return the only precision of KV that has kernels; None if any is possible."""
+        """Return the single precision in which kernels can store KV; None if they can store any precision."""
 
     @property
     def num_heads(self) -> int:

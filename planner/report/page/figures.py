@@ -62,7 +62,7 @@ class Bar:
 
     @property
     def reach(self) -> float:
-        """The largest value drawn."""
+        """The largest value that the bar shows."""
         return max([*(each.end for each in self.segments), *(each.at for each in self.marks)], default=0.0)
 
 
@@ -115,7 +115,7 @@ class Steps:
 
     @property
     def reach(self) -> float:
-        """The largest value drawn."""
+        """The largest value that the figure shows."""
         tops = [top for area in self.areas for *_, top in area.boxes]
         return max([*tops, *(y for line in self.lines for _, y in line.points)], default=0.0)
 
