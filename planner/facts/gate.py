@@ -33,9 +33,8 @@ class Gate:
 
     experts_per_token: int = 8
     groups_per_token: int | None = None  # the most groups with a token's experts; None: half of the groups
-    copy_bytes: int = (
-        7392  # of a token sent to a node: 7,168 values in FP8 with their scales (DeepEP's normal dispatch)
-    )
+    # bytes of a token sent to a node; default: 7,168 values in FP8 with scales (DeepEP's normal dispatch)
+    copy_bytes: int = 7392
 
     def groups_of_a_token(self, num_groups: int) -> int:
         """Return how many of `num_groups` groups a token's experts are in: at most one group per expert."""

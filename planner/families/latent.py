@@ -73,9 +73,8 @@ class IndexedShapes(LatentShapes):
 
     index_n_heads: Count
     index_head_dim: Size
-    index_topk: Count = (
-        2048  # default of ModelArgs: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py
-    )
+    # The default is that of ModelArgs: github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py
+    index_topk: Count = 2048
     mlp_layer_types: PerLayer[str] | None = None
 
     per_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)

@@ -50,12 +50,8 @@ __all__ = ["BESIDE", "Form", "Unplanned", "apply_form", "read_form", "read_kv_pr
 # name of a file beside config.json -> its quant_method, if it does not give one
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 ROLES = ("attention", "output", "ffn", "expert")
-LEFT_OUT = (
-    "ignore",
-    "exclude_modules",
-    "modules_to_not_convert",
-    "ignored_layers",
-)  # tools' keys for the list of modules that are not quantised
+# Tools' keys for the list of modules that are not quantised
+LEFT_OUT = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
 
 # quant_algo of ModelOpt -> format; by vLLM's list QUANT_ALGOS and published files
 ALGORITHMS: dict[str, Format] = {
@@ -68,11 +64,8 @@ ALGORITHMS: dict[str, Format] = {
     "FP8_PB_WO": "fp8",
     "FP8_BLOCK_SCALES": "fp8",  # TensorRT-LLM's name for FP8_PB_WO; SGLang reads it too
 }
-INT4: dict[int, Format] = {
-    32: "int4_by_32",
-    64: "int4_by_64",
-    128: "int4",
-}  # number of weights that share a scale -> format
+# number of weights that share a scale -> format
+INT4: dict[int, Format] = {32: "int4_by_32", 64: "int4_by_64", 128: "int4"}
 BY_METHOD = {"w4afp8": W4AFP8, "mxfp4": MXFP4}
 CLASS = re.compile("[A-Z][A-Za-z0-9]*")  # a target of compressed-tensors that names a class, such as `Linear`
 BLOCKS = ([128, 128], "128x128", None)  # assumed: a file that gives no blocks has these
@@ -212,9 +205,8 @@ def _read_known(said: Mapping[str, Any], method: str, expert_format: Any) -> For
     known = _read_fp8(said, said.get("expert_dtype", expert_format)) if method == "fp8" else BY_METHOD.get(method)
     if known is None:
         return Unplanned(_name_form(said, method))
-    left_out = (
-        () if known is FP8_NVFP4 else _read_left_out(said)
-    )  # in such a file the list has what ModelOpt left in FP8
+    # A file with NVFP4 experts lists what ModelOpt left in FP8.
+    left_out = () if known is FP8_NVFP4 else _read_left_out(said)
     return Form(FORMATS[known.precision], ModuleNames(left_out), (), known.precision, known.words)
 
 

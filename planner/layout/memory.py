@@ -154,9 +154,8 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     assert gpu.usable_bytes is not None
     dispatched = dispatched_tokens(spec, checked.written.engine_name)
     activations = activation_bytes(model, layout, spec, dispatched)
-    cuda_graphs = (
-        0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES
-    )  # prefill uses no graphs, because its shapes do not repeat
+    # Prefill uses no graphs, because its shapes do not repeat.
+    cuda_graphs = 0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES
     is_sglang = checked.written.engine_name == "sglang"
     working = sglang_working_bytes(layout.phase, spec, gpu.usable_bytes) if is_sglang else 0
     kv_value = KV_BYTES[kv_dtype(spec.precision, spec.kv_precision)]

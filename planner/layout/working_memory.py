@@ -121,9 +121,8 @@ def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: 
 
     Low-latency kernels dispatch `dispatched` tokens instead.
     """
-    in_all_slots = (
-        layout.slots_per_gpu * layout.ep_size * dispatched
-    )  # low latency: each slot has room for all tokens of the unit
+    # With low latency, each slot has room for all tokens of the unit.
+    in_all_slots = layout.slots_per_gpu * layout.ep_size * dispatched
     if layout.phase == "decode":
         return in_all_slots
     of_unit = tokens * model.num_experts_per_token * layout.dp_size
@@ -144,9 +143,8 @@ def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens:
     filled_up = pairs + layout.slots_per_gpu * (TILE_ROWS - 1)
     largest = max(filled_up * row + pairs * row, filled_up * ffn // max(pairs, 1), (filled_up + pairs) * wide)
     waiting = 0 if layout.overlap == "none" else pairs * row
-    shared = (
-        tokens + _tokens_at_once(tokens, layout)
-    ) * wide  # shared experts' results of the whole step, and this half's sums
+    # Shared experts' results of the whole step, and this half's sums.
+    shared = (tokens + _tokens_at_once(tokens, layout)) * wide
     return largest + waiting + pairs * choices + shared
 
 
@@ -187,9 +185,8 @@ def _normal_bytes(hidden_size: int, ep_size: int) -> int:
     """Return the buffer bytes of DeepEP's normal kernels: its NVLink and RDMA size hints for tuned configurations."""
     largest = max(CHUNK_TOKENS)
     nvlink_tokens, rdma_tokens = next(CHUNK_TOKENS[size] for size in CHUNK_TOKENS if min(ep_size, largest) <= size)
-    token = (
-        2 * hidden_size + SOURCE_META_BYTES + MAX_TOP_K * (8 + 4) + MAX_SCALES * 4
-    )  # values in BF16; index and weight of each expert; scales
+    # Values in BF16; index and weight of each expert; scales.
+    token = 2 * hidden_size + SOURCE_META_BYTES + MAX_TOP_K * (8 + 4) + MAX_SCALES * 4
     nvlink_peers, rdma_peers = min(ep_size, NVLINK_PEERS), max(ep_size // NVLINK_PEERS, 1)
     nvlink = CHANNELS * nvlink_peers * (nvlink_tokens * token + 4 * (2 * rdma_peers + 3))
     nvlink = -(-nvlink // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT
