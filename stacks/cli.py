@@ -53,10 +53,10 @@ IN_RUNTIME = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script; its exit status."""
+    """Run the command in `argv` (None: the command line) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # the process is this call's alone, and ends with it
-        gc.freeze()  # what modules made is no garbage: collections, the last one too, need not look through it
+    if argv is None:  # the process does nothing else, and ends with this call
+        gc.freeze()  # objects of modules are no garbage: collections, the last one too, need not look through them
     if words and words[0] in IN_RUNTIME:  # the runtime has one parser of its own, and one help text
         return reported(lambda: _run_in_runtime(words), words)
     parser = new_parser("Plan and run DeepSeek-class mixture-of-experts inference.")
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_commands(commands: Any, words: Sequence[str]) -> None:
-    """Add the command that `words` call; all of them when that is none of ours, for who asks which there are."""
+    """Add the command that `words` name; if they name none, add all, so that --help can list them."""
     called = words[0] if words else ""
     if called == "experts" and any(word.partition("=")[0] == "--from" for word in words):
         _add(commands, "recorded", "stacks.live.cli")

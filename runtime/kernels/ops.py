@@ -283,7 +283,10 @@ class Ops:
         return self.fp8_matmul(product, down, torch.bfloat16)
 
     def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute rows that lie slot after slot, `counts` of each, of which `counts_M` came: [R, D] in BF16."""
+        """Compute rows in slot order by FP8 experts: [R, D] in BF16.
+
+        Slot i has `counts[i]` rows, of which the first `counts_M[i]` are real.
+        """
         results_RD = torch.empty(x.codes.shape, dtype=torch.bfloat16, device=x.codes.device)
         parts = zip(*(rows.split(counts) for rows in (x.codes, x.scales, results_RD)), strict=True)
         for slot, (codes, scales, results) in enumerate(parts):

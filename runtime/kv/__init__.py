@@ -1,1 +1,1 @@
-"""Latent KV in pages, and its travel to decode."""
+"""Latent KV in pages, its transfer to decode ranks, and the prefix cache."""

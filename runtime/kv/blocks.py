@@ -27,15 +27,16 @@ from runtime.protocol.messages import TENANT_DIGITS
 
 __all__ = ["BlockIdentity", "block_digest", "block_identity", "block_names", "root_name", "tenant_name"]
 
-FORMAT = 1  # of the chain (`protocol/block_chain.py`) and of what a block holds; whatever changes either raises it
+FORMAT = 1  # version of the chain (`protocol/block_chain.py`) and of a block's content; raise it if either changes
 TENANT_BYTES = 8
 
 
 class BlockIdentity(msgspec.Struct, frozen=True):
     """What a block's latents depend on besides its tokens.
 
-    `weights` names what a unit's ranks have read. `kernels` are those that decide a latent's last bits; None where
-    nobody asks for the same bits. There blocks of answers are shared too, whose latents have others than prefill's.
+    `weights` is the digest of the weights that a unit's ranks have read. `kernels` are those that determine a latent's
+    last bits, None in a unit that is not deterministic. Such a unit also shares blocks of answers, whose latents differ
+    from prefill's in the last bits.
     """
 
     format: int
@@ -49,7 +50,7 @@ class BlockIdentity(msgspec.Struct, frozen=True):
 
 
 def block_identity(launch: UnitLaunch, weights: str, num_layers: int, kernels: list[str]) -> BlockIdentity:
-    """Return the identity of the blocks that a unit's prompts and, unless it is deterministic, answers share."""
+    """Return the identity of the blocks that a unit's requests share: prompts and, unless deterministic, answers."""
     return BlockIdentity(
         format=FORMAT,
         config_digest=launch.checkpoint.config_digest,
@@ -63,20 +64,20 @@ def block_identity(launch: UnitLaunch, weights: str, num_layers: int, kernels: l
 
 
 def block_digest(identity: BlockIdentity) -> bytes:
-    """Return the identity's hash."""
+    """Return the hash of a block identity."""
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).digest()
 
 
 def root_name(digest: bytes, salt: str) -> bytes:
-    """Return what a chain begins with. `digest` has a fixed length, so no salt reaches into it."""
+    """Return the root of a chain of block names. `digest` has a fixed length, so that no salt can imitate one."""
     return hashlib.sha256(digest + salt.encode()).digest()
 
 
 def tenant_name(salt: str) -> bytes:
-    """Return whose room a chain's blocks take: one name for all salts of a tenant."""
+    """Return the tenant's name, to which a chain's blocks are charged: the same for all salts of a tenant."""
     return hashlib.sha256(salt[:TENANT_DIGITS].encode()).digest()[:TENANT_BYTES]
 
 
 def block_names(root: bytes, token_ids: Sequence[int]) -> list[bytes]:
-    """Return the name of each whole block of these tokens."""
+    """Return the name of each whole block of `token_ids`, in a chain that begins with `root`."""
     return chain_blocks(root, token_ids)

@@ -1,4 +1,4 @@
-"""One rank's latent KV in pages, so that a request takes what it needs and not what it might.
+"""One rank's latent KV in pages, so that a request takes only the memory that it needs at present.
 
     page          room for PAGE_TOKENS tokens of one request, in every layer
     page table    a request's pages in order: position p lies in table[p // PAGE_TOKENS], at p % PAGE_TOKENS
@@ -32,7 +32,7 @@ PageTable = list[int]
 
 
 class LatentCache:
-    """Room for at least `num_tokens` tokens, `[num_layers, num_pages, PAGE_TOKENS, latent_dim]`."""
+    """A rank's KV cache for at least `num_tokens` tokens, `[num_layers, num_pages, PAGE_TOKENS, latent_dim]`."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class LatentCache:
         memory: HostMemory | None = None,
         host_bytes: int = 0,
     ) -> None:
-        """Make the cache. `link` says how latents cross to the host's memory and back, if not by plain copies.
+        """Allocate the cache. `link` says how latents cross to host memory and back, if not by plain copies.
 
-        `memory` is the ledger of what lies there, of which blocks may take `host_bytes`. Raise RuntimeFailure where
-        there is not so much.
+        `memory` is the ledger of host memory, of which cached blocks may take `host_bytes`. Raise RuntimeFailure if
+        there is too little memory.
         """
         self.num_pages = num_pages(num_tokens)
         self._pages = torch.zeros(num_layers, self.num_pages, PAGE_TOKENS, latent_dim, dtype=dtype, device=device)
@@ -61,26 +61,26 @@ class LatentCache:
 
     @property
     def num_free_pages(self) -> int:
-        """The number of pages that no table holds."""
+        """The number of pages that no request holds, idle ones with cached blocks included."""
         return self._owners.num_free
 
     def find(self, names: Sequence[bytes]) -> PageTable:
-        """Return the pages that hold the blocks of these names, up to the first that is not there."""
+        """Return the pages that have the blocks with these names, up to the first name that no page has."""
         return self._owners.find(names)
 
     def num_found(self, names: Sequence[bytes]) -> int:
-        """Return how many blocks of these names are in pages or in host memory, up to the first that is not."""
+        """Return how many of these blocks, from the first on, are in pages or then in host memory without a gap."""
         number = len(self.find(names))
         return number if self.host is None else number + self.host.num_found(names[number:])
 
     def can_allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> bool:
-        """Return whether there are pages for `table` to hold `num_tokens` in all, the next of which are `shared`."""
+        """Return whether there are pages for `table` to grow to `num_tokens`, beginning with the pages `shared`."""
         shared = shared or []
         num_new = num_pages(num_tokens) - len(table) - len(shared)
         return num_new <= self._owners.num_free - self._owners.num_idle(shared)
 
     def allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> None:
-        """Let `table` grow until it holds `num_tokens`. Its next pages are `shared`, which have their latents."""
+        """Let `table` grow to `num_tokens`: first by the pages `shared`, which have their latents, then by new ones."""
         for page in shared or []:
             self._owners.hold(page)
             table.append(page)
@@ -88,7 +88,7 @@ class LatentCache:
             table.append(self._owners.take())
 
     def share(self, table: PageTable, first: int, shared: PageTable) -> None:
-        """Put `shared` in the place of a table's pages from number `first` on, which it has not written."""
+        """Replace a table's pages from number `first` on, which it has not written yet, by the pages `shared`."""
         for number, page in enumerate(shared, first):
             if table[number] != page:
                 self._owners.hold(page)
@@ -96,19 +96,19 @@ class LatentCache:
                 table[number] = page
 
     def name(self, table: PageTable, first: int, names: Sequence[bytes], tenant: bytes) -> None:
-        """Let the blocks be found by these names that a table's pages hold from number `first` on.
+        """Name the blocks in a table's pages from number `first` on, so that other requests find them.
 
-        They take room of this tenant, as do their copies in host memory.
+        The blocks, and their copies in host memory, count towards the share of `tenant`.
         """
         for page, name in zip(table[first : first + len(names)], names, strict=True):
             self._owners.name(page, name, int.from_bytes(tenant))
 
     def num_shared(self, table: PageTable) -> int:
-        """Return how many pages at the beginning of a table are in other tables too: freeing them frees nothing."""
+        """Return how many of a table's first pages are in other tables too, so that freeing them frees no memory."""
         return self._owners.num_shared(table)
 
     def free(self, table: PageTable) -> None:
-        """Take all pages of a table back, because its request needs them no more; the table is empty afterwards."""
+        """Release all pages of a table, whose request no longer needs them, and empty the table."""
         self._owners.release(table)
         table.clear()
 
@@ -117,11 +117,11 @@ class LatentCache:
         return self.layers[layer].read(self._rows(table, start, end))
 
     def swap_in(self, table: PageTable, latents: Tensor, start: int = 0) -> Arrival | None:
-        """Begin to write a request's latents `[num_layers, T, C]`, which come from host memory, from position `start`.
+        """Begin to copy latents `[num_layers, T, C]` from host memory to a request's pages, from position `start` on.
 
-        Return their arrival, before which nobody may use or free these pages; None if they are there.
+        Return their arrival, before which nobody may use or free these pages; None if they have arrived already.
         """
-        rows = self._rows(table, start, start + latents.shape[1])  # made before the copies: among them it would wait
+        rows = self._rows(table, start, start + latents.shape[1])  # made first: later it would wait for the copies
 
         def write() -> None:
             for layer, latent_TC in zip(self.layers, latents, strict=True):
@@ -130,31 +130,31 @@ class LatentCache:
         return self.link.begin_to_device(write)
 
     def load(self, table: PageTable, first: int, names: Sequence[bytes]) -> tuple[int, Arrival | None]:
-        """Start copying the named blocks into a table's pages from `first` on, up to the first one not in host memory.
+        """Begin to copy the named blocks to a table's pages from number `first` on, up to the first not in host memory.
 
-        Return how many are copied, and their arrival, as `swap_in` does.
+        Return how many are copied, and their arrival as `swap_in` does.
         """
         if self.host is None:
             return 0, None
         return self.host.load(names, (self._pages[:, page] for page in table[first:]))
 
     def save(self, max_blocks: int) -> None:
-        """Begin to copy blocks that nobody holds any more to host memory. The next step ends this with `end_saves`."""
+        """Begin to copy at most `max_blocks` idle blocks to host memory. The next step calls `end_saves`."""
         if self.host is not None:
             due = iter(self._owners.take_due, None)
             self.host.save(((name, tenant, self._pages[:, page]) for page, name, tenant in due), max_blocks)
 
     def end_saves(self) -> list[bytes]:
-        """Let whoever gets the pages from now on write to them after their blocks are copied.
+        """Order all later writes to the saved blocks' pages after the copies that `save` began.
 
         Return the names of the blocks whose copies have ended since the last call.
         """
         return [] if self.host is None else self.host.end_saves()
 
     def swap_out(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor | None:
-        """Copy a request's latents from `start` up to `num_tokens` to host memory, `[num_layers, T, C]`.
+        """Copy a request's latents of positions `start` to `num_tokens` - 1 to host memory, `[num_layers, T, C]`.
 
-        Return None where it has no room for them.
+        Return None if host memory has no room for them.
         """
         token_bytes = self._pages[:, 0, 0].nbytes
         if not self.memory.take("swapped", (num_tokens - start) * token_bytes):
@@ -164,7 +164,7 @@ class LatentCache:
         return latents
 
     def copy_to_host(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor:
-        """Copy a request's latents as `swap_out` does, for somebody else to hold."""
+        """Copy a request's latents as `swap_out` does, without counting them in the ledger of host memory."""
         rows = self._rows(table, start, num_tokens)
         latents = self.link.empty((len(self.layers), num_tokens - start, self._pages.shape[-1]), self._pages.dtype)
         for layer, latent_TC in zip(self.layers, latents, strict=True):
@@ -173,9 +173,9 @@ class LatentCache:
         return latents
 
     def join_outside(self, first: Tensor, rest: Tensor) -> Tensor | None:
-        """Copy latents in host memory, of tokens and of those that follow, to one piece `[num_layers, T, C]`.
+        """Join latents in host memory, `first` and the tokens after them, `rest`, to one tensor `[num_layers, T, C]`.
 
-        Return None where it has no room for that.
+        Return None if host memory has no room for it.
         """
         if not self.memory.take("swapped", first.nbytes + rest.nbytes):
             return None
@@ -187,7 +187,7 @@ class LatentCache:
         return latents
 
     def _rows(self, table: PageTable, start: int, end: int) -> Tensor:
-        """Return the rows of a request's tokens from `start` to before `end` in every layer."""
+        """Return the rows, the same in every layer, of a request's positions `start` to `end` - 1."""
         return torch.tensor(slot_mapping(table, start, end), dtype=torch.long, device=self._pages.device)
 
 
@@ -199,14 +199,14 @@ class LayerPages:
         self.pages = pages  # [J, PAGE_TOKENS, C]
 
     def write(self, slot_mapping_T: Tensor, latent_TC: Tensor) -> None:
-        """Write the latents of a step's own tokens."""
+        """Write the latents of a step's tokens to the rows `slot_mapping_T`."""
         self._rows.index_copy_(0, slot_mapping_T, latent_TC)
 
     def read(self, slot_mapping_S: Tensor) -> Tensor:
-        """Return the latents in these rows, `[S, C]`."""
+        """Return the latents in the rows `slot_mapping_S`, `[S, C]`."""
         return self._rows.index_select(0, slot_mapping_S)
 
 
 def slot_mapping(table: PageTable, start: int, end: int) -> list[int]:
-    """Return the rows of the positions from `start` to before `end`."""
+    """Return the rows of the positions `start` to `end` - 1 of a page table."""
     return [table[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS for position in range(start, end)]

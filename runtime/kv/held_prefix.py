@@ -26,10 +26,10 @@ __all__ = ["HeldPrefix", "HeldPrefixes", "PrefixHolder"]
 
 @dataclass(eq=False)
 class HeldPrefix:
-    """The first blocks of one offered request.
+    """The first blocks of one offered request, as far as this decode rank has and holds them.
 
-    `root` begins the chain of block names, and `names` are offered. Without a root the request shares nothing. The
-    first `num_tokens` tokens lie in the pages of `table`, or in `latents` `[num_layers, num_tokens, latent_dim]` if
+    `root` begins the chain of block names, and `names` are those offered. Without a root the request shares nothing.
+    The first `num_tokens` tokens are in the pages of `table`, or in `latents` `[num_layers, num_tokens, latent_dim]` if
     they gave way. If they are in neither, host memory was full, and they are lost.
     """
 
@@ -49,21 +49,21 @@ class PrefixHolder(Protocol):
     """Hands prefixes to the step loop, which owns the pages. No call waits."""
 
     def hold(self, prefix: HeldPrefix, answer: Callable[[int], object]) -> None:
-        """Let the step loop hold what it has of a prefix, then call `answer` with the number of tokens."""
+        """Let the step loop hold the blocks that it has of a prefix, then call `answer` with their number of tokens."""
 
     def release(self, prefix: HeldPrefix) -> None:
         """Let the step loop release a prefix whose request will not arrive."""
 
 
 class HeldPrefixes:
-    """All held prefixes of one cache, the oldest first."""
+    """All held prefixes of one rank's cache, the oldest first."""
 
     def __init__(self, cache: LatentCache) -> None:
         self._cache = cache
         self._held: list[HeldPrefix] = []
 
     def hold(self, prefix: HeldPrefix) -> int:
-        """Hold the pages that have the first blocks of a prefix. Return how many tokens that is."""
+        """Hold the pages that have the first blocks of a prefix. Return how many tokens they have."""
         found = self._cache.find(prefix.names)
         prefix.num_tokens = len(found) * PAGE_TOKENS
         self._cache.allocate(prefix.table, prefix.num_tokens, found)
@@ -78,7 +78,7 @@ class HeldPrefixes:
             self._cache.free(prefix.table)
 
     def hand_over(self, prefix: HeldPrefix) -> None:
-        """Hold a prefix no more, because its request has taken the pages over."""
+        """Remove a prefix whose request has taken over its pages."""
         if prefix in self._held:
             self._held.remove(prefix)
 

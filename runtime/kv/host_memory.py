@@ -1,4 +1,4 @@
-"""Latents that lie outside a cache: their bound, and memory that is ready for them.
+"""Host memory for latents outside the cache: its bound, and memory that is pinned in advance.
 
     arriving    requests that come with their latents from prefill ranks, until these are in the cache
     swapped     preempted requests, until they are in the cache again
@@ -31,7 +31,7 @@ __all__ = ["HostMemory", "Staging", "max_held_bytes", "max_host_bytes", "pinning
 Holder = Literal["arriving", "swapped", "blocks"]
 HOLDERS: tuple[Holder, ...] = get_args(Holder)
 
-HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: what waits has at most so many times the cache's bytes, or a GiB
+HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: waiting latents take at most 8 times the cache's bytes, or a GiB
 
 
 def max_held_bytes(launch: UnitLaunch) -> int:
@@ -57,10 +57,10 @@ def staged_bytes(launch: UnitLaunch) -> int:
 
 @contextmanager
 def pinning(num_bytes: int) -> Iterator[None]:
-    """Raise RuntimeFailure where torch cannot pin these bytes."""
+    """Turn torch's error into RuntimeFailure if it cannot pin `num_bytes` of host memory."""
     try:
         yield
-    except RuntimeError as error:  # torch's
+    except RuntimeError as error:  # raised by torch
         why = str(error).splitlines()[0]
         raise RuntimeFailure(f"{num_bytes / 1e9:.1f} GB of host memory cannot be pinned for KV: {why}") from None
 
@@ -84,11 +84,11 @@ class HostMemory:
         self._give_way: Callable[[int], None] = lambda num_bytes: None
 
     def let_blocks_give_way(self, give_way: Callable[[int], None]) -> None:
-        """Call `give_way(num_bytes)` when requests lack so much. It gives back what it can before it returns."""
+        """Set the function to call with the number of bytes that requests lack; it frees blocks before it returns."""
         self._give_way = give_way
 
     def take(self, holder: Holder, num_bytes: int, max_pieces: int = sys.maxsize) -> bool:
-        """Take room for one piece of memory; return whether there was any. A holder has at most `max_pieces`."""
+        """Reserve `num_bytes` for a holder, at most `max_pieces` times. Return whether there was room."""
         with self.lock:
             self._collect()
             missing = sum(self._num_bytes.values()) + num_bytes - self.max_bytes
@@ -104,15 +104,15 @@ class HostMemory:
             return True
 
     def watch(self, holder: Holder, latents: Tensor) -> None:
-        """Give back what was taken for these latents when nobody holds them any more."""
+        """Give back the reservation for these latents once nothing refers to them any more."""
         weakref.finalize(latents, self.give_back, holder, latents.nbytes)
 
     def give_back(self, holder: Holder, num_bytes: int) -> None:
-        """Give back the room of one piece of `num_bytes`, which nobody holds any more."""
+        """Give back one reservation of `num_bytes`. Any thread may call this at any time."""
         self._given_back.put((holder, num_bytes))
 
     def held(self) -> dict[Holder, int]:
-        """Return how many bytes each holder has."""
+        """Return how many bytes each holder has reserved."""
         with self.lock:
             self._collect()
             return dict(self._num_bytes)
@@ -125,34 +125,34 @@ class HostMemory:
 
 
 class Staging:
-    """Memory for latents that arrive, pinned before requests come.
+    """A buffer for arriving latents, pinned before requests come.
 
     On an H100 a gigabyte took 0.53 s to pin, in which no other thread of the process could launch a kernel.
 
-    A request gets the first gap that is large enough. Its piece comes back as room does, when nobody holds the latents
-    any more. A copy to the device may still read it then: it is a gap again when the copies begun by then have ended.
+    A request gets the first gap that is large enough. Its piece comes back when nothing refers to the latents any more.
+    A copy to the device may still read the piece then, so it becomes a gap once the copies begun by then have ended.
     """
 
     def __init__(self, link: HostLink, num_bytes: int) -> None:
-        """Pin the memory. Raise RuntimeFailure where there is not so much."""
+        """Pin `num_bytes` of host memory. Raise RuntimeFailure if that is not possible."""
         with pinning(num_bytes):
             self._memory = link.empty((num_bytes,), torch.uint8)
         self._link = link
-        self._gaps = [(0, num_bytes)]  # from and up to which byte: in order, no two side by side
+        self._gaps = [(0, num_bytes)]  # (first byte, end), in order, none adjacent
         self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        self._read: deque[tuple[Callable[[], bool], list[tuple[int, int]]]] = deque()  # by copies that may go on
+        self._read: deque[tuple[Callable[[], bool], list[tuple[int, int]]]] = deque()  # pieces still being read
 
     @property
     def memory(self) -> Tensor:
-        """All of it, as bytes."""
+        """The whole buffer, as bytes."""
         return self._memory
 
     def contains(self, latents: Tensor) -> bool:
-        """Return whether these latents lie in it."""
+        """Return whether these latents are in this buffer."""
         return latents.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Return memory for a request, or None if no gap is large enough."""
+        """Return memory for one request's latents, or None if no gap is large enough."""
         self._collect()
         num_bytes = math.prod(shape) * dtype.itemsize
         whole_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -166,7 +166,7 @@ class Staging:
         return None
 
     def _collect(self) -> None:
-        """Make gaps of what came back and is read no more."""
+        """Turn pieces that came back into gaps, once no copy reads them any more."""
         pieces = []
         while not self._came_back.empty():
             pieces.append(self._came_back.get())
@@ -178,7 +178,7 @@ class Staging:
 
 
 def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the gaps in order, those that touch as one."""
+    """Return the gaps in order, with adjacent ones merged."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(gaps):
         first = joined.pop()[0] if joined and joined[-1][1] == first else first

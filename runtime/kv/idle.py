@@ -1,4 +1,4 @@
-"""The pages that nobody holds and that remember a block: in the order of their last use, all and those of each tenant.
+"""The idle pages of a prefix cache, in the order of their last use, and which of them to give up next.
 
     idle      all of them, the one that is idle for longest first
     share     one tenant's, in the same order
@@ -24,19 +24,19 @@ NOT_IN_LINE, END = -1, -2
 
 
 class Links:
-    """The pages before and after each page, of which none is in two lines."""
+    """The neighbours of each page in its line (a linked list); each page is in one line at most."""
 
     def __init__(self, num_pages: int) -> None:
         self.next = array("i", [NOT_IN_LINE]) * num_pages
         self.previous = array("i", [NOT_IN_LINE]) * num_pages
 
     def __contains__(self, page: int) -> bool:
-        """Return whether a page is in a line."""
+        """Return whether a page is in any line."""
         return self.next[page] != NOT_IN_LINE
 
 
 class Line:
-    """Pages in a line."""
+    """Some pages in an order, as a doubly linked list."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -44,7 +44,7 @@ class Line:
         self._length = 0
 
     def __len__(self) -> int:
-        """Return the number of pages."""
+        """Return the number of pages in the line."""
         return self._length
 
     def __contains__(self, page: int) -> bool:
@@ -52,11 +52,11 @@ class Line:
         return page in self._links
 
     def first(self) -> int | None:
-        """Return the page that came first, or None if there is none."""
+        """Return the page that was added first, or None if the line is empty."""
         return self._first if self._length else None
 
     def append(self, page: int) -> None:
-        """Add a page."""
+        """Add a page at the end."""
         links, last = self._links, self._last
         links.previous[page], links.next[page], self._last = last, END, page
         if last == END:
@@ -66,7 +66,7 @@ class Line:
         self._length += 1
 
     def remove(self, page: int) -> None:
-        """Remove a page, wherever it is."""
+        """Remove a page from anywhere in the line."""
         links = self._links
         before, after = links.previous[page], links.next[page]
         if before == END:
@@ -82,13 +82,13 @@ class Line:
 
 
 class IdlePages:
-    """The idle pages of a cache. `tenant_of` says whose each page is while it is named."""
+    """The idle pages of a cache. `tenant_of` has the tenant of each named page."""
 
     def __init__(self, num_pages: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._idle, self._links = Line(Links(num_pages)), Links(num_pages)
-        self._shares: dict[int, Line] = {}  # by tenant
-        self._tenants: dict[int, dict[int, None]] = {}  # by the number of their pages
+        self._shares: dict[int, Line] = {}  # tenant -> its idle pages
+        self._tenants: dict[int, dict[int, None]] = {}  # number of pages -> the tenants that have so many
         self._most = 0
         self.tenant_of = array("Q", [0]) * num_pages
         self._since = array("d", [0.0]) * num_pages
@@ -98,7 +98,7 @@ class IdlePages:
         return len(self._idle)
 
     def add(self, page: int) -> None:
-        """Add a page, which was used last."""
+        """Add a page that has just become idle, as the most recently used one."""
         tenant = self.tenant_of[page]
         self._since[page] = self._clock()
         self._idle.append(page)
@@ -107,7 +107,7 @@ class IdlePages:
         self._count(tenant, len(share) - 1, len(share))
 
     def remove(self, page: int) -> None:
-        """Remove a page: somebody holds it, or it remembers nothing any more."""
+        """Remove a page that is no longer idle: a request holds it, or its block was forgotten."""
         tenant = self.tenant_of[page]
         share = self._shares[tenant]
         self._idle.remove(page)
@@ -117,14 +117,14 @@ class IdlePages:
             del self._shares[tenant]
 
     def oldest(self) -> int | None:
-        """Return the page to give up next, or None if there is none."""
+        """Return the page to give up next, or None if none is idle."""
         page = self._idle.first()
         if page is None or self._clock() - self._since[page] >= FRESH_S:
             return page
         return self._shares[next(iter(self._tenants[self._most]))].first()
 
     def _count(self, tenant: int, before: int, now: int) -> None:
-        """Put a tenant into the bucket of `now` pages, one more or less than before."""
+        """Move a tenant from the bucket of `before` pages to that of `now` pages, one more or one less."""
         if before:
             del self._tenants[before][tenant]
             if not self._tenants[before]:

@@ -1,4 +1,4 @@
-"""The names of a cache's pages, and names that were used lately: tables in arrays, for a host may hold millions.
+"""The names of a cache's pages, and recently used names: tables in arrays, since a host may hold millions.
 
 `NameIndex` finds the page of a name:
 
@@ -21,13 +21,13 @@ import numpy as np
 
 __all__ = ["NAME_BYTES", "NameIndex", "SeenNames"]
 
-NAME_BYTES = 32  # of a sha256
+NAME_BYTES = 32  # a sha256
 NO_PAGE, NO_NAME = -1, -2
-SEEN_BYTES = 8  # of a name; two names that begin alike cost a write too many
+SEEN_BYTES = 8  # bytes kept of a name; two names that begin alike cost a needless write
 
 
 class NameIndex:
-    """The pages by name. At most one page has a name, and a page at most one."""
+    """Finds the page with a name. A page has one name at most, and a name one page."""
 
     def __init__(self, num_pages: int) -> None:
         num_buckets = 1 << (num_pages - 1).bit_length() if num_pages else 1
@@ -59,7 +59,7 @@ class NameIndex:
         return bytes(self._names[page * NAME_BYTES : (page + 1) * NAME_BYTES])
 
     def add(self, page: int, name: bytes) -> None:
-        """Give a page without a name one that no page has."""
+        """Name a page that has no name yet, by a name that no other page has."""
         assert page not in self
         assert len(name) == NAME_BYTES
         bucket = hash(name) & self._mask
@@ -81,13 +81,13 @@ class NameIndex:
 
 
 class SeenNames:
-    """Names of the blocks that were used last, at most `num_names` of them for the most part."""
+    """Remembers the names of recently used blocks, at most `num_names` of them; some are forgotten early."""
 
     def __init__(self, num_names: int) -> None:
-        self._places = np.zeros(max(num_names, 1), np.uint64)  # the system gives memory as places are written
+        self._places = np.zeros(max(num_names, 1), np.uint64)  # the system allocates memory as places are written
 
     def see(self, chain: Sequence[bytes]) -> int:
-        """Remember a chain of names from its first. Return how many of them, from the first on, were used before."""
+        """Remember all names of a chain. Return how many of them, from the first on, were used before."""
         names = np.frombuffer(b"".join(name[:SEEN_BYTES] for name in chain), np.uint64)
         places = names % len(self._places)
         known = np.flatnonzero(self._places[places] == names)

@@ -43,10 +43,10 @@ POLL_S = 0.0005  # assumed: between looks at a write, which takes about 2 ms for
 
 
 class NixlAgent:
-    """One rank's end. Used from one event loop; a thread of NIXL's answers peers meanwhile."""
+    """One rank's NIXL agent. Used from one event loop; a thread of NIXL answers peers meanwhile."""
 
     def __init__(self) -> None:
-        """Start it. Raise RuntimeFailure where the package is missing or cannot start."""
+        """Start the agent. Raise RuntimeFailure if the package is missing or cannot start."""
         os.environ.update(UCX_SETTINGS)  # libucs reads them when it is loaded
         self._nixl = _load()
         self._errors = tuple(getattr(self._nixl, name) for name in dir(self._nixl) if name.endswith("Error"))
@@ -60,15 +60,15 @@ class NixlAgent:
             raise RuntimeFailure(f"NIXL cannot start: {error}") from None
 
     def share(self, memory: Tensor) -> None:
-        """Let peers write to this memory, which lies together, for as long as the process lives."""
+        """Let peers write to `memory`, a contiguous tensor, for as long as the process lives."""
         self._register(memory.data_ptr(), memory.nbytes)
 
     def describe(self) -> str:
-        """Return what peers need to reach the memory that was shared so far, in base64."""
+        """Return the metadata, in base64, with which peers reach the memory shared so far."""
         return base64.b64encode(self._agent.getLocalMD()).decode()
 
     def meet(self, description: str) -> str:
-        """Return the peer of this description. Raise WireError where it cannot be reached."""
+        """Connect to the peer that `describe`d itself so, and return its name. Raise WireError if it is unreachable."""
         try:
             peer: str = self._agent.loadRemoteMD(base64.b64decode(description, validate=True)).decode()
             self._agent.makeConnection(peer, [])
@@ -77,14 +77,14 @@ class NixlAgent:
         return peer
 
     def forget(self, peer: str) -> None:
-        """Give up what is known of a peer."""
-        with suppress(*self._errors):  # it may be gone already
+        """Forget a peer's metadata."""
+        with suppress(*self._errors):  # the peer may be gone already
             self._agent.invalidateRemoteMD(peer)
 
     async def write(self, part: memoryview, peer: str, address: int, is_gone: Callable[[], bool]) -> None:
-        """Write bytes to a peer's memory, and return when they are there.
+        """Write bytes to an address in a peer's memory, and return when they are there.
 
-        Raise WireError where they cannot be written, or once the peer `is_gone`, which no write outlives.
+        Raise WireError if they cannot be written, or once the peer `is_gone`; then the write has ended too.
         """
         here = ctypes.addressof(ctypes.c_char.from_buffer(part))
         try:
@@ -118,10 +118,10 @@ class NixlAgent:
 
 
 class Peer:
-    """Another rank's memory. Once it could not be reached or written, it is written no more."""
+    """Another rank's memory to write to, until a first attempt to reach it or write to it fails."""
 
     def __init__(self, agent: NixlAgent, description: str) -> None:
-        """Try to reach it."""
+        """Try to reach the peer that is described."""
         self.description = description
         self._agent = agent
         self._name: str | None = None
@@ -130,11 +130,11 @@ class Peer:
 
     @property
     def is_writable(self) -> bool:
-        """True until something went wrong."""
+        """True until reaching the peer, or a write to it, has failed."""
         return self._name is not None
 
     async def write(self, part: memoryview, address: int, is_gone: Callable[[], bool]) -> None:
-        """Write bytes to an address, as the agent does. Raise WireError."""
+        """Write bytes to an address of the peer, as `NixlAgent.write` does. Raise WireError."""
         if self._name is None:  # another request's write failed
             raise WireError("its memory cannot be written")
         try:
@@ -144,7 +144,7 @@ class Peer:
             raise
 
     def forget(self) -> None:
-        """Write no more."""
+        """Forget the peer, and write to it no more."""
         if self._name is not None:
             self._agent.forget(self._name)
             self._name = None

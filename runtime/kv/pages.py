@@ -1,4 +1,4 @@
-"""The pages of a tier of the prefix cache: who holds each, and which block it remembers.
+"""The pages of a cache or of its host tier: how many requests hold each page, and which block it keeps.
 
 A page is in one of three states:
 
@@ -33,10 +33,10 @@ NO_TENANT = 0
 
 
 class Pages:
-    """All pages of one cache."""
+    """The states of all pages of one cache."""
 
     def __init__(self, num_pages: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with blank pages. `clock` says in seconds when one becomes idle."""
+        """Begin with blank pages. `clock` returns the time in seconds, to tell how long a page has been idle."""
         self._blank = array("i", reversed(range(num_pages)))
         self._holders = array("i", [0]) * num_pages
         self._index = NameIndex(num_pages)
@@ -44,12 +44,12 @@ class Pages:
 
     @property
     def num_free(self) -> int:
-        """The pages that nobody holds."""
+        """The number of pages that nobody holds, blank or idle."""
         return len(self._blank) + len(self._idle)
 
     @property
     def num_blank(self) -> int:
-        """The pages that nobody holds, and that have no name."""
+        """The number of pages that nobody holds and that have no name."""
         return len(self._blank)
 
     def has_name(self, page: int) -> bool:
@@ -57,11 +57,11 @@ class Pages:
         return page in self._index
 
     def num_idle(self, pages: Iterable[int]) -> int:
-        """Return how many of these named pages nobody holds."""
+        """Return how many of these named pages are idle: nobody holds them."""
         return sum(not self._holders[page] for page in pages)
 
     def num_shared(self, pages: Iterable[int]) -> int:
-        """Return how many pages at the beginning have more than one holder."""
+        """Return how many of the first pages have more than one holder, up to one that has not."""
         number = 0
         for page in pages:
             if self._holders[page] < 2:
@@ -74,7 +74,7 @@ class Pages:
         return self._index.find(names)
 
     def take(self) -> int:
-        """Return a page without a name for one holder. There must be a free one."""
+        """Return a blank page for one holder, made of an idle one if need be. There must be a free page."""
         if not self._blank:
             self.forget_oldest()
         page = self._blank.pop()
@@ -82,14 +82,14 @@ class Pages:
         return page
 
     def hold(self, page: int) -> None:
-        """Count one more holder of a page that has a name."""
+        """Add a holder to a page that has a name."""
         assert page in self._index
         if not self._holders[page]:
             self._leave_lines(page)
         self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Count one holder less of each page of a table."""
+        """Remove one holder from each page of a table."""
         for page in reversed(pages):
             assert self._holders[page] > 0
             self._holders[page] -= 1
@@ -102,14 +102,14 @@ class Pages:
                 self._blank.append(page)
 
     def name(self, page: int, name: bytes, tenant: int = NO_TENANT) -> None:
-        """Let a held page, which nobody writes to any more, be found. The first page of a name keeps it."""
+        """Name a held page that nobody writes to any more, so that it can be found; skip a name that a page has."""
         assert self._holders[page] > 0
         if page not in self._index and not self._index.find([name]):
             self._index.add(page, name)
             self._idle.tenant_of[page] = tenant
 
     def forget_oldest(self) -> int | None:
-        """Take the name of the idle page to give up next, and return its number. Return None if none is idle."""
+        """Make the idle page to give up next blank, and return it; None if none is idle."""
         page = self._idle.oldest()
         if page is not None:
             self._leave_lines(page)
@@ -118,7 +118,7 @@ class Pages:
         return page
 
     def take_due(self) -> tuple[int, bytes, int] | None:
-        """Return the page that is due for longest, its name and its tenant: it is due no more. None if none is due."""
+        """Take the page that is due for longest, and return it with its name and tenant; None if none is due."""
         page = self._due.first()
         if page is None:
             return None

@@ -52,14 +52,14 @@ __all__ = ["KvReceiver", "check_layout"]
 REPLY_TIMEOUT_S = 30.0
 FIRST_TIMEOUT_S = 5.0  # as on the places port: a sender connects when it has an offer, and sends it at once
 LONGEST_PAUSE_S = 600.0  # assumed: between two pieces lie the steps of other prompts
-LINGER_S = 1.0  # for which a refused sender may take the reason
+LINGER_S = 1.0  # seconds for a refused sender to read the reason
 MAX_CONNECTIONS = 4096  # assumed: DeepSeek's largest day had 29 prefill units of 32 ranks, 928 in all
 MAX_QUEUED = 65_536  # the most that a spec lets a gateway queue for one decode rank
 
 
 @dataclass
 class _Caller:
-    """A prefill rank's connection, the place that it may write to until it has handed over, and the prefix held."""
+    """A prefill rank's connection, with the memory that it may write to and the prefix held for its request."""
 
     stream: asyncio.StreamReader
     frames: FrameReader[FromPrefill]
@@ -69,7 +69,7 @@ class _Caller:
 
 
 class KvReceiver:
-    """The server. It is told on the gateway's line which requests to expect, and which not to."""
+    """The server that receives KV from prefill ranks. The gateway says which requests to expect, and which to abort."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class KvReceiver:
         agent: NixlAgent | None = None,
         holder: PrefixHolder | None = None,
     ) -> None:
-        """Make the server. `token_shape` is (num_layers, latent_dim). Raise RuntimeFailure where memory is short.
+        """Make the server. `token_shape` is (num_layers, latent_dim). Raise RuntimeFailure if memory is short.
 
-        `accept` gets every request that passed the checks, with its latents and with the prefix that they continue.
-        `link` gives the memory that they come to, from which a device copies them; `memory`
-        is the ledger of it. With an `agent`, senders write to some of it. `holder` holds what this rank has of a
-        prompt; without one, everything is sent.
+        `accept` is called with every request that passed the checks, its latents, and the prefix that they continue.
+        `link` allocates the host memory for latents, from which a device copies them, and `memory` is its ledger. With
+        an `agent`, senders on this machine write to the pinned part of it. `holder` holds the blocks that this rank has
+        of a prompt; without one, everything is sent.
         """
         self._launch = launch
         self._token_shape = token_shape
@@ -102,24 +102,24 @@ class KvReceiver:
         self._max_requests = launch.limits.max_requests + MAX_QUEUED
         self._host_memory = HostMemory(max_host_bytes(launch)) if memory is None else memory
         self._tickets = Tickets(self._max_requests)
-        self._arriving: dict[str, _Caller] = {}  # by request
+        self._arriving: dict[str, _Caller] = {}  # request id -> its connection
         self._num_connections = 0
         self._complain = Complaints(_say)
 
     def expect(self, request_id: str, ticket: str) -> None:
-        """Admit the KV of a request, once and from whoever has the ticket."""
+        """Admit the KV of a request once, from any connection that shows the ticket."""
         self._tickets.issue(request_id, ticket)
 
     def abort(self, request_id: str) -> None:
-        """Take no KV of a request that nobody waits for any more."""
+        """Refuse the KV of a request that nobody waits for any more, and end its transfer."""
         self._tickets.withdraw(request_id)
         if (caller := self._arriving.pop(request_id, None)) is None:
             return
         if caller.place is None:
             caller.writer.transport.abort()
-        else:  # the sender has to end the connection: only that tells when it writes no more
+        else:  # the sender must end the connection: only its end shows that it writes no more
             caller.writer.write(encode_frame(Refused(request_id, "it was aborted")))
-            self._release(caller)  # at once: it writes to its place alone, and may go on for long
+            self._release(caller)  # now: the sender may go on for long, but writes to its own memory only
 
     async def serve(self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one prefill rank's connection, until it closes, breaks the protocol or is refused."""
@@ -139,10 +139,10 @@ class KvReceiver:
             writer.close()
 
     async def _follow(self, caller: _Caller) -> None:
-        """Answer offers until one is refused.
+        """Answer the connection's offers until one is refused.
 
-        Raise TimeoutError where none with a ticket comes in time: a stranger's connection takes no other's place for
-        long. Whoever had a ticket may be silent.
+        Raise TimeoutError if no offer with a valid ticket comes in time, so that unknown peers do not use up the
+        connections. A peer that has shown a ticket may be silent.
         """
         reply: HandoverReply | None = None
         while not isinstance(reply, Refused):
@@ -162,7 +162,7 @@ class KvReceiver:
     async def _take(self, offer: Offer, payload_bytes: int, caller: _Caller) -> HandoverReply:
         if not await self._tickets.redeem(offer.request_id, offer.ticket):
             return Refused(offer.request_id, "it has no ticket, or one that was used or has ended")
-        self._arriving[offer.request_id] = caller  # nobody else has: there is one ticket
+        self._arriving[offer.request_id] = caller  # no other connection has it: a ticket is used once
         try:
             _check_offer(offer, self._launch, self._token_shape)
             prefix = caller.prefix = await _read_prefix(offer, payload_bytes, caller.frames)
@@ -173,9 +173,9 @@ class KvReceiver:
             _check_handover(handover, offer, prefix, self._launch, self._vocab_size)
             if offer.request_id not in self._arriving:
                 raise WireError("it was aborted")
-            caller.place = None  # whoever hands over has nothing left to write
+            caller.place = None  # a sender that hands over has nothing left to write
             self._accept(handover, latents, prefix)
-            caller.prefix = HeldPrefix()  # the request has the other one now
+            caller.prefix = HeldPrefix()  # the accepted request has its prefix now
         except _Refusal as refusal:
             return Refused(offer.request_id, str(refusal))
         finally:
@@ -184,13 +184,13 @@ class KvReceiver:
         return Accepted(offer.request_id)
 
     def _release(self, caller: _Caller) -> None:
-        """Let what is held for the request that does not arrive be evicted."""
+        """Release the prefix held for a request that will not arrive, so that it can be evicted."""
         prefix, caller.prefix = caller.prefix, HeldPrefix()
         if prefix.root is not None and self._holder is not None:
             self._holder.release(prefix)
 
     async def _hold(self, prefix: HeldPrefix) -> int:
-        """Hold what this rank has of a prefix; return the number of tokens. The step loop answers between two steps."""
+        """Let the step loop hold the blocks that it has of a prefix. Return their number of tokens."""
         if prefix.root is None or self._holder is None:
             return 0
         loop = asyncio.get_running_loop()
@@ -204,7 +204,7 @@ class KvReceiver:
         return await held
 
     def _proceed(self, offer: Offer, start: int, latents: Tensor, caller: _Caller) -> None:
-        """Tell the sender what to send and, if it is on this machine, where it may write that."""
+        """Tell the sender from which token on to send and, if it is on this machine, where to write the latents."""
         if offer.request_id not in self._arriving:
             raise WireError("it was aborted")
         agent = address = None
@@ -214,7 +214,7 @@ class KvReceiver:
         caller.writer.write(encode_frame(Proceed(offer.request_id, start, agent, address)))
 
     async def _room(self, offer: Offer, start: int) -> Tensor:
-        """Return memory for latents from `start` on. Its room is given back when nobody has it any more."""
+        """Return host memory for an offer's latents from token `start` on, counted until nothing refers to it."""
         num_layers, num_tokens, latent_dim = offer.shape
         shape = [num_layers, num_tokens - start, latent_dim]
         num_bytes = shape[1] * self._launch.kv_cache.bytes_per_token
@@ -229,9 +229,10 @@ class KvReceiver:
         return latents
 
     async def _memory(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        """Return memory for a request. Memory that is not pinned is there at once, and so is what was pinned before.
+        """Return host memory for a request's latents: a piece of the pinned buffer, if one is free.
 
-        Beyond that it is pinned now, which other connections need not wait for. Torch keeps it for later requests.
+        Else memory is allocated, and pinned if the link pins, on another thread so that other connections do not wait.
+        Torch keeps pinned memory for later requests.
         """
         if self._staging is not None and (latents := self._staging.take(shape, dtype)) is not None:
             return latents
@@ -241,11 +242,11 @@ class KvReceiver:
 
 
 class _Refusal(Exception):
-    """A request cannot be taken; the text is for its sender. A client of the gateway may read it."""
+    """A request is refused. The text is for its sender, and a client of the gateway may read it."""
 
 
 def check_layout(layout: KvLayout, token_shape: tuple[int, int]) -> None:
-    """Refuse a launch file whose KV layout is not this model's. Raise RuntimeFailure."""
+    """Raise RuntimeFailure if a launch file's KV layout is not this model's."""
     computed = math.prod(token_shape) * DTYPES[layout.dtype].itemsize
     if layout.bytes_per_token != computed:
         raise RuntimeFailure(
@@ -254,7 +255,7 @@ def check_layout(layout: KvLayout, token_shape: tuple[int, int]) -> None:
 
 
 def _check_offer(offer: Offer, launch: UnitLaunch, token_shape: tuple[int, int]) -> None:
-    """Raise _Refusal. Only a sender that knows the digest hears about anything else."""
+    """Raise _Refusal for an offer that does not fit. Only a sender that knows the KV digest is told further reasons."""
     if offer.kv_digest != launch.kv_digest:
         raise _Refusal("its KV is of another plan than this unit's, or of other weights than this unit loaded")
     num_layers, latent_dim = token_shape
@@ -268,7 +269,7 @@ def _check_offer(offer: Offer, launch: UnitLaunch, token_shape: tuple[int, int])
 
 
 async def _read_prefix(offer: Offer, payload_bytes: int, frames: FrameReader[FromPrefill]) -> HeldPrefix:
-    """Return an offer's chain of block names, of which nothing is held yet. Raise _Refusal."""
+    """Return the prefix with an offer's chain of block names; nothing of it is held yet. Raise _Refusal."""
     if not payload_bytes:
         return HeldPrefix()
     expected = NAME_BYTES * (1 + num_offered_blocks(offer))
@@ -297,9 +298,9 @@ def _check_handover(handover: Handover, offer: Offer, prefix: HeldPrefix, launch
 
 
 async def _read_layers(offer: Offer, start: int, latents: Tensor, caller: _Caller) -> Handover:
-    """Read the latents of the tokens from `start` on, until the request itself comes.
+    """Read the latents of the tokens from `start` on, and return the Handover that follows them.
 
-    Raise _Refusal, and WireError for what no sender does.
+    Raise _Refusal, or WireError for a broken protocol.
     """
     num_layers, num_tokens, _ = offer.shape
     num_read = [start] * num_layers
@@ -341,7 +342,7 @@ async def _next_header(
 
 
 async def _throw_away(caller: _Caller) -> None:
-    """Let the peer read what was said to it: a connection that closes with bytes unread takes that back."""
+    """Read and drop what the peer still sends: closing with unread bytes would drop the refusal sent to it."""
     if caller.place is None:
         caller.writer.write_eof()
         with suppress(TimeoutError):
@@ -350,7 +351,7 @@ async def _throw_away(caller: _Caller) -> None:
 
 
 async def _read_to_end(caller: _Caller) -> None:
-    """Return once the peer has closed the connection, or its process is gone, which closes it as well."""
+    """Wait until the peer has closed the connection, as the end of its process does too."""
     with suppress(OSError):
         while await caller.stream.read(PIECE_BYTES):
             pass

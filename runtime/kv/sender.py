@@ -41,7 +41,7 @@ from runtime.protocol.sockets import detect_vanished_peer, is_connected, is_loca
 
 __all__ = ["MAX_PIECE_BYTES", "KvSender", "Outgoing", "SentBytes", "TransferCounters", "as_bytes", "num_offered_blocks"]
 
-REPLY_TIMEOUT_S = 30.0  # for the answer, and for each piece
+REPLY_TIMEOUT_S = 30.0  # the longest wait for an answer, and for each piece
 MAX_PIECE_BYTES = 4 * 2**20  # assumed: its checksum takes 1.4 ms, for which this rank's other connections wait
 MAX_IDLE = 2  # assumed: connections kept for each decode rank, which has half of its `MAX_CONNECTIONS` for others
 NO_ANSWER = "no answer"
@@ -49,18 +49,18 @@ TOO_SLOW = "it takes its KV too slowly"
 
 
 class TransferCounters(Protocol):
-    """Counts what was handed over."""
+    """Counts the requests that were handed over, and their bytes."""
 
     def kv_sent(self, num_bytes: "SentBytes", seconds: float, seconds_after_prompt: float) -> None:
-        """Hear that one request was handed over and accepted.
+        """Count one request that was handed over and accepted.
 
-        `seconds` are from its first layer on, `seconds_after_prompt` from the moment when all of it was computed.
+        `seconds` count from its first layer's latents, `seconds_after_prompt` from the end of its prompt's computation.
         """
 
 
 @dataclass(frozen=True)
 class SentBytes:
-    """The bytes of a request's latents that were sent, of all that was sent around them, and of latents not sent."""
+    """A request's bytes: latents sent, headers sent with them, and latents that the decode rank had already."""
 
     payload: int = 0
     framing: int = 0
@@ -77,15 +77,15 @@ class _Rows:
     arrived: Callable[[], None] | None
 
     def cut(self, start: int) -> "_Rows":
-        """Return the rows from position `start` on, perhaps none."""
+        """Return these rows without those before position `start`; perhaps none are left."""
         num_cut = min(max(start - self.start, 0), len(self.latent_TC))
         return replace(self, start=self.start + num_cut, latent_TC=self.latent_TC[num_cut:])
 
 
 class Outgoing:
-    """One request's KV, as far as it is computed and not sent. Used from one event loop.
+    """The queue of one request's KV that is computed and not sent yet. Used from one event loop.
 
-    `chain` is the offer's payload: the root and the names of `num_offered_blocks`, or nothing.
+    `chain` is the offer's payload: the root and the names of `num_offered_blocks` blocks, or nothing.
     """
 
     def __init__(self, offer: Offer, chain: bytes = b"") -> None:
@@ -98,37 +98,37 @@ class Outgoing:
         self._has_changed = asyncio.Event()
 
     def put(self, layer: int, start: int, latent_TC: Tensor, arrived: Callable[[], None] | None = None) -> None:
-        """Queue more rows of a layer: the next ones. What comes after a failure is dropped."""
+        """Queue a layer's next rows. After a failure they are dropped."""
         if self.failure is None:
             if latent_TC.untyped_storage().nbytes() > 2 * latent_TC.nbytes:
-                latent_TC = latent_TC.clone()  # a short prompt's rows need not keep a whole step's
+                latent_TC = latent_TC.clone()  # so that a short prompt's rows do not keep a whole step's tensor
             self._rows.append(_Rows(layer, start, latent_TC, arrived))
             self.held_bytes += latent_TC.nbytes
             self.wake()
 
     def finish(self, handover: Handover) -> None:
-        """Queue the request itself, after all rows."""
+        """Queue the request's Handover, after all rows."""
         self.handover = handover
         self.ended = time.perf_counter()
         self.wake()
 
     def fail(self, reason: str) -> None:
-        """Give the request up."""
+        """Give up the request, and drop its rows."""
         self.failure = reason
         self.drop()
         self.wake()
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Drop all queued rows."""
         self._rows.clear()
         self.held_bytes = 0
 
     def wake(self) -> None:
-        """Let whoever waits for rows look again."""
+        """Wake the coroutine that waits for rows."""
         self._has_changed.set()
 
     async def next_rows(self, has_answer: Callable[[], bool]) -> _Rows | None:
-        """Return the next rows; None after the last, or once nobody wants them."""
+        """Wait for the next rows and return them; None after the last, after a failure, or if there is an answer."""
         while self.failure is None and not has_answer():
             if self._rows:
                 rows = self._rows.popleft()
@@ -142,10 +142,10 @@ class Outgoing:
 
 
 class KvSender:
-    """All transfers of a prefill rank."""
+    """Sends all requests' KV from one prefill rank to decode ranks."""
 
     def __init__(self, counters: TransferCounters, max_held_bytes: int, agent: NixlAgent | None = None) -> None:
-        """Make none yet. With an `agent`, decode ranks of this machine are written to."""
+        """Begin without transfers. With an `agent`, latents are written into decode ranks' memory on this machine."""
         self._counters = counters
         self._max_held_bytes = max_held_bytes
         self._agent = agent
@@ -157,7 +157,7 @@ class KvSender:
     def put(
         self, outgoing: Outgoing, layer: int, start: int, latent_TC: Tensor, arrived: Callable[[], None] | None = None
     ) -> None:
-        """Queue more of a request. Beyond the bound, the one that holds most fails."""
+        """Queue a request's next rows. Beyond `max_held_bytes` in all, the request that holds most fails."""
         outgoing.put(layer, start, latent_TC, arrived)
         if sum(each.held_bytes for each in self._sending) > self._max_held_bytes:
             slowest = max(self._sending, key=lambda each: each.held_bytes)
@@ -165,10 +165,10 @@ class KvSender:
             self._sending[slowest].abort()
 
     async def send(self, host: str, port: int, outgoing: Outgoing) -> None:
-        """Send a request until it is accepted. Raise RuntimeFailure where the decode rank is not there, or refuses.
+        """Send a request until it is accepted. Raise RuntimeFailure if the decode rank cannot be reached, or refuses.
 
-        The log says where that rank is. Where nobody wants the answer any more, the connection is not used again: no
-        half frame is before another request's, and no late answer is taken for its own.
+        The log has that rank's address. A connection is not used again after a cancelled transfer, so that no half
+        frame comes before another request's, and no late answer is taken for another request's.
         """
         connection = self._sending[outgoing] = self._connection(host, port)
         try:
@@ -197,7 +197,7 @@ class KvSender:
         return _Connection(host, port, None if self._agent is None else self._meet)
 
     def _meet(self, host: str, port: int, description: str) -> Peer:
-        """Return the decode rank that listens there now."""
+        """Return the NIXL peer for the decode rank that listens at this address now."""
         assert self._agent is not None
         known = self._peers.get((host, port))
         if known is None or known.description != description:
@@ -220,7 +220,7 @@ class KvSender:
 
 @dataclass(frozen=True)
 class _Place:
-    """A place in a peer's memory for a request's latents `[num_layers, end - start, latent_dim]`."""
+    """The memory of a peer for a request's latents `[num_layers, end - start, latent_dim]`."""
 
     peer: Peer
     address: int
@@ -228,26 +228,26 @@ class _Place:
     end: int
 
     def find(self, layer: int, position: int, row_bytes: int) -> int:
-        """Return the address of a row."""
+        """Return the address of the row of a layer and a position."""
         return self.address + (layer * (self.end - self.start) + position - self.start) * row_bytes
 
 
 class _Connection:
-    """A connection to one decode rank, for one request after another."""
+    """A connection to one decode rank, which carries one request after another."""
 
     def __init__(self, host: str, port: int, meet: Callable[[str, int, str], Peer] | None = None) -> None:
-        """Open none yet. `meet` returns the peer that a decode rank describes, if this rank writes at all."""
+        """Do not connect yet. `meet`, if not None, returns the NIXL peer that a decode rank describes in its answer."""
         self._host, self._port, self._meet = host, port, meet
         self._stream: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._replies: FrameReader[FromDecode] | None = None
         self._writing: asyncio.Future[None] | None = None  # a write into the peer's memory that may go on
-        self.sent = SentBytes()  # of the last request
+        self.sent = SentBytes()  # the bytes of the last request
         self.is_reusable = False
 
     @property
     def is_open(self) -> bool:
-        """True if the peer has not closed it."""
+        """True if the connection was opened and the peer has not closed it."""
         return self._stream is not None and not self._stream.at_eof()
 
     async def carry(self, outgoing: Outgoing) -> HandoverReply:
@@ -266,10 +266,10 @@ class _Connection:
             return await self._end(outgoing, answer)
         finally:
             if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # whatever broke the writing broke the reading too
+                answer.exception()  # retrieve it: the error that broke the writing broke the reading too
 
     def abort(self) -> None:
-        """Close it, after a write into the peer's memory that goes on; what is queued for it goes nowhere."""
+        """Close the connection and drop queued bytes, but first wait for a write into the peer's memory to end."""
         if self._writing is not None and not self._writing.done():
             self._writing.add_done_callback(lambda _: self.abort())
         elif self._writer is not None:
@@ -283,7 +283,7 @@ class _Connection:
         return self._replies
 
     def _place(self, proceed: Proceed, offer: Offer) -> _Place | None:
-        """Return where to write, or None if the connection has to carry the payloads."""
+        """Return the peer's memory to write to, or None if the connection has to carry the latents."""
         assert self._writer is not None
         if proceed.agent is None or proceed.address is None or self._meet is None or not is_local(self._writer):
             return None
@@ -291,7 +291,7 @@ class _Connection:
         return _Place(peer, proceed.address, proceed.start, offer.shape[1]) if peer.is_writable else None
 
     async def _end(self, outgoing: Outgoing, answer: "_Answer") -> HandoverReply:
-        """Send the request itself unless it is answered already, and return the answer."""
+        """Send the Handover, unless the request is answered already, and return the answer."""
         if outgoing.failure is not None:
             raise WireError(outgoing.failure)
         if has_asked := not answer.done():
@@ -311,7 +311,7 @@ class _Connection:
         return reply
 
     async def _write_rows(self, rows: _Rows, start: int, place: _Place | None) -> None:
-        """Send rows, but none before position `start`."""
+        """Send rows, in `place` if it is given, but none before position `start`."""
         if rows.arrived is not None:
             await asyncio.to_thread(rows.arrived)
         row_bytes, num_before = rows.latent_TC[0].nbytes, len(rows.latent_TC)
@@ -329,14 +329,14 @@ class _Connection:
             else:
                 await self._write_in_place(part, place, place.find(rows.layer, rows.start + first, row_bytes))
                 await self._write(encode_frame(piece))
-            await asyncio.sleep(0)  # `drain` may return at once, and others have their turn as well
+            await asyncio.sleep(0)  # let other connections run, even if `drain` returned at once
 
     async def _write_in_place(self, part: memoryview, place: _Place, address: int) -> None:
         """Write a part into the peer's memory. The write continues after a cancellation or a timeout."""
         assert self._writer is not None
         writer = self._writer
         self._writing = asyncio.ensure_future(place.peer.write(part, address, lambda: not is_connected(writer)))
-        self._writing.add_done_callback(lambda ended: ended.exception())  # nobody may be waiting for it any more
+        self._writing.add_done_callback(lambda ended: ended.exception())  # nobody may await it any more
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             await asyncio.shield(self._writing)
         self._count(payload=len(part))
@@ -360,14 +360,14 @@ _Answer = asyncio.Future[tuple[FromDecode, bytearray] | None]
 
 
 def _listen(replies: FrameReader[FromDecode], outgoing: Outgoing) -> _Answer:
-    """Begin to read what the decode rank says next; whoever waits for rows looks again when it is there."""
+    """Begin to read the decode rank's next answer, and wake `outgoing` when it has come."""
     answer = asyncio.ensure_future(replies.read())
     answer.add_done_callback(lambda _: outgoing.wake())
     return answer
 
 
 async def _read_proceed(answer: _Answer, outgoing: Outgoing) -> Proceed | None:
-    """Return how a decode rank proceeds with an offer. If it says anything else, `_end` reports that."""
+    """Return the decode rank's Proceed to an offer; None for any other answer, which `_end` reports."""
     await asyncio.wait({answer}, timeout=REPLY_TIMEOUT_S)
     if not answer.done():
         raise TimeoutError
@@ -381,17 +381,17 @@ async def _read_proceed(answer: _Answer, outgoing: Outgoing) -> Proceed | None:
 
 
 def num_offered_blocks(offer: Offer) -> int:
-    """Return how many blocks an offer names: the whole ones before its last token, so that something is to be sent."""
+    """Return how many blocks an offer names: all whole ones before the last token, so that a token is left to send."""
     return max(offer.shape[1] - 1, 0) // PAGE_TOKENS
 
 
 def as_bytes(latents: Tensor) -> memoryview:
-    """Return a tensor's bytes: its own memory, if that lies together."""
+    """Return a tensor's bytes: its own memory if it is contiguous, else a copy."""
     return latents.contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
 def _without_address(error: Exception) -> str:
-    """Return why an exchange failed. The words of asyncio's own errors hold the address, so the kernel's are taken."""
+    """Return why an exchange failed, in the kernel's words, since those of asyncio contain the address."""
     if isinstance(error, WireError):
         return str(error)
     number = error.errno if isinstance(error, OSError) else None

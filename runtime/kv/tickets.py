@@ -33,11 +33,11 @@ class Tickets:
 
     def __init__(self, max_tickets: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_tickets, self._clock = max_tickets, clock
-        self._issued: dict[str, _Issued] = {}  # by request, the oldest first
+        self._issued: dict[str, _Issued] = {}  # request id -> its ticket, the oldest first
         self._awaited: dict[str, asyncio.Future[None]] = {}  # by request
 
     def issue(self, request_id: str, ticket: str) -> None:
-        """Admit this request's KV once. Where there are too many tickets, the oldest ends."""
+        """Admit a request's KV once, with this ticket. If there are too many tickets, the oldest ends."""
         self._issued.pop(request_id, None)
         self._issued[request_id] = _Issued(ticket.encode(), self._clock() + LIFETIME_S)
         while len(self._issued) > self._max_tickets or self._is_expired(next(iter(self._issued))):
@@ -46,11 +46,11 @@ class Tickets:
             awaited.set_result(None)
 
     def withdraw(self, request_id: str) -> None:
-        """Stop accepting this request's KV."""
+        """End a request's ticket, so that its KV is no longer accepted."""
         self._issued.pop(request_id, None)
 
     async def redeem(self, request_id: str, ticket: str) -> bool:
-        """Take the ticket, if it is this request's; return whether it was.
+        """Use up a request's ticket; return whether `ticket` was the right one.
 
         A wrong ticket does not end the right one, which may still come.
         """

@@ -44,7 +44,7 @@ UNIFORM_BITS = 52  # u is half a step more than a multiple of 2^-52: exact in FP
 
 
 class PendingDraw(msgspec.Struct, frozen=True):
-    """The token to draw after `position`: everything besides logits that the draw depends on."""
+    """A token to draw after `position`: everything besides logits that the draw depends on."""
 
     sampling: Sampling
     position: int
@@ -52,7 +52,7 @@ class PendingDraw(msgspec.Struct, frozen=True):
 
 
 class DrawnToken(msgspec.Struct, frozen=True):
-    """A token, and its logprobs if the request wants them."""
+    """A drawn token, and its logprobs if the request wants them."""
 
     token_id: int
     logprobs: Logprobs | None
@@ -73,7 +73,7 @@ _Group: TypeAlias = tuple[_Rule, list[int]]  # a rule, and the numbers of `ROWS`
 
 
 def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) -> dict[int, DrawnToken | Tensor]:
-    """Draw for each of these rows. Where the reference must draw, return the row's logits on the host instead.
+    """Draw a token for each row in `draws`, or return the row's logits on the host if the reference must draw.
 
     One copy to the host brings all tokens. A second copy brings the rows that had to be sorted, and a third brings
     logits.
@@ -117,7 +117,7 @@ def _choose_rule(sampling: Sampling, vocab_size: int) -> _Rule:
 def _draw_by_rules(
     logits_BV: Tensor, draws: Mapping[int, PendingDraw], rules: Mapping[int, _Rule], link: HostLink
 ) -> dict[int, DrawnToken]:
-    """Draw by these rules. Return the tokens that the rules could decide."""
+    """Draw each row by its rule in `rules`. Return the tokens of the rows that their rules could decide."""
     if not rules:
         return {}
     groups = _group_rows(rules)
@@ -143,7 +143,7 @@ def _group_rows(rules: Mapping[int, _Rule]) -> list[_Group]:
 
 
 def _pack_settings(draws: list[PendingDraw], numbers: list[int], vocab_size: int, link: HostLink) -> Tensor:
-    """Return [rows, 5], which the device copies while the host goes on. FP64 numbers are stored as their bits."""
+    """Return the draws' settings as one tensor [rows, 5] on the device; FP64 numbers are stored as their bits."""
     whole, real = [], []
     for number, pending in zip(numbers, draws, strict=True):
         sampling = pending.sampling
@@ -172,20 +172,20 @@ def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, n
 
 
 def _take_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Take the best token, the first of equals."""
+    """Take each row's most likely token, the first of equals."""
     tokens_R = logits_RV.argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
 def _draw_from_all(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Draw from the whole vocabulary."""
+    """Draw each row's token from the whole vocabulary."""
     ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     tokens_R = (_scores(logits_RV, settings).exp_() / noise(settings.key, ids_V)).argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
 def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Draw from the best K, if they hold all tokens that top_k and top_p keep."""
+    """Draw each row's token from its best K, if these include all tokens that top_k and top_p keep."""
     if logits_RV.shape[1] <= NUM_BEST:
         return _draw_from_sorted(logits_RV, settings)
     ids_RK = logits_RV.topk(NUM_BEST, sorted=False).indices.sort().values
@@ -194,14 +194,14 @@ def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Ten
 
 
 def _draw_from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Sort the whole vocabulary, and draw from what top_k and top_p keep of it."""
+    """Sort the whole vocabulary, and draw from the tokens that top_k and top_p keep."""
     return _draw_from_candidates(logits_RV, *logits_RV.sort(descending=True, stable=True), settings)
 
 
 def _draw_from_candidates(
     logits_RV: Tensor, logits_RK: Tensor, ids_RK: Tensor, settings: _Settings
 ) -> tuple[Tensor, Tensor]:
-    """Draw from the candidates, which are sorted: the best first, and equals by id."""
+    """Draw from each row's candidates, which are sorted: the best first, and equals by id."""
     vocab_size, num_candidates = logits_RV.shape[1], logits_RK.shape[1]
     scores_RK = _scores(logits_RK, settings)
     last_R1 = scores_RK.gather(-1, settings.top_k.clamp(max=num_candidates) - 1)

@@ -1,4 +1,4 @@
-"""The tokens that a JSON schema allows next in an answer.
+"""Finds the tokens that a JSON schema allows next in an answer.
 
     the request's tokens so far -> llguidance's matcher -> [vocab_size] of bool, for `sampling.py`
 
@@ -57,7 +57,7 @@ class Constraints:
         return torch.from_numpy(allowed_V).to(torch.bool)
 
     def _new_constraint(self, schema: str, stop_ids: list[int]) -> Constraint:
-        """Return a matcher at an answer's start. To copy an earlier one of the same schema takes no time."""
+        """Return a schema's matcher in its state at an answer's start, copied from an earlier one if possible."""
         fresh = self._fresh.get((schema, *stop_ids[:1]))
         return Constraint((self._new_matcher(schema, stop_ids) if fresh is None else fresh).deep_copy())
 
@@ -88,7 +88,7 @@ class Constraints:
 
 
 def _digest(file: Path) -> str | None:
-    """Return the file's digest; None where it cannot be read."""
+    """Return a file's digest; None if it cannot be read."""
     try:
         return file_digest(file)
     except CheckpointError:
@@ -96,7 +96,7 @@ def _digest(file: Path) -> str | None:
 
 
 def _end_of_text(checkpoint: Path) -> int | None:
-    """Return the first token id that ends a text, as the gateway finds it; None where there is none."""
+    """Return a checkpoint's first token id that ends a text, found as the gateway does; None if it has none."""
     for path in (checkpoint / "generation_config.json", checkpoint / "config.json"):
         ids = read_json(path).get("eos_token_id") if path.exists() else None
         if ids is not None:

@@ -21,7 +21,7 @@ __all__ = ["Arrival", "DecodePhase", "Hold", "Release"]
 
 @dataclass(frozen=True)
 class Hold:
-    """The question how many tokens of an offered request are here. They are held until it arrives, or Release."""
+    """A request to hold the blocks that this rank has of an offered prompt, until the prompt arrives or is released."""
 
     prefix: HeldPrefix
     answer: Callable[[int], object]
@@ -29,14 +29,14 @@ class Hold:
 
 @dataclass(frozen=True)
 class Release:
-    """The request of this prefix will not arrive."""
+    """A message to release a held prefix, whose request will not arrive."""
 
     prefix: HeldPrefix
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request as it came from prefill. `latents` `[num_layers, T, latent_dim]` follow those of its `prefix`."""
+    """A request from a prefill rank. Its `latents` `[num_layers, T, latent_dim]` continue those of its `prefix`."""
 
     handover: Handover
     latents: Tensor
@@ -44,7 +44,7 @@ class Arrival:
 
 
 class DecodePhase(Phase[Hold | Release | Arrival]):
-    """Requests come from prefill ranks and stay to their ends."""
+    """The phase in which requests come from prefill ranks and stay until they are complete."""
 
     def prepare(self) -> None:
         """Record steps on the cache, if the device can replay them."""

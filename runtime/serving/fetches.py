@@ -1,4 +1,4 @@
-"""Prompts whose blocks come from a slow tier of the prefix cache, and the blocks that are worth keeping there.
+"""Prompts that wait for blocks from a slow tier of the prefix cache, and the blocks worth keeping there.
 
 A prompt is fetching, outside the queue of those that enter the cache, until its blocks are in host memory or `FETCH_S`
 have passed. Whoever came later may overtake it, for that long.
@@ -42,29 +42,29 @@ class Loading(Protocol):
         """Return whether no more blocks will come. It never waits."""
 
     def blocks(self) -> list[Tensor]:
-        """Return those that came, from the first on."""
+        """Return the blocks that came, from the first on."""
 
     def cancel(self) -> None:
-        """Bring no more."""
+        """Stop loading."""
 
 
 class SlowTier(Protocol):
-    """Keeps blocks elsewhere. No call waits for it. `tenant` says whose room they take."""
+    """A slower store of blocks, such as a disk. No call waits for it. Blocks count towards the share of `tenant`."""
 
     @property
     def max_blocks(self) -> int:
         """The number of blocks that it has room for."""
 
     def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
-        """Begin to bring these blocks, up to the first that is not there."""
+        """Begin to load these blocks to host memory, up to the first that is missing."""
 
     def offer(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
-        """Keep a block if there is room and it is not there already. It does not change while this is referred to."""
+        """Keep a block if there is room and it is not kept yet. `latents` do not change while anything refers to them."""
 
 
 @dataclass
 class _Fetch:
-    """Blocks of a tenant for a prompt, and for those that came meanwhile and begin alike."""
+    """One loading of a tenant's blocks, for a prompt and for later prompts that need the same blocks."""
 
     requests: list[Request]
     tenant: bytes
@@ -83,15 +83,15 @@ class Fetches:
         self._fetches: list[_Fetch] = []
         self._seen = SeenNames(min(NAMES_PER_BLOCK * slow.max_blocks, MAX_NAMES))
         self._due: OrderedDict[bytes, bytes] = OrderedDict()  # name -> tenant
-        self._max_due = cache.num_pages  # a page may be needed before it is copied, and then nobody offers its block
+        self._max_due = cache.num_pages  # limited: a block whose page is reused before the copy stays due
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield the prompts that wait."""
+        """Yield the prompts that wait for blocks."""
         for fetch in self._fetches:
             yield from fetch.requests
 
     def begin(self, request: Request, num_found: int) -> bool:
-        """Let a prompt wait for blocks of its own behind the first `num_found`; return whether it has to."""
+        """Begin to load a prompt's blocks after its first `num_found`. Return whether it has to wait for any."""
         names = request.next_block_names[num_found:]
         if not names:
             return False
@@ -104,7 +104,7 @@ class Fetches:
         return True
 
     def take_finished(self) -> list[Request]:
-        """Return the prompts that wait no longer. What came for them is in the host tier."""
+        """Return the prompts whose loading has ended, and add the loaded blocks to the host tier."""
         done = [fetch for fetch in self._fetches if fetch.loading.is_done()]
         self._fetches = [fetch for fetch in self._fetches if fetch not in done]
         for fetch in done:
@@ -116,7 +116,7 @@ class Fetches:
         return [request for fetch in done for request in fetch.requests]
 
     def abort(self, request_id: str) -> list[Request]:
-        """Drop a prompt that nobody waits for any more; return it, or none if it is not here."""
+        """Drop a prompt that nobody waits for any more. Return it in a list, empty if it is not here."""
         aborted = [request for request in self if request.id == request_id]
         for fetch in self._fetches:
             fetch.requests = [request for request in fetch.requests if request not in aborted]
@@ -126,7 +126,7 @@ class Fetches:
         return aborted
 
     def note_use(self, request: Request) -> None:
-        """Note that a request, which ends, has used its blocks. Those that were used before are offered, or due."""
+        """Note the blocks that an ending request used. Offer those used before, once host memory has them."""
         names = request.block_names(0, request.num_shareable_blocks)
         for number, name in enumerate(names[: self._seen.see(names)]):
             if number not in request.fetched:
@@ -136,13 +136,13 @@ class Fetches:
             self._due.popitem(last=False)
 
     def offer_saved(self, names: Sequence[bytes]) -> None:
-        """Offer the due ones of these blocks, which have come to host memory."""
+        """Offer those of the named blocks that are due, now that host memory has them."""
         for name in names:
             if name in self._due:
                 self._offer(name)
 
     def _offer(self, name: bytes) -> None:
-        """Offer a due block if host memory has it."""
+        """Offer a due block to the slow tier if host memory has it."""
         latents = self._host.lend(name)
         if latents is not None:
             self._slow.offer(name, latents, self._due.pop(name))

@@ -14,14 +14,14 @@ __all__ = ["LoadReport", "measure_load"]
 
 
 class LoadReport:
-    """Tells the load of one rank through `say`."""
+    """Reports the load of one rank through `say`."""
 
     def __init__(self, scheduler: Scheduler, say: Callable[[Load], None]) -> None:
         self._scheduler, self._say = scheduler, say
         self._last: Load | None = None
 
     def tell(self) -> None:
-        """Tell the load if it has changed since the last report."""
+        """Report the load if it has changed since the last report."""
         load = measure_load(self._scheduler, self._scheduler.take_arrived())
         if load != self._last:
             self._last = load
@@ -29,10 +29,10 @@ class LoadReport:
 
 
 def measure_load(scheduler: Scheduler, arrived: list[str]) -> Load:
-    """Return the load of the scheduler's requests. `arrived` are the ids of the new ones.
+    """Return the load of the scheduler's requests. `arrived` are the ids of the new requests.
 
-    What was found of a prompt counts as computed. The gateway, which sent the prompt to its blocks, counts so too. The
-    metrics port's thread calls this as well, so the lists are copied first.
+    Cached tokens of a prompt count as computed, as they do in the gateway's own count. The metrics port's thread calls
+    this as well, so the lists are copied first.
     """
     running = list(scheduler.running)
     requests = [*running, *scheduler.waiting, *scheduler.fetching]

@@ -7,7 +7,7 @@ __all__ = ["MixedPhase"]
 
 
 class MixedPhase(Phase[Prefill]):
-    """Requests come from the gateway and stay to their ends."""
+    """The phase in which requests come from the gateway and stay until they are complete."""
 
     def arrive(self, message: Prefill) -> None:
         """Queue a prompt."""

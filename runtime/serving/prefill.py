@@ -13,7 +13,7 @@ __all__ = ["PrefillPhase"]
 
 
 class PrefillPhase(Phase[Prefill]):
-    """Requests come from the gateway and leave with their first token."""
+    """The phase in which requests come from the gateway, and leave for a decode rank after their first token."""
 
     def arrive(self, message: Prefill) -> None:
         """Queue a prompt, and open the transfer that takes its KV to a decode rank."""
@@ -32,7 +32,7 @@ class PrefillPhase(Phase[Prefill]):
             request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link, chain)
 
     def follow(self, request: Request) -> None:
-        """Hand the request over. Its new token has been sent, or its decode rank replays the tokens that it has."""
+        """Hand a request over to its decode rank, after its first token, or with the tokens that this is to replay."""
         assert request.transfer is not None
         self._scheduler.end(request)
         request.transfer.finish(
@@ -52,13 +52,13 @@ class PrefillPhase(Phase[Prefill]):
 
 
 def _chain(request: Request, num_blocks: int) -> bytes:
-    """Return the root of a request's chain and its first names; nothing if it shares no blocks."""
+    """Return the root of a request's chain and its first block names in one piece; empty if it shares no blocks."""
     if request.block_root is None:
         return b""
     return b"".join([request.block_root, *request.block_names(0, num_blocks)])
 
 
 def _is_handed_over(request: Request) -> bool:
-    """Return whether tokens may follow at a decode rank; the model may still end the text before."""
+    """Return whether the request goes on at a decode rank, so that its KV is sent."""
     num_drawn_here = request.num_to_prefill == request.num_tokens
     return len(request.generated) + num_drawn_here < request.sampling.max_tokens

@@ -45,10 +45,10 @@ class Transfer(Protocol):
     """The KV of one request on its way to a decode rank, while its prompt is computed. No method waits."""
 
     def put(self, layer: int, start: int, latent_TC: Tensor) -> None:
-        """Send latents of a layer, which nobody writes to, from position `start` on: the layer's next ones."""
+        """Send a layer's next latents, from position `start` on. Nobody writes to them any more."""
 
     def finish(self, handover: Handover) -> None:
-        """Send the request itself: all of its latents were put."""
+        """Send the request itself, after all of its latents."""
 
     def cancel(self) -> None:
         """Send nothing more: nobody waits for the request."""
@@ -56,7 +56,7 @@ class Transfer(Protocol):
 
 @dataclass
 class Constraint:
-    """The matcher of one answer that must be JSON, and the number of tokens that the matcher has seen."""
+    """The grammar matcher of one answer that must be JSON, and the number of tokens that it has read."""
 
     matcher: Any  # an llguidance.LLMatcher, made by `constraint.py`
     num_seen: int = 0
@@ -95,9 +95,9 @@ class Request:
     num_kept: int = 0
     num_found: int = 0
     num_hits: int = 0
-    starts_over: bool = False  # latents that it had computed or found before are gone
-    constraint: "Constraint | None" = None  # of an answer that must be JSON; made for its first draw here
-    names: list[bytes] = field(default_factory=list)  # of its first blocks, as many as were needed so far
+    starts_over: bool = False  # its latents, computed or found earlier, are gone
+    constraint: "Constraint | None" = None  # for an answer that must be JSON; made at its first draw here
+    names: list[bytes] = field(default_factory=list)  # the names of its first blocks, as far as they were needed
 
     @property
     def num_tokens(self) -> int:
@@ -106,7 +106,7 @@ class Request:
 
     @property
     def tenant(self) -> bytes:
-        """The name of whoever has the room that its blocks take on a disk."""
+        """The tenant to whose share the request's blocks count, in memory and on a disk."""
         return tenant_name(self.cache_salt)
 
     @property
@@ -116,7 +116,7 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """True if a part of its prompt is still to be computed."""
+        """True if a part of the prompt is still to be computed."""
         return self.num_cached < self.num_to_prefill
 
     @property
@@ -126,13 +126,13 @@ class Request:
 
     @property
     def num_shareable_blocks(self) -> int:
-        """The number of whole blocks that are computed, from the first on, and that other requests may find."""
+        """The number of the first whole blocks that are computed and may be shared with other requests."""
         num_tokens = self.num_cached if self.shares_answer else min(self.num_cached, self.num_to_prefill)
         return num_tokens // PAGE_TOKENS
 
     @property
     def next_block_names(self) -> list[bytes]:
-        """The names of the blocks after the cached tokens. Those that the cache has need not be computed.
+        """The names of the prompt's blocks after the cached tokens, to look up in the cache.
 
         The block of the last token to prefill is left out: that token must be computed, because the next one is drawn
         from it. In the middle of a block there are no names.

@@ -35,7 +35,7 @@ def sample(
     prompt_ids: Sequence[int] = (),
     allowed_V: Tensor | None = None,
 ) -> int:
-    """Draw the token that follows `position`. The request has `generated` these tokens after its prompt.
+    """Draw the token that follows `position`, in a request with the given prompt and `generated` tokens.
 
     `allowed_V` is `[vocab_size]` of bool, or None if every token may come. Raise RequestFailure if the logits are not
     finite, or no token is left.
@@ -87,9 +87,9 @@ def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> Fini
 
 
 def _check_finite(logits_V: Tensor) -> None:
-    """Refuse NaN and infinity: nothing can be drawn from them, and no message can carry such a logprob.
+    """Raise RequestFailure for NaN or infinity: nothing can be drawn, and no message can carry such a logprob.
 
-    They may come from another rank's KV.
+    Such logits may come from another rank's KV.
     """
     if not all(map(math.isfinite, logits_V.aminmax())):
         raise RequestFailure("the model's logits are not finite numbers")
@@ -160,5 +160,5 @@ def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
 
 
 def _mark_rest(ordered: Tensor, top_p: float) -> Tensor:
-    """Return whether the probabilities before each one already add up to `top_p`; `ordered` has the largest first."""
+    """Mark the probabilities that are not needed: those before them already add up to `top_p`. Largest come first."""
     return ordered.cumsum(-1) - ordered >= top_p

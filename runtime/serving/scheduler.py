@@ -1,4 +1,4 @@
-"""Choose what the next step of one rank computes, and whose latents lie in the cache.
+"""Chooses what the next step of one rank computes, and which requests' latents are in the cache.
 
     fetching   until blocks of a slower tier are in host memory (`fetches.py`)
     waiting    in order of arrival. They have no latents, or latents in host memory: from a prefill unit, or from the
@@ -47,9 +47,9 @@ Tier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True)
 class Batch:
-    """The work of a step. Chunk i is of `requests[i]`; chunks of prefill come before those of decode.
+    """The work of a step. Chunk i belongs to `requests[i]`; chunks of prefill come before chunks of decode.
 
-    A request that replays has several chunks, in order.
+    A request that replays tokens has several chunks, in order.
     """
 
     requests: list[Request]
@@ -58,7 +58,7 @@ class Batch:
 
 
 class Scheduler:
-    """The policy. Only the scheduler gives pages and takes them back."""
+    """The scheduler of one rank's requests. Only the scheduler gives pages to requests and takes them back."""
 
     def __init__(self, cache: LatentCache, limits: Limits) -> None:
         self.cache = cache
@@ -68,14 +68,14 @@ class Scheduler:
         self.prefixes = HeldPrefixes(cache)
         self.num_preemptions = 0
         tiers: tuple[Tier, ...] = ("device",) if cache.host is None else ("device", "host")
-        self.queried_tokens = Counter(dict.fromkeys(tiers, 0))  # of prompts, by the tier that was asked
-        self.hit_tokens = Counter[Tier]()  # those of them that were found
+        self.queried_tokens = Counter(dict.fromkeys(tiers, 0))  # tier -> prompt tokens that were looked up in it
+        self.hit_tokens = Counter[Tier]()  # tier -> tokens that were found in it
         self._crowded_out: list[Request] = []
         self._fetches: Fetches | None = None
         self._arrived: list[str] = []
 
     def use(self, slow: SlowTier) -> None:
-        """Look for blocks in a slow tier too, behind the host tier, which the cache must have."""
+        """Use a slow tier of the prefix cache too, behind the host tier, which the cache must have."""
         self._fetches = Fetches(self.cache, slow)
         self.queried_tokens["disk"] = 0
 
@@ -85,7 +85,7 @@ class Scheduler:
         return [] if self._fetches is None else list(self._fetches)
 
     def has_work(self) -> bool:
-        """Return whether a request waits or runs."""
+        """Return whether any request is waiting, fetching or running."""
         return bool(self.waiting or self.running or self.fetching)
 
     def add(self, request: Request) -> None:
@@ -153,7 +153,7 @@ class Scheduler:
         )
 
     def advance(self, request: Request, end: int) -> None:
-        """Note that a request's latents are computed up to `end`; whole blocks can be found from now on."""
+        """Note that a request's latents are computed up to `end`, so that other requests can find its whole blocks."""
         first, behind = request.num_cached // PAGE_TOKENS, end // PAGE_TOKENS
         if first < behind and (request.is_prefilling or request.shares_answer):
             self.cache.name(request.table, first, request.block_names(first, behind), request.tenant)
@@ -168,7 +168,7 @@ class Scheduler:
         self.cache.free(request.table)
 
     def abort(self, request_id: str) -> list[Request]:
-        """Drop a request that nobody waits for any more, running or not. Return it, or nothing if it is not here."""
+        """Drop a request that nobody waits for any more. Return it in a list, empty if it is not here."""
         aborted = [request for request in (*self.running, *self.waiting) if request.id == request_id]
         if self._fetches is not None:
             aborted += self._fetches.abort(request_id)
@@ -229,14 +229,14 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
 
     def _can_allocate(self, request: Request, shared: PageTable) -> bool:
-        """Return whether there are pages for a waiting request. If no other runs, no other's prefix holds pages."""
+        """Return whether there are pages for a waiting request. If none runs, held prefixes give way to it."""
         while not self.cache.can_allocate(request.table, request.num_tokens, shared):
             if self.running or not self.prefixes.give_way(keep=request.prefix):
                 return False
         return True
 
     def _join_prefix(self, request: Request) -> bool:
-        """Put a prefix that gave way before the latents that came. Return False if the prefix is lost."""
+        """Join a prefix that gave way with the latents that arrived after it. Return False if the prefix is lost."""
         assert request.prefix is not None
         assert request.latents is not None
         if request.prefix.is_lost:
@@ -247,7 +247,7 @@ class Scheduler:
         return request.latents is not None
 
     def _take_prefix(self, request: Request) -> range:
-        """Let a request that enters the cache hold its prefix itself. Return the blocks that it gets a name for."""
+        """Let a request that enters the cache take over its held prefix. Return its other whole blocks, to be named."""
         if request.prefix is None:
             return range(0)
         self.prefixes.hand_over(request.prefix)
@@ -255,7 +255,7 @@ class Scheduler:
         return range(request.num_kept // PAGE_TOKENS, request.num_cached // PAGE_TOKENS)
 
     def _shared_pages(self, request: Request) -> PageTable:
-        """Return the pages that hold a waiting request's first blocks. If kept blocks are gone, it starts over."""
+        """Return the pages with a waiting request's first blocks. If blocks that it had kept are gone, it starts over."""
         if request.table:
             return []
         if request.latents is not None:
@@ -267,7 +267,7 @@ class Scheduler:
         return self.cache.find(request.next_block_names)
 
     def _load(self, request: Request, num_shared: int) -> None:
-        """Begin to load the blocks after those that a prompt shares, unless another prompt is loading them."""
+        """Begin to load a prompt's blocks after its shared ones from host memory, unless another prompt loads them."""
         if not request.starts_over and not request.loading:
             self.queried_tokens["device"] += request.num_to_prefill
             if self.cache.host is not None:
@@ -284,13 +284,13 @@ class Scheduler:
         return {name for request in loading for name in request.loading_block_names}
 
     def _start_arrived(self, waits: bool) -> None:
-        """Let requests take part whose latents have arrived or, if the step `waits`, will arrive."""
+        """Start the requests whose latents have arrived in the cache or, if the step `waits`, will arrive."""
         for request in self.running:
             if request.arrival is not None and (waits or request.arrival.has_arrived()):
                 self._arrive(request)
 
     def _arrive(self, request: Request) -> None:
-        """Let a request take part. Its pages now hold what was copied, so others may find the blocks that it loaded."""
+        """Start a request whose latents are in its pages, and name the loaded blocks so that others find them."""
         self._order_after_copy(request)
         request.latents = None
         self.cache.name(request.table, request.loading.start, request.loading_block_names, request.tenant)
@@ -319,7 +319,7 @@ class Scheduler:
         return chunks
 
     def _reuse(self, request: Request) -> None:
-        """Skip the prompt's blocks that others have computed. They are sent too if the request is handed over."""
+        """Skip the prompt's blocks that other requests have computed, but send them if the request is handed over."""
         found = self.cache.find(request.next_block_names)
         if not found:
             return
@@ -351,7 +351,7 @@ class Scheduler:
         return rows
 
     def _cached_requests(self) -> list[Request]:
-        """Return the running requests whose latents are in the cache."""
+        """Return the running requests whose latents have all arrived in the cache."""
         return [request for request in self.running if request.arrival is None]
 
 

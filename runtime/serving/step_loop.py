@@ -1,4 +1,4 @@
-"""The common part of a unit's phases: a step is schedule, run, postprocess.
+"""The common part of the prefill, decode and mixed phases: a step is schedule, run, postprocess.
 
 `prefill.py`, `decode.py` and `mixed.py` say how requests come, and what follows a token. All ranks of a unit step
 together, so `step` is also called when `has_work` is false here and true on another rank.
@@ -55,14 +55,14 @@ class StepCounters(Protocol):
     """Measures the steps of a phase."""
 
     def watch_requests(self, scheduler: Scheduler) -> None:
-        """Show the rank's requests and its KV cache from now on."""
+        """Measure the rank's requests and KV cache from now on."""
 
     def count_prompts(self, num_tokens: int, num_pairs: int) -> None:
         """Count the tokens of prompts that a step computed, and their pairs of core attention."""
 
 
 class Phase(ABC, Generic[Arriving]):
-    """One rank's requests. `Arriving` is what brings them: Prefill, or Arrival with their latents."""
+    """The work of one rank. `Arriving` is the message that brings a request: Prefill, or Arrival with its latents."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Phase(ABC, Generic[Arriving]):
         block_digest: bytes | None = None,
         memory: HostMemory | None = None,
     ) -> None:
-        """Begin without requests. Prompts share KV in blocks named by `block_digest`; without one they share none.
+        """Begin without requests. They share KV in blocks whose names begin with `block_digest`; if None, no KV.
 
         `memory` is the ledger of the rank's host memory.
         """
@@ -92,7 +92,7 @@ class Phase(ABC, Generic[Arriving]):
 
     @property
     def cache(self) -> LatentCache:
-        """Return the rank's latents."""
+        """Return the rank's KV cache."""
         return self._scheduler.cache
 
     def use(self, slow: SlowTier) -> None:
@@ -131,7 +131,7 @@ class Phase(ABC, Generic[Arriving]):
         self._scheduler.rest()
 
     def tell_load(self) -> None:
-        """Tell the gateways this rank's load, if it has changed."""
+        """Report this rank's load to the gateways, if it has changed."""
         self._report.tell()
 
     def step(self) -> None:
@@ -164,12 +164,12 @@ class Phase(ABC, Generic[Arriving]):
                 self.follow(request)
 
     def follow(self, request: Request) -> None:
-        """Act on a token that is not the request's last, drawn or replayed. By default leave it to the next step."""
+        """Act on a request after a token that is not its last; by default, do nothing until the next step."""
 
     def _accept_prompt(self, message: Prefill) -> Request:
-        """Queue a prompt with the tokens that its request may already have.
+        """Queue a prompt, with the tokens that lost ranks have generated for its request, if any.
 
-        In deterministic mode those tokens are replayed, otherwise they are prefilled.
+        In deterministic mode these tokens are replayed, otherwise they are prefilled.
         """
         request = Request(
             message.request_id,
@@ -187,7 +187,7 @@ class Phase(ABC, Generic[Arriving]):
     def _add(self, request: Request) -> None:
         """Queue a request, or tell the gateway why this rank cannot compute it.
 
-        The gateway's limits may be others, because it may also serve units of an older launch.
+        The gateway's limits may differ, because it may also serve units of an older launch.
         """
         vocab_size, limit = self._engine.config.vocab_size, self._launch.limits.max_request_tokens
         reason = explain_uncomputable(request.prompt_ids, request.generated, request.sampling, vocab_size, limit)
@@ -197,9 +197,9 @@ class Phase(ABC, Generic[Arriving]):
             self._outbox.say(Failed(request.id, reason))
 
     def _compute(self, batch: Batch) -> tuple[Sequence[Tensor | DrawnToken | None], Sequence[Tensor | None]]:
-        """Run the model. Return a row for each chunk, and hidden states if any request embeds.
+        """Run the model. Return a result for each chunk, and its hidden state if any request embeds.
 
-        A row is logits on the host or, on a device, the token drawn there. It is None if nothing is to be drawn.
+        A result is logits on the host, or the token drawn on a device. It is None if nothing is to be drawn.
         """
         cache = self._scheduler.cache
         if not any(request.embeds for request in batch.requests):
@@ -269,5 +269,5 @@ def _draw_on_host(logits_V: Tensor, request: Request, constraints: Constraints) 
         position = request.num_cached - 1
         token_id = sample(logits_V, request.sampling, position, request.generated, request.prompt_ids, allowed_V)
         return DrawnToken(token_id, logprobs(logits_V, token_id, request.sampling))
-    except RuntimeError as error:  # torch raises it for whatever it cannot draw from
+    except RuntimeError as error:  # raised by torch if it cannot draw from these logits
         raise RequestFailure(f"its next token cannot be drawn: {error}") from error

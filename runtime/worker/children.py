@@ -1,4 +1,4 @@
-"""Child processes that end together: when one dies, the others are killed; when we die, they die.
+"""Child processes that end together: when one dies, the others are killed; when the parent dies, all die.
 
 A node uses this for its ranks, and so does `generate`. The last line that a child writes to stderr says why it died.
 Exit status `PEER_LOST` marks a death that only followed another one, so that the report names the cause and not the
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ChildDied(RuntimeFailure):
-    """A child ended before it was asked to. It `is_echo` if the child only lost a peer."""
+    """A child ended before it was asked to. `is_echo` is true if it ended only because it lost a peer."""
 
     def __init__(self, sentence: str, is_echo: bool) -> None:
         super().__init__(sentence)
@@ -65,7 +65,7 @@ class Child:
 
 
 def wait_together(children: Sequence[Child], check: Callable[[], None] = lambda: None) -> None:
-    """Wait until all children end well. When one does not, kill the others and raise ChildDied naming the cause.
+    """Wait until all children end with status 0. If one fails, kill the others and raise ChildDied naming the cause.
 
     `check` is called now and then. If it raises, the children are killed too.
     """
@@ -92,7 +92,7 @@ def kill(children: Sequence[Child]) -> None:
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when process `parent` ends, however it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
+    if os.getppid() != parent:  # the parent ended before we asked
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -21,9 +21,9 @@ THREADS = "OMP_NUM_THREADS"
 
 
 def thread_environment(num_processes: int) -> dict[str, str]:
-    """Return the environment variables that share this process's CPUs out among `num_processes`.
+    """Return the environment variables that divide this process's CPUs among `num_processes`.
 
-    A number that the user has set stays.
+    A number of threads that the user has set stays.
     """
     if os.environ.get(THREADS):
         return {}

@@ -13,12 +13,12 @@ from runtime.launch import Limits
 
 __all__ = ["close_disk", "open_disk"]
 
-QUEUED_SHARE = 4  # assumed: of host memory, what waits to be written; it gives way to no request
-FLUSH_S = 3.0  # assumed: of a drain. Nodes that have left together end within 5 s (`draining.BROKEN_S`)
+QUEUED_SHARE = 4  # assumed: at most 1 / 4 of host memory waits to be written, for which no request gets it
+FLUSH_S = 3.0  # assumed: a part of the drain; nodes that leave together end within 5 s (`draining.BROKEN_S`)
 
 
 def open_disk(limits: Limits, block_digest: bytes, host: HostTier | None, who: str) -> DiskTier | None:
-    """Return the tier behind `host`, or None where the launch file has none; `who` speaks in the log."""
+    """Return the disk tier behind `host`, or None if the launch file has none; `who` names this rank in the log."""
     if limits.disk is None:
         return None
     assert host is not None  # the launch file was checked
@@ -37,7 +37,7 @@ def open_disk(limits: Limits, block_digest: bytes, host: HostTier | None, who: s
 
 
 def close_disk(disk: DiskTier | None) -> None:
-    """Write what is due, for `FLUSH_S` at most: the rank has answered its last request."""
+    """Write queued blocks for `FLUSH_S` at most, after the rank's last request, and close the tier."""
     if disk is not None:
         disk.flush(FLUSH_S)
         disk.close()

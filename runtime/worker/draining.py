@@ -31,9 +31,9 @@ WHY_IT_ENDS = {
 
 
 class Drain:
-    """The drain of one node, from SIGTERM on and for `longest_s` at most.
+    """The drain of one node, from SIGTERM on and for `longest_s` seconds at most.
 
-    `is_whole` asks whether the unit has all nodes.
+    `is_whole` returns whether the unit has all its nodes.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Drain:
         self._has_begun = False
 
     def begin(self, _: int, __: FrameType | None) -> None:
-        """Let the ranks answer the requests that they have. This is the handler of SIGTERM."""
+        """Handle SIGTERM: let the ranks finish the requests that they have."""
         signal.signal(signal.SIGTERM, end_at_once)
         signal.signal(signal.SIGALRM, end_at_once)
         signal.setitimer(signal.ITIMER_REAL, self._longest_s)
@@ -65,7 +65,7 @@ class Drain:
 
 
 def end_at_once(signal_number: int, _: FrameType | None) -> None:
-    """Say why, and end this node; its ranks end with `wait_together`."""
+    """Handle a signal during a drain: log the reason and end this node; `wait_together` ends its ranks."""
     why = WHY_IT_ENDS[signal.Signals(signal_number)]
     os.write(STDERR, f"tidemill: {why}\n".encode())  # not print: the signal may have come in the middle of one
     sys.exit(128 + signal_number)

@@ -1,4 +1,4 @@
-"""The rank's line to one gateway: it carries Hello, State and Load, requests to the rank and tokens back.
+"""The rank's connection to one gateway: it carries Hello, State, Load and tokens there, and requests back.
 
 The rank calls the gateway, so a rank needs no address for requests. It calls again until the gateway answers, and sends
 Hello, State and Load on every new connection. When the rank has loaded, it sends Hello once more, with the digests of
@@ -61,14 +61,14 @@ class GatewayAddress:
 
 
 class Refused(RuntimeFailure):
-    """A gateway refuses this rank, and would refuse it again."""
+    """A gateway refuses this rank for good, so that calling again is of no use."""
 
 
 class GatewayLink:
-    """The line to one gateway. Used from one event loop; `io_thread.py` has the way in from the step loop's thread.
+    """The connection to one gateway. Used from one event loop; other threads go through `io_thread.py`.
 
-    `gateway` is the name of the gateway on this line. `is_dismissed`: none of its requests needs this rank any more.
-    `is_refused`: it sends this rank no requests, because of the weights that the rank loaded.
+    `gateway` is the gateway's name. `is_dismissed`: none of its requests needs this rank any more. `is_refused`: it
+    sends this rank no requests, because of the weights that the rank loaded.
     """
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
@@ -87,7 +87,7 @@ class GatewayLink:
         return self._writer is not None
 
     async def run(self) -> None:
-        """Keep the line up until cancelled. Raise Refused when the gateway refuses this rank for good."""
+        """Keep the connection open until cancelled. Raise Refused if the gateway refuses this rank for good."""
         complained = False
         while True:
             pause_s = RETRY_S
@@ -115,12 +115,12 @@ class GatewayLink:
         self._say_loaded_hello()
 
     def say_load(self, load: Load) -> None:
-        """Send the load now, and again on every later connection. There it reports no request as new."""
+        """Send the load now, and again on every later connection, then without new requests."""
         self._load = msgspec.structs.replace(load, arrived=[])
         self.send(load)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send the message if the gateway listens. All messages of one turn of the event loop are written together.
+        """Send a message if the gateway is connected. All messages of one turn of the event loop are written together.
 
         So the 128 tokens of a step take one system call here, and one packet that wakes the gateway.
         """
@@ -139,7 +139,7 @@ class GatewayLink:
             self.send(self._loaded_hello)
 
     async def _serve(self, line: Line) -> None:
-        """Present the rank, then hear the gateway on this connection and those that follow it, until it is gone."""
+        """Send Hello, then read from the gateway, on this connection and its renewals, until the gateway is gone."""
         self._writer, self.gateway, self.is_dismissed, self.is_refused = line[1], "", False, False
         self.send(self._hello)
         self._say_loaded_hello()
@@ -155,7 +155,7 @@ class GatewayLink:
             self._writer = None
 
     async def _follow(self, line: Line) -> Line | None:
-        """Hear the gateway until it closes the connection. Return the new connection if the rank has moved."""
+        """Read from the gateway until it closes the connection. Return the new connection if the rank has moved."""
         trust = self._address.trust
         moving = None if trust is None else asyncio.create_task(self._move_before_expiry(trust, line))
         try:
@@ -204,6 +204,6 @@ class GatewayLink:
 
 
 def complain(why: str) -> bool:
-    """Log why the rank waits for another gateway, or for a renewed certificate. Return True."""
+    """Log why the rank waits for another gateway, or for a renewed certificate. Return True, meaning wait."""
     print(f"tidemill: waiting for another gateway: {why}", file=sys.stderr, flush=True)
     return True

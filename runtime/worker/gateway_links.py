@@ -1,4 +1,4 @@
-"""The rank's lines to all gateways: one to each address that the gateway's name leads to.
+"""The rank's connections to all gateways: one to each address to which the gateway's name resolves.
 
     names -> addresses, looked up again now and then -> a GatewayLink for each -> one inbox for all messages
     a message about a request   goes to that request's gateway, which its id names (`messages.gateway_name`)
@@ -43,13 +43,13 @@ from runtime.worker.gateway_connection import (
 
 __all__ = ["GatewayLinks"]
 
-LOOK_S = 5.0  # assumed: so long a new gateway has no ranks; a thousand ranks send DNS 200 queries a second
+LOOK_S = 5.0  # assumed: how long a new gateway may have no ranks; a thousand ranks send DNS 200 queries a second
 
 Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], asyncio.Task[None]]
 
 
 class GatewayLinks:
-    """All lines to gateways. Used from one event loop. `start` runs a task, and ends the rank when the task fails."""
+    """All connections to gateways. Used from one event loop. `start` runs a task, and ends the rank if it fails."""
 
     def __init__(
         self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None], start: Start
@@ -64,7 +64,7 @@ class GatewayLinks:
 
     @property
     def is_dismissed(self) -> bool:
-        """True if no connected gateway still waits for an answer from this rank, which is draining."""
+        """True if this draining rank owes no connected gateway an answer."""
         return all(link.is_dismissed for link in list(self._links.values()) if link.is_connected)
 
     @property
@@ -74,7 +74,7 @@ class GatewayLinks:
         return bool(listening) and not any(link.is_refused for link in listening)
 
     async def run(self) -> None:
-        """Keep a line to each gateway until cancelled."""
+        """Keep a connection to each gateway until cancelled."""
         while True:
             self._follow(await self._look_up_addresses())
             are_up = bool(self._links) and all(link.is_connected for link in self._links.values())
@@ -118,7 +118,7 @@ class GatewayLinks:
             self._receive(Abort(message.request_id))
 
     def _follow(self, addresses: set[str]) -> None:
-        """Call gateways at new addresses, and give up those that are gone."""
+        """Connect to gateways at new addresses, and give up gateways whose address is gone."""
         for address in addresses - set(self._links):
             link = self._links[address] = GatewayLink(replace(self._gateway, host=address), self._hello, self._receive)
             link.say_hello_again(self._loaded_hello)
@@ -133,7 +133,7 @@ class GatewayLinks:
                 self._tasks.pop(address).cancel()
 
     async def _keep_connected(self, address: str, link: GatewayLink) -> None:
-        """Keep the line up until cancelled. Raise Refused when every gateway refuses this rank."""
+        """Keep one gateway's connection open until cancelled. Raise Refused if every gateway refuses this rank."""
         complained = False
         while True:
             try:
@@ -147,7 +147,7 @@ class GatewayLinks:
             self._refused.discard(address)
 
     async def _look_up_addresses(self) -> set[str]:
-        """Return the addresses of the names. If a name is unknown now, add all earlier addresses."""
+        """Return the addresses of all gateways' names; if a name cannot be resolved now, keep all earlier addresses."""
         found: set[str] = set()
         for name in self._gateway.host.split(","):
             try:
@@ -156,6 +156,6 @@ class GatewayLinks:
                 )
             except OSError:
                 found |= set(self._links)
-            else:  # one family only: a gateway would take a call to its second address for another process
+            else:  # one address family only: to a gateway, calls to two of its addresses look like two processes
                 found |= {str(address[0]) for family, _, _, _, address in answers if family == answers[0][0]}
         return found

@@ -45,11 +45,11 @@ __all__ = ["Calls", "Inbox", "Network"]
 
 ADMITTED_LOOKS = 4  # assumed: 20 s, in which every serving rank calls a gateway that has just started
 
-Inbox = queue.SimpleQueue[Any]  # messages for the phase, or the exception that ended this thread
+Inbox = queue.SimpleQueue[Any]  # messages for the phase, or the exception that ended the network's thread
 
 
 class Calls:
-    """Calls for an event loop from any thread, in the order in which they were made."""
+    """Queues calls from any thread to an event loop, which makes them in the same order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -88,11 +88,11 @@ class Network:
         threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
 
     def open_links(self) -> None:
-        """Call the gateways, and keep calling."""
+        """Open connections to the gateways, and keep them open."""
         self._soon(self._start, self._links.run)
 
     def open_kv_port(self, listener: socket.socket, receiver: KvReceiver) -> None:
-        """Take handovers on `listener`."""
+        """Receive KV from prefill ranks on `listener`."""
 
         async def listen() -> None:
             await asyncio.start_server(receiver.serve, sock=listener, limit=PIECE_BYTES)
@@ -143,7 +143,7 @@ class Network:
         return self._transfers.are_under_way
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
-        """Tell something about a request to the gateway whose it is."""
+        """Send a message about a request to the request's gateway."""
         self._soon(self._links.say, message)
 
     def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink, chain: bytes = b"") -> RankTransfer:
@@ -179,7 +179,7 @@ class Network:
         self._say_state(self._state)
 
     def _transfer_failed(self, request_id: str, reason: str) -> None:
-        """Let another rank go on with the request, and drop it here."""
+        """Tell the gateway that a request's transfer failed, so that other ranks continue it, and drop it here."""
         self._links.say(Failed(request_id, reason, may_retry=True))
         self._inbox.put(Abort(request_id))
 

@@ -13,7 +13,7 @@ __all__ = ["Leaving", "Line"]
 
 
 class Line(Protocol):
-    """The part of a rank's connections that leaving needs."""
+    """The functions of a rank's network that leaving needs."""
 
     def say_draining(self) -> None:
         """Tell the gateways that this rank takes no new requests."""
@@ -34,7 +34,7 @@ class Leaving:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Begin at the step loop's next turn. Safe in a signal handler."""
+        """Let the rank leave from the step loop's next turn on. Safe in a signal handler."""
         self.has_begun = True
 
     def tell_gateways(self) -> None:

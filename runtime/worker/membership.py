@@ -38,13 +38,13 @@ class Membership:
         self._claim = Claim(launch.unit_digest, node, address)
         self._news: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._place: int | None = None
-        self._is_placed = False  # by a leader that is connected
+        self._is_placed = False  # whether a connected leader has given this node a place
         self._roll = Roll(launch)
         self._said = ""
         self._keeping_up: Future[None] | None = None  # kept here, because asyncio has only weak references to tasks
 
     def join(self) -> int:
-        """Return this node's place, once the leader has given it one. Raise RuntimeFailure."""
+        """Wait until the leader has given this node a place, and return it. Raise RuntimeFailure."""
         listener = listen(self._claim.address, self._launch.ports.places, "where the unit's nodes meet")
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="membership", daemon=True).start()
@@ -72,7 +72,7 @@ class Membership:
         return self._is_placed and (self._roll.is_whole or not self._roll.is_leaders)
 
     async def _keep_connected(self, listener: socket.socket) -> None:
-        """Keep the place until cancelled. Raise RuntimeFailure if the unit has none for this node."""
+        """Keep this node's place until cancelled. Raise RuntimeFailure if the unit has no place for it."""
         await asyncio.start_server(self._roll.serve, sock=listener)
         while True:
             try:
@@ -85,7 +85,7 @@ class Membership:
             await asyncio.sleep(RETRY_S)
 
     async def _follow_leader(self, leader: str) -> None:
-        """Follow the leader's answers until it goes away."""
+        """Read the leader's answers until its connection ends."""
         own = (self._claim.address, 0)  # the claimed address, so that the leader can verify it
         async with asyncio.timeout(CALL_TIMEOUT_S):
             stream, writer = await asyncio.open_connection(leader, self._launch.ports.places, local_addr=own)
@@ -113,7 +113,7 @@ class Membership:
                 raise RuntimeFailure(f"the unit's leader refuses this node: {reason}")
 
     def _complain(self, sentence: str) -> None:
-        """Log the sentence once, and only before the ranks start: after that they log what is wrong."""
+        """Log a sentence once, and only before the ranks start, which then log problems themselves."""
         if self._place is None and sentence != self._said:
             print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
         self._said = sentence

@@ -33,7 +33,7 @@ CLAIM_TIMEOUT_S = 5.0
 def give_places(
     planned: Sequence[str], spares: Sequence[str], here: Collection[str], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the place of each node that is `here` and has one. A node keeps the place that it was `given`."""
+    """Return node -> place for connected nodes (`here`) that get one. A node keeps the place that it was `given`."""
     places = {node: place for node, place in given.items() if node in here}
     for place, node in enumerate(planned):
         if node in here and place not in places.values():
@@ -47,7 +47,7 @@ def give_places(
 
 @dataclass
 class _Member:
-    """A connected node."""
+    """A connected node of the unit."""
 
     claim: Claim
     writer: asyncio.StreamWriter
@@ -55,7 +55,7 @@ class _Member:
 
 
 class Roll:
-    """The leader's list of the nodes that are here. Used from one event loop.
+    """The leader's list of connected nodes and their places. Used from one event loop.
 
     Every node listens, and tells callers to wait until it is the leader.
     """
@@ -69,11 +69,11 @@ class Roll:
 
     @property
     def is_whole(self) -> bool:
-        """True if every place has a node that is here. Read from any thread."""
+        """True if every place has a connected node. May be read from any thread."""
         return len(self._places) == len(self._launch.places)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Follow one node's connection, from its claim to its end."""
+        """Serve one node's connection, from its claim to its end."""
         detect_vanished_peer(writer)
         try:
             frames = FrameReader(reader, Claim)
@@ -98,7 +98,7 @@ class Roll:
                 self._tell()
 
     def _refusal(self, claim: Claim, writer: asyncio.StreamWriter) -> FromLeader | None:
-        """Return the refusal of `claim`, or None: Wait, or Rejected if this unit has no place for such a node."""
+        """Return Wait or, if the unit has no place for such a node, Rejected; None if `claim` is accepted."""
         launch = self._launch
         if not self.is_leaders:
             return Wait("who was called does not lead the unit")
@@ -126,7 +126,7 @@ class Roll:
         return member
 
     def _tell(self) -> None:
-        """Give places again, and tell each node whose answer has changed."""
+        """Assign places anew, and send an answer to each node whose answer has changed."""
         planned, spares = self._launch.places, self._launch.spares
         self._places = give_places(planned, spares, self._members.keys(), self._places)
         for node, member in self._members.items():
@@ -145,5 +145,5 @@ class Roll:
 
 
 def _say(sentence: str) -> None:
-    """Log the sentence without the prefix of errors: it ends nothing, and a stranger may have written parts of it."""
+    """Log a sentence without the prefix of errors: nothing ends, and an unknown peer may have written parts of it."""
     print(f"places: {sentence}", file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ class _RepeatedCall:
 
 
 class Pulse:
-    """The beat of a rank's main thread, read by the thread of its metrics port."""
+    """Shows whether a rank's main thread moves; the thread of its metrics port reads it."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -41,7 +41,7 @@ class Pulse:
         self.num_turns = 0
 
     def repeat(self, tell: Callable[[], None], period_s: float = TELL_S) -> None:
-        """Make this call every `period_s` on the loop's thread, while the loop turns."""
+        """Let the step loop call `tell` every `period_s` seconds while it turns, on its own thread."""
         self._telling.append(_RepeatedCall(tell, period_s, self._now()))
 
     def note_weights(self) -> None:

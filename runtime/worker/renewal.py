@@ -22,7 +22,7 @@ from runtime.protocol.tls import Trust, call, seconds_valid
 __all__ = ["Line", "renew_before_expiry"]
 
 LOOK_S = 30.0  # assumed: certificates last for hours; a look only reads the dates of three files
-RENEWED_AFTER = 0.75  # of the remaining validity: cert-manager renews a certificate after two thirds of its life
+RENEWED_AFTER = 0.75  # share of the remaining validity: cert-manager renews a certificate after two thirds of its life
 ANSWER_TIMEOUT_S = 10.0  # assumed: twice as long as a gateway waits for a handshake
 
 Line = tuple[FrameReader[FromGateway], asyncio.StreamWriter]

@@ -45,7 +45,7 @@ class StepDeadline:
         self._looks = 0
 
     def look(self) -> None:
-        """Look whether the loop has turned since the last look. Call this every `LOOK_S`."""
+        """Check whether the loop has turned since the previous look. Call this every `LOOK_S` seconds."""
         stands_still = self._pulse.num_turns == self._num_turns > 0
         self._num_turns = self._pulse.num_turns
         self._looks = self._looks + 1 if stands_still else 0

@@ -44,13 +44,13 @@ class StepTimes:
         self.count, self.seconds, self.waited_s = self.count + 1, self.seconds + seconds, self.waited_s + waited_s
 
     def tell(self, say: Callable[[StepTime], None]) -> None:
-        """Tell the smoothed own part of a step, if there was a step since the last call."""
+        """Report the smoothed own part of a step through `say`, if there was a step since the last call."""
         if self.count != self._num_told:
             self._num_told = self.count
             say(StepTime(round(self._own_s * US_PER_S)))
 
     def _smooth(self, own_s: float, seconds: float) -> None:
-        """Add a step's own part to the smoothed one. One long step raises it little, many raise it fully."""
+        """Update the smoothed own part by one step's. One long step raises it little, many raise it fully."""
         if self._own_s == 0.0:  # at the first step, or after steps that took no time
             self._own_s = own_s
         share = min(max(SMOOTHING, seconds / SMOOTHED_S), 1.0)

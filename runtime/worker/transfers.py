@@ -1,4 +1,4 @@
-"""KV on its way out of a prefill rank, between the step loop's thread and the network's.
+"""Outgoing KV transfers of a prefill rank, handed from the step loop's thread to the network's.
 
     step loop                                       event loop
         RankTransfer.put(), finish(), cancel()  -->     Transfers -> KvSender
@@ -36,11 +36,11 @@ class RankTransfer:
 
     @property
     def request_id(self) -> str:
-        """The request that it is of."""
+        """The id of the transferred request."""
         return self.outgoing.offer.request_id
 
     def put(self, layer: int, start: int, latent_TC: Tensor) -> None:
-        """Send latents of a layer, which nobody writes to, from position `start` on: the layer's next ones."""
+        """Send a layer's next latents, from position `start` on. Nobody writes to them any more."""
         if not self.is_begun:
             self.is_begun = True
             self._transfers.begin(self)
@@ -48,7 +48,7 @@ class RankTransfer:
         self._transfers.put(self, layer, start, host_TC, arrived)
 
     def finish(self, handover: Handover) -> None:
-        """Send the request itself: all of its latents were put."""
+        """Send the request itself, after all of its latents."""
         self._transfers.finish(self, handover)
 
     def cancel(self) -> None:
@@ -66,18 +66,18 @@ class Transfers:
         start: Start,
         failed: Callable[[str, str], None],
     ) -> None:
-        """Make none yet. `failed` is told a request and why it could not be sent, on the network's thread."""
+        """Begin without transfers. `failed(request_id, reason)` is called on the network's thread when one fails."""
         self._sender, self._soon, self._start, self._failed = sender, soon, start, failed
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by request
-        self._under_way: set[str] = set()  # the same requests, from the step loop's word on
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # request id -> its task
+        self._under_way: set[str] = set()  # ids of requests, from the step loop's first call on
 
     @property
     def are_under_way(self) -> bool:
-        """True if a request's KV is on its way. The step loop asks."""
+        """True if any request's KV is on its way, as the step loop knows it."""
         return bool(self._under_way)
 
     def begin(self, transfer: RankTransfer) -> None:
-        """Call the decode rank."""
+        """Begin a transfer: connect to the decode rank."""
         self._under_way.add(transfer.request_id)
         self._soon(self._begin, transfer)
 
@@ -97,11 +97,11 @@ class Transfers:
         self._soon(transfer.outgoing.finish, handover)
 
     def cancel(self, transfer: RankTransfer) -> None:
-        """End it, begun or not."""
+        """End a transfer, begun or not."""
         self._soon(self.abort, transfer.request_id)
 
     def abort(self, request_id: str) -> None:
-        """End the request's transfer if it has begun. Called on the network's thread."""
+        """End a request's transfer if it has begun. Called on the network's thread."""
         if (task := self._tasks.get(request_id)) is not None:
             task.cancel()
 
@@ -115,7 +115,7 @@ class Transfers:
                 self._failed(request_id, str(error))
 
         def forget(_: object) -> None:
-            transfer.outgoing.fail("it has ended")  # latents that are still put are dropped
+            transfer.outgoing.fail("it has ended")  # later latents are dropped
             if self._tasks[request_id] is task:
                 del self._tasks[request_id]
             self._under_way.discard(request_id)

@@ -160,7 +160,7 @@ def run_step_loop(
     phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse, times: StepTimes
 ) -> None:
     """Run the lockstep loop until the unit leaves and all its ranks are free. Raise PeerLost when a rank is lost."""
-    idle_turns = 0  # the same on all ranks, because the votes are
+    idle_turns = 0  # equal on all ranks, because their votes are
     while True:
         pulse.turn()
         while not inbox.empty():
@@ -181,7 +181,7 @@ def run_step_loop(
 
 
 def _may_leave(group: Group, leaving: Leaving) -> bool:
-    """Return whether every rank of an idle unit is free, whichever was told to leave. All ranks call this together."""
+    """Return whether all ranks of an idle unit are free, if any was told to leave. All ranks call this together."""
     leaving.tell_gateways()
     return not group.any(not leaving.is_free)
 
@@ -213,7 +213,7 @@ def _load_and_join(
     network: Network,
     pulse: Pulse,
 ) -> tuple[Engine, Group, str]:
-    """Load, then join the unit, so that no rank waits in a collective for the slowest loader.
+    """Load the weights, then join the unit, so that no rank waits in a collective for the slowest loader.
 
     Return the engine, the group, and the digest of the weights that the unit has read.
     """
@@ -272,7 +272,7 @@ def throttle_progress(num_parts: int, say: Callable[[float], None]) -> Callable[
 
 
 class _Holder:
-    """Asks the step loop to hold prefixes."""
+    """Asks the step loop, through its inbox, to hold and release prefixes."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -295,7 +295,7 @@ def _receiver(
 
 
 def _deliver(message: object, phase: Phase[Any]) -> None:
-    """Give the phase a message, or raise the error that ended the network thread."""
+    """Pass a message of the inbox to the phase, or raise it if it is the error that ended the network thread."""
     if isinstance(message, BaseException):
         raise message
     phase.receive(message)

@@ -114,7 +114,7 @@ class Needs:
         return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
 
     def suggest_correction(self, refused: str, words: str) -> str | None:
-        """Say where the overlay wrote a value that the server refuses with `words`; None if it does not change the object.
+        """Say where the overlay wrote what the server refuses with `words`; None if it did not change the object.
 
         `refused` is the object, or the component of a dry-run pod.
         """

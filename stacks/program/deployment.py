@@ -98,7 +98,7 @@ class Deployment(pulumi.ComponentResource):
         return Objects(name, _manifests_by_kind(owner, objects), options)
 
     def _child(self, name: str, after: Sequence[pulumi.Resource]) -> tuple[str, pulumi.ResourceOptions]:
-        """Return name and options of a child resource. Its alias is its name before names began with the component's."""
+        """Return name and options of a child resource; `name`, its name in older states, becomes an alias."""
         deadline = f"{self._plan.kubernetes.ready_timeout:g}s"
         options = pulumi.ResourceOptions(
             parent=self,

@@ -60,7 +60,7 @@ class Source:
                 rule = f"R302 {'previous' if self.previous else 'overlays'} must come with spec"
                 raise _wrong(rule, "a plan is not planned again", "leave it out, or give the spec")
             case None, str() as plan:
-                return _carried_out(plan)
+                return _read_deployed_plan(plan)
         found = "both are set" if self.spec else "neither is set"
         raise _wrong("R301 exactly one of spec and plan must be set", found, "set spec to a spec, or plan to a plan")
 
@@ -92,7 +92,7 @@ def _place(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
     return (Path(name), {Path(name): given.encode()}) if is_content(given) else (Path(given), {})
 
 
-def _carried_out(plan: str) -> Plan:
+def _read_deployed_plan(plan: str) -> Plan:
     """Return the plan in a plan file or in an unedited rendered folder. Raises CallError for a spec."""
     is_folder = not is_content(plan) and Path(plan).is_dir()
     return plan_from(Path(plan)) if is_folder else _read_plan("plan", plan)

@@ -1,4 +1,4 @@
-"""One block of latents as the bytes of a file, and what makes a file something else.
+"""The file format of one block of latents, and the checks that a file is that block.
 
     magic, format          8 + 4 bytes
     shape                  3 x 4 bytes: layers, tokens, latent size
@@ -39,15 +39,15 @@ LENGTH = struct.Struct("<Q")
 LENGTH_AT = struct.calcsize("<8sI3I16s")
 KNOWN_KEY = AES(b"tidemill latents")  # nothing is encrypted
 NONCE = bytes(12)
-PART_BYTES = 2**18  # is checked while it is in the processor's cache: 0.21 ms a block of DeepSeek-V3's instead of 0.55
+PART_BYTES = 2**18  # checked while in the CPU's cache: 0.21 ms for a block of DeepSeek-V3 instead of 0.55
 
-CUT = "cut"  # it ends before its header says
-DAMAGED = "damaged"  # its checksum is wrong
-FOREIGN = "foreign"  # it is whole, and another block or another format
+CUT = "cut"  # the file ends before its header says
+DAMAGED = "damaged"  # the checksum is wrong
+FOREIGN = "foreign"  # the file is whole, but another block or another format
 
 
 class NotThisBlock(Exception):
-    """A file is not the block that was looked for; `reason` is CUT, DAMAGED or FOREIGN."""
+    """A file is not the requested block; `reason` is CUT, DAMAGED or FOREIGN."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class NotThisBlock(Exception):
 
 @dataclass(frozen=True)
 class BlockForm:
-    """What all blocks of one `block_digest` have in common."""
+    """The digest, shape and dtype that all blocks of one `block_digest` have in common."""
 
     block_digest: bytes
     shape: tuple[int, int, int]  # [num_layers, PAGE_TOKENS, latent_dim]
@@ -73,7 +73,7 @@ class BlockForm:
         return HEADER_BYTES + self.latent_bytes
 
     def parts(self, name: bytes, latents: memoryview) -> list[bytes | memoryview]:
-        """Return a block's file in parts, the latents uncopied."""
+        """Return a block's file as parts to write, without copying the latents."""
         fields, checksum = self._fields(name), _begin_checksum()
         checksum.authenticate_additional_data(fields)
         checksum.authenticate_additional_data(latents)
@@ -84,12 +84,12 @@ class BlockForm:
         return FIELDS.pack(MAGIC, FORMAT, *self.shape, dtype, self.latent_bytes, self.block_digest, name)
 
     def is_of(self, fields: bytes | bytearray, name: bytes) -> bool:
-        """Return whether a header's fields are those of the block of this name."""
+        """Return whether a file's header fields are those of the block `name`."""
         return fields == self._fields(name)
 
 
 def read_block(file: int, form: BlockForm, name: bytes, into: memoryview) -> None:
-    """Read the latents of a block from an open file. Raise NotThisBlock and OSError; `into` is undefined then."""
+    """Read a block's latents from an open file to `into`, which is undefined after NotThisBlock or OSError."""
     assert into.nbytes == form.latent_bytes
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
@@ -121,7 +121,7 @@ def write_parts(file: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _explain_size(file: int, size: int) -> str:
-    """Tell a block that was cut from one of another size by what its own header says."""
+    """Return CUT, FOREIGN or DAMAGED for a file shorter than, as long as, or longer than its own header says."""
     header = os.pread(file, HEADER_BYTES, 0)
     if len(header) < HEADER_BYTES:
         return CUT
@@ -130,7 +130,7 @@ def _explain_size(file: int, size: int) -> str:
 
 
 def _fill(part: memoryview, file: int, at: int) -> None:
-    """Read a part of a file. Raise NotThisBlock where the file ends in it, and OSError."""
+    """Fill `part` from a file's position `at` on. Raise NotThisBlock if the file is too short, and OSError."""
     while part:
         num_read = os.preadv(file, [part], at)
         if not num_read:
@@ -139,7 +139,7 @@ def _fill(part: memoryview, file: int, at: int) -> None:
 
 
 def _without(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """Return what is left of the parts after so many bytes."""
+    """Return the parts without their first `num_bytes` bytes."""
     while parts and num_bytes >= parts[0].nbytes:
         num_bytes -= parts[0].nbytes
         parts = parts[1:]

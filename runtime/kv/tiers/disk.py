@@ -45,13 +45,13 @@ NEVER = float("inf")
 
 @dataclass(frozen=True)
 class DiskSettings:
-    """The tier's place and what it may take. All processes of a folder have the same bounds."""
+    """The disk tier's folder and its limits, which are the same for all processes that share the folder."""
 
     path: Path  # exists already
     max_bytes: int
     max_files: int
-    max_queued_bytes: int  # of this rank, in host memory
-    bytes_per_s: float | None  # read and written by this rank: the node's budget / ranks on the node
+    max_queued_bytes: int  # bytes in this rank's host memory that wait to be written
+    bytes_per_s: float | None  # this rank's reads and writes: the node's budget / ranks on the node
 
 
 class DiskTier:
@@ -64,10 +64,10 @@ class DiskTier:
         say: Callable[[str], None],
         allocate: Callable[[], Tensor | None] | None = None,
     ) -> None:
-        """Begin; nothing is read yet.
+        """Start the tier's threads; nothing is read yet.
 
-        `allocate` makes host memory for a block, in one piece, or returns None if there is no room. It is called on
-        the tier's threads. The memory is free when nobody refers to it, as in `runtime/kv/host_memory.py`.
+        `allocate` returns host memory for one block, contiguous, or None if there is no room. It is called on the
+        tier's threads. The memory is free again when nothing refers to it, as in `runtime/kv/host_memory.py`.
         """
         self.counters = TierCounters()
         self._settings, self._form = settings, form
@@ -94,7 +94,7 @@ class DiskTier:
         return self._bound.max_bytes // self._charge
 
     def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
-        """Begin to read these blocks, up to the first that is missing, for `deadline_s` at most."""
+        """Begin to read a tenant's blocks, up to the first that is missing, for `deadline_s` seconds at most."""
         loading = Loading(len(names), time.monotonic() + deadline_s, self.counters)
         if self._readers.rest():
             loading.end(OFF)
@@ -103,9 +103,9 @@ class DiskTier:
         return loading
 
     def offer(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
-        """Queue a block for writing, unless it cannot be. Nobody may change `latents` any more.
+        """Queue a block for writing, or drop it if the tier cannot take it. Nobody may change `latents` any more.
 
-        `tenant` says whose room it takes on the disk. Loading needs the same.
+        The block counts towards the share of `tenant` on the disk. To load it, give the same tenant.
         """
         assert tuple(latents.shape) == self._form.shape
         assert latents.dtype == self._form.dtype
@@ -120,18 +120,18 @@ class DiskTier:
                 self.counters.drop(reason)
 
     def flush(self, deadline_s: float) -> int:
-        """Wait until all that was offered is written, for `deadline_s` at most; return how many blocks are not."""
+        """Wait until all offered blocks are written, for `deadline_s` seconds at most. Return how many are not."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queued, deadline_s)
             return len(self._queued)
 
     def close(self) -> None:
-        """Let the threads end when they have done what came before."""
+        """Let the tier's threads end after the tasks that they have."""
         for workers in (self._readers, self._writer, self._cleaner):
             workers.close()
 
     def _load_first(self, loading: Loading, names: list[bytes], tenant: bytes) -> None:
-        """Load the first block; where it is there, let the other threads help with the rest. Most often it is not."""
+        """Load the first block. Only if it exists, which is rare, let the other threads help with the rest."""
         if self._load_next(loading, names, tenant):
             for _ in range(min(NUM_READERS, len(names) - 1)):
                 self._readers.submit(partial(self._load_rest, loading, names, tenant))
@@ -141,7 +141,7 @@ class DiskTier:
             pass
 
     def _load_next(self, loading: Loading, names: list[bytes], tenant: bytes) -> bool:
-        """Load a loading's next block; return whether it is there."""
+        """Read the next block of a loading. Return whether it exists."""
         number = loading.next_block()
         if number is None:
             return False
@@ -153,7 +153,7 @@ class DiskTier:
         return True
 
     def _read(self, name: bytes, tenant: bytes, deadline: float) -> Tensor | str:
-        """Return a block's latents, or why there are none."""
+        """Return a block's latents, or the reason of the miss."""
         try:
             with self._readers.operation(), self._folder.block(tenant, name) as file:
                 latents = self._make_room(deadline)
@@ -173,7 +173,7 @@ class DiskTier:
         return latents
 
     def _make_room(self, deadline: float) -> Tensor | str:
-        """Return memory for a block when its turn on the disk has come, or why there is none."""
+        """Wait for bandwidth, then return memory for a block, or the reason why there is none."""
         wait_s = self._bandwidth.take(self._form.file_bytes, deadline)
         if wait_s is None:
             return LATE
@@ -185,7 +185,7 @@ class DiskTier:
         return latents
 
     def _remove(self, name: bytes, tenant: bytes) -> None:
-        """Remove a file that is not its block, so that the block can be written again."""
+        """Remove a damaged or foreign file, so that the block can be written again."""
         try:
             with self._readers.operation():
                 if self._folder.remove(tenant, name):
@@ -194,7 +194,7 @@ class DiskTier:
             return  # it is found again
 
     def _refusal(self) -> str | None:
-        """Return why nothing can be queued, or None."""
+        """Return the reason why no block can be queued now, or None if one can."""
         if self._writer.rest():
             self._drop_queue()
             return OFF
@@ -202,7 +202,7 @@ class DiskTier:
         return QUEUE_FULL if full else None
 
     def _drop_queue(self) -> None:
-        """Give up what is queued, apart from the block under way, whose memory the writer has."""
+        """Drop all queued blocks but the one that the writer is writing."""
         waiting = list(self._queued)[1:]
         for name in waiting:
             del self._queued[name]
@@ -210,7 +210,7 @@ class DiskTier:
             self.counters.drop(OFF, len(waiting))
 
     def _write(self, name: bytes) -> None:
-        """Write a block of the queue, if it is still in it."""
+        """Write a block, if it is still in the queue."""
         with self._changed:
             queued = self._queued.get(name)
         if queued is None:
@@ -232,7 +232,7 @@ class DiskTier:
                 self._changed.notify_all()
 
     def _publish(self, name: bytes, tenant: bytes, latents: Tensor) -> None:
-        """Write a block that is not there, if there is room. Raise OSError."""
+        """Write a block that is not on the disk yet, if there is room. Raise OSError."""
         with self._writer.operation():
             if self._folder.has(tenant, [name]):
                 return
@@ -247,7 +247,7 @@ class DiskTier:
             self._clean()
 
     def _has_published(self, name: bytes, tenant: bytes, latents: Tensor) -> bool:
-        """Write a block that is counted as used; take it back if it is not written. Raise OSError."""
+        """Write a block that is already counted as used, and uncount it on failure. Raise OSError."""
         is_new = False
         try:
             is_new = self._folder.publish(tenant, name, self._form.parts(name, as_bytes(latents)))
@@ -257,7 +257,7 @@ class DiskTier:
         return is_new
 
     def _clean(self, *, disk_is_full: bool = False) -> None:
-        """Let the janitor clean up, if it does not already."""
+        """Let the janitor clean up on its thread, unless it does so already."""
         with self._changed:
             if not self._cleans:
                 self._cleans = True

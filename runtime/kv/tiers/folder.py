@@ -1,4 +1,4 @@
-"""The folder of cached blocks on a disk: which file is whose, how one appears whole, and who may look.
+"""The folder of cached blocks on a disk: the path of each block, atomic writes, and permissions.
 
     PATH/blocks/                            0700; all of this belongs to the tier, PATH to the operator
         usage, janitor                      see janitor.py
@@ -34,7 +34,7 @@ ROOT, PARTIAL = "blocks", "partial"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 BLOCK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # or opening a FIFO would never return
 OTHERS = 0o077  # no bit of these is set
-USED_AGAIN_S = 30.0  # assumed: recency need not be finer, and is a write to the disk
+USED_AGAIN_S = 30.0  # assumed: a finer time of use is not needed, and each update is a write to the disk
 NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR}  # EISDIR from a kernel without O_TMPFILE
 HEX = re.compile(r"[0-9a-f]+")
 
@@ -44,7 +44,7 @@ class BlockFolder:
 
     def __init__(self, path: Path, block_digest: bytes) -> None:
         self._path, self._digest = path, block_digest.hex()
-        self._device: int | None = None  # of `path`, when it was first seen
+        self._device: int | None = None  # device of `path` when it was first seen
 
     @contextmanager
     def root(self, *, create: bool = False) -> Iterator[int]:
@@ -52,7 +52,7 @@ class BlockFolder:
         with _opened(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)) as path:
             device = os.fstat(path).st_dev
             self._device = self._device or device
-            may_create = create and device == self._device  # no disk's blocks go into the folder that it was mounted on
+            may_create = create and device == self._device  # not on a mount point without its disk
             with below(path, ROOT, create=may_create) as root:
                 found = os.fstat(root)
                 if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
@@ -60,7 +60,7 @@ class BlockFolder:
                 yield root
 
     def has(self, tenant: bytes, names: Sequence[bytes]) -> int:
-        """Return how many of these blocks are there, up to the first that is not."""
+        """Return how many of a tenant's blocks exist, up to the first that does not."""
         number = 0
         try:
             with self.root() as root, below(root, *self._owner(tenant)) as folder:
@@ -72,7 +72,7 @@ class BlockFolder:
 
     @contextmanager
     def block(self, tenant: bytes, name: bytes) -> Iterator[int]:
-        """Open a block's file, and note that it was used."""
+        """Open a block's file and yield its descriptor, and note that the block was used."""
         fan, leaf = _place(name)
         with (
             self.root() as root,
@@ -83,14 +83,14 @@ class BlockFolder:
             _note_use(file)
 
     def publish(self, tenant: bytes, name: bytes, parts: Sequence[bytes | memoryview]) -> bool:
-        """Write a block's file; return whether there was none."""
+        """Write a block's file. Return False if it exists already."""
         try:
             return self._publish(tenant, name, parts)
         except (FileNotFoundError, BlockingIOError):  # the janitor took an empty folder, or a file just before its lock
             return self._publish(tenant, name, parts)
 
     def remove(self, tenant: bytes, name: bytes) -> bool:
-        """Remove a block's file; return whether there was one."""
+        """Remove a block's file. Return whether it existed."""
         fan, leaf = _place(name)
         try:
             with self.root() as root, below(root, *self._owner(tenant), fan) as folder:
@@ -120,7 +120,7 @@ class BlockFolder:
 
 @contextmanager
 def below(folder: int, *names: str, create: bool = False) -> Iterator[int]:
-    """Open a folder below an open one, step by step and through no link; make what is missing if `create`."""
+    """Open a folder below an open one, step by step and through no link; create missing ones if `create`."""
     at = os.dup(folder)
     try:
         for name in names:
@@ -135,7 +135,7 @@ def below(folder: int, *names: str, create: bool = False) -> Iterator[int]:
 
 
 def is_hex(name: str) -> bool:
-    """Return whether this can be a name of ours."""
+    """Return whether `name` can be the name of one of our files or folders."""
     return HEX.fullmatch(name) is not None
 
 
@@ -151,7 +151,7 @@ def _make(name: str, folder: int) -> None:
 
 
 def _note_use(file: int) -> None:
-    """Renew a file's time, unless it is nearly new. Where that is not allowed, reading is."""
+    """Renew a file's time of use, unless it is recent. A failure is ignored: reading is possible all the same."""
     if time.time() - os.fstat(file).st_mtime > USED_AGAIN_S:
         try:
             os.utime(file)
@@ -161,19 +161,19 @@ def _note_use(file: int) -> None:
 
 
 def _open_nameless(folder: int) -> int | None:
-    """Open a file without a name; return None where the file system has none. Raise OSError."""
+    """Open an unnamed file (O_TMPFILE); return None if the file system does not support that. Raise OSError."""
     try:
         return os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=folder)
     except OSError as error:
         if error.errno in NO_NAMELESS_FILES:
             return None
-        if not os.fstat(folder).st_nlink:  # it was removed, and ext4 says EPERM then
+        if not os.fstat(folder).st_nlink:  # the folder was removed: ext4 reports that as EPERM
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), ".") from error
         raise
 
 
 def _write_and_rename(root: int, folder: int, leaf: str, parts: Sequence[bytes | memoryview]) -> bool:
-    """Write a file under a name that nobody looks for, and rename it."""
+    """Write a file in `partial/` and rename it to `leaf`, over a file that may be there. Return True."""
     partial = secrets.token_hex(16)
     with below(root, PARTIAL, create=True) as partials:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

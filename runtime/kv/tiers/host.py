@@ -37,7 +37,7 @@ PINNED_BLOCKS = 16  # assumed: at least so many in a power of two, as torch pins
 
 
 class HostTier:
-    """Room for as many blocks as `max_bytes` hold."""
+    """A rank's cached blocks in host memory, as many as fit into `max_bytes`."""
 
     def __init__(
         self,
@@ -47,32 +47,32 @@ class HostTier:
         link: HostLink,
         memory: HostMemory,
     ) -> None:
-        """Make an empty tier; pin its memory where `link` pins. Raise RuntimeFailure where there is not so much."""
+        """Make an empty tier; pin its memory if `link` pins. Raise RuntimeFailure if there is too little memory."""
         self.shape, self.dtype, self._link, self._memory = block_shape, dtype, link, memory
         self.block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
         self._slots_in_chunk, num_chunks = _chunks(self.block_bytes, max_bytes, link.pins)
         self._chunks: list[Tensor | None] = [None] * num_chunks
         self._slots = Pages(num_chunks * self._slots_in_chunk)
-        self._saved: dict[int, tuple[bytes, int]] = {}  # slot -> name, tenant
+        self._saved: dict[int, tuple[bytes, int]] = {}  # slot -> name and tenant of the block that `save` copies
         self._saves: Arrival | None = None
-        self._copies: deque[tuple[Arrival | None, dict[int, tuple[bytes, int]]]] = deque()  # saves that may still go on
+        self._copies: deque[tuple[Arrival | None, dict[int, tuple[bytes, int]]]] = deque()  # copies that may still run
         self._loads: deque[tuple[Arrival, list[int]]] = deque()
-        self._blank: dict[int, int] = {}  # address -> slot that somebody fills
+        self._blank: dict[int, int] = {}  # address -> slot that a slower tier fills
         self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # slot, address
         if link.pins:
             self._pin()
         memory.let_blocks_give_way(self._give_way)
 
     def num_found(self, names: Sequence[bytes]) -> int:
-        """Return how many of these blocks can be loaded, up to the first that is not here."""
+        """Return how many of these blocks are in the tier, up to the first that is not."""
         with self._memory.lock:
             return len(self._slots.find(names))
 
     def save(self, blocks: Iterable[tuple[bytes, int, Tensor]], max_copies: int = sys.maxsize) -> None:
-        """Begin to copy blocks, each with its name and tenant, from pages that nobody writes to before `end_saves`.
+        """Begin to copy blocks (name, tenant, page) to slots. Nobody may write to the pages before `end_saves`.
 
-        A block that is here is the most recently used one afterwards, and no copy. One that no slot is free for is not
-        kept. No more of `blocks` are taken after `max_copies`.
+        A block that the tier has already is not copied, but counts as just used. A block without a free slot is not
+        kept. After `max_copies` copies, no more of `blocks` are taken.
         """
         assert not self._saved
         pages = []
@@ -91,10 +91,10 @@ class HostTier:
             self._saves = self._link.begin_from_device(lambda: _copy(pages, slots))
 
     def end_saves(self) -> list[bytes]:
-        """Let all that is computed from now on come after the saves. Their blocks are found from now on.
+        """Order all later work on the device after the copies that `save` began, whose blocks can be found from now on.
 
-        Return the names of the blocks whose copies have ended since the last call: they can be lent. Slots whose copies
-        have ended, or whose memory nobody has any more, are not held.
+        Return the names of the blocks whose copies have ended since the last call, so that they can be lent. Release
+        the slots whose copies or loads have ended, or whose lent memory nothing refers to any more.
         """
         self._take_back()
         if self._saves is not None:
@@ -107,9 +107,9 @@ class HostTier:
         return self._end_copies()
 
     def load(self, names: Sequence[bytes], pages: Iterable[Tensor]) -> tuple[int, Arrival | None]:
-        """Begin to copy blocks to `pages`, up to the first that is not here. Return how many, and their arrival.
+        """Begin to copy blocks to `pages`, up to the first not in the tier. Return how many, and their arrival.
 
-        The arrival is None if they are there.
+        The arrival is None if the copies are done already.
         """
         with self._memory.lock:
             found = self._slots.find(names)
@@ -125,9 +125,9 @@ class HostTier:
         return len(found), arrival
 
     def lend_blank(self) -> Tensor | None:
-        """Return memory for a block that a slower tier reads, or None if there is no room. Any thread may ask.
+        """Return memory into which a slower tier reads a block, or None if there is no room. Any thread may call this.
 
-        It is free again when nobody refers to it, unless the block was added.
+        The memory is free again when nothing refers to it, unless the block was added.
         """
         with self._memory.lock:
             slot = self._take_slot()
@@ -138,12 +138,12 @@ class HostTier:
             return latents
 
     def add(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
-        """Let a tenant's block be found that is in memory of `lend_blank`, whole."""
+        """Add a tenant's block, whose latents are complete in memory from `lend_blank`, so that it can be found."""
         with self._memory.lock:
             self._slots.name(self._blank.pop(latents.data_ptr()), name, int.from_bytes(tenant))
 
     def lend(self, name: bytes) -> Tensor | None:
-        """Return a block that a slower tier may write while it refers to it, or None if it is not here yet."""
+        """Return a block for a slower tier to write, held while anything refers to it; None if it is not here yet."""
         with self._memory.lock:
             found = self._slots.find([name])
             if not found or any(found[0] in saved for _, saved in self._copies):
@@ -192,7 +192,7 @@ class HostTier:
         return chunk[within]
 
     def _give_way(self, num_bytes: int) -> None:
-        """Forget blocks of so many bytes, or all that nobody loads or saves. The caller has the lock."""
+        """Forget idle blocks until `num_bytes` are free or none is left. The caller has the lock."""
         while num_bytes > 0 and (slot := self._slots.forget_oldest()) is not None:
             self._free(slot)
             num_bytes -= self.block_bytes
@@ -209,7 +209,7 @@ class HostTier:
 
 
 def _chunks(block_bytes: int, max_bytes: int, is_pinned: bool) -> tuple[int, int]:
-    """Return how many slots are allocated together, and how often. Each slot alone, unless it is pinned."""
+    """Return the number of slots in a chunk of memory, and of chunks. Only pinned memory has several slots a chunk."""
     if not is_pinned:
         return 1, max_bytes // block_bytes
     chunk_bytes = 1 << (PINNED_BLOCKS * block_bytes - 1).bit_length()

@@ -1,4 +1,4 @@
-"""The bound of the folder: what is used, and which blocks go when it is nearly all.
+"""Keeps the folder of cached blocks within its bound: counts the bytes used, and chooses which blocks to remove.
 
     charge    what a file costs: its bytes, and at least MAX_BYTES / MAX_FILES, so one bound holds both
     used      the sum of charges, in the file `usage`: a writer adds to it before it writes, under the file's lock
@@ -40,14 +40,14 @@ from runtime.kv.tiers.folder import PARTIAL, BlockFolder, below, is_hex
 __all__ = ["Bound", "Janitor", "Usage"]
 
 HIGH, LOW = 0.98, 0.95  # assumed: a walk for each 3 % of the bound that is written
-UNUSED_S = 86_400.0  # assumed: a day has the busy hours of all who come back
+UNUSED_S = 86_400.0  # assumed: tenants who come back at all do so within a day
 COUNT_AGAIN_S = 3_600.0  # assumed
-TELL_EVERY = 64  # removals, so that a janitor that is killed leaves `usage` nearly right
-LOCK_WAIT_S, LOCK_TRY_S = 1.0, 0.001  # whoever holds the lock on `usage` does one sum
+TELL_EVERY = 64  # removals between updates, so that a killed janitor leaves `usage` nearly right
+LOCK_WAIT_S, LOCK_TRY_S = 1.0, 0.001  # the lock on `usage` is held for one addition
 USED_BYTES, MOST_USED = 8, 2**62
 
 Owner = tuple[str, str]  # block_digest, tenant
-Ages = tuple[NDArray[np.int64], NDArray[np.int64]]  # of one owner's blocks, the oldest first: when used, charges
+Ages = tuple[NDArray[np.int64], NDArray[np.int64]]  # times of use and charges of one owner's blocks, oldest first
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Bound:
     max_files: int
 
     def charge(self, num_bytes: int) -> int:
-        """Return what a file of so many bytes costs."""
+        """Return the charge for a file of `num_bytes` bytes."""
         return max(num_bytes, -(-self.max_bytes // self.max_files))
 
 
@@ -69,7 +69,7 @@ class Usage:
         self._folder, self._bound = folder, bound
 
     def take(self, charge: int) -> int | None:
-        """Add a file that is to be written; return what is used then, or None if there is no room."""
+        """Add the charge of a file to be written. Return the new sum, or None if there is no room."""
         with self._locked() as file:
             used = _read(file) + charge
             if used > self._bound.max_bytes:
@@ -78,7 +78,7 @@ class Usage:
         return used
 
     def change(self, charge: int) -> int:
-        """Add this, which may be negative; return what is used then."""
+        """Add a charge, which may be negative. Return the new sum."""
         with self._locked() as file:
             used = max(0, _read(file) + charge)
             _write(file, used)
@@ -86,12 +86,12 @@ class Usage:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold this from a file's `take` until the file is there."""
+        """Mark a write under way: a context to hold from a file's `take` until the file exists."""
         with self._locked("writing", fcntl.LOCK_SH):
             yield
 
     def settled(self) -> int | None:
-        """Return what is used at a moment when every file that was taken is there; None if there is no such moment."""
+        """Return the sum at a moment when no write is under way; None if there is no such moment."""
         try:
             with self._locked("writing"):
                 return self.change(0)
@@ -116,9 +116,9 @@ class Janitor:
         self._folder, self._bound, self._usage = folder, bound, usage
 
     def clean(self, *, disk_is_full: bool = False) -> int | None:
-        """Clean up; return the number of blocks removed, or None if another janitor is at it. Raise OSError.
+        """Clean up. Return the number of blocks removed, or None if another janitor is at work. Raise OSError.
 
-        If the disk is full, it has no more room than what is used now, whatever the bound says.
+        If the disk is full, the bytes used now are taken as the bound, if that is smaller.
         """
         with self._folder.root(create=True) as root, _opened_to_write(root, "janitor") as lock:
             if not _lock(lock):
@@ -129,11 +129,11 @@ class Janitor:
                 return 0
             owners = self._count(root)
             num_removed = self._remove(root, self._choose(owners, disk_is_full=disk_is_full))
-            os.pwrite(lock, b"\n", 0)  # its time is when everything was counted
+            os.pwrite(lock, b"\n", 0)  # the file's time is that of the last full count
             return num_removed
 
     def _count(self, root: int) -> dict[Owner, "_Owned"]:
-        """Walk the folder and set right what is used."""
+        """Walk the folder, correct the sum of charges, and return each owner's files."""
         used_before = self._usage.settled()
         owners: dict[Owner, _Owned] = {}
         for owner, _, _, found in _files(root):
@@ -145,7 +145,7 @@ class Janitor:
         return owners
 
     def _choose(self, owners: dict[Owner, "_Owned"], *, disk_is_full: bool) -> dict[Owner, int]:
-        """Return up to which time of use an owner's blocks go."""
+        """Return for each owner the time of last use up to which its blocks are removed; none if there is room."""
         used = sum(sum(owned.charges) for owned in owners.values())
         limit = min(self._bound.max_bytes, used) if disk_is_full else self._bound.max_bytes
         if used <= HIGH * limit:
@@ -154,7 +154,7 @@ class Janitor:
         return choose(ages, int(LOW * limit), int((time.time() - UNUSED_S) * 1e9))
 
     def _remove(self, root: int, until_ns: dict[Owner, int]) -> int:
-        """Remove the blocks that were last used by then. One that cannot be removed does not keep the others."""
+        """Remove each owner's blocks last used by `until_ns`. A file that cannot be removed is skipped."""
         num_removed = untold = 0
         failure = None
         for owner, folder, name, found in _files(root, set(until_ns)):
@@ -177,7 +177,7 @@ class Janitor:
 
 
 def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
-    """Return up to which time of use an owner's blocks go, so that charges of `keep` stay."""
+    """Return for each owner the time of last use up to which its blocks go, so that charges of at most `keep` stay."""
     excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
     oldest_ns = _unused_until(ages, excess, unused_since_ns)
     num_unused = {owner: int(np.searchsorted(used_ns, oldest_ns, "right")) for owner, (used_ns, _) in ages.items()}
@@ -193,7 +193,7 @@ def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Own
 
 @dataclass
 class _Owned:
-    """An owner's files, in the order of the walk: 16 bytes each."""
+    """The times of use and the charges of an owner's files, in the order of the walk: 16 bytes a file."""
 
     used_ns: "array[int]" = field(default_factory=lambda: array("q"))
     charges: "array[int]" = field(default_factory=lambda: array("q"))
@@ -206,7 +206,7 @@ def _sorted(owned: _Owned) -> Ages:
 
 
 def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) -> int:
-    """Return up to which time of use all owners' blocks go, because nobody used them since; 0 for none."""
+    """Return the time of last use up to which all owners' unused blocks go to save `excess` charges; 0 for none."""
     if excess <= 0:
         return 0
     used_ns = np.concatenate([each for each, _ in ages.values()])
@@ -228,7 +228,7 @@ def _fair_level(amounts: list[int], keep: int) -> int:
 
 
 def _files(root: int, only: set[Owner] | None = None) -> Iterator[tuple[Owner, int, str, os.stat_result]]:
-    """Yield every block's file: its owner, its open folder, its name, what is known of it."""
+    """Yield every block's file: its owner, its open folder, its name and its stat result."""
     for digest, digest_folder in _folders(root):
         for tenant, tenant_folder in _folders(digest_folder):
             if only is not None and (digest, tenant) not in only:
@@ -250,9 +250,9 @@ def _files_in(folder: int) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _folders(folder: int) -> Iterator[tuple[str, int]]:
-    """Yield the folders of ours in a folder, open; remove each afterwards if it is empty.
+    """Yield name and descriptor of each of our folders in a folder; remove each afterwards if it is empty.
 
-    One that cannot be read is left out: the others still need cleaning.
+    A folder that cannot be read is left out: the others still need cleaning.
     """
     names = []
     with suppress(OSError), os.scandir(folder) as entries:
@@ -274,7 +274,7 @@ def _remove_partial(root: int) -> None:
 
 
 def _is_due(lock: int) -> bool:
-    """Return whether all was counted long ago, or never: the file is empty then."""
+    """Return whether the last full count was over `COUNT_AGAIN_S` ago, by the lock file's time, or never was."""
     found = os.fstat(lock)
     return not found.st_size or time.time() - found.st_mtime > COUNT_AGAIN_S
 
@@ -289,7 +289,7 @@ def _opened_to_write(folder: int, name: str) -> Iterator[int]:
 
 
 def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file until it is closed; return False if somebody else has."""
+    """Lock an open file until it is closed; return False if another process has locked it."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -298,7 +298,7 @@ def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _read(usage: int) -> int:
-    """Return what is used; nothing, in a folder that is new or whose file somebody removed."""
+    """Return the sum of charges in the file `usage`; 0 if the file is new or was removed."""
     return min(int.from_bytes(os.pread(usage, USED_BYTES, 0), "little"), MOST_USED)
 
 

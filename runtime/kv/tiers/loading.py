@@ -1,4 +1,4 @@
-"""Blocks on their way from a slower tier, and the count of what came of them.
+"""Blocks that are being loaded from a slower tier, and the counters of hits and misses.
 
 A prompt's blocks are useful from the first on, so a loading ends at the first that is missing, and those behind it are
 dropped. It ends at its deadline in any case, whatever its disk does.
@@ -14,17 +14,17 @@ from torch import Tensor
 __all__ = ["ABSENT", "ERROR", "LATE", "NO_ROOM", "OFF", "QUEUE_FULL", "TIER_FULL", "Loading", "TierCounters"]
 
 ABSENT = "absent"  # there is no such file
-ERROR = "error"  # the disk said so
+ERROR = "error"  # the disk reported one
 LATE = "late"  # the deadline came first
 NO_ROOM = "no_room"  # there is no memory to load it into
 OFF = "off"  # the disk hangs or failed lately, and is not asked
 QUEUE_FULL = "queue_full"  # the disk is slower than what is to be written
-TIER_FULL = "tier_full"  # the janitor is slower
+TIER_FULL = "tier_full"  # the folder is full: blocks are written faster than the janitor removes them
 
 
 @dataclass
 class TierCounters:
-    """What a tier did. `misses` are loadings that ended before their last block, by reason; all others are blocks."""
+    """Counters of a slower tier: blocks, but for `misses`, the loadings that ended early, by reason."""
 
     hits: int = 0
     misses: Counter[str] = field(default_factory=Counter)
@@ -36,7 +36,7 @@ class TierCounters:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def loaded(self, num_blocks: int, num_bytes: int, miss: str | None) -> None:
-        """Count a loading that ended."""
+        """Count a loading that has ended."""
         with self._lock:
             self.hits += num_blocks
             self.read_bytes += num_bytes
@@ -50,7 +50,7 @@ class TierCounters:
             self.written_bytes += num_bytes
 
     def drop(self, reason: str, num_blocks: int = 1) -> None:
-        """Count blocks that were offered and are not written."""
+        """Count blocks that were offered and will not be written."""
         with self._lock:
             self.dropped[reason] += num_blocks
 
@@ -61,7 +61,7 @@ class TierCounters:
 
 
 class Loading:
-    """Blocks that are being loaded. Whoever began it asks `is_done`, then takes the `blocks`.
+    """Blocks that are being loaded from a disk. The caller polls `is_done`, then takes the `blocks`.
 
     A disk that hangs may write to a block's memory long afterwards. That memory is never handed out, and a thread holds
     it until then.
@@ -86,7 +86,7 @@ class Loading:
             return self._is_over
 
     def wait(self) -> None:
-        """Wait until it is done, which is at the deadline at the latest."""
+        """Wait until the loading is done, which is at the deadline at the latest."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, max(0.0, self.deadline - time.monotonic()))
             self._look_at_clock()
@@ -97,14 +97,14 @@ class Loading:
         return [block for block in self._blocks if block is not None]
 
     def cancel(self) -> None:
-        """Give it up: nobody wants the blocks any more. Nothing is counted."""
+        """Give up the loading, whose blocks nobody needs any more, without counting it."""
         with self._changed:
             if not self._is_over:
                 self._blocks, self._is_over = [], True
                 self._changed.notify_all()
 
     def end(self, miss: str | None) -> None:
-        """End it with what has been loaded by now; `miss` says why that is not all."""
+        """End the loading with the blocks loaded by now; `miss` is the reason why some are missing."""
         with self._changed:
             if self._is_over:
                 return
@@ -124,14 +124,14 @@ class Loading:
             return self._next - 1
 
     def arrived(self, number: int, latents: Tensor) -> None:
-        """Take a block."""
+        """Add the loaded block `number`."""
         with self._changed:
             if not self._is_over:
                 self._blocks[number] = latents
                 self._end_if_complete()
 
     def missed(self, number: int, reason: str) -> None:
-        """Note that a block is not there, so that those after it are not wanted."""
+        """Note that block `number` is missing, so that the blocks after it are not needed."""
         with self._changed:
             if not self._is_over and number < self._end:
                 self._end, self._miss = number, reason

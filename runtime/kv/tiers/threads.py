@@ -22,7 +22,7 @@ REST_S = 30.0  # assumed
 
 
 class Health:
-    """Whether one kind of work on the disk succeeds. It speaks once when that ends, and once when it begins again."""
+    """Tracks whether one kind of work on the disk succeeds; logs once when it fails, and once when it works again."""
 
     def __init__(self, work: str, say: Callable[[str], None]) -> None:
         self._work, self._say = work, say
@@ -36,7 +36,7 @@ class Health:
         return time.monotonic() < self._rests_until
 
     def failed(self, why: str, *, rests: bool) -> None:
-        """Note a failure; `rests` if the next try would cost more than it may bring."""
+        """Note a failure and its reason. With `rests`, skip the work for a while: another try would cost too much."""
         with self._lock:
             self._ill_until = time.monotonic() + REST_S
             if rests:
@@ -46,7 +46,7 @@ class Health:
                 self._say(f"prefix cache: {self._work} fails: {why}; what it would have saved is computed")
 
     def succeeded(self) -> None:
-        """Record a success: after a quiet period, the tier is healthy again."""
+        """Note a success: after a period without failures, the work counts as healthy again."""
         if self._is_well:
             return
         with self._lock:
@@ -56,22 +56,22 @@ class Health:
 
 
 class Workers:
-    """Threads that take tasks in order. Operations that take too long make their work ill."""
+    """Threads that take tasks in order. An operation on the disk that takes too long counts as a failure."""
 
     def __init__(self, number: int, name: str, health: Health) -> None:
         self._number, self._health = number, health
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._began: dict[int, float] = {}  # thread -> since when it is in an operation
+        self._began: dict[int, float] = {}  # thread -> the time at which its operation began
         for _ in range(number):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Let a thread do this when it has done what came before."""
+        """Queue a task for the threads."""
         self._tasks.put(task)
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """Watch the time that the calling thread takes for an operation on the disk."""
+        """Watch how long the calling thread takes for an operation on the disk, within this context."""
         thread = threading.get_ident()
         self._began[thread] = time.monotonic()
         try:
@@ -82,26 +82,26 @@ class Workers:
             del self._began[thread]
 
     def sleep(self, seconds: float) -> None:
-        """Let the calling thread wait; that is no part of its operation."""
+        """Let the calling thread wait without counting that as part of its operation."""
         if threading.get_ident() in self._began:
             self._began[threading.get_ident()] += seconds
         time.sleep(seconds)
 
     def rest(self) -> bool:
-        """Return whether nothing need be tried: an operation takes too long, or the work failed lately."""
+        """Return whether to skip work for now: an operation takes too long, or work failed recently."""
         if any(map(_is_too_long, tuple(self._began.values()))):
             self._fail()
         return self._health.rests
 
     def close(self) -> None:
-        """Let each thread end when it has done what came before."""
+        """Let the threads end after the tasks that are queued."""
         for _ in range(self._number):
             self._tasks.put(None)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # with what it loaded
+            del task  # and the memory that it refers to
 
     def _fail(self) -> None:
         self._health.failed(f"the disk takes over {STUCK_S:g} s to answer", rests=True)
@@ -112,7 +112,7 @@ def _is_too_long(began: float) -> bool:
 
 
 class Bandwidth:
-    """A share of the disk's bandwidth. What is not used is not saved up."""
+    """Limits reads and writes to a share of the disk's bandwidth. Unused bandwidth is not saved up."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
@@ -120,7 +120,7 @@ class Bandwidth:
         self._is_free_at = 0.0
 
     def take(self, num_bytes: int, until: float) -> float | None:
-        """Return how many seconds to wait before these bytes, or None if they cannot begin before `until`."""
+        """Reserve `num_bytes`. Return the seconds to wait before moving them, or None if that is after `until`."""
         if self._bytes_per_s is None:
             return 0.0
         with self._lock:
