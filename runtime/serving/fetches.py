@@ -59,7 +59,7 @@ class SlowTier(Protocol):
         """Begin to load these blocks to host memory, up to the first that is missing."""
 
     def offer(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
-        """Keep a block if there is room and it is not kept yet. `latents` do not change while anything refers to them."""
+        """Keep a block if there is room and it is new. `latents` do not change while anything refers to them."""
 
 
 @dataclass

@@ -255,7 +255,7 @@ class Scheduler:
         return range(request.num_kept // PAGE_TOKENS, request.num_cached // PAGE_TOKENS)
 
     def _shared_pages(self, request: Request) -> PageTable:
-        """Return the pages with a waiting request's first blocks. If blocks that it had kept are gone, it starts over."""
+        """Return the pages with a waiting request's first blocks. If blocks that it kept are gone, it starts over."""
         if request.table:
             return []
         if request.latents is not None:

@@ -87,11 +87,11 @@ def read_opening(prompt: str) -> Opening:
 
 
 class AnswerReader:
-    """Reads one answer."""
+    """Splits one answer's text into parts as it arrives."""
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
-        self._text = ""  # not returned yet
+        self._text = ""  # text that is not returned yet
         self._is_last = False
         self._skips_space = form.opening != "content"
         self.num_calls = 0
@@ -104,7 +104,7 @@ class AnswerReader:
         return self._state == self._read_thought
 
     def push(self, text: str, *, is_last: bool = False) -> Sequence[AnswerPart]:
-        """Return the parts that are certain after this piece. `is_last` says that nothing follows it."""
+        """Return the parts that are certain after this piece of text. `is_last` says that no text follows."""
         self._text += text
         self._is_last = is_last
         parts: list[AnswerPart] = []

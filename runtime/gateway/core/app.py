@@ -46,7 +46,7 @@ from runtime.gateway.tenants.keys import Account, KeyRing, Spending
 
 __all__ = ["Gateway", "create_app"]
 
-OPEN_PATHS = ("/health", "/readyz", "/openapi.json")  # probes have none
+OPEN_PATHS = ("/health", "/readyz", "/openapi.json")  # need no key: probes have none
 REQUEST_ID = "X-Request-Id"
 # tokenized on the event loop: 1 to 2 ms, measured with digits, the demo tokenizer's slowest text
 SMALL_BODY_BYTES = 2**10
@@ -254,7 +254,7 @@ async def _answer(
 async def _read_call(
     request: Request, read: Callable[[bytes, ServedModel, int | None], PendingCall], stack: ExitStack
 ) -> tuple[Call, IdempotentCall]:
-    """Return the call in the request's body, and what its idempotency key says of it. Raise ApiError."""
+    """Return the call in the request's body, and the record of its idempotency key. Raise ApiError."""
     gateway: Gateway = request.app.state.gateway
     account: Account = request.state.account
     account.check_tokens()
@@ -301,7 +301,7 @@ async def _check_schema(request: Request, call: Call) -> None:
 
 
 def _find_idempotent_call(request: Request, raw: bytes) -> IdempotentCall:
-    """Return the call that this idempotency key names, a new one if it is unknown. Raise ApiError."""
+    """Return the record of the request's idempotency key, a new one if the key is unknown. Raise ApiError."""
     gateway: Gateway = request.app.state.gateway
     key = request.headers.get(HEADER)
     return gateway.idempotency.find_call(key, request.state.account.name, request.scope["path"], raw)
@@ -347,7 +347,7 @@ def _refuse_early(num_choices: int, line: Line, request: Request) -> None:
 
 
 async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
-    """Return every choice as one delta."""
+    """Wait for the whole answer, and return every choice as one delta."""
     deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
     while (delta := await generation.next_delta()) is not None:
         deltas[delta.index].append(delta)

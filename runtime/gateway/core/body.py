@@ -52,7 +52,7 @@ MAX_VALUES = 2**20  # assumed: eight times the ids of the longest prompt
 MAX_CONTAINERS = 2**17  # assumed: a token of a long chat each
 SLICE_BYTES = 2**18
 
-# No value of these changes a token: they say who calls, in which chat, and what to report or keep beside the answer.
+# No value of these changes a token: they say who calls, in which chat, and what to report or keep besides the answer.
 UNREAD = frozenset(
     {
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),  # OpenAI
@@ -113,9 +113,9 @@ OUR_NAMES = {
     "num_predict": _LENGTH,  # Ollama
     "repeat_penalty": _REPETITION,  # llama.cpp, Ollama
 }
-EMPTY: tuple[Any, ...] = (None, {}, [], "")  # in a field that a route does not have
+EMPTY: tuple[Any, ...] = (None, {}, [], "")  # values accepted in a field that a route does not have
 LIMITS = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
-NO_LIMIT = -1  # llama.cpp's and LM Studio's for all there is room for
+NO_LIMIT = -1  # means "as many as there is room for" in llama.cpp and LM Studio
 BAD_FIELD = re.compile(r" - at (?:`key` in )?`\$\.(\w+)")
 MISSING_FIELD = re.compile(r"field `(\w+)`$")
 MAX_CHOICES = 128  # OpenAI's
@@ -177,11 +177,11 @@ class Reasoning(Part):
 
     effort: str | None = None
     summary: str | None = None
-    generate_summary: str | None = None  # its older name
+    generate_summary: str | None = None  # the older name of `summary`
 
 
 class Body(Part, frozen=True):
-    """The fields of a route. `neutral` holds those that it does not obey, with the values that ask for nothing."""
+    """The fields of a route's body. `neutral` maps fields without effect here to the values that are accepted."""
 
     neutral: ClassVar[Neutral] = {}
 
@@ -268,7 +268,7 @@ class ChatBody(GenerationBody, kw_only=True):
     verbosity: str | None = None
 
     def json_schema(self) -> str | None:
-        """Return the schema that the answer must follow, or None. It may be as long as the body."""
+        """Return the JSON schema, as text, that the answer must follow; None if there is none."""
         if isinstance(self.response_format, SchemaFormat):
             return msgspec.json.encode(self.response_format.json_schema.schema or {}).decode()
         return ANY_OBJECT if isinstance(self.response_format, ObjectFormat) else None
@@ -373,20 +373,20 @@ def _refuse_unsupported(present: dict[str, Any], kind: type[Body]) -> None:
 
 
 def _suggest_field(name: str, kind: type[Body]) -> str:
-    """Name the route's field that does the same as this field of another server or route."""
+    """Return a hint: to write the route's own field that does the same as `name`, or else to leave it out."""
     our_name = next((each for each in OUR_NAMES.get(name, ()) if each in kind.__struct_fields__), None)
     return f"write {our_name}" if our_name else "leave it out"
 
 
 def _is_absent(name: str, value: Any, kind: type[Body]) -> bool:
-    """Return whether leaving the field out would mean the same."""
+    """Return whether a field with this value has the same effect as leaving the field out."""
     if name in kind.__struct_fields__:
         return value is None or (name in LIMITS and value == NO_LIMIT)
     return name in UNREAD or value in EMPTY
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Return whether the value asks for nothing. A boolean is no number: `min_p: false` is not `min_p: 0`."""
+    """Return whether a value is one of `neutral`. A boolean is no number: `min_p: false` is not `min_p: 0`."""
     return any(isinstance(value, bool) == isinstance(nothing, bool) and value == nothing for nothing in neutral)
 
 

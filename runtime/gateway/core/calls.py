@@ -64,7 +64,7 @@ class GenerationRequest:
     stops: tuple[str, ...]
     answer: AnswerForm | None = None
     cache_salt: str = ""
-    block_names: BlockNames = field(default_factory=lambda: NO_NAMES, compare=False)  # the other two imply it
+    block_names: BlockNames = field(default_factory=lambda: NO_NAMES, compare=False)  # implied by prompt and salt
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,15 @@ class Call:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that its usage may report."""
+        """The most tokens, of prompts and answers, that the call's usage may report."""
         return self.num_prompt_tokens + sum(request.sampling.max_tokens for request in self.requests)
 
 
 @dataclass(frozen=True)
 class PendingCall:
-    """A checked body whose prompts are not encoded yet, so that a call without room costs no encoding.
+    """A checked body whose prompts are not encoded yet, so that a call that is refused for lack of room costs little.
 
-    `prepare` encodes them and returns the call. It takes time and memory for each choice, and may raise ApiError.
+    `prepare` encodes the prompts and returns the call. It takes time and memory for each choice. It may raise ApiError.
     """
 
     num_choices: int
@@ -235,7 +235,7 @@ def _read_tool_choice(body: ChatBody) -> bool:
 
 
 def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
-    """Return the schema that the answer must follow, or None. All choices share the one text.
+    """Return the JSON schema that the answer must follow, or None; all choices share one text.
 
     Raise ApiError if the answer cannot be JSON or the schema is too large. `schemas.py` checks its content.
     """
@@ -339,7 +339,7 @@ def _build_sampling(
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens ({min_tokens:,}) is over the {max_tokens:,} tokens to generate", "min_tokens")
     end_of_text = () if body.ignore_eos else tokenizer.stop_ids
-    is_greedy = body.top_p == 0  # then the nucleus is only the likeliest token
+    is_greedy = body.top_p == 0  # top_p of 0 keeps only the likeliest token
     return Sampling(
         max_tokens=max_tokens,
         temperature=0.0 if is_greedy else 1.0 if body.temperature is None else body.temperature,

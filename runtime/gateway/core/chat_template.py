@@ -43,12 +43,12 @@ NamedTemplate = dict[str, str]  # name, template
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template, or two. `with_tools` is `plain` unless the checkpoint has one of its own for tools."""
+    """A checkpoint's chat template. `with_tools` is its template for tools, or `plain` if it has no other."""
 
     plain: jinja2.Template
     with_tools: jinja2.Template
     variables: frozenset[str]  # those that the template reads
-    source: str  # of both templates
+    source: str  # the text of both templates
     special_texts: dict[str, str]  # bos_token and eos_token
 
     @property

@@ -145,7 +145,7 @@ class NamedTool(Part):
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages, and the tools that may be called. Each is here twice: checked, and as the body has it."""
+    """The messages, and the tools that may be called: each as a checked object, and as JSON from the body."""
 
     messages: Sequence[Message]
     raw_messages: Sequence[Json]

@@ -22,7 +22,7 @@ class TextStream:
 
     def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str]) -> None:
         self._token_bytes = token_bytes
-        self.num_characters = 0  # of all tokens so far, returned or held back
+        self.num_characters = 0  # characters of all tokens so far, returned or held back
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._matcher = StopMatcher(stops)
 

@@ -72,14 +72,14 @@ class ChunkDialect(Dialect):
 
     @abstractmethod
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return what a chunk says of its choice."""
+        """Return the part of a chunk that describes what a choice gains."""
 
     def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
         """Return the choices and the usage."""
         return self._document(self.objects[0], list(map(self.write_choice, choices))) | {"usage": usage}
 
     def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
-        """Return a chunk. Only the first of a choice may be empty."""
+        """Return a chunk, or nothing for an empty delta that is not a choice's first."""
         is_first = delta.index not in self._started
         if not is_first and not _has_content(delta):
             return b""

@@ -34,7 +34,7 @@ __all__ = ["EmbeddingCall", "EmbeddingsRequest", "embeddings_json", "read_embedd
 
 MAX_INPUTS = 2048  # OpenAI's
 VALUE_BYTES = 4
-TOLERANCE = 1e-3  # of a vector's length: FP32 is off by a millionth
+TOLERANCE = 1e-3  # of a vector's length, which FP32 misses by a millionth
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def embeddings_json(request: EmbeddingsRequest, embeddings: list[bytes], model_n
 
 
 class EmbeddingCall:
-    """The prompts of one call at their ranks. Its creator must close it."""
+    """The prompts of one embeddings call, at their ranks. Its creator must close it."""
 
     def __init__(
         self, prompts: list[list[int]], size: int, caller: str, admission: Admission, metrics: GatewayMetrics
@@ -111,7 +111,7 @@ class EmbeddingCall:
 
 
 class _Prompt:
-    """One prompt at its rank, or at the next rank when that one is lost."""
+    """One prompt to embed: at a rank, or in line for another rank after the first was lost."""
 
     def __init__(self, prompt_ids: list[int], size: int, resumptions: ResumptionLine) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

@@ -37,7 +37,7 @@ MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, 
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What a token adds to choice `index`; `text` may be empty. The last delta of a choice has its finish_reason.
+    """What a token adds to choice `index` of an answer; `text` may be empty. A choice's last delta has a finish_reason.
 
     `parts` is the text split into thoughts, words and tool calls, or None for a plain answer. `logprobs` is None unless
     the call asks for them.
@@ -88,7 +88,7 @@ class Generation:
 
     @property
     def num_hit_tokens(self) -> int:
-        """The number of prompt tokens that came from the cache for every choice of their prompt."""
+        """The number of prompt tokens that came from the cache, for each prompt the fewest of its choices."""
         of_prompts = groupby(self._requests, lambda request: id(request.prompt_ids))
         return sum(min(request.num_hit_tokens for request in of_prompt) for _, of_prompt in of_prompts)
 
@@ -127,14 +127,14 @@ class Generation:
         return None
 
     def poll_delta(self) -> Delta | None:
-        """Return the next delta without waiting. It is None if no token has come, or if a failure comes first."""
+        """Return the next delta without waiting; None if no token has come, or if a failure is next."""
         while self._inbox:
             index, message = self._inbox[0]
             if isinstance(message, Failed):
                 return None
             self._inbox.popleft()
             choice = self._choices[index]
-            if choice.finish_reason is None:  # otherwise it was on its way when a stop string ended the choice
+            if choice.finish_reason is None:  # else the token was on its way when a stop string ended the choice
                 delta = choice.push(message)
                 if choice.finish_reason is not None:
                     self._num_unfinished -= 1
@@ -189,7 +189,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
 
     def push(self, token: Token) -> Delta:
-        """Return the delta that is certain after one more token."""
+        """Add a token, and return the text and logprobs that are certain now as a delta."""
         self.num_tokens += 1
         if self.num_thinking_tokens is not None and self._reader is not None:
             self.num_thinking_tokens += self._reader.is_thinking

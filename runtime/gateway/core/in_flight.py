@@ -21,7 +21,7 @@ from runtime.protocol.messages import Abort, Embedding, Expect, Failed, Prefill,
 __all__ = ["InFlightRequest", "new_request_id"]
 
 TICKET_BYTES = 16  # nobody guesses 128 bits
-GATEWAY = secrets.token_hex(8)  # this process; ranks see by it which gateway a request came from
+GATEWAY = secrets.token_hex(8)  # names this process in request ids, so that ranks know a request's gateway
 
 
 def new_request_id() -> str:
@@ -45,7 +45,7 @@ class InFlightRequest:
         self._deliver = deliver
         self._next_index = self._max_tokens = self._num_prompt_tokens = 0
         self._num_logprobs: int | None = None
-        self._early_tokens: dict[int, Token] = {}  # by index
+        self._early_tokens: dict[int, Token] = {}  # index -> token
 
     @property
     def ranks(self) -> tuple[Rank, Rank]:
@@ -53,7 +53,7 @@ class InFlightRequest:
         return self._prefill, self._decode
 
     def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> int:
-        """Send the prompt off, with the tokens that earlier ranks generated. `size` counts those as prompt.
+        """Send the prompt to its ranks, with the tokens that lost ranks generated. `size` counts these as prompt.
 
         Return how many tokens of the prompt its rank is expected to hold.
         """

@@ -28,7 +28,7 @@ class TokenLogprobs:
 
 
 class LogprobStream:
-    """The logprobs of one answer."""
+    """Holds the logprobs of one answer's tokens until their text is sent."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -41,7 +41,7 @@ class LogprobStream:
         self._pending.append(TokenLogprobs(offset, self._tokenizer.spell(token_id), logprobs.chosen, best))
 
     def release(self, num_characters: int, *, is_last: bool) -> Sequence[TokenLogprobs]:
-        """Return the logprobs that go with `num_characters` more of text; all of them if the answer has ended."""
+        """Return the logprobs to send with the next `num_characters` of text; all the rest if `is_last`."""
         self._num_sent += num_characters
         released = []
         while self._pending and (is_last or self._pending[0].offset < self._num_sent):

@@ -41,7 +41,7 @@ class ResponsesDialect(Dialect):
 
     _items: list["Item"] = field(default_factory=list)  # only the last one grows
     _num_events: int = 0
-    _is_cut: bool = False  # at the token limit
+    _is_cut: bool = False  # whether the answer ended at its token limit
 
     def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
         """Return the answer's items and the usage."""
@@ -75,7 +75,7 @@ class ResponsesDialect(Dialect):
         return "incomplete" if self._is_cut else "completed"
 
     def _grow(self, delta: Delta) -> Iterator[Json]:
-        """Add the parts of a delta to items, and yield the events."""
+        """Add a delta's parts to the answer's items, and yield the events of that."""
         for part in delta_parts(delta):
             if not self._items or not self._items[-1].takes(part):
                 yield from self._begin_item(part)
@@ -83,7 +83,7 @@ class ResponsesDialect(Dialect):
         self._is_cut = delta.finish_reason == "length"
 
     def _begin_item(self, part: AnswerPart) -> Iterator[Json]:
-        """End the last item, and begin the one that the part belongs to."""
+        """End the last item, and begin the item of a new kind of part or a new call."""
         if self._items:
             yield from self._items[-1].end("completed")
         self._items.append(_make_item(part, len(self._items)))
@@ -117,7 +117,7 @@ class ResponsesDialect(Dialect):
 
 
 class Item(ABC):
-    """Item `index` of an answer. `document` is its JSON so far."""
+    """Item `index` of an answer to /v1/responses. `document` is its JSON so far."""
 
     def __init__(self, index: int, prefix: str, document: Json) -> None:
         self.document: Json = {"id": f"{prefix}_{uuid4().hex}", "status": "in_progress"} | document

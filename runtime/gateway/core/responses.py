@@ -150,7 +150,7 @@ def _prepare(pending: PendingCall, echo: Json) -> Call:
 
 
 def _convert_to_chat(body: ResponsesBody, document: Json) -> Json:
-    """Return the call as the body of a chat. Null means absent there."""
+    """Return the body of /v1/responses as the body of a chat, in which null means absent."""
     text = body.text or TextOptions()
     return {
         "model": body.model,

@@ -43,13 +43,13 @@ class ResumableRequest:
         num_token_ids: int,
         deliver: Callable[[Token | Failed], None],
     ) -> None:
-        self.units: dict[str, str] = {}  # those that worked on it, with their digests
+        self.units: dict[str, str] = {}  # the units that worked on it -> their digests
         self.num_hit_tokens = 0  # prompt tokens from the cache, at the ranks that made its first token
         self._request, self._size, self._resumptions, self._clock = request, size, resumptions, clock
         self._num_token_ids, self._deliver = num_token_ids, deliver
         self._num_expected_tokens = 0  # of num_hit_tokens, when the prompt was sent
         self._generated: list[int] = []
-        self._weights: str | None = None  # the digest of those that made the tokens, if ranks report one
+        self._weights: str | None = None  # digest of the weights that made the tokens, if ranks report one
         self._num_resumptions = 0
         self._has_ended = False
         self._in_flight: InFlightRequest | None = None
@@ -135,13 +135,13 @@ class ResumableRequest:
             self.give_up(message.reason)
 
     def _resume(self, reason: str) -> None:
-        """Join the line for other ranks."""
+        """Put the request in line for other ranks, after its ranks were lost for `reason`."""
         self._num_resumptions += 1
         self._leave_line = self._resumptions.join(
             self.try_to_start, lambda why: self.give_up(f"{reason}, and {why}"), self._num_resumptions - 1
         )
 
     def _current_size(self) -> RequestSize:
-        """Return the size for the next ranks: to them, generated tokens are prompt. At least one token is to come."""
+        """Return the request's size for the next ranks, to which generated tokens count as prompt."""
         num_generated = len(self._generated)
         return RequestSize(self._size.prompt_tokens + num_generated, max(self._size.new_tokens - num_generated, 1))

@@ -1,4 +1,4 @@
-"""Try JSON schemas, in a process of its own.
+"""Tries whether an answer can follow a JSON schema, in a process of its own.
 
     python -m runtime.gateway.core.schema_trial TOKENIZER VOCAB_SIZE [END]
 
@@ -74,7 +74,7 @@ def _limit_process() -> None:
     max_bytes = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the library's last words
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # hides what the library prints as it dies
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
 

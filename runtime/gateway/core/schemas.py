@@ -83,7 +83,7 @@ class Schemas:
             self._start_events[turn].set()
 
     def _end(self, turn: Turn) -> None:
-        """End this turn, whose caller may have left before it came. If it was the current one, begin the next."""
+        """End a turn, whose caller may have left before it came. If it was the current turn, begin the next."""
         self._line.end(turn, COST)
         del self._start_events[turn]
         if self._current is turn:
@@ -92,7 +92,7 @@ class Schemas:
 
 
 class _Trials:
-    """The process, used by one thread. A silent process is replaced at the next schema, an ended one at once."""
+    """The process that tries schemas, used by one thread. It is replaced if it ends, or if it does not answer."""
 
     def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
         words = [file, vocab_size, *([] if end_of_text is None else [end_of_text])]

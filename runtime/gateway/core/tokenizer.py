@@ -45,7 +45,7 @@ SLACK_TOKENS = 16  # assumed: a cut word has at most so many more
 
 @dataclass(frozen=True)
 class Spelling:
-    """A token by itself. `content` is None for a token without text, and `name` stands for it then."""
+    """How to write one token by itself. `content` is its bytes, None for a token without text; `name` is shown then."""
 
     name: str
     content: bytes | None
@@ -57,8 +57,8 @@ class Tokenizer:
 
     encoder: tokenizers.Tokenizer
     token_bytes: Sequence[bytes]  # by token id; special tokens have no text: b""
-    num_token_ids: int  # that the model knows; it cannot embed a larger id
-    embedding_size: int  # values of an embedding: the model's hidden size
+    num_token_ids: int  # number of ids that the model knows; it cannot embed a larger id
+    embedding_size: int  # number of values in an embedding: the model's hidden size
     stop_ids: tuple[int, ...]
     bos_id: int | None
     chat_template: ChatTemplate | None
@@ -69,7 +69,7 @@ class Tokenizer:
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
     def spell(self, token_id: int) -> Spelling:
-        """Return the token by itself. A special token has its name, a token that only the model knows its number."""
+        """Return how to write a token: a special token by its name, a token that only the model knows by its number."""
         content = self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
         if content:
             return Spelling(content.decode(errors="replace"), content)

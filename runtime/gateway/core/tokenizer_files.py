@@ -49,7 +49,7 @@ def _check_unchanged(folder: Path, digests: dict[str, str], first: list[str]) ->
 
 
 def _recall_first(memory: Path, digests: str) -> str:
-    """Return what `memory` holds; an empty memory gets `digests`. Raise RuntimeFailure."""
+    """Return the digests in the file `memory`, after writing `digests` there if it has none. Raise RuntimeFailure."""
     first = read_first(memory)
     if first is not None:
         return first

@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 class Bodies:
-    """The bodies in memory, unfinished ones included. Their total size is bounded."""
+    """Bounds the total size of all request bodies in memory, unfinished ones included."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the whole body, which counts until the end of the block.
+        """Read a request's whole body and yield it; it counts towards the bound until the end of the context.
 
         Raise ApiError if it is compressed, too large or too slow, or if there is no memory for it, and ClientDisconnect
         if the client leaves.
@@ -93,7 +93,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. `close` is called however the response ends.
+    """A response of server-sent events. `close` is called however it ends.
 
     While no event comes, for instance while a unit restarts, a comment is sent every SILENCE_S.
     """

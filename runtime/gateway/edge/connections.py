@@ -84,7 +84,7 @@ UNLOGGED = (Wait.NEXT, Wait.END)  # waits that end without a line in the log
 
 @dataclass(frozen=True)
 class Waits:
-    """The longest time in seconds for each kind of wait."""
+    """The longest time in seconds that a connection may spend in each kind of wait."""
 
     head_s: float = 10.0  # assumed: a head is one packet or a few
     next_s: float = 75.0  # nginx's keepalive_timeout
@@ -106,7 +106,7 @@ class Waits:
 
 
 class Connection(Protocol):
-    """A client's connection, as this module sees it."""
+    """The part of a client's connection that this module needs."""
 
     @property
     def peer(self) -> str:
@@ -127,11 +127,11 @@ class Guard(Protocol):
 
     @property
     def num_free(self) -> int:
-        """The number of connections that can come without another one being ended."""
+        """The number of connections that can be accepted without ending another."""
         ...
 
     def make_room(self) -> bool:
-        """Make room for one more, if need be by ending another. Return whether there is room."""
+        """Make room for one more connection, if need be by ending another. Return whether there is room."""
         ...
 
     def complain(self, sentence: str) -> None:
@@ -173,11 +173,11 @@ class Connections:
 
     @property
     def num_free(self) -> int:
-        """The number of connections that can come without another one being ended."""
+        """The number of connections that can be accepted without ending another."""
         return max(self.max_connections - len(self._wait_starts), 0)
 
     def make_room(self) -> bool:
-        """Make room for one more, if need be by ending the longest wait. Return whether there is room."""
+        """Make room for one more connection, if need be by ending the longest wait. Return whether there is room."""
         if self.num_free:
             return True
         connection = next(chain(self._find_unanswered(), self._find_stalled()), None)
@@ -275,7 +275,7 @@ def peer_name(client: socket.socket) -> str:
 
 
 async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
-    """Return the sockets of new clients: one, or as many as wait and have places. The list is empty after a failure.
+    """Accept a new client, and others that wait as far as there are places. Return an empty list after a failure.
 
     Several are accepted at once, because a connection takes some turns of the event loop, and a busy loop's turns are
     long.
@@ -294,7 +294,7 @@ async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
 
 
 def _refuse(client: socket.socket, guard: Guard) -> None:
-    """Refuse a client that there is no place for, with an answer if it can be sent without waiting."""
+    """Refuse a client for which there is no place, with an answer if that can be sent without waiting."""
     guard.complain(f"refused {peer_name(client)}: every connection is being answered")
     with client, suppress(OSError):
         client.setblocking(False)

@@ -111,7 +111,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return bool(self._unread)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Note that the answer is written, so that the connection now waits for the next request."""
         self._head_is_due = False
         super().on_response_complete()
         self._unset_keepalive_if_required()  # uvicorn's own timeout: a single byte would cancel it
@@ -119,17 +119,17 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._connections.note(self, restarts=True)
 
     def pause_writing(self) -> None:
-        """Wait for the reader."""
+        """Stop writing until the client has read more, and note that the connection waits for its reader."""
         super().pause_writing()
         self._connections.note(self)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Continue writing, since the client has read more."""
         super().resume_writing()
         self._connections.note(self)
 
     def handle_events(self) -> None:
-        """Handle what h11 has parsed, and let the end of an answer wait for its client."""
+        """Handle the events that h11 has parsed, and let `_hang_up` close the connection after an answer."""
         super().handle_events()
         if self.cycle is not None and self.cycle.transport is self.transport:
             self.cycle.transport = _AnswerTransport(self.transport, self._hang_up)  # type: ignore[assignment]
@@ -146,7 +146,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._refuse(head_too_large(MAX_HEAD_BYTES) if is_too_large else invalid(str(reason), code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Send the error unless an answer has begun, and linger. A route that still answers is cut off."""
+        """Send an error unless an answer has begun, and `_linger`. A route that still answers is cut off."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(encode_refusal(error))
         if self.cycle is not None:
@@ -162,7 +162,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
             self.transport.close()
 
     def _linger(self) -> None:
-        """Read to the end and drop the input. If we closed while the client sends, it would lose the answer."""
+        """Read and drop input until the client closes. If we closed while it sends, it would lose the answer."""
         self._is_refused = True
         self._unread.clear()
         self.transport.write_eof()

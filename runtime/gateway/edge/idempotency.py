@@ -34,14 +34,14 @@ SEED_BYTES = 7  # fewer than a seed has, so that every one is positive
 
 @dataclass
 class IdempotentCall:
-    """A key's seed, and the tokens counted for it. `digest` and `seed` are None without a key.
+    """The record of an idempotency key: its seed, and the tokens counted for it. Without a key both are None.
 
-    HTTP requests with the same key share one.
+    HTTP requests with the same key share one record.
     """
 
     digest: str | None = None
     seed: int | None = None
-    body: bytes = b""  # its digest
+    body: bytes = b""  # the digest of the call's body
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     has_begun: bool = False  # ranks may have worked on it
@@ -67,7 +67,7 @@ class IdempotencyKeys:
         self._calls: dict[str, IdempotentCall] = {}  # by the digest of account and key, the oldest first
 
     def find_call(self, key: str | None, account: str | None, path: str, raw: bytes) -> IdempotentCall:
-        """Return this key's call, a new one if it is unknown. Raise ApiError for another body or a malformed key."""
+        """Return a key's record, a new one for an unknown key. Raise ApiError for another body or a malformed key."""
         if key is None:
             return IdempotentCall()
         if not (0 < len(key) <= MAX_CHARACTERS and key.isprintable()):
@@ -84,7 +84,7 @@ class IdempotencyKeys:
         return call
 
     def end_request(self, call: IdempotentCall) -> None:
-        """End one request of the call. If it was the last and none has begun, forget the key: nothing was computed."""
+        """Note that an HTTP request with this key has ended. Forget the key if ranks have computed nothing for it."""
         call.num_under_way -= 1
         if call.digest is None or call.has_begun or call.num_under_way:
             return
@@ -92,7 +92,7 @@ class IdempotencyKeys:
             del self._calls[call.digest]
 
     def _drop_old(self) -> None:
-        """Drop the oldest calls while they are too old or too many."""
+        """Forget the oldest keys while they are too old or too many."""
         now = self._clock()
         while self._calls:
             oldest = next(iter(self._calls))

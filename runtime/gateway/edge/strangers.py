@@ -1,4 +1,4 @@
-"""The connections at the ranks' port that have not said Hello yet. Their number is bounded.
+"""Bounds the number of connections at the ranks' port that have not said Hello yet ("strangers").
 
 When there are too many, the oldest connection of the host that has most is ended. So a machine that connects without
 end only ends its own connections, and a rank elsewhere can still say Hello.
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Strangers:
-    """The strangers that are connected now, the oldest first."""
+    """The connections that have not said Hello yet, the oldest first."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -34,11 +34,11 @@ class Strangers:
 
     @property
     def num_free(self) -> int:
-        """The number of strangers that can come without another one being ended."""
+        """The number of strangers that can be accepted without ending another's connection."""
         return max(MAX_STRANGERS - len(self._known), 0)
 
     def make_room(self) -> bool:
-        """Make room for one more, if need be by ending the oldest of the host that has most. Return True."""
+        """Make room for one more, if need be by ending the oldest stranger of the host with the most. Return True."""
         if not self.num_free:
             ((crowd, _),) = Counter(host for host, _ in self._known.values()).most_common(1)
             oldest = next(stranger for stranger, (host, _) in self._known.items() if host == crowd)

@@ -11,7 +11,7 @@ import math
 
 __all__ = ["AnswerLengths"]
 
-WEIGHT = 0.02  # of the latest answer; assumed: about a hundred answers count, so that one long answer changes little
+WEIGHT = 0.02  # weight of the latest answer; assumed: some hundred answers count, so that one long one changes little
 
 
 class AnswerLengths:
@@ -21,7 +21,7 @@ class AnswerLengths:
         self._mean: float | None = None
 
     def record(self, num_tokens: int) -> None:
-        """Note the length of an answer that has ended."""
+        """Note the length in tokens of an answer that has ended."""
         self._mean = num_tokens if self._mean is None else (1 - WEIGHT) * self._mean + WEIGHT * num_tokens
 
     def expect(self, max_tokens: int) -> int:

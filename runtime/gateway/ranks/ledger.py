@@ -44,13 +44,13 @@ class Ledger:
         self._own = NO_WORK  # the work of all `_entries`
         self._reported = NO_WORK  # the reported work of the entries that have arrived
         self._waiting: dict[str, Work] = {}  # requests without room, the oldest first
-        # reported work that we hadn't recorded
+        # reported work that this gateway had not recorded
         self._unknown_work, self._num_unknown_waiting = NO_WORK, 0
         self._load: RankLoad | None = None  # cached until something changes
 
     @property
     def load(self) -> RankLoad:
-        """The load now. It is cached, because it is read at every rank for every request and few have changed."""
+        """The rank's present load. It is cached: every request reads it at all ranks, of which few have changed."""
         if self._load is None:
             self._load = self._sum()
         return self._load
@@ -63,7 +63,7 @@ class Ledger:
     def give(self, request_id: str, size: RequestSize, num_held: int = 0) -> None:
         """Add a request that is sent to the rank, or will be handed over to it.
 
-        The rank is expected to hold the first `num_held` tokens of its prompt.
+        The rank is expected to have the first `num_held` tokens of the prompt in its cache.
         """
         if request_id in self._entries:
             return  # a mixed rank gets its requests twice: for the first token and for the rest
@@ -141,7 +141,7 @@ class Ledger:
 
 
 def _clip_negative(work: Work) -> Work:
-    """Return the work with negative parts set to 0: a request that ended since the report may be subtracted twice."""
+    """Return work with negative parts set to 0, as a request that ended since the report may be subtracted twice."""
     return Work(
         max(work.num_requests, 0), max(work.prompt_tokens, 0), max(work.attention_pairs, 0), max(work.kv_tokens, 0)
     )

@@ -1,4 +1,4 @@
-"""Remember which rank has computed which beginnings of prompts, so that prompts go where their beginnings are.
+"""Remembers which rank has which prefixes of prompts in its cache, so that prompts are sent there.
 
     name     hash of the name before and of a block's 64 token ids; the first follows this gateway's secret and the salt
              (a quarter of its bits are a hash of the salt's tenant)
@@ -64,7 +64,7 @@ def name_blocks(salt: str, token_ids: Sequence[int]) -> BlockNames:
 
 
 class PrefixIndex:
-    """The names of blocks at each rank. A rank is known by its place, which it has from `enter` to `leave`."""
+    """The names of the blocks at each rank. A rank is identified by its place, an index from `enter` to `leave`."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class PrefixIndex:
         self._free.append(place)
 
     def find(self, names: BlockNames, places: Sequence[int]) -> list[int]:
-        """Return how many of the first blocks each rank has.
+        """Return how many of a prompt's first blocks each rank has.
 
-        A hit never follows a miss, so the number is found by halving, at all ranks at once.
+        A hit never follows a miss, so the number is found by bisection, at all ranks at once.
         """
         found = np.zeros(len(places), dtype=np.int64)
         if not len(names) or not places:
@@ -115,12 +115,12 @@ class PrefixIndex:
         return [int(number) for number in found]
 
     def last_use(self, place: int, names: BlockNames) -> int:
-        """Return when the rank used the last of these blocks last; 0 if it does not have that block."""
+        """Return the time at which a rank last used the last of these blocks; 0 if it does not have that block."""
         buckets, is_same = self._locate(place, names[-1:])
         return int(self._used_RBW[place, buckets][is_same].max(initial=0))
 
     def use(self, place: int, names: BlockNames) -> None:
-        """Note that the rank uses these blocks now, or computes them. The first block counts as the last used."""
+        """Note that a rank uses or computes these blocks now. The first block counts as used most recently."""
         keys = names[::-1]
         begin = max(self._last_time + 1, self._clock_ns())
         times = np.arange(begin, begin + len(keys), dtype=np.uint64)
@@ -138,19 +138,19 @@ class PrefixIndex:
             new = np.delete(new, first)
 
     def forget(self, place: int, names: BlockNames) -> None:
-        """Forget these blocks at the rank."""
+        """Forget that a rank has these blocks."""
         buckets, is_same = self._locate(place, names)
         number, ways = np.nonzero(is_same)
         self._names_RBW[place, buckets[number], ways] = self._used_RBW[place, buckets[number], ways] = 0
 
     def forget_unused_since(self, place: int, time: int, names: BlockNames) -> None:
-        """Forget the rank's blocks of these names' tenant whose last use was at this time, or before."""
+        """Forget a rank's blocks last used at `time` or before, of the tenant that `names` belong to."""
         is_tenants = self._names_RBW[place] >> TENANT_SHIFT == names[0] >> TENANT_SHIFT
         is_old = is_tenants & (self._used_RBW[place] <= time)
         self._names_RBW[place][is_old] = self._used_RBW[place][is_old] = 0
 
     def _allocate(self, num_ranks: int) -> None:
-        """Make room for so many ranks. All of it is free; memory is taken when it is used."""
+        """Allocate an empty index for `num_ranks` ranks; the system takes memory as it is written."""
         self._num_buckets = min(self._most_buckets, max(self._max_bytes // (num_ranks * WAYS * ENTRY_BYTES), 1))
         shape = num_ranks, self._num_buckets, WAYS
         self._names_RBW: NDArray[np.uint64] = np.zeros(shape, dtype=np.uint64)
@@ -165,7 +165,7 @@ class PrefixIndex:
         self._free += range(2 * num_ranks - 1, num_ranks - 1, -1)
 
     def _has(self, places: NDArray[np.int64], keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return whether each rank has its key, or the one key that is given for all."""
+        """Return for each rank whether it has the key at the same position, or the one key given for all."""
         rows_RW = self._names_RBW[places, keys % self._num_buckets]
         return (rows_RW == keys[:, None]).any(axis=1)
 

@@ -1,4 +1,4 @@
-"""One rank as the gateway sees it: its Hello, its state, its load, and the listeners for its tokens.
+"""The gateway's end of one rank's connection: its Hello, its state, its load, and the listeners for its tokens.
 
 It sends frames and passes tokens on. It does not decide which ranks are admitted (`registry.py` does) or what becomes
 of tokens (`generation.py` does).
@@ -84,14 +84,14 @@ class Rank:
 
     @property
     def load(self) -> RankLoad:
-        """What this rank has to do, including requests that are on their way to it."""
+        """This rank's load, including requests that are on their way to it."""
         return self._ledger.load
 
     def subscribe(self, request_id: str, size: RequestSize, listener: Listener, names: BlockNames | None = None) -> int:
-        """Count the request as this rank's. `listener` gets everything that the rank says about it.
+        """Add a request to this rank's load. `listener` gets every message of the rank about the request.
 
-        `names` are those of its prompt's blocks, if the rank is to compute the prompt or to be sent it. Return how many
-        tokens of the prompt it is expected to hold.
+        `names` are the names of the prompt's blocks, if the rank computes the prompt or receives its KV. Return how
+        many tokens of the prompt the rank is expected to have in its cache.
         """
         self._listeners[request_id] = listener
         num_held = 0
@@ -115,7 +115,7 @@ class Rank:
             write_or_hang_up(self._writer, encode_frame(message))
 
     def refuse(self, reason: str) -> None:
-        """Give the rank no requests as long as its process lives, and tell it why."""
+        """Send the rank no requests as long as its process lives, and tell it the reason."""
         self.refusal = reason
         self.send(Wait(reason))
 
@@ -144,7 +144,7 @@ class Rank:
                 raise WireError(f"{self} said Hello twice")
 
     def fail_all(self, reason: str, *, may_retry: bool = True) -> None:
-        """Mark the rank as lost, and fail its requests. They go on at other ranks if they `may_retry`."""
+        """Mark the rank as lost, and fail its requests; if `may_retry`, they continue at other ranks."""
         self.state = "lost"
         for _, moved in self._moves.values():
             if not moved.done():
@@ -198,7 +198,7 @@ class Rank:
         moved.set_result(None)
 
     def _dismiss_if_free(self) -> None:
-        """Dismiss a draining rank once none of our requests is left there. New ones already go to other units."""
+        """Dismiss a draining rank once it has none of this gateway's requests left."""
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 

@@ -47,7 +47,7 @@ PAIRS_PER_TOKEN = 2 * 37e9 / (61 * 128 * 2 * (192 + 128))
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one request at a rank, or of all its requests."""
+    """The work of one request at a rank, or of all of the rank's requests."""
 
     num_requests: int
     prompt_tokens: int
@@ -56,7 +56,7 @@ class Work:
 
     @property
     def prompt_time(self) -> float:
-        """How long its prompts take to compute, in units of one token without attention."""
+        """The time to compute the prompts, in units of one token's time without attention."""
         return self.prompt_tokens + self.attention_pairs / PAIRS_PER_TOKEN
 
     def __add__(self, other: "Work") -> "Work":
@@ -80,7 +80,7 @@ NO_WORK = Work(0, 0, 0, 0)
 
 
 def sum_works(works: Iterable[Work]) -> Work:
-    """Return the sum of all works. It makes one Work, where repeated `+` would make one for each."""
+    """Return the sum of `works`, without the intermediate results that repeated `+` would create."""
     all_works = list(works)
     return Work(
         sum([work.num_requests for work in all_works]),
@@ -111,14 +111,14 @@ class RequestSize:
 
 @dataclass(frozen=True)
 class HeldPrefix:
-    """The first `num_tokens` of a prompt at a rank. It is still computing the last `num_computing`, for another."""
+    """The first `num_tokens` of a prompt are in a rank's cache; it still computes the last `num_computing` of them."""
 
     num_tokens: int
     num_computing: int = 0
 
     @property
     def num_ready(self) -> int:
-        """The tokens that are computed."""
+        """The number of these tokens that are computed already."""
         return self.num_tokens - self.num_computing
 
 
@@ -134,13 +134,13 @@ class RankLimits:
     max_queued_requests: int
 
     def fit(self, work: Work) -> bool:
-        """Return whether the cache has room for all of this work."""
+        """Return whether `work` is within the rank's limits of requests and KV."""
         return work.num_requests <= self.max_requests and work.kv_tokens <= self.kv_tokens
 
 
 @dataclass(frozen=True)
 class RankLoad:
-    """A rank of a ready unit, with its work and limits.
+    """The load of a rank of a ready unit: its work and limits.
 
     `num_waiting` of its requests have found no room in its cache yet.
     """
@@ -154,11 +154,11 @@ class RankLoad:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The rank's identity."""
+        """The rank's unit and number, which identify it."""
         return self.unit, self.rank
 
     def fits(self, work: Work) -> bool:
-        """Return whether the cache has room for a request of this work now."""
+        """Return whether the rank's cache has room for another request of this work now."""
         # faster than `limits.fit(has + work)`, and it runs at every rank for every request
         has, limits = self.work, self.limits
         return (
@@ -167,11 +167,11 @@ class RankLoad:
         )
 
     def takes(self, work: Work) -> bool:
-        """Return whether the rank takes a request of this work: it fits, or it may wait there."""
+        """Return whether the rank accepts a request of this work, to run or to wait."""
         return self.fits(work) or self.num_waiting < self.limits.max_queued_requests
 
 
 def largest_size(sizes: Iterable[RequestSize]) -> RequestSize:
-    """Return the size with the largest of each part of `sizes`, which must not be empty."""
+    """Return the size with the longest prompt and the longest answer of `sizes`, which must not be empty."""
     together = list(sizes)
     return RequestSize(max(each.prompt_tokens for each in together), max(each.new_tokens for each in together))

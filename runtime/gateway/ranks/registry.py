@@ -57,7 +57,7 @@ __all__ = ["SMALLEST", "Registry", "Unit"]
 HELLO_TIMEOUT_S = 5.0
 SMALLEST = RequestSize(1, 1)
 MAX_SHOWN = 63  # characters of a refused unit's name, so that the log line has room for the reason
-MAX_RANKS = 2**16  # of a unit; assumed: more than any model has experts
+MAX_RANKS = 2**16  # the most ranks of a unit; assumed: more than any model has experts
 MAX_NAME = 253  # as for Kubernetes' nodes; names of units are shorter. The log names every admitted rank
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit with its known ranks, in order."""
+    """One unit with its known ranks, sorted by number."""
 
     name: str
     phase: Literal["prefill", "decode", "mixed"]
@@ -89,7 +89,7 @@ class Unit:
 
 
 class Registry:
-    """The ranks that are connected, or were lately."""
+    """The registry of the ranks that are connected, or were until recently."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class Registry:
         return False
 
     def _require_own_certificate(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        """Refuse a peer whose certificate is not that of the unit that it names. Raise WireError."""
+        """Raise WireError for a peer whose certificate is not that of the unit that its Hello names."""
         if self._units_identity is None:
             return
         proven = identity(writer)
@@ -311,7 +311,7 @@ class Registry:
             raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown_identity}")
 
     def _hang_up_predecessor(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        """Hang up an earlier connection of the same process, whose breaking was not noticed here."""
+        """Close an earlier connection of the same process, which has broken without being noticed here."""
         known = self._roster.get(hello.unit, hello.rank)
         if known is not None and known.state != "lost" and known.hello == hello and known.shares_host(writer):
             log.info("%s on %s calls again", known, hello.node)
@@ -383,7 +383,7 @@ def _describe_node(rank: Rank) -> str:
 
 
 def _report_unit(unit: Unit) -> dict[str, Any]:
-    """Return the unit's part of the report.
+    """Return one unit's part of the body of /readyz.
 
     It has `straggler` if one of its ranks holds up the others, and `refused` if it gets no requests.
     """
@@ -395,7 +395,7 @@ def _report_unit(unit: Unit) -> dict[str, Any]:
 
 
 def _report_rank(rank: Rank) -> dict[str, Any]:
-    """Return the rank's part of the report. It has `for_node` if `node` is a spare that stands in for that node."""
+    """Return one rank's part of the body of /readyz; `for_node` is the node in whose place the spare `node` runs."""
     hello = rank.hello
     node = {"node": hello.node} | ({"for_node": hello.for_node} if hello.for_node else {})
     return {

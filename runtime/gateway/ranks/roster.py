@@ -15,7 +15,7 @@ MAX_LOST = 1024  # assumed: three of DeepSeek-V3's decode units, which have 320 
 
 
 class Roster:
-    """All known ranks."""
+    """All known ranks, by unit and number."""
 
     def __init__(self) -> None:
         self._units: dict[str, dict[int, Rank]] = {}
@@ -42,13 +42,13 @@ class Roster:
             yield unit, [ranks[number] for number in sorted(ranks)]
 
     def add(self, rank: Rank) -> None:
-        """Add a rank, in place of an earlier one with its number."""
+        """Add a rank, which replaces an earlier one with the same unit and number."""
         unit, number = rank.hello.unit, rank.hello.rank
         self._forget(self.get(unit, number))
         self._units.setdefault(unit, {})[number] = rank
 
     def lose(self, rank: Rank) -> None:
-        """Note that a known rank is lost. If too many are, forget the one that was lost first."""
+        """Note that a known rank is lost. If too many ranks are lost, forget the one lost first."""
         if self.get(rank.hello.unit, rank.hello.rank) is rank:
             self._lost[rank] = None
             if len(self._lost) > MAX_LOST:

@@ -115,7 +115,7 @@ FindHeld = Callable[[Sequence[RankLoad]], Sequence[HeldPrefix]]
 
 
 def find_nothing(ranks: Sequence[RankLoad]) -> Sequence[HeldPrefix]:
-    """Return that no rank holds anything of a prompt."""
+    """Return an empty HeldPrefix for each rank: none has anything of a prompt in its cache."""
     return [NOTHING_HELD] * len(ranks)
 
 
@@ -204,7 +204,7 @@ def pick(
 
 
 def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
-    """Return the ranks for first tokens and those for the rest. A mixed rank is never paired with another rank."""
+    """Return the ranks for prompts, and the ranks for answers. A mixed rank is never paired with another rank."""
     prefill, decode, mixed = (
         [load for load in ranks if load.phase == phase] for phase in ("prefill", "decode", "mixed")
     )
@@ -220,7 +220,7 @@ def _ranks_with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankL
 
 
 def _common_phase(ranks: Sequence[RankLoad]) -> Phase:
-    """Return the phase of ranks with one role, which is the same for all."""
+    """Return the phase of ranks of one role, which all have the same phase."""
     return ranks[0].phase
 
 
@@ -233,7 +233,7 @@ def _rank_room(load: RankLoad, work: Work) -> int:
 
 
 def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_held: FindHeld) -> list[float]:
-    """Return what the policy compares, for each rank."""
+    """Return for each rank the cost that the policy minimises."""
     match policy:
         case Policy.BALANCED if _common_phase(ranks) == "decode":
             growth = _spread_growth(sum_works(load.work for load in ranks), size.work_at("decode"))
@@ -250,7 +250,7 @@ def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_he
 
 
 def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
-    """Return when the rank has computed the prompt, in the time of prompt tokens; a mixed rank's KV counts as well."""
+    """Return the time until a rank has computed a prompt, in units of a prompt token; a mixed rank's KV adds to it."""
     computing = Work(0, held.num_computing, attention_pairs(held.num_ready, held.num_tokens), 0)
     queue = max(load.work.prompt_time - computing.prompt_time, 0.0)
     missing = size.work_at("prefill", held.num_tokens).prompt_time

@@ -1,4 +1,4 @@
-"""The prompts that a rank computes or is sent for this gateway, and what it holds of prompts that come next.
+"""Tracks the prompts sent to a rank, to predict which blocks of later prompts the rank has in its cache.
 
     send    from now on the rank has the prompt's blocks; those that it did not have are on their way
     found   the rank says how many of the prompt's tokens it had
@@ -27,7 +27,7 @@ __all__ = ["SentPrompts", "find_held"]
 
 @dataclass
 class _Sent:
-    """A prompt without a token yet. `lost_time` is the last use of the last block that was computed before."""
+    """A sent prompt without a token yet. `lost_time` is the last use of its last block that was computed already."""
 
     names: BlockNames
     num_prompt_tokens: int
@@ -38,23 +38,26 @@ class _Sent:
 
 
 class SentPrompts:
-    """The prompts of one rank. Ranks of one phase have an index together."""
+    """The prompts sent to one rank. All ranks of a phase share one prefix index."""
 
     def __init__(self, index: PrefixIndex, *, says_found: bool) -> None:
-        """Begin without prompts. `says_found`: the rank says what it found of each."""
+        """Begin without prompts. `says_found`: the rank reports how much of each prompt it found in its cache."""
         self.index, self._says_found = index, says_found
-        self.place: int | None = None  # in the index, from the first prompt on
+        self.place: int | None = None  # the rank's place in the index, from the first prompt on
         self._sent: dict[str, _Sent] = {}
-        self._computing: set[int] = set()  # names of blocks
+        self._computing: set[int] = set()  # names of the blocks that the rank is computing
 
     def describe_held(self, names: BlockNames, num_blocks: int, num_prompt_tokens: int) -> HeldPrefix:
-        """Return what the rank holds of a prompt of which the index has `num_blocks` blocks. The last token is new."""
+        """Return the prefix that the rank has of a prompt whose first `num_blocks` blocks the index knows.
+
+        The prompt's last token never counts: it is always computed.
+        """
         num_ready = bisect_left(range(num_blocks), True, key=lambda number: int(names[number]) in self._computing)
         num_tokens = min(num_blocks, (num_prompt_tokens - 1) // PAGE_TOKENS) * PAGE_TOKENS
         return HeldPrefix(num_tokens, max(num_tokens - num_ready * PAGE_TOKENS, 0))
 
     def send(self, request_id: str, names: BlockNames, num_prompt_tokens: int) -> HeldPrefix:
-        """Note that a prompt goes to the rank. Return what it holds of the prompt."""
+        """Note that a prompt is sent to the rank. Return the prefix that the rank is expected to have of it."""
         index = self.index
         if self.place is None:
             self.place = index.enter()
@@ -68,7 +71,7 @@ class SentPrompts:
         return held
 
     def note_found(self, request_id: str, num_tokens: int) -> None:
-        """Note how many of the prompt's tokens the rank says that it had."""
+        """Note how many of the prompt's tokens the rank reports to have found in its cache."""
         sent = self._sent.get(request_id)
         if sent is not None:
             sent.num_found_tokens = min(num_tokens, sent.num_prompt_tokens - 1)
@@ -83,7 +86,7 @@ class SentPrompts:
             self.index.forget_unused_since(self.place, sent.lost_time, sent.names)
 
     def give_up(self, request_id: str) -> None:
-        """Note that the rank does not get the prompt to its end, if it has not got it yet."""
+        """Note that the rank will not have the whole prompt, unless it has it already."""
         sent = self._sent.pop(request_id, None)
         if sent is None or self.place is None:
             return
@@ -92,7 +95,7 @@ class SentPrompts:
         self.index.forget(self.place, new)
 
     def close(self) -> None:
-        """Forget the rank."""
+        """Forget all that is known of the rank."""
         self._sent.clear()
         self._computing.clear()
         if self.place is not None:
@@ -101,7 +104,7 @@ class SentPrompts:
 
 
 def find_held(ranks: Sequence[SentPrompts], names: BlockNames, num_prompt_tokens: int) -> Sequence[HeldPrefix]:
-    """Return what each of the ranks of one phase holds of a prompt. At least one is given."""
+    """Return the prefix that each of some ranks of one phase, at least one, has of a prompt."""
     places = [rank.place for rank in ranks if rank.place is not None]
     found = dict(zip(places, ranks[0].index.find(names, places), strict=True))
     return [

@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 
 
 class ServedWeights:
-    """The KV digest of the weights that count; None before the first unit is ready."""
+    """The KV digest of the weights that ranks must have loaded; None before the first unit is ready."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Remember the digest in `file`. A digest that is there already counts. Raise RuntimeFailure."""
+        """Keep the digest in `file`, if given; one that the file has already is used. Raise RuntimeFailure."""
         self._file = file
         self._refused: set[Rank] = set()
         self._digest = None if file is None else read_first(file)
 
     def check(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
-        """Compare the weights that the rank reports. Those of the first ready unit count for all ranks."""
+        """Refuse a rank with other weights than the first ready unit's. Without a digest yet, a ready unit sets it."""
         if rank.loaded_digest is None:
             return
         if self._digest is not None:
@@ -54,7 +54,7 @@ class ServedWeights:
                 self._compare(each)
 
     def lose(self, rank: Rank, ranks: Iterable[Rank]) -> None:
-        """Note that the rank is lost."""
+        """Note that a rank is lost, and forget the weights if nobody serves with them any more."""
         self._refused.discard(rank)
         self._forget_if_nobody_serves(ranks)
 
@@ -89,7 +89,7 @@ class ServedWeights:
         log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:DIGEST_CHARACTERS])
 
     def _adopt(self, digest: str) -> None:
-        """Let these weights count, unless another gateway of this deployment has just decided on others."""
+        """Make these the weights to serve, unless another gateway of this deployment has just decided on others."""
         self._digest = digest
         if self._file is not None:
             try:

@@ -1,1 +1,1 @@
-"""Metrics, log and traces for operators."""
+"""The gateway's metrics, log and traces for operators."""

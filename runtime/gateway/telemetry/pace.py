@@ -10,18 +10,18 @@ import math
 
 __all__ = ["Pace"]
 
-WEIGHT = 0.1  # of the latest answer; assumed: about twenty answers count
+WEIGHT = 0.1  # weight of the latest answer; assumed: about twenty answers count
 MIN_WAIT_S, MAX_WAIT_S = 1, 60  # assumed: a client that has to wait longer goes elsewhere
 
 
 class Pace:
-    """The pace at which answers end."""
+    """The mean time of an answer, and the time until running requests end."""
 
     def __init__(self) -> None:
         self._mean_s: float | None = None
 
     def record(self, seconds: float) -> None:
-        """Note how long an answer took."""
+        """Note how many seconds an answer took."""
         self._mean_s = seconds if self._mean_s is None else (1 - WEIGHT) * self._mean_s + WEIGHT * seconds
 
     def wait_s(self, num_running: int, num_needed: int) -> int:

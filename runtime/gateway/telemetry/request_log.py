@@ -19,7 +19,7 @@ from runtime.protocol.complaints import Complaints
 
 __all__ = ["CallRecord", "JsonLines", "RequestLog", "peer_address"]
 
-FIELDS = "fields"  # the attribute of a record that holds fields beside its message
+FIELDS = "fields"  # the attribute of a record that has fields besides its message
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class CallRecord:
 
 
 class RequestLog:
-    """Logs what became of each call."""
+    """Logs one line for each call that was answered, refused or given up."""
 
     def __init__(self) -> None:
         self._complain = Complaints(log.info)

@@ -32,7 +32,7 @@ class TokenTally(Collector):
         self._num_tokens += 1
 
     def count_next(self, seconds: float) -> None:
-        """Count a token that came `seconds` after the one before."""
+        """Count a token that came `seconds` after the previous one."""
         self._num_tokens += 1
         self._num_gaps[bisect_left(self._bounds_s, seconds)] += 1
         self._sum_s += seconds

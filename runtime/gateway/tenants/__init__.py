@@ -1,1 +1,1 @@
-"""Callers: who may ask, how much, whose turn it is."""
+"""Callers of the gateway: their API keys and limits, and the order in which their requests are served."""

@@ -36,12 +36,12 @@ IPV6_PREFIX = 64  # RFC 4291, section 2.5.1: the rest identifies the interface
 
 
 def num_ahead(max_requests: int, max_queued_requests: int) -> int:
-    """Return how many requests a rank gets beyond its room."""
+    """Return how many requests to send to a rank ahead, beyond those that it has room for."""
     return min(max(max_requests // AHEAD_PART, 1), max_queued_requests)
 
 
 def caller_name(request: Request) -> str:
-    """Return the name under which the request's caller takes turns: its key's, or its address."""
+    """Return the name that identifies a request's caller in line: its key's name, or its address."""
     name: str | None = request.state.account.name
     if name is not None:
         return name
@@ -129,9 +129,10 @@ class Line:
         return self._line.room(caller, rank_room + self._waits.num_queued * self._num_ranks())
 
     def join(self, caller: str, cost: float, try_to_start: Callable[[], bool], give_up: Callable[[str], None]) -> Turn:
-        """Put a request in line. Its turn may come at once. The caller must `end` it, whatever becomes of it.
+        """Put a request in line. It may start at once. Whoever joins must `end` the returned turn in any case.
 
-        `try_to_start` sends it to ranks and returns whether any took it. `give_up` gets the reason if none will.
+        `try_to_start` sends the request to ranks and returns whether any took it. `give_up` gets the reason if none
+        will.
         """
         turn = self._line.join(caller, cost)
         self._waiting[turn] = _Waiting(try_to_start, give_up)
@@ -141,13 +142,13 @@ class Line:
         return turn
 
     def end(self, turn: Turn, cost: float) -> None:
-        """End a request. `cost` is what it has cost if ranks worked on it. A second call does nothing."""
+        """End a request. `cost` is its real work in tokens if ranks worked on it. A second call does nothing."""
         self._line.end(turn, cost)
         if self._waiting.pop(turn, None) is not None:
             self.start_soon()  # the next one may be smaller and fit
 
     def start_soon(self) -> None:
-        """Start requests in the loop's next turn, when everything that frees places now has done so."""
+        """Start waiting requests in the event loop's next turn, after all events that free places now."""
         if self._waiting and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._start_waiting)
@@ -158,7 +159,7 @@ class Line:
         self._give_up(reason)
 
     def _start_waiting(self) -> None:
-        """Start requests in turn, as long as ranks take them."""
+        """Start waiting requests in the order of their turns, as long as ranks take them."""
         self._is_scheduled = False
         while (turn := self._line.next_turn()) is not None and self._may_start():
             if not self._waiting[turn].try_to_start():
@@ -168,7 +169,7 @@ class Line:
         self._watch_timeout()
 
     def _may_start(self) -> bool:
-        """Return whether some rank has little left to compute, and no request that lost its ranks needs the room."""
+        """Return whether a rank has little prompt work left, and no request that lost its ranks needs the room."""
         backlog = self._registry.least_prompt_tokens()
         return self._resumptions.leaves_room() and backlog is not None and backlog < self._waits.prompt_tokens_ahead
 
@@ -189,7 +190,7 @@ class Line:
             waiting.give_up(reason)
 
     def _estimate_wait_s(self, caller: str, num_missing: int) -> int:
-        """Estimate in how many seconds there is room for `num_missing` more requests of the caller, who takes turns."""
+        """Estimate the seconds until there is room for `num_missing` more requests of a caller, among all callers."""
         num_all = self._registry.num_requests() + len(self._line)
         return self._metrics.pace.wait_s(num_all, num_missing * self._line.num_callers(caller))
 

@@ -1,4 +1,4 @@
-"""A line of requests that is fair between callers, measured by the work that they ask for. It decides whose turn it is.
+"""A line of waiting requests that shares the ranks' work fairly between callers. It decides which request is next.
 
     counter[c]   the work served to caller c, in tokens: those of prompts count once, generated ones twice
     clock        the counter of the caller served last; it only grows
@@ -34,7 +34,7 @@ GENERATED_WEIGHT = 2
 
 
 def cost(prompt_tokens: int, generated_tokens: int) -> int:
-    """Return the work of a request, in prompt tokens."""
+    """Return the work of a request, in prompt tokens: a generated token counts as two."""
     return prompt_tokens + GENERATED_WEIGHT * generated_tokens
 
 
@@ -48,7 +48,7 @@ class _Caller:
 
 @dataclass(eq=False)
 class Turn:
-    """A request from joining the line to its end. `number` is its place in the order of arrival."""
+    """A request in line or being served. `number` is its place in the order of arrival."""
 
     caller: _Caller
     cost: float
@@ -57,12 +57,12 @@ class Turn:
 
 
 class FairLine:
-    """The waiting requests by caller, with the work that each caller has been served."""
+    """The waiting requests by caller, and the work that each caller has had done."""
 
     def __init__(self) -> None:
         self._callers: dict[str, _Caller] = {}
-        self._waiting: dict[str, _Caller] = {}  # those with waiting requests
-        self._idle: dict[str, _Caller] = {}  # those without requests whose counter is ahead of the clock
+        self._waiting: dict[str, _Caller] = {}  # callers with waiting requests
+        self._idle: dict[str, _Caller] = {}  # callers without requests whose counter is ahead of the clock
         self._clock = 0.0
         self._num_waiting = 0
         self._numbers = count()
@@ -71,7 +71,7 @@ class FairLine:
         return self._num_waiting
 
     def num_callers(self, name: str) -> int:
-        """Return how many callers wait, including this one even if it does not."""
+        """Return how many callers wait, counting `name` even if it has no waiting request."""
         return len(self._waiting) + (name not in self._waiting)
 
     def room(self, name: str, num_places: int) -> int:
@@ -93,12 +93,12 @@ class FairLine:
         return turn
 
     def next_turn(self) -> Turn | None:
-        """Return the request whose turn it is, or None if nobody waits."""
+        """Return the next request to serve, or None if nobody waits."""
         heads = [next(iter(caller.waiting)) for caller in self._waiting.values()]
         return min(heads, key=lambda turn: (turn.caller.counter, turn.number), default=None)
 
     def serve(self, turn: Turn) -> None:
-        """Take the request out of the line, because it is being served."""
+        """Take a request out of the line, because it is sent to ranks, and charge its expected cost."""
         caller = turn.caller
         self._clock = max(self._clock, caller.counter)
         caller.counter += turn.cost
@@ -126,7 +126,7 @@ class FairLine:
             del self._waiting[caller.name]
 
     def _forget(self, caller: _Caller) -> None:
-        """Forget idle callers who would be treated like new ones. `caller` may have become idle."""
+        """Forget idle callers that are not ahead of the clock; all if nobody waits. `caller` may have become idle."""
         if not caller.waiting and not caller.num_served:
             self._idle[caller.name] = caller
         for name, idle in list(self._idle.items()):

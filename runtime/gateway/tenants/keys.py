@@ -1,4 +1,4 @@
-"""API keys: who may call, and how much at a time.
+"""API keys: which clients may call the gateway, and their limits.
 
     Authorization: Bearer KEY  ->  KeyRing  ->  Account  ->  begins a call within its limits  ->  Spending
 
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A key as the file has it. An absent limit does not apply.
+    """One key in the file of keys, with its limits. An absent limit does not apply.
 
     `max_requests` counts running requests, one for each choice of each prompt; `max_streams` counts streaming calls.
     """
@@ -63,12 +63,12 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Account:
-    """One key's use of its limits, or everybody's use if `limits` is None."""
+    """What one key has used of its limits; the account of all callers, without limits, if `limits` is None."""
 
     limits: KeyEntry | None = None
     num_requests: int = 0
     num_streams: int = 0
-    _num_tokens: float = field(default=0.0, init=False)  # taken and not yet given back by the passing of time
+    _num_tokens: float = field(default=0.0, init=False)  # tokens taken and not yet given back with time
 
     def __post_init__(self) -> None:
         self._counted_at = time.monotonic()
@@ -93,7 +93,7 @@ class Account:
         self.check_tokens()
         if self.limits is not None:
             if self.limits.tokens_per_minute is None:
-                num_tokens = 0  # not counted, so that a limit set later begins with none taken
+                num_tokens = 0  # not counted, so that a limit set later begins unused
             limit = self.limits.max_requests
             if limit is not None and num_requests > limit:
                 raise oversized_call(num_requests, "this key", limit)
@@ -108,7 +108,7 @@ class Account:
         return Spending(self, num_requests, num_tokens, is_stream)
 
     def end(self, spending: "Spending", num_used: int) -> None:
-        """Return what a call took, except `num_used` tokens."""
+        """End a call: give back what it reserved, except the `num_used` tokens."""
         self.num_requests -= spending.num_requests
         self.num_streams -= spending.is_stream
         if spending.num_tokens:
@@ -123,7 +123,7 @@ class Account:
 
 @dataclass
 class Spending:
-    """What a running call has taken from its account. Its holder must end it; `num_used` tokens stay spent."""
+    """What a running call has reserved of its account. Its holder must end it; `num_used` tokens stay spent."""
 
     account: Account
     num_requests: int
@@ -132,7 +132,7 @@ class Spending:
     num_used: int = 0
 
     def end(self) -> None:
-        """Return to the account what was not used."""
+        """Give back to the account what the call did not use."""
         self.account.end(self, self.num_used)
 
 
@@ -182,7 +182,7 @@ class KeyRing:
         log.info("read %d keys again", len(keys))
 
     def _renew_account(self, limits: KeyEntry) -> Account:
-        """Return the key's account with new limits. Its running calls go on counting."""
+        """Return a key's account with new limits, in which its running calls still count."""
         account = self._accounts.get(limits.hash) or Account()
         account.limits = share_limits(limits, self._num_gateways)
         return account
@@ -221,7 +221,7 @@ def make_salt(tenant: str | None, body_salt: str | None) -> str:
     """Return the salt of a tenant's KV: a hash of the tenant's name, then one of the name and the body's own salt.
 
     Without keys all callers are one tenant. Nobody can ask for another tenant's salt, because the name is part of both
-    hashes. By the first, a rank knows whose room a prompt's blocks take on its disk.
+    hashes. By the first hash, a rank knows to which tenant's share of its cache a prompt's blocks count.
     """
     return _hash(tenant)[:TENANT_DIGITS] + _hash([tenant, body_salt])[:SALT_DIGITS]
 

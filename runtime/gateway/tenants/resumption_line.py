@@ -1,4 +1,4 @@
-"""The line of requests that lost a rank and wait for others.
+"""The line of requests that lost a rank and wait to resume at other ranks.
 
     a rank is lost -> its requests join this line -> other ranks are ready and have room -> they go on there
 
@@ -23,7 +23,7 @@ RETRY_S = 0.05
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request in line. Its times are of the event loop's clock."""
+    """A request that waits to resume. Its times are of the event loop's clock."""
 
     try_to_resume: Callable[[], bool]
     give_up: Callable[[str], None]
@@ -42,18 +42,18 @@ class ResumptionLine:
         self._close_reason: str | None = None
 
     def room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many more requests of this size may come; None while no unit of a phase is ready."""
+        """Return how many more requests of this size ranks have room for; None while no unit of a phase is ready."""
         room = self.registry.room(size)
         return None if room is None else max(0, room - len(self._line))
 
     def leaves_room(self) -> bool:
-        """Return whether ranks have room beyond the requests in this line."""
+        """Return whether ranks have room for a new request beyond those in this line."""
         return not self._line or bool(self.room())
 
     def join(
         self, try_to_resume: Callable[[], bool], give_up: Callable[[str], None], num_resumptions: int
     ) -> Callable[[], None]:
-        """Call `try_to_resume` until it succeeds, or `give_up` with a reason after the timeout.
+        """Put a request in line: call `try_to_resume` until it succeeds, or `give_up` with a reason after the timeout.
 
         Return a function that leaves the line. A request that has resumed before, `num_resumptions` times, waits longer
         before its first try, because the fault that broke a handover may take a while to be noticed.
@@ -80,12 +80,12 @@ class ResumptionLine:
             now = asyncio.get_running_loop().time()
             for waiting in [waiting for waiting in self._line if waiting.not_before <= now]:
                 if waiting not in self._line:
-                    continue  # it has left the line meanwhile
+                    continue  # the request has left the line meanwhile
                 if waiting.try_to_resume():
                     del self._line[waiting]
                     self._metrics.resumed.inc()
                 elif waiting not in self._line:
-                    continue  # it has given up
+                    continue  # the request was given up
                 elif waiting.until <= now:
                     del self._line[waiting]
                     waiting.give_up(f"no ranks could go on with it within {self._wait_s:g} s")
