@@ -30,10 +30,10 @@ class State:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a start, such as reading weights."""
+    """A part of a start, such as reading weights. `begins` is a time of day, `HH:MM:SS`."""
 
     name: str
-    begins: str  # HH:MM:SS
+    begins: str
     seconds: Number
 
 
