@@ -59,7 +59,7 @@ class Places:
 
     @cached_property
     def cells(self) -> tuple[tuple[int, ...], ...]:
-        """For each place the cells in it."""
+        """The cells in each place."""
         return tuple(
             tuple(cell for cell, own in enumerate(self.of_cell) if own == place) for place in range(len(self.sizes))
         )
@@ -123,7 +123,7 @@ class Task:
 
     @cached_property
     def states_on(self) -> tuple[int, ...]:
-        """For each unit the states in which it is on, as bits."""
+        """The states in which each unit is on, as bits."""
         return tuple(
             sum(1 << number for number, state in enumerate(self.states) if unit in state.units)
             for unit in range(len(self.units))
@@ -145,7 +145,7 @@ class Task:
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """For each unit the number of the first unit that is interchangeable with it."""
+        """The number of the first unit that is interchangeable with each unit."""
         numbers: dict[tuple[Phase, int, int, int], int] = {}
         return tuple(
             numbers.setdefault(
