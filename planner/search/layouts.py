@@ -272,8 +272,8 @@ def _explain(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
         f"{speed.tokens_per_s_per_gpu:,.0f} {RATE_NAMES[phase]} a GPU{slo}, of {search.phases[phase].tried:,} layouts"
     )
     whys = {
-        "redundant_experts": f"the balance that is worth its memory: the fullest GPU has "
-        f"{speed.max_over_mean:.2f} times the mean",
+        "redundant_experts": f"the balance that is worth its memory: the fullest GPU of a step has "
+        f"{speed.max_over_mean:.2f} times the mean, drift and luck included",
         "max_requests": f"the most that KV {'and the SLO allow' if slo else 'has room for'}",
     }
     return whys.get(field, f"{rate} the one that serves {_aim_in_words(search, phase)}")

@@ -135,7 +135,7 @@ def _why_not_chosen(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
         return "cluster: fills it worse"
     slower = f"{100 * (1 - ratio):.1f}% slower"
     if other.speed.max_over_mean > IMBALANCE_RATIO * chosen.speed.max_over_mean:
-        return f"bound: {slower}, max/mean {other.speed.max_over_mean:.2f}"
+        return f"bound: {slower}, max/mean of a step {other.speed.max_over_mean:.2f}"
     return slower
 
 
