@@ -82,5 +82,5 @@ def _explain_unit_counts(spec: ResolvedSpec) -> str:
         return ""
     are_counted = any(f"{phase}.units" in spec.document.autos for phase in spec.phases)
     assuming = assuming_lengths(spec.written) if are_counted else ""
-    asked = "as many units as traffic's busiest hour, its capacity and schedule.min_units ask for"
-    return f", and auto windows have {asked}{f', where auto {assuming}' if assuming else ''}"
+    counted_by = ". The number of units follows from traffic's busiest hour, traffic.capacity and schedule.min_units"
+    return f"{counted_by}. There auto {assuming}" if assuming else counted_by
