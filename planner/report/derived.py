@@ -288,7 +288,7 @@ def _maps(plan: Plan) -> Iterator[Row]:
             ("max_over_mean_of_worst_layer", max(each.max_over_mean), "ratio", loads),
             ("replicas", REPLICAS.get(each.split)),
         )
-        if moves is not None:
+        if moves is not None and moves.moved_slots:
             yield from make_rows(f"{section}.moves", ("slots", sum(map(len, each.physical_to_logical))))
         if moves is not None and moves.bytes and (memory := plan.memory.get(phase)):
             sizes = plan.phases[phase].ep_size, plan.phases[phase].attention_tp, plan.spec.cluster.gpus_per_node
