@@ -1,1 +1,1 @@
-"""A spec and everything planned from it, computed on first use."""
+"""A spec and its planning results, computed on first use."""
