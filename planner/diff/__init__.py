@@ -1,1 +1,1 @@
-"""Compare two plans: what changing from one to the other does to pods, experts, nodes, speed and cost."""
+"""Compare two plans: effects on pods, experts, nodes, speed and cost."""

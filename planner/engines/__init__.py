@@ -1,1 +1,1 @@
-"""Run plans on other engines (SGLang, vLLM): their command lines, ports and probes."""
+"""Run plans on SGLang and vLLM: command lines, ports and probes."""

@@ -1,4 +1,4 @@
-"""Model families: read a checkpoint's `config.json` as a model (`facts/model.py`)."""
+"""Read a checkpoint's `config.json` as a model of its family."""
 
 from planner.families.published import MODELS, find_spelling
 from planner.families.read import ModelConfig, model_of, read_model_config

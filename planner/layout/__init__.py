@@ -1,1 +1,1 @@
-"""The cluster's nodes, and how a phase uses the GPUs of a unit: experts, weights, KV and working memory."""
+"""The cluster's nodes, and how a phase uses a unit's GPUs: experts, weights, KV and working memory."""

@@ -1,1 +1,1 @@
-"""Render a plan as Kubernetes manifests, and write them into a folder."""
+"""Render a plan as Kubernetes manifests in a folder."""

@@ -1,4 +1,4 @@
-"""Place units on nodes: measure how good a placement is, bound how good it could be, and search for a good one.
+"""Place units on nodes: measure and bound placements, and search good ones.
 
 Units share no nodes. A unit has one pod per node, on nodes that take pods and have the right GPUs. With a previous plan
 a unit keeps its nodes if it needs as many as before and all are usable. The other units are placed around it. A

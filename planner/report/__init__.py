@@ -1,1 +1,1 @@
-"""The report of a plan: its figures as rows, and these rows as text and as an HTML page."""
+"""The report of a plan: its figures as rows, text and an HTML page."""
