@@ -1,1 +1,1 @@
-"""What all commands share: common options, output of results and mistakes, exit status."""
+"""What all commands share: options, output, exit status."""

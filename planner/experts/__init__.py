@@ -1,1 +1,1 @@
-"""The `experts` command: make an expert map from measured loads and sizes, without a spec."""
+"""The `experts` command: an expert map from measured loads, without a spec."""

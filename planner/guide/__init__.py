@@ -1,1 +1,1 @@
-"""The commands `explain`, which describes a rule or a field, and `init`, which writes a first spec."""
+"""The commands `explain` (a rule or a field) and `init` (a first spec)."""

@@ -1,1 +1,1 @@
-"""What can be wrong: findings in four parts, their fixes, and the errors that carry findings."""
+"""Findings in four parts, their fixes, and errors that carry findings."""

@@ -34,7 +34,7 @@ class KvDiskSpec(Section):
 
 
 class KvCacheSpec(Section):
-    """Where KV of prompts is kept beside the GPU's own memory, and who may reuse it."""
+    """The places where KV of prompts is kept beside the GPU's own memory, and who may reuse it."""
 
     memory: Annotated[int, *quantity("bytes", least="1MiB", most="1024TiB")] | None = Field(
         default=None,

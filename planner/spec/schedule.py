@@ -70,7 +70,7 @@ class OtherWindowsSpec(Section):
 
 
 class ScheduleSpec(Section):
-    """Which units are on at which time of day. The nodes of all others are free for other work. `schedule: auto` is
+    """The units that are on at each time of day. The nodes of all others are free for other work. `schedule: auto` is
     short for `windows: auto`."""
 
     timezone: str = Field(
