@@ -17,11 +17,13 @@ from planner.facts.terms import Phase
 from planner.plan.decided import decided_sections
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan, seal_plan
+from planner.plan.sections import ModelShape
 from planner.plan.user_input import NO_CONTENTS, read_input, refuse_option
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import Fix
 from planner.rules.table import findings_at, refusals_of
 from planner.search.auto import Choice, decide
+from planner.search.decision import AS_BEFORE, DEFAULT, FIELDS, Former
 from planner.search.repair import require_feasible
 from planner.spec.resolved import ResolvedSpec
 
@@ -68,23 +70,38 @@ class Compiled(Candidate):
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
     """Return the plan for `spec`.
 
-    With a `previous` plan, units stay on its nodes, and a phase keeps its map unless a fresh one is worth a restart or
-    costs none. `calibration`, a user's own measurements, corrects predictions. Raises InfeasibleError, with changes
-    that help, if no plan is possible.
+    Near a `previous` plan, units keep the sizes that `auto` decided there, while these meet the spec. Units stay on
+    their nodes, and a phase keeps its map unless a fresh one is worth a restart or costs none. `calibration`, a user's
+    own measurements, corrects predictions. Raises InfeasibleError, with changes that help, if no plan is possible.
     """
     return run_passes(spec, previous, calibration).plan
 
 
 def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Compiled:
     """Return the compiled candidate, for callers that need more than its plan, such as `tidemill simulate`."""
-    choice = decide(spec)
-    resolved = choice.spec
-    candidate = Compiled(resolved.document, previous, calibration, known=resolved, choice=choice)
+    candidate = _decided(decide(spec, _former(spec, previous)), previous, calibration)
+    is_near = any(each.why == AS_BEFORE for each in candidate.choice.decisions)
+    if is_near and refusals_of(candidate, "mapped"):
+        candidate = _decided(decide(spec), previous, calibration)
     _require_plan(candidate)
     if previous is not None and (restarting := _restarting(candidate, previous)):
         candidate = replace(candidate, restarting=restarting)
         _require_plan(candidate)
     return candidate
+
+
+def _former(spec: ResolvedSpec, previous: Plan | None) -> Former:
+    """Return the sizes that `auto` became in the `previous` plan, for phases with the same model and GPU."""
+    if previous is None or previous.model != ModelShape.model_validate(spec.model):
+        return {}
+    phases = [each for each in spec.phases if each in previous.phases]
+    same = {each for each in phases if previous.spec.gpu_name(each) == spec.written.gpu_name(each)}
+    paths = {f"{phase}.{field}" for phase in same for field in FIELDS}
+    return {each.path: each.value for each in previous.decisions if each.path in paths and each.why != DEFAULT}
+
+
+def _decided(choice: Choice, previous: Plan | None, calibration: "Calibration | None") -> Compiled:
+    return Compiled(choice.spec.document, previous, calibration, known=choice.spec, choice=choice)
 
 
 def _require_plan(candidate: Compiled) -> None:

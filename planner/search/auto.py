@@ -22,6 +22,9 @@ checkpoint that is not quantised is planned in the default, bf16.
 
 The planner does not know the memory of a `cpu`: there a unit is one node, and max_requests its default.
 
+Near a previous plan, a unit keeps its sizes as `auto` decided them there, while these pass the same checks. The number
+of units follows the nodes and the traffic.
+
 The decided spec is checked like any other, so no decision breaks a rule. `spec/phase.py` defines the defaults; this
 module only reports them.
 """
@@ -41,7 +44,16 @@ from planner.facts.terms import Phase
 from planner.layout.memory import memory_of
 from planner.rules.check import change_spec
 from planner.rules.engine_limits import runs_layout
-from planner.search.decision import DEFAULT, MAX_REQUESTS, Decision, is_auto, needs_speed
+from planner.search.decision import (
+    AS_BEFORE,
+    DEFAULT,
+    MAX_REQUESTS,
+    NO_FORMER,
+    Decision,
+    Former,
+    is_auto,
+    needs_speed,
+)
 from planner.search.fleet import Demand, count_nodes, require_speeds, traffic_demand, with_max_nodes
 from planner.search.unit_sizes import ep_sizes, even_redundants
 from planner.search.windows import decide_windows
@@ -90,8 +102,8 @@ class _Point:
     tokens: float  # of KV
 
 
-def decide(spec: ResolvedSpec) -> Choice:
-    """Return `spec` with a number for every `auto`, and the reasons.
+def decide(spec: ResolvedSpec, former: Former = NO_FORMER) -> Choice:
+    """Return `spec` with numbers for every `auto`: for the sizes of units the `former` ones, if these still do.
 
     Raises SpecError if no number satisfies the rules, and InfeasibleError if no layout keeps the SLO.
     """
@@ -100,14 +112,14 @@ def decide(spec: ResolvedSpec) -> Choice:
     decisions += _forecast_decisions(spec)
     is_counted, demand = is_undecided(spec.cluster.nodes), traffic_demand(spec)
     spec = with_max_nodes(spec)
-    search, layout_decisions = _decide_by_speed(spec, demand) if needs_speed(spec) else (None, [])
+    search, layout_decisions = _decide_by_speed(spec, demand, former) if needs_speed(spec) else (None, [])
     decisions += layout_decisions
     spec = change_spec(spec, {each.path: each.value for each in layout_decisions}) if layout_decisions else spec
     for phase in spec.phases:
         if any(is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
-            numbers, num_held = _decide_by_memory(spec, phase)
-            decisions += _explain_numbers(spec, phase, numbers, num_held)
-            spec = change_spec(spec, {f"{phase}.{field}": number for field, number in numbers.items()})
+            sizes = _decide_sizes(spec, phase, former, layout_decisions)
+            decisions += sizes
+            spec = change_spec(spec, {each.path: each.value for each in sizes})
     spec, unit_decisions = _fill_nodes(spec)
     decisions += unit_decisions
     spec, point_decisions = _decide_points(spec)
@@ -145,11 +157,13 @@ def _unused_fields(spec: Spec) -> set[str]:
     return found
 
 
-def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
-    """Search for the fastest layouts; return the search and its decisions, or None and defaults if speed is unknown."""
+def _decide_by_speed(
+    spec: ResolvedSpec, demand: Demand | None, former: Former
+) -> "tuple[LayoutSearch | None, list[Decision]]":
+    """Search layouts by speed and return the search with its decisions; without known speeds, None and defaults."""
     from planner.search.layouts import explain_values, search_layouts  # slow to import, and seldom needed
 
-    search = search_layouts(spec, demand)
+    search = search_layouts(spec, demand, former)
     if search:
         return search, explain_values(search, spec, search.values(spec))
     if demand and demand.decides_nodes:
@@ -217,6 +231,37 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     # An operating point's `auto` may be a default that nobody wrote, so the document does not list it yet.
     document = replace(spec.document, autos=spec.document.autos | values.keys())
     return change_spec(replace(spec, document=document), values) if values else spec, decisions
+
+
+def _decide_sizes(spec: ResolvedSpec, phase: Phase, former: Former, decided: Sequence[Decision]) -> list[Decision]:
+    """Decide the phase's sizes that are still `auto`: the `former` ones, unless speed `decided` others beside them."""
+    is_resized = any(former.get(each.path, each.value) != each.value for each in decided if each.path.startswith(phase))
+    if not is_resized and (numbers := _former_numbers(spec, phase, former)):
+        return [Decision(f"{phase}.{field}", number, AS_BEFORE) for field, number in numbers.items()]
+    return list(_explain_numbers(spec, phase, *_decide_by_memory(spec, phase)))
+
+
+def _former_numbers(spec: ResolvedSpec, phase: Phase, former: Former) -> Numbers:
+    """Return the `former` numbers of the phase's `auto` fields; empty if one is unknown, or if they do not fit."""
+    section, point = spec.phase(phase), _written_point(spec, phase)
+    paths = {field: f"{phase}.{field}" for field in AUTO_FIELDS if is_auto(section, field)}
+    if not former.keys() >= set(paths.values()):
+        return {}
+    numbers = {field: former[path] for field, path in paths.items()}
+    tried = spec.with_numbers(phase, numbers)
+    sizes = tried.phase(phase)
+    is_candidate = (
+        sizes.ep_size in ep_sizes(spec, phase)
+        and sizes.redundant_experts in even_redundants(spec, phase, sizes.ep_size)
+        and sizes.ep_size % sizes.attention_tp == 0
+        and sizes.max_requests >= point.requests
+        and runs_layout(tried, phase)
+    )
+    if not is_candidate:
+        return {}
+    plan, wanted = memory_of(tried, phase), numbers.get("max_requests", _wanted_requests(phase, section))
+    fits = plan is None or (plan.short <= 0 and plan.full_requests >= wanted and point.tokens <= plan.kv_tokens)
+    return numbers if fits else {}
 
 
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:

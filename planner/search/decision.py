@@ -1,5 +1,6 @@
 """Decisions of the planner: a value for a field that is `auto` or missing in the spec, and the reason for it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,14 +8,28 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["DEFAULT", "FIELDS", "MAX_REQUESTS", "Decision", "is_auto", "needs_speed"]
+__all__ = [
+    "AS_BEFORE",
+    "DEFAULT",
+    "FIELDS",
+    "MAX_REQUESTS",
+    "NO_FORMER",
+    "Decision",
+    "Former",
+    "is_auto",
+    "needs_speed",
+]
 
+AS_BEFORE = "as in the previous plan"
 DEFAULT = "default"
 
 BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # fields that memory alone cannot decide
 FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "max_requests")
 
 MAX_REQUESTS = 4096  # assumed: with more, a decode step takes longer than any reader waits
+
+Former = Mapping[str, int]  # what `auto` became in the previous plan, by path
+NO_FORMER: Former = {}
 
 
 @dataclass(frozen=True)

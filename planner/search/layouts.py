@@ -9,8 +9,8 @@ The search runs only if speeds can be predicted and `needs_speed` says that spee
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 from planner.estimate.case import is_predictable
@@ -23,10 +23,10 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.rules.check import change_spec
 from planner.search.broken_slo import require_slo
-from planner.search.decision import FIELDS, Decision, is_auto
+from planner.search.decision import AS_BEFORE, FIELDS, NO_FORMER, Decision, Former, is_auto
 from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill_nodes, meet_demand, units_by_offer
 from planner.search.ranked import PhaseSearch, summarize_search
-from planner.search.trials import AcceptedLayout, RejectedLayout, try_layouts
+from planner.search.trials import AcceptedLayout, RejectedLayout, try_former, try_layouts
 from planner.search.windows import most_units
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
@@ -51,24 +51,24 @@ class LayoutSearch:
     tokens: Mapping[Phase, float]  # tokens that each phase computes for one output token
     room: int  # number of nodes for the fleet
     demand: Demand | None = None  # None if the fleet serves as much as it can
+    as_before: Collection[str] = ()  # paths of numbers that are as in the previous plan
 
     def values(self, spec: ResolvedSpec) -> dict[str, int]:
         """Return the numbers decided for `auto` fields, by dotted path. Memory decides prefill.max_requests later."""
         found: dict[str, int] = {}
         for phase, chosen in self.chosen.items():
-            section = spec.phase(phase)
-            fields = [field for field in FIELDS if (phase, field) != ("prefill", "max_requests")]
-            found |= {f"{phase}.{f}": chosen.numbers[f] for f in fields if is_auto(section, f)}
-            if is_auto(section, "units"):
+            found |= {f"{phase}.{field}": chosen.numbers[field] for field in _searched_fields(spec, phase)}
+            if is_auto(spec.phase(phase), "units"):
                 found[f"{phase}.units"] = self.fleet.units[phase]
         return found
 
 
-def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSearch | None:
-    """Return the best layout of each phase; None if speeds are unknown, or if nothing fits even without an SLO.
+def search_layouts(spec: ResolvedSpec, demand: Demand | None = None, former: Former = NO_FORMER) -> LayoutSearch | None:
+    """Return the best layouts; None if speeds are unknown, or if nothing fits even without an SLO.
 
-    The layouts fill the nodes or, with a `demand`, serve it on the fewest. If the cluster has too few nodes, return the
-    layouts of the smallest sufficient cluster: placement then says how many nodes are missing.
+    Phases keep the `former` numbers while these meet the spec. Otherwise the layouts fill the nodes or, with a
+    `demand`, serve it on the fewest. If the cluster has too few nodes, return the layouts of the smallest sufficient
+    cluster: placement then says how many nodes are missing.
 
     Raises InfeasibleError with the shortest latency that can be promised if only the SLO stands in the way, and with
     the number of units that are needed if the written ones do not serve the demand.
@@ -76,13 +76,17 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSe
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
     balance, tokens = ReplicaBalance(spec.expert_loads), _tokens_per_output_token(spec)
-    found, fleet = _search_fleet(spec, balance, tokens, demand)
+    kept = _former_layouts(spec, former, balance)
+    near = _search_near(spec, kept, balance, tokens, demand) if kept else None
+    found, fleet = near or _search_fleet(spec, balance, tokens, demand)
     if fleet is None:
         return None
     chosen = {p: _accepted(found[p])[fleet.offers[p].number] for p in spec.phases}
     phases = {p: summarize_search(spec, p, found[p], chosen[p], balance) for p in spec.phases}
     nodes = fleet.nodes if demand and demand.decides_nodes else sum(_usable_nodes(spec).values())
-    return LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
+    search = LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
+    as_before = {path for path, number in search.values(spec).items() if near and former.get(path) == number}
+    return replace(search, as_before=as_before)
 
 
 def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
@@ -117,16 +121,58 @@ def _usable_nodes(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
     return {phases: counts[gpu] for gpu, phases in gpus.items()}
 
 
+def _searched_fields(spec: ResolvedSpec, phase: Phase) -> list[str]:
+    """Return the fields of a unit that the search decides. Memory decides prefill.max_requests later."""
+    section = spec.phase(phase)
+    return [each for each in FIELDS if is_auto(section, each) and (phase, each) != ("prefill", "max_requests")]
+
+
+def _former_layouts(spec: ResolvedSpec, former: Former, balance: ReplicaBalance) -> dict[Phase, AcceptedLayout]:
+    """Return the layouts with the `former` numbers that the search accepts."""
+    kept: dict[Phase, AcceptedLayout] = {}
+    for phase in spec.phases:
+        paths = {field: f"{phase}.{field}" for field in _searched_fields(spec, phase)}
+        if paths and former.keys() >= set(paths.values()):
+            numbers = {"max_requests": 1} | {field: former[path] for field, path in paths.items()}
+            if found := try_former(spec, phase, numbers, balance):
+                kept[phase] = found
+    return kept
+
+
+def _search_near(
+    spec: ResolvedSpec,
+    kept: Mapping[Phase, AcceptedLayout],
+    balance: ReplicaBalance,
+    tokens: Mapping[Phase, float],
+    demand: Demand | None,
+) -> tuple[dict[Phase, Outcomes], Fleet] | None:
+    """Search with the `kept` layouts, and all layouts of other phases; None if no fleet of them meets the spec."""
+    room, most = _usable_nodes(spec), _most_nodes(spec)
+    found: dict[Phase, Outcomes] = {
+        p: [kept[p]] if p in kept else list(try_layouts(spec, p, range(1, most[p] + 1), balance)) for p in spec.phases
+    }
+    try:
+        fleet = _best_fleet(spec, found, tokens, demand, None if demand and demand.decides_nodes else room)
+    except InfeasibleError:  # with other layouts, the largest cluster may serve the demand
+        return None
+    return None if fleet is None or (demand and demand.shortfall(fleet)) else (found, fleet)
+
+
+def _most_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
+    """Return the most nodes that a unit of each phase may take: it leaves one for each other phase."""
+    room = _usable_nodes(spec)
+    return {p: max(1, min(n - len(phases) + 1 for phases, n in room.items() if p in phases)) for p in spec.phases}
+
+
 def _search_fleet(
     spec: ResolvedSpec, balance: ReplicaBalance, tokens: Mapping[Phase, float], demand: Demand | None
 ) -> tuple[dict[Phase, Outcomes], Fleet | None]:
     """Try the layouts of all phases; return the outcomes of each phase and the best fleet, or None if nothing fits.
 
-    The fleet uses the cluster's nodes. If these are too few, it is the smallest fleet that works on more nodes. A
-    layout leaves at least one node for each other phase.
+    The fleet stands on the cluster's nodes, or on as few as possible if the cluster has too few.
     """
     room, is_counted = _usable_nodes(spec), demand is not None and demand.decides_nodes
-    most = {p: max(1, min(n - len(phases) + 1 for phases, n in room.items() if p in phases)) for p in spec.phases}
+    most = _most_nodes(spec)
     found = {p: list(try_layouts(spec, p, range(1, most[p] + 1), balance)) for p in spec.phases}
     fleet = _best_fleet(spec, found, tokens, demand, None if is_counted else room)
     if fleet is None and not is_counted:
@@ -266,6 +312,8 @@ def _explain(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
     named, _, field = path.partition(".")
     if field == "units":
         return _explain_units(search)
+    if path in search.as_before:
+        return AS_BEFORE
     phase = next(each for each in spec.phases if each == named)
     slo, speed = _slo_in_words(spec, phase), search.chosen[phase].speed
     rate = (

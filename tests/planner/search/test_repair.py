@@ -158,7 +158,7 @@ def test_units_that_traffic_counts_ask_for_nodes_only(found_of, units):
         found_of(json.dumps(spec, indent=1))
 
     (problem,) = error.value.findings
-    assert ("where auto assumes" in problem.reason) is (units == "auto")
+    assert ("auto assumes" in problem.reason) is (units == "auto")
     assert [set(change) for change in problem.changes] == [{"cluster.nodes"}]
     assert found_of(json.dumps(apply_change(spec, problem.changes[0]), indent=1)).layouts
 
