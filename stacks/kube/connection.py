@@ -33,6 +33,8 @@ ANSWER_TIMEOUT_S = 40  # admission webhooks may take 30 s
 LONGEST_PAUSE_S = 5.0  # assumed: an overloaded API server asks for 1 s
 CONNECTIONS = 64  # connections kept open; more requests at once open more
 
+MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError)  # what the client raises for a value of another type
+NAMED_FILE = re.compile(r"^File does not exist: .*", re.DOTALL)  # the client's words; the rest may be a key
 UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
 
 
@@ -85,7 +87,7 @@ class Connection:
         settings = _settings()
         try:
             _load_kubeconfig(kubeconfig, context, settings)
-        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
+        except (config.ConfigException, yaml.YAMLError, OSError, *MISSHAPEN) as error:
             raise KubeconfigError(_kubeconfig_problem(context, kubeconfig, error)) from None
         return cls(ApiClient(settings))
 
@@ -163,8 +165,8 @@ class Connection:
 
 
 def is_content(given: str) -> bool:
-    """Return whether `given` is the content of a kubeconfig, and not the path of one."""
-    return "\n" in given or given.startswith("{")
+    """Return whether `given` is the content of a YAML or JSON file, and not the path of one."""
+    return "\n" in given or given.lstrip("\ufeff \t\r").startswith("{")
 
 
 def _load_kubeconfig(kubeconfig: str | None, context: str | None, settings: Configuration) -> None:
@@ -200,19 +202,26 @@ def _parse_body(body: bytes) -> Any:
 
 def _kubeconfig_problem(context: str | None, kubeconfig: str | None, error: Exception) -> str:
     wanted = f"context {context}" if context else "current context"
-    if kubeconfig is not None and is_content(kubeconfig):
-        place = "that was given as text"
-        # Other messages about YAML quote its lines, which may be credentials.
-        reason = str(error) if isinstance(error, config.ConfigException) else "it is not one"
-    else:
-        place = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        reason = str(error)
+    place, reason = _describe_kubeconfig(kubeconfig, error)
     reason = " ".join(reason.split()).removeprefix("Invalid kube-config file. ").rstrip(".")
     valid = "give the content or the path of a valid one" if kubeconfig else "set KUBECONFIG to a valid file"
     return (
         f"no usable {wanted} in the kubeconfig {place} ({reason}); "
         f"{valid}, and the context to one of `kubectl config get-contexts`"
     )
+
+
+def _describe_kubeconfig(kubeconfig: str | None, error: Exception) -> tuple[str, str]:
+    """Return which kubeconfig is of no use, and why. A text that names no file may be credentials, and is not shown."""
+    if not kubeconfig:
+        return "that KUBECONFIG names" if os.environ.get("KUBECONFIG") else "~/.kube/config", str(error)
+    if is_content(kubeconfig):
+        # Other messages about YAML quote its lines, which may be credentials.
+        reason = str(error) if isinstance(error, config.ConfigException) else "it is not one"
+        return "that was given as text", NAMED_FILE.sub("a file that it names does not exist", reason)
+    if not os.path.exists(os.path.expanduser(kubeconfig)):
+        return "that was given", "no file has that name"
+    return kubeconfig, "it is not one" if isinstance(error, MISSHAPEN) else str(error)
 
 
 def _connection_problem(address: str, error: Exception) -> str:

@@ -7,6 +7,7 @@ Each is a path, or the content itself, as a program makes it. Paths are absolute
 those of files that a spec names if it is given as text.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,17 +90,29 @@ def _as_list(overlays: Any) -> list[Any]:
 
 def _place(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
     """Return the path that `given` is, or, for content, a path made from `name` for messages, and the content."""
-    return (Path(name), {Path(name): given.encode()}) if is_content(given) else (Path(given), {})
+    return (Path(name), {Path(name): _encode(given)}) if is_content(given) else (_existing_path(name, given), {})
 
 
 def _read_deployed_plan(plan: str) -> Plan:
     """Return the plan in a plan file or in an unedited rendered folder. Raises CallError for a spec."""
-    is_folder = not is_content(plan) and Path(plan).is_dir()
+    is_folder = not is_content(plan) and _existing_path("plan", plan).is_dir()
     return plan_from(Path(plan)) if is_folder else _read_plan("plan", plan)
 
 
 def _read_plan(name: str, given: str) -> Plan:
-    return load_plan(given.encode(), Path(name)) if is_content(given) else read_plan(Path(given))
+    return load_plan(_encode(given), Path(name)) if is_content(given) else read_plan(_existing_path(name, given))
+
+
+def _existing_path(name: str, given: str) -> Path:
+    """Return the path. Raises CallError for no file, without showing the text: it may be content with secrets in it."""
+    if os.path.exists(given):
+        return Path(given)
+    fix = "give a path that is absolute or from the program's folder, or content in more than one line"
+    raise _wrong("R305 must be a path or the content", "no file has that name", fix, name)
+
+
+def _encode(content: str) -> bytes:
+    return content.encode(errors="surrogatepass")  # what reads it refuses half a character
 
 
 def _wrong(rule: str, reason: str, fix: str, field: str = "", value: Any = None) -> CallError:

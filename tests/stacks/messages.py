@@ -284,6 +284,7 @@ BROUGHT_ABOUT = {
     "R302": lambda _: Source(plan="plan.json", previous="previous.json").deployed,
     "R303": lambda _: Source.parse({"spec": 3}),
     "R304": lambda _: Source.parse({"spec": "demo.yaml", "overlays": "prod.yaml"}),
+    "R305": lambda _: Source(spec="nowhere.yaml").deployed,
     "R401": _without_traffic,
     "R402": _without_speed,
     "R403": lambda _: read_failures(["node-7 at noon"]),

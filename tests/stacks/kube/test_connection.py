@@ -1,5 +1,6 @@
 """What a way to a cluster knows of the server, its time, and what it says of it."""
 
+import base64
 import json
 from datetime import UTC, datetime
 
@@ -58,7 +59,38 @@ def test_a_kubeconfig_may_be_given_as_path_or_content(tmp_path):
     } == {"https://d:1"}
 
 
-@pytest.mark.parametrize("wrong", ["[: s3cret\n", KUBECONFIG.replace("contexts", "contextz"), "s3cret\n", "- s3cret\n"])
+@pytest.mark.parametrize("before", ["\ufeff", "  ", "\r\n"])
+def test_content_may_begin_with_blanks_or_a_byte_order_mark(before):
+    """Editors and templates write them."""
+    as_json = json.dumps(yaml.safe_load(KUBECONFIG))
+
+    assert Connection.from_kubeconfig(None, before + as_json).address == "https://c:1"
+
+
+@pytest.mark.parametrize("from_variable", [False, True])
+@pytest.mark.parametrize("given", [base64.b64encode(KUBECONFIG.encode()).decode(), "s3cret", "s3cret" * 1000])
+def test_a_kubeconfig_that_is_no_path_is_not_shown(given, from_variable, monkeypatch):
+    """Encoded content is in one line too, and CI keeps what is printed."""
+    monkeypatch.setenv("KUBECONFIG", given)
+    with pytest.raises(KubeconfigError, match="no usable current context in the kubeconfig ") as e:
+        Connection.from_kubeconfig(None, None if from_variable else given)
+
+    assert given not in str(e.value)
+
+
+WRONG = [
+    "[: s3cret\n",
+    KUBECONFIG.replace("contexts", "contextz"),
+    KUBECONFIG.replace("token", "client-key"),
+    KUBECONFIG.replace("{token: s3cret}", "s3cret"),
+    KUBECONFIG.replace("https://c:1", "").replace("https://d:1", "").replace('""', "3"),
+    "contexts: s3cret\n",
+    "s3cret\n",
+    "- s3cret\n",
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_kubeconfig_given_as_text_is_not_shown(wrong):
     """It has credentials in it."""
     with pytest.raises(

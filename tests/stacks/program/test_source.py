@@ -113,3 +113,24 @@ def test_a_spec_is_no_plan():
         _ = Source(plan=str(DEMO_SPEC)).deployed
 
     assert error.value.findings[0].rule.startswith("S906")
+
+
+@pytest.mark.parametrize("name", ["spec", "plan", "previous", "overlays"])
+@pytest.mark.parametrize("given", ["czNjcmV0", "s3cret" * 1000, "s3\0cret"])
+def test_a_text_that_is_no_path_is_not_shown(name, given, text):
+    """R305: it may be content with secrets in it, encoded in one line."""
+    values = {name: [given] if name == "overlays" else given}
+    if name in ("previous", "overlays"):
+        values["spec"] = text
+    with pytest.raises(CallError) as error:
+        _ = Source.parse(values).deployed
+
+    (finding,) = error.value.findings
+    assert finding.rule.startswith("R305")
+    assert given not in finding.message
+
+
+def test_a_content_that_is_no_unicode_is_refused():
+    """Half a character cannot be encoded."""
+    with pytest.raises(SpecError):
+        _ = Source(spec="name: \ud800\n").deployed
