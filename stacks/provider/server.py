@@ -8,6 +8,7 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +33,18 @@ def serve(make: Callable[[Engine], Servicer]) -> None:
     parser.add_argument("engine", help="address of Pulumi's engine")
     arguments, _ = parser.parse_known_args()  # the engine adds flags for its own logging
 
+    # The Kubernetes client writes keys of kubeconfigs into temporary files, and removes them in a way that we skip.
+    with tempfile.TemporaryDirectory(prefix="tidemill-", ignore_cleanup_errors=True) as tempfile.tempdir:
+        _serve_until_told(make(Engine(arguments.engine)), parent)
+    os._exit(0)  # without joining the threads that still wait: the engine is gone
+
+
+def _serve_until_told(servicer: Servicer, parent: int) -> None:
     server = grpc.server(
         ThreadPoolExecutor(MAX_THREADS),
         options=[("grpc.max_receive_message_length", MAX_BYTES), ("grpc.max_send_message_length", MAX_BYTES)],
     )
-    provider_pb2_grpc.add_ResourceProviderServicer_to_server(make(Engine(arguments.engine)), server)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     stop = _stop_event()
     server.start()
@@ -44,7 +52,6 @@ def serve(make: Callable[[Engine], Servicer]) -> None:
     sys.stdout.flush()
     while not stop.wait(ENGINE_CHECK_S) and os.getppid() == parent:
         pass  # if the engine is killed, our parent changes
-    os._exit(0)  # without joining the threads that still wait: the engine is gone
 
 
 def _stop_event() -> threading.Event:

@@ -23,6 +23,13 @@ PROVIDER = [sys.executable, "-m", "stacks.program.plugin", "127.0.0.1:1"]
 ROOT = Path(__file__).parents[3]
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "n"}, "data": {"x": "1"}}
 
+KUBECONFIG = """
+current-context: one
+contexts: [{name: one, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1", certificate-authority-data: QUFB}}]
+users: [{name: u, user: {client-certificate-data: QUFB, client-key-data: QUJD}}]
+"""
+
 
 @pytest.fixture(scope="module")
 def provider():
@@ -175,6 +182,23 @@ def test_it_ends_at_once_and_silently_when_told(number):
 
     assert process.communicate(timeout=120) == ("", "")
     assert process.returncode == 0
+
+
+def test_it_leaves_no_key_behind(tmp_path):
+    """The Kubernetes client writes the kubeconfig's keys into temporary files."""
+    process = subprocess.Popen(
+        PROVIDER, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True
+    )
+    values = {"kubeconfig": KUBECONFIG, "kinds": ["v1/Namespace"]}
+    with grpc.insecure_channel(f"127.0.0.1:{int(process.stdout.readline())}") as channel:
+        ResourceProviderStub(channel).CheckConfig(pb.CheckRequest(urn="u", news=encode_struct(values)))
+    written = [each.name for each in tmp_path.rglob("*") if each.is_file()]
+
+    process.terminate()
+    process.communicate(timeout=120)
+
+    assert len(written) > 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_ends_with_its_engine():
