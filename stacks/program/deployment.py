@@ -28,6 +28,7 @@ from stacks.provider.resource import Arrivals, Object, Objects, Occupants, Provi
 __all__ = ["TOKEN", "Deployment"]
 
 TOKEN = "tidemill:index:Deployment"  # noqa: S105  a Pulumi type, no secret
+PLAIN = ("apiVersion", "kind", "immutable")  # of a manifest: what kind of resource it is follows from them
 LIMITING = threading.Lock()  # `sys.tracebacklimit` is global, and the provider declares components in threads
 
 
@@ -52,7 +53,7 @@ class Deployment(pulumi.ComponentResource):
         With `adopt`, objects of the plan that kubectl or Git has applied are taken over instead of refused.
         Raises TidemillError, before anything is declared, if there is no plan or the bundled runtime cannot run it.
         """
-        objects, self._plan = source.objects, source.deployed
+        objects, self._plan, self._is_secret = source.objects, source.deployed, source.is_secret
         self.plan_digest, self.units, self.verdict = self._plan.digest, list(objects.units), source.verdict
         with _omit_stack_traces():
             formerly = pulumi.ResourceOptions(aliases=[pulumi.Alias(type_="tidemill:stacks:Deployment")])
@@ -77,7 +78,7 @@ class Deployment(pulumi.ComponentResource):
         # Its Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
         gateway = self._declare_set(names.gateway_name(self._plan.name), objects.gateway, shared)
         name, options = self._child("units", shared)
-        occupants = Occupants(name, objects.occupants(), options)
+        occupants = Occupants(name, self._conceal(objects.occupants()), options)
         units = [self._declare_set(unit, of_unit, [occupants]) for unit, of_unit in objects.units.items()]
         name, options = self._child("units-ready", units)
         arrivals = Arrivals(name, list(objects.units), options)
@@ -90,12 +91,19 @@ class Deployment(pulumi.ComponentResource):
         declared: list[pulumi.Resource] = []
         for each in objects:
             name, options = self._child(each.name, declared[:1])
-            declared.append(Object(name, each.manifest, options))
+            declared.append(Object(name, self._conceal(each.manifest), options))
         return declared
 
     def _declare_set(self, owner: str, objects: Sequence[PlanObject], after: Sequence[pulumi.Resource]) -> Objects:
         name, options = self._child(owner, after)
-        return Objects(name, _manifests_by_kind(owner, objects), options)
+        return Objects(name, self._conceal(_manifests_by_kind(owner, objects)), options)
+
+    def _conceal(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a resource's inputs, as secrets in the state if they are made from one."""
+        return {
+            key: pulumi.Output.secret(value) if self._is_secret and key not in PLAIN else value
+            for key, value in inputs.items()
+        }
 
     def _child(self, name: str, after: Sequence[pulumi.Resource]) -> tuple[str, pulumi.ResourceOptions]:
         """Return name and options of a child resource; `name`, its name in older states, becomes an alias."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pulumi
+from google.protobuf.struct_pb2 import Struct
 from pulumi.provider import ConstructResult
 from pulumi.provider import Provider as Components
 from pulumi.provider.server import ProviderServicer
@@ -26,7 +27,7 @@ from stacks.kube.errors import ProviderError
 from stacks.provider.config import ClusterConfig
 from stacks.provider.server import serve
 from stacks.provider.servicer import Servicer, report_errors
-from stacks.provider.wire import UNKNOWN, decode_struct, has_unknown
+from stacks.provider.wire import UNKNOWN, decode_struct, has_secret, has_unknown
 
 if TYPE_CHECKING:
     from stacks.program.source import Source
@@ -58,7 +59,7 @@ class Plugin(Servicer):
         The SDK keeps what it knows of a program in context variables, of which each request's thread has its own. So
         components of one program come up side by side.
         """
-        source = _read_source(request.type, decode_struct(request.inputs))
+        source = _read_source(request.type, request.inputs)
         sdk = ProviderServicer(_Components(source, self.cluster), [], self.engine.address)
         return asyncio.run(sdk.Construct(request, None))
 
@@ -94,11 +95,11 @@ def _schema() -> dict[str, Any]:
     return dict(json.loads(SCHEMA.read_text()))
 
 
-def _read_source(token: str, inputs: Mapping[str, Any]) -> "Source | None":
+def _read_source(token: str, struct: Struct) -> "Source | None":
     """Return the planned source in a component's inputs; None if they are not all known yet. Raises ProviderError."""
     from stacks.program.source import FIELDS, Source  # the planner, which a provider of objects does not need
 
-    known = (*FIELDS, "kubeconfig", "context", "adopt")
+    inputs, known = decode_struct(struct), (*FIELDS, "kubeconfig", "context", "adopt")
     if token != TOKEN:
         raise ProviderError(f"tidemill has no component {token}; it has {TOKEN}")
     if unknown := sorted(inputs.keys() - set(known)):
@@ -107,7 +108,7 @@ def _read_source(token: str, inputs: Mapping[str, Any]) -> "Source | None":
     if has_unknown(given):
         return None
     try:
-        source = Source.parse(given)
+        source = Source.parse(given, is_secret=any(has_secret(struct.fields[key]) for key in given))
         assert source.objects
     except TidemillError as error:
         raise ProviderError(str(error)) from None

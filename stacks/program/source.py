@@ -36,9 +36,10 @@ class Source:
     overlays: tuple[str, ...] = ()
     previous: str | None = None
     plan: str | None = None
+    is_secret: bool = False  # then no manifest may be readable in Pulumi's state
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> "Source":
+    def parse(cls, values: Mapping[str, Any], *, is_secret: bool = False) -> "Source":
         """Read a source from a component's inputs or a stack's settings. Raises CallError for unusable values."""
         overlays = values.get("overlays") or []
         given = {each: values[each] for each in FIELDS if each != "overlays" and values.get(each)}
@@ -46,7 +47,7 @@ class Source:
         for name, each in texts.items():
             if not isinstance(each, str) or not each:
                 raise _wrong("R303 must be a path or the content", "it is no text", "write it as text", name, each)
-        return cls(**given, overlays=tuple(overlays))
+        return cls(**given, overlays=tuple(overlays), is_secret=is_secret)
 
     @cached_property
     def deployed(self) -> Plan:

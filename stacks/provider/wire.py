@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 from pulumi.runtime import rpc
 
-__all__ = ["UNKNOWN", "decode_struct", "encode_struct", "has_unknown", "mark_secrets"]
+__all__ = ["UNKNOWN", "decode_struct", "encode_struct", "has_secret", "has_unknown", "mark_secrets"]
 
 UNKNOWN = rpc.UNKNOWN
 
@@ -52,22 +52,23 @@ def has_unknown(value: Any) -> bool:
     return isinstance(value, str) and value == UNKNOWN
 
 
+def has_secret(value: Value) -> bool:
+    """Return whether `value` or a part of it is secret."""
+    parts = [*value.list_value.values, *value.struct_value.fields.values()]
+    return _is_secret(value) or any(map(has_secret, parts))
+
+
 def _mark(value: Value, given: Value) -> Value:
     if _is_secret(value):
         return value
     if value.HasField("struct_value") and given.HasField("struct_value") and not _is_secret(given):
         return Value(struct_value=mark_secrets(value.struct_value, given.struct_value))
-    if not _has_secret(given):
+    if not has_secret(given):
         return value
     secret = Value()
     secret.struct_value.fields[SIGNATURE_KEY].string_value = SECRET_SIGNATURE
     secret.struct_value.fields["value"].CopyFrom(value)
     return secret
-
-
-def _has_secret(value: Value) -> bool:
-    parts = [*value.list_value.values, *value.struct_value.fields.values()]
-    return _is_secret(value) or any(map(_has_secret, parts))
 
 
 def _is_secret(value: Value) -> bool:

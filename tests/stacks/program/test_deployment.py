@@ -7,6 +7,7 @@ import time
 import pulumi
 import pytest
 from pulumi.runtime import resource as sdk
+from pulumi.runtime.mocks import MockMonitor
 
 from planner.compiler import compile_plan
 from planner.problems.fix import apply_change
@@ -16,6 +17,7 @@ from stacks.program.deployment import TOKEN, Deployment
 from stacks.program.plan_objects import plan_objects
 from stacks.program.source import Source
 from stacks.provider import occupants
+from stacks.provider.wire import has_secret
 from tests.stacks.controller.day_spec import day_plan
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -32,9 +34,9 @@ def declared(plan):
     return declared_of(source_of(plan))
 
 
-def source_of(plan):
+def source_of(plan, *, is_secret=False):
     """What would be planned so; no file has it."""
-    source = Source()
+    source = Source(is_secret=is_secret)
     vars(source)["deployed"] = plan
     return source
 
@@ -61,6 +63,25 @@ def declared_of(source, slow="demo-units", components=()):
     pulumi.runtime.test(lambda: [Deployment(each, source) for each in wanted])()
     loop.close()
     return [each for each in found if each[0] != TOKEN]
+
+
+def test_no_manifest_of_a_secret_source_is_readable_in_the_state(plan, monkeypatch):
+    """What a provider declares is in the state as it is sent to the engine."""
+    sent = []
+    register = MockMonitor.RegisterResource
+    monkeypatch.setattr(MockMonitor, "RegisterResource", lambda self, each: sent.append(each) or register(self, each))
+
+    declared_of(source_of(plan, is_secret=True), slow="")
+    fields = [(key, value) for each in sent if each.custom for key, value in each.object.fields.items()]
+
+    assert len(fields) > len(plan.units)
+    assert {key for key, value in fields if not has_secret(value)} <= {
+        "apiVersion",
+        "kind",
+        "immutable",
+        "names",
+        "kinds",
+    }
 
 
 def test_every_unit_is_an_occupant(plan):

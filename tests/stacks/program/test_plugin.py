@@ -10,11 +10,12 @@ from pulumi.runtime.proto import provider_pb2 as pb
 
 from stacks.kube.errors import ProviderError
 from stacks.program.deployment import TOKEN, Deployment
-from stacks.program.plugin import Plugin
+from stacks.program.plugin import Plugin, _read_source
 from stacks.program.source import FIELDS
 from stacks.provider.engine import Engine
 from stacks.provider.resource import Provider
-from stacks.provider.wire import encode_struct
+from stacks.provider.wire import SECRET_SIGNATURE, SIGNATURE_KEY, encode_struct
+from tests.stacks.deployments import DEMO_SPEC
 
 STACKS = Path(__file__).parents[3] / "stacks"
 
@@ -66,3 +67,17 @@ def test_a_wrong_call_is_one_sentence(plugin, token, inputs, sentence):
         Plugin.Construct.__wrapped__(plugin, request)
 
     assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("key", ["spec", "overlays"])
+def test_what_is_made_from_a_secret_is_secret(key):
+    """A spec may have a password of another resource in it, and then manifests do."""
+    values = {"spec": str(DEMO_SPEC), "overlays": ["{}"]}
+    hidden = {"spec": _secret(str(DEMO_SPEC)), "overlays": [_secret("{}")]}
+
+    assert not _read_source(TOKEN, encode_struct(values)).is_secret
+    assert _read_source(TOKEN, encode_struct(values | {key: hidden[key]})).is_secret
+
+
+def _secret(value):
+    return {SIGNATURE_KEY: SECRET_SIGNATURE, "value": value}
