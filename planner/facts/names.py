@@ -10,6 +10,7 @@ from typing import Literal
 from planner.facts.terms import Phase
 
 __all__ = [
+    "COMPONENT_LABEL",
     "CONTAINER_VARIABLES",
     "DEPLOYMENT_API_VERSION",
     "DEPLOYMENT_KIND",
@@ -70,6 +71,7 @@ UnitKind = Literal["leaderworkerset", "statefulset"]
 
 MAX_UNIT_NAME = 50
 DOMAIN = "tidemill.dev"
+COMPONENT_LABEL = "app.kubernetes.io/component"
 PLAN_LABEL = f"{DOMAIN}/plan"  # on every object: the plan that it belongs to
 UNIT_LABEL = f"{DOMAIN}/unit"  # on a unit's objects and pods
 PHASE_LABEL = f"{DOMAIN}/phase"  # on a unit's objects and pods
@@ -230,7 +232,7 @@ def labels(plan: str, component: str, unit: str | None = None, phase: Phase | No
     return {
         "app.kubernetes.io/name": "tidemill",
         "app.kubernetes.io/instance": plan,
-        "app.kubernetes.io/component": component,
+        COMPONENT_LABEL: component,
         "app.kubernetes.io/part-of": plan,
         "app.kubernetes.io/managed-by": "tidemill",
     } | {key: value for key, value in ours.items() if value is not None}
@@ -238,7 +240,7 @@ def labels(plan: str, component: str, unit: str | None = None, phase: Phase | No
 
 def owner_of(labels: Mapping[str, str]) -> str:
     """Return the owner of an object with these labels: a unit's name, `gateway`, `controller` or `plan`."""
-    return labels.get(UNIT_LABEL, labels["app.kubernetes.io/component"])
+    return labels.get(UNIT_LABEL, labels[COMPONENT_LABEL])
 
 
 def plan_selector(plan: str) -> dict[str, str]:
@@ -273,12 +275,12 @@ def phase_selector(plan: str, phase: Phase) -> dict[str, str]:
 
 def controller_selector(plan: str) -> dict[str, str]:
     """Return the labels that select the controller's pods."""
-    return {PLAN_LABEL: plan, "app.kubernetes.io/component": "controller"}
+    return {PLAN_LABEL: plan, COMPONENT_LABEL: "controller"}
 
 
 def gateway_selector(plan: str) -> dict[str, str]:
     """Return the labels that select the gateway's pods."""
-    return {PLAN_LABEL: plan, "app.kubernetes.io/component": "gateway"}
+    return {PLAN_LABEL: plan, COMPONENT_LABEL: "gateway"}
 
 
 def digest_annotation(kind: str) -> str:

@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import reduce
 from typing import Any
 
-from planner.facts.names import KEYS_FILE, PLAN_LABEL, UNIT_LABEL
+from planner.facts.names import COMPONENT_LABEL, KEYS_FILE, PLAN_LABEL, UNIT_LABEL
 from planner.plan.plan import Plan
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
@@ -233,7 +233,7 @@ def _pod_set(workload: Manifest, places: Mapping[str, tuple[tuple[str, ...], tup
     assert template is not None
     metadata = workload["metadata"]
     nodes, spares = places.get(metadata["labels"].get(UNIT_LABEL, ""), ((), ()))
-    component = metadata["labels"]["app.kubernetes.io/component"]
+    component = metadata["labels"][COMPONENT_LABEL]
     return PodSet(metadata["name"], component, _num_pods(workload), nodes, spares, template)
 
 

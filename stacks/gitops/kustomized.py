@@ -4,22 +4,27 @@ Labels, annotations and images may be added there. Names may not: they also stan
 arguments, router URLs, a Role's `resourceNames` and launch files with a digest. So `namePrefix` breaks a folder, and
 environments differ by overlays of the spec. Patches and generators may do anything, so they are not allowed either.
 
-It knows `kustomization.yaml` files, not Flux's resource of that kind or Argo CD's settings, which can say the same.
-Fields: kubernetes-sigs/kustomize, api/types/kustomization.go and labels.go.
+It knows `kustomization.yaml` files, not Flux's resource of that kind or Argo CD's settings, which can say the same. One
+that builds on the URL of its own repository is not seen either.
+Fields: kubernetes-sigs/kustomize, api/types/kustomization.go and labels.go. Like Kustomize, it reads the first document
+of a file.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from planner.facts import names
 from planner.facts.files import read_file
 
 __all__ = ["find_changed_fields"]
 
-NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+FILES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+MOST_BYTES = 2**18  # of a file; assumed: 5,000 paths of resources
 ALLOWED = {
     "apiVersion",
     "kind",
@@ -31,55 +36,86 @@ ALLOWED = {
     "images",
     "buildMetadata",
 }
-SELECTING = ("includeSelectors", "fields")  # of an entry of `labels`
+ALLOWED_OF_LABELS = {"pairs", "includeTemplates"}  # of an entry of `labels`
+OFF = ("", "false", "False", "FALSE")
+MERGE = "<<"  # YAML's key for another mapping's keys, which are not looked for
+OURS = {names.COMPONENT_LABEL, *names.UNPRUNED, *names.MERGED, MERGE}  # beside all of `tidemill.dev/`
+
+Content = Mapping[str, Any]  # all scalars are texts
 
 
 def find_changed_fields(folder: Path, checkout: Path) -> list[str]:
     """Return `namePrefix of ../prod/kustomization.yaml` for each field that changes `folder` and may break it.
 
-    A kustomization counts if it builds on the folder, directly or through another kustomization.
+    A kustomization counts if it builds on the folder or on files of it, or on another that does. Nobody knows what one
+    builds on that cannot be read, so it is named too.
     """
-    found = dict(_read_all(folder, checkout))
-    reached, size = {os.path.realpath(folder)}, 0
-    while len(reached) > size:
-        size = len(reached)
-        reached |= {str(path.parent) for path, content in found.items() if reached & set(_bases(path, content))}
-    fields = [
-        f"{field} of {os.path.relpath(path, folder)}"
-        for path, content in found.items()
-        if reached & set(_bases(path, content))
-        for field in _disallowed(content)
-    ]
+    root = Path(os.path.realpath(folder))
+    found = {path: _read(path) for path in _find_all(checkout) if path.parent != root}
+    readable = {path: content for path, content in found.items() if content is not None}
+    fields = [f"{os.path.relpath(path, root)} (which cannot be read here)" for path in found.keys() - readable.keys()]
+    for path in _find_builders(root, readable):
+        fields += [f"{field} of {os.path.relpath(path, root)}" for field in _disallowed(readable[path])]
     return sorted(fields)
 
 
-def _read_all(folder: Path, checkout: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield real path and content of each kustomization but the folder's own; files that are no YAML are skipped."""
-    for name in NAMES:
+def _find_all(checkout: Path) -> Iterator[Path]:
+    """Yield the path of each kustomization. If it is a link, its paths are still from its own folder."""
+    for name in FILES:
         for each in checkout.rglob(name):
-            path = Path(os.path.realpath(each))
-            if path.parent == Path(os.path.realpath(folder)) or not path.is_file():
-                continue
-            try:
-                content = yaml.load(read_file(path), Loader=yaml.CSafeLoader)
-            except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
-                continue
-            if isinstance(content, dict):
-                yield path, content
+            if each.is_symlink() or not each.is_dir():
+                yield Path(os.path.realpath(each.parent), name)
 
 
-def _bases(path: Path, content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the real paths of the folders and files that a kustomization builds on."""
-    for key in ("resources", "bases", "components"):
-        for each in _listed(content.get(key)):
-            if isinstance(each, str) and "\0" not in each:
-                yield os.path.realpath(path.parent / each)
+def _read(path: Path) -> Content | None:
+    """Return a file's fields; None if it cannot be read."""
+    try:
+        content: Any = next(yaml.load_all(read_file(path, MOST_BYTES), Loader=yaml.CBaseLoader), {})
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return {}  # Kustomize builds nothing from it
+    return None if MERGE in content else content
 
 
-def _disallowed(content: Mapping[str, Any]) -> Iterator[str]:
-    yield from (str(key) for key, value in content.items() if value and key not in ALLOWED)
+def _find_builders(root: Path, contents: Mapping[Path, Content]) -> set[Path]:
+    """Return the kustomizations that build on `root`, or on the folder of another that does."""
+    builders = defaultdict[Path, list[Path]](list)
+    for path, content in contents.items():
+        for base in _bases(path, content):
+            builders[root if base.is_relative_to(root) else base].append(path)
+    found, bases = set[Path](), [root]
+    while bases:
+        above = builders.pop(bases.pop(), [])
+        found.update(above)
+        bases += [path.parent for path in above]
+    return found
+
+
+def _bases(path: Path, content: Content) -> Iterator[Path]:
+    """Yield the real paths of what a kustomization builds on. Kustomize heeds no case of keys."""
+    for key, value in content.items():
+        if key.lower() in ("resources", "bases", "components"):
+            for each in _listed(value):
+                if isinstance(each, str) and "\0" not in each:
+                    yield Path(os.path.realpath(path.parent / each))
+
+
+def _disallowed(content: Content) -> Iterator[str]:
+    yield from (key for key, value in content.items() if value and key not in ALLOWED)
+    yield from (f"commonAnnotations.{key}" for key in _overwritten(content.get("commonAnnotations")))
     for place, each in enumerate(_listed(content.get("labels"))):
-        yield from (f"labels[{place}].{key}" for key in SELECTING if isinstance(each, dict) and each.get(key))
+        if isinstance(each, dict):
+            keys = [key for key, value in each.items() if key not in ALLOWED_OF_LABELS and value and value not in OFF]
+            yield from (f"labels[{place}].{key}" for key in keys)
+            yield from (f"labels[{place}].pairs.{key}" for key in _overwritten(each.get("pairs")))
+
+
+def _overwritten(pairs: Any) -> Iterator[str]:
+    """Yield those of added labels or annotations that objects of the folder have already, and need."""
+    for key in pairs if isinstance(pairs, dict) else ():
+        if key.startswith(f"{names.DOMAIN}/") or key in OURS:
+            yield key
 
 
 def _listed(value: Any) -> list[Any]:

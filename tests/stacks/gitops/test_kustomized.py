@@ -1,0 +1,108 @@
+"""Which kustomizations of a checkout change a rendered folder, however they are written."""
+
+import pytest
+
+from stacks.gitops.kustomized import find_changed_fields
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with one that was rendered, `deploy`; what is in that is not read."""
+    (tmp_path / "deploy").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("namePrefix: prod-", ["namePrefix of ../prod/kustomization.yaml"]),
+        (
+            "namespace: prod\npatches: [{path: a.yaml}]",
+            [f"{each} of ../prod/kustomization.yaml" for each in ("namespace", "patches")],
+        ),
+        ("commonLabels: {team: a}", ["commonLabels of ../prod/kustomization.yaml"]),
+        (
+            "labels: [{pairs: {team: a}, includeSelectors: true}]",
+            ["labels[0].includeSelectors of ../prod/kustomization.yaml"],
+        ),
+        ("labels: [{pairs: {team: a}}]\ncommonAnnotations: {b: c}\nimages: [{name: x, newTag: y}]", []),
+        ("labels: [{pairs: {team: a}, includeSelectors: false, includeTemplates: true}]", []),
+        (
+            "labels: [{pairs: {tidemill.dev/unit: a, app.kubernetes.io/component: b, team: c}}]",
+            [
+                f"labels[0].pairs.{each} of ../prod/kustomization.yaml"
+                for each in ("tidemill.dev/unit", "app.kubernetes.io/component")
+            ],
+        ),
+        (
+            "commonAnnotations: {kustomize.toolkit.fluxcd.io/prune: enabled}",
+            ["commonAnnotations.kustomize.toolkit.fluxcd.io/prune of ../prod/kustomization.yaml"],
+        ),
+        ("namePrefix: !ours prod-", ["namePrefix of ../prod/kustomization.yaml"]),
+        ("NamePrefix: prod-", ["NamePrefix of ../prod/kustomization.yaml"]),
+        ("namePrefix: 2001-99-99", ["namePrefix of ../prod/kustomization.yaml"]),
+        ("namePrefix: prod-\n---\n{}", ["namePrefix of ../prod/kustomization.yaml"]),
+        ("labels: 3\nbases: 4", []),
+    ],
+)
+def test_kustomize_may_add_labels_annotations_and_images_alone(content, named, checkout):
+    """Anything else may break names that stand in arguments and launch files; here a second one builds on the first."""
+    for name in ("prod", "eu", "other"):
+        (checkout / name).mkdir()
+    (checkout / "prod" / "kustomization.yaml").write_text(f"resources: [../deploy]\n{content}\n")
+    (checkout / "eu" / "kustomization.yaml").write_text("resources: [../prod]\nnameSuffix: -eu\n")
+    (checkout / "other" / "kustomization.yaml").write_text("resources: [a.yaml]\nnamePrefix: other-\n")
+
+    found = find_changed_fields(checkout / "deploy", checkout)
+
+    assert found == sorted(["nameSuffix of ../eu/kustomization.yaml", *named])
+
+
+def _changed_fields(checkout, *contents):
+    """Return the fields found, with `contents` as kustomizations of folders beside `deploy`."""
+    for place, content in enumerate(contents):
+        (checkout / f"k{place}").mkdir()
+        (checkout / f"k{place}" / "kustomization.yaml").write_text(content)
+    return find_changed_fields(checkout / "deploy", checkout)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "resources: [../deploy]",
+        "resources: [../deploy/plan]",
+        "resources: [../deploy/deployment-demo-gateway.yaml]",
+        "Resources: [../deploy]",
+        "resources: [&here ../deploy]",
+    ],
+)
+def test_a_kustomization_of_the_folders_files_builds_on_the_folder(base, checkout):
+    """Kustomize takes files as well as folders, and keys in any case."""
+    assert "namespace of ../k0/kustomization.yaml" in _changed_fields(checkout, f"{base}\nnamespace: prod\n")
+
+
+@pytest.mark.parametrize("content", ["[", "\xff", "<<: {resources: [../deploy]}", f"a: {'x' * 2**18}", "? [a]\n: b"])
+def test_a_kustomization_that_cannot_be_read_is_named(content, checkout):
+    """It may build on the folder."""
+    (checkout / "k0").mkdir()
+    (checkout / "k0" / "Kustomization").write_bytes(content.encode("latin-1"))
+
+    assert _changed_fields(checkout) == ["../k0/Kustomization (which cannot be read here)"]
+
+
+def test_a_linked_kustomization_builds_from_its_own_folder(checkout):
+    """Kustomize follows the link for the content alone."""
+    (checkout / "shared").mkdir()
+    (checkout / "k").mkdir()
+    (checkout / "shared" / "k.yaml").write_text("resources: [../deploy]\nnamespace: prod\n")
+    (checkout / "k" / "kustomization.yaml").symlink_to("../shared/k.yaml")
+
+    assert _changed_fields(checkout) == ["namespace of ../k/kustomization.yaml"]
+
+
+def test_a_long_chain_and_aliases_of_aliases_are_read_once(checkout):
+    """Each file is looked at once, however it is reached; nothing is written out that YAML abbreviates."""
+    bomb = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" for i in range(30))
+    chain = [f"resources: [../k{place - 1}]\n" for place in range(1, 300)]
+
+    assert len(_changed_fields(checkout, f"resources: [../deploy]\n{bomb}", *chain, "resources: [../k299]\n")) == 30
