@@ -22,11 +22,11 @@ from typing import Any, Literal
 
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
-from stacks.controller.clock import parse_instant, timestamp
+from stacks.controller.clock import timestamp
 from stacks.controller.decide import Decision
 from stacks.controller.situation import LiveUnit, Situation
 from stacks.controller.turns import find_awaited
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, parse_instant
 
 __all__ = ["Change", "Share", "UnitChange", "changes_json", "follow_changes", "previous_changes"]
 

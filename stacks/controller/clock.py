@@ -7,7 +7,7 @@ day at the same time, and keeps nothing for it.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["Clock", "parse_instant", "timestamp"]
+__all__ = ["Clock", "timestamp"]
 
 YEAR_9999 = 253_370_764_800.0  # 9999-01-01: Python's dates end with that year, and a look computes days ahead
 
@@ -35,14 +35,3 @@ class Clock:
 def timestamp(instant: float) -> str:
     """Return an instant as Kubernetes writes it: `2026-11-24T06:00:00Z`."""
     return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_instant(written: str) -> float | None:
-    """Return the instant that a field of an object holds; None if Python cannot read it as a time.
-
-    The server's schema admits more: small letters, which are read, and days such as the 31st of November.
-    """
-    try:
-        return datetime.fromisoformat(written.upper()).astimezone(UTC).timestamp()
-    except (ValueError, OverflowError):
-        return None

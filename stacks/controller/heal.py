@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.facts import names
-from stacks.controller.clock import parse_instant
 from stacks.controller.decide import Decision, Scale
 from stacks.controller.situation import LiveUnit, Situation
-from stacks.kube.manifest import Manifest, list_conditions
+from stacks.kube.manifest import Manifest, list_conditions, parse_instant
 from stacks.kube.taints import repelling_taints, taint_text
 
 __all__ = ["FaultReports", "Healing", "NodeHealth", "find_node_health", "find_reports", "heal"]

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.facts.terms import Phase
-from stacks.controller.clock import parse_instant
 from stacks.controller.decide import count_planned_units, required_units
 from stacks.controller.demand import Demand, Floor, Limits, Room, follow_demand
 from stacks.controller.figures import Figures, NoFigures, read_figures
 from stacks.controller.observe import Observation
 from stacks.controller.situation import Situation
 from stacks.controller.stragglers import LASTS_S, Suspect, follow_stragglers, move_last
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, parse_instant
 
 __all__ = ["Measurement", "measure", "previous_floors", "previous_suspects"]
 

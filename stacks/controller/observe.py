@@ -11,13 +11,13 @@ from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
 from planner.schedule.schedule import OtherDays, Step
 from planner.schedule.timetable import Timetable
-from stacks.controller.clock import Clock, parse_instant
+from stacks.controller.clock import Clock
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.controller.strangers import find_strangers
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest, Reference, find_condition
+from stacks.kube.manifest import Manifest, Reference, find_condition, parse_instant
 from stacks.kube.readiness import missing, num_withheld
 
 __all__ = [

@@ -17,11 +17,10 @@ from collections.abc import Collection, Sequence
 
 from planner.facts import names
 from planner.facts.day import DAY_S
-from stacks.controller.clock import parse_instant
 from stacks.controller.follower import Follower, report_event
 from stacks.controller.observe import list_units, previous_units
 from stacks.kube.errors import NotServedError, ProviderError
-from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs, object_uid
+from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs, object_uid, parse_instant
 
 __all__ = ["find_unused_configs", "find_unused_revisions", "remove_departed", "sweep"]
 

@@ -5,6 +5,7 @@ A manifest is plain JSON, decoded from YAML or from Pulumi. The server checks th
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "list_conditions",
     "mounted_configs",
     "object_uid",
+    "parse_instant",
     "type_token",
 ]
 
@@ -85,3 +87,14 @@ def mounted_configs(value: Any) -> Iterator[str]:
     if isinstance(value, list):
         for inner in value:
             yield from mounted_configs(inner)
+
+
+def parse_instant(written: str) -> float | None:
+    """Return the instant that a field of an object holds; None if Python cannot read it as a time.
+
+    The server's schema admits more: small letters, which are read, and days such as the 31st of November.
+    """
+    try:
+        return datetime.fromisoformat(written.upper()).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -5,7 +5,6 @@ file reads and words that record, and judges nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -15,7 +14,7 @@ from planner.facts.quantities import counted
 from planner.plan.plan import Plan
 from stacks.kube.api import connect
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Reference
+from stacks.kube.manifest import Reference, parse_instant
 from stacks.live.status import ClusterError
 
 __all__ = ["change_lines", "read_changes"]
@@ -49,8 +48,10 @@ def _describe_course(change: Written) -> str:
     if "ended" not in change:
         return f"goes on{promised}"
     course = "replaced by another change after" if change.get("outcome") == "Replaced" else "carried out in"
-    seconds = (datetime.fromisoformat(change["ended"]) - datetime.fromisoformat(change["began"])).total_seconds()
-    return f"{course} {seconds / MINUTE_S:.1f} min{promised}"
+    began, ended = parse_instant(change["began"]), parse_instant(change["ended"])
+    if began is None or ended is None:
+        return f"{course} an unknown time{promised}"
+    return f"{course} {(ended - began) / MINUTE_S:.1f} min{promised}"
 
 
 def _describe_share(phase: str, least: Mapping[str, int], promised: Written) -> str:

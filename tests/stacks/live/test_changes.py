@@ -57,6 +57,16 @@ def test_changes_are_shown_beside_their_promises(shown):
     assert json.loads(shown({"changes": recorded}, "--format", "json"))["changes"] == recorded
 
 
+@pytest.mark.parametrize("key", ["began", "ended"])
+@pytest.mark.parametrize("written", ["2025-11-31T00:00:00Z", "2025-11-25t00:00:00+99:00", "noon"])
+def test_a_change_with_an_odd_time_is_shown_as_it_is_written(key, written, shown):
+    """The server's schema admits more forms of time than Python reads, and a status may be edited."""
+    change = {"began": "2025-11-25T00:00:00Z", "ended": "2025-11-25T00:01:00Z"} | {key: written}
+    text = shown({"changes": [change | {"units": [], "left": [], "least": {}, "promised": {"least": {}}}]})
+
+    assert text.splitlines()[1] == f"  {change['began']}  carried out in an unknown time"
+
+
 def test_a_deployment_without_changes_says_so(shown):
     """Or that there is none."""
     assert shown(None) == "demo-day: not applied\n"
