@@ -4,19 +4,19 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from math import ceil
+from math import ceil, inf
 from statistics import fmean
 from typing import Any
 
 from planner.estimate.uptime import HOUR_S, recovery_s, suggest_spare
-from planner.facts.day import HOUR_MINUTES, MINUTE_S, minute_of, periods
+from planner.facts.day import HOUR_MINUTES, MINUTE_S, hh_mm, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.host_memory import pod_host_bytes
 from planner.layout.memory import node_bytes
 from planner.layout.nodes import spares_with
-from planner.plan.expected import Performance, Promise
+from planner.plan.expected import Demand, Performance, Promise, StretchDemand
 from planner.plan.plan import Plan
 from planner.plan.row import Provenance, Row, make_rows
 from planner.plan.sections import Step
@@ -28,6 +28,8 @@ from planner.spec.request_lengths import assuming_lengths
 __all__ = ["derived_rows", "field_origin"]
 
 GUESSES = ("operating_point.", "schedule.start.", "uptime.")  # sections whose defaults are guesses about a cluster
+FEW_TIMES = 2  # of equal peaks that are all named
+SHARE_DIGITS = 3  # of a share, as it is shown
 MAX_NUMBERS = 4  # in a list; of a longer list its length and range are shown
 REPLICAS = {  # split rules that do not share tokens equally among replicas
     "local_first": "tokens go to a replica on their own GPU or node first",
@@ -148,9 +150,11 @@ def _cost(plan: Plan) -> Iterator[Row]:
         of_most = load.asked_tokens_per_s / load.most_tokens_per_s if load.most_tokens_per_s else None
         speed = (plan.performance or {})[phase].tokens_per_s_per_gpu
         at_slowest = of_most * speed.mid / speed.low if of_most and speed and speed.low else None
+        fullest = _fullest_stretches(load)
         yield from make_rows(
             f"demand.{phase}",
             ("highest_load_of_most", of_most, "share", "predicted"),
+            ("highest_load_times", _say_fullest(fullest) or None),
             ("highest_load_of_most_at_slowest", at_slowest, "share", "predicted"),
         )
     if plan.cost is None:
@@ -171,6 +175,27 @@ def _cost(plan: Plan) -> Iterator[Row]:
         ("usd_per_gpu_hour", rates.usd_per_gpu_hour if is_flat else None, "USD", "spec"),
         ("usd_per_day_if_all_are_on", cost.usd_per_day + cost.freed.usd_per_day if is_known else None, "USD"),
     )
+
+
+def _fullest_stretches(load: Demand) -> list[tuple[int, int]]:
+    """Return (first minute, length) of the stretches with the highest load; those that print alike are equal."""
+    shares = [round(_share_of_most(each), SHARE_DIGITS) for each in load.stretches]
+    timed = zip(load.stretches, shares, strict=True)
+    return [(minute_of(each.at), each.minutes) for each, share in timed if share == max(shares)]
+
+
+def _say_fullest(stretches: Sequence[tuple[int, int]]) -> str:
+    """Name the times of a few stretches; of many, the first one and the hours of the others."""
+    if len(stretches) <= FEW_TIMES:
+        return ", ".join(hh_mm(start) for start, _ in stretches)
+    hours = sum(minutes for _, minutes in stretches[1:]) / HOUR_MINUTES
+    return f"{hh_mm(stretches[0][0])} and {hours:g} h more"
+
+
+def _share_of_most(hour: StretchDemand) -> float:
+    if not hour.asked_tokens_per_s:
+        return 0.0
+    return hour.asked_tokens_per_s / hour.most_tokens_per_s if hour.most_tokens_per_s else inf
 
 
 def _performance(plan: Plan) -> Iterator[Row]:

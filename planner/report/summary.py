@@ -125,11 +125,11 @@ def _load(report: Report) -> str:
         return "not known: no speed is predicted" if answered else "unknown: the spec has no traffic"
     short, peaks, slowest = [], [], []
     for phase in phases:
-        names = ("hours_beyond", "times_beyond", "highest_load_of_most", "highest_load_of_most_at_slowest", "at")
-        hours, times, load, low, at = (report.text(f"demand.{phase}", name) for name in names)
+        names = ("hours_beyond", "times_beyond", "highest_load_of_most", "highest_load_of_most_at_slowest")
+        at = report.text(f"demand.{phase}", "highest_load_times") or report.text(f"demand.{phase}", "at")
+        hours, times, load, low = (report.text(f"demand.{phase}", name) for name in names)
         if times:
-            shown = textwrap.shorten(times, MAX_TIMES, placeholder=" ...")
-            short.append(f"{phase} is short for {hours} h ({shown})")
+            short.append(f"{phase} is short for {hours} h ({textwrap.shorten(times, MAX_TIMES, placeholder=' ...')})")
         peaks.append(f"{phase} {load or 'without a unit'} ({at})")
         slowest += [f"{phase} {low}"] if low else []
     fits = ", ".join(short) or "it fits in every hour at the expected speed"
@@ -137,7 +137,7 @@ def _load(report: Report) -> str:
         f"as scheduled, {fits}" if _lacks_controller(report) else fits,
         f"peak load over capacity: {', '.join(peaks)}",
     ]
-    parts += [f"at the slowest speed: {', '.join(slowest)}"] if slowest else []
+    parts += [f"slowest speed: {', '.join(slowest)}"] if slowest else []
     parts += [f"{answered} answered"] if answered else []
     return "; ".join(parts)
 
@@ -196,9 +196,9 @@ def _latency(report: Report, name: str) -> str:
 def _latency_caveats(report: Report, phase: str, name: str) -> str:
     """Say what a mean latency leaves out, and when latency is longer because the load exceeds the predicted one."""
     leaves_out = report.text(f"performance.{phase}", "ttft_leaves_out") if name == "ttft" else ""
-    load, at = report.find(f"demand.{phase}", "highest_load"), report.text(f"demand.{phase}", "at")
+    load = report.find(f"demand.{phase}", "highest_load")
     is_fuller = load is not None and isinstance(load.value, float) and load.value > 1
-    fuller = f"; longer at {at}, with {format_value(load)} of this load" if load and is_fuller else ""
+    fuller = f"; longer at the peak, with {format_value(load)} of this load" if load and is_fuller else ""
     return f"{fuller}{f', {leaves_out}' if leaves_out else ''}"
 
 
@@ -221,7 +221,7 @@ def _loss(report: Report, when: str) -> tuple[str, str]:
     names = ("domain", "phase", "place", "at", "units", "units_on", "share")
     domain, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
     stops = f"the only {phase} unit, and so the service" if on == "1" else f"{stopped} of {on} {phase} units ({share})"
-    time = f" at {at} (fewest on)" if at else "" if on == "1" else " with all on"
+    time = f" at {at}, when fewest {phase} units are on" if at else "" if on == "1" else " with all on"
     kind = "rank" if (domain, report.text("cluster", "gpu")) == ("gpu", "cpu") else DOMAINS[domain]
     return f"losing one {kind} ({place})", f"{stops}{time}"
 

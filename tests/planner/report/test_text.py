@@ -67,17 +67,17 @@ def test_the_first_lines_answer_what_is_asked(shipped):
     )
     assert lines["load"] == (
         "as scheduled, decode is short for 8.50 h (03:30-04:00, 06:00-06:30, 07:00-07:30, 10:00-11:00, 14:00-17:00, "
-        "20:00-23:00); peak load over capacity: prefill 58.9% (15:00), decode 120.8% (03:30); at the slowest speed: "
-        "prefill 117.8%, decode 241.6%; 99.0% answered"
+        "20:00-23:00); peak load over capacity: prefill 58.9% (15:00, 22:00), decode 120.8% (03:30, 06:00); "
+        "slowest speed: prefill 117.8%, decode 241.6%; 99.0% answered"
     )
     assert lines["speed"].endswith("2.6 GB more per GPU would cut decode's imbalance from 1.624 to 1.005")
     assert lines["TTFT"] == (
         "mean 3,480 ms (2,680 to 6,958), p99 10,376 ms (7,989 to 20,749); "
-        "longer at 15:00, with 109.3% of this load; no slo.ttft_ms"
+        "longer at the peak, with 109.3% of this load; no slo.ttft_ms"
     )
     assert lines["failure"].startswith(
         "worst: losing one GPU (decode-0 rank 0) stops 1 of 9 decode units (11.1%) with all on; 1 of 2 decode units "
-        "(50.0%) at 03:30 (fewest on); out until repaired (no uptime.repair): no node"
+        "(50.0%) at 03:30, when fewest decode units are on; out until repaired (no uptime.repair): no node"
     )
     assert (
         "(power law, alpha 1.01, seed 0); cuda graphs of decode (2.7 GB); schedule.start (defaults" in lines["assumed"]
@@ -189,14 +189,21 @@ def test_a_repair_and_own_nodes_that_are_off_are_told(shipped):
     assert lines["day"].endswith("; kubernetes.controller switches units")
 
 
+def test_of_many_equal_peaks_the_first_is_named_with_the_hours_of_the_others(shipped):
+    """Traffic that is the same all day is as high in every hour."""
+    flat = {"traffic.profile": [1.0] * 24, "schedule": None}
+
+    assert "decode 700.4% (00:00 and 23 h more)" in lines_of(shipped(**flat))["load"]
+
+
 def test_traffic_that_fits_is_told_with_the_load_at_the_slowest_speed(shipped):
     """The load at the slowest speed is told even where traffic fits at the expected one."""
     line = lines_of(shipped(**{"traffic.input_tokens": 300e9, "traffic.output_tokens": 100e9}))["load"]
 
     assert line.startswith(
-        "as scheduled, it fits in every hour at the expected speed; peak load over capacity: prefill 29.1% (15:00), "
+        "as scheduled, it fits in every hour at the expected speed; peak load over capacity: prefill 29.1% (15:00, 22:00), "
     )
-    assert "at the slowest speed: prefill 58.1%, decode 143.8%; 100.0% answered" in line
+    assert "slowest speed: prefill 58.1%, decode 143.8%; 100.0% answered" in line
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SPECS.glob("*.yaml")))
