@@ -18,6 +18,7 @@ from planner.spec.resolved import ResolvedSpec
 __all__ = ["read_pair", "read_to_show"]
 
 ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
+BOTH_OVERLAID = "OLD and NEW are both read under"
 OLD_IS_PLANNED = "OLD is a spec and was planned as if nothing ran: give the plan that runs to see what really restarts"
 NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
 
@@ -25,16 +26,16 @@ NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
 def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan, Plan, tuple[str, ...]]:
     """Return both plans, and notes on how they came about. Each spec is read with the `overlays` merged into it.
 
-    Raises SpecError, CallError or InfeasibleError.
+    Raises SpecError, CallError or InfeasibleError; CallError also for a spec compared with itself.
     """
     notes = []
     before, after = read_input(old, overlays), read_input(new, overlays)
+    if isinstance(before, ResolvedSpec) and old.exists() and new.exists() and old.samefile(new):
+        raise _same_spec(old)
     if overlays and isinstance(before, Plan) and isinstance(after, Plan):
         raise refuse_option("-f", overlays[0], new)
     if overlays and isinstance(before, ResolvedSpec) and isinstance(after, ResolvedSpec):
-        notes.append(
-            f"OLD and NEW are both read under {' and '.join(map(str, overlays))}: plan OLD first if it had others"
-        )
+        notes.append(f"{BOTH_OVERLAID} {' and '.join(map(str, overlays))}: plan OLD first if it had others")
     if isinstance(before, ResolvedSpec):
         before = run_passes(before).plan
         notes.append(OLD_IS_PLANNED)
@@ -61,6 +62,12 @@ def read_to_show(
     if overlays:
         raise refuse_option("-f", overlays[0], path)
     return None, _require_figures(given, path), ()
+
+
+def _same_spec(path: Path) -> CallError:
+    rule, reason = "S917 must not be both OLD and NEW", "a spec does not say what runs, and does not differ from itself"
+    fix = "give the plan.json or the rendered folder of what runs as OLD"
+    return CallError([Finding("", None, rule, reason, fix).at(str(path))])
 
 
 def _require_figures(plan: Plan, path: Path) -> Plan:

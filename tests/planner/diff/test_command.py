@@ -87,6 +87,22 @@ def test_a_plan_that_cannot_run_is_refused(folder, capsys):
     assert (beside, "verdict" in out) == (0, False)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("diff", "old.yaml", "same.yaml"), ("report", "old.yaml", "--previous", "same.yaml")],
+    ids=lambda each: each[0],
+)
+def test_a_spec_is_not_compared_with_itself(words, folder, capsys):
+    """It does not say what runs, whatever name the file has and whatever overlays are read with it."""
+    (folder / "same.yaml").unlink(missing_ok=True)
+    (folder / "same.yaml").symlink_to(folder / "old.yaml")
+    (folder / "image.yaml").write_text("gateway: {port: 8003}")
+    paths = [folder / word if word.endswith("yaml") else word for word in words]
+
+    assert main([*map(str, paths), "-f", str(folder / "image.yaml")]) == 2
+    assert "must not be both OLD and NEW" in capsys.readouterr().err
+
+
 def test_overlays_of_both_sides_are_named(folder, capsys):
     """Whoever changed the overlay itself would see no change."""
     (folder / "prod.yaml").write_text("gateway: {port: 8002}")

@@ -171,4 +171,5 @@ OTHERS = {
     ),
     "S921": lambda folder: answers(folder, "explain", "decode.ep_sise"),
     "S916": lambda folder: answers(folder, "plan", _written(folder, "spec.yaml", SPEC), "--unit", "decode-9"),
+    "S917": lambda folder: answers(folder, "diff", *[_written(folder, "spec.yaml", SPEC)] * 2),
 }
