@@ -4,11 +4,13 @@
     share     one tenant's, in the same order
 
 `oldest` is the page to give up next: the one that is idle for longest, if nobody used it for FRESH_S; otherwise the
-same of whoever has most. So a tenant who floods a cache with prompts drives out his own blocks while he has more than
-others, and what a tenant left who went away goes all the same.
+same of whoever has most named pages, held ones included. So a tenant who floods a cache with prompts drives out his own
+blocks while he has more than others, and what a tenant left who went away goes all the same. If held pages did not
+count, a tenant whose running requests hold most of a cache would also get half of what is left.
 
-Lines are links in arrays, so that a page can leave at once and takes 32 bytes. Tenants are in buckets by the number of
-their pages, so that whoever has most is found at once too, among any number of tenants.
+Lines are links in arrays, so that a page can leave at once and takes 32 bytes. Tenants with idle pages are in buckets
+by the number of their named pages. Whoever has most is found by the highest number. No more than 1,414 numbers differ
+in a cache of a million pages, because 1 + 2 + ... + 1,414 fill it.
 
 Model: the janitor of the disk (`tiers/janitor.py`), which gives a day instead of minutes.
 """
@@ -88,8 +90,8 @@ class IdlePages:
         self._clock = clock
         self._idle, self._links = Line(Links(num_pages)), Links(num_pages)
         self._shares: dict[int, Line] = {}  # tenant -> its idle pages
-        self._tenants: dict[int, dict[int, None]] = {}  # number of pages -> the tenants that have so many
-        self._most = 0
+        self._num_named: dict[int, int] = {}  # tenant -> its named pages, held ones included
+        self._tenants: dict[int, dict[int, None]] = {}  # number of named pages -> tenants with so many and a share
         self.tenant_of = array("Q", [0]) * num_pages
         self._since = array("d", [0.0]) * num_pages
 
@@ -97,39 +99,58 @@ class IdlePages:
         """Return the number of idle pages."""
         return len(self._idle)
 
+    def own(self, page: int, tenant: int) -> None:
+        """Note that a held page was named, and is this tenant's from now on."""
+        self.tenant_of[page] = tenant
+        self._count(tenant, 1)
+
     def add(self, page: int) -> None:
         """Add a page that has just become idle, as the most recently used one."""
         tenant = self.tenant_of[page]
         self._since[page] = self._clock()
         self._idle.append(page)
-        share = self._shares.setdefault(tenant, Line(self._links))
-        share.append(page)
-        self._count(tenant, len(share) - 1, len(share))
+        if tenant not in self._shares:
+            self._shares[tenant] = Line(self._links)
+            self._enter_bucket(tenant)
+        self._shares[tenant].append(page)
 
     def remove(self, page: int) -> None:
-        """Remove a page that is no longer idle: a request holds it, or its block was forgotten."""
+        """Remove a page that somebody holds now."""
         tenant = self.tenant_of[page]
-        share = self._shares[tenant]
         self._idle.remove(page)
-        share.remove(page)
-        self._count(tenant, len(share) + 1, len(share))
-        if not len(share):
+        self._shares[tenant].remove(page)
+        if not len(self._shares[tenant]):
+            self._leave_bucket(tenant)
             del self._shares[tenant]
+
+    def forget(self, page: int) -> None:
+        """Remove a page that loses its name."""
+        self.remove(page)
+        self._count(self.tenant_of[page], -1)
 
     def oldest(self) -> int | None:
         """Return the page to give up next, or None if none is idle."""
         page = self._idle.first()
         if page is None or self._clock() - self._since[page] >= FRESH_S:
             return page
-        return self._shares[next(iter(self._tenants[self._most]))].first()
+        return self._shares[next(iter(self._tenants[max(self._tenants)]))].first()
 
-    def _count(self, tenant: int, before: int, now: int) -> None:
-        """Move a tenant from the bucket of `before` pages to that of `now` pages, one more or one less."""
-        if before:
-            del self._tenants[before][tenant]
-            if not self._tenants[before]:
-                del self._tenants[before]
-        if now:
-            self._tenants.setdefault(now, {})[tenant] = None
-        if now > self._most or self._most not in self._tenants:
-            self._most = now
+    def _count(self, tenant: int, change: int) -> None:
+        """Note that a tenant has one named page more or less."""
+        has_share = tenant in self._shares
+        if has_share:
+            self._leave_bucket(tenant)
+        self._num_named[tenant] = self._num_named.get(tenant, 0) + change
+        if has_share:
+            self._enter_bucket(tenant)
+        if not self._num_named[tenant]:
+            del self._num_named[tenant]
+
+    def _enter_bucket(self, tenant: int) -> None:
+        self._tenants.setdefault(self._num_named[tenant], {})[tenant] = None
+
+    def _leave_bucket(self, tenant: int) -> None:
+        number = self._num_named[tenant]
+        del self._tenants[number][tenant]
+        if not self._tenants[number]:
+            del self._tenants[number]

@@ -85,7 +85,8 @@ class Pages:
         """Add a holder to a page that has a name."""
         assert page in self._index
         if not self._holders[page]:
-            self._leave_lines(page)
+            self._idle.remove(page)
+            self._no_longer_due(page)
         self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
@@ -106,13 +107,14 @@ class Pages:
         assert self._holders[page] > 0
         if page not in self._index and not self._index.find([name]):
             self._index.add(page, name)
-            self._idle.tenant_of[page] = tenant
+            self._idle.own(page, tenant)
 
     def forget_oldest(self) -> int | None:
         """Make the idle page to give up next blank, and return it; None if none is idle."""
         page = self._idle.oldest()
         if page is not None:
-            self._leave_lines(page)
+            self._idle.forget(page)
+            self._no_longer_due(page)
             self._index.remove(page)
             self._blank.append(page)
         return page
@@ -125,7 +127,6 @@ class Pages:
         self._due.remove(page)
         return page, self._index.name(page), self._idle.tenant_of[page]
 
-    def _leave_lines(self, page: int) -> None:
-        self._idle.remove(page)
+    def _no_longer_due(self, page: int) -> None:
         if page in self._due:
             self._due.remove(page)

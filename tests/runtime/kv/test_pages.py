@@ -67,12 +67,13 @@ class PagesAgainstReference(RuleBasedStateMachine):
         return page
 
     def next_to_go(self):
-        """The page that is idle for longest, or of a tenant with most if that one is fresh; none if none is idle."""
+        """The page that is idle for longest, or of the one with most named pages if that is fresh; none if none is."""
         if not self.idle or self.now - self.since[self.idle[0]] >= FRESH_S:
             return self.idle[:1]
         tenants = [tenant_of(self.named[page]) for page in self.idle]
-        numbers = Counter(tenants)
-        return [self.idle[tenants.index(tenant)] for tenant in numbers if numbers[tenant] == max(numbers.values())]
+        numbers = Counter(map(tenant_of, self.named.values()))
+        most = max(numbers[tenant] for tenant in tenants)
+        return [self.idle[tenants.index(tenant)] for tenant in set(tenants) if numbers[tenant] == most]
 
     @rule(seconds=st.sampled_from([1.0, FRESH_S / 2, FRESH_S]))
     def pass_time(self, seconds):
@@ -181,6 +182,21 @@ def test_a_tenant_who_floods_the_cache_drives_out_only_what_is_above_an_equal_sh
         flood(pages, tenant, names)
 
     assert [sum(len(pages.find([name])) for name in names) for names in (small, large)] == [3, 4]
+
+
+def test_pages_that_running_requests_hold_count_in_a_tenants_share():
+    """A tenant whose requests hold half of a cache drives out no idle block of another who has less."""
+    pages = Pages(12)
+    small, held, many = (
+        [f"{letter}{number}".encode().ljust(NAME_BYTES) for number in range(amount)]
+        for letter, amount in (("s", 5), ("h", 6), ("f", 50))
+    )
+    flood(pages, 1, small)
+    for name in held:
+        pages.name(pages.take(), name, 2)
+    flood(pages, 2, many)
+
+    assert all(pages.find([name]) for name in small)
 
 
 def test_what_a_tenant_left_who_went_away_goes():
