@@ -27,6 +27,7 @@ class EngineFacts:
     overlaps: tuple[Overlap, ...]  # supported kinds of overlap, besides `none`
     reads_map: bool  # whether the engine starts with an expert map from a file
     sources: Mapping[str, str]
+    router_is_open: bool = False  # whether whoever calls the router can call units' other routes and remove units
     groups_span_nodes: bool = True  # whether GPUs of several nodes may share attention
     decided: Mapping[str, str] = field(default_factory=dict)  # option, alias included -> the field that decides it
 
@@ -141,6 +142,7 @@ ENGINES: dict[EngineName, EngineFacts] = {
             "image has no router: its wheel does not ask for one",
         },
         decided=VLLM_DECIDED,
+        router_is_open=True,  # vllm-router 0.1.17, asked: docs/gpu-manifests.md has the routes
         groups_span_nodes=False,  # vllm 0.33.0 config/parallel.py, nnodes_within_dp: each pod serves requests
     ),
 }

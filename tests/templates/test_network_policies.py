@@ -1,12 +1,16 @@
 """Who may connect to whom, as rendered; `tests/cluster/test_day.py` sees it refused and allowed on real nodes."""
 
+import re
+
 import kubernetes_validate
 import pytest
 import yaml
 
 from planner.compiler import compile_plan
+from planner.manifests.network import gateway_edges
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.rules.check import change_spec, check_spec
+from tests.docs.rooms_table import ROOT
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.test_shipped_specs import SPECS
 from tests.templates.test_manifests import rendered_with
@@ -111,3 +115,21 @@ def test_other_engines_talk_among_themselves(engine, tmp_path):
     assert {"from": [{"podSelector": {"matchLabels": {"tidemill.dev/plan": plan}}}]} in unit["ingress"]
     assert [rule["from"] for rule in unit["ingress"] if "ports" in rule] == [[{"namespaceSelector": {}}]]
     assert [rule for rule in unit["ingress"] if "from" not in rule] == []
+
+
+def test_the_pages_overlay_lets_the_ingress_controller_alone_call_vllms_router(tmp_path):
+    """With it the router's pod has no rule for anybody, and keeps those for the plan's pods and scrapers."""
+    page = (ROOT / "docs" / "gpu-manifests.md").read_text()
+    (overlay,) = (text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "kind: NetworkPolicy" in text)
+    model = {"catalog": "deepseek-r1", "checkpoint": "/models/deepseek-r1"}
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        yaml.safe_dump(PAIR | {"name": "deepseek-r1", "engine": "vllm", "model": model} | yaml.safe_load(overlay))
+    )
+    plan = compile_plan(check_spec(path))
+    planned = gateway_edges(plan)["ingress"]
+    closed = yaml.safe_load(render_files(plan)["networkpolicy-deepseek-r1-gateway.yaml"])["spec"]["ingress"]
+
+    assert [ports([rule]) for rule in closed] == [ports([rule]) for rule in planned]
+    assert ["from" in rule for rule in planned] == [False, True, True]
+    assert all(rule["from"] for rule in closed)

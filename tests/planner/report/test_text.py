@@ -410,16 +410,23 @@ def test_what_a_plan_relies_on_is_told(spec_file):
     """Nobody here has seen the cluster: names of nodes, folders, weights and images are a reader's to compare."""
     model = {"catalog": "deepseek-r1", "checkpoint": "/models/r1"}
     kubernetes = {"image": "mine:1", "volumes": [{"host_path": "/mnt/models", "mount_path": "/models"}]}
-    ours, theirs, alone = (
+    ours, sglang, vllm, alone = (
         {
             what: value
             for what, value, _ in prerequisites(plan_from(spec_file(json.dumps(PAIR | changes), "relied.yaml")))
         }
-        for changes in ({"model": model, "kubernetes": kubernetes}, {"model": model, "engine": "sglang"}, {})
+        for changes in (
+            {"model": model, "kubernetes": kubernetes},
+            {"model": model, "engine": "sglang"},
+            {"model": model, "engine": "vllm"},
+            {},
+        )
     )
 
     assert list(ours) == ["node names", "weights", "folder"]
-    assert theirs["kubernetes.image"] == "lmsysorg/sglang:v0.5.23"
+    assert sglang["kubernetes.image"] == "lmsysorg/sglang:v0.5.23"
+    assert vllm["router"] == "vllm's admits every call to port 8000"
+    assert "router" not in sglang, "its routes for administrators are closed"
     assert alone == {}, "nothing is deployed without a checkpoint"
 
 
