@@ -222,7 +222,7 @@ def _loss(report: Report, when: str) -> tuple[str, str]:
     domain, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
     stops = f"the only {phase} unit, and so the service" if on == "1" else f"{stopped} of {on} {phase} units ({share})"
     time = f" at {at}, when fewest {phase} units are on" if at else "" if on == "1" else " with all on"
-    kind = "rank" if (domain, report.text("cluster", "gpu")) == ("gpu", "cpu") else DOMAINS[domain]
+    kind = "rank" if (domain, report.text("cluster", "gpu")) == ("gpu", "cpu") else DOMAINS.get(domain, domain)
     return f"losing one {kind} ({place})", f"{stops}{time}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -164,6 +165,13 @@ def test_a_promise_names_the_speeds_at_which_it_is_kept(shipped):
         assert (
             line == f"mean 51.3 ms (45.1 to 102.6), p99 53.5 ms (47.1 to 107.1); slo.tpot_ms of {tpot_ms} is {verdict}"
         )
+
+
+def test_a_kind_of_domain_that_no_plan_has_is_shown_as_written(spec_text, plan_of):
+    """A made-up plan with the right digests may have any text in its rows, as in every other row."""
+    rows = [replace(each, value="zzz") if each.name == "domain" else each for each in plan_of(spec_text).report]
+
+    assert summary(Report(rows))["failure"].startswith("worst: losing one zzz (")
 
 
 def test_idle_nodes_and_spares_are_told_where_a_unit_is_lost(with_line, plan_of):
