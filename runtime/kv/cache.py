@@ -69,7 +69,7 @@ class LatentCache:
         return self._owners.find(names)
 
     def num_found(self, names: Sequence[bytes]) -> int:
-        """Return how many of these blocks, from the first on, are in pages or then in host memory without a gap."""
+        """Return how many of these blocks are in pages or, after those, in host memory, up to the first in neither."""
         number = len(self.find(names))
         return number if self.host is None else number + self.host.num_found(names[number:])
 

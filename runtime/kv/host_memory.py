@@ -31,7 +31,7 @@ __all__ = ["HostMemory", "Staging", "max_held_bytes", "max_host_bytes", "pinning
 Holder = Literal["arriving", "swapped", "blocks"]
 HOLDERS: tuple[Holder, ...] = get_args(Holder)
 
-HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: waiting latents take at most 8 times the cache's bytes, or a GiB
+HELD_CACHES, HELD_BYTES = 8, 2**30  # assumed: waiting latents take at most 8 times the cache's bytes, or a GiB if more
 
 
 def max_held_bytes(launch: UnitLaunch) -> int:
@@ -84,11 +84,11 @@ class HostMemory:
         self._give_way: Callable[[int], None] = lambda num_bytes: None
 
     def let_blocks_give_way(self, give_way: Callable[[int], None]) -> None:
-        """Set the function to call with the number of bytes that requests lack; it frees blocks before it returns."""
+        """Set the function to call with the bytes that requests lack. It gives back what it can before it returns."""
         self._give_way = give_way
 
     def take(self, holder: Holder, num_bytes: int, max_pieces: int = sys.maxsize) -> bool:
-        """Reserve `num_bytes` for a holder, at most `max_pieces` times. Return whether there was room."""
+        """Reserve `num_bytes` for a holder, which has at most `max_pieces` at a time. Return whether there was room."""
         with self.lock:
             self._collect()
             missing = sum(self._num_bytes.values()) + num_bytes - self.max_bytes

@@ -190,7 +190,7 @@ class KvReceiver:
             self._holder.release(prefix)
 
     async def _hold(self, prefix: HeldPrefix) -> int:
-        """Let the step loop hold the blocks that it has of a prefix. Return their number of tokens."""
+        """Let the step loop hold what blocks it has of a prefix, between two steps. Return their number of tokens."""
         if prefix.root is None or self._holder is None:
             return 0
         loop = asyncio.get_running_loop()

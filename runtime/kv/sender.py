@@ -60,7 +60,7 @@ class TransferCounters(Protocol):
 
 @dataclass(frozen=True)
 class SentBytes:
-    """A request's bytes: latents sent, headers sent with them, and latents that the decode rank had already."""
+    """A request's bytes: latents sent, frames sent around them, and latents that the decode rank had already."""
 
     payload: int = 0
     framing: int = 0

@@ -143,7 +143,10 @@ def _group_rows(rules: Mapping[int, _Rule]) -> list[_Group]:
 
 
 def _pack_settings(draws: list[PendingDraw], numbers: list[int], vocab_size: int, link: HostLink) -> Tensor:
-    """Return the draws' settings as one tensor [rows, 5] on the device; FP64 numbers are stored as their bits."""
+    """Return the draws' settings as one tensor [rows, 5] in host memory, to be copied to the device without waiting.
+
+    FP64 numbers are stored as their bits.
+    """
     whole, real = [], []
     for number, pending in zip(numbers, draws, strict=True):
         sampling = pending.sampling

@@ -21,7 +21,10 @@ __all__ = ["Arrival", "DecodePhase", "Hold", "Release"]
 
 @dataclass(frozen=True)
 class Hold:
-    """A request to hold the blocks that this rank has of an offered prompt, until the prompt arrives or is released."""
+    """A request to hold the blocks that this rank has of an offered prompt, until it arrives or a Release comes.
+
+    `answer` is called with their number of tokens.
+    """
 
     prefix: HeldPrefix
     answer: Callable[[int], object]

@@ -32,7 +32,7 @@ class PrefillPhase(Phase[Prefill]):
             request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link, chain)
 
     def follow(self, request: Request) -> None:
-        """Hand a request over to its decode rank, after its first token, or with the tokens that this is to replay."""
+        """Hand a request over to its decode rank after its first token, or with tokens that it is to replay there."""
         assert request.transfer is not None
         self._scheduler.end(request)
         request.transfer.finish(
@@ -59,6 +59,6 @@ def _chain(request: Request, num_blocks: int) -> bytes:
 
 
 def _is_handed_over(request: Request) -> bool:
-    """Return whether the request goes on at a decode rank, so that its KV is sent."""
+    """Return whether tokens may follow at a decode rank, which needs KV then; the model may end the text before."""
     num_drawn_here = request.num_to_prefill == request.num_tokens
     return len(request.generated) + num_drawn_here < request.sampling.max_tokens

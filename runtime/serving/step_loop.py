@@ -62,7 +62,7 @@ class StepCounters(Protocol):
 
 
 class Phase(ABC, Generic[Arriving]):
-    """The work of one rank. `Arriving` is the message that brings a request: Prefill, or Arrival with its latents."""
+    """One rank's requests and their steps. `Arriving` is what brings them: Prefill, or Arrival with their latents."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Phase(ABC, Generic[Arriving]):
         block_digest: bytes | None = None,
         memory: HostMemory | None = None,
     ) -> None:
-        """Begin without requests. They share KV in blocks whose names begin with `block_digest`; if None, no KV.
+        """Begin without requests. They share KV in blocks whose names follow from `block_digest`; if it is None, no KV.
 
         `memory` is the ledger of the rank's host memory.
         """

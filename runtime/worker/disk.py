@@ -13,7 +13,7 @@ from runtime.launch import Limits
 
 __all__ = ["close_disk", "open_disk"]
 
-QUEUED_SHARE = 4  # assumed: at most 1 / 4 of host memory waits to be written, for which no request gets it
+QUEUED_SHARE = 4  # assumed: at most 1 / 4 of `host_bytes` waits to be written; it gives way to no request
 FLUSH_S = 3.0  # assumed: a part of the drain; nodes that leave together end within 5 s (`draining.BROKEN_S`)
 
 

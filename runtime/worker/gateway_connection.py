@@ -204,6 +204,6 @@ class GatewayLink:
 
 
 def complain(why: str) -> bool:
-    """Log why the rank waits for another gateway, or for a renewed certificate. Return True, meaning wait."""
+    """Log why the rank waits for another gateway, or for a renewed certificate. Return True: it has complained."""
     print(f"tidemill: waiting for another gateway: {why}", file=sys.stderr, flush=True)
     return True

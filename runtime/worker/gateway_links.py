@@ -118,7 +118,7 @@ class GatewayLinks:
             self._receive(Abort(message.request_id))
 
     def _follow(self, addresses: set[str]) -> None:
-        """Connect to gateways at new addresses, and give up gateways whose address is gone."""
+        """Connect to gateways at new addresses, and give up unconnected ones whose address is no longer found."""
         for address in addresses - set(self._links):
             link = self._links[address] = GatewayLink(replace(self._gateway, host=address), self._hello, self._receive)
             link.say_hello_again(self._loaded_hello)

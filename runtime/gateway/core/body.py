@@ -268,7 +268,7 @@ class ChatBody(GenerationBody, kw_only=True):
     verbosity: str | None = None
 
     def json_schema(self) -> str | None:
-        """Return the JSON schema, as text, that the answer must follow; None if there is none."""
+        """Return the JSON schema, as text, that the answer must follow, or None. It may be as long as the body."""
         if isinstance(self.response_format, SchemaFormat):
             return msgspec.json.encode(self.response_format.json_schema.schema or {}).decode()
         return ANY_OBJECT if isinstance(self.response_format, ObjectFormat) else None

@@ -106,7 +106,7 @@ class Call:
 
 @dataclass(frozen=True)
 class PendingCall:
-    """A checked body whose prompts are not encoded yet, so that a call that is refused for lack of room costs little.
+    """A checked body whose prompts are not encoded yet, so that refusing it for lack of room costs no encoding.
 
     `prepare` encodes the prompts and returns the call. It takes time and memory for each choice. It may raise ApiError.
     """

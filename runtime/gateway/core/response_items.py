@@ -83,7 +83,7 @@ class ResponsesDialect(Dialect):
         self._is_cut = delta.finish_reason == "length"
 
     def _begin_item(self, part: AnswerPart) -> Iterator[Json]:
-        """End the last item, and begin the item of a new kind of part or a new call."""
+        """End the last item, which does not take the part, and begin the item that the part belongs to."""
         if self._items:
             yield from self._items[-1].end("completed")
         self._items.append(_make_item(part, len(self._items)))

@@ -142,6 +142,6 @@ class ResumableRequest:
         )
 
     def _current_size(self) -> RequestSize:
-        """Return the request's size for the next ranks, to which generated tokens count as prompt."""
+        """Return the size for the next ranks, to which generated tokens are prompt. At least one token is to come."""
         num_generated = len(self._generated)
         return RequestSize(self._size.prompt_tokens + num_generated, max(self._size.new_tokens - num_generated, 1))

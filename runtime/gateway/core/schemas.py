@@ -92,7 +92,10 @@ class Schemas:
 
 
 class _Trials:
-    """The process that tries schemas, used by one thread. It is replaced if it ends, or if it does not answer."""
+    """The process that tries schemas, used by one thread.
+
+    A process that does not answer is replaced at the next schema, one that has ended since the last schema at once.
+    """
 
     def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
         words = [file, vocab_size, *([] if end_of_text is None else [end_of_text])]

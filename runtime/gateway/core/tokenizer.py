@@ -45,7 +45,7 @@ SLACK_TOKENS = 16  # assumed: a cut word has at most so many more
 
 @dataclass(frozen=True)
 class Spelling:
-    """How to write one token by itself. `content` is its bytes, None for a token without text; `name` is shown then."""
+    """How to write one token by itself. `content` has its bytes, `name` its text; one without text has only a name."""
 
     name: str
     content: bytes | None

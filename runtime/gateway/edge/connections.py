@@ -275,7 +275,7 @@ def peer_name(client: socket.socket) -> str:
 
 
 async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
-    """Accept a new client, and others that wait as far as there are places. Return an empty list after a failure.
+    """Return the sockets of new clients: one, and others that wait as far as there are places; none after a failure.
 
     Several are accepted at once, because a connection takes some turns of the event loop, and a busy loop's turns are
     long.

@@ -34,7 +34,7 @@ SEED_BYTES = 7  # fewer than a seed has, so that every one is positive
 
 @dataclass
 class IdempotentCall:
-    """The record of an idempotency key: its seed, and the tokens counted for it. Without a key both are None.
+    """The record of an idempotency key: its seed and tokens counted for it. `digest` and `seed` are None without a key.
 
     HTTP requests with the same key share one record.
     """
@@ -84,7 +84,7 @@ class IdempotencyKeys:
         return call
 
     def end_request(self, call: IdempotentCall) -> None:
-        """Note that an HTTP request with this key has ended. Forget the key if ranks have computed nothing for it."""
+        """Note that one of a key's HTTP requests has ended. After the last, if nothing was computed, forget the key."""
         call.num_under_way -= 1
         if call.digest is None or call.has_begun or call.num_under_way:
             return

@@ -64,7 +64,7 @@ def name_blocks(salt: str, token_ids: Sequence[int]) -> BlockNames:
 
 
 class PrefixIndex:
-    """The names of the blocks at each rank. A rank is identified by its place, an index from `enter` to `leave`."""
+    """The names of the blocks at each rank. A rank is known by its place, which it has from `enter` to `leave`."""
 
     def __init__(
         self,

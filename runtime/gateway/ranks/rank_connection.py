@@ -198,7 +198,7 @@ class Rank:
         moved.set_result(None)
 
     def _dismiss_if_free(self) -> None:
-        """Dismiss a draining rank once it has none of this gateway's requests left."""
+        """Dismiss a draining rank once it has none of our requests left. New ones already go to other units."""
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 

@@ -395,7 +395,7 @@ def _report_unit(unit: Unit) -> dict[str, Any]:
 
 
 def _report_rank(rank: Rank) -> dict[str, Any]:
-    """Return one rank's part of the body of /readyz; `for_node` is the node in whose place the spare `node` runs."""
+    """Return one rank's part of the body of /readyz, with `for_node` if `node` is a spare that replaces that node."""
     hello = rank.hello
     node = {"node": hello.node} | ({"for_node": hello.for_node} if hello.for_node else {})
     return {

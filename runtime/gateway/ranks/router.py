@@ -204,7 +204,7 @@ def pick(
 
 
 def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
-    """Return the ranks for prompts, and the ranks for answers. A mixed rank is never paired with another rank."""
+    """Return the ranks for prompts and first tokens, and those for the rest. A mixed rank is paired with no other."""
     prefill, decode, mixed = (
         [load for load in ranks if load.phase == phase] for phase in ("prefill", "decode", "mixed")
     )

@@ -1,4 +1,4 @@
-"""Tracks the prompts sent to a rank, to predict which blocks of later prompts the rank has in its cache.
+"""Tracks the prompts that a rank computes or receives, to predict which blocks of later prompts it has in its cache.
 
     send    from now on the rank has the prompt's blocks; those that it did not have are on their way
     found   the rank says how many of the prompt's tokens it had

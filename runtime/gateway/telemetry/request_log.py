@@ -19,7 +19,7 @@ from runtime.protocol.complaints import Complaints
 
 __all__ = ["CallRecord", "JsonLines", "RequestLog", "peer_address"]
 
-FIELDS = "fields"  # the attribute of a record that has fields besides its message
+FIELDS = "fields"  # the attribute of a log record that holds fields besides its message
 
 log = logging.getLogger(__name__)
 

@@ -190,7 +190,7 @@ class Line:
             waiting.give_up(reason)
 
     def _estimate_wait_s(self, caller: str, num_missing: int) -> int:
-        """Estimate the seconds until there is room for `num_missing` more requests of a caller, among all callers."""
+        """Estimate the seconds until there is room for `num_missing` more requests of a caller, who takes turns."""
         num_all = self._registry.num_requests() + len(self._line)
         return self._metrics.pace.wait_s(num_all, num_missing * self._line.num_callers(caller))
 

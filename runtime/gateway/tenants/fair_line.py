@@ -57,7 +57,7 @@ class Turn:
 
 
 class FairLine:
-    """The waiting requests by caller, and the work that each caller has had done."""
+    """The waiting requests by caller, and the work that each caller has been served."""
 
     def __init__(self) -> None:
         self._callers: dict[str, _Caller] = {}

@@ -42,7 +42,7 @@ class ResumptionLine:
         self._close_reason: str | None = None
 
     def room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many more requests of this size ranks have room for; None while no unit of a phase is ready."""
+        """Return how many requests of this size find room beyond this line; None while no unit of a phase is ready."""
         room = self.registry.room(size)
         return None if room is None else max(0, room - len(self._line))
 

@@ -45,7 +45,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True)
 class DiskSettings:
-    """The disk tier's folder and its limits, which are the same for all processes that share the folder."""
+    """The disk tier's folder and limits. All processes of a folder have the same `max_bytes` and `max_files`."""
 
     path: Path  # exists already
     max_bytes: int
@@ -185,7 +185,7 @@ class DiskTier:
         return latents
 
     def _remove(self, name: bytes, tenant: bytes) -> None:
-        """Remove a damaged or foreign file, so that the block can be written again."""
+        """Remove a cut, damaged or foreign file, so that the block can be written again."""
         try:
             with self._readers.operation():
                 if self._folder.remove(tenant, name):

@@ -52,7 +52,7 @@ class BlockFolder:
         with _opened(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)) as path:
             device = os.fstat(path).st_dev
             self._device = self._device or device
-            may_create = create and device == self._device  # not on a mount point without its disk
+            may_create = create and device == self._device  # not in a mount point whose disk is absent
             with below(path, ROOT, create=may_create) as root:
                 found = os.fstat(root)
                 if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
@@ -151,7 +151,7 @@ def _make(name: str, folder: int) -> None:
 
 
 def _note_use(file: int) -> None:
-    """Renew a file's time of use, unless it is recent. A failure is ignored: reading is possible all the same."""
+    """Renew a file's time of use, unless it is recent or this is not allowed. Raise OSError for other failures."""
     if time.time() - os.fstat(file).st_mtime > USED_AGAIN_S:
         try:
             os.utime(file)

@@ -154,7 +154,7 @@ class Janitor:
         return choose(ages, int(LOW * limit), int((time.time() - UNUSED_S) * 1e9))
 
     def _remove(self, root: int, until_ns: dict[Owner, int]) -> int:
-        """Remove each owner's blocks last used by `until_ns`. A file that cannot be removed is skipped."""
+        """Remove each owner's blocks last used by `until_ns`. Skip a failure; raise OSError if nothing was removed."""
         num_removed = untold = 0
         failure = None
         for owner, folder, name, found in _files(root, set(until_ns)):
