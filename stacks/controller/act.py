@@ -85,7 +85,8 @@ def forget_pod(api: Api, pod: Manifest) -> None:
 def _mark_one_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:
     """Write a node's label and taint in one request that fails if the node has changed since it was read.
 
-    A node that has been deleted is skipped."""
+    A node that has been deleted is skipped. Raise ProviderError, also if another plan has marked the node.
+    """
     if live is None:
         return
     other = _other_plan(live, plan)

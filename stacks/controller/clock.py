@@ -14,21 +14,21 @@ YEAR_9999 = 253_370_764_800.0  # 9999-01-01: Python's dates end with that year, 
 
 @dataclass(frozen=True)
 class Clock:
-    """Converts real time to the time of a rehearsed day and back; both are seconds since 1970-01-01 00:00 UTC."""
+    """Converts real time to the day's, `pace` times as fast, and back; both are seconds since 1970-01-01 00:00 UTC."""
 
     began: float
     pace: float
 
     def day_time(self, real: float) -> float:
-        """Return the rehearsed day's time at the real time `real`."""
+        """Return the day's time at the real time `real`."""
         return self.began + (real - self.began) * self.pace
 
     def world_time(self, day_time: float) -> float:
-        """Return the real time at which the rehearsed day reaches `day_time`."""
+        """Return the real time at which the day's time is `day_time`."""
         return self.began + (day_time - self.began) / self.pace
 
     def has_date(self, real: float) -> bool:
-        """Return whether the rehearsed day is before the year 9999, which a fast clock passes within weeks."""
+        """Return whether the day's time at `real` is before the year 9999, which a fast clock passes within weeks."""
         return 0 <= self.day_time(real) < YEAR_9999
 
 

@@ -31,7 +31,7 @@ def handle_faulty_nodes(
         return None
     own = {node for unit in situation.units for node in (*unit.nodes, *unit.spares)}
     try:
-        everywhere = follower.api.list_all("v1", "Node", "", resourceVersion="0")  # "0": from its memory
+        everywhere = follower.api.list_all("v1", "Node", "", resourceVersion="0")  # "0": from the server's memory
         nodes = [each for each in everywhere if each["metadata"]["name"] in own]
         pods = unit_pods(follower.api, deployment)
     except ProviderError as error:

@@ -65,7 +65,7 @@ def follow(follower: Follower, is_over: Callable[[], bool], wait: Callable[[floa
 
 
 def run_once(follower: Follower, now: float) -> str:
-    """Do one round and release the lease. Return a text for the operator.
+    """Do one round and release the lease. Return what the operator should know.
 
     Raise ProviderError.
     """
@@ -76,7 +76,7 @@ def run_once(follower: Follower, now: float) -> str:
 
 
 def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> str:
-    """Do the work of one round at `now`. Return a text for the operator. Raise ProviderError.
+    """Do the work of one round at `now`. Return what the operator should know. Raise ProviderError.
 
     The last successful round was `elapsed_s` ago. Few rounds look at nodes; the first one does.
     """

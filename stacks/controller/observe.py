@@ -123,7 +123,8 @@ def read_situation(
 ) -> Situation:
     """Return the situation at the real time `now`, from a deployment's spec and its units' objects. Raise WrongDay.
 
-    `occupied` maps a unit to the nodes that its pods are on; a unit whose pods were not listed is missing.
+    `occupied` maps a unit to the nodes that its pods are on; a unit without pods, or whose pods nobody looked at, is
+    missing.
     """
     live = {each["metadata"]["name"]: each for each in objects}
     units = []

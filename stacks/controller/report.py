@@ -100,7 +100,7 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
 
 
 def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
-    """Return status and reason of the condition Following: whether units follow the day's schedule."""
+    """Return status and reason of the condition Following: whether units follow the day or a forced state."""
     follows = "True" if orders.may_drain and not decision.is_held else "False"
     if orders.unreadable:
         return follows, "WrongOrder"
@@ -179,7 +179,7 @@ def _since_json(instant: float | None) -> dict[str, str]:
 
 
 def _units_text(situation: Situation, decision: Decision) -> str:
-    """Return how many of the wanted units of each phase are ready: `prefill 2/2, decode 1/1`."""
+    """Return how many units of each phase are ready, over how many are wanted: `prefill 2/2, decode 1/1`."""
     phases = situation.phases()
     wanted = [phases[unit] for unit in decision.wanted]
     ready = [unit.phase for unit in situation.units if unit.is_on and unit.is_ready]

@@ -159,7 +159,7 @@ def _is_serving(unit: LiveUnit) -> bool:
 
 
 def _find_cycle(waiting: Sequence[LiveUnit], units: Sequence[LiveUnit]) -> list[LiveUnit]:
-    """Return the smallest set of units that wait for each other's nodes; none if it has a unit that stays."""
+    """Return the smallest set of outdated units that wait for each other's nodes and no other's; else an empty one."""
     cycles = [found for unit in waiting if unit in (found := find_awaited(unit, units))]
     return min((each for each in cycles if all(unit.is_on and unit.is_outdated for unit in each)), key=len, default=[])
 

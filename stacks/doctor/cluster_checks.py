@@ -12,7 +12,7 @@ from stacks.kube.errors import INSTALL, ForeignError, OtherPlanError, RefusedErr
 __all__ = ["definition", "kinds", "objects", "read_failures", "rights"]
 
 MAX_FIELDS = 4  # the most fields to name in a sentence
-UNDECLARED = "field not declared in schema"  # the API server's message for an unknown field
+UNDECLARED = "field not declared in schema"  # in the API server's message about an applied field that it does not know
 
 
 def read_failures(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:

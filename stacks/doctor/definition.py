@@ -21,7 +21,7 @@ SHIPPED = Path(__file__).parents[1] / "controller" / "definition.yaml"
 
 
 def find_missing_fields(live: Manifest) -> list[str]:
-    """Return the fields that the cluster's schema lacks: `spec.demand`, `spec.units[].spares`.
+    """Return the fields of this version's schema that the cluster's lacks: `spec.demand`, `spec.units[].spares`.
 
     Fields inside a missing one are not named. Versions that the cluster does not serve at all are left to `kinds`.
     """

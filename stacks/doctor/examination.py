@@ -43,7 +43,8 @@ class Examination:
 def examine(plan: Plan, context: str, *, runs_probe: bool, report: Callable[[str], None]) -> Examination:
     """Compare the cluster of a kubeconfig context with `plan`. Without a probe nothing is created.
 
-    Raise InfeasibleError if the plan cannot be rendered, and ClusterError if the cluster does not answer.
+    Raise InfeasibleError if the plan cannot be rendered, and ClusterError if the cluster cannot be asked: without a
+    usable kubeconfig or an answer, or if the server refuses.
     """
     needs = read_needs(plan)
     try:

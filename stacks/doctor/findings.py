@@ -56,7 +56,7 @@ class Finding:
 
 
 def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return all findings as JSON, for programs."""
+    """Return all findings as a JSON document for programs, each by itself."""
     return {"findings": [asdict(each) for each in findings]}
 
 

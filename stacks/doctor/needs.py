@@ -182,7 +182,7 @@ def sum_amounts(parts: Iterable[Amounts]) -> dict[str, Decimal]:
 
 
 def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts]) -> Amounts:
-    """Sum the amounts of containers and sidecars; an init container counts only if it alone needs more.
+    """Sum the amounts of containers and sidecars; an init container that ends counts only if it alone needs more.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
     """

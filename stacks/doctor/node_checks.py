@@ -133,7 +133,7 @@ def _missing_labels(node: Manifest, pod_set: PodSet) -> list[str]:
 
 
 def _blocking_taints(node: Manifest, pod_set: PodSet) -> list[str]:
-    """Return the node's taints that keep the pods away, but for taints that other findings report."""
+    """Return the taints that keep the pods away, as `kubectl taint` writes them, but for those that others report."""
     taints = repelling_taints(node, pod_set.template["spec"].get("tolerations") or [])
     return [taint_text(each) for each in taints if each["key"] not in COVERED_TAINTS]
 

@@ -16,7 +16,7 @@ SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by f
 
 
 def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Finding]:
-    """Yield a finding for each problem of a node that the probe has found. `disk` is the plan's KV disk."""
+    """Yield a finding for each problem of a node, and each foreign object, of a probe. `disk` is the plan's KV disk."""
     for each in probe.foreign_objects:
         reason = "it has a name that the probe gives its own, and this run has not made it"
         fix = f"delete it if a killed probe left it: {_delete_command(each)}; else rename it, or the plan"

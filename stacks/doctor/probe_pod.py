@@ -64,7 +64,7 @@ def peer_address(peer: int, service: str, port: int) -> tuple[str, int]:
 
 
 def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
-    """Return size and MB/s of the folder's disk, or why nobody can write to it. No file is left there."""
+    """Return the bytes and MB/s of the folder's disk, or why nobody can write to it. No file is left there."""
     files: list[int] = []
     try:
         name = f"tidemill-probe-{os.getpid()}-{time.time_ns()}"

@@ -197,7 +197,7 @@ def _pods(api: Api, needs: Needs, namespace: str) -> list[Manifest]:
 
 
 def _describe_running(found: Sequence[Manifest]) -> str | None:
-    """Return how many pods still run; None once only pods that cannot start, or wait for such pods, are left."""
+    """Return how many pods still run; None once all have ended, or cannot start, or wait only for such pods."""
     running = [each for each in found if _last_words(each) is None and _phase(each) != "Failed"]
     waiting = [each for each in running if not cannot_start(each)]
     stuck = len(running) - len(waiting)
@@ -247,7 +247,7 @@ def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
 
 
 def _parse_answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None], Disk | str | None] | None:
-    """Return the peers that a pod did not reach, the MB/s received from each peer, and its disk, if any.
+    """Return the peers that a pod lacks, the MB/s received from each peer, and its disk (or its error), if asked for.
 
     Return None for a message that no probe writes.
     """

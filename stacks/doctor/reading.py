@@ -35,7 +35,10 @@ Answer = TypeVar("Answer")
 
 
 def read_facts(api: Api, needs: Needs) -> ClusterFacts:
-    """Read all facts about a cluster that `needs` depends on. Raise ProviderError if the cluster does not answer."""
+    """Read all facts about a cluster that `needs` depends on.
+
+    Raise ProviderError if the cluster does not answer, or refuses for another reason than missing rights.
+    """
     api.require_answer()
     failures: list[ReadFailure] = []
     namespace = _try_read(failures, "the namespace", lambda: _get(api, "v1", "Namespace", "", needs.namespace))
@@ -177,6 +180,6 @@ def _try_read(failures: list[ReadFailure], what: str, look: Callable[[], Answer]
 
 
 def _run_concurrently(ask: Callable[[Question], Answer], questions: Iterable[Question]) -> list[Answer]:
-    """Call `ask` with all questions, some at a time. Return the answers in order, or raise the first error."""
+    """Call `ask` with each question, several at a time. Return the answers in order, or raise the first error."""
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(ask, questions))

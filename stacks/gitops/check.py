@@ -84,9 +84,10 @@ def check_change(call: Call) -> tuple[Plan, Report]:
 
 
 def _confined(call: Call, top: Path) -> AbstractContextManager[None]:
-    """Return a context in which only files of the checkout at `top` can be read. Raises CallError for links.
+    """Return a context in which only files of the checkout at `top`, own or base, can be read.
 
-    A link may lead into another checkout, such as the base's or a submodule's, where other people's changes are.
+    Raises CallError if a link is on the way to one. A link may lead into another checkout, such as the base's or a
+    submodule's, where other people's changes are.
     """
     named = [Path(os.path.abspath(top / each)) for each in (call.spec, call.folder, *call.overlays)]
     for each in named:

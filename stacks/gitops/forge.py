@@ -111,7 +111,7 @@ class PullRequest:
     number: int
     address: str
     text: str
-    head: str  # the newest commit of its branch
+    head: str  # the last commit that its branch had
     is_open: bool
     is_merged: bool
 
@@ -136,7 +136,10 @@ def read_repository(address: str, forge: Forge | None, forge_url: str | None = N
 
 
 def find_request(repository: Repository, branch: str, into: str, *, is_open: bool) -> PullRequest | None:
-    """Return the newest open (or else closed) pull request of `branch` into `into`, or None. Raises ForgeError."""
+    """Return the newest pull request of `branch` into `into`, open or closed as `is_open` says; None if there is none.
+
+    Raises ForgeError.
+    """
     for found in FINDERS[repository.forge](repository, branch, into, is_open):
         if found.is_open == is_open:
             return found

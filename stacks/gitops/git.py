@@ -47,7 +47,7 @@ HELPER = f'!f() {{ test "$1" = get && printf "username={TOKEN_USER}\\npassword=%
 
 
 class GitError(TidemillError):
-    """A git command failed."""
+    """A git command failed, or its answer is of no use."""
 
     exit_status = 1
 
@@ -57,7 +57,7 @@ class GitError(TidemillError):
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout: its top folder, and its `.git` folder."""
+    """A checkout: its top folder, and the folder in which git keeps its objects."""
 
     root: Path
     git_folder: Path

@@ -133,8 +133,8 @@ class Api:
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
         """Apply `manifest` server-side with strict checks, and return the resulting object.
 
-        Without `force` the server changes no field that another manager owns. With `uid` it changes only an existing
-        object with that uid.
+        Without `force` the server changes no field that another manager owns. With `uid` it refuses if there is
+        no object with that uid.
         """
         reference = Reference.from_manifest(manifest)
         if uid is not None:
@@ -222,7 +222,7 @@ class Api:
 
 
 def _add_identity(reference: Reference, answer: Manifest) -> Manifest:
-    """Return the answered object with the requested kind, namespace and name, even if the answer leaves them out."""
+    """Return the answered object with the requested apiVersion and kind, even if the answer leaves them out."""
     return answer | {"apiVersion": reference.api_version, "kind": reference.kind}
 
 

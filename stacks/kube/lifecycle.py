@@ -89,7 +89,10 @@ def create(
 
 
 def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raise the errors of `create` that a dry run shows. A missing namespace is none: the same run may create it."""
+    """Raise the errors of `create` that ownership and a dry run show.
+
+    A missing namespace is none: the same run may create it.
+    """
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
         require_takeable(live, manifest, adopts=adopts)
@@ -114,7 +117,10 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
-    """Raise the errors of `update` that a dry run shows. A missing namespace is none: the same run may create it."""
+    """Raise the errors of `update` that ownership and a dry run show.
+
+    A missing namespace is none: the same run may create it.
+    """
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
         require_still_ours(live, manifest, old)
@@ -259,7 +265,7 @@ def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> M
 def _store(
     api: Api, manifest: Manifest, live: Manifest | None, patience: Patience, *, waits: bool = True
 ) -> StoredObject:
-    """Apply `manifest` to the object `live`, or create one if that is None, and wait until it is ready."""
+    """Apply `manifest` to just the object `live`, or create one if that is None, and wait until ready if `waits`."""
     reference = Reference.from_manifest(manifest)
     try:
         stored = api.apply(manifest, force=live is not None, uid=object_uid(live) if live else None)

@@ -76,7 +76,7 @@ def store(
 
 
 def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -> None:
-    """Raise the errors of `store` that dry runs show, all together."""
+    """Raise the errors of `store` that ownership and dry runs show, all together."""
     before = _index_by_reference(old)
     errors = []
     for _, manifest in sort_for_creation(new):

@@ -124,7 +124,7 @@ def _lines(record: Record) -> Iterator[str]:
 
 
 def _explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
-    """Return why a unit or gateway is down, and the local time of its next start; None if it is up."""
+    """Return what is wrong with a unit or gateway, and the local time of its next start if it is down; else None."""
     seconds = starts_in_s(record, part)
     if seconds is None:
         return f"again, after: {part.reason}" if part.reason and is_coming_up(part) else part.reason

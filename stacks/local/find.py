@@ -161,8 +161,8 @@ def _read_start_folder(folder: RunFolder) -> str | None:
 def _deployment_name(given: Path, overlays: Sequence[Path]) -> str:
     """Return the name of the deployment that `given` means: `given` itself if a deployment of that name ran here.
 
-    Otherwise, and with overlays, return the name in the spec or plan at the path `given`, without planning. Raise
-    SpecError and CallError.
+    That holds even if a file or folder has that name too. Otherwise, and with overlays, return the
+    name in the spec or plan at the path `given`, without planning. Raise SpecError and CallError.
     """
     if not overlays and _recorded_deployments(str(given)):
         return str(given)

@@ -88,7 +88,7 @@ class Layout:
     nodes: tuple[NodeProcess, ...]
     identities: tuple[Identity, ...]
     drain_s: float  # seconds that running answers get when their process has to end
-    listeners: tuple[Listener, ...] = ()  # ports that must be free before anything starts, one for each address
+    listeners: tuple[Listener, ...] = ()  # some of each address, which must be free before anything starts
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text, of the launch files
 
 
@@ -148,7 +148,7 @@ def _identities(plan: Plan, gateways: Sequence[GatewayProcess], folder: Path) ->
 
 
 def _listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]) -> Iterator[Listener]:
-    """Yield one listener for each address: any other deployment at that address would use its port too."""
+    """Yield some listeners of each address: any other deployment at that address would use one of these ports too."""
     for gateway in gateways:
         yield Listener(gateway.host, gateway.http_port, "http")
         yield Listener(gateway.host, names.Ports.REGISTRY, "registry")

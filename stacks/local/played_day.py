@@ -46,7 +46,10 @@ class MachineTimes:
 
 @dataclass(frozen=True)
 class DueAct:
-    """One step of a unit: start, serve, drain or stop. Seconds count from the play's begin; `done_s` is None before."""
+    """One step of a unit: start, serve, drain or stop. Seconds count from the play's begin.
+
+    `done_s` is None until the step is done.
+    """
 
     unit: str
     kind: Kind
@@ -228,7 +231,7 @@ def _due_act(act: Act, pace: float) -> DueAct:
 
 
 def _is_next(acts: Sequence[DueAct], index: int) -> bool:
-    """Return whether the unit's previous acts are done, so that this one may be; a drain never waits for them."""
+    """Return whether the unit's previous acts are done or missed, so that this one may be; a drain never waits."""
     act = acts[index]
     before = [each for each in acts[:index] if each.unit == act.unit]
     return all(each.done_s is not None or each.is_missed or act.kind == "drain" for each in before)

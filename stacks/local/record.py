@@ -47,7 +47,7 @@ class GatewayRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one deployment. `stages` maps each stage to the seconds after the supervisor's start it took."""
+    """The record of one deployment. `stages` maps each stage to the seconds from the supervisor's start to it."""
 
     name: str
     plan_digest: str

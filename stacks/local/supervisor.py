@@ -94,7 +94,7 @@ class _Supervisor:
         }
         for unit in record.units:
             self._units[unit.name].is_off = unit.state == "off"
-        self._files = {name: text.encode() for name, text in layout.files.items()}  # and later the gateways'
+        self._files = {name: text.encode() for name, text in layout.files.items()}  # and what gateways write
         self._unwritable = 0  # errno of a failed write of the record, which ends the start
         self._num_stops = 0
         self._stopped_by: str | None = None

@@ -135,7 +135,7 @@ def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units
 
 
 def _count_taken_nodes(on: Sequence[Units], nodes: Mapping[str, int], warm_up: int, drain: int) -> list[int]:
-    """Count for each minute the nodes taken by units that serve, start in `warm_up` or stopped in `drain` minutes."""
+    """Count each minute's nodes of units that serve, will within `warm_up` minutes, or did within the last `drain`."""
     total = np.zeros(DAY_MINUTES, dtype=np.int64)
     for unit in sorted(frozenset[str]().union(*on)):
         serving = np.array([unit in each for each in on])

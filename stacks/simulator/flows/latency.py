@@ -67,7 +67,7 @@ class Waits:
 class Latencies:
     """Latencies over all requests of a day, in seconds. None: no request was answered, or the SLO does not name it."""
 
-    ttft_mean: float | None
+    ttft_mean: float | None  # over all answered requests: the figure that `slo.ttft_ms` is about
     ttft: tuple[float | None, ...]  # at `QUANTILES`
     tpot: tuple[float | None, ...]
     ttft_kept: float | None  # share of all requests whose TTFT is within the SLO; a refused request's is not

@@ -25,7 +25,7 @@ __all__ = ["PromptSide", "RequestMeans", "Service", "TokenSide", "build_service"
 
 SIDES: tuple[Phase, Phase] = ("prefill", "decode")
 MIN_REQUESTS = 1.000001  # the end of a table of requests, if KV has not even room for one
-LEAST_LOAD = 1e-4  # the table's lowest load over a full turn's; below that, seconds fall in a line to 0
+LEAST_LOAD = 1e-4  # the table's lowest load over a full turn's: below it, pieces fall in a line to 0
 GRID = 25  # points of a table of step times; each takes 0.3 ms to compute
 
 

@@ -51,7 +51,7 @@ class PrefixCache:
                 tier.popitem(last=False)
 
     def _count_used_before(self, blocks: Sequence[int]) -> int:
-        """Return how many of a prompt's first blocks were used before, by the table of names, and add all to it."""
+        """Return the number, from 1, of a prompt's last block in the table of names, 0 for none, and add all to it."""
         num_places = NAMES_PER_BLOCK * self._sizes[1]
         if not num_places:
             return 0
