@@ -269,7 +269,10 @@ def _warm_up(known: Phased) -> dict[str, str]:
 
 
 def _kernels(spec: Spec) -> dict[str, str]:
-    """Return the variables that name folders for compiled kernels; empty if the spec keeps no kernels."""
+    """Return the variables that name folders for compiled kernels; empty if the spec keeps no kernels.
+
+    SGLang derives DeepGEMM's own variable from one of them.
+    """
     if spec.kubernetes.kernel_cache is None:
         return {}
     folder = names.KERNEL_CACHE

@@ -125,7 +125,10 @@ def _imbalance(
     pairs: float,
     drift_share: float = DRIFT_SHARE,
 ) -> Imbalance:
-    """Return the max/mean load of GPUs and of nodes under the plan's map, with `pairs` token-expert pairs per GPU."""
+    """Return the max/mean load of GPUs and of NVLink domains in a step under the plan's map; 1 for a single GPU.
+
+    `pairs` is the mean number of token-expert pairs of a GPU.
+    """
     if unit.num_gpus == 1:
         return Imbalance()
     domains = unit.num_nodes if unit.num_gpus % unit.num_nodes == 0 else 1

@@ -6,7 +6,7 @@ Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked exam
     physical expert    a slot: 256 + 32 = 288 a layer, numbered GPU by GPU, 288 / 144 = 2 on each
     max over mean      load of the fullest GPU / mean load of all GPUs; a step waits for the fullest GPU, and 1.0 is
                        perfect
-    bound              a value that the max over mean of no map is below, for these loads and sizes
+    bound              a lower limit of the max over mean of every map, for these loads and sizes
 
 The search begins like DeepSeek's EPLB: it gives replicas to hot experts and packs slots onto GPUs. Then it takes load
 off the fullest GPU until no step helps (`maps`, `native`). `bound` says how much better a map could be at most.

@@ -41,7 +41,8 @@ GOOD_ENOUGH = 1.0008  # a map within this factor of the bound is done: loads cha
 ROUNDING = 1e-9
 LEVELS = (1.04, 1.02, 1.01, 1.005)  # max over mean to reach by the maps on the front
 COVERED = "replicas of each expert are in two failure domains"
-SHIFTS = (0.0, -0.5, -0.25, 0.25)  # how starts differ in numbers of replicas (`start.h`); tuned at EP72 and EP144
+# How starts differ in numbers of replicas (`start.h`); tried at EP72 and EP144, with alpha from 0.6 to 1.2.
+SHIFTS = (0.0, -0.5, -0.25, 0.25)
 KICK_STARTS = (
     None,
     None,

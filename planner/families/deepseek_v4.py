@@ -19,7 +19,7 @@ __all__ = ["DeepseekV4Shapes"]
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 INDEXED_RATIO = 4  # layers with this compression ratio have an indexer, which picks entries
 MAX_RATES = 64  # entries of `compress_rates`, one per kind of layer; published files have three
-HASH_LAYERS = 3  # transformers' default_num_hash_layers
+HASH_LAYERS = 3  # if the file does not say: transformers' default_num_hash_layers
 
 
 class DeepseekV4Shapes(Shapes):

@@ -35,7 +35,8 @@ FAMILIES = {
     "mixtral": "grouped.MixtralShapes",
 }
 
-# model_type of a multimodal model -> file and class of its encoder (tower), and possible families of its text model
+# model_type of a multimodal model -> file and class of its encoder (tower), and possible families of its text model,
+# the usual one first: a text model without a model_type is of that family
 TOWERS = {
     "kimi_k25": ("towers.KimiTower", ("kimi_k2", "deepseek_v3")),
     "minimax_m3_vl": ("towers.MiniMaxM3Tower", ("minimax_m3", "minimax_m3_vl_text")),

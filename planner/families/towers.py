@@ -1,4 +1,4 @@
-"""Towers: the encoders for images and sound of multimodal models. Here are the keys that give their parameter counts.
+"""Towers, the encoders for images of multimodal models: the keys that give their numbers of parameters.
 
 Sources: transformers 5.23.0 models/kimi_k25/modeling_kimi_k25.py (published files have other names, `vt_...`);
 `MiniMaxM3VLVisionConfig` and modeling_minimax_m3_vl.py; `Qwen3_5MoeVisionConfig` and modeling_qwen3_5_moe.py;
@@ -91,7 +91,7 @@ class Qwen3VlTower(Qwen35Tower):
     deepstack_visual_indexes: PerLayer[Entry]
 
     def num_weights(self, text_hidden_size: int) -> int:
-        """Return the number of parameters of Qwen3.5's encoder, and of a merger for each inner layer with output."""
+        """Return the number of parameters of Qwen3.5's encoder, and of a merger for each layer that feeds text."""
         merged = self.hidden_size * self.spatial_merge_size**2
         merger = 2 * merged + merged * merged + merged + merged * self.out_hidden_size + self.out_hidden_size
         return super().num_weights(text_hidden_size) + len(self.deepstack_visual_indexes) * merger

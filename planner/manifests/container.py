@@ -22,7 +22,8 @@ def engine_container(document: LaunchDocument) -> Container:
 def runtime_container(document: LaunchDocument, launch_file: str, registry: str, more: Sequence[str]) -> Container:
     """Return the container in which the bundled runtime serves the unit of `document`.
 
-    `registry` is the name of the Service by which ranks find the gateway; `more` are further arguments.
+    `registry` is the name of the Service by which ranks find the gateway; `more` are arguments that follow from the
+    spec's `kubernetes`.
     """
     return Container(
         command=("python", "-m", "runtime", "node"),

@@ -28,12 +28,12 @@ def requests_of(
 
 
 def priority_of(kubernetes: KubernetesSpec) -> Variables:
-    """Return the variable with the priority class of pods; empty if the spec gives none."""
+    """Return the variable with the priority class of the gateway's and the controller's pods; empty without one."""
     return {"priority_class": kubernetes.priority_class} if kubernetes.priority_class else {}
 
 
 def tolerations_of(tolerations: Sequence[TolerationSpec]) -> list[Variables]:
-    """Return the spec's tolerations as variables of a pod's template."""
+    """Return the spec's tolerations in Kubernetes' form, as variables of a pod's template."""
     return [_toleration(each) for each in tolerations]
 
 

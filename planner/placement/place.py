@@ -157,7 +157,10 @@ def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Seq
 
 
 def _describe_spread(nodes: Sequence[Node]) -> str:
-    """Say over how many leaves and racks nodes are spread, `in 1 leaf, 5 racks`, if the spec names leaves and racks."""
+    """Say over how many leaves and racks nodes are spread: `in 1 leaf, 5 racks`.
+
+    If the spec names neither, say that the nodes were the first free ones.
+    """
     kinds = {"leaf": {node.leaf for node in nodes} - {""}, "rack": {node.rack for node in nodes} - {""}}
     plural = {"leaf": "leaves", "rack": "racks"}
     parts = [f"{len(places)} {kind if len(places) == 1 else plural[kind]}" for kind, places in kinds.items() if places]

@@ -66,6 +66,6 @@ def _sources(candidate: Candidate) -> dict[str, str]:
 
 
 def _fill_defaults(spec: ResolvedSpec, decisions: Iterable[Decision]) -> dict[str, Any]:
-    """Return the spec's data with the decided values in place of `auto` and of defaults."""
+    """Return the spec's data with every default written out; `auto` is decided there already."""
     defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
     return reset_spent_options(apply_change(spec.document.data, defaults), spec.document.autos)

@@ -72,7 +72,7 @@ def kv_precision_suits_kernels(c: Written, phase: Phase) -> Iterator[Finding]:
 def attention_sizes(
     ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
 ) -> list[int]:
-    """Return the attention group sizes that fit unit, node and heads, up to `largest`. None (unknown) excludes none."""
+    """Return the sizes of attention groups that fit unit, node and heads, up to `largest`. None: unknown, no limit."""
     return [
         size
         for size in range(1, min(MAX_ATTENTION_TP, largest or MAX_ATTENTION_TP) + 1)

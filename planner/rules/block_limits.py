@@ -96,7 +96,7 @@ def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
 
 
 def _cut_dense_layers(block_matrices: BlockMatrices, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
-    """Yield how dense layers are split. SGLang checks blocks even on one GPU, because it joins two of the matrices."""
+    """Yield how dense layers are split. SGLang checks unsplit ones too, because it joins two of their matrices."""
     is_cut = section.ep_size == section.attention_tp or engine == "vllm"
     num_gpus = section.attention_tp if is_cut else 1
     for channels in sorted({layer.ffn.intermediate_size for layer, each in block_matrices if each.part == "dense"}):

@@ -112,7 +112,7 @@ def spares_are_cluster_nodes(c: Written) -> Iterator[Finding]:
 
 
 def spares_match_used_gpus(c: Written) -> Iterator[Finding]:
-    """Reject a spare node with fewer GPUs than other nodes, or with a GPU model that no phase uses."""
+    """Reject a spare that has fewer GPUs than `gpus_per_node`, or GPUs that no phase uses: it could replace no node."""
     spares: list[str] = c["cluster.spares"]
     nodes: Nodes = c["cluster.nodes"]
     gpus_per_node: int = c["cluster.gpus_per_node"]

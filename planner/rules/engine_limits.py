@@ -40,7 +40,10 @@ EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
 
 
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine can run EP size, steps, FP8 blocks and replicas of `phase`; others may be `auto`."""
+    """Return whether the engine can run the EP size, steps, FP8 blocks and replicas of `phase`.
+
+    Other phases may still be undecided.
+    """
     return all(can(spec, phase) for can in (supports_unit_size, exchange_fits_buffer, keeps_blocks, has_replica_slots))
 
 
@@ -103,7 +106,7 @@ def maps_fit_config_map(c: Candidate) -> Iterator[Finding]:
 
 
 def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
-    """Reject precisions for whose experts the engine has no kernels beside DeepEP dispatch."""
+    """Reject precisions for whose experts the engine has no kernels with DeepEP, in units of several groups."""
     spec = c.resolved
     for phase in spec.phases:
         section, taken = spec.phase(phase), EXCHANGED_IN[phase]

@@ -14,7 +14,7 @@ __all__ = ["RULES"]
 
 
 def env_is_valid(c: Written) -> Iterator[Finding]:
-    """Reject environment variables that are neither text nor a Secret's key. Findings quote no value."""
+    """Reject environment variables that are neither text nor a Secret's key. No value is quoted: it may be secret."""
     env: Mapping[str, Any] = c["kubernetes.env"]
     for name, value in env.items():
         path = f"kubernetes.env.{name}"

@@ -38,7 +38,7 @@ class Predicted(Candidate, Protocol):
 
     @property
     def fullest(self) -> Sequence[PhaseLoad]:
-        """Each phase's load at its busiest time, over all kinds of days."""
+        """The highest load of each phase on any kind of day."""
 
     def predicted_with(self, phase: Phase, change: Change) -> Prediction | None:
         """Return the prediction of `phase` after a `change` of the spec, with the present expert map."""

@@ -1,7 +1,7 @@
 """Replace every `auto` in a spec with a number and a reason, and list the defaults that the spec relies on.
 
 Predicted speed decides if the spec has an SLO, or if a field is `auto` that memory cannot decide: `units`,
-`attention_tp`, `max_batch_tokens` (`layouts.py`). Where speed cannot be predicted, and always for prefill's
+`attention_tp`, `max_batch_tokens` (`layouts.py`). Otherwise, or if speed cannot be predicted, and always for prefill's
 max_requests, memory and shapes decide in this order:
     ep_size             the smallest unit of whole nodes whose KV holds `max_requests` of full length (prefill: one)
                         and the written operating point;

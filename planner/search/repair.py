@@ -165,7 +165,10 @@ class _Search:
         return [FULL_SHARE, USUAL_SHARE] if self.short else [ONE_REQUEST]
 
     def _offers(self, row: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Yield the first change of each series that leaves KV for `share`, without values that are already set."""
+        """Yield the first change of each series that makes the spec feasible with KV for `share`.
+
+        Values that the spec has already are left out of the change.
+        """
         data, seen = self.spec.document.data, []
         for change in self._first_successes(row, _Goal(self.short, share)):
             new = {path: value for path, value in change.items() if apply_change(data, {path: value}) != data}
@@ -174,7 +177,10 @@ class _Search:
                 yield {**new, **self.extra_nodes, **new}
 
     def _joint_changes(self, relaxations: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Join the first change that helps each short phase, and yield the joint change if it leaves KV for `share`."""
+        """Join the first change that gives each short phase KV for `share`.
+
+        Yield the joint change if it makes the whole spec feasible.
+        """
         changes: dict[str, Any] = {}
         for phase in self.short if len(self.short) > 1 else ():
             first = next(self._first_successes(relaxations, _Goal((phase,), share, are_all=False)), None)
@@ -214,7 +220,7 @@ class _Search:
         return self.kv_shares[key] >= (goal.share if phase in goal.phases else ONE_REQUEST)
 
     def _has_slots(self, phase: Phase, numbers: Mapping[str, Any]) -> bool:
-        """Return whether `numbers` give enough slots for experts to survive a node loss. A rack loss takes no fewer."""
+        """Return whether `numbers` give enough slots to survive the loss of a node. Racks need at least as many."""
         section = self.spec.phase(phase).model_copy(update=numbers)
         fewest = fewest_slots(self.spec, section.ep_size)
         slots = (self.spec.model.num_routed_experts + section.redundant_experts) // section.ep_size

@@ -49,7 +49,7 @@ def ep_sizes(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
 def even_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> range:
     """Return the numbers of redundant experts that give all GPUs equally many slots, in ascending order.
 
-    For a written number, return it alone; nothing if it does not.
+    A written number is returned alone, or not at all if it does not give equally many slots.
     """
     written, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
     if is_undecided(written):
@@ -179,7 +179,10 @@ def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]
 
 
 def _resize_unit(spec: ResolvedSpec, phase: Phase, num_nodes: int, fewest_slots: bool = False) -> Change:
-    """Return the change to units of `num_nodes` nodes, with redundant experts that give GPUs equally many slots."""
+    """Return the change to units of `num_nodes` nodes, with the nearest number of redundant experts that is even.
+
+    It gives all GPUs equally many slots. With `fewest_slots` it is the smallest such number.
+    """
     now, size = spec.phase(phase).redundant_experts, num_nodes * spec.cluster.gpus_per_node
     redundant = nearest_redundant(spec.model.num_routed_experts, size, 0 if fewest_slots else now)
     other = {} if redundant == now else {f"{phase}.redundant_experts": redundant}

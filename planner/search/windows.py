@@ -125,7 +125,7 @@ def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, A
 
 
 def _replace_windows(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]) -> ScheduleSpec:
-    """Return a schedule with the windows of `days` and the start times of `schedule`."""
+    """Return a schedule with the windows of `days` and the `start` section of `schedule`, and defaults otherwise."""
     return ScheduleSpec.model_validate(_windows_data(spec, days)).model_copy(update={"start": schedule.start})
 
 

@@ -78,8 +78,8 @@ class ScheduleSpec(Section):
     )
     windows: Annotated[list[WindowSpec], Field(min_length=1, max_length=1440), *OR_AUTO] = Field(
         description="Windows of the day. Each lasts until the next one starts, the last until the next day's first."
-        " With auto, the windows that serve traffic.profile with the fewest node-hours, if all units of a phase just"
-        " serve the busiest hour.",
+        " With auto, the windows that serve traffic.profile with the fewest node-hours, assuming that all units of a"
+        " phase just serve the busiest hour.",
         examples=[[{"at": "08:30", "prefill_units": 29, "decode_units": 9}], "auto"],
     )
     other_days: list[OtherWindowsSpec] = Field(

@@ -102,7 +102,10 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Return the document in the file at `path`, refused parts included. Raises SpecError if it is no YAML mapping."""
+    """Return the document in the file at `path`, refused parts included.
+
+    Raises SpecError if the file cannot be read or is no YAML mapping.
+    """
     return decode_document(read_content(path), path)
 
 

@@ -1,4 +1,4 @@
-"""Estimate the load of a layout's fullest GPU over the mean, without making the expert map. A search needs thousands.
+"""Estimate the max/mean load of a layout's GPUs without making its expert map: a search asks for a thousand layouts.
 
 Finding an expert map takes a tenth of a second, but its quality can be computed before. Replicas go one by one to the
 expert with the hottest replicas, so with m redundant slots the hottest replica carries the m-th largest of load / k,
