@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from planner.problems.finding import Finding
+from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import removal
 from planner.rules.rule import Rule
 from planner.rules.written import Written
@@ -33,13 +33,21 @@ def values_differ(c: Written, pattern: str) -> Iterator[Finding]:
     first: dict[tuple[str, Any], str] = {}
     is_day = UNIQUE[pattern] == DAY
     for path in c.expand_paths(pattern):
-        value = c[path]
+        value = _read(c, path)
         holder = pattern if is_day else re.sub(r"\.[0-9]+(\.[a-z_]+)?$", "", path)
         if value is not None and (holder, value) in first:
             rule = f"S408 must differ from {first[holder, value]}"
             fix = removal() if pattern.endswith("*") else "write another, or remove one of the two"
             yield Finding(path, value, rule, UNIQUE[pattern], fix)
         first.setdefault((holder, value), path)
+
+
+def _read(c: Written, path: str) -> Any:
+    """Return the value at `path`; None if it is wrong, which says nothing about the other items."""
+    try:
+        return c[path]
+    except Unknown:
+        return None
 
 
 RULES = tuple(

@@ -78,7 +78,7 @@ def test_every_row_of_the_table_is_of_the_spec_as_it_is(row, place):
         ({"max_batch_tokens": 4096}, "max_batch_tokens", "write prefill.max_batch_tokens or decode.max", False),
         ({"decode.min_unit": 2}, "decode.min_unit", "write one of these, or remove it", False),
         ({"slo.ttft_s": 2}, "slo.ttft_s", "write ttft_ms or tpot_ms, in milliseconds", False),
-        ({"engine_args": 1}, "engine_args", "write one of these, or remove it", False),
+        ({"engine_args": 1}, "engine_args", "write prefill.engine_args or decode.engine_args", False),
         ({"decode.overlap": "five-stage"}, "decode.overlap", "did you mean five_stage?", True),
         ({"decode.precision": "fp16"}, "decode.precision", "write fp8 or", False),
         ({"decode.precision": "w8a16"}, "decode.precision", "write fp8 or", False),
