@@ -1,7 +1,7 @@
 """A table of fields that have no effect in some specs, and the rules that reject them there.
 
 A user who writes a field expects an effect and would get another plan than intended, so it is an error. The fix is to
-remove the field. The spec inside a plan has every field, so there a field at its default is no error.
+remove the field. A field at its default is no error, since the spec inside a plan has every field.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,8 +35,7 @@ class Unused:
         is_section = any(each.startswith(f"{path}.") for each in c.values)
         value = None if is_section else c[path]
         is_default = value in (None, field_at(path).get_default(call_default_factory=True))
-        is_meant = is_section or not is_default or (c.is_written and c.is_given(path))
-        if is_meant and self.applies(c):
+        if (is_section or not is_default) and self.applies(c):
             yield without_effect(self.where.format(engine=c.engine), self.reason, path, value, self.fix)
 
 
