@@ -1,1 +1,1 @@
-"""Latent KV in pages, its transfer to decode ranks, and the prefix cache."""
+"""Latent KV: pages, transfer and prefix cache."""

@@ -387,7 +387,7 @@ def wrong_kubeconfigs(control_plane, folder):
     return {
         "not there": (
             "/nonexistent",
-            "no usable current context in the kubeconfig /nonexistent (No configuration found); "
+            "no usable current context in the kubeconfig that KUBECONFIG names (No configuration found); "
             "set KUBECONFIG to a valid file, and the context to one of `kubectl config get-contexts`",
         ),
         "nobody answers": (

@@ -1,1 +1,1 @@
-"""What happens to a request: its HTTP body becomes tokens for ranks, and their tokens become an answer."""
+"""A request from HTTP to tokens and back."""

@@ -1,1 +1,1 @@
-"""The gateway's metrics, log and traces for operators."""
+"""Metrics, log and traces for operators."""

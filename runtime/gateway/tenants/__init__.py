@@ -1,1 +1,1 @@
-"""Callers of the gateway: their API keys and limits, and the order in which their requests are served."""
+"""Callers: who may ask, how much, and in which order."""

@@ -256,4 +256,4 @@ def test_more_units_than_are_written_are_said_to_follow_from_capacity(tmp_path):
     """Units that carry half of the busiest hour are too few, and nothing else in the spec says how many it takes."""
     reason = too_few_nodes(tmp_path, f"{PAIR}{TRAFFIC.replace('}', ', capacity: 0.5}')}schedule: auto\n")
 
-    assert "its capacity" in reason
+    assert "traffic.capacity" in reason
