@@ -106,7 +106,7 @@ def serves(core):
 
 
 def router_url(core):
-    """Where its Service answers."""
+    """The URL of the router's Service."""
     service = core.read_namespaced_service(GATEWAY, NAMESPACE).spec
     return f"http://{service.cluster_ip}:{service.ports[0].port}"
 

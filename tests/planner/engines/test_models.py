@@ -178,7 +178,7 @@ def text_of(executor, module):
 
 @pytest.mark.parametrize("model_type", VLLM)
 def test_vllm_supports_architectures_as_the_table_says(executor, model_type):
-    """By its registry; EPLB asks for a `MixtureOfExperts`, and of a multimodal model it asks the text model."""
+    """vLLM's registry agrees. EPLB asks for a `MixtureOfExperts`, and of a multimodal model it asks the text model."""
     model, modules = VLLM[model_type], modules_of(executor)
     asked = TEXT_MODELS.get(model.architecture, model.architecture)
 

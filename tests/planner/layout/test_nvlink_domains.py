@@ -1,4 +1,4 @@
-"""Which nodes reach each other without a NIC."""
+"""Nodes of one NVLink domain reach each other without a NIC."""
 
 from dataclasses import replace
 

@@ -172,7 +172,7 @@ def flood(pages, tenant, names):
 
 
 def test_a_tenant_who_floods_the_cache_drives_out_only_what_is_above_an_equal_share():
-    """Of 12 pages, a small tenant keeps all of its 3, and one with more than the flood keeps half of what is left."""
+    """A small tenant keeps all of its 3 pages of 12, and one with more than the flood keeps half of what is left."""
     pages = Pages(12)
     small, large, many = (
         [f"{letter}{number}".encode().ljust(NAME_BYTES) for number in range(amount)]

@@ -126,7 +126,7 @@ def test_a_first_deployment_is_no_change():
 
 
 def test_with_room_and_a_stand_in_nothing_is_promised_to_be_missing():
-    """By night the second units stand in. By day, with_room waits for the night."""
+    """The second units stand in by night, and with_room waits for the night by day."""
     night = look_at([], seen((OLD, OFF, OLD, OFF)), LATE)
     day = look_at([], seen((OLD,) * 4, may_lack_one=False))
 

@@ -29,7 +29,7 @@ def departed(state, *, name="d2", holds=()):
 
 
 def test_a_unit_that_left_the_plan_serves_until_all_turns_are_over():
-    """In place of the only other one of its phase, which starts again meanwhile."""
+    """It serves in place of the only other one of its phase, which starts again meanwhile."""
     look = replace(situation((READY, OFF, READY, OFF)), departed=(departed(READY),))
     outdated = replace(look, units=tuple(replace(unit, is_outdated=unit.is_on) for unit in look.units))
 

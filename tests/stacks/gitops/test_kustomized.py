@@ -1,4 +1,4 @@
-"""Which kustomizations of a checkout change a rendered folder, however they are written."""
+"""Kustomizations of a checkout that change a rendered folder are found, however they are written."""
 
 import pytest
 

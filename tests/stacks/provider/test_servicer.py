@@ -414,7 +414,7 @@ def test_secrets_are_marked_in_what_is_found(fake, servicer):
 
 
 def test_what_a_unit_adopts_is_warned_of_once(fake, servicer):
-    """By whose it was: that tool would set it back."""
+    """The warning names the manager whose object it was, since that tool would set it back."""
     for path, each in ((MAP_PATH, together()["ConfigMap"]), (SERVICE_PATH, together()["Service"])):
         fake.store(path, each, manager="kubectl")
     servicer.Configure(pb.ConfigureRequest(args=encode_struct({"adopt": True})), None)

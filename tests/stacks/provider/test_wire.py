@@ -60,7 +60,7 @@ def test_a_secret_is_its_value():
 
 
 def test_what_was_given_as_a_secret_is_one_again():
-    """At any depth; a list that has one is secret as a whole, and nothing is marked twice."""
+    """Secrets are marked at any depth; a list that has one is secret as a whole, and nothing is marked twice."""
     given = wire({"data": {"key": secret("x"), "name": "y"}, "args": ["a", secret("b")], "gone": secret("z")})
     found = encode_struct({"data": {"key": "other", "name": "y", "new": "n"}, "args": ["a", "c"], "more": 1})
 
