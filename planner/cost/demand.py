@@ -21,25 +21,17 @@ from planner.schedule.stretches import TimesOfDay, demand_shares, entry_starts, 
 from planner.spec.schema import Spec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["PhaseLoad", "StretchLoad", "compute_loads", "peak_loads", "predict_loads"]
+__all__ = ["PhaseLoad", "compute_loads", "peak_loads", "predict_loads"]
 
 ROUNDED = 0.005  # loads are shown in whole per cent
 
 
 @dataclass(frozen=True)
-class StretchLoad:
-    """A phase's load while neither demand nor units change. Rates are tokens/s of all units that are on."""
-
-    at: str
-    minutes: int
-    asked_per_s: float  # demand
-    served_per_s: float  # rate of the units at their operating point
-    most_per_s: float  # maximum rate of the units
-
-
-@dataclass(frozen=True)
 class PhaseLoad:
-    """A phase's load at its fullest time of a day. Rates are tokens/s of all units that are on then."""
+    """A phase's load while neither demand nor units change, as at its fullest time of a day.
+
+    Rates are tokens/s of all units that are on then.
+    """
 
     phase: Phase
     at: str
@@ -53,7 +45,8 @@ class PhaseLoad:
     all_on_beyond: str | None = None  # such times at which all units of the phase are on
     are_all_on: bool = False  # whether all units are on at the fullest time
     day: str | None = None  # a date or a weekday; None for ordinary days
-    stretches: tuple[StretchLoad, ...] = ()  # of that day, from midnight
+    minutes: int = 0  # how long neither demand nor units change
+    stretches: tuple["PhaseLoad", ...] = ()  # all such times of that day, from midnight
 
     @property
     def load(self) -> float:
@@ -152,6 +145,7 @@ def compute_loads(
                 most_per_s=on.at(each.start)[phase] * most_per_s[phase],
                 lowest=0.0,
                 are_all_on=on.at(each.start)[phase] == num_units[phase],
+                minutes=each.minutes,
             )
             for each, share in zip(stretches, shares, strict=True)
         ]
@@ -167,10 +161,7 @@ def compute_loads(
                 times_beyond=periods((each.start, each.minutes) for each, _ in beyond) or None,
                 all_on_beyond=periods((each.start, each.minutes) for each, all_on in beyond if all_on) or None,
                 day=day,
-                stretches=tuple(
-                    StretchLoad(one.at, each.minutes, one.asked_per_s, one.served_per_s, one.most_per_s)
-                    for each, one in timed
-                ),
+                stretches=tuple(loads),
             )
         )
     return tuple(found)

@@ -21,6 +21,7 @@ from planner.diff.change import (
     Verdict,
     WarningSides,
 )
+from planner.facts import names
 from planner.facts.quantities import counted
 from planner.facts.terms import PHASES
 from planner.plan.row import Row
@@ -148,7 +149,7 @@ def _units(change: Change, fate: Fate) -> Iterator[str]:
 
 def _name_units(plan: str, units: Sequence[UnitChange]) -> str:
     """Return the units' names, consecutive numbers joined: `prefill-0 to 4, gateway`."""
-    runs = group_numbered([each.name.removeprefix(f"{plan}-") for each in units])
+    runs = group_numbered([names.short_name(each.name, plan) for each in units])
     return _join_limited(
         [f"{run[0]} to {run[-1].rpartition('-')[2]}" if len(run) > 1 else run[0] for run in runs], MAX_RUNS
     )

@@ -61,6 +61,7 @@ __all__ = [
     "plan_selector",
     "registry_name",
     "runtime_account",
+    "short_name",
     "unit_identities",
     "unit_name",
     "unit_pod_name",
@@ -139,6 +140,11 @@ class Ports:
 def unit_name(plan: str, phase: Phase, index: int) -> str:
     """Return the name of unit `index` of a phase: `deepseek-r1-decode-0`."""
     return f"{plan}-{phase}-{index}"
+
+
+def short_name(name: str, plan: str) -> str:
+    """Return a unit's name without its plan's: `decode-0`. Other names stay as they are."""
+    return name.removeprefix(f"{plan}-")
 
 
 def logical_node(index: int) -> str:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from planner.estimate.uptime import HOUR_S, recovery_s, suggest_spare
+from planner.facts import names
 from planner.facts.day import HOUR_MINUTES, MINUTE_S, hh_mm, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.quantities import BYTES_PER_GBIT
@@ -272,7 +273,7 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
         f"failure.{when}",
         ("phase", phase),
         ("domain", domain),
-        ("place", loss.at.removeprefix(f"{plan.name}-")),
+        ("place", names.short_name(loss.at, plan.name)),
         ("units", min(loss.units, units_on)),
         ("units_on", units_on),
         ("share", share, "share"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from planner.facts import names
 from planner.layout.unit import Unit
 from planner.plan.plan import Plan
 from planner.plan.row import Row
@@ -77,7 +78,7 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
 def find_unit(plan: Plan, name: str) -> Unit:
     """Return the unit called `name`, with or without the plan's prefix. Raises CallError if there is none."""
     for unit in plan.units:
-        if name in (unit.name, unit.name.removeprefix(f"{plan.name}-")):
+        if name in (unit.name, names.short_name(unit.name, plan.name)):
             return unit
     fix = f"name one of them, {plan.units[0].name} to {plan.units[-1].name} (tidemill plan --full lists them)"
     finding = Finding("--unit", name, "S916 must be a unit of the plan", "there is none of that name", fix)

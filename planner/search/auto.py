@@ -51,6 +51,7 @@ from planner.search.decision import (
     NO_FORMER,
     Decision,
     Former,
+    former_numbers,
     is_auto,
     needs_speed,
 )
@@ -244,10 +245,9 @@ def _decide_sizes(spec: ResolvedSpec, phase: Phase, former: Former, decided: Seq
 def _former_numbers(spec: ResolvedSpec, phase: Phase, former: Former) -> Numbers:
     """Return the `former` numbers of the phase's `auto` fields; empty if one is unknown, or if they do not fit."""
     section, point = spec.phase(phase), _written_point(spec, phase)
-    paths = {field: f"{phase}.{field}" for field in AUTO_FIELDS if is_auto(section, field)}
-    if not former.keys() >= set(paths.values()):
+    numbers = former_numbers(former, phase, (each for each in AUTO_FIELDS if is_auto(section, each)))
+    if not numbers:
         return {}
-    numbers = {field: former[path] for field, path in paths.items()}
     tried = spec.with_numbers(phase, numbers)
     sizes = tried.phase(phase)
     is_candidate = (

@@ -23,7 +23,7 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.rules.check import change_spec
 from planner.search.broken_slo import require_slo
-from planner.search.decision import AS_BEFORE, FIELDS, NO_FORMER, Decision, Former, is_auto
+from planner.search.decision import AS_BEFORE, FIELDS, NO_FORMER, Decision, Former, former_numbers, is_auto
 from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill_nodes, meet_demand, units_by_offer
 from planner.search.ranked import PhaseSearch, summarize_search
 from planner.search.trials import AcceptedLayout, RejectedLayout, try_former, try_layouts
@@ -131,11 +131,9 @@ def _former_layouts(spec: ResolvedSpec, former: Former, balance: ReplicaBalance)
     """Return the layouts with the `former` numbers that the search accepts."""
     kept: dict[Phase, AcceptedLayout] = {}
     for phase in spec.phases:
-        paths = {field: f"{phase}.{field}" for field in _searched_fields(spec, phase)}
-        if paths and former.keys() >= set(paths.values()):
-            numbers = {"max_requests": 1} | {field: former[path] for field, path in paths.items()}
-            if found := try_former(spec, phase, numbers, balance):
-                kept[phase] = found
+        numbers = former_numbers(former, phase, _searched_fields(spec, phase))
+        if numbers and (found := try_former(spec, phase, {"max_requests": 1} | numbers, balance)):
+            kept[phase] = found
     return kept
 
 

@@ -62,4 +62,4 @@ def _describe_share(phase: str, least: Mapping[str, int], promised: Written) -> 
 
 
 def _list_units(plan: str, units: Sequence[Mapping[str, str]]) -> str:
-    return ", ".join(each["name"].removeprefix(f"{plan}-") for each in units)
+    return ", ".join(names.short_name(each["name"], plan) for each in units)

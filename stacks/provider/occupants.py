@@ -30,9 +30,9 @@ ID = "occupants"
 ListInputs = dict[str, Any]
 
 
-def find_departed(old: ListInputs, find_new: ListInputs) -> list[Manifest]:
-    """Return the objects that `old` lists and the new list, `find_new`, does not, under any name."""
-    staying = {Reference.from_manifest(each) for each in find_new["objects"].values()}
+def find_departed(old: ListInputs, new: ListInputs) -> list[Manifest]:
+    """Return the objects that `old` lists and `new` does not, under any name."""
+    staying = {Reference.from_manifest(each) for each in new["objects"].values()}
     return [each for each in old["objects"].values() if Reference.from_manifest(each) not in staying]
 
 

@@ -67,7 +67,12 @@ def show_nodes(plan: Plan) -> Nodes:
 def _cell(plan: Plan, node: Node, unit: PlannedUnit | None) -> Cell:
     if unit is not None:
         mark = f"{LETTERS[unit.phase]}{unit.index}"
-        return Cell(node.index, f"{unit.phase} shade{unit.index % 2}", mark, f"{node.name}, {_short(plan, unit)}")
+        return Cell(
+            node.index,
+            f"{unit.phase} shade{unit.index % 2}",
+            mark,
+            f"{node.name}, {_short(plan, unit)}",
+        )
     if node.unusable is None:
         return Cell(node.index, "idle", "", f"{node.name}, idle")
     kind, mark = ("spare", "s") if node.is_spare else ("unusable", "×")
@@ -98,7 +103,12 @@ def _facts(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -
             for node in nodes
         ],
         "units": [
-            {"name": unit.name, "short": _short(plan, unit), "phase": unit.phase, "nodes": format_runs(unit.nodes)}
+            {
+                "name": unit.name,
+                "short": _short(plan, unit),
+                "phase": unit.phase,
+                "nodes": format_runs(unit.nodes),
+            }
             for unit in plan.units
         ],
         "states": states or [(0, list(number_of.values()))],
@@ -157,4 +167,4 @@ def _units_on(plan: Plan, nodes: Sequence[str], unit_of: dict[str, PlannedUnit])
 
 
 def _short(plan: Plan, unit: PlannedUnit) -> str:
-    return unit.name.removeprefix(f"{plan.name}-")
+    return names.short_name(unit.name, plan.name)
