@@ -6,17 +6,14 @@
     pulumi up            likewise, but no unit stands in, and units on other nodes change at once
     Git, kubectl         every pod that differs ends at once, and starts again with all others
 
-The new gateway is ready before the old one ends. A starting unit counts only once it serves. So of a phase's units
-serve at least
+The new gateway is ready before the old one ends. A starting unit counts only once it serves. `serving.py` has the law
+of how many units of a phase serve at least, and
 
-    served = units on that are kept, and units that go last while others change
-             + (units that take turns, less one if no other unit stands in for it)
-             at most the units that stay
     asked  = the hour's tokens / a unit's maximum rate, at most the units that are on
 
 With another KV format new units cannot serve together with old ones. With a controller, the first new unit of each
-phase brings the new gateway, and then all other units change. So one unit of a phase serves, if the first one leaves an
-old one. Without a controller all units change at once. The time is
+phase brings the new gateway, and then all other units change. Without a controller all units change at once. The time
+is
 
     together    drain + start of all that start together
     in turn     (drain + start of one unit of each phase) x turns of the phase with most
@@ -33,9 +30,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
 
 from planner.diff.change import ENDING_FATES, STARTING_FATES, Rollout, Tool, UnitChange, UnitCount, Verdict
+from planner.diff.serving import PhaseUnits, Turns, least_serving
 from planner.facts.day import MINUTE_S, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.names import GATEWAY_LAUNCH_FILE
@@ -52,14 +49,12 @@ TOOLS: tuple[Tool, ...] = ("git", "pulumi")
 SEVERITY: tuple[Verdict, ...] = ("no_restart", "rolling", "degraded", "outage")
 ROUNDING = 1e-9
 
-Turns = Literal["none", "now", "with_room"]
-
 
 @dataclass(frozen=True)
 class _Way:
     """How a tool carries the change out: which units change when, and whether new units serve beside old ones."""
 
-    turns: Turns  # whether units change one by one, and if so whether a phase may lack the one that changes
+    turns: Turns
     go_last: Collection[str]  # units that leave the plan, once all others have changed
     in_pairs: bool  # whether first one unit of each phase changes, with the gateway: KV formats differ
 
@@ -275,17 +270,20 @@ def _verdict(way: _Way, hour: _Hour) -> Verdict:
 def _min_serving(way: _Way, hour: _Hour, phase: Phase) -> int:
     """Return how many of a phase's units serve at the least during the change, if it falls into `hour`."""
     units = hour.on[phase]
-    in_turn = sum(each.in_turn for each in units)
-    lacks_one = way.turns == "now" and phase not in hour.stand_ins
-    if way.in_pairs:
-        waits = way.turns == "with_room" and not hour.stand_ins.issuperset(hour.on)
-        return len(units) if waits else min(len(units) - lacks_one, 1)
-    kept = sum(each.change == "kept" for each in units)
-    if way.turns == "none":
-        return kept
-    stay = sum(each.change != "removed" for each in units)
-    last = sum(each.name in way.go_last for each in units)
-    return min(stay, kept + last + in_turn - (lacks_one and in_turn > 0))
+    counts = PhaseUnits(
+        on=len(units),
+        kept=sum(each.change == "kept" for each in units),
+        in_turn=sum(each.in_turn for each in units),
+        go_last=sum(each.name in way.go_last for each in units),
+        stay=sum(each.change != "removed" for each in units),
+    )
+    return least_serving(
+        counts,
+        way.turns,
+        is_replaced=phase in hour.stand_ins,
+        all_replaced=hour.stand_ins.issuperset(hour.on),
+        in_pairs=way.in_pairs,
+    )
 
 
 def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[Verdict, str]:

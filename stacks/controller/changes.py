@@ -7,7 +7,7 @@ unit that has had its turn gets another template, as after a revert: then anothe
     units       those that have changed, in order: a unit restarts when its turn begins
     left        those that are still to change
     least       the units that served, of those that were to serve, at the look with the lowest share
-    promised    the same by the law of `planner/diff/rollout.py`, for the state of the day in which the change begins
+    promised    the same by the law of `planner/diff/serving.py`, for the state of the day in which the change begins
 
 The promise is made here and not when the plan is rendered (docs/design/controller.md). All of it is in the deployment's
 status, and each look is written there before anything is done (`loop.py`). What has changed is seen in the cluster,
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
 
+from planner.diff.serving import PhaseUnits, Turns, least_serving
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
 from stacks.controller.clock import timestamp
@@ -207,17 +208,18 @@ def _promise_least(
     stay = Counter(phases[name] for name in staying)
     taken = {node for unit in situation.units for node in unit.nodes}
     last = Counter(unit.phase for unit in situation.departed if unit.is_ready and unit.holds.isdisjoint(taken))
+    turns: Turns = "now" if situation.may_lack_one else "with_room"
+    is_blind = is_crossing and situation.gateway == "blind"
     found = {}
     for phase, number in wanted.items():
-        lacks_one = situation.may_lack_one and phase not in stand_ins
-        served = kept[phase] + last[phase] + in_turn[phase] - (lacks_one and in_turn[phase] > 0)
-        served = min(stay[phase], served)
-        if is_crossing and situation.gateway == "blind":
-            served = kept[phase]
-        elif is_crossing:
-            waits = not situation.may_lack_one and not stand_ins.issuperset(wanted)
-            served = number if waits else min(number - lacks_one, 1)
-        found[phase] = Share(served, number)
+        least = least_serving(
+            PhaseUnits(number, kept[phase], in_turn[phase], last[phase], stay[phase]),
+            "none" if is_blind else turns,
+            is_replaced=phase in stand_ins,
+            all_replaced=stand_ins.issuperset(wanted),
+            in_pairs=is_crossing and not is_blind,
+        )
+        found[phase] = Share(least, number)
     return found
 
 

@@ -62,15 +62,19 @@ def decide_turns(
     outdated = tuple(unit.name for unit in units if unit.is_outdated and (unit.is_on or unit.name in on))
     if not outdated:
         return Turns()
+    running = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on)
     are_strangers = any(unit.is_stranger for unit in units)
     if are_strangers and gateway == "blind":
-        together = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on) if may_lack_one else ()
-        return Turns(together, outdated, "units exchange KV only with those of their own image, so all change at once")
+        return Turns(
+            running if may_lack_one else (),
+            outdated,
+            "units exchange KV only with those of their own image, so all change at once",
+        )
     if paused := next(_find_pauses(units, on), None):
         unit, why = paused
         return Turns((), outdated, _say_who_waits([name for name in outdated if name != unit.name], why), unit.is_late)
     if are_strangers and _proven_phases(units) >= {unit.phase for unit in units if unit.name in on}:
-        return _change_the_others(units, outdated, gateway)
+        return _change_the_others(running, outdated, gateway)
     noticed = {unit.phase for unit in units if unit.name in stand_ins and unit.name not in on}
     ready = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
     begin: list[str] = []
@@ -103,12 +107,11 @@ def find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
     return found
 
 
-def _change_the_others(units: Sequence[LiveUnit], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
+def _change_the_others(running: tuple[str, ...], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
     """Restart all units of the former KV format together, once the gateway serves the newest one."""
     if gateway == "former":
         return Turns((), outdated, _say_who_waits(outdated, "the gateway for their new KV format is not ready yet"))
-    together = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on)
-    return Turns(together, outdated, "the gateway serves another KV format now, so all others change at once")
+    return Turns(running, outdated, "the gateway serves another KV format now, so all others change at once")
 
 
 def _find_pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tuple[LiveUnit, str]]:
