@@ -21,13 +21,13 @@ from typing import Any
 import pulumi
 
 from planner.facts import names
+from stacks.program import TOKEN
 from stacks.program.plan_objects import PlanObject, PlanObjects
 from stacks.program.source import Source
 from stacks.provider.resource import Arrivals, Object, Objects, Occupants, Provider
 
-__all__ = ["TOKEN", "Deployment"]
+__all__ = ["Deployment"]
 
-TOKEN = "tidemill:index:Deployment"  # noqa: S105  a Pulumi type, no secret
 PLAIN = ("apiVersion", "kind", "immutable")  # of a manifest: what kind of resource it is follows from them
 LIMITING = threading.Lock()  # `sys.tracebacklimit` is global, and the provider declares components in threads
 
@@ -115,7 +115,7 @@ class Deployment(pulumi.ComponentResource):
             aliases=[pulumi.Alias(name=name)],
             custom_timeouts=pulumi.CustomTimeouts(create=deadline, update=deadline),
         )
-        return f"{self._name}-{name.removeprefix(f'{self._plan.name}-')}", options
+        return f"{self._name}-{names.short_name(name, self._plan.name)}", options
 
 
 @contextlib.contextmanager

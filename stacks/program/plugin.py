@@ -24,6 +24,7 @@ from pulumi.runtime.proto import provider_pb2
 
 from planner.problems.errors import TidemillError
 from stacks.kube.errors import ProviderError
+from stacks.program import TOKEN
 from stacks.provider.config import ClusterConfig
 from stacks.provider.server import serve
 from stacks.provider.servicer import Servicer, report_errors
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Plugin", "main"]
 
 SCHEMA = Path(__file__).with_name("schema.json")
-TOKEN = "tidemill:index:Deployment"  # noqa: S105  a Pulumi type, no secret
 NOT_PLANNED = "what is deployed is not known before `up`, so this preview neither plans it nor shows its objects"
 
 
@@ -80,7 +80,7 @@ class _Components(Components):
         if self._source is None:
             empty = pulumi.ComponentResource(resource_type, name, opts=options)
             pulumi.log.warn(NOT_PLANNED, empty)
-            return ConstructResult(empty.urn, dict.fromkeys(_schema()["resources"][TOKEN]["properties"], UNKNOWN))
+            return ConstructResult(empty.urn, dict.fromkeys(_component()["properties"], UNKNOWN))
         of_provider = {
             "kubeconfig": self._cluster.kubeconfig,
             "context": self._cluster.context,
@@ -95,14 +95,18 @@ def _schema() -> dict[str, Any]:
     return dict(json.loads(SCHEMA.read_text()))
 
 
+def _component() -> dict[str, Any]:
+    return dict(_schema()["resources"][TOKEN])
+
+
 def _read_source(token: str, struct: Struct) -> "Source | None":
     """Return the planned source in a component's inputs; None if they are not all known yet. Raises ProviderError."""
     from stacks.program.source import FIELDS, Source  # the planner, which a provider of objects does not need
 
-    inputs, known = decode_struct(struct), (*FIELDS, "kubeconfig", "context", "adopt")
+    inputs, known = decode_struct(struct), _component()["inputProperties"]
     if token != TOKEN:
         raise ProviderError(f"tidemill has no component {token}; it has {TOKEN}")
-    if unknown := sorted(inputs.keys() - set(known)):
+    if unknown := sorted(inputs.keys() - known.keys()):
         raise ProviderError(f"{', '.join(unknown)}: no input of tidemill:Deployment, which has {', '.join(known)}")
     given = {key: inputs[key] for key in FIELDS if key in inputs}
     if has_unknown(given):

@@ -13,7 +13,8 @@ from planner.compiler import compile_plan
 from planner.problems.fix import apply_change
 from planner.rules.check import check_spec
 from stacks.kube.manifest import OBJECTS
-from stacks.program.deployment import TOKEN, Deployment
+from stacks.program import TOKEN
+from stacks.program.deployment import Deployment
 from stacks.program.plan_objects import plan_objects
 from stacks.program.source import Source
 from stacks.provider import occupants

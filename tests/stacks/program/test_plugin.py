@@ -9,7 +9,8 @@ import yaml
 from pulumi.runtime.proto import provider_pb2 as pb
 
 from stacks.kube.errors import ProviderError
-from stacks.program.deployment import TOKEN, Deployment
+from stacks.program import TOKEN
+from stacks.program.deployment import Deployment
 from stacks.program.plugin import Plugin, _read_source
 from stacks.program.source import FIELDS
 from stacks.provider.engine import Engine
@@ -42,7 +43,7 @@ def test_the_schema_has_what_the_component_takes_and_gives(plugin):
 
 
 def test_our_own_project_declares_the_same_inputs(plugin):
-    """In the words that Pulumi takes: it refuses a project with any other key."""
+    """The project uses the words that Pulumi takes: it refuses a project with any other key."""
     schema = json.loads(plugin.GetSchema(pb.GetSchemaRequest(), None).schema)
     declared = yaml.safe_load((STACKS / "Pulumi.yaml").read_text())["config"]
 
