@@ -157,7 +157,7 @@ def plan_from(
     if overlays:
         raise refuse_option("-f", overlays[0], path)
     if path.is_dir():
-        from planner.manifests.folder import require_rendered  # renders the plan, as only a folder's needs
+        from planner.manifests.folder import require_rendered  # imported here: only a folder's plan is rendered
 
         require_rendered(path, given)
     return given

@@ -120,7 +120,7 @@ class Candidate:
 
     @property
     def phase_gpus(self) -> dict[Phase, Gpu]:
-        """The GPU type of each phase that runs on another type than the cluster's default (`cluster.gpu`)."""
+        """The GPU type of each phase that does not run on the cluster's default type (`cluster.gpu`)."""
         spec = self.resolved
         return {each.phase: spec.gpu_of(each.phase) for each in self.layouts if each.gpu != spec.cluster.gpu_name}
 

@@ -56,10 +56,10 @@ class StateCost(Part):
     spot_nodes: int  # the most spot nodes that are on at a time
     usd: float
     usd_per_hour: float
-    input_tokens: float | None  # None without traffic
+    input_tokens: float | None  # None if there is no traffic
     output_tokens: float | None
     answered_share: float  # of input and output tokens; 1 without tokens
-    revenue_usd: float | None  # None without prices
+    revenue_usd: float | None  # None if there are no prices
     margin: float | None
 
 
@@ -68,7 +68,7 @@ class PhaseCost(Part):
 
     usd_per_day: float
     mean_nodes: float
-    usd_per_million_tokens: float | None  # prompt tokens with hits, or output tokens; None for mixed units
+    usd_per_million_tokens: float | None  # per prompt token, cache hits included, or per output token; None: mixed
 
 
 class Freed(Part):
@@ -83,8 +83,8 @@ class Case(Part):
 
     name: str
     usd_per_day: float
-    answered_share: float | None  # None without traffic
-    revenue_usd_per_day: float | None  # None without prices
+    answered_share: float | None  # None if there is no traffic
+    revenue_usd_per_day: float | None  # None if there are no prices
     margin: float | None
 
 
@@ -170,7 +170,7 @@ def estimate_cost(
 
 
 def profit_margin(revenue_usd: float | None, usd: float | None) -> float | None:
-    """Return the share of the income that is left after the cost; None without income, or if an amount is missing."""
+    """Return the share of income left after the cost; None if there is no income or an amount is missing."""
     return (revenue_usd - usd) / revenue_usd if revenue_usd and usd is not None else None
 
 
@@ -257,7 +257,7 @@ def _tokens_for_share(spec: Spec, share: float) -> _Tokens:
 
 
 def _per_million(usd: float, tokens: float) -> float | None:
-    """Return the cost per million tokens if `tokens` cost `usd`; None without tokens."""
+    """Return the cost per million tokens if `tokens` cost `usd`; None if there are no tokens."""
     return usd / tokens * MILLION if tokens else None
 
 

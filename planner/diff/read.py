@@ -78,5 +78,5 @@ def _require_figures(plan: Plan, path: Path) -> Plan:
 
 
 def _is_altered(path: Path, plan: Plan) -> bool:
-    """Return whether `path` is a rendered folder with other manifests than its plan's: what runs may differ then."""
+    """Return whether `path` is a rendered folder whose manifests differ from its plan's: what runs may differ then."""
     return path.is_dir() and bool(altered_files(path, plan, {}))

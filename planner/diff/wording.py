@@ -246,14 +246,14 @@ def _figures(sides: Sides, names: dict[str, str], empty: tuple[str, str]) -> Ite
     told = {name: (_format_figure(sides.before.get(name)), _format_figure(sides.after.get(name))) for name in names}
     for name, (old, new) in told.items():
         if old != new:
-            before = old or empty[0] or _name_missing(name, sides.before)
-            yield f"{names[name]}: {before} -> {new or empty[1] or _name_missing(name, sides.after)}"
+            before = old or empty[0] or _missing_text(name, sides.before)
+            yield f"{names[name]}: {before} -> {new or empty[1] or _missing_text(name, sides.after)}"
     if same := [f"{names[name]} {new}" for name, (old, new) in told.items() if old == new != ""]:
         yield f"as before: {', '.join(same)}"
 
 
-def _name_missing(name: str, side: Mapping[str, Row]) -> str:
-    """Return the text in place of a figure that one plan lacks, although it has others of the same kind."""
+def _missing_text(name: str, side: Mapping[str, Row]) -> str:
+    """Return the text to show for a figure that one plan lacks although it has others of the same kind."""
     return ABSENT.get(name) or ("not predicted" if "not_predicted" in side else "none")
 
 

@@ -151,7 +151,7 @@ def _first_map(problem: Problem) -> _FreshMap:
     # else each GPU has a slot for every expert of its node, and the node is balanced without a search
     is_crowded = sizes.slots_per_gpu * sizes.num_nodes < loads_LE.shape[1]
     may_spill = within_nodes and is_crowded and (problem.policy, problem.effort) == ("auto", "refined")
-    may_spill &= problem.split == "equal"  # else a replica on another node takes another load than planned
+    may_spill &= problem.split == "equal"  # else a replica on another node takes a load that was not planned
     bound_L, binding = compute_bounds(loads_LE, sizes, within_nodes=within_nodes and not may_spill)
     if may_spill:
         slots_LGS, front, chosen = _solve_front(loads_LE, sizes, bound_L)

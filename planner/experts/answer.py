@@ -25,7 +25,7 @@ class Answer(Slots, PolicyChoice):
     logical_to_physical: list[list[list[int]]]
     replica_count: list[list[int]]
     one_more_slot: OneMoreSlot | None
-    moved_slots: int | None  # slots that differ from the previous map; None without one
+    moved_slots: int | None  # slots that differ from the previous map; None if there is none
     windows: WindowsOutcome | None
 
 

@@ -173,7 +173,7 @@ def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
     if not 0 < call.quantile <= 1:
         rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
         yield Finding(
-            "--balance", call.balance, rule, "it says how several windows are combined", _offer_share(call.quantile)
+            "--balance", call.balance, rule, "it says how several windows are combined", _offer_quantile(call.quantile)
         )
 
 
@@ -232,7 +232,7 @@ def _offer_removal(option: str) -> Fix:
     return Fix(f"leave {option} out", ({option: None},))
 
 
-def _offer_share(quantile: float) -> Fix:
+def _offer_quantile(quantile: float) -> Fix:
     """Offer the quantile that a percentage means, such as 0.9 for 90; for any other number, an example."""
     meant = f"{QUANTILE}{quantile / 100:g}"
     is_percentage = 1 < quantile <= 100

@@ -1,7 +1,7 @@
 """The optional manifest beside a checkpoint's `config.json`, which identifies its weights.
 
 The planner never opens weights. `tidemill checkpoint digest` does, and writes the manifest. Its sha256 goes into launch
-files. Ranks compare each tensor with the manifest, and reject other weights than the planned ones. The planner only
+files. Ranks compare each tensor with the manifest, and reject weights that were not planned. The planner only
 checks that the manifest belongs to this config, because a stale one would identify old weights.
 """
 

@@ -42,8 +42,8 @@ def _spread(decided: Mapping[str, str]) -> dict[str, str]:
     return {option: where for where, options in decided.items() for option in options.split()}
 
 
-# Field -> the options that it decides, with all their aliases. Other values of these would make another unit than the
-# planned one, so a spec may not add them.
+# Field -> the options that it decides, with all their aliases. Other values of these would make
+# a unit that differs from the planned one, so a spec may not add them.
 SGLANG_DECIDED = _spread(
     {
         "model.checkpoint": "model-path model load-format",

@@ -1,7 +1,7 @@
 """Other names of GPUs: a node label's `NVIDIA-H100-80GB-HBM3` is `h100` in the catalog.
 
 A name means an entry of the catalog if chip, board and memory are the same. A chip may be sold in several forms: the
-H100 NVL and the H20-3e have other figures than the H100 and the H20 of the catalog.
+H100 NVL and the H20-3e have figures that differ from the catalog's H100 and H20.
 """
 
 import re

@@ -89,7 +89,7 @@ class Model:
     ties_embeddings: bool = False  # whether one matrix is both input embedding and output head
     num_streams: int = 1  # residual streams, which hyper-connections mix before and after each half of a layer
     num_mtp_layers: int = 0
-    draft_layer: Layer | None = None  # the layer of an MTP module; None without one, or if its shape is unknown
+    draft_layer: Layer | None = None  # the layer of an MTP module; None if it has none or its shape is unknown
     drafts: bool = False  # whether the last of `layers` belongs to an MTP module
     tower_weights: int = 0  # of encoders for images and sound
     brings_code: bool = False  # whether the checkpoint has code that other engines must run, such as a tokenizer

@@ -20,7 +20,7 @@ __all__ = [
     "KERNEL_CACHE",
     "KEYS_FILE",
     "MAX_UNIT_NAME",
-    "MERGED",
+    "MERGE_ANNOTATIONS",
     "MOUNTED",
     "NETWORKS_ANNOTATION",
     "NODE_LABEL",
@@ -110,7 +110,7 @@ UNPRUNED = {  # the object stays when it leaves Git, and does not count as drift
     "argocd.argoproj.io/sync-options": "Prune=false",
     "argocd.argoproj.io/compare-options": "IgnoreExtraneous",
 }
-MERGED = {"kustomize.toolkit.fluxcd.io/ssa": "Merge"}  # fields that Git does not have stay in the cluster
+MERGE_ANNOTATIONS = {"kustomize.toolkit.fluxcd.io/ssa": "Merge"}  # keeps fields that only the cluster has
 
 
 # `kubernetes.unit_kind` -> apiVersion and kind of a unit's own object.

@@ -29,7 +29,7 @@ Rounded6 = Annotated[float, _rounded(6)]
 class Part(BaseModel):
     """A part of a document, made from JSON or from the attributes of a pass's result.
 
-    If an attribute has another name than its key, it is the key's alias. A list is rejected at its first wrong entry,
+    If an attribute's name differs from its key, it is the key's alias. A list is rejected at its first wrong entry,
     because a hostile file may have millions.
     """
 

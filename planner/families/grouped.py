@@ -88,9 +88,9 @@ class MixtralShapes(LocalExpertsShapes):
 
     sliding_window: Size | None = None
 
-    def unplanned(self) -> str | None:
+    def planning_obstacle(self) -> str | None:
         """Explain why these shapes cannot be planned, such as a window, which no published checkpoint has; or None."""
-        return super().unplanned() if self.sliding_window is None else "sliding_window is set"
+        return super().planning_obstacle() if self.sliding_window is None else "sliding_window is set"
 
 
 class MiniMaxM2Shapes(LocalExpertsShapes):
@@ -105,10 +105,10 @@ class MiniMaxM2Shapes(LocalExpertsShapes):
 
     norms: ClassVar[str] = "heads"
 
-    def unplanned(self) -> str | None:
+    def planning_obstacle(self) -> str | None:
         """Explain why these shapes cannot be planned, such as layers with linear attention; or return None."""
         is_linear = 0 in (self.attn_type_list or [])
-        return "attn_type_list says that layers have linear attention" if is_linear else super().unplanned()
+        return "attn_type_list says that layers have linear attention" if is_linear else super().planning_obstacle()
 
 
 class GptOssShapes(LocalExpertsShapes):
@@ -163,9 +163,9 @@ class Qwen3MoeShapes(GroupedShapes):
         is_missing = self.intermediate_size is None and not all(self.is_moe())
         return "some layers are dense, and there is no intermediate_size" if is_missing else None
 
-    def unplanned(self) -> str | None:
+    def planning_obstacle(self) -> str | None:
         """Explain why these shapes cannot be planned, such as a window, which no published checkpoint has; or None."""
-        return "use_sliding_window is true" if self.use_sliding_window else super().unplanned()
+        return "use_sliding_window is true" if self.use_sliding_window else super().planning_obstacle()
 
     def experts(self) -> Experts:
         """Return the experts of each MoE layer."""

@@ -26,11 +26,11 @@ class LatentShapes(DenseFirstShapes):
     v_head_dim: Size
     index_topk: Count | None = None  # how many earlier tokens a query reads, if an indexer picks them
 
-    def unplanned(self) -> str | None:
+    def planning_obstacle(self) -> str | None:
         """Explain why these shapes cannot be planned, such as MoE layers that are not consecutive; or return None."""
         freq = self.moe_layer_freq
         between = None if freq == 1 else f"by moe_layer_freq ({freq}), dense layers stand among MoE layers"
-        return between or super().unplanned()
+        return between or super().planning_obstacle()
 
     def attention(self, index: int) -> LatentAttention:
         """Return the attention of layer `index`."""

@@ -1,7 +1,7 @@
 """Read a checkpoint's `config.json` as a model of its family, or return what is wrong with the file.
 
 The planner never opens weights, because shapes decide a layout. The runtime compares the digest of the file's bytes,
-and rejects any other checkpoint than the planned one.
+and rejects any checkpoint other than the planned one.
 """
 
 import errno
@@ -213,9 +213,9 @@ def _read_family(family: str, config: Mapping[str, Any], file: File, place: str 
         return _refuse_keys(_wrong_keys(error), file, place)
     if broken := shapes.explain_contradictions():
         return Finding(PATH, file.source, "S303 must have shapes that fit together", broken, "correct the file")
-    if unplanned := shapes.unplanned():
+    if planning_obstacle := shapes.planning_obstacle():
         fix = "choose another model: tidemill cannot plan such layers yet"
-        return Finding(PATH, file.source, "S313 must have layers that can be planned", unplanned, fix)
+        return Finding(PATH, file.source, "S313 must have layers that can be planned", planning_obstacle, fix)
     return shapes.model(file)
 
 

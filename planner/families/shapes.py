@@ -71,8 +71,8 @@ class Shapes(BaseModel):
         """Explain a contradiction among the family's own keys, or return None. Lists have the right lengths by then."""
         return None
 
-    def unplanned(self) -> str | None:
-        """Explain why the planner cannot plan these shapes, which are consistent; None if it can."""
+    def planning_obstacle(self) -> str | None:
+        """Return why the planner cannot plan these shapes, or None if it can. The shapes are known to be consistent."""
         if not any(layer.attention.kv(1).entry_bytes for layer in self.layers()):
             return "no layer keeps KV of all tokens, by which memory for them is planned"
         is_moe = self.is_moe()  # an expert map's rows are consecutive layers

@@ -125,8 +125,8 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
         # kubelets create folders on nodes that only root can write
         "is_root": bool(kubernetes.rdma or kubernetes.kernel_cache or (disk and not kubernetes.kv_cache_claim)),
         "capabilities": [PINNED_MEMORY] if kubernetes.rdma else None,
-        "stage": _stage(plan),
-        "claims": [_claim(unit)] if has_compute_domain(plan, unit) else None,
+        "stage": _stage_variables(plan),
+        "claims": [_compute_domain_claim(unit)] if has_compute_domain(plan, unit) else None,
         "shares_processes": plan.engine != OURS,
         "leave_s": None if plan.engine == OURS else LEAVE_S,
         "pod_annotations": {**container.annotations, **_networks(kubernetes)},
@@ -190,7 +190,7 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
     least_bytes = pod_host_bytes(plan.spec, unit.phase, unit.ranks_per_node)
     found = requests_of(kubernetes.resources.unit, devices, least_bytes)
     if has_compute_domain(plan, unit):
-        found["claims"] = [_claim(unit)["name"]]
+        found["claims"] = [_compute_domain_claim(unit)["name"]]
     return found
 
 
@@ -264,8 +264,8 @@ def _probe_fields(probe: Probe) -> Variables:
     return {"path": probe.path, "port": probe.port} | timeout
 
 
-def _stage(plan: Plan) -> Variables | None:
-    """Return the variables for copying the checkpoint to the node before the container starts; None without that."""
+def _stage_variables(plan: Plan) -> Variables | None:
+    """Return the variables for copying the checkpoint to the node before the container starts; None if not staged."""
     stage = plan.kubernetes.stage
     if stage is None:
         return None
@@ -304,6 +304,6 @@ def _networks(kubernetes: KubernetesSpec) -> dict[str, str]:
     return {names.NETWORKS_ANNOTATION: ",".join(kubernetes.networks)} if kubernetes.networks else {}
 
 
-def _claim(unit: Unit) -> Variables:
+def _compute_domain_claim(unit: Unit) -> Variables:
     """Return the pod's claim on the unit's ComputeDomain."""
     return {"name": "compute-domain", "template": names.compute_domain_channel(unit.name)}

@@ -264,7 +264,7 @@ def _controller(plan: Plan) -> Iterator[Manifest]:
         yield Manifest("clusterrole-controller", of_cluster["name"], of_cluster)
         yield Manifest("clusterrolebinding", of_cluster["name"], of_cluster)
     yield Manifest(
-        "tidemilldeployment", plan.name, variables | {"annotations": names.MERGED}
+        "tidemilldeployment", plan.name, variables | {"annotations": names.MERGE_ANNOTATIONS}
     )  # orders, which others write into the object, stay
     yield Manifest("deployment-controller", name, variables)
 

@@ -199,7 +199,7 @@ def _cache_reads(found: Prediction) -> dict[str, Any] | None:
 
 
 def _drafts(found: Prediction) -> dict[str, Any] | None:
-    """Return the MTP module's time in a step and, except in prefill, its acceptance rate; None without drafts."""
+    """Return the MTP module's time in a step and, outside prefill, its acceptance rate; None if nothing is drafted."""
     point = found.point
     if not point.draft_tokens:
         return None

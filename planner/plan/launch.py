@@ -305,7 +305,7 @@ def _served_model(spec: Spec) -> LaunchDocument:
 
 
 def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:
-    """Return the checkpoint, or None without weights. Such a plan is refused before its documents are written."""
+    """Return the checkpoint, or None if there are no weights: that plan is refused before its documents are written."""
     if spec.written.checkpoint is None:
         return None
     digests = {"config_digest": spec.config_digest, "weights_digest": spec.weights_digest}

@@ -128,7 +128,7 @@ def rebuild(kept: Kept) -> Plan:
         **dict.fromkeys(("why_not", "refusals", "warnings", "decisions"), ()),
         **{key: {} for key in ("gpu", "sources", "assumed")},
     }
-    maps = {digest_of(rows): _map(kept, phase) for phase, rows in kept.maps.items()}
+    maps = {digest_of(rows): _rebuild_map(kept, phase) for phase, rows in kept.maps.items()}
     return seal_plan(rebuilt_sections(kept) | {"expert_maps": maps} | unknown)
 
 
@@ -197,7 +197,7 @@ def _checkpoint(spec: Spec, inputs: Mapping[str, str]) -> LaunchDocument | None:
     return {"uri": spec.checkpoint, **dict(zip(keys, digests, strict=True))}
 
 
-def _map(kept: Kept, phase: Phase) -> Map:
+def _rebuild_map(kept: Kept, phase: Phase) -> Map:
     """Return the expert map of `phase` without its balance, which follows from loads that a plan does not keep."""
     split = split_of(kept.spec, kept.layouts[phase])
     return Map(physical_to_logical=kept.maps[phase], max_over_mean=(), bound=(), binding=(), split=split)

@@ -109,7 +109,7 @@ def kv_matches_checkpoint(c: Candidate) -> Iterator[Finding]:
 
 
 def _gateway_checkpoint(spec: Spec) -> str | None:
-    """Return the folder from which the gateway reads the tokenizer; None without GPUs, a checkpoint or our gateway.
+    """Return the folder where the gateway reads the tokenizer; None if GPUs, a checkpoint or our gateway is missing.
 
     Usually it is the folder that the ranks read too. If the checkpoint is staged, the gateway reads the original
     instead, unless it mounts volumes of its own.

@@ -252,7 +252,7 @@ def _allowed_ep_sizes(
 
 
 def _fits_kv(plan: MemoryPlan, section: PhaseSpec) -> bool:
-    """Return whether KV holds `max_requests` at `USUAL_SHARE` of full length, or `max_kv_tokens` if that is less."""
+    """Return whether KV holds `max_requests` requests at `USUAL_SHARE` of full length, or `max_kv_tokens` if less."""
     usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
 

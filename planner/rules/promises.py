@@ -35,7 +35,7 @@ GIVEN = {
 GIVEN_TURNS = "with fewer requests turns are shorter, and prompts wait less for theirs"  # for mixed units
 NOT_ENOUGH = {"ttft": ", but not soon enough to keep it", "tpot": ", but even one request takes longer than that"}
 WAITING = "its units are so full that prompts wait longer for their turn"
-SAME_UNITS = 1.005  # below this ratio, do not mention the number of units
+MIN_UNITS_RATIO = 1.005  # below this ratio, do not mention the number of units
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _units_in_words(found: Prediction, lighter: Prediction) -> str:
 
 def _more_units_in_words(times: float) -> str:
     """Say how many times as many units the same tokens take at a lighter load; empty if about as many."""
-    return f" (the same tokens then take {times:.3g} times as many units)" if times > SAME_UNITS else ""
+    return f" (the same tokens then take {times:.3g} times as many units)" if times > MIN_UNITS_RATIO else ""
 
 
 def _fix(reached: int, *offers: _Offer | None) -> Fix:

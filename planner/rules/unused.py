@@ -1,6 +1,6 @@
 """A table of fields that have no effect in some specs, and the rules that reject them there.
 
-A user who writes a field expects an effect and would get another plan than intended, so it is an error. The fix is to
+A user who writes a field expects an effect and would get a plan that was not intended, so it is an error. The fix is to
 remove the field. A field at its default is no error, since the spec inside a plan has every field.
 """
 
@@ -27,7 +27,7 @@ class Unused:
     paths: tuple[str, ...]
     where: str  # `{engine}` stands for the spec's engine
     reason: str
-    applies: Callable[[Written], bool]  # called if a field is written; reading an unknown value silences the row
+    applies: Callable[[Written], bool]  # called if a field is written; no finding if it raises Unknown
     fix: Fix | str | None = None  # None: remove the field
 
     def findings(self, c: Written, path: str) -> Iterator[Finding]:

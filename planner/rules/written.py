@@ -120,7 +120,7 @@ class Written:
         return counts
 
     def gpus_per_unit(self, phase: Phase) -> int | None:
-        """Return the GPUs that a unit of `phase` can have on nodes free of other phases; None without such nodes."""
+        """Return the GPUs that a unit of `phase` can have on nodes free of other phases; None if no node is."""
         nodes, per_node = self.get("cluster.nodes"), self.get("cluster.gpus_per_node")
         if nodes is None or per_node is None or f"{phase}.units" not in self.values:
             return None

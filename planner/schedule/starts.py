@@ -93,7 +93,7 @@ class Start:
 def start_times(
     spec: Spec, layouts: Sequence[PhaseLayout], weights: Mapping[Phase, tuple[int, int]]
 ) -> StartTimes | None:
-    """Return the start times of the spec's units; None without a schedule, or if memory is unknown, as on a CPU.
+    """Return the start times of the spec's units; None if there is no schedule, or if memory is unknown, as on a CPU.
 
     `weights` has, for one GPU of each phase, the bytes of all weights and of its expert slots alone (`loaded_bytes`).
     """

@@ -97,7 +97,7 @@ def published_limits(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def other_engine(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield larger `attention_tp` on another engine than the bundled runtime, which cannot share attention."""
+    """Yield larger `attention_tp` on an engine other than the bundled runtime, which cannot share attention."""
     if spec.written.engine_name == OURS:
         yield from ([{"engine": SHARING_ENGINE, **each} for each in series] for series in _attention_sizes(spec))
 

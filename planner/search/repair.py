@@ -104,7 +104,7 @@ class _Goal:
 
     phases: tuple[Phase, ...]  # phases that are short of memory
     share: float  # wanted KV over the KV that all requests of such a phase take at full length
-    are_all: bool = True  # True: the whole spec must be feasible; False: only memory of `phases` counts
+    needs_whole_spec: bool = True  # True: the whole spec must be feasible; False: only memory of `phases` counts
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class _Search:
         """
         changes: dict[str, Any] = {}
         for phase in self.short if len(self.short) > 1 else ():
-            first = next(self._first_successes(relaxations, _Goal((phase,), share, are_all=False)), None)
+            first = next(self._first_successes(relaxations, _Goal((phase,), share, needs_whole_spec=False)), None)
             if first is None:
                 return
             changes |= first
@@ -205,7 +205,7 @@ class _Search:
                 numbers[phase][name] = value
             elif not path.startswith(NON_MEMORY_PATHS):
                 return True  # only the rules can tell
-        needs_slots = goal.are_all and change.get("coverage", self.spec.written.coverage) != "none"
+        needs_slots = goal.needs_whole_spec and change.get("coverage", self.spec.written.coverage) != "none"
         return all(self._has_kv(phase, each, goal) for phase, each in numbers.items()) and (
             not needs_slots or all(self._has_slots(phase, each) for phase, each in numbers.items())
         )
@@ -234,7 +234,7 @@ class _Search:
         tried = self.tried[_key(change)]
         if tried is None or not self._is_valid(tried.candidate, goal.phases):
             return False
-        if goal.are_all and not tried.is_feasible:
+        if goal.needs_whole_spec and not tried.is_feasible:
             return False
         mended = (*goal.phases, "mixed") if goal.phases else ()  # one mixed unit may replace the short phases
         spec = tried.candidate.resolved

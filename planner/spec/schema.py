@@ -310,7 +310,7 @@ class Spec(Section):
 
     @property
     def paid_drain_s(self) -> float | None:
-        """Return the seconds for which a unit drained by the controller keeps its nodes; None without a controller.
+        """Return how many seconds a unit that the controller drains keeps its nodes; None if there is no controller.
 
         It is shorter in a rehearsal, where `controller.pace` makes the day run faster than requests do.
         """

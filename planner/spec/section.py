@@ -19,7 +19,7 @@ UNION_TAGS = (
 # Invisible characters: controls, which a terminal obeys, line ends, spaces of width zero and marks of direction.
 _UNSEEN = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
 ONE_LINE = rf"^[^{_UNSEEN}]+$"  # text on one line, without control characters
-ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # argument of a pod's command, where Kubernetes would expand $(NAME)
+ARGUMENT = rf"^[^-${_UNSEEN}][^${_UNSEEN}]*$"  # of a pod's command: no leading `-`; no `$`, as in $(NAME)
 
 _WORD = {"anyOf": [{"const": True}, {"type": "number"}, {"type": "string"}]}
 _VALUE = {"anyOf": [*_WORD["anyOf"], {"type": "array", "items": _WORD}, {"type": "object"}]}

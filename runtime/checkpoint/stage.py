@@ -67,7 +67,7 @@ def _is_own(name: str) -> bool:
 
 
 def _refuse_links_elsewhere(folder: Path, names: Sequence[str]) -> None:
-    """Refuse links to other files of this machine. Raise CheckpointError.
+    """Refuse links that lead out of the checkpoint's folder. Raise CheckpointError.
 
     A link may stay in the folder or, in the layout of Hugging Face's cache, lead to `../../blobs`. Source: Hub
     documentation, "Hub Local Cache".

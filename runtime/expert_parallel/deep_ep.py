@@ -195,7 +195,7 @@ class NormalDispatcher(_DeepEp):
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Add the results of this rank's slots for each token, then send the sums back."""
-        handle, place_TK, weights_TK = dispatched.way_back
+        handle, place_TK, weights_TK = dispatched.return_route
         rows_RD = self.ops.add_rows(results, place_TK, weights_TK)
         contracts.check_combine(rows_RD)
         combined_TD, _, event = self._buffer.combine(
@@ -268,7 +268,7 @@ class LowLatencyDispatcher(_DeepEp):
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Begin to send results back. DeepEP applies the weights and sums them as they arrive."""
-        slots_TK, weights_TK, handle = dispatched.way_back
+        slots_TK, weights_TK, handle = dispatched.return_route
         contracts.check_low_latency_combine(results, self.group.size, self.num_slots, self.capacity)
         combined_TD, _, hook = self._buffer.low_latency_combine(
             results, slots_TK, weights_TK, handle, return_recv_hook=True

@@ -138,7 +138,7 @@ class DispatchHandle:
     """The part of a dispatch that combine needs."""
 
     sent_W: Tensor  # this rank's pairs for each rank
-    way_back: Any  # the dispatcher's own data for combine
+    return_route: Any  # the dispatcher's own data for combine
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,11 @@ class DispatchedRows:
 
     rows: ExpertRows
     sent_W: Tensor  # this rank's pairs for each rank
-    way_back: Any  # the dispatcher's own data for combine
+    return_route: Any  # the dispatcher's own data for combine
 
     def drop_rows(self) -> DispatchHandle:
         """Release the rows, which take most of a step's memory."""
-        return DispatchHandle(self.sent_W, self.way_back)
+        return DispatchHandle(self.sent_W, self.return_route)
 
 
 class CombinedResults(Protocol):
@@ -243,15 +243,15 @@ class LocalDispatcher:
         counts_M, pair_of_row, row_of_pair = self.ops.sort_by_slot(slots_TK, self.num_slots)
         rows = self.row_format.encode(x_TD).index_select(0, pair_of_row // slots_TK.shape[1])
         sent_W = counts_M.sum(0, keepdim=True)
-        way_back = row_of_pair.view(slots_TK.shape), weights_TK
+        return_route = row_of_pair.view(slots_TK.shape), weights_TK
         decoded = self.row_format.decode(rows)
         return _ready_result(
-            DispatchedRows(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, way_back)
+            DispatchedRows(ContiguousRows(decoded, counts_M, self.ops.read(counts_M)), sent_W, return_route)
         )
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Return the results, which are here already."""
-        row_of_pair_TK, weights_TK = dispatched.way_back
+        row_of_pair_TK, weights_TK = dispatched.return_route
         return _ready_result(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
 
 
@@ -307,17 +307,17 @@ class AllToAllDispatcher:
             arrival_of_row = slots_RK[row, choice].argsort(stable=True)
             bytes_RX = rows_RX[:, slots_TK.shape[1] * SLOT_BYTES :].index_select(0, row[arrival_of_row])
             counts = [sum(pairs) for pairs in zip(*self._pairs_by_slot(sizes.received), strict=True)]
-            way_back = _WayBack(received, sent, arrival_of_row, row_of_pair.view(slots_TK.shape), weights_TK)
+            return_route = _WayBack(received, sent, arrival_of_row, row_of_pair.view(slots_TK.shape), weights_TK)
             counts_M = sizes.received_WX[:, : self.slots_per_rank].sum(0)
             rows = ContiguousRows(self.row_format.decode(bytes_RX), counts_M, counts)
-            return DispatchedRows(rows, pairs_WM.sum(1), way_back)
+            return DispatchedRows(rows, pairs_WM.sum(1), return_route)
 
         arrival = self.group.begin(self.traffic.dispatch.time_exchange(exchange))
         return Pending(self.traffic.time_wait(arrival.result), group_by_slot)
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Send each pair's result to its token's rank."""
-        way: _WayBack = dispatched.way_back
+        way: _WayBack = dispatched.return_route
         rows = results.index_select(0, inverse_order(way.arrival_of_row))
         exchange = partial(self.group.all_to_all, rows, way.received, way.sent)
         arrival = self.group.begin(self.traffic.combine.time_exchange(exchange))

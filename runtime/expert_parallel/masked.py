@@ -79,17 +79,17 @@ class MaskedDispatcher:
             arrival_of_row = self._arrival_order(counts_WM)
             rows_MZX = came_RX.index_select(0, arrival_of_row).unflatten(0, (self.slots_per_rank, -1))
             decoded = self.row_format.decode(rows_MZX)
-            way_back = _WayBack(arrival_of_row, place_of_pair.view(slots_TK.shape), weights_TK)
+            return_route = _WayBack(arrival_of_row, place_of_pair.view(slots_TK.shape), weights_TK)
             expected_rows = planned_rows(self.capacity, slots_TK.shape[1], self.slots_per_rank)
             rows = MaskedRows(decoded, counts_WM.sum(0), expected_rows=expected_rows)
-            return DispatchedRows(rows, pairs_WM.sum(1), way_back)
+            return DispatchedRows(rows, pairs_WM.sum(1), return_route)
 
         arrival = self.group.begin(self.traffic.dispatch.time_exchange(exchange))
         return Pending(self.traffic.time_wait(arrival.result), close_gaps)
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Send the results back the way the rows came."""
-        way: _WayBack = dispatched.way_back
+        way: _WayBack = dispatched.return_route
         rows_RD = results.flatten(0, 1)
         room = torch.empty_like(rows_RD).index_copy_(0, way.arrival_of_row, rows_RD)
         exchange = partial(self.group.all_to_all, room, self._rows_per_rank, self._rows_per_rank)

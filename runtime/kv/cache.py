@@ -139,17 +139,17 @@ class LatentCache:
         return self.host.load(names, (self._pages[:, page] for page in table[first:]))
 
     def save(self, max_blocks: int) -> None:
-        """Begin to copy at most `max_blocks` idle blocks to host memory. The next step calls `end_saves`."""
+        """Begin to copy at most `max_blocks` idle blocks to host memory. The next step calls `fence_saves`."""
         if self.host is not None:
             due = iter(self._owners.take_due, None)
             self.host.save(((name, tenant, self._pages[:, page]) for page, name, tenant in due), max_blocks)
 
-    def end_saves(self) -> list[bytes]:
+    def fence_saves(self) -> list[bytes]:
         """Order all later writes to the saved blocks' pages after the copies that `save` began.
 
         Return the names of the blocks whose copies have ended since the last call.
         """
-        return [] if self.host is None else self.host.end_saves()
+        return [] if self.host is None else self.host.fence_saves()
 
     def swap_out(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor | None:
         """Copy a request's latents of positions `start` to `num_tokens` - 1 to host memory, `[num_layers, T, C]`.

@@ -23,7 +23,7 @@ from runtime.model.layers import RmsNorm, linear
 
 __all__ = ["LatentAttention", "Queries"]
 
-# those of chunks [T, H, N + P], and those of decoding requests [B, H, C] in the space of the latents; None without any
+# those of chunks [T, H, N + P], and those of decoding requests [B, H, C] in the space of the latents; None if none
 Queries = tuple[Tensor | None, Tensor | None]
 
 LATENT_NORM_EPS = 1e-6  # as in all published code; `rms_norm_eps` does not apply

@@ -99,14 +99,14 @@ async def call(host: str, port: int, trust: Trust | None) -> tuple[asyncio.Strea
 
 
 def identity(writer: asyncio.StreamWriter) -> str | None:
-    """Return the identity that the other end has proven: the one URI of its certificate. None without TLS."""
+    """Return the identity that the other end has proven: the one URI of its certificate. None if there is no TLS."""
     certificate = writer.get_extra_info("peercert") or {}
     uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
     return uris[0] if len(uris) == 1 else None
 
 
 def seconds_valid(writer: asyncio.StreamWriter) -> float | None:
-    """Return for how long the other end's certificate is still valid; None without TLS."""
+    """Return for how long the other end's certificate is still valid; None if there is no TLS."""
     certificate = writer.get_extra_info("peercert")
     return ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time() if certificate else None
 

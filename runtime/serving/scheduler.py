@@ -136,7 +136,7 @@ class Scheduler:
         self.cache.save(_num_blocks(self._limits.max_batch_tokens))
 
     def _end_saves(self) -> None:
-        saved = self.cache.end_saves()
+        saved = self.cache.fence_saves()
         if self._fetches is not None:
             self._fetches.offer_saved(saved)
 

@@ -47,12 +47,12 @@ def _control_groups(root: Path) -> Iterator[Path]:
                 continue
             mount /= controllers
         parts = [part for part in path.split("/") if part not in ("", "..")]
-        for length in range(len(parts) + 1):  # a container may see the folder at another path than the machine does
+        for length in range(len(parts) + 1):  # a container may see the folder at a different path from the machine's
             yield mount.joinpath(*parts[:length])
 
 
 def _read_quota(folder: Path) -> float | None:
-    """Return the number of CPUs in the folder's quota, or None without a limit."""
+    """Return the number of CPUs in the folder's quota, or None if there is no limit."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:
         quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))

@@ -75,7 +75,7 @@ class Change:
 def follow_changes(
     deployment: Manifest, situation: Situation, decision: Decision, known: Sequence[str], now: float
 ) -> tuple[Change, ...]:
-    """Return the records of recent changes, updated by a look at the real time `now`; the newest is last.
+    """Return the records of recent changes, updated by a look at the wall-clock time `now`; the newest is last.
 
     `known` are the units that the plan had at the previous look.
     """

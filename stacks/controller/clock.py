@@ -1,4 +1,4 @@
-"""The clock of a controller: real time, or the faster time of a rehearsal.
+"""The clock of a controller: wall-clock time, or the faster time of a rehearsal.
 
 A rehearsal begins when the TidemillDeployment was created. So a controller that is started again goes on in the same
 day at the same time, and keeps nothing for it.
@@ -14,17 +14,17 @@ YEAR_9999 = 253_370_764_800.0  # 9999-01-01: Python's dates end with that year, 
 
 @dataclass(frozen=True)
 class Clock:
-    """Converts real time to the day's, `pace` times as fast, and back; both are seconds since 1970-01-01 00:00 UTC."""
+    """Converts wall-clock time to the day's, `pace` times as fast, and back, in seconds since 1970-01-01 00:00 UTC."""
 
     began: float
     pace: float
 
     def day_time(self, real: float) -> float:
-        """Return the day's time at the real time `real`."""
+        """Return the day's time at the wall-clock time `real`."""
         return self.began + (real - self.began) * self.pace
 
     def world_time(self, day_time: float) -> float:
-        """Return the real time at which the day's time is `day_time`."""
+        """Return the wall-clock time at which the day's time is `day_time`."""
         return self.began + (day_time - self.began) / self.pace
 
     def has_date(self, real: float) -> bool:

@@ -60,7 +60,7 @@ class Healing:
 def find_reports(
     plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], settings: Mapping[str, Sequence[str]], now: float
 ) -> FaultReports:
-    """Return the nodes that report a fault at the real time `now`: a condition or label named in `settings`.
+    """Return the nodes that report a fault at the wall-clock time `now`: a condition or label named in `settings`.
 
     A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
     more are tainted: units that restart must find a node.
@@ -82,7 +82,7 @@ def find_reports(
 def find_node_health(
     units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest], reports: FaultReports, now: float
 ) -> NodeHealth:
-    """Return which nodes and pods of `units` are unhealthy at the real time `now`.
+    """Return which nodes and pods of `units` are unhealthy at the wall-clock time `now`.
 
     Pods are matched by name: a foreign pod with the labels of a unit would keep it moving for ever.
     """

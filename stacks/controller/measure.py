@@ -29,7 +29,7 @@ class Measurement:
 
 
 def measure(deployment: Manifest, observation: Observation, now: float) -> Measurement:
-    """Apply the gateway's figures to an observation at the real time `now`."""
+    """Apply the gateway's figures to an observation at the wall-clock time `now`."""
     settings = deployment["spec"]
     if "metrics" not in settings:
         return Measurement(observation)

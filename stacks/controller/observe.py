@@ -66,7 +66,7 @@ def find_deployment(api: Api, namespace: str, name: str) -> Manifest | None:
 
 
 def observe(api: Api, deployment: Manifest, now: float) -> Observation:
-    """Read the deployment's units from the cluster, at the real time `now`. Raise ProviderError or WrongDay."""
+    """Read the deployment's units from the cluster, at the wall-clock time `now`. Raise ProviderError or WrongDay."""
     metadata, spec, clock = deployment["metadata"], deployment["spec"], read_clock(deployment)
     if not clock.has_date(now):
         began = metadata["creationTimestamp"]
@@ -106,7 +106,7 @@ def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
 
 
 def read_clock(deployment: Manifest) -> Clock:
-    """Return the clock that the deployment's day runs by: real time times its `pace`, from its creation on."""
+    """Return the clock that the deployment's day runs by: wall-clock time times its `pace`, from its creation on."""
     began = parse_instant(deployment["metadata"]["creationTimestamp"])
     assert began is not None, "the server writes it"
     return Clock(began, float(deployment["spec"].get("pace", 1)))
@@ -121,7 +121,7 @@ def read_situation(
     outdated: Collection[str] = (),
     strangers: Collection[str] = (),
 ) -> Situation:
-    """Return the situation at the real time `now`, from a deployment's spec and its units' objects. Raise WrongDay.
+    """Return the situation at the time `now`, from a deployment's spec and its units' objects. Raise WrongDay.
 
     `occupied` maps a unit to the nodes that its pods are on; a unit without pods, or whose pods nobody looked at, is
     missing.

@@ -160,7 +160,7 @@ def _state(written: str | None, steps: Sequence[dict[str, Any]]) -> dict[str, st
 
 
 def _read_end(written: str, now: float) -> float | None:
-    """Return the instant that a time, or a duration from `now`, names; None for neither, or beyond Python's dates."""
+    """Return the instant that a time or a duration from `now` names; None if it is neither, or too far for Python."""
     seconds = read_seconds(written)
     try:
         if seconds is not None:

@@ -58,7 +58,7 @@ def build_status(
     now: float,
     deployment: Manifest,
 ) -> Status:
-    """Return the status at the real time `now`; fields that have not changed stay as they are.
+    """Return the status at the wall-clock time `now`; fields that have not changed stay as they are.
 
     `problems` are reasons why units stay on faulty nodes, None if this round did not look at nodes. `unit_names` are
     the units of the plan, and those that have left it and still exist.

@@ -44,7 +44,7 @@ def find_strangers(
 def _find_differing(
     pods: Sequence[Manifest], newest: Mapping[str, str | None], read: Callable[[Manifest], str | None]
 ) -> set[str]:
-    """Return the units with a pod for which `read` returns another value than the unit's in `newest`.
+    """Return the units with a pod for which `read` returns a value that differs from the unit's in `newest`.
 
     None means that a value is unknown, and counts as equal.
     """

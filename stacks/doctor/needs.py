@@ -238,7 +238,7 @@ def _pod_set(workload: Manifest, places: Mapping[str, tuple[tuple[str, ...], tup
 
 
 def _template(workload: Manifest) -> Template | None:
-    """Return the template of a workload's pods; None for an object without pods."""
+    """Return the template of a workload's pods; None if the object has no pods."""
     place = template_place(workload)
     return None if place is None else reduce(dict.__getitem__, place, workload)
 

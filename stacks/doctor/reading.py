@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 def read_facts(api: Api, needs: Needs) -> ClusterFacts:
     """Read all facts about a cluster that `needs` depends on.
 
-    Raise ProviderError if the cluster does not answer, or refuses for another reason than missing rights.
+    Raise ProviderError if the cluster does not answer, or refuses for a reason other than missing rights.
     """
     api.require_answer()
     failures: list[ReadFailure] = []

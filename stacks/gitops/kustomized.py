@@ -24,7 +24,7 @@ from planner.facts.files import read_file
 __all__ = ["find_changed_fields"]
 
 FILES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
-MOST_BYTES = 2**18  # of a file; assumed: 5,000 paths of resources
+MAX_BYTES = 2**18  # per file; assumed: room for 5,000 resource paths
 ALLOWED = {
     "apiVersion",
     "kind",
@@ -39,7 +39,7 @@ ALLOWED = {
 ALLOWED_OF_LABELS = {"pairs", "includeTemplates"}  # of an entry of `labels`
 OFF = ("", "false", "False", "FALSE")
 MERGE = "<<"  # YAML's key for another mapping's keys, which are not looked for
-OURS = {names.COMPONENT_LABEL, *names.UNPRUNED, *names.MERGED, MERGE}  # beside all of `tidemill.dev/`
+OURS = {names.COMPONENT_LABEL, *names.UNPRUNED, *names.MERGE_ANNOTATIONS, MERGE}  # beside all of `tidemill.dev/`
 
 Content = Mapping[str, Any]  # all scalars are texts
 
@@ -70,7 +70,7 @@ def _find_all(checkout: Path) -> Iterator[Path]:
 def _read(path: Path) -> Content | None:
     """Return a file's fields; None if it cannot be read."""
     try:
-        content: Any = next(yaml.load_all(read_file(path, MOST_BYTES), Loader=yaml.CBaseLoader), {})
+        content: Any = next(yaml.load_all(read_file(path, MAX_BYTES), Loader=yaml.CBaseLoader), {})
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(content, dict):

@@ -47,7 +47,7 @@ __all__ = [
     "update",
 ]
 
-OWN_GROUPS = ("apps", "batch")  # the API groups of Kubernetes' own kinds with pods
+BUILTIN_POD_GROUPS = ("apps", "batch")  # API groups of the built-in kinds that make pods
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def foresee_pods(api: Api, manifest: Manifest) -> None:
     creates them. Refusals by admission do not count: they may change until then.
     """
     place, reference = pods.template_place(manifest), Reference.from_manifest(manifest)
-    if place is None or manifest["apiVersion"].partition("/")[0] in OWN_GROUPS:
+    if place is None or manifest["apiVersion"].partition("/")[0] in BUILTIN_POD_GROUPS:
         return
     for namespace in (reference.namespace, DEFAULT_NAMESPACE):
         try:

@@ -46,7 +46,7 @@ POLL_S = 0.1
 IN_USE = "address already in use"  # the system's message about a port in use
 ANOTHER_HOST = "give `up` another --host of this machine, such as 127.0.1.1, or stop what listens there"
 STOP_TIMEOUT_S = 20.0
-CRASHED = 255  # exit status of a supervisor with a bug; no errno is as large
+CRASHED = 255  # exit status after a bug in the supervisor; other failures exit with an errno, which is smaller
 
 
 def require_runtime() -> None:

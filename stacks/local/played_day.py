@@ -28,7 +28,7 @@ from planner.schedule.timetable import Timetable
 __all__ = ["DayRecord", "DueAct", "MachineTimes", "advance", "machine_times", "plan_play", "read_length"]
 
 START_S = 15.0  # assumed, like the next: on two cores busy answering streams, two demo ranks took 34 s to start
-START_S_OF_CORE = 30.0  # assumed; for each rank that starts at the same time on the same core
+START_S_PER_RANK_ON_CORE = 30.0  # assumed: added for each rank per core that starts at the same time
 DRAIN_S = 30.0  # assumed; the demo's answers of 160 tokens took up to 19 s on these cores
 PATIENCE_S = 60.0  # assumed: acts not done so long after the day are not waited for
 SHORTEST_S = 1.0
@@ -118,7 +118,7 @@ def read_length(written: str) -> float:
 
 def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
     """Return the times that a machine with `num_cores` needs, if at most `largest_start` ranks start at once."""
-    return MachineTimes(START_S + START_S_OF_CORE * largest_start / num_cores, DRAIN_S)
+    return MachineTimes(START_S + START_S_PER_RANK_ON_CORE * largest_start / num_cores, DRAIN_S)
 
 
 def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:

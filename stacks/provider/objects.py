@@ -76,14 +76,16 @@ def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], tok
     """Compare old and new inputs path by path; `api`, if given, says which fields are immutable."""
     changed = list(differences(dict(old), dict(new)))
     if token == OBJECTS:
-        return _set_changes(api, old, new, changed)
+        return _object_set_changes(api, old, new, changed)
     moved = [each for each in changed if _is_identity(each.path, dict(old), dict(new))]
     frozen = [] if moved else _frozen_changes(api, dict(new), changed)
     return Changes(changed, moved or frozen, old_first=bool(frozen))
 
 
-def _set_changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]) -> Changes:
-    """Compare the inputs of several objects; only a new main object needs a new resource."""
+def _object_set_changes(
+    api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]
+) -> Changes:
+    """Compare the inputs of several objects. The resource is replaced only if its main object must be."""
     end, manifest = main_object(new)
     if old and Reference.from_manifest(main_object(old)[1]) != Reference.from_manifest(manifest):
         moved = [each for each in changed if each.path[0] == end]

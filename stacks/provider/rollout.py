@@ -98,7 +98,7 @@ def _places(unit: Manifest) -> tuple[Any, Any]:
 
 
 def _kv_format(manifests: Manifests) -> tuple[Any, Any] | None:
-    """Return what determines a unit's KV format, from its launch file: KV digest and engine; None without a file."""
+    """Return what determines a unit's KV format, from its launch file: KV digest and engine; None if there is none."""
     for each in manifests.values():
         for text in (each.get("data") or {}).values() if each.get("kind") == "ConfigMap" else ():
             document = _launch_document(text)

@@ -341,7 +341,7 @@ def _fully_known(manifests: Manifests) -> dict[str, Manifest]:
 
 
 def _with_secrets_of(request: Any, inputs: Struct) -> Struct:
-    """Return `inputs` with every value marked as secret that is secret in the request's inputs."""
+    """Return `inputs`, and mark as secret every value that is secret in the request's inputs."""
     given = [getattr(request, each) for each in INPUTS if each in request.DESCRIPTOR.fields_by_name]
     return functools.reduce(mark_secrets, given, inputs)
 

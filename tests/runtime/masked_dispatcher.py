@@ -48,7 +48,7 @@ class MaskedDispatcher:
         )
 
     def combine(self, results, dispatched):
-        row_of_pair_TK, weights_TK = dispatched.way_back
+        row_of_pair_TK, weights_TK = dispatched.return_route
         if self.weights_applied is WeightsApplied.BY_EXPERTS:
             return _ready_result(AddedRows(results.flatten(0, 1)[row_of_pair_TK]))
         return _ready_result(ChoiceRows(results.flatten(0, 1), row_of_pair_TK, weights_TK, self.ops))

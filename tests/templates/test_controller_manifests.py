@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import stacks
-from planner.facts.names import MERGED, UNIT_LABEL, UNPRUNED
+from planner.facts.names import MERGE_ANNOTATIONS, UNIT_LABEL, UNPRUNED
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.controller.clock import Clock
 from stacks.controller.observe import read_situation
@@ -263,12 +263,12 @@ def test_without_a_controller_the_tool_prunes_what_left_git(tmp_path):
 def test_no_pod_template_says_what_git_tools_do(objects):
     """There it would restart every pod of a plan whose spec gets a controller."""
     for each in objects.values():
-        assert not [name for name in UNPRUNED | MERGED if name in yaml.safe_dump(each.get("spec", {}))]
+        assert not [name for name in UNPRUNED | MERGE_ANNOTATIONS if name in yaml.safe_dump(each.get("spec", {}))]
 
 
 def test_flux_leaves_a_persons_order_alone(objects):
     """It takes over what managers such as kubectl-patch own, unless the object says that fields are merged."""
-    assert annotations(objects["TidemillDeployment", "demo-day"]) == MERGED
+    assert annotations(objects["TidemillDeployment", "demo-day"]) == MERGE_ANNOTATIONS
 
 
 def annotations(document):

@@ -130,7 +130,7 @@ class Prediction:
     tpot_seconds: Estimate | None
     tpot_99_seconds: Estimate | None
     kv_transfer_seconds: float | None
-    cache_read_bytes_per_s: float  # of cached KV that a node reads, at the predicted rate
+    cache_read_bytes_per_s: float  # cached KV that a node reads, at the predicted rate
     cache_read_seconds: float  # time to read a prompt's cached KV
     imbalance: Imbalance
     binding: Binding
@@ -155,7 +155,7 @@ class Prediction:
 
     @property
     def tokens_per_s_with_hits(self) -> Estimate | None:
-        """Return prefill's tokens/s of one GPU if cached prompt tokens count too, or None without cache hits."""
+        """Return prefill's tokens/s per GPU with cached prompt tokens counted; None if there are no cache hits."""
         hits = self.point.cache_hit_rate
         return self.tokens_per_s_per_gpu.times(1 / (1 - hits)) if self.phase == "prefill" and 0 < hits < 1 else None
 

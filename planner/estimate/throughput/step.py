@@ -60,7 +60,7 @@ class StepTime:
 
     @property
     def usual(self) -> MoeLayers | None:
-        """Return the most frequent kind of MoE layer, the first of equally frequent ones; None without MoE layers."""
+        """Return the most frequent kind of MoE layer, the first among equals; None if there are no MoE layers."""
         return max(self.moe_kinds, key=lambda each: each.count, default=None)
 
     @property

@@ -33,7 +33,7 @@ UNCLEAR = re.compile(r"[|<>]|_`|`_|\]_|`\d+`|::|\be\.g\.$")  # markup that `plai
 
 
 def known_answers(documents: list[Document]) -> dict[str, str]:
-    """Return each question, in its first spelling, with its answer, in the order of the text."""
+    """Return question -> answer, in the order of the text, for questions with one plain answer of a usable length."""
     pairs = [pair for d in documents if d.name.startswith(ABOUT) for pair in descriptions(d)]
     times = Counter(question for question, _ in pairs)
     return {

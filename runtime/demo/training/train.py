@@ -108,7 +108,7 @@ def prepare(arguments: argparse.Namespace, vocab_size: int) -> tuple[Tokenizer, 
 
 
 def train_step(network: Network, optimizer: Optimizer, phase: Text | Answers, step: int) -> list[float]:
-    """Make one update, with an equal part from each batch of the step; return their losses in nats a target."""
+    """Make one update, in which the batches of the step weigh equally. Return each batch's loss in nats per target."""
     batches, losses = phase.batches(step), []
     for inputs, targets in batches:
         loss = network(inputs, targets)

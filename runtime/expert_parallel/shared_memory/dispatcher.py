@@ -106,10 +106,10 @@ class SharedDispatcher:
         )
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Leave results in common memory if the experts wrote them over their rows; otherwise copy them there."""
+        """Copy the results into shared memory, unless the experts wrote them there, over their rows."""
         if not self._is_possible:
             return self._normal.combine(results, dispatched)
-        way: _WayBack = dispatched.way_back
+        way: _WayBack = dispatched.return_route
         all_results = way.buffer.results.view(results.dtype)
         own = all_results[self._group.rank, : len(results)]
         if own.data_ptr() != results.data_ptr():
@@ -130,9 +130,9 @@ class SharedDispatcher:
         result_of_row = _ranges(made[:, :, own], sizes_WWM[own])
         rows_RX = self._read(buffer, torch.from_numpy(buffer.row_of_pair.ravel()[pairs]))
         counts_M, sent_W = (torch.from_numpy(sizes[own].sum(1)) for sizes in (by_slot_WMW, sizes_WWM))
-        way_back = _WayBack(buffer, torch.from_numpy(result_of_row[row_of_pair_TK.numpy()]), weights_TK)
+        return_route = _WayBack(buffer, torch.from_numpy(result_of_row[row_of_pair_TK.numpy()]), weights_TK)
         rows = ContiguousRows(self._row_format.decode(rows_RX), counts_M, counts_M.tolist())
-        return DispatchedRows(rows, sent_W, way_back)
+        return DispatchedRows(rows, sent_W, return_route)
 
     def _read(self, buffer: ExchangeBuffer, index_R: Tensor) -> Tensor:
         """Return these rows. If results have the same length, read them to the results' place."""

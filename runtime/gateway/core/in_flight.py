@@ -33,7 +33,7 @@ class InFlightRequest:
     """A request at a pair of ranks. `deliver` gets its tokens in the order the model made them, or its failure.
 
     The request fails if a rank sends a token id outside the vocabulary of `num_token_ids`, a token twice, more tokens
-    or other logprobs than requested, or a prefix hit that is longer than the prompt.
+    than were requested, logprobs that were not, or a prefix hit that is longer than the prompt.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ penalties and grammar are functions of the tokens, so the answer goes on as it w
 
 Bounds: a request resumes at most `MAX_RESUMPTIONS` times. Each time it waits at most as long as the launch file allows.
 A failure that is the request's own fault is not retried. One answer comes from one model: a request does not go on with
-other weights than it began with.
+different weights from those it began with.
 """
 
 import time

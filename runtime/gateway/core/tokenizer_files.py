@@ -43,8 +43,9 @@ def _check_unchanged(folder: Path, digests: dict[str, str], first: list[str]) ->
     changed = [name for name, line in zip(digests, _format_lines(digests), strict=True) if line not in first]
     if changed:
         raise RuntimeFailure(
-            f"this deployment serves with other files than are now in {folder}: {', '.join(changed)} changed; put back"
-            " what was there and the gateway starts by itself, or `tidemill down` and `tidemill up` to serve with these"
+            f"the files in {folder} are not those that this deployment serves with: {', '.join(changed)} changed;"
+            " put back what was there and the gateway starts by itself, or `tidemill down` and `tidemill up` to serve"
+            " with these"
         )
 
 

@@ -34,9 +34,9 @@ SEED_BYTES = 7  # fewer than a seed has, so that every one is positive
 
 @dataclass
 class IdempotentCall:
-    """The record of an idempotency key: its seed and tokens counted for it. `digest` and `seed` are None without a key.
+    """The record of an idempotency key: its seed and the tokens counted for it.
 
-    HTTP requests with the same key share one record.
+    HTTP requests with the same key share one record. A call without a key has no `digest` and no `seed`.
     """
 
     digest: str | None = None

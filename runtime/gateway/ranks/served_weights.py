@@ -3,7 +3,7 @@
     until the first unit is ready    nobody is refused
     afterwards                       ranks with the same weights serve, ranks with others are refused
 
-A checkpoint may change while a deployment runs. Then a unit that restarts loads other weights than those that serve.
+A checkpoint may change while a deployment runs. Then a unit that restarts loads weights that differ from those in use.
 Its answers would come from another model, and units of the other phase would exchange no KV with it. Such a unit stays
 up, gets no requests and reports why. It does not load again, because it would find the same files.
 
@@ -42,7 +42,7 @@ class ServedWeights:
         self._digest = None if file is None else read_first(file)
 
     def check(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
-        """Refuse a rank with other weights than the first ready unit's. Without a digest yet, a ready unit sets it."""
+        """Refuse a rank whose weights are not the first ready unit's. Without a digest yet, a ready unit sets it."""
         if rank.loaded_digest is None:
             return
         if self._digest is not None:

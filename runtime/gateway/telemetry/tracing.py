@@ -110,7 +110,7 @@ def _wall_clock_ns(clock_began_ns: int, moment_s: float) -> int:
 
 
 def configure_traces(model_name: str) -> Traces | None:
-    """Return the traces that OpenTelemetry's own variables set up; None without an endpoint. Raise RuntimeFailure."""
+    """Return the tracing that OpenTelemetry's variables set up; None if they name no endpoint. Raise RuntimeFailure."""
     endpoint = next((name for name in ENDPOINTS if os.environ.get(name)), None)
     if endpoint is None:
         return None

@@ -254,7 +254,7 @@ def choose(
     tl.store(weights + token * TOP_K + place, weight * factor, place < TOP_K)
 
 
-@triton.jit(do_not_specialize=["turn"])  # a step is recorded with another turn than the one that was compiled
+@triton.jit(do_not_specialize=["turn"])  # the recorded step's turn differs from the compiled one
 def take_turns(
     experts,
     slots,

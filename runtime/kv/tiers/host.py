@@ -2,7 +2,7 @@
 
 A slot is room for one block, `[num_layers, PAGE_TOKENS, latent_dim]`. Slots have holders and names as pages do.
 
-    save    copies blocks to slots, beside the step that computes. They are found after `end_saves`, before the next.
+    save    copies blocks to slots, beside the step that computes. They are found after `fence_saves`, before the next.
             Their slots are held until the copies have ended: before that, only the device may read them.
     load    copies blocks to the cache's pages, beside the steps that compute. Their slots are held until it ends.
     lend    gives a slot's memory to a slower tier, which reads a block to it or writes its block: held meanwhile
@@ -69,7 +69,7 @@ class HostTier:
             return len(self._slots.find(names))
 
     def save(self, blocks: Iterable[tuple[bytes, int, Tensor]], max_copies: int = sys.maxsize) -> None:
-        """Begin to copy blocks (name, tenant, page) to slots. Nobody may write to the pages before `end_saves`.
+        """Begin to copy blocks (name, tenant, page) to slots. Nobody may write to the pages before `fence_saves`.
 
         A block that the tier has already is not copied, but counts as just used. A block without a free slot is not
         kept. After `max_copies` copies, no more of `blocks` are taken.
@@ -90,7 +90,7 @@ class HostTier:
         if slots:
             self._saves = self._link.begin_from_device(lambda: _copy(pages, slots))
 
-    def end_saves(self) -> list[bytes]:
+    def fence_saves(self) -> list[bytes]:
         """Order all later work on the device after the copies that `save` began, whose blocks can be found from now on.
 
         Return the names of the blocks whose copies have ended since the last call, so that they can be lent. Release

@@ -120,7 +120,7 @@ def compute_latencies(service: Service, curves: Curves, slo: SloSpec) -> Latenci
 
 
 def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
-    """Return the TTFT in seconds at `quantile` of all requests, found by bisection; None without requests."""
+    """Return the TTFT in seconds at `quantile` of all requests, found by bisection; None if there are no requests."""
     total = weights.sum()
     if not total:
         return None

@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def margin(self) -> float | None:
-        """Return income less cost, as a share of the income; None without income."""
+        """Return income less cost, as a share of the income; None if there is no income."""
         return profit_margin(self.revenue_usd, self.usd)
 
 

@@ -48,7 +48,7 @@ class ReplayColumn:
         return sum(job.prompt for job in self.replay.jobs)
 
     def share_kept(self, values: Values, promised_ms: float | None) -> float | None:
-        """Return the share of requests within `promised_ms`; refused ones are not. None without promise or requests."""
+        """Return the share of requests answered within `promised_ms`; None if none is promised, or no request came."""
         came = self.replay.refused + len(self.replay.jobs)
         if promised_ms is None or not came:
             return None

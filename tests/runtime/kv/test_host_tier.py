@@ -71,7 +71,7 @@ class TierAgainstReference(RuleBasedStateMachine):
     @rule(offered=runs_of_names)
     def save(self, offered):
         """Turn to the next step: what was saved is there. Pages are written again then."""
-        self.tier.end_saves()
+        self.tier.fence_saves()
         self.num_arrived = 0
         for page, name in self.saving:
             page.fill_(-1)
@@ -134,7 +134,7 @@ class TierAgainstReference(RuleBasedStateMachine):
         """When all copies have ended and a request needs everything, nothing is left of the tier."""
         for arrival, _ in self.loading:
             arrival.join()
-        self.tier.end_saves()
+        self.tier.fence_saves()
         self.held.clear()
         assert self.memory.take("arriving", MAX_BYTES)
         assert self.memory.held() == {"arriving": MAX_BYTES, "swapped": 0, "blocks": 0}
@@ -150,10 +150,10 @@ def test_a_slot_goes_to_no_other_block_while_it_is_read():
     tier = HostTier(BLOCK_SHAPE, torch.float32, BLOCK_BYTES, link, HostMemory())
     page = torch.zeros(BLOCK_SHAPE)
     tier.save([(NAMES[1], TENANT, block(NAMES[1]))])
-    tier.end_saves()
+    tier.fence_saves()
     _, arrival = tier.load(NAMES[1:2], [page])
     tier.save([(NAMES[2], TENANT, block(NAMES[2]))])
-    tier.end_saves()
+    tier.fence_saves()
     arrival.join()
 
     assert torch.equal(page, block(NAMES[1]))
@@ -167,13 +167,13 @@ def test_lent_memory_is_nobody_elses_until_it_is_dropped():
     given_up = tier.lend_blank()
     refused = tier.lend_blank()
     del given_up
-    tier.end_saves()
+    tier.fence_saves()
     after = memory.held()["blocks"]
     filled = tier.lend_blank()
     filled.copy_(block(NAMES[1]))
     tier.add(NAMES[1], filled, b"tenant")
     del filled
-    tier.end_saves()
+    tier.fence_saves()
     written = tier.lend(NAMES[1])
     refused_too = tier.lend_blank()
 
@@ -189,9 +189,9 @@ def test_a_block_that_is_being_copied_is_nobody_elses():
     tier = HostTier(BLOCK_SHAPE, torch.float32, BLOCK_BYTES, link, HostMemory())
     finish, link.from_device.join = link.from_device.join, lambda mark: None
     tier.save([(NAMES[1], TENANT, block(NAMES[1]))])
-    during = tier.end_saves(), tier.lend(NAMES[1]), tier.lend_blank()
+    during = tier.fence_saves(), tier.lend(NAMES[1]), tier.lend_blank()
     finish(1)
-    after = tier.end_saves()
+    after = tier.fence_saves()
 
     assert during == ([], None, None)
     assert after == [NAMES[1]]
@@ -203,7 +203,7 @@ def test_the_least_recently_used_block_goes_first():
     tier = HostTier(BLOCK_SHAPE, torch.float32, 3 * BLOCK_BYTES, HostLink(), HostMemory())
     for offered in (NAMES[:3], NAMES[:1], NAMES[3:]):
         tier.save([(name, TENANT, block(name)) for name in offered])
-        tier.end_saves()
+        tier.fence_saves()
         tier.load(NAMES[1:2], [torch.zeros(BLOCK_SHAPE)])
 
     assert [tier.num_found([name]) for name in NAMES] == [0, 1, 0, 1, 1]
@@ -213,10 +213,10 @@ def test_a_block_that_is_here_is_no_copy():
     """So a prompt that was found, and whose pages are free again, delays the copies of none that was computed."""
     tier = HostTier(BLOCK_SHAPE, torch.float32, 4 * BLOCK_BYTES, HostLink(), HostMemory())
     tier.save([(name, TENANT, block(name)) for name in NAMES[:2]])
-    tier.end_saves()
+    tier.fence_saves()
     due = iter([(name, TENANT, block(name)) for name in NAMES])
     tier.save(due, max_copies=1)
-    tier.end_saves()
+    tier.fence_saves()
 
     assert [tier.num_found([name]) for name in NAMES] == [1, 1, 1, 0, 0]
     assert [name for name, *_ in due] == NAMES[3:]
@@ -227,7 +227,7 @@ def test_a_flood_of_one_tenant_leaves_another_tenants_blocks_in_memory():
     tier = HostTier(BLOCK_SHAPE, torch.float32, 3 * BLOCK_BYTES, HostLink(), HostMemory())
     for tenant, name in [(TENANT, NAMES[0]), *((2, name) for name in NAMES[1:])]:
         tier.save([(name, tenant, block(name))])
-        tier.end_saves()
+        tier.fence_saves()
 
     assert [tier.num_found([name]) for name in NAMES] == [1, 0, 0, 1, 1]
 
