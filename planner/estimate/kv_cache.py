@@ -5,11 +5,11 @@
     capacity  = prompt tokens per second x mean time that KV stays x KV bytes per token
     saved     = nodes needed without a cache x hit rate
     kept      the reverse: from the spec's memory and disks, the time that blocks stay there, and so the hit rate
+    disks     their room for a day, and what a day reads and writes, at the spec's prices
 
-A block stays for `keep` after its last use. A trace of requests shows after how long blocks are used again, and so the
-hit rate and the mean stay for each `keep`. These times do not depend on the amount of traffic, as long as each user
-returns after the same time. So the curve of hit rate over `keep` comes from the trace, and the capacity from the spec's
-traffic. An LRU cache behaves like that (Che's approximation).
+A block stays for `keep` after its last use. A trace of requests shows after how long blocks are used again
+(`planner/facts/reuse.py`), and so the hit rate and the mean stay for each `keep`. The curve of hit rate over `keep`
+comes from the trace, and the capacity from the spec's traffic. An LRU cache behaves like that (Che's approximation).
 
 Worked example, DeepSeek's day: 342e9 tokens of hits x 70,272 B / 86,400 s = 278 GB/s of reads on average.
 
@@ -17,48 +17,25 @@ The runtime writes a block to a disk when the block is used for the second time,
 Each point of the curve has both hit rates: for all blocks, as memory keeps them, and for blocks used twice, as disks
 keep them. Prompts are assumed to go where their blocks are, so that memories and disks of all nodes count as one.
 
-This module cannot tell whether the spec's hit rate will be reached: the trace covers one hour, without hits on the next
-morning. KV of answers is written too, and counts as a hit if the next prompt repeats the answer.
+This module cannot tell whether the spec's hit rate will be reached: the published trace covers one hour, without hits
+on the next morning. KV of answers is written too, and counts as a hit if the next prompt repeats the answer.
 
-Sources: H. Che, Y. Tung, Z. Wang, Hierarchical web caching systems, IEEE JSAC 20(7), 2002; the trace is Mooncake's
-conversation trace, kvcache-ai/Mooncake FAST25-release/traces @3b5a594, Apache-2.0: 12,031 requests in 59 minutes,
-288,500 blocks of 512 tokens, 36.6 % of them seen before. `python -m tests.benchmarks.kv_reuse` reads it again.
+Source: H. Che, Y. Tung, Z. Wang, Hierarchical web caching systems, IEEE JSAC 20(7), 2002.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from planner.facts.day import DAY_S, MINUTE_S
 from planner.facts.part import Maybe, Part, Rounded6
+from planner.facts.reuse import CONVERSATION, ReuseCurve
+from planner.spec.cost import DiskPriceSpec
 from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["CONVERSATION", "CacheSize", "KeptKv", "KvCache", "PromptNodes", "Reuse", "kept_hit_rate", "kv_cache"]
+__all__ = ["CacheSize", "Disks", "KeptKv", "KvCache", "PromptNodes", "kept_hit_rate", "kv_cache"]
 
-
-@dataclass(frozen=True)
-class Reuse:
-    """The hit rate in a trace if each block stays cached for `keep_s` after its last use, and how long blocks stay.
-
-    `kept_s` and `twice_kept_s` are means over all uses of blocks: the seconds from a use to the next or the eviction.
-    """
-
-    keep_s: float
-    hit_rate: float  # share of all used blocks that were cached
-    kept_s: float
-    twice_hit_rate: float  # share of all used blocks that were cached and had been used twice
-    twice_kept_s: float  # counting 0 for blocks not yet used twice
-
-
-CONVERSATION = (
-    Reuse(10, 0.0428, 9.6, 0.0424, 3.3),
-    Reuse(60, 0.1033, 55.8, 0.0775, 18.6),
-    Reuse(120, 0.1916, 105.4, 0.1242, 34.0),
-    Reuse(300, 0.2877, 231.7, 0.1789, 68.4),
-    Reuse(600, 0.3433, 406.1, 0.207, 110.2),
-    Reuse(1800, 0.3635, 895.9, 0.2131, 216.0),
-)
-WRITTEN_SHARE = 0.153  # share of the trace's blocks that are written to a disk, which are second uses
+MONTH_DAYS = 365 / 12
+TB = 1e12
 
 
 class CacheSize(Part):
@@ -68,7 +45,7 @@ class CacheSize(Part):
     """
 
     keep_s: float
-    hit_rate: float
+    hit_rate: Rounded6
     bytes: Rounded6
     bytes_per_node: Rounded6
     saved_nodes: Rounded6  # on average over the day
@@ -90,6 +67,7 @@ class KeptKv(Part):
     memory_saved_nodes: Maybe[Rounded6] = None  # without the disk
     written_bytes_per_day: Maybe[Rounded6] = None  # to the disk of a node that is on all day, or to a shared disk
     drive_writes_per_day: Maybe[Rounded6] = None  # how often a day's writes fill the disk, as in data sheets
+    disk_usd_per_day: Maybe[Rounded6] = None  # all disks at the spec's prices: room, reads and writes
     lost_share: Maybe[Rounded6] = None  # most prompt tokens computed again as units turn off, over all computed ones
 
 
@@ -97,6 +75,7 @@ class KvCache(Part):
     """The prefix cache that a day of the spec's traffic needs. Rates are sums over nodes in the busiest hour."""
 
     hit_rate: float  # `traffic.cache_hit_rate` of the spec
+    trace: str  # whose reuse `sizes` and `kept` have
     mean_read_bytes_per_s: Rounded6  # over the day
     read_bytes_per_s: Rounded6
     read_bytes_per_s_per_node: Rounded6
@@ -119,13 +98,26 @@ class PromptNodes:
     started: int = 0  # how many nodes are turned on in a day, each time counted
 
 
-def kv_cache(
-    traffic: TrafficSpec, spec: KvCacheSpec, kv_bytes_per_token: float, nodes: PromptNodes, *, is_shared: bool = False
-) -> KvCache:
-    """Return the reads, writes and sizes of the prefix cache for a day of `traffic`, and the nodes that it saves.
+@dataclass(frozen=True)
+class Disks:
+    """The place and the price of the spec's disk."""
 
-    The disk of `spec` is in each node or, if `is_shared`, one for all nodes.
-    """
+    is_shared: bool = False  # one for all nodes, instead of one in each
+    price: DiskPriceSpec | None = None
+
+
+IN_EACH_NODE = Disks()
+
+
+def kv_cache(
+    traffic: TrafficSpec,
+    spec: KvCacheSpec,
+    kv_bytes_per_token: float,
+    nodes: PromptNodes,
+    reuse: ReuseCurve = CONVERSATION,
+    disks: Disks = IN_EACH_NODE,
+) -> KvCache:
+    """Return the reads, writes and sizes of the prefix cache for a day of `traffic`, and the nodes that it saves."""
     most_nodes = nodes.most
     bytes_per_token_a_day = kv_bytes_per_token / DAY_S
     busiest = traffic.peak_per_s("decode") / (traffic.output_tokens / DAY_S)
@@ -136,6 +128,7 @@ def kv_cache(
     bytes_of_a_second = busiest * traffic.input_tokens * bytes_per_token_a_day
     return KvCache(
         hit_rate=traffic.cache_hit_rate,
+        trace=traffic.trace or "Mooncake's conversations",
         mean_read_bytes_per_s=hits * bytes_per_token_a_day,
         read_bytes_per_s=reads,
         read_bytes_per_s_per_node=reads / most_nodes,
@@ -152,25 +145,30 @@ def kv_cache(
                 bytes_per_node=bytes_of_a_second * each.kept_s / most_nodes,
                 saved_nodes=without_hits * each.hit_rate,
             )
-            for each in CONVERSATION
+            for each in reuse.points
         ),
-        kept=_kept_kv(traffic, spec, kv_bytes_per_token, nodes, is_shared=is_shared),
+        kept=_kept_kv(traffic, spec, kv_bytes_per_token, nodes, reuse, disks),
     )
 
 
-def kept_hit_rate(memory_s: float, disk_s: float) -> float:
+def kept_hit_rate(reuse: ReuseCurve, memory_s: float, disk_s: float) -> float:
     """Return the trace's hit rate with a memory that holds blocks for `memory_s` on average, and disks for `disk_s`.
 
     Blocks that are in both count once.
     """
-    in_memory = _interpolate(memory_s, "kept_s", "hit_rate")
-    keep_s = _interpolate(memory_s, "kept_s", "keep_s")
-    on_disk = _interpolate(disk_s, "twice_kept_s", "twice_hit_rate")
-    return in_memory + max(on_disk - _interpolate(keep_s, "keep_s", "twice_hit_rate"), 0.0)
+    in_memory = reuse.interpolate(memory_s, "kept_s", "hit_rate")
+    keep_s = reuse.interpolate(memory_s, "kept_s", "keep_s")
+    on_disk = reuse.interpolate(disk_s, "twice_kept_s", "twice_hit_rate")
+    return in_memory + max(on_disk - reuse.interpolate(keep_s, "keep_s", "twice_hit_rate"), 0.0)
 
 
 def _kept_kv(
-    traffic: TrafficSpec, spec: KvCacheSpec, kv_bytes_per_token: float, nodes: PromptNodes, *, is_shared: bool
+    traffic: TrafficSpec,
+    spec: KvCacheSpec,
+    kv_bytes_per_token: float,
+    nodes: PromptNodes,
+    reuse: ReuseCurve,
+    disks: Disks,
 ) -> KeptKv | None:
     """Return how long the memory and the disk of `spec` keep KV, and the hit rate; None if `spec` has no memory."""
     if spec.memory is None:
@@ -178,39 +176,35 @@ def _kept_kv(
     day_bytes = traffic.input_tokens * kv_bytes_per_token
     bytes_per_s = traffic.peak_per_s("decode") / traffic.output_tokens * day_bytes
     memory_bytes = nodes.most * nodes.ranks * spec.memory
-    disk_bytes = 0 if spec.disk is None else spec.disk.size * (1 if is_shared else nodes.most)
+    disk_bytes = 0 if spec.disk is None else spec.disk.size * (1 if disks.is_shared else nodes.most)
     memory_s, disk_s = memory_bytes / bytes_per_s, disk_bytes / bytes_per_s
-    hit_rate, memory_hit_rate = kept_hit_rate(memory_s, disk_s), kept_hit_rate(memory_s, 0)
+    hit_rate, memory_hit_rate = (kept_hit_rate(reuse, memory_s, each) for each in (disk_s, 0))
     without_hits = nodes.mean / (1 - traffic.cache_hit_rate)
     lost_tokens = nodes.started * nodes.ranks * spec.memory / kv_bytes_per_token
     kept = KeptKv(
         memory_bytes=memory_bytes,
-        memory_minutes=_interpolate(memory_s, "kept_s", "keep_s") / MINUTE_S,
+        memory_minutes=reuse.interpolate(memory_s, "kept_s", "keep_s") / MINUTE_S,
         hit_rate=hit_rate,
         saved_nodes=without_hits * hit_rate,
         lost_share=lost_tokens / traffic.tokens_of("prefill") if nodes.started else None,
     )
     if spec.disk is None:
         return kept
-    written = WRITTEN_SHARE * day_bytes / (1 if is_shared else nodes.mean)
+    all_written, all_read = reuse.twice_share * day_bytes, (hit_rate - memory_hit_rate) * day_bytes
+    written = all_written / (1 if disks.is_shared else nodes.mean)
     disk = {
         "disk_bytes": disk_bytes,
         "memory_hit_rate": memory_hit_rate,
         "memory_saved_nodes": without_hits * memory_hit_rate,
-        "disk_minutes": _interpolate(disk_s, "twice_kept_s", "keep_s") / MINUTE_S,
+        "disk_minutes": reuse.interpolate(disk_s, "twice_kept_s", "keep_s") / MINUTE_S,
         "written_bytes_per_day": written,
         "drive_writes_per_day": written / spec.disk.size,
+        "disk_usd_per_day": disks.price and _disk_usd(disks.price, disk_bytes, all_read, all_written),
     }
     return KeptKv(**dict(kept) | disk)
 
 
-def _interpolate(value: float, given: str, wanted: str) -> float:
-    """Interpolate the trace's curve: return its field `wanted` where its field `given` has this value.
-
-    The curve is straight between points, and constant after the last.
-    """
-    points = [(0.0, 0.0), *((getattr(each, given), getattr(each, wanted)) for each in CONVERSATION)]
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if value <= x1:
-            return float(y0 + (y1 - y0) * (value - x0) / (x1 - x0))
-    return float(points[-1][1])
+def _disk_usd(price: DiskPriceSpec, size: float, read: float, written: float) -> float:
+    """Return what a day costs: `size` bytes for a day, and the bytes that are read and written in it."""
+    moved = read * price.usd_per_tb_read + written * price.usd_per_tb_written
+    return (size * price.usd_per_tb_month / MONTH_DAYS + moved) / TB

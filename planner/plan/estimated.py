@@ -12,7 +12,7 @@ from planner.cost.cases import list_cases
 from planner.cost.cost import Case, Cost
 from planner.estimate.coverage import uncovered_experts
 from planner.estimate.gpu_loads import measure_gpu_loads
-from planner.estimate.kv_cache import KvCache, PromptNodes, kv_cache
+from planner.estimate.kv_cache import Disks, KvCache, PromptNodes, kv_cache
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.predict import Prediction
 from planner.expert_map import ExpertMap, Sizes
@@ -118,13 +118,17 @@ def _case(name: str, cost: Cost) -> Case:
 
 
 def _kv_cache(candidate: Candidate) -> KvCache | None:
-    """Return the estimate of the prefix cache; None without hits and kept KV, or if the size of KV is unknown."""
+    """Return the estimate of the prefix cache; None if the spec says nothing of it, or if the size of KV is unknown."""
     layout, traffic, kept = candidate.layouts[0], candidate.spec.traffic, candidate.spec.kv_cache
     memory = next((each for each in candidate.memory if each.phase == layout.phase), None)
-    if memory is None or traffic is None or not (traffic.cache_hit_rate or kept.memory):
+    if memory is None or traffic is None or not (traffic.cache_hit_rate or traffic.trace or kept.memory):
         return None
-    is_shared = candidate.spec.kubernetes.kv_cache_claim is not None
-    return kv_cache(traffic, kept, memory.kv_bytes_per_token, _prompt_nodes(candidate, layout), is_shared=is_shared)
+    disks = Disks(
+        is_shared=candidate.spec.kubernetes.kv_cache_claim is not None,
+        price=candidate.spec.cost.disk if candidate.spec.cost else None,
+    )
+    nodes, reuse = _prompt_nodes(candidate, layout), candidate.resolved.reuse
+    return kv_cache(traffic, kept, memory.kv_bytes_per_token, nodes, reuse, disks)
 
 
 def _prompt_nodes(candidate: Candidate, layout: PhaseLayout) -> PromptNodes:

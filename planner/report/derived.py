@@ -330,7 +330,16 @@ def _memory(plan: Plan) -> Iterator[Row]:
     if plan.kv_cache is not None and plan.kv_cache.kept is not None:
         unit = plan.units[0]  # a unit that computes prompts
         pod_bytes = pod_host_bytes(plan.spec, unit.phase, unit.ranks_per_node)
-        yield from make_rows("kv_cache.kept", ("pod_memory_bytes", pod_bytes, "bytes"))
+        yield from make_rows("kv_cache.kept", ("pod_memory_bytes", pod_bytes, "bytes"), *_kept_usd(plan, unit.phase))
+
+
+def _kept_usd(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
+    """Yield what kept KV saves in a day and what its loss costs, at what the nodes of `phase` cost."""
+    kept, cost = plan.kv_cache and plan.kv_cache.kept, plan.cost and plan.cost.phases[phase]
+    if kept and cost and cost.mean_nodes:
+        yield "saved_usd_per_day", kept.saved_nodes * cost.usd_per_day / cost.mean_nodes, "USD"
+        if kept.lost_share is not None:
+            yield "lost_usd_per_day", kept.lost_share * cost.usd_per_day, "USD"
 
 
 def _problems(plan: Plan) -> Iterator[Row]:

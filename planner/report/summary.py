@@ -158,7 +158,7 @@ def _speed(report: Report) -> str:
 
 
 def _kept_kv(report: Report) -> str:
-    """Say how long memory and disk keep a KV block, what hits that gives with and without the disk, and its cost."""
+    """Say how long memory and disk keep a KV block, the hits with and without the disk, and what they save."""
     kept = "kv_cache.kept"
     if report.find(kept, "hit_rate") is None:
         return ""
@@ -167,14 +167,18 @@ def _kept_kv(report: Report) -> str:
         f"{report.text(kept, name)} min {tier}" for tier, name in tiers.items() if report.find(kept, name)
     )
     saved = f"save {report.text(kept, 'saved_nodes')} nodes"
-    hits = f"{report.text(kept, 'hit_rate')} hits in Mooncake's conversations {saved}"
+    if usd := report.text(kept, "saved_usd_per_day"):
+        saved += f" and {usd} a day"
+    hits = f"{report.text(kept, 'hit_rate')} hits in {report.text('kv_cache', 'trace')} {saved}"
     if alone := report.text(kept, "memory_hit_rate"):
         hits += f" (memory alone {alone} and {report.text(kept, 'memory_saved_nodes')})"
     said = f"traffic.cache_hit_rate is {report.text('kv_cache', 'hit_rate')}"
     writes = report.text(kept, "drive_writes_per_day")
     takes = f"; each pod takes {report.text(kept, 'pod_memory_bytes')} of memory"
     worn = f" and makes up to {writes} drive writes a day" if writes else ""
-    return f"a block stays {stays} in the busiest hour: {hits}; {said}{takes}{worn}"
+    usd = report.text(kept, "disk_usd_per_day")
+    costs = f"; the disks cost {usd} a day" if usd else ""
+    return f"a block stays {stays} in the busiest hour: {hits}; {said}{takes}{worn}{costs}"
 
 
 def _latency(report: Report, name: str) -> str:

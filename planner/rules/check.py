@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from planner.facts.reuse import CONVERSATION
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix, apply_change
@@ -66,6 +67,7 @@ def resolve(document: Document) -> ResolvedSpec:
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
         forecast=named.resolved.get("traffic.forecast"),
+        reuse=named.resolved.get("traffic.reuse", CONVERSATION),
         inputs=named.inputs,
         document=document,
     )

@@ -191,6 +191,7 @@ FIELDS = (
         "the claim is mounted at kv_cache.disk.path",
         lambda c: c["kv_cache.disk"] is None,
     ),
+    Unused(("cost.disk",), "without kv_cache.disk", "no other disk is priced", lambda c: c["kv_cache.disk"] is None),
     Unused(
         (KUEUE,),
         "without lend_nodes: true",

@@ -11,7 +11,7 @@ from pydantic import Field
 from planner.facts.catalog import GPUS
 from planner.spec.section import Section
 
-__all__ = ["CostSpec", "PriceHourSpec", "PriceSpec", "SupplyKind", "SupplySpec"]
+__all__ = ["CostSpec", "DiskPriceSpec", "PriceHourSpec", "PriceSpec", "SupplyKind", "SupplySpec"]
 
 MAX_USD = 1e6  # for a GPU-hour or a million tokens
 _A_GPU = next(name for name in GPUS if name != "cpu")
@@ -64,6 +64,28 @@ class PriceSpec(Section):
     )
 
 
+class DiskPriceSpec(Section):
+    """What the disks of kv_cache cost. A TB has 1e12 bytes."""
+
+    usd_per_tb_month: float = Field(
+        ge=0,
+        le=MAX_USD,
+        description="Price of a TB for a month, or of a bought drive over the months that it is used.",
+        examples=[4.0],
+    )
+    usd_per_tb_written: float = Field(
+        default=0.0,
+        ge=0,
+        le=MAX_USD,
+        description="Price of writing a TB. A drive that wears out by writing costs its price over the TB that its"
+        " data sheet lets one write.",
+        examples=[0.05],
+    )
+    usd_per_tb_read: float = Field(
+        default=0.0, ge=0, le=MAX_USD, description="Price of reading a TB, as some network disks have.", examples=[30.0]
+    )
+
+
 class CostSpec(Section):
     """Prices, from which a day's cost and income are estimated. They change nothing that is deployed."""
 
@@ -83,4 +105,10 @@ class CostSpec(Section):
         default=None,
         description="What customers pay for tokens.",
         examples=[{"input_hit": 0.14, "input_miss": 0.55, "output": 2.19}],
+    )
+    disk: DiskPriceSpec | None = Field(
+        default=None,
+        description="What the disks of kv_cache cost. The plan shows it beside what cache hits save; the day's cost is"
+        " that of nodes alone.",
+        examples=[{"usd_per_tb_month": 4.0, "usd_per_tb_written": 0.05}],
     )

@@ -9,11 +9,15 @@ from pydantic import ValidationError
 
 from planner.facts.catalog import GPUS, Gpu
 from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
+from planner.facts.digest import digest_of_bytes
+from planner.facts.files import explain_unreadable, read_file
 from planner.facts.gpu_names import same_gpu
 from planner.facts.loads import moe_rows, read_loads
 from planner.facts.model import Model
 from planner.facts.quantities import BITS_PER_BYTE
+from planner.facts.reuse import reuse_in
 from planner.facts.terms import PHASES
+from planner.facts.trace import NotATrace
 from planner.families import MODELS, find_spelling, read_model_config
 from planner.problems.finding import Finding
 from planner.problems.fix import did_you_mean
@@ -21,7 +25,8 @@ from planner.spec.cluster import OF_OWN_GPUS, GpuSpec
 
 __all__ = ["FILES", "Named"]
 
-FILES = ("model.config", "expert_load.file", "traffic.history")  # fields that name a file, relative to the spec's
+# fields that name a file, relative to the spec's
+FILES = ("model.config", "expert_load.file", "traffic.history", "traffic.trace")
 
 
 class Named:
@@ -53,6 +58,8 @@ class Named:
         if values.get("traffic.history") and "traffic.quantile" in values:
             zone = values.get("schedule.timezone", "UTC")
             self._keep_history(values["traffic.history"], values["traffic.quantile"], zone)
+        if values.get("traffic.trace"):
+            self._keep_reuse(values["traffic.trace"])
 
     def _keep_config(self, written: str) -> None:
         found = read_model_config(self.folder / written, written)
@@ -96,6 +103,18 @@ class Named:
             self.inputs[written] = found.digest
             following = forecast(found.history, quantile)
             self._keep("traffic.forecast", following if any(following.quantile) else _without_demand(written))
+
+    def _keep_reuse(self, written: str) -> None:
+        try:
+            content = read_file(self.folder / written)
+            self.resolved["traffic.reuse"] = reuse_in(content)
+            self.inputs[written] = digest_of_bytes(content)
+        except OSError as error:
+            rule = "S617 must be a readable file"
+            self.findings.append(Finding("traffic.trace", written, rule, *explain_unreadable(error)))
+        except NotATrace as error:
+            rule = "S625 must be a trace of Mooncake's format, with hash_ids and some minutes of prompts"
+            self.findings.append(Finding("traffic.trace", written, rule, str(error), "see docs/simulate.md"))
 
     def _keep_own_gpu(self, values: Mapping[str, Any]) -> None:
         """Keep the GPU that the spec describes, if its fields are valid."""

@@ -8,6 +8,7 @@ from planner.facts.catalog import GPUS, Gpu
 from planner.facts.drawn import draw_loads
 from planner.facts.loads import Loads
 from planner.facts.model import Model
+from planner.facts.reuse import ReuseCurve
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.spec.cluster import ClusterSpec
@@ -33,6 +34,7 @@ class ResolvedSpec:
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
     forecast: "Forecast | None"  # of traffic.history, whose quantile is the profile
+    reuse: ReuseCurve  # of traffic.trace, or of Mooncake's conversations
     inputs: Mapping[str, str]  # name of each file, as the spec writes it -> its sha256
     document: Document
 

@@ -87,6 +87,14 @@ class TrafficSpec(Section):
         " are then those of the median day, and the planned day has more in proportion to its demand.",
         examples=[0.9],
     )
+    trace: str | None = Field(
+        default=None,
+        min_length=1,
+        description="File of requests with hash_ids, in the format of Mooncake's traces, relative to this spec. It"
+        " shows how soon your users' prompts come again, and so the hit rate that kv_cache gives; by default"
+        " Mooncake's conversations do.",
+        examples=["conversations.jsonl"],
+    )
     capacity: float | None = Field(
         default=None,
         ge=1e-9,

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from planner.compiler import Compiled
 from planner.facts.calendar import is_day
+from planner.facts.trace import TraceRequest
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
@@ -20,7 +21,7 @@ from stacks.simulator.report.day_text import simulation_text
 from stacks.simulator.report.plot import draw_days, draw_traces, require_plot
 from stacks.simulator.report.trace_report import replay_json, replay_text
 from stacks.simulator.requests.columns import ReplayColumn, play_traces
-from stacks.simulator.requests.trace import TraceRequest, read_trace, read_window
+from stacks.simulator.requests.trace import read_trace, read_window
 from stacks.simulator.variants import Variant, find_variant_mistakes, read_variants
 
 __all__ = ["Call", "Played", "read_call"]

@@ -26,6 +26,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from planner.facts.trace import BLOCK_TOKENS
 from runtime.gateway.ranks.prefix_index import TENANT_SHIFT, PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
@@ -33,7 +34,7 @@ from runtime.gateway.ranks.router import Policy, find_nothing, pick
 from runtime.gateway.ranks.sent_prompts import find_held
 from runtime.protocol.counting import PAGE_TOKENS, attention_pairs
 from runtime.protocol.messages import Hello, Load, PrefixHit, Token
-from stacks.simulator.requests.trace import BLOCK_TOKENS, read_trace
+from stacks.simulator.requests.trace import read_trace
 from tests.benchmarks.balancers import max_over_mean, quantile, spread
 from tests.benchmarks.balancers_model import PAIR_S, STEP_S, STEP_TOKENS, TOKEN_S
 from tests.benchmarks.goals import Goals

@@ -22,10 +22,11 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from planner.compiler import run_passes
+from planner.facts.trace import TraceRequest
 from planner.rules.check import check_spec
 from stacks.simulator.requests.replay import replay
 from stacks.simulator.requests.step_times import PhaseSpeed, StepTable
-from stacks.simulator.requests.trace import TraceRequest, read_trace
+from stacks.simulator.requests.trace import read_trace
 from tests.benchmarks.balancers_demo import Asked, ask_all
 from tests.benchmarks.goals import Goals
 from tests.stacks.deployments import REPOSITORY, Tidemill

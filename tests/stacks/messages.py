@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from planner.facts.names import labels
+from planner.facts.trace import TraceRequest
 from planner.problems.errors import TidemillError
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
@@ -45,8 +46,9 @@ from stacks.program.source import Source
 from stacks.simulator.call import read_call
 from stacks.simulator.flows.failures import Failure, find_outages, read_failures
 from stacks.simulator.report import plot
+from stacks.simulator.requests import trace
 from stacks.simulator.requests.columns import play_traces
-from stacks.simulator.requests.trace import TraceRequest, read_trace, read_window
+from stacks.simulator.requests.trace import read_window
 from stacks.simulator.variants import check_variants, read_variants, require_speeds, require_traffic
 
 __all__ = ["BROUGHT_ABOUT", "DEMO", "LOCAL_MESSAGES", "Folder", "local_messages_page"]
@@ -206,8 +208,8 @@ def _without_matplotlib(_):
 
 
 def _no_trace(_):
-    with patch.object(Path, "read_text", lambda *_, **__: "at,prompt,output\n"):
-        read_trace(Path("trace.csv"))
+    with patch.object(trace, "read_file", lambda *_: b"at,prompt,output\n"):
+        trace.read_trace(Path("trace.csv"))
 
 
 def _empty_window(_):
@@ -295,7 +297,7 @@ BROUGHT_ABOUT = {
     "R408": lambda _: plot.require_plot(Path("day.gif")),
     "R409": _without_matplotlib,
     "R410": _unwritable_picture,
-    "R411": lambda _: read_trace(Path("no-trace.csv")),
+    "R411": lambda _: trace.read_trace(Path("no-trace.csv")),
     "R412": _no_trace,
     "R413": lambda _: read_window("noon-1"),
     "R414": _empty_window,

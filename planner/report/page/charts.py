@@ -224,7 +224,8 @@ def show_kv_cache(plan: Plan, report: Report) -> Iterator[Figure]:
     if bars:
         table = Table(("kept after last use", "hit rate", "bytes a node", "bytes in all", "nodes saved"), rows)
         hit_rate = report.text("kv_cache", "hit_rate")
-        note = f"Hits are those of Mooncake's conversations. This spec's traffic.cache_hit_rate is {hit_rate}."
+        trace = report.text("kv_cache", "trace")
+        note = f"Hits are those of {trace}. This spec's traffic.cache_hit_rate is {hit_rate}."
         yield Bars("Hit rate by how long blocks are kept", bars, table, note=note)
 
 

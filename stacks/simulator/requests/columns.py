@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.compiler import Compiled
+from planner.facts.trace import TraceRequest
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.spec.resolved import ResolvedSpec
 from runtime.gateway.ranks.router import Policy
 from stacks.simulator.requests.replay import Replay, replay
-from stacks.simulator.requests.trace import TraceRequest, select_window
+from stacks.simulator.requests.trace import select_window
 from stacks.simulator.variants import Variant, check_variants, part_progress, plan_variant
 
 __all__ = ["ReplayColumn", "Values", "play_traces"]

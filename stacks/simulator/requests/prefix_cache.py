@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from planner.compiler import Compiled
+from planner.facts.trace import BLOCK_TOKENS
 from planner.spec.precision import KV_BYTES, kv_dtype
-from stacks.simulator.requests.trace import BLOCK_TOKENS
 
 __all__ = ["PrefixCache", "planned_cache"]
 

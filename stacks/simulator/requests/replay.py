@@ -20,6 +20,7 @@ from typing import Any
 
 from planner.compiler import Compiled
 from planner.facts.terms import Phase
+from planner.facts.trace import TraceRequest
 from runtime.gateway.ranks.answer_lengths import AnswerLengths
 from runtime.gateway.ranks.router import (
     NO_WORK,
@@ -33,7 +34,6 @@ from runtime.gateway.ranks.router import (
 )
 from stacks.simulator.requests.prefix_cache import planned_cache
 from stacks.simulator.requests.step_times import PhaseSpeed, predicted_speeds
-from stacks.simulator.requests.trace import TraceRequest
 from stacks.simulator.requests.units import Job, PromptUnit, Rank, TokenUnit
 from stacks.simulator.speed import Level
 

@@ -101,15 +101,19 @@ def test_the_first_lines_name_unknown_figures(shipped):
 
 
 def test_kept_kv_is_told_with_the_hits_that_it_gives(shipped, tmp_path):
-    """Beside the spec's rate. Predictions read KV at the disk's rate, and 84 nodes a day begin with empty memory."""
-    plan, path = shipped(kv_cache=KEPT), tmp_path / "plan.json"
+    """Beside the spec's rate. Predictions read KV at the disk's rate, and 84 nodes a day begin with empty memory.
+
+    Hits save what the nodes cost that would compute them, and disks have a price of their own.
+    """
+    plan, path = shipped(**{"kv_cache": KEPT, "cost.disk": {"usd_per_tb_month": 4}}), tmp_path / "plan.json"
     path.write_text(json.dumps(plan.as_json()))
     lines = lines_of(plan)
 
     assert lines["KV kept"] == (
         "a block stays 1.34 min in memory and 30 min on the disk in the busiest hour: 25.3% hits in Mooncake's"
-        " conversations save 55.34 nodes (memory alone 13.4% and 29.23); traffic.cache_hit_rate is 56.3%; each pod"
-        " takes 416.6 GB of memory and makes up to 17.11 drive writes a day"
+        " conversations save 55.34 nodes and $21,252 a day (memory alone 13.4% and 29.23);"
+        " traffic.cache_hit_rate is 56.3%; each pod takes 416.6 GB of memory and makes up to 17.11 drive"
+        " writes a day; the disks cost $61 a day"
     )
     assert plan.kv_cache.kept.lost_share == pytest.approx(84 * 8 * 48 * 2**30 / 70_272 / (608e9 * 0.437), rel=1e-3)
     assert plan.performance["prefill"].operating_point.cache_read_gbps == 48

@@ -34,6 +34,7 @@ TEXTS = {
     "model.checkpoint": ("bundled:demo", "/models/weights"),
     "expert_load.file": ("loads.json",),
     "traffic.history": ("days.csv",),
+    "traffic.trace": ("prompts.jsonl",),
     "cluster.nodes[].gpu": ("own", *GPUS),
     "cluster.spares[]": ("n1", "node-1"),
     "cluster.nodes[].taints[]": ("a=b:NoExecute", "a:NoSchedule", "a=b:PreferNoSchedule"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from planner.compiler import run_passes
+from planner.facts.trace import BLOCK_TOKENS, TraceRequest
 from planner.problems.errors import CallError
 from planner.rules.check import change_spec
 from runtime.gateway.ranks.router import Policy
@@ -22,7 +23,7 @@ from stacks.simulator.flows.service import build_service
 from stacks.simulator.requests.columns import ReplayColumn
 from stacks.simulator.requests.prefix_cache import NAMES_PER_BLOCK, PrefixCache, planned_cache
 from stacks.simulator.requests.replay import Replay, replay
-from stacks.simulator.requests.trace import BLOCK_TOKENS, TraceRequest, read_trace, read_window, select_window
+from stacks.simulator.requests.trace import read_trace, read_window, select_window
 from stacks.simulator.variants import Variant
 from tests.runtime.hit_rates import conversations, lru_hits, second_use_hits
 
