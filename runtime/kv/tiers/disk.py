@@ -185,11 +185,15 @@ class DiskTier:
         return latents
 
     def _remove(self, name: bytes, tenant: bytes) -> None:
-        """Remove a cut, damaged or foreign file, so that the block can be written again."""
+        """Remove a cut, damaged or foreign file, so that the block can be written again.
+
+        It is uncounted as the janitor counts it, which may be less than it was counted when it was written.
+        """
         try:
             with self._readers.operation():
-                if self._folder.remove(tenant, name):
-                    self._usage.change(-self._charge)
+                num_bytes = self._folder.remove(tenant, name)
+                if num_bytes is not None:
+                    self._usage.change(-self._bound.charge(num_bytes))
         except OSError:
             return  # it is found again
 

@@ -89,15 +89,16 @@ class BlockFolder:
         except (FileNotFoundError, BlockingIOError):  # the janitor took an empty folder, or a file just before its lock
             return self._publish(tenant, name, parts)
 
-    def remove(self, tenant: bytes, name: bytes) -> bool:
-        """Remove a block's file. Return whether it existed."""
+    def remove(self, tenant: bytes, name: bytes) -> int | None:
+        """Remove a block's file. Return its bytes, or None if there was none."""
         fan, leaf = _place(name)
         try:
             with self.root() as root, below(root, *self._owner(tenant), fan) as folder:
+                num_bytes = os.stat(leaf, dir_fd=folder, follow_symlinks=False).st_size
                 os.unlink(leaf, dir_fd=folder)
         except FileNotFoundError:
-            return False
-        return True
+            return None
+        return num_bytes
 
     def _owner(self, tenant: bytes) -> tuple[str, str]:
         assert tenant

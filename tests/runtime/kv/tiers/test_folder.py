@@ -132,8 +132,8 @@ def test_a_removed_folder_is_made_again(folder, tmp_path):
 
     assert folder.has(TENANT, [NAME]) == 0
     assert folder.publish(TENANT, NAME, [b"latents"])
-    assert folder.remove(TENANT, NAME)
-    assert not folder.remove(TENANT, NAME)
+    assert folder.remove(TENANT, NAME) == len(b"latents")
+    assert folder.remove(TENANT, NAME) is None
 
 
 def test_a_folder_that_goes_before_its_block_is_made_again(folder, tmp_path, monkeypatch):
