@@ -173,7 +173,9 @@ class PrefixIndex:
         """Return the way of each bucket that its next name gets: a free one, or the one to give up."""
         used_BW = self._used_RBW[place, buckets]
         is_stale_BW = used_BW <= max(self._last_time - FRESH_NS, 0)  # a free way was never used
-        tenants_BW = self._names_RBW[place, buckets] >> TENANT_SHIFT
+        if is_stale_BW.any(axis=1).all():  # as in an index that is not full: the oldest name is among them
+            return used_BW.argmin(axis=1)
+        tenants_BW = (self._names_RBW[place, buckets] >> TENANT_SHIFT).astype(np.uint16)
         is_same_BWW = tenants_BW[:, :, None] == tenants_BW[:, None, :]
         num_names_BW = np.bitwise_count(is_same_BWW.view(np.uint64)[:, :, 0])  # WAYS bools are one integer
         has_most_BW = num_names_BW == num_names_BW.max(axis=1, keepdims=True)
