@@ -1,11 +1,7 @@
-"""The gateway's measurements, read from its Prometheus text: loads of phases, and units that one slow rank holds up.
-
-Prometheus' own parser is part of its client, which is there only where the runtime is.
-"""
+"""The gateway's measurements, read from its metrics: loads of phases, and units that one slow rank holds up."""
 
 import http.client
 import queue
-import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +13,7 @@ from urllib.parse import urlsplit
 from planner.facts.terms import PHASES, Phase
 from planner.problems.printable import without_secrets
 from stacks.controller.demand import Load
+from stacks.live.samples import read_samples
 
 __all__ = ["Figures", "NoFigures", "parse_figures", "read_figures"]
 
@@ -25,12 +22,7 @@ MAX_BYTES = 4 * 2**20  # assumed: the gateway's metrics are some ten thousand
 MAX_COUNT = 2**53  # the largest count; a float is not exact beyond it
 READY, REQUESTS, KV, PROMPTS = "ready_units", "requests", "kv_tokens", "prompt_tokens"  # of a phase
 STRAGGLER = "unit_straggler"
-# `++` and `*+` give nothing back: a line that is no sample is read once, however long it is. A quote within a label's
-# value has a backslash before it. A number has 24 characters at most.
-LABEL = r'(\w++)="((?:[^"\\\n]|\\.)*+)"'
-SAMPLE = re.compile(rf"^tidemill_(phase_\w++|{STRAGGLER})\{{((?:{LABEL},?)*+)\}} (\S{{1,24}})$", re.MULTILINE)
-
-Sample = tuple[str, dict[str, str], str]  # its name, labels, and number as it is written
+PHASE_SAMPLES = rf"phase_(?:{READY}|{REQUESTS}|{KV}|{PROMPTS})"
 
 
 class NoFigures(ValueError):
@@ -81,7 +73,7 @@ def parse_figures(text: str) -> Figures:
     }
     if not loads:
         raise NoFigures("the gateway knows of no ready unit")
-    stragglers = (labels.get("unit", "") for name, labels, _ in _samples(text) if name == STRAGGLER)
+    stragglers = (sample.labels.get("unit", "") for sample in read_samples(text, STRAGGLER))
     return Figures(loads, frozenset(stragglers))
 
 
@@ -126,20 +118,13 @@ class _Question:
         return text.decode() if len(text) <= MAX_BYTES else NoFigures(f"{self._url} answers more than {MAX_BYTES} B")
 
 
-def _samples(text: str) -> Iterator[Sample]:
-    """Yield the page's samples of phases' loads and of units that a slow rank holds up."""
-    for match in SAMPLE.finditer(text):
-        name, labels, *_, written = match.groups()
-        yield name, dict(re.findall(LABEL, labels)), written
-
-
 def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield each load figure with its name and phase. Raise ValueError for a figure that is no count."""
-    for sample, labels, written in _samples(text):
-        name, phase = sample.removeprefix("phase_"), labels.get("phase")
-        if sample == STRAGGLER or phase not in PHASES:
+    for sample in read_samples(text, PHASE_SAMPLES):
+        name, phase = sample.name.removeprefix("phase_"), sample.labels.get("phase")
+        if phase not in PHASES:
             continue
-        value = float(written)
+        value = float(sample.written)
         if not 0 <= value < MAX_COUNT:
             raise ValueError(f"{name} of {phase} is {value}")
         yield (name, phase), value

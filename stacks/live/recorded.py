@@ -12,7 +12,6 @@ list of ranks is not known.
 
 import json
 import queue
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from planner.facts.loads import MAX_LOAD
 from planner.problems.errors import TidemillError
 from planner.problems.finding import Finding
 from planner.problems.printable import without_secrets
+from stacks.live.samples import PREFIX, read_samples
 
 __all__ = ["RecordedError", "RecordedLoads", "read_recorded"]
 
@@ -36,8 +36,6 @@ QUERY = f"sum by ({', '.join(LABELS)}) ({METRIC})"
 TIMEOUT_S = 10.0
 DEADLINE_S = 30.0  # assumed: for a whole answer; a Prometheus sends the samples below, some 24 MB, in a few seconds
 MAX_ANSWER_BYTES = 2**28  # a DeepSeek-V3 on 300 ranks has 160,000 samples, of 150 bytes each
-LINE = re.compile(METRIC + r"\{(.*)\} (\S+)")
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 UNUSABLE = (
     urllib3.exceptions.HTTPError,
@@ -204,10 +202,9 @@ def _check_counts(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
 
 
 def _parse_text(text: str) -> Iterator[tuple[dict[str, str], str]]:
-    """Yield the samples of Prometheus' text format."""
-    for line in text.splitlines():
-        if found := LINE.fullmatch(line):
-            yield dict(LABEL.findall(found[1])), found[2]
+    """Yield the labels and values on a rank's page of metrics."""
+    for sample in read_samples(text, METRIC.removeprefix(PREFIX)):
+        yield sample.labels, sample.written
 
 
 def _parse_prometheus(answer: Any) -> Iterator[tuple[dict[str, str], str]]:
