@@ -130,6 +130,11 @@ class Api:
             raise ProviderError(f"{pod} answers at port {port}, but not as expected: {wrong}")
         return cast(Manifest, answer)
 
+    def read_pod(self, pod: Reference, port: int, path: str) -> str:
+        """Return the text that a pod answers at an HTTP port, through the API server. Raise ProviderError."""
+        through = f"{self._path(pod)}:{port}/proxy{path}"
+        return self._connection.read_text(through, str(pod), answer_timeout_s=POD_TIMEOUT_S)
+
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
         """Apply `manifest` server-side with strict checks, and return the resulting object.
 

@@ -132,10 +132,32 @@ class Connection:
         accept: str = "application/json",
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        """Send a request and return the JSON of the answer.
+        """Send a request and return the JSON object of the answer.
 
         Raise RefusedError, which names the `subject`, or UnreachableError without an answer.
         """
+        written = self._send(verb, path, subject, query, body, content_type, accept, answer_timeout_s)
+        answer = _parse_body(written)
+        if not isinstance(answer, dict):
+            raise self.unexpected_answer(f"its answer to {verb} {path} is no JSON object")
+        return answer
+
+    def read_text(self, path: str, subject: str, *, answer_timeout_s: float) -> str:
+        """Return the text at `path`, which need not be JSON. Raise RefusedError or UnreachableError."""
+        return self._send("GET", path, subject, (), None, "", "text/plain", answer_timeout_s).decode(errors="replace")
+
+    def _send(
+        self,
+        verb: str,
+        path: str,
+        subject: str,
+        query: Sequence[tuple[str, str]],
+        body: Any,
+        content_type: str,
+        accept: str,
+        answer_timeout_s: float,
+    ) -> bytes:
+        """Send a request and return the body of the answer. Raise RefusedError or UnreachableError."""
         try:
             request = self._client.param_serialize(
                 verb,
@@ -147,14 +169,12 @@ class Connection:
             )
             response = self._client.call_api(*request, _request_timeout=(CONNECT_TIMEOUT_S, answer_timeout_s))
             self._last_date = _parse_date(response.headers.get("Date"), self._clock()), self._monotonic()
-            answer = _parse_body(response.read())  # type: ignore[no-untyped-call]
+            answer: bytes = response.read()  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, ApiException, OSError, config.ConfigException) as error:
             why = _connection_problem(self.address, error).replace(str(self._client.configuration.host), self.address)
             raise UnreachableError(why) from error
         if not HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
-            raise RefusedError(subject, response.status, answer)
-        if not isinstance(answer, dict):
-            raise self.unexpected_answer(f"its answer to {verb} {path} is no JSON object")
+            raise RefusedError(subject, response.status, _parse_body(answer))
         return answer
 
     def unexpected_answer(self, why: str) -> UnreachableError:

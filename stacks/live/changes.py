@@ -17,7 +17,7 @@ from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Reference, parse_instant
 from stacks.live.status import ClusterError
 
-__all__ = ["change_lines", "read_changes"]
+__all__ = ["change_lines", "describe_course", "read_changes"]
 
 Written = Mapping[str, Any]  # a change as the status has it
 
@@ -34,7 +34,7 @@ def read_changes(plan: Plan, context: str) -> list[Written] | None:
 
 def change_lines(plan: str, change: Written) -> Iterator[str]:
     """Yield lines about a change: how long it took, which units changed in what order, and the fewest that served."""
-    yield f"{change['began']}  {_describe_course(change)}"
+    yield f"{change['began']}  {describe_course(change)}"
     for fate, units in groupby(change["units"], key=lambda each: each["change"]):
         yield f"  {fate} {_list_units(plan, list(units))}"
     if change["left"]:
@@ -43,7 +43,8 @@ def change_lines(plan: str, change: Written) -> Iterator[str]:
     yield f"  served at least: {', '.join(served)}"
 
 
-def _describe_course(change: Written) -> str:
+def describe_course(change: Written) -> str:
+    """Return how long a change took, or that it goes on, beside what was promised."""
     promised = f", {change['promised']['minutes']} min promised" if "minutes" in change["promised"] else ""
     if "ended" not in change:
         return f"goes on{promised}"

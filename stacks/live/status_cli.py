@@ -4,28 +4,33 @@ import argparse
 import io
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from planner.command.options import add_command, add_format, add_given
-from planner.command.printed import print_json, say
+from planner.command.options import add_color, add_command, add_format, add_given
+from planner.command.printed import print_colored, print_json, say
 from planner.compiler import plan_from
 from planner.facts.quantities import counted
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
-from stacks.local.cli import day_line, is_coming_up, record_json, starts_in_s
+from stacks.local.cli import day_line, explain_state, record_json
 from stacks.local.errors import LocalError
 from stacks.local.find import DEMO, find_all, find_deployment, nothing_runs
-from stacks.local.record import GatewayRecord, Record, UnitRecord
+from stacks.local.record import Record
 from stacks.local.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from stacks.live.look import Look
 
 __all__ = ["add_status"]
 
 WATCH_S = 1.0
+WATCH_CLUSTER_S = 5.0  # assumed: one look asks an API server for each unit's objects and metrics
+RED, GREEN = r"(?<= ranks  )(failed|unknown|absent)", r"(?<= ranks  )ready"  # states of units in the text
 NOTHING: dict[str, Any] = {"endpoint": None, "plan_digest": None, "units": []}
 
 
@@ -42,13 +47,18 @@ def add_status(commands: Any) -> None:
     status.add_argument(
         "--changes", action="store_true", help="show what changes did to its units, beside what was promised"
     )
-    status.add_argument("--watch", action="store_true", help="show them again whenever something changes")
+    status.add_argument(
+        "--watch",
+        action="store_true",
+        help="stay, with traffic, load and the last events; without a terminal, show units again at every change",
+    )
+    add_color(status)
     add_format(status)
     status.set_defaults(command=_status)
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    """Show the units once, or with --watch at every change. Return the exit status."""
+    """Show the units once, or with --watch until the user ends it. Return the exit status."""
     if arguments.changes and arguments.context is None:
         reason, fix = "on this machine nothing records changes of units", "give --context NAME or leave out --changes"
         raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
@@ -57,6 +67,45 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         reason, fix = "--watch prints more than one document", "leave out --watch or --format json"
         raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
+    from stacks.live.watch import has_screen, watch  # rich takes 20 ms, which every call would wait
+
+    if has_screen() and not arguments.changes:
+        every_s = WATCH_S if arguments.context is None else WATCH_CLUSTER_S
+        return watch(_new_looks(arguments), every_s, nothing_runs)
+    return _print_changes(arguments)
+
+
+def _new_looks(arguments: argparse.Namespace) -> Callable[[], Sequence["Look"]]:
+    """Return what looks at the deployments once. A plan that runs in a cluster is read, or made, only once."""
+    from stacks.live.look import look_at_cluster, look_here
+
+    if arguments.context is None:
+        return lambda: [look_here(record) for record in _require_records(arguments)]
+    from stacks.kube.api import connect
+    from stacks.kube.errors import ProviderError
+    from stacks.live.status import ClusterError
+
+    plan = plan_from(arguments.given or DEMO, overlays=arguments.overlays)
+
+    def look() -> Sequence["Look"]:
+        try:
+            return [look_at_cluster(plan, connect(arguments.context))]
+        except ProviderError as error:
+            raise ClusterError(error) from None
+
+    return look
+
+
+def _require_records(arguments: argparse.Namespace) -> list[Record]:
+    """Return the records of all deployments that are meant. Raise LocalError if one cannot be read."""
+    records, damaged = _read_all(find_all(arguments.given, arguments.overlays))
+    if damaged is not None:
+        raise damaged
+    return [record for record in records if record]
+
+
+def _print_changes(arguments: argparse.Namespace) -> int:
+    """Print the units at every change, for whoever keeps the lines, until Ctrl-C. Return the exit status."""
     shown, notes, status = "", "", 0
     with suppress(KeyboardInterrupt):
         while True:
@@ -87,7 +136,7 @@ def _status_now(arguments: argparse.Namespace) -> int:
         # a record's text must not control the terminal
         lines = [printable(line) for record in records if record for line in _lines(record)]
         if lines or damaged is None:
-            print("\n".join(lines) or nothing_runs())
+            print_colored(("\n".join(lines) or nothing_runs()) + "\n", arguments.color, red=RED, green=GREEN)
     if any(record and record.switches_units for record in records):
         say(ALL_STAY_ON)
     if damaged is not None:
@@ -118,18 +167,9 @@ def _lines(record: Record) -> Iterator[str]:
         yield f"  the supervisor goes on, but {record.trouble}"
     for gateway in record.gateways:
         if len(record.gateways) > 1 or gateway.state != "ready":
-            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_bracket(_explain_state(record, gateway))}"
+            yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_bracket(explain_state(record, gateway))}"
     for unit in record.units:
-        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_bracket(_explain_state(record, unit))}"
-
-
-def _explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
-    """Return what is wrong with a unit or gateway, and the local time of its next start if it is down; else None."""
-    seconds = starts_in_s(record, part)
-    if seconds is None:
-        return f"again, after: {part.reason}" if part.reason and is_coming_up(part) else part.reason
-    start = f"starts again at {time.strftime('%H:%M:%S', time.localtime(round(time.time() + seconds)))}"
-    return f"{part.reason}; {start}" if part.reason else start
+        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_bracket(explain_state(record, unit))}"
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:
@@ -152,7 +192,8 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
     print(f"{plan.name}: {live.endpoint}, plan {live.plan_digest or ('another' if live.differing else 'not applied')}")
     for unit in live.units:
         where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
-        print(f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}" + _bracket(unit.reason))
+        line = f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}{_bracket(unit.reason)}\n"
+        print_colored(line, arguments.color, red=RED, green=GREEN)
 
 
 def _cluster_changes(arguments: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from stacks.local.played_day import DayRecord, DueAct
 from stacks.local.record import ORDER, GatewayRecord, Record, UnitRecord
 from stacks.local.run_folder import RunFolder
 
-__all__ = ["day_line", "is_coming_up", "play_day", "record_json", "say_day", "starts_in_s", "stay"]
+__all__ = ["day_line", "done_acts", "explain_state", "play_day", "record_json", "say_day", "stay"]
 
 REFRESH_S = 0.5
 DONE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains", "stop": "has stopped"}
@@ -31,7 +31,7 @@ class Failures:
     def say(self, record: Record) -> None:
         """Report on stderr what has failed since the last record."""
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
-        down |= {part.name: self._reported.get(part.name) for part in record.parts if is_coming_up(part)}
+        down |= {part.name: self._reported.get(part.name) for part in record.parts if _is_coming_up(part)}
         down["the supervisor"] = record.trouble and f"goes on, but {record.trouble}"
         for name, why in down.items():
             if why is not None and self._reported.get(name) != why:
@@ -64,9 +64,7 @@ def play_day(folder: RunFolder) -> None:
             with suppress(OSError):  # as above
                 failures.say(record)
                 if record.day is not None:
-                    progress.show(
-                        record.day, _elapsed_s(record.day), [_describe_act(act) for act in _finished_acts(record.day)]
-                    )
+                    progress.show(record.day, _elapsed_s(record.day), done_acts(record.day))
 
 
 def say_day(day: DayRecord) -> int:
@@ -93,6 +91,12 @@ def day_line(day: DayRecord) -> str:
     return f"{day.clock(seconds)} of a day in {day.length_s:g} s, {wanted}, {done} of {len(day.acts)} acts done{then}"
 
 
+def done_acts(day: DayRecord) -> list[str]:
+    """Return a sentence about each act that is done or missed, in the order in which they were."""
+    done = [act for act in day.acts if act.done_s is not None or act.is_missed]
+    return [_describe_act(act) for act in sorted(done, key=lambda act: act.due_s if act.done_s is None else act.done_s)]
+
+
 def record_json(record: Record) -> dict[str, Any]:
     """Return a deployment's record as the JSON document of `status`."""
     units = [
@@ -108,12 +112,21 @@ def record_json(record: Record) -> dict[str, Any]:
     return head | {key: said for key, said in words.items() if said is not None} | _day_json(record)
 
 
-def is_coming_up(part: UnitRecord | GatewayRecord) -> bool:
+def explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
+    """Return what is wrong with a unit or gateway, and the local time of its next start if it is down; else None."""
+    seconds = _starts_in_s(record, part)
+    if seconds is None:
+        return f"again, after: {part.reason}" if part.reason and _is_coming_up(part) else part.reason
+    start = f"starts again at {time.strftime('%H:%M:%S', time.localtime(round(time.time() + seconds)))}"
+    return f"{part.reason}; {start}" if part.reason else start
+
+
+def _is_coming_up(part: UnitRecord | GatewayRecord) -> bool:
     """Return whether a unit or gateway is starting and not ready; `reason` then explains its previous end."""
     return part.state in ORDER and part.state != "ready"
 
 
-def starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | None:
+def _starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | None:
     """Return the seconds until a unit or gateway is restarted; None if it is not down, or if that is not known."""
     if part.starts_at is None or record.is_stopping or record.failure is not None or part.state == "unknown":
         return None
@@ -122,7 +135,7 @@ def starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | Non
 
 def _troubles(record: Record, part: UnitRecord | GatewayRecord) -> dict[str, Any]:
     """Return the fields about failures of a unit or gateway: reason, restarts, next start. Empty if it never failed."""
-    seconds = starts_in_s(record, part)
+    seconds = _starts_in_s(record, part)
     reason = {"reason": part.reason} if part.reason else {}
     restarts = {"restarts": part.restarts} if part.restarts else {}
     return reason | restarts | ({} if seconds is None else {"starts_in_s": round(seconds, 1)})
@@ -152,11 +165,6 @@ def _act_json(act: DueAct) -> dict[str, Any]:
     wrong = {"reason": act.reason} if act.reason else {}
     timing = {"due_s": act.due_s, "done_s": act.done_s, "late": act.is_late}
     return {"at": act.clock, "unit": act.unit, "act": act.kind} | timing | wrong
-
-
-def _finished_acts(day: DayRecord) -> list[DueAct]:
-    done = [act for act in day.acts if act.done_s is not None or act.is_missed]
-    return sorted(done, key=lambda act: act.due_s if act.done_s is None else act.done_s)
 
 
 def _describe_act(act: DueAct) -> str:

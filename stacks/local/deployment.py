@@ -220,13 +220,22 @@ def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord 
     """Return the first record, in which all units, or those that the played day begins with, are starting."""
     first = [unit.name for unit in plan.units] if day is None else day.first_units
     units = tuple(
-        UnitRecord(unit.name, unit.phase, "starting" if unit.name in first else "off", unit.ranks)
+        UnitRecord(
+            unit.name,
+            unit.phase,
+            "starting" if unit.name in first else "off",
+            unit.ranks,
+            metrics=layout.metrics[unit.name],
+        )
         for unit in plan.units
     )
     return Record(
         plan.name,
         plan.digest,
-        tuple(GatewayRecord(gateway.name, gateway.endpoint) for gateway in layout.gateways),
+        tuple(
+            GatewayRecord(gateway.name, gateway.endpoint, metrics=layout.metrics[gateway.name])
+            for gateway in layout.gateways
+        ),
         _model_name(plan),
         units,
         switches_units=plan.switches_units and day is None,
@@ -234,7 +243,14 @@ def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord 
         drain_s=layout.drain_s,
         keys=None if keys is None else str(keys.absolute()),
         started_in=current_folder(),
+        slo_ms=promised_ms(plan),
     )
+
+
+def promised_ms(plan: Plan) -> tuple[float | None, float | None]:
+    """Return the mean TTFT and TPOT that the plan promises."""
+    slo = plan.spec.slo
+    return slo.ttft_ms, slo.tpot_ms
 
 
 def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:

@@ -90,6 +90,7 @@ class Layout:
     drain_s: float  # seconds that running answers get when their process has to end
     listeners: tuple[Listener, ...] = ()  # some of each address, which must be free before anything starts
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text, of the launch files
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # gateway or unit -> addresses of metrics
 
 
 def lay_out_locally(
@@ -122,7 +123,8 @@ def lay_out_locally(
             command = _runtime("node", *launch, *place, "--gateway", gateway_hosts, *drain, *tls)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
     identities, listeners = _identities(plan, gateways, certificates), _listeners(plan, gateways, addresses)
-    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), plan.launch_files(str(kv_folder)))
+    files, metrics = plan.launch_files(str(kv_folder)), dict(_metrics(plan, gateways, addresses))
+    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), files, metrics)
 
 
 def _gateway_names(number: int) -> list[str]:
@@ -157,6 +159,17 @@ def _listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mappin
         yield Listener(addresses[unit.nodes[0]], names.Ports.PLACES, "where the unit's nodes meet")
     for address in addresses.values():
         yield Listener(address, names.Ports.METRICS, "metrics")
+
+
+def _metrics(
+    plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each gateway and unit with the addresses of its metrics: a unit's are those of its ranks, in order."""
+    for gateway in gateways:
+        yield gateway.name, (f"{gateway.host}:{names.Ports.METRICS}",)
+    for unit in plan.units:
+        ranks = unit.rank_places
+        yield unit.name, tuple(f"{addresses[rank.node]}:{names.Ports.METRICS + rank.local_rank}" for rank in ranks)
 
 
 def _consecutive_addresses(host: str) -> Iterator[str]:

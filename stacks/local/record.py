@@ -17,7 +17,8 @@ class UnitRecord:
     """The state of one unit when the supervisor looked last. A unit is off while the played day does not want it.
 
     `loaded` is the share of tensors that its slowest rank has loaded. `reason` says why it ended or failed, also while
-    it restarts. `starts_at` is the time of its next start, by time.monotonic.
+    it restarts. `starts_at` is the time of its next start, by time.monotonic. `metrics` are the addresses of its ranks'
+    metrics, in the order of ranks.
     """
 
     name: str
@@ -28,13 +29,15 @@ class UnitRecord:
     loaded: float = 0.0
     restarts: int = 0
     starts_at: float | None = None
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class GatewayRecord:
     """The state of one gateway. It is starting until it has ranks of every phase; `reason` says why it is down.
 
-    `endpoint` is its address, without `/v1`. `starts_at` is the time of its next start, by time.monotonic.
+    `endpoint` is its address, without `/v1`. `starts_at` is the time of its next start, by time.monotonic. `metrics`
+    has the address of its metrics.
     """
 
     name: str
@@ -43,6 +46,7 @@ class GatewayRecord:
     reason: str | None = None
     restarts: int = 0
     starts_at: float | None = None
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Record:
     day: DayRecord | None = None  # the day that is played
     keys: str | None = None  # the gateways' file of API keys; None: they ask for no key
     started_in: str = ""  # the folder in which `up` was called
+    slo_ms: tuple[float | None, float | None] = (None, None)  # the mean TTFT and TPOT that the plan promises
     weights_before: str | None = None  # digest of the weights that this plan last served here, if known
 
     @property

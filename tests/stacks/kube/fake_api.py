@@ -59,7 +59,7 @@ class FakeApi:
         self.forbidden: dict[str, str] = {}  # path -> what the server says of the user's rights
         self.denied: set[tuple[str, str]] = set()  # (verb, resource) that the user has no right to
         self.kinds = dict(KINDS)  # apiVersion's path -> what it serves
-        self.answers: dict[str, tuple[int, Object]] = {}  # path -> what a pod answers there
+        self.answers: dict[str, tuple[int, Object | str]] = {}  # path -> what a pod answers there, JSON or text
         self.refused: dict[str, tuple[int, str]] = {}  # path -> how a dry run of it ends
         self.requests: list[tuple[str, str]] = []  # verb and path of each, dry runs left out
         self.before: dict[str, list[Interference]] = {}
@@ -85,7 +85,9 @@ class FakeApi:
         if waiting := hooks.get(verb):
             waiting.pop(0)(self)
 
-    def answer(self, verb: str, path: str, query: dict[str, list[str]], body: Object | None) -> tuple[int, Object]:
+    def answer(
+        self, verb: str, path: str, query: dict[str, list[str]], body: Object | None
+    ) -> tuple[int, Object | str]:
         """Status and document."""
         if path == "/api":
             return 200, {"versions": ["v1"]}
@@ -165,7 +167,7 @@ def running_fake_api() -> Iterator[tuple[FakeApi, Api]]:
             status, document = fake.answer(self.command, url.path, query, body)
             if is_about_objects:
                 fake.interfere(fake.after, self.command)
-            answer = json.dumps(document).encode()
+            answer = (document if isinstance(document, str) else json.dumps(document)).encode()
             with suppress(BrokenPipeError):  # who gave up has gone
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(answer)))
