@@ -8,21 +8,24 @@
     hold, force             a person's orders to it
     simulate                a day of a spec's traffic over its plan
     gitops                  changes of a spec, proposed and checked before they are merged
+    completion              a script for a shell
     generate, checkpoint    the runtime's own commands: a checkpoint offline, and its manifest
 
 No command waits for another's imports: a file is imported when one of its commands is called. `planner/command`
 says how results and mistakes are reported.
 """
 
+import argparse
 import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from planner.command.options import add_command
 from planner.command.run import new_parser, reported, run
 
-__all__ = ["main"]
+__all__ = ["add_completion", "main"]
 
 # command -> the file whose `add_COMMAND` adds it, in the order of --help
 COMMANDS = {
@@ -45,6 +48,7 @@ COMMANDS = {
     "force": "stacks.controller.order_cli",
     "simulate": "stacks.simulator.cli",
     "gitops": "stacks.gitops.cli",
+    "completion": "stacks.cli",
 }
 IN_RUNTIME = {
     "generate": "generate text from a checkpoint, offline",
@@ -59,9 +63,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.freeze()  # objects of modules are no garbage: collections, the last one too, need not look through them
     if words and words[0] in IN_RUNTIME:  # the runtime has one parser of its own, and one help text
         return reported(lambda: _run_in_runtime(words), words)
+    return run(_new_parser(words), words)
+
+
+def add_completion(commands: Any) -> None:
+    """Add the command `completion`."""
+    from planner.guide.completion import SHELLS
+
+    completion = add_command(
+        commands,
+        "completion",
+        "print a script that completes commands in a shell",
+        "Print a script by which bash, zsh or fish completes commands, options and their values.",
+    )
+    completion.add_argument("shell", choices=sorted(SHELLS), metavar="SHELL", help="bash, fish or zsh")
+    completion.set_defaults(command=_completion)
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    from planner.guide.completion import completion_script
+
+    print(completion_script(arguments.shell, _new_parser([])), end="")
+
+
+def _new_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser with the command that `words` call, or with all."""
     parser = new_parser("Plan and run DeepSeek-class mixture-of-experts inference.")
     _add_commands(parser.add_subparsers(metavar="COMMAND", required=True), words)
-    return run(parser, words)
+    return parser
 
 
 def _add_commands(commands: Any, words: Sequence[str]) -> None:
