@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from planner.command.options import add_command, add_format, add_given, add_overlays, add_previous, add_spec
-from planner.command.printed import print_json, say, show_progress, warn
+from planner.command.options import add_color, add_command, add_format, add_given, add_overlays, add_previous, add_spec
+from planner.command.printed import print_colored, print_json, say, show_progress, warn
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
 from planner.facts.quantities import first_of
@@ -108,6 +108,7 @@ def add_plan(commands: Any) -> None:
     plan.add_argument(
         "--explain", action="store_true", help="also show the stages of a layer, as a table and a timeline"
     )
+    add_color(plan)
     add_format(plan)
     plan.set_defaults(command=_plan)
 
@@ -231,7 +232,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import missing_output
     from planner.plan.load import read_plan
-    from planner.report.text import plan_text
+    from planner.report.text import ALARMS, plan_text
     from planner.report.timeline import explain_layers
 
     if arguments.export and not arguments.output:
@@ -254,7 +255,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     elif arguments.format == "json":
         print_json((plan if change is None else plan.beside(change.as_json())).as_json())
     else:
-        print(plan_text(plan, full=arguments.full), end="")
+        print_colored(plan_text(plan, full=arguments.full), arguments.color, red=ALARMS)
         if change is not None:
             print(f"\n{diff_text(change)}", end="")
         if arguments.explain:

@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "EXAMPLES",
     "EXIT_STATUSES",
+    "add_color",
     "add_command",
     "add_format",
     "add_given",
@@ -42,6 +43,16 @@ def add_command(commands: Any, name: str, short: str, long: str) -> argparse.Arg
     )
     parser.epilog = f"{_examples_text(parser.prog)}{EXIT_STATUSES}"
     return parser
+
+
+def add_color(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--color`, for commands whose text has colours."""
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour the text; auto: on a terminal, unless NO_COLOR is set",
+    )
 
 
 def _examples_text(command: str) -> str:

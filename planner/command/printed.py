@@ -1,15 +1,20 @@
 """Print a command's output: JSON on stdout, warnings and progress on stderr."""
 
+import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from planner.facts.digest import pretty_json
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
 
-__all__ = ["errors_json", "print_json", "say", "show_progress", "warn"]
+__all__ = ["errors_json", "print_colored", "print_json", "say", "show_progress", "warn"]
+
+RED, GREEN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 
 
 def warn(warnings: Sequence[Finding]) -> None:
@@ -21,6 +26,27 @@ def warn(warnings: Sequence[Finding]) -> None:
 def print_json(document: Any) -> None:
     """Print `document`, the whole output of `--format json`."""
     print(pretty_json(document), end="")
+
+
+def print_colored(text: str, color: str, *, red: str, green: str | None = None) -> None:
+    """Print a result; what the patterns `red` and `green` match has that colour, if `color` asks for any."""
+    if _wants_color(color):
+        for code, pattern in ((RED, red), (GREEN, green)):
+            if pattern is not None:
+                text = re.sub(pattern, partial(_paint, code), text)
+    print(text, end="")
+
+
+def _wants_color(color: str) -> bool:
+    """Return whether stdout gets colours, by `--color`. Source of NO_COLOR: no-color.org."""
+    if color == "auto":
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return color == "always"
+
+
+def _paint(code: str, found: re.Match[str]) -> str:
+    """Return the text found with each of its lines in a colour, but not their indentation."""
+    return re.sub(r"\S.*", lambda line: f"{code}{line[0]}{PLAIN}", found[0])
 
 
 def errors_json(findings: Sequence[Finding]) -> dict[str, Any]:

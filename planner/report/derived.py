@@ -26,7 +26,12 @@ from planner.search.decision import DEFAULT
 from planner.spec.operating_point import CACHE_READ_RATE
 from planner.spec.request_lengths import assuming_lengths
 
-__all__ = ["derived_rows", "field_origin"]
+__all__ = ["MISSED_VERDICTS", "derived_rows", "field_origin"]
+
+MISSED_VERDICTS = (
+    "missed at the expected speed, kept at the fastest",
+    "missed, even at the fastest speed",
+)  # of an SLO
 
 GUESSES = ("operating_point.", "schedule.start.", "uptime.")  # sections whose defaults are guesses about a cluster
 FEW_TIMES = 2  # of equal peaks that are all named
@@ -231,9 +236,8 @@ def _verdict(promise: Promise) -> str:
         return "kept, even at the slowest speed"
     if promise.met:
         return "kept at the expected speed, missed at the slowest"
-    if promise.met_at_fastest:
-        return "missed at the expected speed, kept at the fastest"
-    return "missed, even at the fastest speed"
+    some_speed, no_speed = MISSED_VERDICTS
+    return some_speed if promise.met_at_fastest else no_speed
 
 
 def _failure(plan: Plan) -> Iterator[Row]:

@@ -16,10 +16,14 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
 from planner.report.columns import WIDTH, format_runs, wrap_note, wrap_table
+from planner.report.derived import MISSED_VERDICTS
 from planner.report.report import Report, format_range, format_value
 from planner.report.summary import summary
 
-__all__ = ["Table", "Tables", "find_unit", "plan_text", "read_tables", "unit_text"]
+__all__ = ["ALARMS", "Table", "Tables", "find_unit", "plan_text", "read_tables", "unit_text"]
+
+# What a terminal shows in red of a plan's text, whose sentences are wrapped.
+ALARMS = "|".join((*MISSED_VERDICTS, r"is short for \S+ h")).replace(" ", r"\s+")
 
 Keys = Sequence[tuple[str, ...]]
 Rows = Mapping[tuple[tuple[str, ...], str], Row | None]

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cli import main
+from planner.command.printed import print_colored
 from planner.facts.digest import pretty_json
 from planner.facts.loads import read_loads
 from planner.plan.plan import document_digest
 from planner.plan.user_input import read_input
 from planner.problems.printable import without_passwords
+from planner.report.text import ALARMS
 from planner.spec.resolved import ResolvedSpec
 
 
@@ -258,3 +260,30 @@ def test_the_fixes_of_loads_in_another_form_are_right(tmp_path, monkeypatch):
 
     assert read_loads(tmp_path / "loads.npy", "loads.npy").loads == ((1, 2), (3, 4))
     assert read_loads(tmp_path / "row.json", "row.json").loads == ((1, 2, 3, 4),)
+
+
+@pytest.mark.parametrize(
+    ("color", "environment", "is_terminal", "is_red"),
+    [
+        ("auto", {}, True, True),
+        ("auto", {"NO_COLOR": "1"}, True, False),
+        ("auto", {"NO_COLOR": ""}, True, True),
+        ("auto", {"TERM": "dumb"}, True, False),
+        ("auto", {}, False, False),
+        ("always", {"NO_COLOR": "1"}, False, True),
+        ("never", {}, True, False),
+    ],
+)
+def test_a_missed_promise_is_red_where_colours_are_wanted(monkeypatch, capsys, color, environment, is_terminal, is_red):
+    """On a terminal, or when asked for; without the colours it is the same text."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    text = "  TTFT  mean 1 s; slo.ttft_ms of 500 is missed, even at the\n        fastest speed\n"
+    print_colored(text, color, red=ALARMS)
+    shown = capsys.readouterr().out
+
+    assert ("is \x1b[31mmissed, even at the\x1b[0m\n        \x1b[31mfastest speed\x1b[0m\n" in shown) == is_red
+    assert shown.replace("\x1b[31m", "").replace("\x1b[0m", "") == text
