@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
+from planner.engines.container import Probe
 from planner.facts import names
 from planner.facts.engines import OURS
-from planner.manifests.pod_parts import priority_of, requests_of
+from planner.manifests.pod_parts import priority_of, probes_without_weights, requests_of
 from planner.manifests.pods import Variables
 from planner.plan.plan import Plan
 from planner.plan.unit_starts import turn_s
@@ -16,6 +17,7 @@ from planner.spec.kubernetes import DemandSpec
 
 __all__ = ["controller_variables"]
 
+LIVENESS = Probe("/healthz", "health", None)
 BACKLOG = 1.5  # steps of prompts per rank that count as full; assumed: between 1 and the 2 that the gateway sends
 
 
@@ -49,6 +51,7 @@ def controller_variables(plan: Plan) -> Variables | None:
         "ready_s": f"{kubernetes.ready_timeout:g}",
         "units": _units(plan),
         "steps": _steps(day.steps),
+        **probes_without_weights(kubernetes, LIVENESS),
     }
     seconds = turn_s(plan)
     turn = {} if seconds is None else {"turn_s": ceil(seconds)}

@@ -1,12 +1,31 @@
-"""Template variables for parts that all pods have: volumes, tolerations, CPUs and memory."""
+"""Template variables for parts that all pods have: volumes, tolerations, CPUs, memory and probes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.engines.container import Probe
+from planner.estimate.loading import start_budget_s
+from planner.facts.engines import OURS
 from planner.spec.kubernetes import KubernetesSpec, PodResources
 from planner.spec.pods import TolerationSpec, VolumeSpec
 
-__all__ = ["memory", "mounts_of", "priority_of", "requests_of", "tolerations_of", "volumes_of"]
+__all__ = [
+    "PROBE_PERIOD_S",
+    "memory",
+    "mounts_of",
+    "priority_of",
+    "probe_fields",
+    "probes_without_weights",
+    "requests_of",
+    "tolerations_of",
+    "volumes_of",
+    "wait_on",
+]
+
+PROBE_PERIOD_S = 10  # Kubernetes' default
+PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
+ALIVE_S = 30  # Kubernetes' default: three periods
 
 Variables = dict[str, Any]
 
@@ -52,6 +71,26 @@ def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
         {"name": f"volume-{index}", "mount_path": volume.mount_path, "read_only": True}
         for index, volume in enumerate(volumes)
     ]
+
+
+def probes_without_weights(kubernetes: KubernetesSpec, probe: Probe) -> Variables:
+    """Return the probes that restart a gateway or a controller that does not start or no longer answers."""
+    return {
+        "started": wait_on(probe, start_budget_s(kubernetes, OURS, 0)),
+        "alive": wait_on(probe, ALIVE_S),
+    }
+
+
+def wait_on(probe: Probe, seconds: float) -> Variables:
+    """Return the variables of a probe that may fail for `seconds` before the container is restarted."""
+    usual = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
+    return usual | probe_fields(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
+
+
+def probe_fields(probe: Probe) -> Variables:
+    """Return the variables of a probe; the timeout only if the engine sets one."""
+    timeout = {} if probe.timeout_seconds is None else {"timeout": probe.timeout_seconds}
+    return {"path": probe.path, "port": probe.port} | timeout
 
 
 def memory(num_bytes: int) -> str:

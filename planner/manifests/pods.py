@@ -19,12 +19,16 @@ from planner.layout.host_memory import pod_host_bytes
 from planner.layout.unit import Unit
 from planner.manifests.nics import nic_variables
 from planner.manifests.pod_parts import (
+    PROBE_PERIOD_S,
     memory,
     mounts_of,
     priority_of,
+    probe_fields,
+    probes_without_weights,
     requests_of,
     tolerations_of,
     volumes_of,
+    wait_on,
 )
 from planner.plan.plan import Plan
 from planner.spec.kubernetes import KubernetesSpec
@@ -35,8 +39,6 @@ __all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "secu
 # Source: github.com/llm-d/llm-d 3318b75d guides/wide-ep-lws/manifests/modelserver/base/decode.yaml: 32 MB for each GPU
 # of a node, and scratch. Without a volume, a container has 64 MiB.
 SHARED_MEMORY_BYTES = 2 * 2**30
-PROBE_PERIOD_S = 10  # Kubernetes' default
-PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
 # Seconds after the time to drain until a pod is killed; assumed: processes have ended by then. A rank that keeps KV on
 # a disk writes for 3 s.
 KILLED_AFTER_S = 10
@@ -58,6 +60,8 @@ KERNEL_CACHES = {
     "CUDA_CACHE_PATH": "cuda",
 }
 
+GATEWAY_LIVENESS = Probe("/health", "http", None)
+
 OWN_FIELDS = {"NODE_NAME": "spec.nodeName", "POD_IP": "status.podIP"}  # variable -> field of the pod with its value
 
 Variables = dict[str, Any]
@@ -73,9 +77,9 @@ def router_pod(plan: Plan, container: Container) -> Variables:
         "args": container.args,
         "env": _variables(OWN_FIELDS, container.env),
         "ports": container.ports,
-        "alive": _probe_fields(container.liveness),
-        "ready": _probe_fields(container.readiness),
-        "started": _wait_on(container.liveness, container.start_s),
+        "alive": probe_fields(container.liveness),
+        "ready": probe_fields(container.readiness),
+        "started": wait_on(container.liveness, container.start_s),
         "progress_s": container.start_s + PROBE_PERIOD_S,
         "leave_s": LEAVE_S,
         "grace_s": LEAVE_S + _grace_s(plan),
@@ -102,8 +106,10 @@ def gateway_pod(plan: Plan) -> Variables:
         "drain_s": f"{plan.drain_s:g}",
         "leave_s": LEAVE_S,
         "grace_s": LEAVE_S + _grace_s(plan),
+        "progress_s": math.ceil(_grace_s(plan) + kubernetes.ready_timeout),
         "volumes": volumes_of(volumes),
         "mounts": mounts,
+        **probes_without_weights(kubernetes, GATEWAY_LIVENESS),
         **priority_of(kubernetes),
     }
     resources = requests_of(kubernetes.resources.gateway)
@@ -150,7 +156,7 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
         "args": container.args,
         "env": _environment(plan, unit, container),
         "ports": _ports(plan, unit, container),
-        "ready": _probe_fields(container.readiness),
+        "ready": probe_fields(container.readiness),
     } | {name: value for name, value in optional.items() if value}
 
 
@@ -242,26 +248,14 @@ def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
         return None
     start_s = container.start_s or start_budget_s(plan.kubernetes, plan.engine, weights * unit.ranks_per_node)
     return {
-        "started": _wait_on(container.liveness, start_s),
-        "alive": _wait_on(container.liveness, plan.kubernetes.stall_timeout),
+        "started": wait_on(container.liveness, start_s),
+        "alive": wait_on(container.liveness, plan.kubernetes.stall_timeout),
     }
-
-
-def _wait_on(probe: Probe, seconds: float) -> Variables:
-    """Return the variables of a probe that may fail for `seconds` before the container is restarted."""
-    usual = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
-    return usual | _probe_fields(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
 
 
 def _grace_s(plan: Plan) -> int:
     """Return the seconds after which Kubernetes kills a terminating pod."""
     return math.ceil(plan.drain_s) + KILLED_AFTER_S
-
-
-def _probe_fields(probe: Probe) -> Variables:
-    """Return the variables of a probe; the timeout only if the engine sets one."""
-    timeout = {} if probe.timeout_seconds is None else {"timeout": probe.timeout_seconds}
-    return {"path": probe.path, "port": probe.port} | timeout
 
 
 def _stage_variables(plan: Plan) -> Variables | None:

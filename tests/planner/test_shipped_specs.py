@@ -73,19 +73,40 @@ def test_it_renders_as_it_stands(name):
         units=[f"deepseek-r1-{phase}-0" for phase in LAYOUTS[name]],
     )
     assert sum(file.startswith("leaderworkerset-") for file in files) == len(plan.units)
-    assert list(pods_without_requests(files)) == []
+    assert [file for file, each in containers_of(files) if not requests_of(each) >= {"cpu", "memory"}] == []
+    assert [file for file, each in containers_of(files) if not has_time_to_start(each)] == []
     assert {(each["device"], each["checkpoint"]["uri"]) for each in documents} == {("cuda", "/models/deepseek-r1")}
 
 
-def pods_without_requests(files):
-    """Pods of which Kubernetes makes the class BestEffort, which a node that runs out of memory ends first."""
+@pytest.mark.parametrize("name", ["demo.yaml", "demo-day.yaml"])
+def test_no_pod_of_the_demo_ends_while_it_starts(name):
+    """Its units have no liveness probe; the gateway and the controller have one, and time to start before it."""
+    files = render_files(compile_plan(check_spec(SPECS / name)))
+    probed = {file for file, each in containers_of(files) if "livenessProbe" in each}
+
+    assert probed == {file for file in files if file.startswith("deployment-")}
+    assert all(has_time_to_start(each) for _, each in containers_of(files) if "livenessProbe" in each)
+
+
+def containers_of(files):
+    """Yield each container that runs on, with its file."""
     for name, text in files.items():
         if name.startswith(("leaderworkerset-", "deployment-")):
             spec = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]
             template = spec["template"] if "template" in spec else spec["leaderWorkerTemplate"]["workerTemplate"]
-            requests = [each.get("resources", {}).get("requests", {}) for each in template["spec"]["containers"]]
-            if not all({"cpu", "memory"} <= each.keys() for each in requests):
-                yield name
+            yield from ((name, each) for each in template["spec"]["containers"])
+
+
+def requests_of(container):
+    """Return what a container requests. Of pods without requests a node that runs out of memory ends first."""
+    return container.get("resources", {}).get("requests", {}).keys()
+
+
+def has_time_to_start(container):
+    """Return whether liveness waits for a startup probe, which allows ten minutes or more."""
+    started = container["startupProbe"]
+    is_same = started["httpGet"] == container["livenessProbe"]["httpGet"]
+    return is_same and started["periodSeconds"] * started["failureThreshold"] >= 600
 
 
 def test_amds_gpus_plan_and_do_not_render():

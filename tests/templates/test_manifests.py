@@ -157,6 +157,15 @@ def test_one_gateway_is_there_before_the_other_goes(applied):
     assert pod["terminationGracePeriodSeconds"] == 5 + 30 + 10
 
 
+def test_the_gateway_has_not_failed_while_it_waits_for_units(tmp_path):
+    """It is ready only once units are, and these may take `ready_timeout`, and in their turn a drain before it."""
+    (gateway,) = (
+        each for each in rendered_with(tmp_path, "  ready_timeout: 2h\n  drain: 1h") if each["kind"] == "Deployment"
+    )
+
+    assert gateway["spec"]["progressDeadlineSeconds"] == 2 * 3600 + 3600 + 10
+
+
 def test_a_unit_is_a_group_of_pods_one_a_node(applied):
     """Decode on its two nodes: size 2, pinned there, restarted as one."""
     spec = applied["leaderworkerset-demo-decode-0.yaml"]["spec"]
