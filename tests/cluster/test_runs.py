@@ -80,6 +80,29 @@ def test_nothing_is_left_of_a_run_that_fails(needs, tmp_path):
         assert following.made == started[0].made
 
 
+def test_a_run_that_could_not_clean_leaves_it_to_the_next(tmp_path, monkeypatch):
+    """Its process goes on without the lock, and must not take the next run's things away when it ends."""
+    at_exit = []
+    monkeypatch.setattr(runs, "PLACE", tmp_path)
+    monkeypatch.setattr(runs, "MOUNT_POINTS", ())
+    monkeypatch.setattr(runs, "cut", lambda number: None)  # a cluster may run, whose network has this number
+    monkeypatch.setattr(runs.atexit, "register", lambda *call: at_exit.append(call))
+    monkeypatch.setattr(runs.atexit, "unregister", lambda function: at_exit.clear())
+    with monkeypatch.context() as stuck:
+        stuck.setattr(runs, "_end_processes", fail_to_end)
+        with pytest.raises(AssertionError, match="do not end"), runs.only_run() as failed:
+            assert at_exit == [(runs._clean, failed)]
+    with runs.only_run() as following:
+        left = failed.folder.exists(), following.folder.exists()
+
+    assert left == (False, True)
+    assert at_exit == []
+
+
+def fail_to_end(run):
+    raise AssertionError(f"processes of {run.name} do not end")
+
+
 def test_nothing_is_left_of_a_killed_run_when_the_next_starts(needs, tmp_path):
     """After a SIGKILL of its owner the kernel ends every daemon and pod; the next run removes the rest."""
     command = [sys.executable, "-c", OWNER, tmp_path]
