@@ -193,8 +193,11 @@ def controller_name(plan: str) -> str:
 
 
 def controller_nodes_role(namespace: str, plan: str) -> str:
-    """Return the name of the controller's ClusterRole for nodes, unique to the plan's namespace."""
-    return f"tidemill-{namespace}-{controller_name(plan)}"
+    """Return the name of the controller's ClusterRole for nodes. No other namespace and plan have the same.
+
+    A namespace has no dots, so the first one is where it ends.
+    """
+    return f"tidemill-{namespace}.{controller_name(plan)}"
 
 
 def phase_budget(plan: str, phase: Phase) -> str:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import stacks
-from planner.facts.names import MERGE_ANNOTATIONS, UNIT_LABEL, UNPRUNED
+from planner.facts.names import MERGE_ANNOTATIONS, UNIT_LABEL, UNPRUNED, controller_nodes_role
 from planner.manifests.render import KUSTOMIZATION, render_files
 from stacks.controller.clock import Clock
 from stacks.controller.observe import read_situation
@@ -19,6 +19,7 @@ from tests.stacks.controller.day_spec import day_plan
 from tests.templates.test_schemas import VERSION
 
 NAME = "demo-day-controller"
+NODES_ROLE = f"tidemill-tidemill.{NAME}"
 DEFINITION = Path(stacks.__file__).parent / "controller" / "definition.yaml"
 
 
@@ -163,7 +164,7 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
     healing = rendered_of(plan)
     day = healing["TidemillDeployment", "demo-day"]["spec"]
 
-    assert healing["ClusterRole", "tidemill-tidemill-demo-day-controller"]["rules"][1] == {
+    assert healing["ClusterRole", NODES_ROLE]["rules"][1] == {
         "apiGroups": [""],
         "resources": ["nodes"],
         "verbs": ["get", "patch"],
@@ -216,7 +217,7 @@ def test_who_keeps_a_quota_may_write_its_queue(tmp_path):
     quota = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}
     keeping = rendered(tmp_path, controller={"lend_nodes": True, "kueue": quota})
 
-    assert keeping["ClusterRole", "tidemill-tidemill-demo-day-controller"]["rules"][2] == {
+    assert keeping["ClusterRole", NODES_ROLE]["rules"][2] == {
         "apiGroups": ["kueue.x-k8s.io"],
         "resources": ["clusterqueues"],
         "verbs": ["get", "patch"],
@@ -229,11 +230,18 @@ def test_who_keeps_a_quota_may_write_its_queue(tmp_path):
     }
 
 
+def test_no_two_deployments_share_the_role_for_nodes():
+    """The one that is removed would take the other's rights away. Namespaces and names may have hyphens."""
+    deployments = (("a-b", "c"), ("a", "b-c"), ("a", "b.c"))
+
+    assert len({controller_nodes_role(*each) for each in deployments}) == len(deployments)
+
+
 def test_who_lends_nodes_may_write_those_of_units_that_are_off_at_some_time(tmp_path):
     """And no other; the units' pods stand the taint by which their nodes are left to them."""
     lending = rendered(tmp_path, controller={"lend_nodes": True})
-    role = lending["ClusterRole", "tidemill-tidemill-demo-day-controller"]
-    binding = lending["ClusterRoleBinding", "tidemill-tidemill-demo-day-controller"]
+    role = lending["ClusterRole", NODES_ROLE]
+    binding = lending["ClusterRoleBinding", NODES_ROLE]
     unit = lending["LeaderWorkerSet", "demo-day-decode-1"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
 
     assert role["rules"][1]["resourceNames"] == ["node-1", "node-3"]
