@@ -18,7 +18,8 @@ is
     together    drain + start of all that start together
     in turn     (drain + start of one unit of each phase) x turns of the phase with most
     in pairs    drain + start of one unit of each phase, then drain + start of all others
-    minutes     the longer of the first two, or the third; plus the drain of removed units
+    minutes     the longer of the first two, or the third; plus the drain of removed units. With a controller the sum
+                of the first two, since it gives turns only while all other units are ready
 
 If `served` is zero, the verdict is an outage; if it is below `asked`, the service is degraded; else the change rolls.
 Hours are judged one by one, each as if the whole change fell into it, and the worst hour decides the verdict.
@@ -97,8 +98,11 @@ def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool
     drains_s = [plan.drain_s * any(each.change in ENDING_FATES for each in units) for units in rounds]
     together_s = sum(drains_s) + sum(each for each in joint_s if each)
     most_turns = max(Counter(each.phase for each in turns).values(), default=0)
+    turns_s = most_turns * (plan.drain_s + start_s)
+    is_in_order = _has_controller(plan) and any(each.phase in plan.phases for each in together)
+    changing_s = together_s + turns_s if is_in_order else max(together_s, turns_s)
     leave_s = plan.drain_s if any(each.change == "removed" for each in changes) else 0.0
-    return ceil((leave_s + max(together_s, most_turns * (plan.drain_s + start_s))) / MINUTE_S)
+    return ceil((leave_s + changing_s) / MINUTE_S)
 
 
 def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from planner.facts.engines import OURS
 from planner.manifests.pod_parts import priority_of, probes_without_weights, requests_of
 from planner.manifests.pods import Variables
 from planner.plan.plan import Plan
-from planner.plan.unit_starts import turn_s
+from planner.plan.unit_starts import single_start_s
 from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from planner.spec.kubernetes import DemandSpec
@@ -53,8 +53,8 @@ def controller_variables(plan: Plan) -> Variables | None:
         "steps": _steps(day.steps),
         **probes_without_weights(kubernetes, LIVENESS),
     }
-    seconds = turn_s(plan)
-    turn = {} if seconds is None else {"turn_s": ceil(seconds)}
+    start_s = single_start_s(plan)
+    turn = {} if start_s is None else {"start_s": ceil(start_s), "turn_s": ceil(plan.drain_s + start_s)}
     # Another engine's router cannot tell units of different images apart.
     same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}
     more = priority_of(kubernetes) | turn | same_image | ({"resources": resources} if resources else {})

@@ -14,13 +14,12 @@ from planner.plan.plan import Plan
 from planner.schedule.starts import StartTimes, UnitRead, Window, starts_of
 from planner.spec.start import StartSpec
 
-__all__ = ["joint_start_s", "start_stages", "turn_s", "unit_reads"]
+__all__ = ["joint_start_s", "single_start_s", "start_stages", "unit_reads"]
 
 
-def turn_s(plan: Plan) -> float | None:
-    """Return the seconds in which one unit of each phase drains and starts again; None if weights are unknown."""
-    start_s = joint_start_s(plan, dict.fromkeys(plan.phases, 1))
-    return None if start_s is None else plan.drain_s + start_s
+def single_start_s(plan: Plan) -> float | None:
+    """Return the seconds in which one unit of each phase starts, all together; None if weights are unknown."""
+    return joint_start_s(plan, dict.fromkeys(plan.phases, 1))
 
 
 def joint_start_s(plan: Plan, starting: Mapping[Phase, int]) -> float | None:

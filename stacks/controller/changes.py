@@ -67,7 +67,9 @@ class Change:
     left: tuple[UnitChange, ...] = ()
     least: Mapping[Phase, Share] = field(default_factory=dict)
     promised_least: Mapping[Phase, Share] = field(default_factory=dict)
-    promised_minutes: int | None = None  # None if nobody knows how long a start takes
+    promised_minutes: int | None = (
+        None  # None if nobody knows how long a start takes, or turns wait for a state with room
+    )
     ended: float | None = None
     is_replaced: bool = False  # another change has taken its place
 
@@ -86,7 +88,7 @@ def follow_changes(
         going = None
     found = list(_find_changing(situation, known))
     if going or found:
-        going = _update_change(going or Change(now), found, situation, decision, deployment["spec"].get("turnSeconds"))
+        going = _update_change(going or Change(now), found, situation, decision, deployment["spec"])
         is_over = not (going.left or decision.turns.outdated or decision.shortages)
         changes.append(replace(going, ended=now) if is_over else going)
     return tuple(_keep_newest(changes))
@@ -121,7 +123,11 @@ def _is_replaced(change: Change, situation: Situation) -> bool:
 
 
 def _update_change(
-    change: Change, found: Sequence[UnitChange], situation: Situation, decision: Decision, turn_s: float | None
+    change: Change,
+    found: Sequence[UnitChange],
+    situation: Situation,
+    decision: Decision,
+    spec: Mapping[str, Any],
 ) -> Change:
     """Return the change after one look, which `found` the units that have to change.
 
@@ -138,7 +144,7 @@ def _update_change(
         phase: min(change.least.get(phase, each), each, key=lambda at: at.share) for phase, each in serving.items()
     }
     after = replace(after, least=lower)
-    return _promise(after, situation, decision, turn_s) if more else after
+    return _promise(after, situation, decision, spec) if more else after
 
 
 def _is_reached(change: UnitChange, unit: LiveUnit | None) -> bool:
@@ -179,18 +185,40 @@ def _find_staying(change: Change, decision: Decision) -> list[str]:
     return [name for name in decision.wanted if (name, "new") not in fates]
 
 
-def _promise(change: Change, situation: Situation, decision: Decision, turn_s: float | None) -> Change:
+def _promise(change: Change, situation: Situation, decision: Decision, spec: Mapping[str, Any]) -> Change:
     """Return the change with the promise that `tidemill diff` would give for the present state of the day."""
     units = [unit for unit in situation.units if (unit.name, "restarted") in _fates(change)]
     in_turn = Counter(unit.phase for unit in units if unit not in find_awaited(unit, situation.units))
     is_crossing = any(unit.is_stranger for unit in units)
-    most_rounds = len(units) if not is_crossing else 1 if situation.gateway == "blind" else 2
-    rounds = min(most_rounds, max(in_turn.values(), default=0))
+    rounds = max(in_turn.values(), default=0) + (len(units) > in_turn.total())
+    if is_crossing:
+        rounds = min(rounds, 1 if situation.gateway == "blind" else 2)
+    stand_ins = {situation.phases()[name] for name in decision.stand_ins}
+    waits_for_room = not (situation.may_lack_one or stand_ins.issuperset(in_turn))
     return replace(
         change,
         promised_least=_promise_least(change, situation, decision, in_turn, is_crossing=is_crossing),
-        promised_minutes=None if turn_s is None else ceil(max(rounds, 1) * turn_s / MINUTE_S),
+        promised_minutes=None
+        if waits_for_room
+        else _promise_minutes(change, spec, rounds, has_stand_ins=bool(stand_ins)),
     )
+
+
+def _promise_minutes(change: Change, spec: Mapping[str, Any], rounds: int, *, has_stand_ins: bool) -> int | None:
+    """Return the minutes of the change, rounded up; None if the plan does not know what a start takes.
+
+    New units and stand-ins start first, after the notice where nodes are lent. Then units restart in `rounds`, and
+    those that leave drain last.
+    """
+    if "startSeconds" not in spec:
+        return None
+    start_s, turn_s = float(spec["startSeconds"]), float(spec["turnSeconds"])
+    fates = {fate for _, fate in _fates(change)}
+    first_s = start_s if has_stand_ins or "new" in fates else 0.0
+    if has_stand_ins and "lendNodes" in spec:
+        first_s += spec["lendNodes"]["noticeSeconds"] / spec.get("pace", 1)
+    last_s = turn_s - start_s if "removed" in fates else 0.0
+    return ceil((first_s + rounds * turn_s + last_s) / MINUTE_S)
 
 
 def _promise_least(

@@ -85,6 +85,24 @@ def test_turns_take_their_time(spec, before):
     assert (ways["git"].minutes, ways["pulumi"].minutes) == (10, 28)
 
 
+def test_a_controller_gives_turns_once_new_units_are_ready(spec, before):
+    """A new decode unit takes its start before the three turns; without a controller it starts beside them."""
+    stages = {"pods": "1min", "join": "1min", "graphs": "165s", "storage": "1000TB/s"}  # 5 min with maps and ready
+    day, more = ([{"at": "00:00", "prefill_units": 3, "decode_units": number}] for number in (1, 2))
+    phases = {
+        name: {key: value for key, value in spec.document.data[name].items() if key != "units"} for name in PHASES
+    }
+    quick = {"kubernetes.drain": "4min", "kubernetes.load_rate": "1000TB/s"}
+    timed = change_spec(spec, phases | quick | {"schedule": {"windows": day, "start": stages}})
+    found = []
+    for controller in ({}, {"kubernetes.controller": {}}):
+        plan = compile_plan(change_spec(timed, controller))
+        after = change_spec(timed, controller | IMAGE | {"schedule.windows": more})
+        found.append(compare_plans(plan, compile_plan(after, plan)).ways["pulumi"].minutes)
+
+    assert found == [28, 28 + 5]
+
+
 def test_hours_have_verdicts_of_their_own():
     """At night one decode unit is on and no node is free for another; by day two share less than half of their load."""
     day, night = ({"at": at, "prefill_units": units, "decode_units": 2} for at, units in (("08:00", 4), ("00:00", 5)))

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 
 from stacks.controller.changes import MAX_CHANGES, Change, changes_json, follow_changes, previous_changes
 from stacks.controller.clock import timestamp
 from stacks.controller.decide import decide
 from stacks.controller.situation import LiveUnit
-from tests.stacks.controller.days import HOUR, MIDNIGHT, OFF, READY, STARTING, UNITS
+from tests.stacks.controller.days import ABSENT, HOUR, MIDNIGHT, OFF, READY, STARTING, UNITS
 from tests.stacks.controller.test_turns import (
     CASES,
     DOWN,
@@ -23,13 +24,13 @@ from tests.stacks.controller.test_turns import (
     seen,
 )
 
-SPEC = {"turnSeconds": 600}
+SPEC = {"startSeconds": 360, "turnSeconds": 600}
 TWO = {"prefill": {"units": 1, "ofUnits": 2}, "decode": {"units": 1, "ofUnits": 2}}
 
 
-def look_at(status, look, now=NOON, *, known=tuple(UNITS)):
+def look_at(status, look, now=NOON, *, known=tuple(UNITS), spec=SPEC):
     """The changes in the status after one look, as they are written."""
-    deployment = {"spec": SPEC, "status": {"changes": status}}
+    deployment = {"spec": spec, "status": {"changes": status}}
     return changes_json(follow_changes(deployment, look, decide(look, now), known, now))
 
 
@@ -110,6 +111,35 @@ def test_units_that_come_and_go_change_too():
     assert change["least"]["prefill"] == {"units": 2, "ofUnits": 3}
     assert change["least"]["decode"] == {"units": 1, "ofUnits": 1}
     assert change["promised"]["least"] == change["least"]
+
+
+P9 = LiveUnit("p9", "prefill", 1, is_ready=True)
+
+
+@pytest.mark.parametrize(
+    ("look", "now", "known", "minutes"),
+    [
+        (replace(seen((READY,) * 4), departed=(P9,)), NOON, (*UNITS, "p9"), 4),  # a drain
+        (seen((READY, READY, READY, OFF)), NOON, ("p0", "p1", "d0"), 6),  # a start
+        (replace(seen((OLD,) * 4), departed=(P9,)), NOON, (*UNITS, "p9"), 24),  # two turns, then a drain
+        (seen((OLD, OLD, OLD, ABSENT)), NOON, ("p0", "p1", "d0"), 26),  # a start, then two turns
+        (seen((OLD, OFF, OLD, OFF)), LATE, tuple(UNITS), 16),  # the stand-ins start, then one turn
+        (seen((OLD, OLD, OLD, OLD), may_lack_one=False), NOON, tuple(UNITS), None),  # turns wait for the night
+    ],
+)
+def test_the_promised_time_has_each_step_once(look, now, known, minutes):
+    """Units start before others restart, and leave after that. Nobody knows how long turns wait for room."""
+    (change,) = look_at([], look, now, known=known)
+
+    assert change["promised"].get("minutes") == minutes
+
+
+def test_stand_ins_wait_for_whoever_uses_their_nodes():
+    """Nodes that are lent are left within the notice, which goes by the clock of the day."""
+    lent = SPEC | {"lendNodes": {"noticeSeconds": 1200}, "pace": 2}
+    (change,) = look_at([], seen((OLD, OFF, OLD, OFF)), LATE, spec=lent)
+
+    assert change["promised"]["minutes"] == 10 + 16
 
 
 def test_a_unit_whose_new_template_nobody_has_seen_yet_serves():
