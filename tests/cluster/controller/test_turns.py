@@ -21,6 +21,7 @@ from tests.cluster.controller.day import (
     ACCOUNT,
     LWS,
     NAMESPACE,
+    SECOND,
     UNITS,
     api_of_account,
     condition,
@@ -37,6 +38,8 @@ from tests.stacks.controller.day_spec import day_plan
 
 ALL_DAY = {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 2}]}
 ONE_LESS = {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 1}]}
+SECOND_PODS = {f"{unit}-0{worker}" for unit in SECOND for worker in ("", "-1")}
+OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}  # ends pods at once
 DEADLINE_S = 60
 LOOK_S = 0.3
 
@@ -123,6 +126,10 @@ class Watched:
         """Unit -> the nodes of its pods."""
         return bound_nodes(self.core.list_namespaced_pod(NAMESPACE, label_selector="tidemill.dev/unit").items)
 
+    def taint(self, node, *taints):
+        """Give a node these taints, and no other."""
+        self.core.patch_node(node, {"spec": {"taints": list(taints) or None}})
+
     def is_settled(self):
         """Whether every unit is ready with its newest template."""
         return condition(self.custom, "Current")[0] == "True" and self.ready().total() == 4
@@ -168,10 +175,26 @@ def test_a_template_that_does_not_start_stops_after_one_unit_and_the_former_one_
     assert "has not become ready in time with its newest template" in stopped[2]
     assert fewest == 1
     assert {each for _, each in after.values()} == {"2"}
-    second = {f"{unit}-0{worker}" for unit in UNITS if unit.endswith("-1") for worker in ("", "-1")}
-    assert {pod for pod in before if before[pod] == after.get(pod)} == second
+    assert {pod for pod in before if before[pod] == after.get(pod)} == SECOND_PODS
     assert [each["outcome"] for each in changes] == ["Replaced", "CarriedOut"]
     assert [{unit["name"] for unit in each["units"]} for each in changes] == [{UNITS[0], UNITS[2]}] * 2
+
+
+def test_a_node_that_is_lost_in_a_turn_holds_up_the_other_turns(cluster, apply):
+    """The unit cannot start again. The second units serve on with their pods, and have their turns when it is back."""
+    before, lost = cluster.pods(), min(cluster.nodes()[UNITS[0]])
+    said = cluster.change_to(apply(env={"REVISION": "4"}))
+    cluster.play(lambda: before[f"{UNITS[0]}-0"] != cluster.pods().get(f"{UNITS[0]}-0"))
+    cluster.taint(lost, OUT_OF_SERVICE)
+    cluster.play(lambda: cluster.ready() == {"prefill": 1, "decode": 2})
+    meanwhile, waits_for = cluster.pods(), condition(cluster.custom, "Current")[2]
+    cluster.taint(lost)
+    fewest = cluster.play(lambda: cluster.is_settled() and {each for _, each in cluster.pods().values()} == {"4"})
+
+    assert UNITS[0] in waits_for
+    assert {pod for pod in before if before[pod] == meanwhile.get(pod)} == SECOND_PODS
+    assert fewest == 1
+    assert cluster.recorded() == said
 
 
 def test_units_that_get_each_others_nodes_go_together(cluster, apply):
@@ -179,7 +202,7 @@ def test_units_that_get_each_others_nodes_go_together(cluster, apply):
     first, second, third, fourth = UNITS
     before, nodes = cluster.pods(), cluster.nodes()
     swapped = {first: nodes[third], third: nodes[first]}
-    plan = apply(nodes={unit: tuple(sorted(each)) for unit, each in swapped.items()}, env={"REVISION": "2"})
+    plan = apply(nodes={unit: tuple(sorted(each)) for unit, each in swapped.items()}, env={"REVISION": "4"})
     said = cluster.change_to(plan)
     fewest = cluster.play(lambda: cluster.is_settled() and cluster.nodes() == nodes | swapped)
     after = cluster.pods()
@@ -194,7 +217,7 @@ def test_units_that_get_each_others_nodes_go_together(cluster, apply):
 def test_a_unit_that_leaves_the_plan_is_deleted_with_its_objects(cluster, apply):
     """No tool prunes it. LeaderWorkerSet's copies of former templates go as well."""
     leaving = UNITS[-1]
-    said = cluster.change_to(apply(ONE_LESS, env={"REVISION": "2"}))
+    said = cluster.change_to(apply(ONE_LESS, env={"REVISION": "4"}))
     cluster.play(
         lambda: (
             deployment(cluster.custom)["status"]["unitNames"] == UNITS[:-1]
