@@ -22,6 +22,7 @@ from stacks.controller.health import Health
 from stacks.controller.loop import follow
 from tests.cluster.controller.day import (
     ACCOUNT,
+    DEPLOYMENTS,
     LWS,
     NAME,
     NAMESPACE,
@@ -197,6 +198,30 @@ def test_a_template_that_does_not_start_fails_at_once_and_a_revert_heals_it(plan
     after = pods(plan)
     assert before.keys() - left.keys() == {f"{NAME}-prefill-0-0", f"{NAME}-decode-0-0"}
     assert {unit for unit in UNITS if after[f"{unit}-0"] == before[f"{unit}-0"]} == SECOND
+
+
+def test_a_controller_that_comes_with_new_templates_gives_the_turns(plan, custom):
+    """One commit brings both, to units that no controller has followed, and it begins while Flux still applies."""
+    render(plan.repository, env={"REVISION": "2"}, controller=None)
+    plan.reconcile()
+    plan.wait(lambda: not deployments(custom), "nothing is left that a controller follows")
+    before = pods(plan)
+    render(plan.repository, env={"REVISION": "4"})
+    plan.fetch()
+    plan.wait(lambda: deployments(custom), "the day has come")
+    with running_controller(plan):
+        plan.reconcile()
+
+    after = pods(plan)
+    units, least = last_change(custom)
+    assert before.keys() == after.keys() == {f"{unit}-0" for unit in UNITS}
+    assert not before.items() & after.items()
+    assert units == sorted((unit, "restarted") for unit in UNITS)
+    assert least == {"prefill": (1, 2), "decode": (1, 2)}
+
+
+def deployments(custom):
+    return custom.list_namespaced_custom_object(*DEPLOYMENTS)["items"]
 
 
 @contextmanager
