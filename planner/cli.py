@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from planner.facts.map_files import Engine
     from planner.plan.plan import Plan
 
-__all__ = ["add_diff", "add_experts", "add_plan", "add_render", "add_report", "add_schema", "add_validate", "main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the planner's commands, without those of `stacks`, and return its exit status."""

@@ -30,8 +30,6 @@ from planner.spec.resolved import ResolvedSpec
 if TYPE_CHECKING:
     from planner.estimate.throughput.calibration import Calibration
 
-__all__ = ["Compiled", "compile_plan", "plan_from", "run_passes"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled(Candidate):

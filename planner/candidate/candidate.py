@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from planner.placement.place import Placement
     from planner.schedule.schedule import DaySchedule
 
-__all__ = ["Candidate", "Previous"]
-
 # A previous map stays if it is at most this much less balanced than a new map, since a new map restarts units. Assumed:
 # a start takes some ten minutes, 0.7 % of a day, and loads drift from day to day.
 WORTH_A_RESTART = 0.01

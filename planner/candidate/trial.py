@@ -23,9 +23,6 @@ from planner.layout.memory import MemoryPlan, split_memory
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import is_undecided
 
-__all__ = ["Numbers", "Speed", "Trial", "speed_of", "trial_of"]
-
-
 Numbers = Mapping[str, int]
 
 

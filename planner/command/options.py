@@ -6,18 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "EXAMPLES",
-    "EXIT_STATUSES",
-    "add_color",
-    "add_command",
-    "add_format",
-    "add_given",
-    "add_overlays",
-    "add_previous",
-    "add_spec",
-]
-
 # command -> (arguments of an example call, the purpose of the call)
 EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = json.loads(
     Path(__file__).with_name("examples.json").read_text(encoding="utf-8")

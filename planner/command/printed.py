@@ -12,8 +12,6 @@ from planner.facts.digest import pretty_json
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
 
-__all__ = ["errors_json", "print_colored", "print_json", "say", "show_progress", "warn"]
-
 RED, GREEN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 
 

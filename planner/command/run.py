@@ -19,8 +19,6 @@ from planner.problems.calls import Parser
 from planner.problems.errors import TidemillError
 from planner.problems.finding import Finding
 
-__all__ = ["new_parser", "reported", "run", "wants_json"]
-
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from planner.schedule.stretches import Stretch, TimesOfDay
 from planner.spec.cost import CostSpec, PriceSpec, SupplyKind
 
-__all__ = ["MILLION", "Bill", "Supply", "TokenPrices", "bill", "list_supplies", "prices_per_token"]
-
 MILLION = 1e6
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from planner.facts.terms import Phase
 from planner.spec.schema import Spec
 
-__all__ = ["list_cases"]
-
 CHANGES = {"20% less": 0.8, "20% more": 1.2}
 
 Rates = Mapping[Phase, float]

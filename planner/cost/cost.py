@@ -44,8 +44,6 @@ from planner.spec.cost import CostSpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
-__all__ = ["Case", "Cost", "estimate_cost", "profit_margin"]
-
 
 class StateCost(Part):
     """The cost of one state of the schedule, or of the whole day without a schedule."""

@@ -21,8 +21,6 @@ from planner.schedule.stretches import TimesOfDay, demand_shares, entry_starts, 
 from planner.spec.schema import Spec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["PhaseLoad", "compute_loads", "peak_loads", "predict_loads"]
-
 ROUNDED = 0.005  # loads are shown in whole per cent
 
 

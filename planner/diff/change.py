@@ -9,32 +9,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from planner.estimate.failures import Loss
-from planner.facts.part import Maybe, Part
+from planner.facts.part import Digest, Maybe, Part
 from planner.facts.terms import Phase
 from planner.plan.row import Row
-from planner.plan.sections import Digest, JsonFinding
-
-__all__ = [
-    "ENDING_FATES",
-    "STARTING_FATES",
-    "Change",
-    "ExpertMoves",
-    "Fate",
-    "LossSides",
-    "NodeMoves",
-    "PhaseMoves",
-    "Rollout",
-    "Sides",
-    "State",
-    "StateSides",
-    "Tool",
-    "UnitChange",
-    "UnitCount",
-    "Verdict",
-    "WarningMoves",
-    "WarningSides",
-    "WeightReads",
-]
+from planner.plan.sections import JsonFinding
 
 Verdict = Literal[
     "no_restart",  # no running pod ends

@@ -26,8 +26,6 @@ from planner.plan.row import Row
 from planner.problems.finding import Finding
 from planner.report.report import Report
 
-__all__ = ["compare_plans"]
-
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
 NO_FIGURES = "a rendered folder keeps none"
 IF_ALL_ARE_ON = "usd_per_day_if_all_are_on"

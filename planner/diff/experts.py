@@ -15,8 +15,6 @@ from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.plan.unit_starts import unit_reads
 
-__all__ = ["count_expert_moves", "estimate_weight_reads"]
-
 Rows = Sequence[Sequence[int]]  # [layers][slots]
 
 

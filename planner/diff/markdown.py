@@ -13,8 +13,6 @@ from planner.diff.change import Change
 from planner.diff.wording import Topic, headline, topics
 from planner.problems.printable import printable, without_passwords
 
-__all__ = ["diff_markdown", "escaped"]
-
 MARKDOWN_SYNTAX = re.compile(r"[&<>\\`*_\[\]|~$]")
 # What forges turn into links: people, issues, merge requests, milestones, GitHub's GH-1, and addresses.
 FORGE_REFERENCES = re.compile(r"([@#!]|%(?=[\w\"])|\bGH-(?=\d)|:(?=//)|www(?=\.))", re.IGNORECASE)

@@ -13,8 +13,6 @@ from planner.facts.engines import OURS
 from planner.manifests.workloads import Pods, pods_of_workloads
 from planner.plan.plan import Plan
 
-__all__ = ["compare_pods"]
-
 LIMITS = "limits"  # the launch file's field that holds all limits
 FIELD_NAMES = {
     "affinity": "nodes",

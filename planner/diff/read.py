@@ -15,8 +15,6 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["read_pair", "read_to_show"]
-
 ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
 BOTH_OVERLAID = "OLD and NEW are both read under"
 OLD_IS_PLANNED = "OLD is a spec and was planned as if nothing ran: give the plan that runs to see what really restarts"

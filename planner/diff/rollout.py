@@ -44,8 +44,6 @@ from planner.schedule.starts import READY_S
 from planner.schedule.stretches import Stretch, TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.spec.start import StartSpec
 
-__all__ = ["judge_rollouts", "rollout_assumptions", "rollout_minutes", "worst_rollout"]
-
 TOOLS: tuple[Tool, ...] = ("git", "pulumi")
 SEVERITY: tuple[Verdict, ...] = ("no_restart", "rolling", "degraded", "outage")
 ROUNDING = 1e-9

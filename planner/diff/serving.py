@@ -14,8 +14,6 @@ the promise that it holds itself to.
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["PhaseUnits", "Turns", "least_serving"]
-
 Turns = Literal["none", "now", "with_room"]  # all at once, or one by one, with or without a stand-in
 
 

@@ -8,8 +8,6 @@ from planner.diff.wording import Topic, headline, topics
 from planner.problems.printable import printable, without_passwords
 from planner.report.columns import WIDTH
 
-__all__ = ["MAX_LINES", "diff_text"]
-
 MAX_LINES = 60
 INDENT = 12
 CUT = "  ...         --format json has what is cut"

@@ -28,8 +28,6 @@ from planner.plan.row import Row
 from planner.report.columns import group_numbered, numeric_order
 from planner.report.report import format_range, format_value
 
-__all__ = ["Topic", "headline", "topics", "verdicts"]
-
 MAX_CAUSES = 6  # shown for a restart
 MAX_GROUPS = 4  # shown; a group is units that restart for the same causes
 MAX_RUNS = 6  # shown; a run is names with consecutive numbers

@@ -11,8 +11,6 @@ from planner.layout.unit import Unit
 from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.schema import Spec
 
-__all__ = ["gateway_container", "unit_container"]
-
 
 @dataclass(frozen=True)
 class Adapter:

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["CACHES", "LEADER", "MAP_FILE", "POD_ADDRESS", "WORKER", "Container", "Phased", "Probe"]
-
 LEADER, WORKER = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
 POD_ADDRESS = "$(POD_IP)"
 MAP_FILE = "/etc/tidemill/expert-location.json"  # in the folder where launch files are mounted

@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["own_options"]
-
 Option = tuple[str, ...]  # an option's name and values
 
 

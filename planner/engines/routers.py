@@ -15,8 +15,6 @@ from planner.facts import names
 from planner.facts.terms import Phase
 from planner.spec.schema import Spec
 
-__all__ = ["discovery", "health_checks"]
-
 Option = tuple[str, ...]  # an option's name and values
 
 

@@ -53,10 +53,6 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import Spec
 
-__all__ = [
-    *("captured_batches", "router", "unit_container"),
-]
-
 HTTP_PORT = 30000
 BOOTSTRAP_PORT = 8998  # of a prefill server, where decode asks which prefill ranks have a request's KV
 RENDEZVOUS_PORT = 20000

@@ -44,8 +44,6 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import Spec
 
-__all__ = ["router", "unit_container"]
-
 HTTP_PORT = 8000
 RENDEZVOUS_PORT, RPC_PORT = 29501, 29550
 SIDE_CHANNEL_PORT = 5600  # NIXL's port of a pod's first rank; further ranks have the next ports

@@ -16,8 +16,6 @@ from planner.layout.layout import PhaseLayout
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["build_case", "is_predictable", "unit_shape"]
-
 
 def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether a phase's speed can be predicted: rates and links of its GPU and the model's kernels are known."""

@@ -29,17 +29,6 @@ from planner.problems.finding import Finding
 from planner.problems.fix import nearest
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = [
-    "FailureDomains",
-    "PredictBalance",
-    "check_coverage",
-    "check_map_coverage",
-    "failure_domains",
-    "fewest_slots",
-    "uncovered_experts",
-    "undecided_racks",
-]
-
 PredictBalance = Callable[
     [PhaseLayout, int, Domains], float | None
 ]  # (layout, slots per GPU, domains) -> max/mean load, if known

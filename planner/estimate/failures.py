@@ -13,8 +13,6 @@ from planner.layout.nodes import named_places, nodes_of
 from planner.layout.unit import Unit
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Loss", "report_failures"]
-
 SharedDomain = Literal["rack", "power"]  # domains that units can share
 
 SHARED_DOMAINS: tuple[SharedDomain, ...] = ("rack", "power")

@@ -12,8 +12,6 @@ from planner.facts.part import Part
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
-__all__ = ["GpuLoads", "measure_gpu_loads"]
-
 DIGITS = 4
 
 

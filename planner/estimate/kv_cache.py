@@ -32,8 +32,6 @@ from planner.spec.cost import DiskPriceSpec
 from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.traffic import TrafficSpec
 
-__all__ = ["CacheSize", "Disks", "KeptKv", "KvCache", "PromptNodes", "kept_hit_rate", "kv_cache"]
-
 MONTH_DAYS = 365 / 12
 TB = 1e12
 

@@ -24,8 +24,6 @@ from planner.layout.memory import MemoryPlan, node_bytes
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["SlowestStart", "slowest_start", "start_budget_s"]
-
 START_MARGIN_S = 600  # assumed: the leader's pod pulls its image, processes start
 COMPILING_S, LEAST_COMPILING_START_S = 1200, 1800
 

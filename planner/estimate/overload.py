@@ -15,8 +15,6 @@ from planner.facts.terms import Phase
 from planner.layout.memory import MemoryPlan
 from planner.spec.schema import Spec
 
-__all__ = ["full_rates", "most_requests", "predict_at_load"]
-
 HALVINGS = 20  # bisection steps between the point's requests and the most
 
 

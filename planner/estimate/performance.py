@@ -25,8 +25,6 @@ from planner.layout.layout import PhaseLayout
 from planner.layout.memory import MemoryPlan
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["PhaseOutlook", "predict_phases"]
-
 
 @dataclass(frozen=True)
 class PhaseOutlook:

@@ -16,8 +16,6 @@ from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["check_points_fit", "operating_point"]
-
 
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
     """Return a phase's operating point: the spec's, or else one derived from the phase's limits.

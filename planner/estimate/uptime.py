@@ -42,8 +42,6 @@ from planner.spec.schema import Spec
 from planner.spec.undecided import is_undecided
 from planner.spec.uptime import UptimeSpec
 
-__all__ = ["PhaseUptime", "Uptime", "estimate_uptime", "fewest_spares", "outage_share", "recovery_s", "suggest_spare"]
-
 HOUR_S = 3600
 HOURS = 24
 MAX_SPARES = 10_000

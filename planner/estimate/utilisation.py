@@ -21,17 +21,6 @@ from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 from planner.spec.undecided import is_undecided
 
-__all__ = [
-    "MIN_OFFERED_UTILISATION",
-    "MIN_UTILISATION",
-    "SLO_MARGIN",
-    "highest_utilisation",
-    "is_set_by_ttft",
-    "relative_utilisation",
-    "shorter_steps",
-    "with_promised_utilisation",
-]
-
 SLO_MARGIN = 0.99  # share of the SLO to plan for: until a layout's map is found, its balance may change TPOT by 0.9 %
 MIN_UTILISATION = 0.5  # assumed: below that, shorter steps serve better than idle units
 MIN_OFFERED_UTILISATION = 0.05  # assumed: nobody pays for units that are idle for more than 95 % of the time

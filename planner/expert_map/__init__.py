@@ -23,7 +23,6 @@ from planner.expert_map.types import (
     FrontPoint,
     Policy,
     Sizes,
-    SplitRule,
     is_limited_by_slots,
 )
 
@@ -34,7 +33,6 @@ __all__ = [
     "FrontPoint",
     "Policy",
     "Sizes",
-    "SplitRule",
     "balance",
     "balance_windows",
     "consecutive_domains",

@@ -7,11 +7,10 @@ call, because `validate` must not wait for that import.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes, SplitRule
+from planner.expert_map.types import Domains, Effort, ExpertMap, Policy, Sizes
 from planner.facts.gate import AS_DEEPSEEK_V3, Gate
 from planner.facts.loads import Loads
-
-__all__ = ["balance", "balance_windows"]
+from planner.facts.terms import SplitRule
 
 
 def balance(

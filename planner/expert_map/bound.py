@@ -39,10 +39,9 @@ import numpy as np
 
 from planner.expert_map import native
 from planner.expert_map.hierarchy import fullest_node_bound
-from planner.expert_map.types import BoundKind, Sizes, SplitRule
+from planner.expert_map.types import BoundKind, Sizes
 from planner.expert_map.weigh import Floats, scale
-
-__all__ = ["compute_bounds", "compute_window_bounds"]
+from planner.facts.terms import SplitRule
 
 KINDS: tuple[BoundKind, ...] = ("mean", "replicas", "packing", "pairs", "groups", "coverage")
 ROUNDING = 1e-9  # covers rounding: a bound may be too low, never too high

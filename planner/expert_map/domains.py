@@ -17,8 +17,6 @@ from collections.abc import Iterable, Sequence
 
 from planner.expert_map.types import Domains
 
-__all__ = ["consecutive_domains", "count_uncovered", "fewest_slots_per_gpu"]
-
 
 def consecutive_domains(num_gpus: int, gpus_per_domain: int) -> Domains:
     """Return the single partition that puts every `gpus_per_domain` consecutive GPUs into a domain."""

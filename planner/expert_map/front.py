@@ -23,8 +23,6 @@ from planner.expert_map.types import FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints, count_replicas
 from planner.facts.gate import reach_probability
 
-__all__ = ["drop_dominated", "find_home_nodes", "find_knee", "make_front", "num_crossings"]
-
 SOME_LOAD = 1e-9  # load of experts without load, so that every group has a share on some node
 
 

@@ -16,8 +16,6 @@ from planner.expert_map import native
 from planner.expert_map.types import Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints
 
-__all__ = ["choose_policy", "compute_eplb_peaks", "fullest_node_bound", "split_by_node", "sum_groups"]
-
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
     """Return where experts may go, on any node (`global`) or with their group (`hierarchical`), and why."""

@@ -35,8 +35,6 @@ from planner.expert_map.weigh import (
     round_ratios,
 )
 
-__all__ = ["make_map"]
-
 GOOD_ENOUGH = 1.0008  # a map within this factor of the bound is done: loads change by more between two steps
 ROUNDING = 1e-9
 LEVELS = (1.04, 1.02, 1.01, 1.005)  # max over mean to reach by the maps on the front

@@ -14,8 +14,6 @@ import numpy as np
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, as_rows, as_slots
 
-__all__ = ["number_experts", "order_by_load", "restore_experts"]
-
 Rows = Sequence[Sequence[int]]  # [L][N]
 
 

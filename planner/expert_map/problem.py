@@ -13,11 +13,10 @@ from math import ceil
 import numpy as np
 
 from planner.expert_map import native
-from planner.expert_map.types import Domains, Effort, Policy, Sizes, SplitRule
+from planner.expert_map.types import Domains, Effort, Policy, Sizes
 from planner.expert_map.weigh import Floats, Ints, scale
 from planner.facts.loads import Loads
-
-__all__ = ["Problem", "scale_windows"]
+from planner.facts.terms import SplitRule
 
 BITS = 40  # size of a window's total load, so that sums over windows stay exact
 ROUNDING = 1e-9

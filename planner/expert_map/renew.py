@@ -27,16 +27,6 @@ from planner.expert_map.problem import Problem
 from planner.expert_map.types import Sizes
 from planner.expert_map.weigh import Floats, Ints, as_rows
 
-__all__ = [
-    "align_slots",
-    "keep_or_replace",
-    "match_gpus",
-    "prices_within_nodes",
-    "remove_repeats",
-    "renew",
-    "search_windows",
-]
-
 Flags = NDArray[np.bool_]
 ROUNDING = 1e-9  # our loads are rounded down to whole numbers, EPLB's are not
 KICKS = 600  # assumed: chosen to meet the benchmark's goals for moves and time; with 300, 1 layer in 150 missed them

@@ -12,19 +12,6 @@ from planner.facts.digest import digest_of
 from planner.facts.gate import AS_DEEPSEEK_V3, Gate
 from planner.facts.terms import SplitRule
 
-__all__ = [
-    "BoundKind",
-    "Domains",
-    "Effort",
-    "ExpertMap",
-    "FrontPoint",
-    "Policy",
-    "Sizes",
-    "SplitRule",
-    "WindowsOutcome",
-    "is_limited_by_slots",
-]
-
 Effort = Literal["fast", "refined"]
 Policy = Literal["auto", "global", "hierarchical"]
 BoundKind = Literal["mean", "replicas", "packing", "pairs", "groups", "coverage"]  # see `bound`

@@ -14,11 +14,6 @@ from numpy.typing import NDArray
 
 from planner.expert_map.types import Sizes
 
-__all__ = [
-    *("Floats", "Ints", "round_bounds_down", "round_ratios", "as_rows", "as_slots", "count_replicas", "scale"),
-    "make_full_map",
-]
-
 DIGITS = 6  # to which ratios are rounded
 TOTAL_BITS = 44  # size of a layer's total, of float64's 53 bits, so that sums and their differences stay exact
 

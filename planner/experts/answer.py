@@ -15,8 +15,6 @@ from planner.plan.estimated import one_more_slot
 from planner.plan.expected import OneMoreSlot, PolicyChoice
 from planner.plan.sections import Slots
 
-__all__ = ["Answer", "answer_text", "make_answer"]
-
 
 class Answer(Slots, PolicyChoice):
     """The answer's JSON except `seconds`, the time taken, so that the same call gives the same bytes."""

@@ -16,8 +16,6 @@ from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 
-__all__ = ["ExpertsCall", "add_options", "read_call", "wrong_arguments"]
-
 QUANTILE = "quantile="
 COUNTS = ("gpus", "nodes", "groups", "slots_per_gpu")
 

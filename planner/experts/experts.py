@@ -19,8 +19,6 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.phase import MAX_REDUNDANT
 
-__all__ = ["ExpertsAnswer", "ExpertsJob", "check_call", "make_map", "with_one_more_slot"]
-
 LOADS = "LOADS"  # as the command's help calls its argument
 PROGRAM = "tidemill experts"
 

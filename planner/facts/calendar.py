@@ -20,11 +20,6 @@ from zoneinfo import ZoneInfo
 
 from planner.problems.fix import is_misspelling
 
-__all__ = [
-    *("WEEKDAYS", "WallTime", "date_after", "dates_between", "days_between", "entry_of", "instants_of", "is_date"),
-    *("is_day", "is_timezone", "nearest_timezone", "offset_at", "wall_time", "week_around", "weekday_of"),
-]
-
 WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 

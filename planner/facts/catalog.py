@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from planner.facts.terms import Device
 
-__all__ = ["ASSUMED", "GPUS", "SUGGESTED_GPU", "Gpu"]
-
 ASSUMED = "assumed"
 SUGGESTED_GPU = "h200"  # for a first plan: one node of eight holds DeepSeek-R1 in FP8
 

@@ -13,8 +13,6 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import read_file
 from planner.problems.finding import Finding
 
-__all__ = ["MANIFEST", "read_weights_digest"]
-
 MANIFEST = "tidemill-checkpoint.json"
 VERSION = 1
 MAX_BYTES = 100 * 2**20  # ranks read no larger manifest

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-__all__ = ["DAY_MINUTES", "DAY_S", "HOUR_MINUTES", "MINUTE_S", "hh_mm", "hh_mm_ss", "minute_of", "periods"]
-
 MINUTE_S = 60
 HOUR_MINUTES = 60
 DAY_MINUTES = 24 * HOUR_MINUTES

@@ -5,8 +5,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["canonical_json", "digest_of", "digest_of_bytes", "digest_of_text", "digest_of_texts", "pretty_json"]
-
 _TERSE = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # one for all calls: a plan has a million values
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 

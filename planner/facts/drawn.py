@@ -28,8 +28,6 @@ from statistics import NormalDist
 
 from planner.facts.loads import Loads
 
-__all__ = ["MAX_POPULARITY", "WINDOW_CORRELATION", "draw_loads", "popularity"]
-
 MAX_POPULARITY = 256.0  # relative to the least popular expert
 TOKENS_OF_LEAST_POPULAR = 1000
 GROUP_CORRELATION = 0.173  # calibrated, see above

@@ -37,8 +37,6 @@ from dataclasses import dataclass, replace
 from planner.facts.quantisation import METHODS
 from planner.facts.terms import PHASES, EngineName, Phase, Precision
 
-__all__ = ["ENGINE_MODELS", "MOVED_FORMS", "EngineModel", "moves_form"]
-
 
 @dataclass(frozen=True)
 class EngineModel:

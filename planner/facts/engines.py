@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from planner.facts.terms import EngineName, Overlap, SplitRule
 
-__all__ = ["ENGINES", "OURS", "EngineFacts"]
-
 OURS: EngineName = "tidemill"
 
 

@@ -31,11 +31,6 @@ from typing import Literal
 from planner.facts.catalog import Gpu
 from planner.facts.terms import EngineName, Phase
 
-__all__ = [
-    *("BUFFER_LIMIT_BYTES", "EXCHANGES", "MAX_DISPATCHED_TOKENS", "NORMAL_SIZES", "NVLINK_PEERS"),
-    *("Exchange", "queue_variables"),
-]
-
 Kernels = Literal["normal", "low_latency"]
 
 NORMAL_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)

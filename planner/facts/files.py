@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-__all__ = ["MAX_FILE_BYTES", "explain_unreadable", "only_within", "read_file"]
-
 MAX_FILE_BYTES = 2**26  # a plan of 10,000 nodes has a tenth of that
 CHUNK_BYTES = 2**20
 WRITER_GRACE_S = 5.0  # assumed: a writer started together with us has opened the pipe by then

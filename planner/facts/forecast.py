@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-__all__ = ["Forecast", "forecast"]
-
 WEEK = 7
 POOLED_DAYS = 1.0  # assumed: the shape of all days counts as much as one day of the weekday itself
 NEIGHBOURS_MINUTES = 60  # assumed: residuals of an hour on each side are alike

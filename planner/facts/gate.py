@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-__all__ = ["AS_DEEPSEEK_V3", "Gate", "reach_probability"]
-
 
 @dataclass(frozen=True)
 class Gate:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from planner.facts.catalog import GPUS
 from planner.problems.fix import Fix, closest_choice, did_you_mean
 
-__all__ = ["same_gpu", "suggest_gpu", "unplanned_gpu"]
-
 # Chips that the catalog lacks, so that none of them is confused with a similar name.
 UNPLANNED = (
     *("a10", "a30", "a40", "a100", "a800", "b100", "b300", "gb300", "gh200", "h20e", "l2", "l4", "l20", "l40", "l40s"),

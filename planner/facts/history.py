@@ -25,8 +25,6 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import explain_unreadable, read_file
 from planner.problems.finding import Finding
 
-__all__ = ["MAX_DEMAND", "History", "HistoryFile", "PastDay", "read_history"]
-
 OPTION = "traffic.history"
 COLUMNS = ("time", "demand")
 MAX_BYTES = 2**24  # assumed: a year of minutes has some 12 MB

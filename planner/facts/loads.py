@@ -30,8 +30,6 @@ from planner.facts.digest import digest_of_bytes
 from planner.facts.files import explain_unreadable, read_file
 from planner.problems.finding import Finding
 
-__all__ = ["MAX_LOAD", "LoadFile", "Loads", "moe_rows", "read_loads", "row_without_load"]
-
 Loads = tuple[tuple[float, ...], ...]  # [num_moe_layers][num_logical_experts]
 
 MAX_LOAD = 2**53

@@ -39,10 +39,6 @@ from planner.facts.files import explain_unreadable, read_file
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 
-__all__ = [
-    *("FILE_TYPES", "NUMBERED_BY_MODEL", "Engine", "Map", "MapFile", "export_map", "read_map", "missing_output"),
-]
-
 Engine = Literal["sglang", "tensorrt-llm", "vllm-ascend"]
 NUMBERED_BY_MODEL: tuple[Engine, ...] = ("sglang", "tensorrt-llm")  # formats whose layer numbers count dense layers
 FILE_TYPES: dict[Engine, str] = {"sglang": "json", "tensorrt-llm": "yaml", "vllm-ascend": "json"}

@@ -17,8 +17,6 @@ from planner.facts.attention.kind import Attention, Matrix, Part, Role
 from planner.facts.quantisation import UNQUANTISED, Formats, Quantisation
 from planner.facts.terms import KvPrecision, Precision
 
-__all__ = ["MAX_LAYERS", "Dense", "Experts", "Layer", "Model"]
-
 MAX_LAYERS = 1000  # published models have up to 94
 
 

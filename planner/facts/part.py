@@ -8,8 +8,6 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
-__all__ = ["Digest", "Maybe", "Part", "Rounded", "Rounded6"]
-
 
 def _is_none(value: object) -> bool:
     return value is None

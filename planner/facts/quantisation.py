@@ -9,8 +9,6 @@ from typing import Literal
 
 from planner.facts.terms import KvPrecision, Precision
 
-__all__ = ["FORMATS", "KNOWN", "METHODS", "UNQUANTISED", "Format", "Formats", "Quantisation"]
-
 Format = Literal["fp32", "bf16", "fp8", "fp8_plain", "mxfp8", "nvfp4", "mxfp4", "int4", "int4_by_32", "int4_by_64"]
 
 

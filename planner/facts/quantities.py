@@ -13,23 +13,6 @@ from typing import Any, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-__all__ = [
-    "BITS_PER_BYTE",
-    "BYTES_PER_GBIT",
-    "MS_PER_S",
-    "QUANTITIES",
-    "US_PER_S",
-    "Kind",
-    "as_we_spell",
-    "counted",
-    "first_of",
-    "gb",
-    "quantity",
-    "read_bytes",
-    "read_link",
-    "read_seconds",
-]
-
 Kind = Literal["bytes", "link", "time"]
 
 MS_PER_S = 1e3

@@ -21,8 +21,6 @@ from itertools import pairwise
 from planner.facts.day import DAY_S
 from planner.facts.trace import NotATrace, parse_trace
 
-__all__ = ["CONVERSATION", "Reuse", "ReuseCurve", "measure_reuse", "reuse_in"]
-
 KEEPS_S = (10, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, *(days * DAY_S for days in (1, 3, 7)))
 
 

@@ -8,8 +8,6 @@ import re
 
 from planner.facts.digest import digest_of_text
 
-__all__ = ["MARK", "is_stamped", "stamped", "unstamped"]
-
 MARK = "# Written by tidemill render"
 ENDS = ". Change the spec instead.\n"
 STAMP = re.compile(rf"{MARK}(?: \((?P<digest>sha256:[0-9a-f]{{64}})\))?[^\n]*\n(?P<body>.*)", re.S)

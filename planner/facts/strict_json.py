@@ -7,8 +7,6 @@ import json
 import re
 from typing import Any, NoReturn
 
-__all__ = ["NotStrict", "parsed_json", "reject_repeats"]
-
 MAX_DEPTH = 32  # the same limit as for specs; a plan nests seven deep
 MAX_PARTS = 2**20  # lists and objects; a plan of 20,000 nodes has a quarter of that
 MAX_VALUES = 2**22  # such a plan has a third of that

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-__all__ = ["PHASES", "Coverage", "Device", "EngineName", "KvPrecision", "Overlap", "Phase", "Precision", "SplitRule"]
-
 Phase = Literal["prefill", "decode", "mixed"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")  # a spec has the first two, or the third
 Precision = Literal["fp8", "bf16", "fp32", "fp4", "fp8_fp4", "mxfp4", "fp8_mxfp4", "w4a8", "w4a16"]

@@ -17,8 +17,6 @@ from typing import Any
 
 from planner.facts.day import DAY_S, HOUR_MINUTES, MINUTE_S
 
-__all__ = ["BLOCK_TOKENS", "NotATrace", "TraceRequest", "parse_trace"]
-
 BLOCK_TOKENS = 512  # of one hash id; source: Mooncake's README of the traces
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 TIME = re.compile(r"\d{4}-\d\d-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:\.\d+)?)")

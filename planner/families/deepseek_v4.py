@@ -14,8 +14,6 @@ from planner.facts.attention.latent import Indexer
 from planner.facts.model import MAX_LAYERS, Experts, Layer
 from planner.families.shapes import Count, Entry, PerLayer, Shapes, Size
 
-__all__ = ["DeepseekV4Shapes"]
-
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 INDEXED_RATIO = 4  # layers with this compression ratio have an indexer, which picks entries
 MAX_RATES = 64  # entries of `compress_rates`, one per kind of layer; published files have three

@@ -18,11 +18,6 @@ from planner.facts.attention.kind import Attention
 from planner.facts.model import Dense, Experts
 from planner.families.shapes import Count, DenseFirstShapes, Entry, PerLayer, Shapes, Size, explain_uneven
 
-__all__ = [
-    *("Glm4MoeShapes", "GptOssShapes", "GroupedShapes", "LocalExpertsShapes", "MiniMaxM2Shapes", "MixtralShapes"),
-    *("Qwen2MoeShapes", "Qwen3MoeShapes", "SharedExpertShapes"),
-]
-
 
 class GroupedShapes(Shapes):
     """The keys of grouped attention.

@@ -12,8 +12,6 @@ from planner.facts.attention.latent import Indexer, LatentAttention
 from planner.facts.model import MAX_LAYERS
 from planner.families.shapes import Count, DenseFirstShapes, PerLayer, Size
 
-__all__ = ["Glm4MoeLiteShapes", "GlmMoeDsaShapes", "IndexedShapes", "LatentShapes"]
-
 
 class LatentShapes(DenseFirstShapes):
     """The keys that DeepSeek-V2, DeepSeek-V3 and Kimi-K2 read."""

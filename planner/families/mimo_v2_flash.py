@@ -15,8 +15,6 @@ from planner.facts.model import Dense, Experts
 from planner.families.grouped import GroupedShapes
 from planner.families.shapes import Count, PerLayer, Size, explain_uneven
 
-__all__ = ["MiMoV2FlashShapes"]
-
 FULL_EVERY = 6  # by default layer 0 and every sixth layer read all tokens, the others a window
 
 

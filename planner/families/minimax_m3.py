@@ -15,8 +15,6 @@ from planner.facts.model import Dense, Experts
 from planner.families.grouped import LocalExpertsShapes
 from planner.families.shapes import Count, Entry, PerLayer, Size
 
-__all__ = ["MiniMaxM3Shapes"]
-
 
 class _Sparse(BaseModel):
     """The keys inside `sparse_attention_config`, which published files have."""

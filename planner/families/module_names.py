@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property
 
-__all__ = ["HEAD", "ModuleNames", "Spelling", "Unreadable", "draft_names", "spell_module"]
-
 REGEX = "re:"
 MAX_PATTERN_CHARACTERS = 512  # of one pattern; the longest published ones list layer numbers, in 250 characters
 MAX_WAYS = 2**19  # in which one regular expression may match; published ones have up to 80^3

@@ -13,8 +13,6 @@ from planner.facts.model import Model
 from planner.families.read import model_of
 from planner.problems.fix import is_misspelling
 
-__all__ = ["ALIKE", "MODELS", "find_spelling"]
-
 FOLDER = Path(__file__).parent
 
 

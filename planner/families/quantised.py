@@ -45,8 +45,6 @@ from planner.facts.quantisation import (
 from planner.facts.terms import KvPrecision, Precision
 from planner.families.module_names import HEAD, ModuleNames, Spelling, Unreadable, draft_names, spell_module
 
-__all__ = ["BESIDE", "Form", "Unplanned", "apply_form", "read_form", "read_kv_precision"]
-
 # name of a file beside config.json -> its quant_method, if it does not give one
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 ROLES = ("attention", "output", "ffn", "expert")

@@ -14,8 +14,6 @@ from planner.facts.model import MAX_LAYERS
 from planner.families.grouped import SharedExpertShapes
 from planner.families.shapes import Count, PerLayer, Size, explain_uneven
 
-__all__ = ["Qwen3NextShapes"]
-
 
 class Qwen3NextShapes(SharedExpertShapes):
     """The keys of `config.json` that Qwen3-Next and Qwen3.5 read."""

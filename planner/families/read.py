@@ -23,8 +23,6 @@ from planner.families.registry import BRING_CODE, FAMILIES, TOWERS, shapes_of, t
 from planner.families.shapes import File
 from planner.problems.finding import Finding
 
-__all__ = ["ModelConfig", "model_of", "read_model_config"]
-
 PATH = "model.config"
 MAX_CONFIG_BYTES = 2**24  # assumed: a quantised file may name each matrix of 61 layers of 384 experts in 200 bytes
 URL = re.compile(r"[a-z][a-z0-9+]*://")

@@ -10,8 +10,6 @@ from typing import Any
 from planner.families.shapes import Shapes
 from planner.families.towers import Tower
 
-__all__ = ["BRING_CODE", "FAMILIES", "TOWERS", "shapes_of", "tower_of"]
-
 # model_type -> file and class
 FAMILIES = {
     "deepseek_v2": "latent.LatentShapes",

@@ -17,8 +17,6 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from planner.facts.attention.kind import Attention
 from planner.facts.model import MAX_LAYERS, Dense, Experts, Layer, Model
 
-__all__ = ["Count", "DenseFirstShapes", "Entry", "File", "PerLayer", "Shapes", "Size", "explain_uneven"]
-
 MAX_SIZE = 1_000_000  # of any one dimension
 
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]

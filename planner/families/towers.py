@@ -9,8 +9,6 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from planner.families.shapes import Count, Entry, PerLayer, Size
 
-__all__ = ["KimiTower", "MiniMaxM3Tower", "Qwen3VlTower", "Qwen35Tower", "Tower"]
-
 
 class Tower(BaseModel):
     """The keys of an encoder beside the text model, in `vision_config` or at the top of `config.json`."""

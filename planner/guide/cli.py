@@ -8,8 +8,6 @@ from typing import Any
 from planner.command.options import add_command, add_format
 from planner.command.printed import print_json, say
 
-__all__ = ["add_explain", "add_init"]
-
 
 def add_explain(commands: Any) -> None:
     """Add the command `explain`."""

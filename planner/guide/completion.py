@@ -10,8 +10,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["SHELLS", "completion_script"]
-
 PROGRAM = "tidemill"
 
 

@@ -13,8 +13,6 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import closest_choice
 
-__all__ = ["explain", "explanation_text"]
-
 WIDTH = 110  # assumed: columns of a terminal on which plans are read
 
 

@@ -15,8 +15,6 @@ from planner.spec.declared import table_key
 from planner.spec.schema import Spec
 from planner.spec.unknown_keys import Row, read_table
 
-__all__ = ["FieldText", "SectionText", "describe_field", "field_paths", "find_section", "names_elsewhere", "sections"]
-
 UNITS = re.compile(r"\(([\w/|]+)\)\$$")  # at the end of a quantity's pattern
 PLAIN_TYPES = {
     "integer": "a whole number",

@@ -16,8 +16,6 @@ from planner.problems.output import require_writable
 from planner.rules.check import check_document
 from planner.spec.yaml import decode_document
 
-__all__ = ["Answers", "Kubernetes", "Slo", "Traffic", "first_spec", "require_new", "write_new"]
-
 MAX_REQUEST_TOKENS = 8192  # assumed: a chat's; predictions without traffic.requests take half of it as the prompt
 
 

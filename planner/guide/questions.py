@@ -20,8 +20,6 @@ from planner.rules.forms import FORMS
 from planner.spec.operating_point import MAX_MS
 from planner.spec.traffic import MAX_TOKENS
 
-__all__ = ["QUESTIONS", "ask", "read_options"]
-
 NONE = "none"
 PLANNED_GPUS = tuple(name for name, gpu in GPUS.items() if gpu.usable_bytes)
 MAX_NODES, MAX_GPUS_PER_NODE = 20_000, 64  # of cluster.nodes and cluster.gpus_per_node

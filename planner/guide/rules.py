@@ -19,8 +19,6 @@ from planner.rules.rule import Level
 from planner.rules.table import rules_at
 from planner.spec.declared import table_key
 
-__all__ = ["EXAMPLES", "GROUPS", "RETIRED", "RuleText", "rules", "rules_about"]
-
 EXAMPLES = Path(__file__).with_name("examples.json")
 LEVELS_ELSEWHERE = {  # level -> beginnings of the ids that are checked there without being in the table of rules
     "file": "S1",

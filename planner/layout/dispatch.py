@@ -24,11 +24,6 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.precision import wide_bytes
 from planner.spec.schema import Spec
 
-__all__ = [
-    *("SCALE_CHANNELS", "dispatched_tokens", "gate_of", "groups_on_nodes", "is_normal", "limiting_groups"),
-    *("message_bytes", "split_of", "step_tokens"),
-]
-
 SCALE_CHANNELS = 128
 SCALE_BYTES = 4
 

@@ -26,8 +26,6 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import step_tokens
 from planner.spec.phase import PhaseSpec
 
-__all__ = ["HEADROOM_SOURCE", "sglang_working_bytes"]
-
 MIB = 2**20
 LARGE_GPU_BYTES, LEAST_OF_LARGE = 60 * 2**30, 10 * 2**30
 HEADROOM_SOURCE = "assumed: as if a group were a server; sglang 0.5.23 arg_groups/memory_hook.py"

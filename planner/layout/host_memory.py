@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from planner.facts.terms import Phase
 from planner.spec.schema import Spec
 
-__all__ = ["KEEPS_KV", "PROCESS_BYTES", "pod_host_bytes"]
-
 # Phases whose ranks compute prompts and keep the prompts' KV. A decode rank receives KV from prefill instead.
 KEEPS_KV: Sequence[Phase] = ("prefill", "mixed")
 PROCESS_BYTES = 2**29  # a lower bound: importing torch and the runtime on a CPU took 540 MiB

@@ -22,8 +22,6 @@ from planner.facts.terms import Overlap, Phase, Precision
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 
-__all__ = ["PhaseLayout", "lay_out", "layout_of"]
-
 
 @dataclass(frozen=True)
 class PhaseLayout:

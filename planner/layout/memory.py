@@ -36,20 +36,6 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = [
-    "KV_PAGE_TOKENS",
-    "USUAL_SHARE",
-    "MemoryPlan",
-    "find_misfits",
-    "in_pages",
-    "kv_bytes",
-    "loaded_bytes",
-    "memory_of",
-    "node_bytes",
-    "split_memory",
-    "static_fraction",
-]
-
 # Requests hold at least this share of the KV of requests of full length: DeepSeek's decode has room for 22 of 128, and
 # its requests hold 4,989 of 32,768 tokens on average.
 USUAL_SHARE = 1 / 8

@@ -22,17 +22,6 @@ from planner.spec.cluster import ClusterSpec, NodeSpec
 from planner.spec.pods import TolerationSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = [
-    "Node",
-    "PlaceKind",
-    "named_places",
-    "nodes_for",
-    "nodes_of",
-    "nvlink_domains",
-    "repelling_taint",
-    "spares_with",
-]
-
 PlaceKind = Literal["leaf", "rack", "power"]
 
 SPARE = "a spare"

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from planner.facts.terms import Phase
 
-__all__ = ["Rank", "Unit"]
-
 
 @dataclass(frozen=True)
 class Rank:

@@ -42,8 +42,6 @@ from planner.facts.quantisation import FORMATS, Format, Formats
 from planner.facts.terms import Precision
 from planner.spec.precision import wide_bytes
 
-__all__ = ["Weights", "weights_of"]
-
 BLOCK_SIDE = 128
 HASHED_BYTES = 8  # of each expert number in a hash table: transformers 5.23.0, DeepseekV4HashRouter
 

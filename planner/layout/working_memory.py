@@ -32,8 +32,6 @@ from planner.layout.layout import PhaseLayout
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import wide_bytes
 
-__all__ = ["activation_bytes", "buffer_bytes", "largest_step_field", "largest_step_tokens", "low_latency_bytes"]
-
 MAX_IMBALANCE = 1 + 1.564  # tokens that the fullest rank receives / the mean of all ranks
 
 # Constants of DeepEP

@@ -11,8 +11,6 @@ from planner.engines.container import Container, Probe
 from planner.facts.exchange import queue_variables
 from planner.plan.launch import LaunchDocument
 
-__all__ = ["engine_container", "runtime_container"]
-
 
 def engine_container(document: LaunchDocument) -> Container:
     """Return the container that another engine's adapter wrote into a unit's or the router's launch document."""

@@ -15,8 +15,6 @@ from planner.schedule.schedule import Step
 from planner.schedule.timetable import Timetable
 from planner.spec.kubernetes import DemandSpec
 
-__all__ = ["controller_variables"]
-
 LIVENESS = Probe("/healthz", "health", None)
 BACKLOG = 1.5  # steps of prompts per rank that count as full; assumed: between 1 and the 2 that the gateway sends
 

@@ -27,16 +27,6 @@ from planner.plan.spread import PLAN_FOLDER, join_plan, spread_plan
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
 
-__all__ = [
-    "altered_files",
-    "files_of",
-    "kept_plan",
-    "require_rendered",
-    "require_same_name",
-    "stale_files",
-    "write_folder",
-]
-
 ATTRIBUTES = ".gitattributes"
 FOLDED = "* linguist-generated gitlab-generated\n"  # makes GitHub and GitLab fold the files in pull requests
 PARTIAL = ".partial"  # name of a file while it is being written

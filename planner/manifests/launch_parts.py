@@ -29,8 +29,6 @@ from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument, strip_map
 from planner.plan.plan import Plan
 
-__all__ = ["MAX_PART_BYTES", "LaunchPart", "file_parts", "gateway_parts", "map_parts", "sources", "unit_parts"]
-
 MAX_PART_BYTES = 1_000_000  # the API server allows 1,048,576
 MIN_SHARED_BYTES = 16_384  # assumed: people can read a file with a smaller map, and copies of the map cost little
 SHARED_KEY = "expert-map"  # in the ConfigMap; each unit mounts it under the name of a part of its own file

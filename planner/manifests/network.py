@@ -19,8 +19,6 @@ from planner.layout.unit import Unit
 from planner.manifests.container import engine_container
 from planner.plan.plan import Plan
 
-__all__ = ["controller_edges", "edges_of_all", "gateway_edges", "unit_edges"]
-
 Edges = dict[str, Any]  # `ingress` and `egress`: lists of rules of a NetworkPolicy
 
 # Most networks judge a connection to a Service by the port of the pod or server behind it, some by the Service's port.

@@ -20,8 +20,6 @@ dd758caf deep_ep/buffers/legacy.py).
 
 from planner.spec.pods import NicsSpec
 
-__all__ = ["nic_variables"]
-
 
 def nic_variables(nics: NicsSpec, *, is_one_world: bool) -> dict[str, str]:
     """Return the environment variables that name `nics`.

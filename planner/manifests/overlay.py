@@ -20,8 +20,6 @@ from planner.facts import names
 from planner.spec.pods import OverlaySpec
 from planner.spec.strategic_merge import MergeKeys, keys_of_kind, merge_patch
 
-__all__ = ["Part", "apply_overlay", "find_parts"]
-
 NOTE = "# Changed by kubernetes.overlay of the spec.\n"
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 # Source: yaml.org/type/bool.html and yaml.org/type/null.html, of YAML 1.1

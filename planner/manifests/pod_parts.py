@@ -10,19 +10,6 @@ from planner.facts.engines import OURS
 from planner.spec.kubernetes import KubernetesSpec, PodResources
 from planner.spec.pods import TolerationSpec, VolumeSpec
 
-__all__ = [
-    "PROBE_PERIOD_S",
-    "memory",
-    "mounts_of",
-    "priority_of",
-    "probe_fields",
-    "probes_without_weights",
-    "requests_of",
-    "tolerations_of",
-    "volumes_of",
-    "wait_on",
-]
-
 PROBE_PERIOD_S = 10  # Kubernetes' default
 PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
 ALIVE_S = 30  # Kubernetes' default: three periods

@@ -34,8 +34,6 @@ from planner.plan.plan import Plan
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.pods import volume_of
 
-__all__ = ["Variables", "gateway_pod", "has_compute_domain", "router_pod", "security_needs", "unit_pod"]
-
 # Source: github.com/llm-d/llm-d 3318b75d guides/wide-ep-lws/manifests/modelserver/base/decode.yaml: 32 MB for each GPU
 # of a node, and scratch. Without a volume, a container has 64 MiB.
 SHARED_MEMORY_BYTES = 2 * 2**30

@@ -35,8 +35,6 @@ from planner.manifests.secrets import certificate, gateway_arguments, gateway_se
 from planner.plan.plan import Plan
 from planner.spec.kubernetes import KubernetesSpec
 
-__all__ = ["KUSTOMIZATION", "render_files"]
-
 KUSTOMIZATION = "kustomization.yaml"
 GROUPS_OF_A_UNIT = 1
 PAST_ASCII = re.compile(r"[^ -~]")

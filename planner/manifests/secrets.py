@@ -10,8 +10,6 @@ from planner.facts import names
 from planner.plan.plan import Plan
 from planner.spec.pods import TlsSpec
 
-__all__ = ["certificate", "gateway_arguments", "gateway_secrets", "unit_arguments", "unit_secrets"]
-
 FOLDER = names.MOUNTED[0]
 # Lifetime of a certificate, as in `tidemill up` (stacks/local/certificates.py). cert-manager renews after two thirds.
 LASTS = "24h"

@@ -13,8 +13,6 @@ import yaml
 from planner.manifests.render import render_files
 from planner.plan.plan import Plan
 
-__all__ = ["Pods", "pods_of_workloads"]
-
 KINDS = ("LeaderWorkerSet", "StatefulSet", "Deployment")
 PREFIXES = tuple(f"{kind.lower()}-" for kind in KINDS)  # how names of their files begin
 TEMPLATE = "workerTemplate"

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from planner.placement.task import Assignment, Places, Task
 
-__all__ = ["Arrangement", "Step"]
-
 Step = tuple[int, int, int, int]  # unit, from cell, to cell, nodes
 
 

@@ -9,8 +9,6 @@ from planner.problems.finding import Finding
 from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["find_missing_nodes", "gpu_pools"]
-
 
 def find_missing_nodes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Finding]:
     """Return a finding for the first GPU type that has too few usable nodes, or no finding."""

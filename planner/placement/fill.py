@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
-__all__ = ["fill_leaves", "fill_near_previous", "fillings"]
-
 
 def fillings(task: Task) -> Iterator[Assignment]:
     """Yield the assignments worth trying as starts, in both ways and several orders. Kept units stay in place."""

@@ -20,8 +20,6 @@ from planner.placement.quality import Objective, measure
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Cell, Task
 
-__all__ = ["leafwise_task", "place_greedily"]
-
 Objectives = tuple[Objective, ...]
 
 MAX_TRIES = 10_000  # steps that the search over racks may try

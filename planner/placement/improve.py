@@ -17,8 +17,6 @@ from planner.placement.arrangement import Arrangement, Step
 from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
-__all__ = ["improve"]
-
 
 def improve(task: Task, assignment: Assignment, tries: int, goal: Sequence[int]) -> tuple[Assignment, int]:
     """Return the best assignment that improving steps reach from `assignment`, and the number of steps tried.

@@ -10,8 +10,6 @@ from itertools import islice
 from planner.layout.nodes import Node
 from planner.placement.task import Assignment, Task
 
-__all__ = ["choose_nodes"]
-
 
 def choose_nodes(task: Task, assignment: Assignment, before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
     """Return each unit's nodes in the order of its ranks. `before` has unit -> its nodes in a previous placement."""

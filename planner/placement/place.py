@@ -21,8 +21,6 @@ from planner.placement.task import Assignment, Task, UnplacedUnit, make_task
 from planner.spec.hours import active_minutes
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Placement", "place_units"]
-
 
 @dataclass(frozen=True)
 class Placement:

@@ -20,8 +20,6 @@ from itertools import chain
 
 from planner.placement.task import Assignment, LeafKind, Places, Task, fewest
 
-__all__ = ["Objective", "measure"]
-
 LEAVES: dict[LeafKind, str] = {
     "leaves": "leaf switches under which units stand, summed over units",
     "domains": "NVLink domains that units stand in, summed over units",

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 
 from planner.placement.task import Assignment, Task
 
-__all__ = ["Room"]
-
 BySize = dict[int, dict[int, None]]  # number of free nodes (above 0) -> leaves or racks that have so many
 
 

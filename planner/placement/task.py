@@ -19,8 +19,6 @@ from planner.facts.terms import Phase
 from planner.layout.nodes import Node, PlaceKind, named_places
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["PLACES", "Assignment", "Cell", "Places", "State", "Task", "UnplacedUnit", "fewest", "make_task"]
-
 PLACES: tuple[PlaceKind, ...] = ("leaf", "rack", "power")
 
 LeafKind = Literal["leaves", "domains"]  # leaf switches, or NVLink domains of several nodes

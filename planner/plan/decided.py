@@ -14,8 +14,6 @@ from planner.search.auto import Choice
 from planner.search.decision import DEFAULT, Decision
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["decided_sections"]
-
 
 def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
     """Return every decided section of the plan except its digests. `candidate` must hold the chosen spec."""

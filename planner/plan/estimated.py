@@ -23,8 +23,6 @@ from planner.plan.expected import OneMoreSlot, PolicyChoice
 from planner.plan.sections import Map
 from planner.spec.operating_point import SloSpec
 
-__all__ = ["demand_section", "expected_sections", "one_more_slot"]
-
 POINTS = {
     "prefill": ("step_tokens", "prompt_tokens", "cache_hit_rate", "cache_read_gbps", "utilisation"),
     "decode": ("requests", "kv_tokens"),

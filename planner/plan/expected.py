@@ -11,20 +11,9 @@ from pydantic import AfterValidator, AliasPath, Field
 from planner.estimate.gpu_loads import GpuLoads
 from planner.estimate.throughput.calibration import Correction
 from planner.expert_map.types import FrontPoint, Policy
-from planner.facts.part import Maybe, Part, Rounded
+from planner.facts.part import Digest, Maybe, Part, Rounded
 from planner.facts.terms import Phase
-from planner.plan.sections import Digest
 from planner.search.ranked import PhaseSearch
-
-__all__ = [
-    "Balance",
-    "Demand",
-    "OneMoreSlot",
-    "Performance",
-    "PolicyChoice",
-    "Search",
-]
-
 
 Rounded6Places = Annotated[float, AfterValidator(lambda value: round(value, 6))]
 

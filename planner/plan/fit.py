@@ -12,8 +12,6 @@ from planner.search.auto import decide
 from planner.search.repair import offer_changes, require_feasible
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Fit", "check_fit"]
-
 
 @dataclass(frozen=True)
 class Fit:

@@ -38,18 +38,6 @@ from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 
-__all__ = [
-    "LaunchDocument",
-    "LaunchInputs",
-    "build_launch_documents",
-    "launch_digest",
-    "launch_documents",
-    "move_disk",
-    "restore_map",
-    "strip_map",
-    "unit_digest",
-]
-
 LAUNCH_VERSION = 2
 KV_WIRE_VERSION = 11
 # A rank on a CPU compiles before it is ready, so a step stalls only in a collective, which times out after 120 s

@@ -32,8 +32,6 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
-__all__ = ["load_plan", "read_plan"]
-
 PLAN_AGAIN = "change the spec and plan it again"
 
 

@@ -56,8 +56,6 @@ from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
 from planner.spec.section import Section
 
-__all__ = ["PLAN_VERSION", "Plan", "document_digest", "plan_digest", "seal_plan"]
-
 PLAN_VERSION: Final = 3
 UNSEALED = f"sha256:{'0' * 64}"
 DEPLOYED_OF_UNIT = (

@@ -12,8 +12,6 @@ from planner.layout.unit import Unit
 from planner.spec.cluster import OF_OWN_GPUS
 from planner.spec.schema import Spec
 
-__all__ = ["PhasePods", "pods_of", "uses_multinode_nvlink"]
-
 
 @dataclass(frozen=True)
 class PhasePods:

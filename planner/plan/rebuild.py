@@ -38,17 +38,6 @@ from planner.spec.declared import undecided_in
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 
-__all__ = [
-    "Kept",
-    "Reference",
-    "checkpoint_files",
-    "contradictions",
-    "disagreements",
-    "rebuild",
-    "rebuilt_sections",
-    "spec_mistakes",
-]
-
 Rows = tuple[tuple[int, ...], ...]  # a map: [num_moe_layers][num_physical_experts]
 Reference = tuple[str, object, str, bool]  # path, value, source to agree with, whether it agrees
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Provenance", "Row", "make_rows"]
-
 Provenance = Literal[
     "spec",  # the user wrote it
     "default",  # the spec omits it

@@ -29,25 +29,6 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Fix
 from planner.schedule.transitions import Number, Transition
 
-__all__ = [
-    "Digest",
-    "Figures",
-    "JsonFinding",
-    "LaunchDocuments",
-    "Map",
-    "Maybe",
-    "Memory",
-    "ModelShape",
-    "Part",
-    "PhaseShape",
-    "PlacementQuality",
-    "PlannedUnit",
-    "Ratios",
-    "Schedule",
-    "Slots",
-]
-
-
 Count = Annotated[int, Field(ge=1)]
 Nonzero = Annotated[int, Field(exclude_if=operator.not_)]
 Ratios = tuple[float, ...]  # one per MoE layer

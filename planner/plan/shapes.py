@@ -16,8 +16,6 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
-__all__ = ["NO_PLAN", "WRITE_ONE", "parse_object", "plan_error", "read_content", "validate_part", "validate_spec"]
-
 NO_PLAN = "S906 must be a plan that tidemill wrote"
 PLAN_AGAIN = "plan its spec again: tidemill plan SPEC -o PLAN.json"
 WRITE_ONE = "write one with tidemill plan -o"

@@ -34,8 +34,6 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
 
-__all__ = ["PLAN_FOLDER", "SHARED_FILE", "join_plan", "spread_plan"]
-
 PLAN_FOLDER = "plan"
 SHARED_FILE = f"{PLAN_FOLDER}/plan.yaml"
 UNIT_PATH = re.compile(r"units\.(\d+)\.(.+)")

@@ -14,8 +14,6 @@ from planner.plan.plan import Plan
 from planner.schedule.starts import StartTimes, UnitRead, Window, starts_of
 from planner.spec.start import StartSpec
 
-__all__ = ["joint_start_s", "single_start_s", "start_stages", "unit_reads"]
-
 
 def single_start_s(plan: Plan) -> float | None:
     """Return the seconds in which one unit of each phase starts, all together; None if weights are unknown."""

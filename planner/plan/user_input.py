@@ -19,8 +19,6 @@ from planner.spec.yaml import Document, decode_document, read_content
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
 
-__all__ = ["NO_CONTENTS", "is_plan", "read_input", "read_spec", "refuse_option"]
-
 NO_CONTENTS: Mapping[Path, bytes] = {}
 PLAN_ONLY_KEYS = ("assumed", "digest", "document_digest", "expert_maps", "launch_documents")  # `assumed` comes first
 

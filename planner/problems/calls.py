@@ -13,8 +13,6 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import closest_choice
 
-__all__ = ["Parser"]
-
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises CallError, so that a wrong call is reported like any other mistake.

@@ -17,8 +17,6 @@ from typing import ClassVar
 
 from planner.problems.finding import Finding
 
-__all__ = ["MAX_LISTED", "CallError", "InfeasibleError", "OutputError", "SpecError", "TidemillError"]
-
 MAX_LISTED = 500  # assumed: nobody reads more findings of one rule
 
 

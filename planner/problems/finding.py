@@ -16,8 +16,6 @@ from typing import Any, Literal
 from planner.problems.fix import HERE, Change, Fix
 from planner.problems.printable import printable, without_passwords
 
-__all__ = ["Finding", "Severity", "Unknown", "may_be_secret", "warnings_json"]
-
 Severity = Literal["error", "infeasible", "warning"]
 
 MAX_WORD = 200  # characters without a space; our own longest are paths of a patch's fields

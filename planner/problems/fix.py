@@ -16,21 +16,6 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
-__all__ = [
-    "HERE",
-    "Change",
-    "Fix",
-    "apply_change",
-    "closest_choice",
-    "did_you_mean",
-    "fold_spelling",
-    "for_example",
-    "is_misspelling",
-    "nearest",
-    "nearest_of",
-    "removal",
-]
-
 Change = Mapping[str, Any]
 
 HERE = "."  # in a change: the path of the wrong value

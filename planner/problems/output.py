@@ -7,8 +7,6 @@ from pathlib import Path
 from planner.problems.errors import OutputError
 from planner.problems.finding import Finding
 
-__all__ = ["require_writable", "write_result"]
-
 
 def require_writable(path: Path) -> None:
     """Raise OutputError if `path` certainly cannot be written. Call it before computing the content."""

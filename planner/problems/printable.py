@@ -5,8 +5,6 @@ Every message goes through this, since it may quote a file or a pod.
 
 import re
 
-__all__ = ["printable", "without_passwords", "without_secrets"]
-
 # An @, in other spellings too, but not the one before an image digest.
 AT = "@(?!sha256:)|%40|\N{FULLWIDTH COMMERCIAL AT}|\N{SMALL COMMERCIAL AT}"
 # Each pattern takes time in proportion to the text's length, because text from files or clusters may be long.

@@ -4,8 +4,6 @@ import textwrap
 from collections.abc import Sequence
 from string import digits as DIGITS
 
-__all__ = ["WIDTH", "format_runs", "format_table", "group_numbered", "numeric_order", "wrap_note", "wrap_table"]
-
 WIDTH = 80
 MIN_WIDTH = 24  # of the wrapped column, however wide the other columns are
 

@@ -26,8 +26,6 @@ from planner.search.decision import DEFAULT
 from planner.spec.operating_point import CACHE_READ_RATE
 from planner.spec.request_lengths import assuming_lengths
 
-__all__ = ["MISSED_VERDICTS", "derived_rows", "field_origin"]
-
 MISSED_VERDICTS = (
     "missed at the expected speed, kept at the fastest",
     "missed, even at the fastest speed",

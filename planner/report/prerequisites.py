@@ -19,8 +19,6 @@ from planner.spec.kubernetes import DEFAULT_IMAGE
 from planner.spec.pods import volume_of
 from planner.spec.schema import Spec
 
-__all__ = ["prerequisites"]
-
 
 def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield (what, value, reason) for each prerequisite of the plan.

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from planner.plan.row import Row
 
-__all__ = ["Report", "format_range", "format_value"]
-
 # unit -> (smallest number that is written without decimals, number of decimals of smaller ones)
 DECIMALS = {"tokens/s": (100, 1), "ms": (1000, 1), "us": (0, 0), "hours": (1000, 2), "": (1000, 2)}
 FORMS = {"share": ".1%", "ratio": ".3f", "USD per million tokens": ",.4f"}

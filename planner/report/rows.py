@@ -19,8 +19,6 @@ from planner.report.derived import derived_rows, field_origin
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
 
-__all__ = ["rows_of"]
-
 # Sections of PLAN.json that hold figures.
 TOPICS = (
     *("phases", "schedule", "cost", "demand", "performance", "failures", "uptime", "memory", "balance"),

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from planner.plan.row import Row
 from planner.report.report import Report, format_value
 
-__all__ = ["summary"]
-
 DOMAINS = {"gpu": "GPU", "node": "node", "rack": "rack", "power": "power feed"}
 NAMES = {"expert_load": "expert loads", "request_lengths": "request lengths"}
 MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed part of memory -> its row

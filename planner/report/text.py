@@ -20,8 +20,6 @@ from planner.report.derived import MISSED_VERDICTS
 from planner.report.report import Report, format_range, format_value
 from planner.report.summary import summary
 
-__all__ = ["ALARMS", "Table", "Tables", "find_unit", "plan_text", "read_tables", "unit_text"]
-
 # What a terminal shows in red of a plan's text, whose sentences are wrapped.
 ALARMS = "|".join((*MISSED_VERDICTS, r"is short for \S+ h")).replace(" ", r"\s+")
 

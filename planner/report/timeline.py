@@ -9,8 +9,6 @@ from planner.estimate.throughput.step import MoeLayers
 from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.report.columns import WIDTH, format_table, wrap_note
 
-__all__ = ["explain_layers"]
-
 NAME_WIDTH = 16
 MARKS = {"attention 1": "a", "attention 2": "A", "gate": "g", "shared expert": "s", "experts": "E", "sum": "+"}
 LINK_MARKS = {"dispatch": "D", "combine": "C"}

@@ -15,8 +15,6 @@ from planner.rules.written import Written
 from planner.spec.phase import MAX_ATTENTION_TP
 from planner.spec.precision import kv_dtype
 
-__all__ = ["RULES", "attention_sizes"]
-
 
 def attention_groups_align_with_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
     """Reject an `attention_tp` that fits neither into a node evenly nor on whole nodes, or does not divide `ep_size`.

@@ -32,8 +32,6 @@ from planner.rules.rule import Candidate
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["keeps_blocks", "shards_are_whole_blocks"]
-
 BLOCK = 128
 QUERIES = ("self_attn.q_proj", "self_attn.q_b_proj")  # latent attention's; matrices before them are never split
 FUSES_SHARED = ("qwen3_next",)  # if a shared expert is as wide as a routed one

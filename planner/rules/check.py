@@ -27,8 +27,6 @@ from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 from planner.spec.yaml import Document, read_document
 
-__all__ = ["change_document", "change_spec", "check_document", "check_spec", "mistakes_in", "resolve"]
-
 MAX_TRIED = 2**15  # assumed: total values to check while trying changes, or about 300 tries for a spec of 100 values
 
 

@@ -13,8 +13,6 @@ from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.undecided import AUTO
 
-__all__ = ["RULES"]
-
 Nodes = int | list[dict[str, Any]]  # a count, or the spec's list
 
 

@@ -10,8 +10,6 @@ from planner.problems.fix import Fix, for_example, nearest
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 
-__all__ = ["RULES"]
-
 Entries = Sequence[Mapping[str, Any]]
 
 HOURS = "cost.prices.hours"

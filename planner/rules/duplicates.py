@@ -10,8 +10,6 @@ from planner.problems.fix import removal
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 
-__all__ = ["RULES"]
-
 PATH, TIME = "one path can hold only one volume", "only one window can start at a time"
 DAY = "a day can be in one entry only"
 

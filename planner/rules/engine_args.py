@@ -17,8 +17,6 @@ from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.section import ARGUMENT
 
-__all__ = ["ARGS", "RULES"]
-
 ARGS = ("engine.args", *(f"{phase}.engine_args" for phase in PHASES))
 
 

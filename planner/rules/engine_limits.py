@@ -26,9 +26,6 @@ from planner.rules.model_limits import engine_runs_model, units_have_at_most_one
 from planner.rules.rule import Candidate, Rule, limit
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["MAX_MAP_BYTES", "SGLANG", "VLLM", "most_redundant_experts", "runs_layout"]
-
-
 # A ConfigMap holds 1,048,576 bytes, and SGLang reads its map from one file. Our own launch files are cut into parts.
 MAX_MAP_BYTES = 1_000_000
 MAP_FRAME_BYTES, ROW_FRAME_BYTES = len('{"physical_to_logical_map": []}\n'), len(", ")

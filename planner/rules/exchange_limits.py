@@ -22,18 +22,6 @@ from planner.rules.rule import Candidate
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = [
-    "decode_steps_fit_exchange",
-    "exchange_fits_buffer",
-    "exchange_supports_unit_sizes",
-    "explain_missing_replicas",
-    "fits_memory",
-    "has_replica_slots",
-    "nearest_redundant",
-    "nearest_units",
-    "supports_unit_size",
-]
-
 
 def supports_unit_size(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether the engine can exchange expert rows between as many GPUs as a unit of `phase` has.

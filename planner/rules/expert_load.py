@@ -7,8 +7,6 @@ from planner.problems.finding import Finding
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 
-__all__ = ["RULES"]
-
 
 def loads_match_model(c: Written) -> Iterator[Finding]:
     """Reject measured loads whose shape is not [MoE layers][logical experts]."""

@@ -12,8 +12,6 @@ from planner.problems.finding import Finding
 from planner.problems.fix import removal
 from planner.rules.rule import Candidate, Rule
 
-__all__ = ["RULES"]
-
 # Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (baseline)
 EXPOSING_FIELDS = {
     "hostNetwork": "the pod then reaches all that its node reaches; kubernetes.host_network says it for units",

@@ -25,8 +25,6 @@ from planner.rules.rule import Candidate, Rule
 from planner.rules.starts import find_late_starts
 from planner.schedule.starts import StartTimes
 
-__all__ = ["RULES", "LaidOut"]
-
 
 class LaidOut(Candidate, Protocol):
     """A candidate with its layouts. Placement and maps raise Unknown until the candidate's level includes them."""

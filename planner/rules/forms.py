@@ -16,20 +16,6 @@ from planner.problems.fix import for_example
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 
-__all__ = [
-    "FORMS",
-    "LABEL_NAME",
-    "LABEL_VALUE",
-    "OBJECT",
-    "OPTION",
-    "RULES",
-    "SECRET_KEY",
-    "VARIABLE",
-    "VOLUMES",
-    "Form",
-    "is_folder",
-]
-
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_DNS_LABEL = 63

@@ -8,8 +8,6 @@ from planner.problems.fix import nearest
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 
-__all__ = ["RULES"]
-
 
 def unit_names_fit(c: Written) -> Iterator[Finding]:
     """Reject a deployment name that makes a unit's name too long. The last unit of a phase has the longest name."""

@@ -17,8 +17,6 @@ from planner.rules.written import Written
 from planner.spec.kubernetes import DEFAULT_IMAGE, KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["RULES"]
-
 READING_MARGIN = 2  # assumed: offer twice the reading time, since other nodes read too and pods start first
 IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
 

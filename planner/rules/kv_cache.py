@@ -16,8 +16,6 @@ from planner.rules.written import Written
 from planner.spec.pods import overlap
 from planner.spec.precision import KV_BYTES, kv_dtype
 
-__all__ = ["RULES"]
-
 MEMORY, DISK = "kv_cache.memory", "kv_cache.disk"
 POD_MEMORY = "kubernetes.resources.unit.memory"
 

@@ -15,8 +15,6 @@ from planner.spec.pods import volume_of
 from planner.spec.precision import kv_dtype
 from planner.spec.schema import Spec
 
-__all__ = ["RULES"]
-
 
 def model_has_one_source(c: Written) -> Iterator[Finding]:
     """Require exactly one source of the model's shapes: a config file or a catalog entry."""

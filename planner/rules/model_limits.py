@@ -10,8 +10,6 @@ from planner.rules.exchange_limits import explain_missing_replicas, nearest_unit
 from planner.rules.rule import Candidate
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["engine_runs_model", "units_have_at_most_one_gpu_per_expert"]
-
 
 def engine_runs_model(c: Candidate) -> Iterator[Finding]:
     """Reject a model that the engine cannot run, and replicas or overlap that it lacks for this model."""

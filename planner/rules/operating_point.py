@@ -9,8 +9,6 @@ from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.operating_point import MAX_TOKENS
 
-__all__ = ["RULES"]
-
 LENGTHS = tuple(f"operating_point.{phase}.{key}" for phase in PHASES for key in ("kv_tokens", "prompt_tokens"))
 
 

@@ -18,8 +18,6 @@ from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.strategic_merge import DIRECTIVE, DIRECTIVES, JSON_MERGE, POD_KEYS, MergeKeys, keys_of_kind
 
-__all__ = ["RULES"]
-
 PLANNED = "as planned"
 LAUNCH_FOLDER = names.MOUNTED[0]
 Picture = dict[str, Any]

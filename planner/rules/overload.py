@@ -16,8 +16,6 @@ from planner.rules.predictions import Predicted
 from planner.rules.rule import Rule
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["RULES", "SEE_SIMULATE"]
-
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
 MANY = 10  # from this ratio on, say "12 times" instead of "1200%"
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"

@@ -18,8 +18,6 @@ from planner.spec.precision import kv_dtype
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["RULES"]
-
 SizeTest = Callable[[int], bool]  # whether the engine's exchange supports this number of GPUs
 
 

@@ -13,8 +13,6 @@ from planner.problems.finding import Finding
 from planner.rules.rule import Candidate, Rule
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["RULES"]
-
 PRICED = ("input_hit", "input_miss", "output")
 MARGIN = 10.0  # assumed: a GPU is at most this much faster or slower than all in the catalog
 

@@ -10,8 +10,6 @@ from planner.rules.forms import LABEL_NAME, LABEL_VALUE, OBJECT, SECRET_KEY, VAR
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 
-__all__ = ["RULES"]
-
 
 def env_is_valid(c: Written) -> Iterator[Finding]:
     """Reject environment variables that are neither text nor a Secret's key. No value is quoted: it may be secret."""

@@ -20,8 +20,6 @@ from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Change, Fix
 from planner.rules.rule import Candidate, Rule
 
-__all__ = ["RULES", "Predicted"]
-
 LEAST_GAIN = 1.05  # assumed: smaller differences between two overlaps are within the prediction's error
 
 

@@ -25,8 +25,6 @@ from planner.rules.predictions import Predicted
 from planner.rules.rule import Rule
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["RULES"]
-
 CHOSEN = "auto chose its layout before its expert map was known"
 GIVEN = {
     "ttft": "prompts wait less in units that are less full, and are computed sooner in shorter steps",

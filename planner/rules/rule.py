@@ -27,8 +27,6 @@ from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change, Fix, removal
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["Candidate", "Level", "Rule", "is_within", "limit", "without_effect"]
-
 Level = Literal["fields", "resolved", "laid out", "placed", "mapped", "rendered", "started", "predicted"]
 LEVELS: Sequence[Level] = get_args(Level)
 

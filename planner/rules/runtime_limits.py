@@ -12,8 +12,6 @@ from planner.problems.fix import HERE, Fix, nearest, removal
 from planner.rules.rule import Candidate, Rule, limit
 from planner.spec.precision import kv_dtype
 
-__all__ = ["ALL_ENGINES", "TIDEMILL"]
-
 RUNNABLE = ("deepseek_v3", "deepseek_v2", "kimi_k2", "kimi_k25")  # names of families in transformers
 PRECISIONS = ("fp8", "bf16", "fp32")
 

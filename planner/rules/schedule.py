@@ -13,8 +13,6 @@ from planner.rules.written import Written
 from planner.spec.declared import field_at
 from planner.spec.undecided import AUTO
 
-__all__ = ["RULES", "reset_spent_options"]
-
 WINDOWS = ("schedule.windows", "schedule.other_days.*.windows")
 EACH_WINDOW = tuple(f"{windows}.*" for windows in WINDOWS)
 UNITS = tuple(f"{phase}_units" for phase in PHASES)

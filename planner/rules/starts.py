@@ -15,8 +15,6 @@ from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, lo
 from planner.spec.hours import weeks_of
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
-__all__ = ["LONGEST_S", "explain_longest_start", "find_late_starts", "required_warm_up", "to_spec_time"]
-
 LONGEST_S = 6 * 3600.0  # the most that schedule.warm_up accepts
 
 Starts = Sequence[tuple[Sequence[Start], int]]  # the starts of each recurring cycle of days, and its number of days

@@ -35,8 +35,6 @@ from planner.rules.feasible import LaidOut
 from planner.rules.rule import Candidate, Level, Rule, is_within
 from planner.rules.written import Written
 
-__all__ = ["broken_rules", "findings_at", "refusals_of", "rules_at", "warnings_of"]
-
 SECTIONS = (
     forms,
     *(gateway, phases, expert_load, model, engine_args, attention, cluster, schedule, traffic, cost),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from planner.facts.forecast import Forecast
     from planner.facts.history import History, PastDay
 
-__all__ = ["RULES"]
-
 
 def some_hour_has_demand(c: Written) -> Iterator[Finding]:
     """Reject a profile without demand in any hour."""

@@ -17,8 +17,6 @@ from planner.rules.written import Written
 from planner.spec.declared import field_at
 from planner.spec.kv_cache import KvCacheSpec
 
-__all__ = ["RULES"]
-
 
 @dataclass(frozen=True)
 class Unused:

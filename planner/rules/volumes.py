@@ -12,8 +12,6 @@ from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.pods import is_in, overlap, volume_of
 
-__all__ = ["RULES"]
-
 EACH_VOLUME = tuple(f"{volumes}.*" for volumes in VOLUMES)
 NOT_FREE = f"S413 must not be {' or '.join(names.MOUNTED)}, nor in or above one of them"
 # assumed: where Linux has programs, secrets and devices, and where container runtimes and the kubelet keep pods.

@@ -18,8 +18,6 @@ from planner.facts.terms import PHASES, EngineName, Phase
 from planner.problems.finding import Unknown
 from planner.spec.fields import Partial
 
-__all__ = ["Written"]
-
 NOT_THERE = object()
 ITEM = re.compile(r"\.[0-9]+")
 

@@ -23,8 +23,6 @@ from planner.facts.calendar import dates_between, instants_of, offset_at, wall_t
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
 from planner.schedule.schedule import Days, Step
 
-__all__ = ["Change", "changes_between", "state_at", "units_at"]
-
 DATES_KEPT = 1000  # dates in a cache. Assumed: about three years of one zone; a rehearsal passes a date per second
 
 

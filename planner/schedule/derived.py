@@ -24,8 +24,6 @@ from planner.facts.terms import Phase
 from planner.schedule.optimum import Switching, count_unit_slots, solve_day, solve_days
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["Demand", "DerivedDay", "demand_from_rate", "demand_from_units", "derive_days", "round_up_units"]
-
 STEP_MINUTES = 15  # the shortest time between two steps of DeepSeek's chart: open-infra-index, day 6
 ROUNDING = 1e-9
 FINE_STEP_MINUTES = 5  # assumed: shorter than any warm-up, so that finer steps would gain little

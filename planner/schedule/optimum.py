@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Costs = NDArray[np.float64]
 
-__all__ = ["Switching", "count_unit_slots", "solve_day", "solve_days"]
-
 TOLERANCE = 1e-9
 
 

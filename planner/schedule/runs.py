@@ -21,8 +21,6 @@ from typing import Literal
 from planner.schedule.clock import changes_between, units_at
 from planner.schedule.timetable import Timetable
 
-__all__ = ["KINDS", "Act", "Kind", "Run", "list_acts", "runs_between"]
-
 Kind = Literal["start", "serve", "drain", "stop"]
 KINDS: tuple[Kind, ...] = ("start", "serve", "drain", "stop")  # of one run, in order
 

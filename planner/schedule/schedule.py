@@ -28,11 +28,6 @@ from planner.spec.hours import window_minutes, window_starts
 from planner.spec.schedule import OtherWindowsSpec, ScheduleSpec, WindowSpec
 from planner.spec.schema import Spec
 
-__all__ = [
-    *("ALL_STAY_ON", "NOT_EXECUTED", "DaySchedule", "Days", "OtherDays", "Step"),
-    *("plan_schedule", "plan_steps", "replace_windows"),
-]
-
 NOT_EXECUTED = "Without kubernetes.controller nothing switches units in a cluster: all of them stay on."
 ALL_STAY_ON = "All units stay on, whatever the schedule says: tidemill up --day plays its day."
 

@@ -27,19 +27,6 @@ from planner.layout.memory import node_bytes
 from planner.spec.schema import Spec
 from planner.spec.start import StartSpec
 
-__all__ = [
-    "MAPS_S",
-    "READY_S",
-    "Start",
-    "StartTimes",
-    "UnitRead",
-    "Window",
-    "least_warm_up",
-    "loading_times",
-    "start_times",
-    "starts_of",
-]
-
 MAPS_S = 5.0  # assumed: time to read and check the expert maps with the launch file
 READY_S = 10.0  # the period of a readiness probe is 10 s unless given (kubernetes.io, configure probes)
 

@@ -15,8 +15,6 @@ from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, minute_of
 from planner.facts.terms import Phase
 from planner.schedule.schedule import DaySchedule
 
-__all__ = ["Stretch", "TimesOfDay", "demand_shares", "entry_starts", "nodes_on", "stretches_between"]
-
 Value = TypeVar("Value")
 NodesOn = Mapping[Phase, int]
 

@@ -11,8 +11,6 @@ from planner.layout.unit import Unit
 from planner.schedule.schedule import Days, OtherDays, plan_steps, replace_windows
 from planner.spec.schema import Spec
 
-__all__ = ["Timetable", "timetable_of"]
-
 
 @dataclass(frozen=True)
 class Timetable(Days):

@@ -15,8 +15,6 @@ from planner.facts.day import DAY_MINUTES, MINUTE_S, hh_mm_ss
 from planner.schedule.starts import MAPS_S, READY_S, StartTimes, Window, loading_times, starts_of
 from planner.spec.schedule import ScheduleSpec
 
-__all__ = ["Freed", "Number", "Stage", "State", "Transition", "nodes_taken", "plan_stages", "plan_transitions"]
-
 Number = int | float  # an int stays an int: 0 and 0.0 differ in JSON, and so in a digest
 
 

@@ -67,8 +67,6 @@ from planner.spec.undecided import AUTO, is_undecided
 if TYPE_CHECKING:
     from planner.search.layouts import LayoutSearch
 
-__all__ = ["DEFAULT", "Choice", "Decision", "decide"]
-
 DEFAULT_WITHOUT_SPEED = "what it is by default, as speeds decide it and are not known"
 
 AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")

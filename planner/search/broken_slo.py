@@ -28,8 +28,6 @@ from planner.spec.request_lengths import assuming_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import is_undecided
 
-__all__ = ["require_slo"]
-
 Outcomes = Sequence[AcceptedLayout | RejectedLayout]  # one for each layout of a phase
 
 UTILISATION = "operating_point.prefill.utilisation"

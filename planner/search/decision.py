@@ -9,19 +9,6 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = [
-    "AS_BEFORE",
-    "DEFAULT",
-    "FIELDS",
-    "MAX_REQUESTS",
-    "NO_FORMER",
-    "Decision",
-    "Former",
-    "former_numbers",
-    "is_auto",
-    "needs_speed",
-]
-
 AS_BEFORE = "as in the previous plan"
 DEFAULT = "default"
 

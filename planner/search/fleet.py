@@ -32,20 +32,6 @@ from planner.spec.phase import MAX_UNITS
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO, is_undecided
 
-__all__ = [
-    "MOST_REFUSED",
-    "Demand",
-    "Fleet",
-    "Offer",
-    "count_nodes",
-    "fill_nodes",
-    "meet_demand",
-    "require_speeds",
-    "traffic_demand",
-    "units_by_offer",
-    "with_max_nodes",
-]
-
 MOST_REFUSED = 0.4  # assumed: share of an hour's requests that may be refused after a node loss while nodes are idle
 
 

@@ -35,8 +35,6 @@ from planner.spec.resolved import ResolvedSpec
 
 Outcomes = list[AcceptedLayout | RejectedLayout]
 
-__all__ = ["LayoutSearch", "explain_values", "fill_nodes_evenly", "search_layouts"]
-
 RATE_NAMES = {"prefill": "computed prompt tokens/s", "decode": "output tokens/s", "mixed": "output tokens/s"}
 ASSUMED_OUTPUT = 0.5  # assumed: output tokens per prompt token, if neither traffic nor operating points give the ratio
 

@@ -15,8 +15,6 @@ from planner.search.decision import is_auto
 from planner.search.trials import AcceptedLayout, RejectedLayout
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["PhaseSearch", "SpeedPoint", "pareto_front", "summarize_search"]
-
 MAX_RANKED = 8  # layouts of a phase that a plan lists
 MAX_FRONT_SIZES = 16  # fastest layouts, and as many of shortest latency, tried at lighter loads for the front
 IMBALANCE_RATIO = 1.03  # assumed: a max/mean load over this times the chosen layout's counts as the reason

@@ -30,8 +30,6 @@ from planner.search.unit_sizes import (
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["ORDERS", "PEAK_ORDER", "POINT_FIELDS", "Order", "Relaxation"]
-
 LEAST_OF_TOKENS = 8  # assumed: nobody accepts requests or steps cut to less than an eighth of their tokens
 MAX_COVERING = 24  # changes to try; assumed: later ones, with larger units, cost more than giving up coverage
 STEP_TOKENS: int = PhaseSpec.model_fields["max_batch_tokens"].default  # nobody needs longer steps

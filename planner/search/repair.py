@@ -47,8 +47,6 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["offer_changes", "require_feasible"]
-
 FULL_SHARE, ONE_REQUEST = 1.0, 0.0  # shares of the KV that all requests take at full length
 
 MAX_CHANGES = 3

@@ -14,8 +14,6 @@ from typing import Any
 from planner.problems.fix import Change, Fix
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["NumberSeries", "Series", "first_success", "join_change", "make_fix"]
-
 MAX_TRIES = 24  # assumed: most changes to try in a series that bisection cannot search
 
 NO_REPLICAS = "(then no hot expert has a second replica)"

@@ -39,8 +39,6 @@ from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
-__all__ = ["AcceptedLayout", "RejectedLayout", "RejectionReason", "try_former", "try_layouts"]
-
 SIZES = ("ep_size", "attention_tp", "redundant_experts", "max_requests")  # an engine's exchange depends on them
 BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
 

@@ -19,19 +19,6 @@ from planner.spec.phase import MAX_REDUNDANT
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import is_undecided
 
-__all__ = [
-    "all_sizes",
-    "covering_sizes",
-    "ep_sizes",
-    "even_redundants",
-    "larger_sizes",
-    "larger_sizes_and_nodes",
-    "merged_units",
-    "node_increase",
-    "num_usable",
-    "smaller_sizes",
-]
-
 
 def all_sizes(spec: ResolvedSpec) -> list[int]:
     """Return the EP sizes that divide a node or fill whole nodes, up to two GPUs per expert, in ascending order."""

@@ -35,8 +35,6 @@ from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import AUTO, is_undecided
 
-__all__ = ["decide_windows", "most_units"]
-
 MAX_ROUNDS = 64  # assumed: each round lengthens the warm-up because more units start at the same time
 
 

@@ -9,8 +9,6 @@ from planner.facts.quantities import quantity
 from planner.spec.section import ONE_LINE, Section, find_tag, one_of
 from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["A_GPU", "OF_OWN_GPUS", "ClusterSpec", "GpuSpec", "NodeSpec"]
-
 MAX_NODES = 20_000
 MAX_TFLOPS = 1_000_000
 OF_OWN_GPUS = "nvidia.com/gpu"  # resource of GPUs that the spec describes, unless kubernetes.gpu_resource has another

@@ -11,8 +11,6 @@ from pydantic import Field
 from planner.facts.catalog import GPUS
 from planner.spec.section import Section
 
-__all__ = ["CostSpec", "DiskPriceSpec", "PriceHourSpec", "PriceSpec", "SupplyKind", "SupplySpec"]
-
 MAX_USD = 1e6  # for a GPU-hour or a million tokens
 _A_GPU = next(name for name in GPUS if name != "cpu")
 TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"

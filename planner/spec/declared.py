@@ -13,22 +13,6 @@ from planner.spec.schema import Spec
 from planner.spec.section import UNION_TAGS, Section
 from planner.spec.undecided import is_undecided
 
-__all__ = [
-    "choices_at",
-    "field_at",
-    "holds_list",
-    "is_quantity",
-    "may_be_auto",
-    "path_of",
-    "required_in",
-    "section_at",
-    "section_of",
-    "sentence_of",
-    "table_key",
-    "types_in",
-    "undecided_in",
-]
-
 
 def field_at(path: str) -> FieldInfo:
     """Return the declaration of the field at `path`."""

@@ -20,8 +20,6 @@ from planner.spec.schema import Spec
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO
 
-__all__ = ["CheckedFields", "Partial", "check_fields"]
-
 
 class Partial(dict[str, Any]):
     """A list item without its wrong keys. A missing key may be in the file, so no rule may report it as missing."""

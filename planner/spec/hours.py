@@ -7,8 +7,6 @@ from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
-__all__ = ["active_minutes", "weeks_of", "window_minutes", "window_starts"]
-
 
 def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
     """Yield cycles of days, each day as its windows: the ordinary day alone, and the week around each special day."""

@@ -23,8 +23,6 @@ from planner.spec.pods import (
 )
 from planner.spec.section import Section
 
-__all__ = ["DEFAULT_IMAGE", "KubernetesSpec", "PodResources", "ResourcesSpec"]
-
 DEFAULT_IMAGE = "tidemill-runtime:0.1.0"
 
 

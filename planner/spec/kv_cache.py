@@ -10,8 +10,6 @@ from pydantic import Field
 from planner.facts.quantities import quantity
 from planner.spec.section import Section
 
-__all__ = ["KvCacheSpec", "KvDiskSpec"]
-
 
 class KvDiskSpec(Section):
     """A folder on the disk of each node, in which KV outlives processes."""

@@ -7,8 +7,6 @@ from pydantic import Field
 from planner.families import MODELS
 from planner.spec.section import ARGUMENT, Section, one_of
 
-__all__ = ["A_MODEL", "ModelSpec"]
-
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 A_MODEL = next(iter(MODELS))  # for examples

@@ -23,8 +23,6 @@ from planner.problems.finding import Finding
 from planner.problems.fix import did_you_mean
 from planner.spec.cluster import OF_OWN_GPUS, GpuSpec
 
-__all__ = ["FILES", "Named"]
-
 # fields that name a file, relative to the spec's
 FILES = ("model.config", "expert_load.file", "traffic.history", "traffic.trace")
 

@@ -11,17 +11,6 @@ from planner.facts.quantities import quantity
 from planner.spec.section import Section
 from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = [
-    "ACCEPTANCE",
-    "CACHE_READ_RATE",
-    "MAX_TOKENS",
-    "DecodePointSpec",
-    "MixedPointSpec",
-    "OperatingPointSpec",
-    "PrefillPointSpec",
-    "SloSpec",
-]
-
 MAX_REQUESTS = 65_536
 MAX_TOKENS = 10_000_000
 MAX_MS = 10_000_000

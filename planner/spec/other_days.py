@@ -4,8 +4,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-__all__ = ["MAX_OTHER_DAYS", "DayNames"]
-
 MAX_OTHER_DAYS = 366
 
 DayNames = Annotated[

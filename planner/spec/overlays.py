@@ -26,8 +26,6 @@ from planner.spec.places import SHORT_FORMS, expand_short_forms
 from planner.spec.schema import Spec
 from planner.spec.yaml import Document, Place
 
-__all__ = ["apply_overlay"]
-
 
 def apply_overlay(base: Document, overlay: Document) -> Document:
     """Return `base` with the values of `overlay` merged into it."""

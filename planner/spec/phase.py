@@ -10,8 +10,6 @@ from planner.spec.cluster import A_GPU
 from planner.spec.section import Options, Section, one_of
 from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["MAX_ATTENTION_TP", "MAX_EP_SIZE", "MAX_REDUNDANT", "MAX_UNITS", "PhaseSpec"]
-
 MAX_EP_SIZE = 4096
 MAX_REDUNDANT = 16_384
 MAX_ATTENTION_TP = 64

@@ -15,8 +15,6 @@ from planner.spec.declared import section_of, types_in
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO
 
-__all__ = ["NoPlace", "expand_short_forms", "explain_no_place"]
-
 # Sections that have a short form -> the field whose value is written in it.
 SHORT_FORMS = {"schedule": "windows", "model": "catalog", "engine": "name"}
 

@@ -10,24 +10,6 @@ from pydantic import Field, WithJsonSchema
 
 from planner.spec.section import ARGUMENT, Section
 
-__all__ = [
-    "GatewayPodSpec",
-    "Mapped",
-    "NicsSpec",
-    "ObjectPatch",
-    "OverlaySpec",
-    "RdmaSpec",
-    "StageSpec",
-    "Texts",
-    "TlsSpec",
-    "TolerationSpec",
-    "Variables",
-    "VolumeSpec",
-    "is_in",
-    "overlap",
-    "volume_of",
-]
-
 _TEXT = {"type": "string"}
 _SECRET = {"type": "object", "properties": {"secret": _TEXT, "key": _TEXT}, "required": ["secret", "key"]}
 

@@ -4,8 +4,6 @@ from typing import Literal
 
 from planner.facts.terms import KvPrecision, Precision
 
-__all__ = ["KV_BYTES", "KvDtype", "kv_dtype", "wide_bytes"]
-
 KvDtype = Literal["fp8", "bf16", "fp32"]
 KV_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2, "fp32": 4}
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from planner.facts.terms import Phase
 from planner.spec.schema import Spec
 
-__all__ = ["RequestLengths", "assuming_lengths", "request_lengths"]
-
 OUTPUT_SHARE = 1 / 3  # of a request's tokens, in mixed units without traffic; assumed
 
 

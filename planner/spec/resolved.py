@@ -19,8 +19,6 @@ from planner.spec.yaml import Document
 if TYPE_CHECKING:
     from planner.facts.forecast import Forecast
 
-__all__ = ["ResolvedSpec", "use_forecast"]
-
 
 @dataclass(frozen=True)
 class ResolvedSpec:

@@ -12,8 +12,6 @@ from planner.spec.section import Section
 from planner.spec.start import StartSpec
 from planner.spec.undecided import AUTO, OR_AUTO
 
-__all__ = ["OtherWindowsSpec", "ScheduleSpec", "UnitCounts", "WindowSpec"]
-
 
 class WindowSpec(Section):
     """The number of units of each phase that are on from a time of day until the next window."""

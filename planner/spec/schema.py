@@ -32,8 +32,6 @@ from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import SAYS_AUTO, is_undecided
 from planner.spec.uptime import UptimeSpec
 
-__all__ = ["EngineSpec", "ExpertLoadSpec", "GatewaySpec", "Spec"]
-
 LEAST_DRAIN_S = 30.0  # Kubernetes' default terminationGracePeriodSeconds
 
 

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-__all__ = ["ARGUMENT", "ONE_LINE", "UNION_TAGS", "Options", "Section", "find_tag", "one_of", "quantity_field"]
-
 UNION_TAGS = (
     "<name>",
     "<own>",

@@ -16,8 +16,6 @@ from typing import Annotated
 from planner.facts.quantities import quantity
 from planner.spec.section import Section, quantity_field
 
-__all__ = ["StartSpec"]
-
 Seconds = Annotated[float, *quantity("time", least="1ms", most="6h")]
 GbPerS = Annotated[float, *quantity("link")]
 

@@ -18,8 +18,6 @@ Source: github.com/kubernetes/apimachinery 6e531d37 pkg/util/strategicpatch/patc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["DIRECTIVE", "DIRECTIVES", "JSON_MERGE", "POD_KEYS", "MergeKeys", "keys_of_kind", "merge_patch"]
-
 MergeKeys = Mapping[str, str] | None  # list field -> the key that identifies its items; None: JSON merge
 
 DIRECTIVE, DIRECTIVES = "$patch", ("replace", "delete")

@@ -11,8 +11,6 @@ from planner.facts.terms import Phase
 from planner.spec.other_days import MAX_OTHER_DAYS, DayNames
 from planner.spec.section import Section
 
-__all__ = ["HOURS", "OtherDemandSpec", "TrafficSpec"]
-
 HOURS = 24
 MAX_TOKENS = 1e18  # a day's, of any service
 

@@ -15,8 +15,6 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-__all__ = ["AUTO", "OR_AUTO", "SAYS_AUTO", "is_undecided"]
-
 AUTO = "auto"
 
 

@@ -22,8 +22,6 @@ from planner.problems.fix import HERE, Fix, closest_choice, fold_spelling, is_mi
 from planner.spec.declared import holds_list, path_of, section_at, section_of, table_key
 from planner.spec.schema import Spec
 
-__all__ = ["Row", "explain_unknown_key", "find_row", "read_table"]
-
 TABLE = Path(__file__).with_name("elsewhere.yaml")
 
 

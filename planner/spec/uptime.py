@@ -7,8 +7,6 @@ from pydantic import Field
 from planner.facts.quantities import quantity
 from planner.spec.section import Section, quantity_field
 
-__all__ = ["UptimeSpec"]
-
 
 class UptimeSpec(Section):
     """How often nodes fail and how long they are missing, used to estimate failures and the spares that are needed."""

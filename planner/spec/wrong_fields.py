@@ -31,8 +31,6 @@ from planner.spec.undecided import AUTO
 from planner.spec.unknown_keys import explain_unknown_key, find_row
 from planner.spec.yaml import MAX_DIGITS, read_plain
 
-__all__ = ["explain_errors"]
-
 NOUNS = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 WANTED = {
     "int_type": "a whole number",

@@ -27,16 +27,6 @@ from planner.problems.fix import Change
 from planner.spec.undecided import AUTO
 from planner.spec.yaml_errors import explain
 
-__all__ = [
-    "MAX_DIGITS",
-    "Document",
-    "decode_document",
-    "parse_document",
-    "read_content",
-    "read_document",
-    "read_plain",
-]
-
 NO_MAPPING = "S105 must be a mapping of keys to values"
 MAX_DEPTH = 32  # the spec itself nests four deep
 MAX_SPEC_BYTES = 2**23  # an inventory of 20,000 nodes has a fifth of it

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import yaml
 
-__all__ = ["Mistake", "explain"]
-
 Place = tuple[int, int]  # line, column; both from 1
 
 

@@ -33,8 +33,6 @@ from planner.facts.terms import PHASES, Phase
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 
-__all__ = ["Calibration", "Correction", "calibrate", "read_calibration", "require_rows"]
-
 MAX_BYTES = 10_000_000
 MAX_ROWS = 1000  # assumed: more than anybody measures; predicting a row takes 0.3 ms
 MEASURED = (1e-6, 1e9)  # accepted range of any measurement: real ones are well inside, and figures stay finite

@@ -23,8 +23,6 @@ from planner.layout.dispatch import limiting_groups
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
-__all__ = ["expected_copies", "remote_share"]
-
 
 def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_nodes: bool) -> Exchange:
     """Return the expected number of copies of one token that are sent to other GPUs and to other nodes."""

@@ -6,17 +6,6 @@ time. A type checker refuses `transfer_time(flops, bandwidth)`.
 
 from typing import NewType
 
-__all__ = [
-    "Bytes",
-    "BytesPerSecond",
-    "Flops",
-    "FlopsPerSecond",
-    "Seconds",
-    "compute_time",
-    "soft_maximum",
-    "transfer_time",
-]
-
 Seconds = NewType("Seconds", float)
 Bytes = NewType("Bytes", float)
 Flops = NewType("Flops", float)

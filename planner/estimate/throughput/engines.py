@@ -23,8 +23,6 @@ from typing import Any
 from planner.estimate.throughput.stages import Overheads
 from planner.facts.terms import Phase
 
-__all__ = ["EngineModel", "engine_model", "engines_json"]
-
 
 @dataclass(frozen=True)
 class EngineModel:

@@ -41,16 +41,6 @@ from planner.facts.drawn import MAX_POPULARITY, WINDOW_CORRELATION
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats, Ints
 
-__all__ = [
-    "DRIFT_SHARE",
-    "MAX_DRIFT_SHARE",
-    "drift",
-    "expected_maximum",
-    "imbalance_of",
-    "replicas_on_nodes",
-    "sampling_imbalance",
-]
-
 POINTS = 64
 DEVIATIONS = 5.0
 WINDOW_DRIFT = sqrt(2 * (1 - WINDOW_CORRELATION))  # standard deviation of the change of drawn.py's normal variables

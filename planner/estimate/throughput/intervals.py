@@ -28,8 +28,6 @@ from planner.estimate.throughput.engines import EngineModel
 from planner.estimate.throughput.machine import Machine
 from planner.facts.terms import Phase
 
-__all__ = ["SCALED_WIDTH", "Estimate", "Evidence", "add_range", "evidence_for"]
-
 Family = Literal["same engine and GPU", "same engine and GPU, other phase", "same engine, other GPU", "none"]
 WIDTHS: dict[Family, float] = {
     "same engine and GPU": 0.10,

@@ -13,8 +13,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-__all__ = ["MATMULS", "Kernels", "Origin", "kernels_for", "kernels_json"]
-
 Origin = Literal["measured", "scaled"]
 
 

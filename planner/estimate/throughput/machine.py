@@ -9,8 +9,6 @@ from planner.facts.catalog import Gpu
 from planner.facts.quantisation import Format
 from planner.facts.quantities import BITS_PER_BYTE
 
-__all__ = ["MICRO", "RESOURCES", "Machine", "build_machine", "machine_with_kernels"]
-
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 # Candidates for the bottleneck: field of `Machine` -> its name for people.

@@ -18,26 +18,6 @@ from planner.estimate.throughput.dimensions import Bytes, Flops, Seconds, comput
 from planner.estimate.throughput.machine import Machine
 from planner.estimate.throughput.work import AttentionWork, FfnWork
 
-__all__ = [
-    "LowLatency",
-    "apply_launch_floor",
-    "attention_input_time",
-    "attention_output_time",
-    "copy_time",
-    "dense_ffn_time",
-    "expert_copy_bytes",
-    "head_time",
-    "indexer_time",
-    "low_latency_combine",
-    "low_latency_dispatch",
-    "low_latency_seconds",
-    "normal_exchange_time",
-    "prompt_attention_input_time",
-    "prompt_attention_output_time",
-    "prompt_experts_time",
-    "routed_experts_time",
-]
-
 INTO_SHARE = 2 / 3  # assumed: nine of decode attention's fourteen kernels run before core attention
 FLOOR_SHARPNESS = 2  # exponent of the soft maximum of launch time and GPU time: 2 fits the tables better than 4 and 8
 

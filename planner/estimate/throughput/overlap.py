@@ -19,8 +19,6 @@ from functools import cache
 from planner.estimate.throughput.dimensions import Seconds
 from planner.facts.terms import Overlap
 
-__all__ = ["LINKS", "SPANS", "LayerTimeline", "Span", "SpanName", "one_layer"]
-
 SpanName = str
 
 # In the order in which a layer runs them, named as in the runtime's trace. A wait lasts until its exchange is over.

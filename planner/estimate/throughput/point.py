@@ -7,8 +7,6 @@ from planner.estimate.throughput.dimensions import Bytes, BytesPerSecond, Second
 from planner.estimate.throughput.queue import mean_wait, wait_distribution
 from planner.facts.quantities import BYTES_PER_GBIT
 
-__all__ = ["OperatingPoint"]
-
 
 @dataclass(frozen=True)
 class OperatingPoint:

@@ -28,21 +28,6 @@ from planner.estimate.throughput.work import ModelWork
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Overlap, Phase
 
-__all__ = [
-    "Binding",
-    "Case",
-    "Prediction",
-    "mixed_turns",
-    "overhead_free_rate",
-    "predict",
-    "prompt_read_time",
-    "prompt_step_seconds",
-    "saturated_rate",
-    "token_step_seconds",
-    "turn_prompt_seconds",
-    "turns_rate",
-]
-
 MORE = 1.1  # factor on a resource's rate, to find the bottleneck
 RARE = 0.01  # share of requests at or beyond the 99th percentile
 NORMAL_99 = 2.326  # quantile

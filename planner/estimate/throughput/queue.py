@@ -14,8 +14,6 @@ of 0.2, and within 1 % from 0.54 upwards.
 from dataclasses import dataclass
 from math import exp, expm1, log
 
-__all__ = ["Wait", "mean_wait", "utilisation_at_wait", "wait_distribution"]
-
 ITERATIONS = 50  # 12 suffice from a utilisation of 1e-6 upwards
 CONVERGED = 1e-12
 

@@ -24,8 +24,6 @@ from planner.estimate.throughput.stages import Imbalance
 if TYPE_CHECKING:
     from planner.expert_map.weigh import Floats
 
-__all__ = ["Balance", "BestBalance", "ReplicaBalance"]
-
 EVEN = 1.0 + 1e-6  # max/mean loads up to this count as balanced
 MAX_REPLICAS = 64  # of an expert; with more, none of its replicas is hot
 

@@ -6,10 +6,8 @@ so here shares are kept for each expert.
 
 import numpy as np
 
-from planner.expert_map.types import SplitRule
 from planner.expert_map.weigh import Floats, Ints
-
-__all__ = ["replica_shares"]
+from planner.facts.terms import SplitRule
 
 
 def replica_shares(split: SplitRule, num_experts: int, slots_GS: Ints, num_nodes: int) -> Floats:

@@ -21,11 +21,6 @@ from planner.estimate.throughput.overlap import SpanName
 from planner.estimate.throughput.work import LayerWork, ModelWork
 from planner.facts.terms import Overlap
 
-__all__ = [
-    *("Exchange", "Imbalance", "Overheads", "Setup", "Spans", "UnitShape"),
-    *("decode_spans", "dense_decode_spans", "dense_prompt_spans", "prompt_spans"),
-]
-
 EXCHANGE_PROCESSORS = 24 / 132  # share of a GPU's processors that an overlapped normal exchange takes
 NUM_PAUSES = 5  # parts into which the overhead between kernels is split
 NORM_ROWS = 4  # rows that a norm or a sum moves for each token: stream and result are read, both are written

@@ -34,8 +34,6 @@ from planner.estimate.throughput.work import LayerWork
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Overlap
 
-__all__ = ["MoeLayers", "StepTime", "decode_step", "prompt_step"]
-
 
 @dataclass(frozen=True)
 class MoeLayers:

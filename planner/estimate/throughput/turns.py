@@ -24,8 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp
 
-__all__ = ["SteadyTurns", "busy_share", "pieces_per_turn", "steady_turns"]
-
 ROUNDS = 60  # 5 usually suffice
 CONVERGED = 1e-6
 

@@ -34,8 +34,6 @@ from planner.layout.dispatch import message_bytes
 from planner.layout.weights import SIZES
 from planner.spec.precision import KV_BYTES, KvDtype, wide_bytes
 
-__all__ = ["AttentionWork", "FfnWork", "LayerWork", "ModelWork", "why_unknown", "work_of"]
-
 FLOPS_PER_WEIGHT = 2
 
 

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.expert_map.native.build import LIBRARY, digest
-from planner.expert_map.types import Domains, Sizes, SplitRule
+from planner.expert_map.types import Domains, Sizes
 from planner.expert_map.weigh import Floats, Ints
-
-__all__ = ["BARRED", "Prices", "Search", "gpu_loads", "improve", "lower_bounds", "pack", "spill"]
+from planner.facts.terms import SplitRule
 
 Prices = NDArray[np.uint8]  # [L, E, G]: what it costs to put an expert on a GPU
 BARRED = 255  # the price that bars an expert from a GPU

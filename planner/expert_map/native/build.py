@@ -19,8 +19,6 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-__all__ = ["LIBRARY", "build", "digest", "wheel_tag"]
-
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "search.so"
 FLAGS = [

@@ -11,8 +11,6 @@ from planner.facts.attention.kind import LayerKv, Matrix
 from planner.facts.attention.latent import Indexer
 from planner.facts.terms import KvPrecision
 
-__all__ = ["CompressedAttention"]
-
 SCALE_VALUES = 64  # KV values that share a one-byte scale; a slot has a multiple of 8 scales
 PAGE_TOKENS = 256
 PAGE_BYTES = 576  # a page is padded to a multiple of this

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from planner.facts.attention.kind import LayerKv, Matrix
 
-__all__ = ["BlockIndexer", "GroupedAttention"]
-
 
 @dataclass(frozen=True)
 class BlockIndexer:

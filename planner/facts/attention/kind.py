@@ -15,8 +15,6 @@ from typing import Literal, Protocol
 from planner.facts.quantisation import Format
 from planner.facts.terms import KvPrecision
 
-__all__ = ["Attention", "LayerKv", "Matrix", "Part", "Role"]
-
 Part = Literal["attention", "norms", "dense", "shared", "gates", "experts", "embedding", "towers"]
 # A precision has a format for each of the first four roles. `wide` is never quantised; `fp32` is FP32 always.
 Role = Literal["attention", "output", "ffn", "expert", "wide", "fp32"]

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 
 from planner.facts.attention.kind import LayerKv, Matrix
 
-__all__ = ["Indexer", "LatentAttention"]
-
 KV_SCALE_VALUES = 128  # values that share a scale in sparse attention's FP8 KV
 
 

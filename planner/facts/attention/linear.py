@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from planner.facts.attention.kind import LayerKv, Matrix
 
-__all__ = ["LinearAttention"]
-
 CONV_VALUE_BYTES = 2
 
 

@@ -10,8 +10,6 @@ from planner.plan.plan import Plan
 from planner.report.page.figures import Bar, Bars, Figure, Mark, Segment, Table, by_phase
 from planner.report.report import Report, format_value
 
-__all__ = ["show_cost", "show_kv_cache", "show_memory", "show_reasons", "show_speed", "show_stages"]
-
 MEMORY = {
     "weights_bytes": "weights",
     "activation_bytes": "activations",

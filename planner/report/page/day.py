@@ -13,8 +13,6 @@ from planner.plan.sections import Step
 from planner.report.page.figures import Area, Line, Steps, Table, by_phase
 from planner.report.report import Report, format_value
 
-__all__ = ["show_day"]
-
 Counts = Sequence[tuple[int, int, int]]  # (begin, end, number of units that are on), from midnight to midnight
 
 LABEL_HOURS = 3

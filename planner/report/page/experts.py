@@ -8,8 +8,6 @@ from planner.plan.sections import Map
 from planner.report.page.figures import Area, Figure, Line, Steps, Table, by_phase
 from planner.report.report import Report
 
-__all__ = ["show_experts"]
-
 WIDE = 10  # width of a column in units of the drawing; inside, GAP is left free on each side
 GAP = 1.5
 NUM_LABELS = 8

@@ -14,8 +14,6 @@ from typing import TypeVar
 
 from planner.facts.terms import PHASES, Phase
 
-__all__ = ["Area", "Bar", "Bars", "Drawn", "Figure", "Line", "Mark", "Segment", "Steps", "Table", "by_phase", "draw"]
-
 Value = TypeVar("Value")
 
 HEIGHT = 1000  # of a drawing of `Steps`, in its own units; browsers stretch it

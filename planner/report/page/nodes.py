@@ -21,8 +21,6 @@ from planner.plan.sections import PlannedUnit
 from planner.report.columns import format_runs
 from planner.report.page.figures import Table
 
-__all__ = ["Nodes", "show_nodes"]
-
 LETTERS = {"prefill": "p", "decode": "d", "mixed": "m"}
 
 

@@ -27,8 +27,6 @@ from planner.report.page.nodes import Nodes, show_nodes
 from planner.report.report import Report, format_range, format_value
 from planner.report.summary import summary
 
-__all__ = ["plan_page"]
-
 Topics = Sequence[tuple[str, Sequence[str]]]
 Show = Callable[[Plan, Report], Iterable[Figure]]
 
