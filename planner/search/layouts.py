@@ -80,7 +80,7 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None, former: For
     if fleet is None:
         return None
     chosen = {p: _accepted(found[p])[fleet.offers[p].number] for p in spec.phases}
-    phases = {p: summarize_search(spec, p, found[p], chosen[p], balance) for p in spec.phases}
+    phases = {p: summarize_search(found[p], chosen[p]) for p in spec.phases}
     nodes = fleet.nodes if demand and demand.decides_nodes else sum(_usable_nodes(spec).values())
     search = LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
     as_before = {path for path, number in search.values(spec).items() if near and former.get(path) == number}

@@ -1,22 +1,12 @@
-"""Summarise a phase's search for layouts: the runners-up, the reasons for rejections, and the Pareto front.
-
-The front holds the layouts that no other layout beats in both throughput and latency.
-"""
+"""Summarise a phase's search for layouts: the runners-up, and the reasons for rejections."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 
-from planner.candidate.trial import Numbers, Speed, speed_of, trial_of
-from planner.estimate.throughput.replicas import ReplicaBalance
-from planner.facts.part import Maybe, Part
-from planner.facts.terms import Phase
-from planner.search.decision import is_auto
+from planner.facts.part import Part
 from planner.search.trials import AcceptedLayout, RejectedLayout
-from planner.spec.resolved import ResolvedSpec
 
 MAX_RANKED = 8  # layouts of a phase that a plan lists
-MAX_FRONT_SIZES = 16  # fastest layouts, and as many of shortest latency, tried at lighter loads for the front
 IMBALANCE_RATIO = 1.03  # assumed: a max/mean load over this times the chosen layout's counts as the reason
 
 
@@ -46,59 +36,22 @@ class RejectedLayouts(Part):
     detail: str
 
 
-class SpeedPoint(Part):
-    """A layout at one load that no other layout beats in both throughput and latency."""
-
-    ep_size: int
-    attention_tp: int
-    redundant_experts: int
-    max_batch_tokens: int
-    max_requests: int
-    tokens_per_s_per_gpu: float
-    tpot_ms: Maybe[float] = None
-    ttft_ms: Maybe[float] = None  # in prefill
-
-    @property
-    def latency_ms(self) -> float:
-        """Return TPOT in ms, or TTFT for prefill."""
-        found = self.ttft_ms if self.tpot_ms is None else self.tpot_ms
-        assert found is not None
-        return found
-
-
 class PhaseSearch(Part):
     """The summary of a search for one phase's layout."""
 
     tried: int  # number of layouts
     candidates: tuple[RankedLayout, ...]  # the best layout of each size, fastest per node first, with the chosen one
     lost: dict[str, RejectedLayouts]  # reason -> layouts rejected for it
-    front: tuple[SpeedPoint, ...]
 
 
-def summarize_search(
-    spec: ResolvedSpec,
-    phase: Phase,
-    found: Sequence[AcceptedLayout | RejectedLayout],
-    chosen: AcceptedLayout,
-    balance: ReplicaBalance,
-) -> PhaseSearch:
-    """Summarise the search for a layout of `phase`; `found` has the outcome of each layout that was tried."""
+def summarize_search(found: Sequence[AcceptedLayout | RejectedLayout], chosen: AcceptedLayout) -> PhaseSearch:
+    """Summarise the search for a phase's layout; `found` has the outcome of each layout that was tried."""
     kept = [each for each in found if isinstance(each, AcceptedLayout)]
     return PhaseSearch(
         tried=len(found),
         candidates=_rank_layouts(kept, chosen),
         lost=_count_rejections([each for each in found if isinstance(each, RejectedLayout)]),
-        front=_search_front(spec, phase, kept, balance),
     )
-
-
-def pareto_front(points: Iterable[SpeedPoint]) -> tuple[SpeedPoint, ...]:
-    """Return the points that no other point beats in both throughput and latency, shortest latency first."""
-    front: list[SpeedPoint] = []
-    for point in sorted(points, key=lambda each: (each.latency_ms, -each.tokens_per_s_per_gpu)):
-        if not front or point.tokens_per_s_per_gpu > front[-1].tokens_per_s_per_gpu:
-            front.append(point)
-    return tuple(front)
 
 
 def _rank_layouts(kept: Sequence[AcceptedLayout], chosen: AcceptedLayout) -> tuple[RankedLayout, ...]:
@@ -145,34 +98,3 @@ def _count_rejections(lost: Sequence[RejectedLayout]) -> dict[str, RejectedLayou
         why: RejectedLayouts(layouts=number, for_example=dict(nearest[why].numbers), detail=nearest[why].detail)
         for why, number in counts.items()
     }
-
-
-def _search_front(
-    spec: ResolvedSpec, phase: Phase, kept: Sequence[AcceptedLayout], balance: ReplicaBalance
-) -> tuple[SpeedPoint, ...]:
-    """Return the Pareto front of throughput and latency over the `kept` layouts.
-
-    With `max_requests: auto`, also try the best layouts at half, a quarter and so on of their requests.
-    """
-    order = sorted(kept, key=lambda each: -each.tokens_per_s_per_node)[:MAX_FRONT_SIZES]
-    small = sorted(kept, key=lambda each: each.latency_ms)[:MAX_FRONT_SIZES]
-    points = [_to_speed_point(phase, each.numbers, each.speed) for each in kept]
-    if not is_auto(spec.phase(phase), "max_requests") or phase == "prefill":
-        return pareto_front(points)
-    for each in chain(order, small):
-        requests = each.numbers["max_requests"] // 2
-        while requests:
-            speed = speed_of(trial_of(spec, phase, each.numbers, requests), balance)
-            points.append(_to_speed_point(phase, {**each.numbers, "max_requests": requests}, speed))
-            requests //= 2
-    return pareto_front(points)
-
-
-def _to_speed_point(phase: Phase, numbers: Numbers, speed: Speed) -> SpeedPoint:
-    is_prefill = phase == "prefill"
-    return SpeedPoint(
-        **numbers,
-        tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
-        tpot_ms=None if is_prefill else speed.tpot_ms,
-        ttft_ms=speed.ttft_ms if is_prefill else None,
-    )

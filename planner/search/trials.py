@@ -54,13 +54,6 @@ class AcceptedLayout:
     speed: Speed
     tokens_per_s_per_node: float  # of a whole node, idle GPUs included
 
-    @property
-    def latency_ms(self) -> float:
-        """Return TPOT in ms, or TTFT for prefill."""
-        found = self.speed.ttft_ms if self.speed.tpot_ms is None else self.speed.tpot_ms
-        assert found is not None
-        return found
-
 
 @dataclass(frozen=True)
 class RejectedLayout:

@@ -21,10 +21,8 @@ from planner.problems.errors import InfeasibleError
 from planner.report.text import plan_text
 from planner.rules.check import change_spec, check_document
 from planner.search.auto import decide
-from planner.search.decision import FIELDS
 from planner.search.fleet import Demand, Offer, fill_nodes, meet_demand, units_by_offer
 from planner.search.layouts import search_layouts
-from planner.search.ranked import SpeedPoint, pareto_front
 from planner.spec.yaml import parse_document, read_document
 from tests.planner.test_shipped_specs import SPECS
 
@@ -308,15 +306,6 @@ def test_units_stay_within_what_a_spec_may_say():
 
 
 _BOTH = frozenset(("prefill", "decode"))
-
-
-def test_a_front_has_no_point_that_another_beats():
-    """Sorted by latency, each is faster than all before it."""
-    numbers = dict.fromkeys(FIELDS, 1)
-    rates = [(5, 3), (4, 3), (9, 7), (6, 8), (5, 4), (1, 1)]
-    points = [SpeedPoint(**numbers, tokens_per_s_per_gpu=rate, tpot_ms=latency) for rate, latency in rates]
-
-    assert [(each.tokens_per_s_per_gpu, each.latency_ms) for each in pareto_front(points)] == [(1, 1), (5, 3), (9, 7)]
 
 
 @pytest.mark.parametrize(("ep_size", "num_slots"), [(32, 288), (72, 288), (144, 288), (144, 432)])
