@@ -42,7 +42,7 @@ from planner.plan.plan import Plan
 from planner.plan.unit_starts import joint_start_s, start_stages
 from planner.schedule.starts import READY_S
 from planner.schedule.stretches import Stretch, TimesOfDay, demand_shares, entry_starts, stretches_between
-from planner.spec.start import StartSpec
+from planner.spec.schedule import StartSpec
 
 TOOLS: tuple[Tool, ...] = ("git", "pulumi")
 SEVERITY: tuple[Verdict, ...] = ("no_restart", "rolling", "degraded", "outage")

@@ -35,9 +35,8 @@ from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.nodes import nodes_of, spares_with
 from planner.layout.unit import Unit
-from planner.spec.hours import active_minutes
 from planner.spec.resolved import ResolvedSpec
-from planner.spec.schedule import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec, active_minutes
 from planner.spec.schema import Spec
 from planner.spec.undecided import is_undecided
 from planner.spec.uptime import UptimeSpec

@@ -18,8 +18,8 @@ from planner.placement.greedy import place_greedily
 from planner.placement.nodes import choose_nodes
 from planner.placement.quality import Objective, measure
 from planner.placement.task import Assignment, Task, UnplacedUnit, make_task
-from planner.spec.hours import active_minutes
 from planner.spec.resolved import ResolvedSpec
+from planner.spec.schedule import active_minutes
 
 
 @dataclass(frozen=True)

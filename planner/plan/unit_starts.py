@@ -12,7 +12,7 @@ from planner.facts.terms import Phase
 from planner.layout.memory import node_bytes
 from planner.plan.plan import Plan
 from planner.schedule.starts import StartTimes, UnitRead, Window, starts_of
-from planner.spec.start import StartSpec
+from planner.spec.schedule import StartSpec
 
 
 def single_start_s(plan: Plan) -> float | None:

@@ -12,8 +12,7 @@ from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest
 from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_times, starts_of
-from planner.spec.hours import weeks_of
-from planner.spec.schedule import ScheduleSpec, WindowSpec
+from planner.spec.schedule import ScheduleSpec, WindowSpec, weeks_of
 
 LONGEST_S = 6 * 3600.0  # the most that schedule.warm_up accepts
 

@@ -24,8 +24,7 @@ from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
 from planner.schedule.starts import StartTimes, Window
 from planner.schedule.transitions import State, Transition, nodes_taken, plan_stages, plan_transitions
-from planner.spec.hours import window_minutes, window_starts
-from planner.spec.schedule import OtherWindowsSpec, ScheduleSpec, WindowSpec
+from planner.spec.schedule import OtherWindowsSpec, ScheduleSpec, WindowSpec, window_minutes, window_starts
 from planner.spec.schema import Spec
 
 NOT_EXECUTED = "Without kubernetes.controller nothing switches units in a cluster: all of them stay on."

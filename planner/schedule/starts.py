@@ -24,8 +24,8 @@ from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import node_bytes
+from planner.spec.schedule import StartSpec
 from planner.spec.schema import Spec
-from planner.spec.start import StartSpec
 
 MAPS_S = 5.0  # assumed: time to read and check the expert maps with the launch file
 READY_S = 10.0  # the period of a readiness probe is 10 s unless given (kubernetes.io, configure probes)

@@ -1,16 +1,42 @@
-"""The spec's `schedule` section: which units are on at which time of day."""
+"""The spec's `schedule` section: which units are on at which time of day, and how long a start of units takes.
 
+Sources of the defaults of `schedule.start`:
+    pods             assumed: images are on the nodes, and processes import and initialise their GPU
+    storage          assumed: ten storage nodes of 40 GB/s, as the 180 of 3FS read 6.6 TiB/s together
+                     (github.com/deepseek-ai/3FS 11901ca7 README.md, peak throughput)
+    join             assumed: rendezvous, communicators and buffers of a group of 144
+    graphs           github.com/vllm-project/vllm issue 19824: CUDA graphs of a 70B model on 8 GPUs in about 60 s
+    notice           assumed: a training job writes a checkpoint and ends
+
+`kubernetes.load_rate` is the rate at which one node reads weights.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from planner.facts.calendar import entry_of, week_around
+from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.quantities import quantity
 from planner.facts.terms import Phase
-from planner.spec.other_days import MAX_OTHER_DAYS, DayNames
 from planner.spec.phase import MAX_UNITS
-from planner.spec.section import Section
-from planner.spec.start import StartSpec
+from planner.spec.section import Section, quantity_field
 from planner.spec.undecided import AUTO, OR_AUTO
+
+MAX_OTHER_DAYS = 366
+
+Seconds = Annotated[float, *quantity("time", least="1ms", most="6h")]
+GbPerS = Annotated[float, *quantity("link")]
+DayNames = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=10)]],
+    Field(
+        min_length=1,
+        max_length=MAX_OTHER_DAYS,
+        description="Weekdays, and dates as 2026-12-24, in the schedule's time zone.",
+        examples=[["saturday", "sunday", "2026-12-24"]],
+    ),
+]
 
 
 class WindowSpec(Section):
@@ -65,6 +91,18 @@ class OtherWindowsSpec(Section):
         " last one are on.",
         examples=[[{"at": "09:00", "prefill_units": 8, "decode_units": 2}]],
     )
+
+
+class StartSpec(Section):
+    """The times of a start of units, stage by stage, and the bandwidth at which all starting units read weights."""
+
+    pods: Seconds = quantity_field("30s", "Time until pods are placed and their processes run.")
+    storage: GbPerS = quantity_field(
+        "400GB/s", "Bandwidth of the storage, shared by all nodes that read weights at once."
+    )
+    join: Seconds = quantity_field("30s", "Time until all ranks of a unit have joined each other.")
+    graphs: Seconds = quantity_field("60s", "Time to capture CUDA graphs.")
+    notice: Seconds = quantity_field("5min", "Notice before a start, for other work to leave the nodes.")
 
 
 class ScheduleSpec(Section):
@@ -136,3 +174,33 @@ class ScheduleSpec(Section):
     @classmethod
     def _short_form(cls, written: Any) -> Any:
         return {"windows": AUTO} if written == AUTO else written
+
+
+def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
+    """Yield cycles of days, each day as its windows: the ordinary day alone, and the week around each special day."""
+    yield (schedule.windows,)
+    others = [other.days for other in schedule.other_days]
+    for day in (day for days in others for day in days):
+        entries = (entry_of(each, others) for each in week_around(day))
+        yield tuple(schedule.windows if entry is None else schedule.other_days[entry].windows for entry in entries)
+
+
+def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> int:
+    """Return the minutes of an ordinary day for which unit `index` of `phase` is on."""
+    if schedule is None:
+        return DAY_MINUTES
+    lengths = zip(schedule.windows, window_minutes(schedule), strict=True)
+    return sum(length for window, length in lengths if index < window.num_units(phase))
+
+
+def window_minutes(schedule: ScheduleSpec) -> list[int]:
+    """Return the minutes that each window lasts, in the order of the spec. A rule ensures that starts differ."""
+    starts = window_starts(schedule)
+    ordered = sorted(starts)
+    following = dict(zip(ordered, [*ordered[1:], ordered[0] + DAY_MINUTES], strict=True))
+    return [following[start] - start for start in starts]
+
+
+def window_starts(schedule: ScheduleSpec) -> list[int]:
+    """Return the minute of the day at which each window starts, in the order of the spec."""
+    return [minute_of(window.at) for window in schedule.windows]

@@ -8,7 +8,7 @@ from pydantic import Field
 from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_MINUTES, DAY_S
 from planner.facts.terms import Phase
-from planner.spec.other_days import MAX_OTHER_DAYS, DayNames
+from planner.spec.schedule import MAX_OTHER_DAYS, DayNames
 from planner.spec.section import Section
 
 HOURS = 24

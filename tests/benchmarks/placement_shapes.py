@@ -6,7 +6,7 @@ from planner.layout.nodes import nodes_of
 from planner.placement.task import UnplacedUnit, make_task
 from planner.rules.check import check_spec
 from planner.spec.cluster import ClusterSpec
-from planner.spec.hours import active_minutes
+from planner.spec.schedule import active_minutes
 
 PUBLISHED = Path(__file__).parents[2] / "stacks" / "specs" / "deepseek-h800.yaml"
 UNITS = (("prefill", 29, 4), ("decode", 9, 18))  # phase, units, nodes of each

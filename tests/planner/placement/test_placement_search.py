@@ -11,8 +11,7 @@ from planner.placement.greedy import place_greedily
 from planner.placement.improve import _candidates
 from planner.placement.quality import measure
 from planner.placement.task import UnplacedUnit, make_task
-from planner.spec.hours import active_minutes
-from planner.spec.schedule import ScheduleSpec
+from planner.spec.schedule import ScheduleSpec, active_minutes
 
 MAX_NODES = 16
 

@@ -11,7 +11,7 @@ from planner.plan.fit import check_fit
 from planner.problems.errors import InfeasibleError
 from planner.rules.check import change_spec, check_spec
 from planner.schedule.starts import Start, StartTimes, UnitRead, Window, least_warm_up, loading_times, starts_of
-from planner.spec.start import StartSpec
+from planner.spec.schedule import StartSpec
 
 DAY_S = 86_400
 starts_of_a_day = st.lists(
