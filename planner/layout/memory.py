@@ -8,7 +8,7 @@ Glossary, with DeepSeek-V3's decode unit on an H800 as the worked example:
     weights        resident parts + routed slots              20.1 GB + 2 x 2.554 GB = 25.2 GB
     activations    of the largest step that limits allow      (`working_memory.py`)
     buffers        dispatch, combine and collectives          (`working_memory.py`)
-    reserve        context, library workspaces, CUDA graphs   (and, for SGLang, `headroom.py`)
+    reserve        context, library workspaces, CUDA graphs   (and SGLang's headroom)
     KV per token   over all layers                            576 x 2 B x 61 = 70,272 B
     KV per request windows and states, of constant size       none; 75.5 MB for Qwen3-Next
 
@@ -17,6 +17,10 @@ The invariant: weights + activations + buffers + reserve + KV == usable bytes. K
 length fits.
 
 On `cpu` there is nothing to split: ranks share the host's memory, and no spec states its size.
+
+A pod needs host memory too, as far as a plan knows it: ranks on the node x (a rank's cache of prompts' KV in host
+memory + a process). Requests whose KV waits outside the GPU use the same memory as this cache, which gives way to them
+(`runtime/kv/host_memory.py`), so they add nothing.
 """
 
 from collections.abc import Sequence
@@ -27,14 +31,20 @@ from planner.facts.engines import OURS
 from planner.facts.quantities import gb
 from planner.facts.terms import EngineName, Phase
 from planner.layout.dispatch import dispatched_tokens
-from planner.layout.headroom import HEADROOM_SOURCE, sglang_working_bytes
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.weights import Weights, weights_of
-from planner.layout.working_memory import activation_bytes, buffer_bytes, largest_step_field
+from planner.layout.working_memory import (
+    HEADROOM_SOURCE,
+    activation_bytes,
+    buffer_bytes,
+    largest_step_field,
+    sglang_working_bytes,
+)
 from planner.problems.finding import Finding
 from planner.spec.phase import PhaseSpec
 from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.resolved import ResolvedSpec
+from planner.spec.schema import Spec
 
 # Requests hold at least this share of the KV of requests of full length: DeepSeek's decode has room for 22 of 128, and
 # its requests hold 4,989 of 32,768 tokens on average.
@@ -51,6 +61,10 @@ SOURCES = {
     "github.com/vllm-project/vllm issue 50576",
     "headroom": HEADROOM_SOURCE,
 }
+
+# Phases whose ranks compute prompts and keep the prompts' KV. A decode rank receives KV from prefill instead.
+KEEPS_KV: Sequence[Phase] = ("prefill", "mixed")
+PROCESS_BYTES = 2**29  # a lower bound: importing torch and the runtime on a CPU took 540 MiB
 
 # The runtime's pages, like FlashMLA's: github.com/deepseek-ai/FlashMLA 26d30779 README.md
 KV_PAGE_TOKENS = 64
@@ -196,6 +210,12 @@ def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp
     gpus = min(ep_size, gpus_per_node)
     parts = min(attention_tp, gpus)  # different parts of attention on the node
     return float((weights_bytes - routed_bytes) * parts + gpus * routed_bytes)
+
+
+def pod_host_bytes(spec: Spec, phase: Phase, ranks_per_node: int) -> int | None:
+    """Return the host memory that a pod of `phase` needs at least; None if its ranks keep no KV there."""
+    kept = spec.kv_cache.memory
+    return None if kept is None or phase not in KEEPS_KV else ranks_per_node * (kept + PROCESS_BYTES)
 
 
 def _drop_unloaded(spec: ResolvedSpec, weights: Weights) -> Weights:

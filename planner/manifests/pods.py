@@ -15,7 +15,7 @@ from planner.facts import names
 from planner.facts.engines import OURS
 from planner.facts.exchange import EXCHANGES
 from planner.layout.dispatch import is_normal
-from planner.layout.host_memory import pod_host_bytes
+from planner.layout.memory import pod_host_bytes
 from planner.layout.unit import Unit
 from planner.manifests.nics import nic_variables
 from planner.manifests.pod_parts import (

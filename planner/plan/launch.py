@@ -26,8 +26,7 @@ from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
-from planner.layout.host_memory import KEEPS_KV
-from planner.layout.memory import in_pages, kv_bytes, static_fraction
+from planner.layout.memory import KEEPS_KV, in_pages, kv_bytes, static_fraction
 from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
 from planner.placement.place import Placement

@@ -14,8 +14,7 @@ from planner.facts.day import HOUR_MINUTES, MINUTE_S, hh_mm, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
-from planner.layout.host_memory import pod_host_bytes
-from planner.layout.memory import node_bytes
+from planner.layout.memory import node_bytes, pod_host_bytes
 from planner.layout.nodes import spares_with
 from planner.plan.expected import Demand, Performance, Promise, StretchDemand
 from planner.plan.plan import Plan

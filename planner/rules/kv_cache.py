@@ -6,8 +6,7 @@ from math import ceil
 from planner.facts import names
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Phase
-from planner.layout.host_memory import KEEPS_KV, PROCESS_BYTES
-from planner.layout.memory import in_pages
+from planner.layout.memory import KEEPS_KV, PROCESS_BYTES, in_pages
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import for_example, nearest
 from planner.rules.forms import VOLUMES, is_folder

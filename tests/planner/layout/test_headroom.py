@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 
 from planner.facts.catalog import GPUS
-from planner.layout.headroom import sglang_working_bytes
 from planner.layout.memory import RESERVE_BYTES, kv_bytes, split_memory, static_fraction
+from planner.layout.working_memory import sglang_working_bytes
 from tests.planner.layout.test_memory import DEEPSEEK, PAIR, Checked, laid_out, layouts
 
 MIB = 2**20
