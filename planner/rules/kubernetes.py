@@ -1,8 +1,9 @@
 """Rules about `kubernetes`, except those about volumes, pods and overlays."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
+from typing import Any
 
 from planner.estimate.loading import slowest_start
 from planner.facts.day import DAY_S, MINUTE_S
@@ -19,6 +20,14 @@ from planner.spec.resolved import ResolvedSpec
 
 READING_MARGIN = 2  # assumed: offer twice the reading time, since other nodes read too and pods start first
 IMAGE_WORDS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "tidemill": "tidemill-runtime"}
+# Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (baseline)
+EXPOSING_FIELDS = {
+    "hostNetwork": "the pod then reaches all that its node reaches; kubernetes.host_network says it for units",
+    "hostPID": "the pod could then see and kill the node's processes",
+    "hostIPC": "the pod then shares memory with the processes of its node",
+    "privileged": "a privileged container has all rights of its node",
+    "hostPath": "the pod then has a folder of its node, and may write there unless it is mounted read-only",
+}
 
 
 def controller_needs_schedule(c: Written) -> Iterator[Finding]:
@@ -137,6 +146,23 @@ def lent_nodes_need_priority_class(c: Candidate) -> Iterator[Finding]:
         yield Finding("kubernetes.controller.lend_nodes", True, rule, reason, fix)
 
 
+def pods_stay_isolated(c: Candidate) -> Iterator[Finding]:
+    """Warn of overlay fields that open the node to a pod, and of `host_network` if it bypasses network policies.
+
+    By default pods see only the parts of their node that the spec names. Some sites need more, and the warning shows
+    this to a reviewer. What a namespace admits, Pod Security decides: `tidemill doctor` asks the cluster.
+    """
+    kubernetes = c.resolved.written.kubernetes
+    rule = "W108 opens the node to a pod"
+    if kubernetes.host_network and kubernetes.network_policies:
+        reason = "NetworkPolicies do not hold there: who can reach the nodes can reach the ranks' ports"
+        fix = "protect the nodes with a firewall, or remove it and give pods their NICs with kubernetes.rdma"
+        yield Finding("kubernetes.host_network", True, rule, reason, fix)
+    if kubernetes.overlay is not None:
+        for path in _find_exposing_fields(kubernetes.overlay.model_dump(), "kubernetes.overlay"):
+            yield Finding(path, None, rule, EXPOSING_FIELDS[path.rpartition(".")[2]], removal())
+
+
 def ready_timeout_covers_start(c: Candidate) -> Iterator[Finding]:
     """Warn of a `ready_timeout` that is shorter than the slowest start of a pod.
 
@@ -184,6 +210,18 @@ def _minutes(seconds: float) -> int:
     return ceil(seconds / MINUTE_S)
 
 
+def _find_exposing_fields(value: Any, path: str) -> Iterator[str]:
+    for key, inner in _children(value):
+        if key in EXPOSING_FIELDS and inner not in (None, False):
+            yield f"{path}.{key}"
+        else:
+            yield from _find_exposing_fields(inner, f"{path}.{key}")
+
+
+def _children(value: Any) -> Iterable[tuple[Any, Any]]:
+    return value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+
+
 RULES = (
     Rule("S516", "fields", controller_needs_schedule),
     Rule("S507", "fields", controller_needs_leader_worker_sets),
@@ -194,5 +232,6 @@ RULES = (
     Rule("W111", "laid out", pods_have_rdma),
     Rule("W125", "laid out", pod_drain_covers_schedule_drain),
     Rule("W128", "laid out", lent_nodes_need_priority_class),
+    Rule("W108", "laid out", pods_stay_isolated),
     Rule("W151", "started", ready_timeout_covers_start),
 )

@@ -12,7 +12,7 @@ from planner.estimate.throughput.predict import Prediction
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
-from planner.rules.predictions import Predicted
+from planner.rules.promises import Predicted
 from planner.rules.rule import Rule
 from planner.spec.resolved import ResolvedSpec
 

@@ -1,4 +1,4 @@
-"""Warn of latencies that a spec promises under `slo` and that its plan is predicted to miss.
+"""Warn of latencies that a spec promises under `slo` and that its plan is predicted to miss, and of slow overlaps.
 
 They stay warnings: predictions have wide ranges, and a promise may be a wish. If `auto` chose the layout, the search
 kept the promise with an estimate of the expert map's balance; the plan predicts with the map itself.
@@ -9,20 +9,22 @@ its latency is predicted with the plan's maps, and so is the number of units tha
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
+from typing import Protocol
 
+from planner.cost.demand import PhaseLoad
+from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.intervals import Estimate
-from planner.estimate.throughput.predict import Prediction
+from planner.estimate.throughput.predict import Prediction, saturated_rate
 from planner.estimate.utilisation import MIN_OFFERED_UTILISATION, highest_utilisation, shorter_steps
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Change, Fix, removal
-from planner.rules.predictions import Predicted
-from planner.rules.rule import Rule
+from planner.rules.rule import Candidate, Rule
 from planner.spec.resolved import ResolvedSpec
 
 CHOSEN = "auto chose its layout before its expert map was known"
@@ -33,7 +35,30 @@ GIVEN = {
 GIVEN_TURNS = "with fewer requests turns are shorter, and prompts wait less for theirs"  # for mixed units
 NOT_ENOUGH = {"ttft": ", but not soon enough to keep it", "tpot": ", but even one request takes longer than that"}
 WAITING = "its units are so full that prompts wait longer for their turn"
+LEAST_GAIN = 1.05  # assumed: smaller differences between two overlaps are within the prediction's error
 MIN_UNITS_RATIO = 1.005  # below this ratio, do not mention the number of units
+
+
+class Predicted(Candidate, Protocol):
+    """A candidate whose speed is predicted, and which can predict changed specs too."""
+
+    @property
+    def speed(self) -> Sequence[PhaseOutlook]:
+        """The predicted speed of each phase."""
+
+    @property
+    def searched(self) -> Collection[Phase]:
+        """The phases whose layouts the search chose by predicted speed."""
+
+    @property
+    def fullest(self) -> Sequence[PhaseLoad]:
+        """The highest load of each phase on any kind of day."""
+
+    def predicted_with(self, phase: Phase, change: Change) -> Prediction | None:
+        """Return the prediction of `phase` after a `change` of the spec, with the present expert map."""
+
+    def fuller(self, load: PhaseLoad) -> Prediction | None:
+        """Return the prediction of units that serve all of `load`, which is one of `fullest`; None if they cannot."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +75,29 @@ def slo_is_kept(c: Predicted) -> Iterator[Finding]:
     for outlook in c.speed:
         if outlook.prediction is not None:
             yield from _report_misses(c, outlook.phase, outlook.prediction)
+
+
+def overlap_pays_off(c: Predicted) -> Iterator[Finding]:
+    """Warn of each phase that is predicted to be faster without its overlap.
+
+    Overlap computes one micro-batch while the other's tokens travel. But each micro-batch reads the weights again,
+    fills the matmuls' tiles less, and leaves processors to the exchange. If the exchange is short or the batch is
+    small, this costs more time than the overlap hides. SGLang measures the same: two-batch overlap gains nothing on H20
+    until a batch has 64 or 128 requests (github.com/sgl-project/sglang pull 9660).
+    """
+    for outlook in c.speed:
+        case = outlook.case
+        if case is None or case.overlap == "none":
+            continue
+        overlapped, alone = saturated_rate(case), saturated_rate(replace(case, overlap="none"))
+        if alone >= LEAST_GAIN * overlapped:
+            rates = f"{overlapped:,.0f} instead of {alone:,.0f} tokens/s per GPU at full use"
+            rule = f"W137 is predicted to be slower than overlap: none ({rates})"
+            reason = (
+                "two half batches compute less efficiently than one batch, and the overlap hides less time than that"
+            )
+            fix = Fix("write overlap: none", ({HERE: "none"},))
+            yield Finding(f"{outlook.phase}.overlap", case.overlap, rule, reason, fix)
 
 
 def _report_misses(c: Predicted, phase: Phase, found: Prediction) -> Iterator[Finding]:
@@ -160,4 +208,4 @@ def _fix(reached: int, *offers: _Offer | None) -> Fix:
     return Fix(f"nearest: {reached}{said}", ({HERE: reached}, *(each.change for each in offered)))
 
 
-RULES = (Rule("W115", "predicted", slo_is_kept),)
+RULES = (Rule("W115", "predicted", slo_is_kept), Rule("W137", "predicted", overlap_pays_off))

@@ -13,7 +13,6 @@ from planner.rules import (
     engine_args,
     engine_limits,
     expert_load,
-    exposed,
     feasible,
     forms,
     gateway,
@@ -38,7 +37,7 @@ from planner.rules.written import Written
 SECTIONS = (
     forms,
     *(gateway, phases, expert_load, model, engine_args, attention, cluster, schedule, traffic, cost),
-    *(kubernetes, volumes, pods, overlay, kv_cache, operating_point, plausible, exposed, unused, duplicates),
+    *(kubernetes, volumes, pods, overlay, kv_cache, operating_point, plausible, unused, duplicates),
 )
 RULES: tuple[Rule, ...] = tuple(chain.from_iterable(each.RULES for each in SECTIONS))
 LIMITS: Mapping[EngineName, tuple[Rule, ...]] = {
@@ -80,9 +79,9 @@ def warnings_of(candidate: Candidate, *, is_runnable: bool) -> tuple[Finding, ..
 def rules_at(level: Level) -> tuple[Rule, ...]:
     """Return the rules of `level` for all engines."""
     if level == "predicted":
-        from planner.rules import overload, predictions, promises  # imported late: `validate` predicts nothing
+        from planner.rules import overload, promises  # imported late: `validate` predicts nothing
 
-        return (*promises.RULES, *predictions.RULES, *overload.RULES)
+        return (*promises.RULES, *overload.RULES)
     if level == "rendered":
         return tuple(dict.fromkeys(chain.from_iterable(LIMITS.values())))
     return tuple(rule for rule in (*feasible.RULES, *RULES) if rule.level == level)
