@@ -11,8 +11,7 @@ from planner.manifests.pod_parts import priority_of, probes_without_weights, req
 from planner.manifests.pods import Variables
 from planner.plan.plan import Plan
 from planner.plan.unit_starts import single_start_s
-from planner.schedule.schedule import Step
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import Step, Timetable
 from planner.spec.kubernetes import DemandSpec
 
 LIVENESS = Probe("/healthz", "health", None)

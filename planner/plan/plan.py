@@ -50,7 +50,7 @@ from planner.plan.sections import (
 )
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
-from planner.schedule.timetable import Timetable, timetable_of
+from planner.schedule.schedule import Timetable, plan_schedule
 from planner.search.decision import Decision
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
@@ -157,7 +157,7 @@ class Plan(Part):
     @cached_property
     def timetable(self) -> Timetable | None:
         """Return when each unit is on, or None if all units are always on."""
-        return timetable_of(self.spec, self.units)
+        return plan_schedule(self.spec, self.units)
 
     @property
     def endpoint(self) -> str:

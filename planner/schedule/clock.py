@@ -21,7 +21,7 @@ from itertools import chain
 
 from planner.facts.calendar import dates_between, instants_of, offset_at, wall_time
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
-from planner.schedule.schedule import Days, Step
+from planner.schedule.schedule import Step, Timetable
 
 DATES_KEPT = 1000  # dates in a cache. Assumed: about three years of one zone; a rehearsal passes a date per second
 
@@ -36,7 +36,7 @@ class Change:
     stops: tuple[str, ...]
 
 
-def units_at(days: Days, instant: int) -> tuple[str, ...]:
+def units_at(days: Timetable, instant: int) -> tuple[str, ...]:
     """Return the names of the units that are on at an instant, in seconds since 1970-01-01 00:00 UTC.
 
     They are in the order of the day's busiest steps: phase by phase, by number.
@@ -44,13 +44,13 @@ def units_at(days: Days, instant: int) -> tuple[str, ...]:
     return _Calendar(days).units_at(instant)
 
 
-def state_at(days: Days, instant: int) -> Step:
+def state_at(days: Timetable, instant: int) -> Step:
     """Return the step of the schedule that is in force at an instant, by the wall clock of the schedule's time zone."""
     wall = wall_time(instant, days.timezone)
     return _States.from_steps(days.steps_on(wall.date)).at(wall.minute)
 
 
-def changes_between(days: Days, begin: int, end: int) -> tuple[Change, ...]:
+def changes_between(days: Timetable, begin: int, end: int) -> tuple[Change, ...]:
     """Return the changes of the units that are on, after instant `begin` and up to `end`, in order."""
     calendar = _Calendar(days)
     found, before = [], calendar.units_at(begin)
@@ -93,7 +93,7 @@ class _States:
 class _Calendar:
     """The schedule's states on each date, sorted once and then read for many instants."""
 
-    def __init__(self, days: Days) -> None:
+    def __init__(self, days: Timetable) -> None:
         self._days, self._zone = days, days.timezone
         self._states: dict[str, _States] = {}
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.schedule.clock import changes_between, units_at
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import Timetable
 
 Kind = Literal["start", "serve", "drain", "stop"]
 KINDS: tuple[Kind, ...] = ("start", "serve", "drain", "stop")  # of one run, in order

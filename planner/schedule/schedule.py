@@ -65,11 +65,17 @@ class OtherDays:
 
 
 @dataclass(frozen=True)
-class Days:
-    """The states of an ordinary day, in the order of the spec's windows, and those of special days."""
+class Timetable:
+    """Which units are on when: the states of an ordinary day, in the order of the spec's windows, and of special days.
+
+    The controller follows it.
+    """
 
     timezone: str  # IANA name
     steps: tuple[Step, ...]
+    warm_up_s: float  # for which a unit has its nodes before it serves
+    drain_s: float  # for which a unit keeps them afterwards
+    notice_s: float = 0.0  # how long before a unit takes its nodes other work on them is warned
     other_days: tuple[OtherDays, ...] = field(default=(), kw_only=True)
 
     @property
@@ -88,9 +94,9 @@ class Days:
         return self.steps if entry is None else self.other_days[entry].steps
 
 
-@dataclass(frozen=True)
-class DaySchedule(Days):
-    """The states of all days, with the transitions between them and the nodes that they use."""
+@dataclass(frozen=True, kw_only=True)
+class DaySchedule(Timetable):
+    """A timetable with the transitions between its states, and the nodes that these use."""
 
     transitions: tuple[Transition, ...]
     mean_nodes_taken: float  # nodes of units that warm up or drain included
@@ -129,17 +135,20 @@ def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = 
     return DaySchedule(
         timezone=spec.schedule.timezone,
         steps=steps,
+        warm_up_s=spec.schedule.warm_up,
+        drain_s=spec.schedule.drain,
+        notice_s=spec.schedule.start.notice,
         transitions=transitions,
         mean_nodes_taken=mean_nodes_taken,
         gpus_per_node=spec.cluster.gpus_per_node,
         other_days=tuple(
-            OtherDays(tuple(other.days), *_plan_day(spec, replace_windows(spec.schedule, other), units, times))
+            OtherDays(tuple(other.days), *_plan_day(spec, _replace_windows(spec.schedule, other), units, times))
             for other in spec.schedule.other_days
         ),
     )
 
 
-def replace_windows(schedule: ScheduleSpec, other: OtherWindowsSpec) -> ScheduleSpec:
+def _replace_windows(schedule: ScheduleSpec, other: OtherWindowsSpec) -> ScheduleSpec:
     """Return `schedule` with the windows of `other` on all days, and no special days."""
     return schedule.model_copy(update={"windows": other.windows, "other_days": []})
 
@@ -148,7 +157,7 @@ def _plan_day(
     spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit], times: StartTimes | None
 ) -> tuple[tuple[Step, ...], tuple[Transition, ...], float]:
     """Return a day's states by the windows of `schedule`, its transitions, and the mean number of nodes in use."""
-    starts, steps = window_starts(schedule), plan_steps(spec, schedule, units)
+    starts, steps = window_starts(schedule), _plan_steps(spec, schedule, units)
     states = [State(minute, step.units) for minute, step in zip(starts, steps, strict=True)]
     nodes = {unit.name: len(unit.nodes) for unit in units}
     windows = sorted(
@@ -160,7 +169,7 @@ def _plan_day(
     return steps, transitions, nodes_taken(nodes, states, transitions)
 
 
-def plan_steps(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tuple[Step, ...]:
+def _plan_steps(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tuple[Step, ...]:
     """Return the states of a day, one for each window of `schedule`."""
     racks = _racks(spec)
     return tuple(

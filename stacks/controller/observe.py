@@ -9,8 +9,7 @@ from planner.facts import names
 from planner.facts.calendar import is_day, is_timezone
 from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
-from planner.schedule.schedule import OtherDays, Step
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import OtherDays, Step, Timetable
 from stacks.controller.clock import Clock
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation

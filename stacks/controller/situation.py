@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.facts.terms import Phase
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import Timetable
 
 __all__ = ["Force", "Gateway", "LiveUnit", "Orders", "Situation"]
 

@@ -23,7 +23,7 @@ from planner.facts.quantities import read_seconds
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
 from planner.schedule.runs import Act, Kind, Run, list_acts, runs_between
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import Timetable
 
 __all__ = ["DayRecord", "DueAct", "MachineTimes", "advance", "machine_times", "plan_play", "read_length"]
 

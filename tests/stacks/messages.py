@@ -19,8 +19,7 @@ from unittest.mock import patch
 from planner.facts.names import labels
 from planner.facts.trace import TraceRequest
 from planner.problems.errors import TidemillError
-from planner.schedule.schedule import Step
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import Step, Timetable
 from planner.spec.pods import OverlaySpec
 from stacks.controller.cli import read_deployment
 from stacks.controller.order_cli import read_state, read_until, require_deployment, require_state_or_end

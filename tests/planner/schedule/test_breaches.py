@@ -31,7 +31,15 @@ def day_of(windows, rules):
     states = [State(start, step.units) for start, step in zip(starts, steps, strict=True)]
     sizes = {name: NODES[phase] for phase in NODES for name in names[phase]}
     transitions = plan_transitions(states, sizes, rules)
-    day = DaySchedule("UTC", tuple(steps), transitions, nodes_taken(sizes, states, transitions), 8)
+    day = DaySchedule(
+        "UTC",
+        tuple(steps),
+        rules.warm_up,
+        rules.drain,
+        transitions=transitions,
+        mean_nodes_taken=nodes_taken(sizes, states, transitions),
+        gpus_per_node=8,
+    )
     return day, {name: [f"{name}-{index}" for index in range(size)] for name, size in sizes.items()}
 
 

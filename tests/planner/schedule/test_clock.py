@@ -11,7 +11,7 @@ from planner.facts.calendar import instants_of, wall_time
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
 from planner.schedule import clock
 from planner.schedule.clock import changes_between, units_at
-from planner.schedule.schedule import Days, OtherDays, Step
+from planner.schedule.schedule import OtherDays, Step, Timetable
 
 
 def day_of(zone, **windows):
@@ -21,7 +21,7 @@ def day_of(zone, **windows):
         Step(at, 0, {"mixed": number}, tuple(f"u{index}" for index in range(number)), number, None)
         for at, number in times.items()
     )
-    return Days(zone, steps)
+    return Timetable(zone, steps, 0.0, 0.0)
 
 
 def utc(written):

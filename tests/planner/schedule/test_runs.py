@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from planner.facts.day import DAY_S, hh_mm
 from planner.schedule.clock import units_at
 from planner.schedule.runs import KINDS, list_acts, runs_between
-from planner.schedule.schedule import OtherDays, Step
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import OtherDays, Step, Timetable
 
 MINUTE_S = 60
 

@@ -1,7 +1,6 @@
 """A small day for the controller: two prefill and two decode units, both by day and one of each by night."""
 
-from planner.schedule.schedule import Step
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import Step, Timetable
 from stacks.controller.situation import LiveUnit, Orders, Situation
 
 UNITS = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}

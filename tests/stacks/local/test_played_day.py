@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from planner.compiler import plan_from
 from planner.facts.day import hh_mm
 from planner.problems.errors import CallError, InfeasibleError
-from planner.schedule.schedule import Step
-from planner.schedule.timetable import Timetable
+from planner.schedule.schedule import Step, Timetable
 from stacks.local import supervisor, watched_group
 from stacks.local.layout import GatewayProcess, Layout, NodeProcess
 from stacks.local.played_day import DayRecord, DueAct, advance, machine_times, plan_play, read_length
