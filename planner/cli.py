@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from planner.command.options import add_color, add_command, add_format, add_given, add_overlays, add_previous, add_spec
-from planner.command.printed import print_colored, print_json, say, show_progress, warn
+from planner.command.printed import print_colored, print_json, require_writable, say, show_progress, warn, write_result
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
 from planner.facts.quantities import first_of
@@ -23,7 +23,6 @@ from planner.guide.cli import add_explain, add_init
 from planner.plan.fit import Fit, check_fit
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError, TidemillError
-from planner.problems.output import require_writable, write_result
 from planner.spec.schema import Spec
 
 if TYPE_CHECKING:

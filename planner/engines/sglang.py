@@ -46,11 +46,11 @@ from planner.engines.own_options import own_options
 from planner.engines.routers import discovery, health_checks
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
+from planner.facts.quantisation import KvDtype, kv_dtype
 from planner.facts.terms import Phase, Precision
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.unit import Unit
 from planner.spec.phase import PhaseSpec
-from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import Spec
 
 HTTP_PORT = 30000

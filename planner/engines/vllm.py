@@ -37,11 +37,11 @@ from planner.engines.routers import discovery, health_checks
 from planner.engines.sglang import captured_batches
 from planner.facts.engine_models import ENGINE_MODELS, moves_form
 from planner.facts.exchange import queue_variables
+from planner.facts.quantisation import KvDtype, kv_dtype
 from planner.facts.terms import Phase, Precision
 from planner.layout.dispatch import step_tokens
 from planner.layout.unit import Unit
 from planner.spec.phase import PhaseSpec
-from planner.spec.precision import KvDtype, kv_dtype
 from planner.spec.schema import Spec
 
 HTTP_PORT = 8000

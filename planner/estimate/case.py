@@ -11,9 +11,9 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import why_unknown, work_of
+from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.resolved import ResolvedSpec
 
 

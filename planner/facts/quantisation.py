@@ -1,13 +1,17 @@
 """Formats of single matrices, and the precision by which a spec names a checkpoint's formats together.
 
 A format belongs to one matrix: the bits of a weight, and a scale for a block of weights. A precision is a spec's word
-for a whole checkpoint: it has a format for each role, as in checkpoints with that name.
+for a whole checkpoint: it has a format for each role, as in checkpoints with that name. Values that a phase's precision
+does not quantise have data types of their own: KV by default, and results of matmuls.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from planner.facts.terms import KvPrecision, Precision
+
+KvDtype = Literal["fp8", "bf16", "fp32"]
+KV_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2, "fp32": 4}
 
 Format = Literal["fp32", "bf16", "fp8", "fp8_plain", "mxfp8", "nvfp4", "mxfp4", "int4", "int4_by_32", "int4_by_64"]
 
@@ -73,3 +77,13 @@ MXFP4 = Quantisation("mxfp4", "MXFP4 experts beside BF16")
 FP8_MXFP4 = Quantisation("fp8_mxfp4", "MXFP4 experts beside FP8")
 W4A16 = Quantisation("w4a16", "INT4 experts by 32 beside BF16")
 KNOWN = (FP8, NVFP4, FP8_NVFP4, W4AFP8, MXFP4, FP8_MXFP4, W4A16)
+
+
+def kv_dtype(precision: Precision, kv_precision: KvPrecision | None = None) -> KvDtype:
+    """Return the data type of KV: `kv_precision`, else FP32 in fp32, else BF16, as DeepSeek has beside FP8 matmuls."""
+    return kv_precision or ("fp32" if precision == "fp32" else "bf16")
+
+
+def wide_bytes(precision: Precision) -> int:
+    """Return the bytes of a value that is not quantised, such as a matmul's result: BF16, or FP32 in fp32."""
+    return 4 if precision == "fp32" else 2

@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.command.printed import require_writable
 from planner.families import MODELS
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
-from planner.problems.output import require_writable
 from planner.rules.check import check_document
 from planner.spec.yaml import decode_document
 

@@ -18,10 +18,10 @@ from planner.facts.catalog import Gpu
 from planner.facts.engines import OURS
 from planner.facts.gate import Gate
 from planner.facts.model import Model
+from planner.facts.quantisation import wide_bytes
 from planner.facts.terms import EngineName, Phase, Precision, SplitRule
 from planner.layout.layout import PhaseLayout
 from planner.spec.phase import PhaseSpec
-from planner.spec.precision import wide_bytes
 from planner.spec.schema import Spec
 
 SCALE_CHANNELS = 128

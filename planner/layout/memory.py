@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from planner.facts.engines import OURS
+from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.quantities import gb
 from planner.facts.terms import EngineName, Phase
 from planner.layout.dispatch import dispatched_tokens
@@ -42,7 +43,6 @@ from planner.layout.working_memory import (
 )
 from planner.problems.finding import Finding
 from planner.spec.phase import PhaseSpec
-from planner.spec.precision import KV_BYTES, kv_dtype
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 

@@ -38,9 +38,8 @@ from functools import lru_cache
 
 from planner.facts.attention.kind import Matrix, Part
 from planner.facts.model import Dense, Layer, Model
-from planner.facts.quantisation import FORMATS, Format, Formats
+from planner.facts.quantisation import FORMATS, Format, Formats, wide_bytes
 from planner.facts.terms import Precision
-from planner.spec.precision import wide_bytes
 
 BLOCK_SIDE = 128
 HASHED_BYTES = 8  # of each expert number in a hash table: transformers 5.23.0, DeepseekV4HashRouter

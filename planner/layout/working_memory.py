@@ -28,11 +28,11 @@ docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 
 from planner.facts.exchange import NVLINK_PEERS
 from planner.facts.model import Model
+from planner.facts.quantisation import wide_bytes
 from planner.facts.terms import Phase, Precision
 from planner.layout.dispatch import SCALE_CHANNELS, message_bytes, step_tokens
 from planner.layout.layout import PhaseLayout
 from planner.spec.phase import PhaseSpec
-from planner.spec.precision import wide_bytes
 
 MAX_IMBALANCE = 1 + 1.564  # tokens that the fullest rank receives / the mean of all ranks
 

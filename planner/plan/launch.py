@@ -24,6 +24,7 @@ from planner.facts import names
 from planner.facts.digest import canonical_json, digest_of, digest_of_texts
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
+from planner.facts.quantisation import KV_BYTES, KvDtype, kv_dtype
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.memory import KEEPS_KV, in_pages, kv_bytes, static_fraction
@@ -33,7 +34,6 @@ from planner.placement.place import Placement
 from planner.plan.pods import uses_multinode_nvlink
 from planner.plan.sections import Memory
 from planner.spec.phase import PhaseSpec
-from planner.spec.precision import KV_BYTES, KvDtype, kv_dtype
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 

@@ -7,13 +7,13 @@ sizes that the other rules accept too, as far as their fields are known.
 from collections.abc import Iterator
 
 from planner.facts.model import Model
+from planner.facts.quantisation import kv_dtype
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest_of
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.phase import MAX_ATTENTION_TP
-from planner.spec.precision import kv_dtype
 
 
 def attention_groups_align_with_nodes(c: Written, phase: Phase) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from planner.facts import names
+from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Phase
 from planner.layout.memory import KEEPS_KV, PROCESS_BYTES, in_pages
@@ -13,7 +14,6 @@ from planner.rules.forms import VOLUMES, is_folder
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.pods import overlap
-from planner.spec.precision import KV_BYTES, kv_dtype
 
 MEMORY, DISK = "kv_cache.memory", "kv_cache.disk"
 POD_MEMORY = "kubernetes.resources.unit.memory"

@@ -6,13 +6,13 @@ What an engine cannot run is checked in `engine_limits.py`: such a spec is valid
 from collections.abc import Iterator
 
 from planner.facts.engines import ENGINES, OURS
+from planner.facts.quantisation import kv_dtype
 from planner.facts.terms import EngineName
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix, nearest, removal
 from planner.rules.rule import Candidate, Rule
 from planner.rules.written import Written
 from planner.spec.pods import volume_of
-from planner.spec.precision import kv_dtype
 from planner.spec.schema import Spec
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import get_args
 
 from planner.facts.model import Model
-from planner.facts.quantisation import KNOWN
+from planner.facts.quantisation import KNOWN, kv_dtype
 from planner.facts.quantities import counted
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages, memory_of
@@ -14,7 +14,6 @@ from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.rules.rule import Candidate, Rule
 from planner.rules.written import Written
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
-from planner.spec.precision import kv_dtype
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 

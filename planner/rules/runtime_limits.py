@@ -7,10 +7,10 @@ refuse it as infeasible.
 from collections.abc import Iterator
 
 from planner.facts.engine_models import ENGINE_MODELS
+from planner.facts.quantisation import kv_dtype
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, nearest, removal
 from planner.rules.rule import Candidate, Rule, limit
-from planner.spec.precision import kv_dtype
 
 RUNNABLE = ("deepseek_v3", "deepseek_v2", "kimi_k2", "kimi_k25")  # names of families in transformers
 PRECISIONS = ("fp8", "bf16", "fp32")

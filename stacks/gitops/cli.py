@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_spec
-from planner.command.printed import print_json
+from planner.command.printed import print_json, require_writable, write_result
 from planner.facts.digest import pretty_json
 from planner.problems.errors import InfeasibleError
-from planner.problems.output import require_writable, write_result
 
 __all__ = ["add_gitops"]
 

@@ -21,9 +21,9 @@ from typing import Literal
 
 import jinja2
 
+from planner.command.printed import write_result
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
-from planner.problems.output import write_result
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
 from stacks.controller.cli import DEFINITION

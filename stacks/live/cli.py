@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format
-from planner.command.printed import print_json
-from planner.problems.output import require_writable, write_result
+from planner.command.printed import print_json, require_writable, write_result
 from planner.problems.printable import without_passwords
 
 __all__ = ["add_recorded"]

@@ -27,12 +27,11 @@ from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.latent import LatentAttention
 from planner.facts.model import Dense, Experts, Layer, Model
-from planner.facts.quantisation import FORMATS, Format, Formats
+from planner.facts.quantisation import FORMATS, KV_BYTES, Format, Formats, KvDtype, wide_bytes
 from planner.facts.quantities import BITS_PER_BYTE
 from planner.facts.terms import Precision
 from planner.layout.dispatch import message_bytes
 from planner.layout.weights import SIZES
-from planner.spec.precision import KV_BYTES, KvDtype, wide_bytes
 
 FLOPS_PER_WEIGHT = 2
 

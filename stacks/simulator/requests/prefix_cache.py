@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from planner.compiler import Compiled
+from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.trace import BLOCK_TOKENS
-from planner.spec.precision import KV_BYTES, kv_dtype
 
 __all__ = ["PrefixCache", "planned_cache"]
 

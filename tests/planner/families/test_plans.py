@@ -5,7 +5,7 @@ import json
 import pytest
 
 from planner.facts.digest import pretty_json
-from planner.facts.quantisation import FORMATS
+from planner.facts.quantisation import FORMATS, KV_BYTES
 from planner.families import MODELS
 from planner.families.published import FOLDER
 from planner.layout.weights import weights_of
@@ -13,7 +13,6 @@ from planner.plan.fit import check_fit
 from planner.plan.load import load_plan
 from planner.report.text import plan_text
 from planner.rules.check import check_spec
-from planner.spec.precision import KV_BYTES
 from tests.planner.conftest import CONFIG
 from tests.planner.families.model_parts import parameters_of
 from tests.templates.gpu_plans import SPEC as GPU_SPEC
