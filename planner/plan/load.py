@@ -24,7 +24,15 @@ from planner.facts.digest import digest_of
 from planner.facts.part import Maybe, Part
 from planner.facts.terms import Phase
 from planner.plan.plan import PLAN_VERSION, Plan, document_digest, plan_digest
-from planner.plan.rebuild import Kept, Reference, contradictions, disagreements, rebuilt_sections, spec_mistakes
+from planner.plan.rebuild import (
+    Kept,
+    Reference,
+    contradictions,
+    disagreements,
+    rebuilt_sections,
+    shared_facts,
+    spec_mistakes,
+)
 from planner.plan.sections import LaunchDocuments, PhaseShape, PlannedUnit, Schedule
 from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
 from planner.plan.spread import join_plan
@@ -102,22 +110,10 @@ def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
 
 
 def _kept(plan: Plan, spec: Spec) -> Kept:
-    first = plan.launch_documents[names.launch_file(plan.units[0].name)]
+    nodes = {phase: [tuple(unit.nodes) for unit in plan.units_of(phase)] for phase in spec.phases}
     rows = {unit.phase: plan.expert_maps[unit.expert_map].physical_to_logical for unit in plan.units}
-    return Kept(
-        written=plan.written,
-        spec=spec,
-        inputs=plan.inputs,
-        model=plan.model,
-        memory=plan.memory,
-        nodes={phase: [tuple(unit.nodes) for unit in plan.units_of(phase)] for phase in spec.phases},
-        maps={phase: rows.get(phase, ()) for phase in spec.phases},
-        shared_experts=next(iter(plan.phases.values())).shared_per_gpu,
-        kv_bytes_per_token=first["kv_cache"]["bytes_per_token"],
-        brings_code=first.get("brings_code", False),
-        quant_method=first.get("quant_method"),
-        is_runnable=plan.runnable,
-    )
+    maps = {phase: rows.get(phase, ()) for phase in spec.phases}
+    return Kept(shared_facts(plan), spec, nodes, maps, plan.runnable)
 
 
 def _check_rebuilt(plan: Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[Finding]:

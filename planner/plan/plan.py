@@ -27,7 +27,7 @@ from planner.estimate.uptime import Uptime
 from planner.facts import names
 from planner.facts.digest import digest_of, pretty_json
 from planner.facts.engines import OURS
-from planner.facts.part import Maybe, Part
+from planner.facts.part import Digest, Maybe, Part
 from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
@@ -36,7 +36,6 @@ from planner.plan.launch import LaunchDocument, move_disk, restore_map
 from planner.plan.pods import PhasePods, pods_of
 from planner.plan.row import Row
 from planner.plan.sections import (
-    Digest,
     Figures,
     JsonFinding,
     LaunchDocuments,

@@ -13,13 +13,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from planner.facts import names
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.digest import digest_of
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.engines import OURS
+from planner.facts.part import Digest, Maybe, Part
 from planner.facts.quantities import counted, first_of
 from planner.facts.terms import Phase
 from planner.layout.dispatch import split_of
@@ -27,7 +30,7 @@ from planner.layout.layout import PhaseLayout, layout_of
 from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument, LaunchInputs, build_launch_documents, strip_map
-from planner.plan.plan import Plan, seal_plan
+from planner.plan.plan import PLAN_VERSION, Plan, seal_plan
 from planner.plan.sections import Map, Memory, ModelShape, PlannedUnit
 from planner.plan.shapes import WRITE_ONE
 from planner.problems.finding import Finding
@@ -42,27 +45,34 @@ Rows = tuple[tuple[int, ...], ...]  # a map: [num_moe_layers][num_physical_exper
 Reference = tuple[str, object, str, bool]  # path, value, source to agree with, whether it agrees
 
 
+class SharedFacts(Part):
+    """The facts of a plan that all units share."""
+
+    version: Literal[3]
+    spec: dict[str, Any]  # with defaults, and with numbers for `auto`
+    inputs: dict[str, Digest]  # digests of the checkpoint's files, from which those of launch files follow
+    model: ModelShape
+    memory: dict[Phase, Memory]  # empty if ranks share host memory
+    shared_experts: Annotated[int, Field(ge=0)]
+    kv_bytes_per_token: Annotated[int, Field(ge=1)]
+    brings_code: Maybe[bool] = None
+    quant_method: Maybe[str] = None
+
+
 @dataclass(frozen=True)
 class Kept:
     """The facts of a plan that cannot be derived from other facts."""
 
-    written: Mapping[str, Any]  # the spec, with defaults and with numbers for `auto`
+    shared: SharedFacts
     spec: Spec
-    inputs: Mapping[str, str]  # digests of the checkpoint's files at least
-    model: ModelShape
-    memory: Mapping[Phase, Memory]  # empty if ranks share host memory
     nodes: Mapping[Phase, Sequence[tuple[str, ...]]]  # of each unit
     maps: Mapping[Phase, Rows]
-    shared_experts: int
-    kv_bytes_per_token: int
-    brings_code: bool
-    quant_method: str | None
     is_runnable: bool
 
     @cached_property
     def layouts(self) -> dict[Phase, PhaseLayout]:
         """Return the layout of each phase."""
-        sizes = self.model.num_routed_experts, self.shared_experts
+        sizes = self.shared.model.num_routed_experts, self.shared.shared_experts
         return {phase: layout_of(self.spec, phase, *sizes) for phase in self.spec.phases}
 
     @cached_property
@@ -82,6 +92,22 @@ class Kept:
         )
 
 
+def shared_facts(plan: Plan) -> SharedFacts:
+    """Return the facts that the units of `plan`, a valid one, share."""
+    unit = plan.launch_documents[names.launch_file(plan.units[0].name)]
+    return SharedFacts.model_construct(
+        version=PLAN_VERSION,
+        spec=plan.written,
+        inputs={name: plan.inputs[name] for name in _checkpoint_files(plan.spec) if name in plan.inputs},
+        model=plan.model,
+        memory=plan.memory,
+        shared_experts=next(iter(plan.phases.values())).shared_per_gpu,
+        kv_bytes_per_token=unit["kv_cache"]["bytes_per_token"],
+        brings_code=unit.get("brings_code"),
+        quant_method=unit.get("quant_method"),
+    )
+
+
 def spec_mistakes(written: Mapping[str, Any], spec: Spec) -> Iterator[Finding]:
     """Yield each rule that a plan's spec breaks, and each field that is still `auto`.
 
@@ -97,7 +123,7 @@ def spec_mistakes(written: Mapping[str, Any], spec: Spec) -> Iterator[Finding]:
 def contradictions(kept: Kept) -> Iterator[Finding]:
     """Yield a finding for each kept fact that contradicts another one. The spec must have no mistakes."""
     if kept.is_runnable:
-        yield from disagreements(_check_engine(kept.spec, kept.model.model_type, kept.memory.keys()))
+        yield from disagreements(_check_engine(kept.spec, kept.shared.model.model_type, kept.shared.memory.keys()))
     yield from disagreements(_check_phases(kept))
     yield from disagreements(_check_nodes(kept))
 
@@ -125,14 +151,14 @@ def rebuilt_sections(kept: Kept) -> dict[str, Any]:
     """Return the plan's sections that are kept or follow from kept facts, except `expert_maps`."""
     digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
     documents = _launch_documents(kept, digests)
-    weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in kept.memory.items()}
+    weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in kept.shared.memory.items()}
     times = start_times(kept.spec, list(kept.layouts.values()), weights)
     return {
         "name": kept.spec.name,
-        "spec": kept.written,
-        "inputs": kept.inputs,
-        "model": kept.model,
-        "memory": kept.memory,
+        "spec": kept.shared.spec,
+        "inputs": kept.shared.inputs,
+        "model": kept.shared.model,
+        "memory": kept.shared.memory,
         "runnable": kept.is_runnable,
         "phases": kept.layouts,
         "units": tuple(
@@ -148,7 +174,7 @@ def rebuilt_sections(kept: Kept) -> dict[str, Any]:
     }
 
 
-def checkpoint_files(spec: Spec) -> tuple[str, ...]:
+def _checkpoint_files(spec: Spec) -> tuple[str, ...]:
     """Return the names of the checkpoint's config and manifest, whose digests launch files have; empty if not named."""
     if isinstance(spec.model, str) or spec.model.config is None:
         return ()
@@ -157,21 +183,21 @@ def checkpoint_files(spec: Spec) -> tuple[str, ...]:
 
 def _launch_documents(kept: Kept, digests: Mapping[Phase, str]) -> dict[str, LaunchDocument]:
     inputs = LaunchInputs(
-        checkpoint=_checkpoint(kept.spec, kept.inputs),
-        kv_bytes_per_token=kept.kv_bytes_per_token,
-        memory=kept.memory,
+        checkpoint=_checkpoint(kept.spec, kept.shared.inputs),
+        kv_bytes_per_token=kept.shared.kv_bytes_per_token,
+        memory=kept.shared.memory,
         expert_maps={
             phase: {
                 "sha256": digests[phase],
-                "num_logical_experts": kept.model.num_routed_experts,
+                "num_logical_experts": kept.shared.model.num_routed_experts,
                 "physical_to_logical": rows,
             }
             for phase, rows in kept.maps.items()
         },
-        first_moe_layer=kept.model.num_dense_layers,
-        model_type=kept.model.model_type,
-        brings_code=kept.brings_code,
-        other_method=kept.quant_method,
+        first_moe_layer=kept.shared.model.num_dense_layers,
+        model_type=kept.shared.model.model_type,
+        brings_code=bool(kept.shared.brings_code),
+        other_method=kept.shared.quant_method,
         is_runnable=kept.is_runnable,
     )
     return build_launch_documents(kept.spec, kept.units, inputs)
@@ -181,7 +207,7 @@ def _checkpoint(spec: Spec, inputs: Mapping[str, str]) -> LaunchDocument | None:
     """Return the checkpoint with its digests: those of the spec, or of the files that the spec names."""
     if spec.checkpoint is None:
         return None
-    keys, files = ("config_digest", "weights_digest"), checkpoint_files(spec)
+    keys, files = ("config_digest", "weights_digest"), _checkpoint_files(spec)
     digests = map(inputs.get, files) if files else (getattr(spec.model, key, None) for key in keys)
     return {"uri": spec.checkpoint, **dict(zip(keys, digests, strict=True))}
 
@@ -203,7 +229,7 @@ def _check_engine(spec: Spec, model_type: str, memory: Collection[Phase]) -> Ite
 
 
 def _check_phases(kept: Kept) -> Iterator[Reference]:
-    yield "memory", sorted(kept.memory), "phases", kept.memory.keys() <= kept.layouts.keys()
+    yield "memory", sorted(kept.shared.memory), "phases", kept.shared.memory.keys() <= kept.layouts.keys()
     counts = Counter(unit.phase for unit in kept.units)
     for phase, layout in kept.layouts.items():
         source = f"spec, which has {counted(layout.num_units, f'{phase} unit')}"

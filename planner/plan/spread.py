@@ -17,18 +17,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
 from planner.facts import names
 from planner.facts.digest import digest_of_text, pretty_json
-from planner.facts.part import Digest, Maybe, Part
+from planner.facts.part import Part
 from planner.facts.stamp import is_stamped, stamped, unstamped
 from planner.facts.terms import Phase
 from planner.plan.plan import PLAN_VERSION, Plan
-from planner.plan.rebuild import Kept, checkpoint_files, contradictions, rebuild, spec_mistakes
-from planner.plan.sections import Memory, ModelShape
+from planner.plan.rebuild import Kept, SharedFacts, contradictions, rebuild, shared_facts, spec_mistakes
 from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
@@ -43,20 +42,6 @@ Row = Annotated[tuple[int, ...], Field(min_length=1)]
 P = TypeVar("P", bound=Part)
 
 
-class _Shared(Part):
-    """The facts of a plan that all units share."""
-
-    version: Literal[3]
-    spec: dict[str, Any]  # with defaults, and with numbers for `auto`
-    inputs: dict[str, Digest]  # digests of the checkpoint's files, from which those of launch files follow
-    model: ModelShape
-    memory: dict[Phase, Memory]  # empty if ranks share host memory
-    shared_experts: Annotated[int, Field(ge=0)]
-    kv_bytes_per_token: Count
-    brings_code: Maybe[bool] = None
-    quant_method: Maybe[str] = None
-
-
 class _UnitFile(Part):
     nodes: Annotated[tuple[str, ...], Field(min_length=1)]
 
@@ -67,25 +52,13 @@ class _MapFile(Part):
 
 def spread_plan(plan: Plan) -> dict[str, str]:
     """Return file name -> text of the folder's files for a plan that its engine can run."""
-    unit = plan.launch_documents[names.launch_file(plan.units[0].name)]
-    shared = _Shared(
-        version=PLAN_VERSION,
-        spec=plan.written,
-        inputs={name: plan.inputs[name] for name in checkpoint_files(plan.spec) if name in plan.inputs},
-        model=plan.model,
-        memory=plan.memory,
-        shared_experts=next(iter(plan.phases.values())).shared_per_gpu,
-        kv_bytes_per_token=unit["kv_cache"]["bytes_per_token"],
-        brings_code=unit.get("brings_code"),
-        quant_method=unit.get("quant_method"),
-    )
     maps = {
         _map_file(phase): _MapFile(physical_to_logical=plan.expert_maps[sha256].physical_to_logical)
         for phase, sha256 in plan.map_of.items()
     }
     units = {_unit_file(each.name): _UnitFile(nodes=tuple(each.nodes)) for each in plan.units}
     texts = {name: stamped(_text(each), with_digest=True) for name, each in {**maps, **units}.items()}
-    return {SHARED_FILE: stamped(_text(shared))} | texts
+    return {SHARED_FILE: stamped(_text(shared_facts(plan)))} | texts
 
 
 def join_plan(folder: Path) -> Plan:
@@ -114,24 +87,13 @@ def _missing_plan(folder: Path) -> CallError:
 
 
 def _join(folder: Path) -> Plan:
-    shared, file = _read(folder, SHARED_FILE, _Shared, PLAN_VERSION), folder / SHARED_FILE
+    shared, file = _read(folder, SHARED_FILE, SharedFacts, PLAN_VERSION), folder / SHARED_FILE
     spec = validate_spec(shared.spec, file)
     for finding in spec_mistakes(shared.spec, spec):
         raise CallError([finding.at(str(file))])
-    kept = Kept(
-        written=shared.spec,
-        spec=spec,
-        inputs=shared.inputs,
-        model=shared.model,
-        memory=shared.memory,
-        nodes={phase: list(_nodes(folder, spec, phase)) for phase in spec.phases},
-        maps={phase: _read(folder, _map_file(phase), _MapFile).physical_to_logical for phase in spec.phases},
-        shared_experts=shared.shared_experts,
-        kv_bytes_per_token=shared.kv_bytes_per_token,
-        brings_code=bool(shared.brings_code),
-        quant_method=shared.quant_method,
-        is_runnable=True,  # no other plan is rendered
-    )
+    nodes = {phase: list(_nodes(folder, spec, phase)) for phase in spec.phases}
+    maps = {phase: _read(folder, _map_file(phase), _MapFile).physical_to_logical for phase in spec.phases}
+    kept = Kept(shared, spec, nodes, maps, is_runnable=True)  # no other plan is rendered
     _refuse_unknown_files(folder, {SHARED_FILE, *map(_map_file, kept.maps), *(_unit_file(u.name) for u in kept.units)})
     for finding in contradictions(kept):
         raise CallError([_locate(finding, kept, folder)])
