@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.facts.catalog import GPUS, SUGGESTED_GPU
-from planner.facts.gpu_names import same_gpu
+from planner.facts.catalog import GPUS, SUGGESTED_GPU, same_gpu
 from planner.families import MODELS
 from planner.guide.first_spec import Answers, Kubernetes, Slo, Traffic
 from planner.problems.errors import CallError

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from planner.facts.catalog import GPUS
-from planner.facts.gpu_names import suggest_gpu, unplanned_gpu
+from planner.facts.catalog import GPUS, suggest_gpu, unplanned_gpu
 from planner.facts.names import logical_node
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.facts.gpu_names import suggest_gpu
+from planner.facts.catalog import suggest_gpu
 from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, for_example, nearest

@@ -7,11 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.facts.catalog import GPUS, Gpu
+from planner.facts.catalog import GPUS, Gpu, same_gpu
 from planner.facts.checkpoint_manifest import MANIFEST, read_weights_digest
 from planner.facts.digest import digest_of_bytes
 from planner.facts.files import explain_unreadable, read_file
-from planner.facts.gpu_names import same_gpu
 from planner.facts.loads import moe_rows, read_loads
 from planner.facts.model import Model
 from planner.facts.quantities import BITS_PER_BYTE

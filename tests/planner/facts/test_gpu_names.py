@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.facts.gpu_names import same_gpu, unplanned_gpu
+from planner.facts.catalog import same_gpu, unplanned_gpu
 
 SAME = {
     "NVIDIA-H100-80GB-HBM3": "h100",
