@@ -32,7 +32,6 @@ module only reports them.
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -82,23 +81,6 @@ class Choice:
     spec: ResolvedSpec
     decisions: tuple[Decision, ...]  # defaults included
     search: "LayoutSearch | None"  # None if speed decided nothing
-
-
-@dataclass(frozen=True)
-class _MemoryTrial:
-    """A layout, and how much of the wanted load fits into its memory."""
-
-    numbers: Numbers
-    num_held: int  # number of full-length requests that fit, at most the wanted number
-    holds_point: bool  # at least one full-length request and the operating point fit
-
-
-@dataclass(frozen=True)
-class _Point:
-    """The requests of an operating point, and the tokens of KV that they take on one GPU."""
-
-    requests: int
-    tokens: float  # of KV
 
 
 def decide(spec: ResolvedSpec, former: Former = NO_FORMER) -> Choice:
@@ -242,7 +224,7 @@ def _decide_sizes(spec: ResolvedSpec, phase: Phase, former: Former, decided: Seq
 
 def _former_numbers(spec: ResolvedSpec, phase: Phase, former: Former) -> Numbers:
     """Return the `former` numbers of the phase's `auto` fields; empty if one is unknown, or if they do not fit."""
-    section, point = spec.phase(phase), _written_point(spec, phase)
+    section, (asked, tokens) = spec.phase(phase), _written_point(spec, phase)
     numbers = former_numbers(former, phase, (each for each in AUTO_FIELDS if is_auto(section, each)))
     if not numbers:
         return {}
@@ -252,14 +234,11 @@ def _former_numbers(spec: ResolvedSpec, phase: Phase, former: Former) -> Numbers
         sizes.ep_size in ep_sizes(spec, phase)
         and sizes.redundant_experts in even_redundants(spec, phase, sizes.ep_size)
         and sizes.ep_size % sizes.attention_tp == 0
-        and sizes.max_requests >= point.requests
+        and sizes.max_requests >= asked
         and runs_layout(tried, phase)
     )
-    if not is_candidate:
-        return {}
-    plan, wanted = memory_of(tried, phase), numbers.get("max_requests", _wanted_requests(phase, section))
-    fits = plan is None or (plan.short <= 0 and plan.full_requests >= wanted and point.tokens <= plan.kv_tokens)
-    return numbers if fits else {}
+    wanted = numbers.get("max_requests", _wanted_requests(phase, section))
+    return numbers if is_candidate and _holds(tried, phase, wanted, tokens) else {}
 
 
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
@@ -268,25 +247,24 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
     Take the smallest layout that holds the wanted requests and the operating point, else the smallest that holds the
     operating point, else the smallest that holds one request, else the largest layout.
     """
-    section = spec.phase(phase)
-    wanted, point = _wanted_requests(phase, section), _written_point(spec, phase)
-    held: list[_MemoryTrial] = []
-    for numbers in _candidate_sizes(spec, phase):
-        plan = memory_of(spec.with_numbers(phase, numbers), phase)
-        if plan is None:
-            return numbers, wanted
-        num_held = min(plan.full_requests, wanted) if plan.short <= 0 else 0
-        held.append(_MemoryTrial(numbers, num_held, num_held > 0 and point.tokens <= plan.kv_tokens))
-        if num_held == wanted and held[-1].holds_point:
-            held = held[-1:]
-            break
-    largest = max(reversed(held), key=lambda each: each.numbers.get("ep_size", 0))
-    best = next(chain((each for each in held if each.holds_point), (each for each in held if each.num_held)), largest)
-    numbers = best.numbers
+    section, sizes = spec.phase(phase), list(_candidate_sizes(spec, phase))
+    wanted, (asked, tokens) = _wanted_requests(phase, section), _written_point(spec, phase)
+    goals = ((wanted, tokens), (1, tokens), (1, 0.0))
+    found = (each for goal in goals for each in sizes if _holds(spec.with_numbers(phase, each), phase, *goal))
+    numbers = next(found, None) or max(reversed(sizes), key=lambda each: each.get("ep_size", 0))
+    tried = spec.with_numbers(phase, numbers)
+    plan = memory_of(tried, phase)
+    if plan is None:
+        return numbers, wanted
     if is_auto(section, "max_requests"):
-        most = _max_fitting_requests(spec.with_numbers(phase, numbers), phase)
-        numbers = numbers | {"max_requests": max(most, point.requests)}
-    return numbers, best.num_held
+        numbers = numbers | {"max_requests": max(_max_fitting_requests(tried, phase), asked)}
+    return numbers, min(plan.full_requests, wanted) if plan.short <= 0 else 0
+
+
+def _holds(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bool:
+    """Return whether a GPU of `phase` has KV for `requests` of full length, and for `tokens`; True if nobody knows."""
+    plan = memory_of(spec, phase)
+    return plan is None or (plan.short <= 0 and plan.full_requests >= requests and plan.kv_tokens >= tokens)
 
 
 def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
@@ -296,7 +274,7 @@ def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
     """
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     least = 1 if spec.gpu_of(phase).usable_bytes else _default_requests()
-    requests = {"max_requests": max(least, _written_point(spec, phase).requests)}
+    requests = {"max_requests": max(least, _written_point(spec, phase)[0])}
     sizes = sorted(ep_sizes(spec, phase), key=lambda size: (max(size, per_node), -size))
     even = [(size, redundant) for size in sizes for redundant in _few_redundants(spec, phase, size)]
     in_groups = [(size, redundant) for size, redundant in even if size % section.attention_tp == 0]
@@ -323,11 +301,14 @@ def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
     return bisect_left(range(2, MAX_REQUESTS + 1), True, key=do_not_fit) + 1
 
 
-def _written_point(spec: ResolvedSpec, phase: Phase) -> "_Point":
-    """Return the requests and KV that the spec's operating point puts on a GPU; zero if the spec gives no number."""
+def _written_point(spec: ResolvedSpec, phase: Phase) -> tuple[int, float]:
+    """Return the requests, and the tokens of their KV, that the spec's operating point puts on a GPU.
+
+    Both are zero if the spec gives no number.
+    """
     point = getattr(spec.written.operating_point, phase)
     requests = getattr(point, "requests", None)
-    return _Point(requests, requests * point.kv_tokens) if isinstance(requests, int) else _Point(0, 0)
+    return (requests, requests * point.kv_tokens) if isinstance(requests, int) else (0, 0.0)
 
 
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
@@ -347,7 +328,7 @@ def _explain_numbers(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_hel
     section = spec.phase(phase)
     tokens = f"{section.max_request_tokens:,} tokens"
     on_cpu = "memory of a CPU is not known: "
-    wanted, requested = _wanted_requests(phase, section), _written_point(spec, phase).requests
+    wanted, requested = _wanted_requests(phase, section), _written_point(spec, phase)[0]
     room = f"the smallest unit of whole nodes whose GPUs each have room for {_requests_in_words(num_held)} of {tokens}"
     room += " and for operating_point" if requested else ""
     whys = {
