@@ -17,31 +17,20 @@ import tempfile
 import time
 
 import torch
-from msgspec import structs
 
-from runtime.launch import Disk
 from runtime.protocol.counting import PAGE_TOKENS
-from runtime.worker.disk import close_disk, open_disk
+from runtime.worker.disk import close_disk
 from tests.benchmarks.goals import Goals
-from tests.benchmarks.kv_cache_tiers import FIRST_TOKEN, LIMITS, Conversation, demo_engine
-from tests.runtime.one_rank import Rank, Wish
+from tests.benchmarks.kv_cache_tiers import FIRST_TOKEN, Conversation, demo_engine
+from tests.runtime.one_rank import Wish
 
 NUM_PAIRS, NUM_TOKENS = 40, 6 * PAGE_TOKENS + 20
 VICTIM, ATTACKER = "victim", "attacker"  # salts
-FLUSH_S = 10.0
 APART = 0.05
 
 
 class Tenants(Conversation):
     """A rank with a folder behind its host memory, and prompts of tenants."""
-
-    def __init__(self, engine, folder):
-        super().__init__(engine)
-        limits = structs.replace(LIMITS, disk=Disk(folder, max_bytes=2**30))
-        self.rank = Rank(engine, "mixed", limits)
-        (self.scheduler,) = self.rank.schedulers
-        self.disk = open_disk(limits, bytes(32), self.scheduler.cache.host, "rank")
-        self.rank.phases[0].use(self.disk)
 
     def seconds(self, prompt, salt):
         """CPU seconds until the first token, and the number of tokens found."""
@@ -56,13 +45,10 @@ class Tenants(Conversation):
         for _ in range(2):  # a block is written when it is used for the second time
             self.seconds(prompt, VICTIM)
             self.keep_all()
-        self.disk.flush(FLUSH_S)
         if tier != "device":
             self.leave_device()
         if tier == "disk":
-            memory = self.scheduler.cache.memory
-            with memory.lock:
-                self.scheduler.cache.host._give_way(memory.max_bytes)
+            self.leave_host()
 
 
 def main():
