@@ -17,7 +17,7 @@ from planner.placement.enough import gpu_pools
 from planner.placement.greedy import place_greedily
 from planner.placement.nodes import choose_nodes
 from planner.placement.quality import Objective, measure
-from planner.placement.task import Assignment, Task, UnplacedUnit, make_task
+from planner.placement.task import UnplacedUnit, make_task
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import active_minutes
 
@@ -32,16 +32,6 @@ class Placement:
     why: str  # why the search ended
     unusable: Mapping[str, str]  # node -> why no unit can use it
     spares: tuple[str, ...]  # spare nodes, in the cluster's order
-
-
-@dataclass(frozen=True)
-class _Result:
-    """An assignment, its quality, and how it was found."""
-
-    assignment: Assignment
-    objectives: tuple[Objective, ...]
-    method: str
-    why: str
 
 
 def place_units(
@@ -67,8 +57,10 @@ def _place_pool(
     wanted, domains = _list_units(spec, layouts), _domains(spec, layouts[0].phase, nodes)
     usable = [node for node in nodes if node.unusable is None]
     task = make_task(wanted, usable, spec.written.schedule, before, domains)
-    found = _search(task)
-    on_nodes = choose_nodes(task, found.assignment, before)
+    stays = bool(task.kept) and not task.movable
+    assignment = task.kept_assignment if stays else place_greedily(task)
+    objectives = measure(task, assignment)
+    on_nodes = choose_nodes(task, assignment, before)
     place_of = {node.name: node for node in usable}
     ranks = {layout.phase: layout.ep_size for layout in layouts}
     units = tuple(
@@ -82,7 +74,11 @@ def _place_pool(
         )
         for each, own in zip(wanted, on_nodes, strict=True)
     )
-    return Placement(units, found.objectives, found.method, found.why, {}, ())
+    if stays:
+        return Placement(units, objectives, "previous", "every unit stays on its nodes", {}, ())
+    is_proven = all(objective.is_proven for objective in objectives)
+    why = "every value is at its bound" if is_proven else "its steps found nothing better"
+    return Placement(units, objectives, "greedy", why, {}, ())
 
 
 def _domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> Mapping[str, str]:
@@ -105,19 +101,6 @@ def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Pla
     method = next(iter(methods)) if len(methods) == 1 else "greedy"
     why = "; ".join(f"{gpu}: {each.why}" for gpu, each in placed.items())
     return Placement(tuple(units), objectives, method, why, {}, ())
-
-
-def _search(task: Task) -> _Result:
-    """Assign nodes to the units that may move, around those that stay in place."""
-    if task.kept and not task.movable:
-        return _Result(
-            task.kept_assignment, measure(task, task.kept_assignment), "previous", "every unit stays on its nodes"
-        )
-    assignment = place_greedily(task)
-    objectives = measure(task, assignment)
-    is_proven = all(objective.is_proven for objective in objectives)
-    why = "every value is at its bound" if is_proven else "its steps found nothing better"
-    return _Result(assignment, objectives, "greedy", why)
 
 
 def _drop_shared_nodes(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
