@@ -20,7 +20,7 @@ Source: open-infra-index, open source week, day 6 (cost, income and markup, and 
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
 from typing import Annotated, NamedTuple
 
@@ -43,6 +43,10 @@ from planner.schedule.stretches import (
 from planner.spec.cost import CostSpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
+
+CHANGES = {"20% less": 0.8, "20% more": 1.2}  # of traffic and prices, in what-if cases
+
+Rates = Mapping[Phase, float]
 
 
 class StateCost(Part):
@@ -170,6 +174,25 @@ def estimate_cost(
 def profit_margin(revenue_usd: float | None, usd: float | None) -> float | None:
     """Return the share of income left after the cost; None if there is no income or an amount is missing."""
     return (revenue_usd - usd) / revenue_usd if revenue_usd and usd is not None else None
+
+
+def list_cases(
+    spec: Spec, most_per_node: Rates, ends: Mapping[Phase, tuple[float, float]]
+) -> Iterator[tuple[str, Spec, Rates]]:
+    """Yield (name, spec, maximum tokens/s of a node by phase) of each what-if case for a spec with a `cost`.
+
+    Units are slower or faster, traffic is less or more, GPU-hours are cheaper or dearer. The units and their schedule
+    stay as planned: to see how a plan would follow other traffic with other units, plan the changed spec.
+    `most_per_node` has the expected maximum tokens/s, and `ends` the slowest and fastest speed over the expected speed.
+    """
+    if spec.traffic is not None and most_per_node:
+        for end, name in enumerate(("the slowest speed", "the fastest speed")):
+            yield name, spec, {phase: rate * ends[phase][end] for phase, rate in most_per_node.items()}
+    for words, factor in CHANGES.items():
+        if spec.traffic is not None:
+            yield f"{words} traffic", _with_traffic(spec, factor), most_per_node
+    for words, factor in CHANGES.items():
+        yield f"GPU-hours for {words}", _with_price(spec, factor), most_per_node
 
 
 def _price_stretches(
@@ -310,3 +333,19 @@ def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_PricedStretch]) -> P
         mean_nodes=fsum(each.nodes[phase] * each.stretch.hours for each in priced) / HOURS,
         usd_per_million_tokens=_per_million(usd, {"prefill": sold.prompts, "decode": sold.output}.get(phase, 0.0)),
     )
+
+
+def _with_traffic(spec: Spec, factor: float) -> Spec:
+    traffic = spec.traffic
+    assert traffic is not None
+    tokens = {"input_tokens": traffic.input_tokens * factor, "output_tokens": traffic.output_tokens * factor}
+    return spec.model_copy(update={"traffic": traffic.model_copy(update=tokens)})
+
+
+def _with_price(spec: Spec, factor: float) -> Spec:
+    cost = spec.cost
+    if cost is None:
+        return spec
+    supplies = [each.model_copy(update={"usd_per_gpu_hour": each.usd_per_gpu_hour * factor}) for each in cost.supplies]
+    rates = {"usd_per_gpu_hour": cost.usd_per_gpu_hour * factor, "supplies": supplies}
+    return spec.model_copy(update={"cost": cost.model_copy(update=rates)})

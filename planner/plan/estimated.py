@@ -8,8 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from planner.candidate.candidate import Candidate
-from planner.cost.cases import list_cases
-from planner.cost.cost import Case, Cost
+from planner.cost.cost import Case, Cost, list_cases
 from planner.estimate.coverage import uncovered_experts
 from planner.estimate.gpu_loads import measure_gpu_loads
 from planner.estimate.kv_cache import Disks, KvCache, PromptNodes, kv_cache
