@@ -66,10 +66,7 @@ class OtherDays:
 
 @dataclass(frozen=True)
 class Timetable:
-    """Which units are on when: the states of an ordinary day, in the order of the spec's windows, and of special days.
-
-    The controller follows it.
-    """
+    """The states of ordinary days, in the order of the windows, and of special days. The controller follows it."""
 
     timezone: str  # IANA name
     steps: tuple[Step, ...]
