@@ -4,17 +4,15 @@ The search tries, in this order:
     swap       two racks of one leaf swap all their units, if one is in a power domain with most decode units
     shift      a unit moves all its nodes of one cell to free nodes of another
     exchange   two units exchange nodes of two cells, as many as both have
-    anew       a unit is placed again, starting at some cell
 
 The search ends when no change helps, or after a number of tries. It has no time limit, because plans must not depend
 on the machine.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from planner.placement.arrangement import Arrangement, Step
-from planner.placement.room import Room
 from planner.placement.task import Assignment, Task
 
 
@@ -52,14 +50,11 @@ def _carry_out(arrangement: Arrangement, steps: Sequence[Step]) -> None:
 
 def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
     """Yield the changes worth trying, each as steps that are possible at the time when it is yielded."""
-    units = arrangement.task.movable
     yield from _swaps(arrangement, goal)
-    for unit in units:
+    for unit in arrangement.task.movable:
         for source in list(arrangement.cells_of_unit[unit]):
             yield from _shifts(arrangement, unit, source)
             yield from _exchanges(arrangement, unit, source)
-    for unit in units:
-        yield from _place_anew(arrangement, unit)
 
 
 def _shifts(arrangement: Arrangement, unit: int, source: int) -> Iterator[list[Step]]:
@@ -98,32 +93,3 @@ def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]
                 *((unit, one, other, count) for unit, count in mine.items()),
                 *((unit, other, one, count) for unit, count in theirs.items()),
             ]
-
-
-def _place_anew(arrangement: Arrangement, unit: int) -> Iterator[list[Step]]:
-    task, now = arrangement.task, arrangement.cells_of_unit[unit]
-    room = Room(task, [{} if each == unit else cells for each, cells in enumerate(arrangement.cells_of_unit)])
-    for start in range(len(room.free)):
-        if room.free[start]:
-            chosen = room.take_from(start, task.units[unit].num_nodes)
-            steps = _list_steps(unit, now, chosen)
-            room.give(chosen)
-            if steps:
-                yield steps
-
-
-def _list_steps(unit: int, now: Mapping[int, int], then: Mapping[int, int]) -> list[Step]:
-    """Return the steps that move `unit` from its nodes by cell, `now`, to those in `then`, as few steps as possible."""
-    surplus = [[cell, count - then.get(cell, 0)] for cell, count in now.items() if count > then.get(cell, 0)]
-    steps = []
-    for target, count in then.items():
-        wanted = count - now.get(target, 0)
-        while wanted > 0:
-            source, left = surplus[-1]
-            going = min(left, wanted)
-            steps.append((unit, source, target, going))
-            wanted -= going
-            surplus[-1][1] -= going
-            if not surplus[-1][1]:
-                surplus.pop()
-    return steps

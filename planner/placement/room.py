@@ -4,7 +4,7 @@ Leaves, and the racks under each leaf, are indexed by their number of free nodes
 that is enough takes as many steps as there are different numbers of free nodes, even with thousands of racks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from planner.placement.task import Assignment, Task
 
@@ -12,7 +12,7 @@ BySize = dict[int, dict[int, None]]  # number of free nodes (above 0) -> leaves 
 
 
 class Room:
-    """The free nodes of each cell. The `take` methods use some up, and `give` frees them again."""
+    """The free nodes of each cell. The `take` methods use some up."""
 
     def __init__(self, task: Task, assignment: Assignment) -> None:
         """Start with all nodes of `task` free, except those of `assignment`."""
@@ -45,11 +45,6 @@ class Room:
             counts[place] -= count
             _put(by_size, place, counts[place])
         self.free[cell] -= count
-
-    def give(self, cells: Mapping[int, int]) -> None:
-        """Free nodes again; `cells` has cell -> number of nodes to free."""
-        for cell, count in cells.items():
-            self.take(cell, -count)
 
     def take_snug(self, num_nodes: int) -> dict[int, int]:
         """Take `num_nodes` free nodes: of the leaf with least room that is enough, else of as few leaves as can be."""
