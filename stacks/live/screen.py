@@ -79,7 +79,7 @@ def _head(look: Look, width: int) -> Iterator[Text]:
     ready = [f"{phase} {_count_ready(look, phase)} ready" for phase in phases]
     ready += [f"{each.name} {each.state}" for each in look.gateways if each.state != "ready"]
     yield _cut(Text(", ".join(ready)))
-    for line in textwrap.wrap(look.day or "", width)[:2]:
+    for line in textwrap.wrap(look.day or "", width, break_on_hyphens=False)[:2]:
         yield _cut(Text(line, style="cyan"))
     for note in look.notes:
         yield _cut(Text(note, style="red"))

@@ -3,13 +3,15 @@
     apt-get install --no-install-recommends prometheus
     python -m tests.benchmarks.dashboard
 
-Every query of `docs/grafana-dashboard.json` must have a value that is a number, while a few clients ask the demo. The
-loads that `tidemill experts --from` reads from this Prometheus must be those that it reads from the ranks themselves.
+Every query of `docs/grafana-dashboard.json` must have a value that is a number, while a few clients ask the demo; but
+not those of disks and of units in trouble, of which the demo has none. The loads that `tidemill experts --from` reads
+from this Prometheus must be those that it reads from the ranks themselves.
 Exits with 1 otherwise; nothing is timed. About a minute.
 """
 
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from tests.stacks.deployments import REPOSITORY, Tidemill, get_json, listening, 
 HOST = "127.79.3.1"  # beside those of the tests
 PROMETHEUS = "127.79.3.200:9090"
 SCRAPE_S, MEASURED_S, CLIENTS = 1, 15, 3
+ABSENT = re.compile("_disk_|unit_straggler|unit_refused")
 WINDOW = "10s"  # what Grafana puts in place of $__rate_interval
 
 
@@ -46,6 +49,8 @@ def main():
             with scraping(metrics, folder):
                 asked(demo)
                 for query, values in answered():
+                    if ABSENT.search(query):
+                        continue
                     goals.check(query, sum(map(math.isfinite, values)), ">=", 1)
                 time.sleep(3 * SCRAPE_S)  # the last scrape is after the last token
                 of_ranks = [f"http://{host}:{port}/metrics" for host, port in metrics if host != HOST]

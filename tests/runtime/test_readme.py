@@ -1,11 +1,14 @@
 """The README names every room, and `docs/metrics.md` every metric."""
 
 import ast
+import json
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 import runtime
@@ -21,7 +24,8 @@ from tests.runtime.launch_documents import UNIT, seal, write
 
 FOLDER = Path(runtime.__file__).parent
 README = FOLDER / "README.md"
-METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs"
+METRICS = DOCS / "metrics.md"
 MOST_WORDS = 900
 READY = {"name": "d0", "phase": "decode", "is_ready": True, "ranks": (), "straggler": (0, 2.0), "refusal": "because"}
 
@@ -70,8 +74,9 @@ def test_the_readme_is_a_page():
     assert len(README.read_text().split()) <= MOST_WORDS
 
 
-def test_every_metric_is_explained(small_config, random_model, tmp_path):
-    """Each metric of ranks and gateway has a row with its labels, and each row has a metric."""
+@pytest.fixture
+def families(small_config, random_model, tmp_path):
+    """All metrics of ranks and gateway, with samples."""
     launch = read_unit_launch(write(tmp_path, seal(UNIT)))
     ranks, gateway = RankMetrics(launch, rank=0), CollectorRegistry()
     ranks.watch(random_model(small_config))
@@ -81,7 +86,11 @@ def test_every_metric_is_explained(small_config, random_model, tmp_path):
     ranks.watch_disk(TierCounters(misses=Counter(absent=1), dropped=Counter(off=1)))
     ranks.watch_steps(StepTimes(ExchangeTime()))
     GatewayMetrics(gateway, launch.model.name).phases.sample([SimpleNamespace(**READY)])
-    families = [*ranks.registry.collect(), *gateway.collect()]
+    return [*ranks.registry.collect(), *gateway.collect()]
+
+
+def test_every_metric_is_explained(families):
+    """Each metric of ranks and gateway has a row with its labels, and each row has a metric."""
     measured = {family.name + "_total" * (family.type == "counter"): family for family in families}
     labels = {label for family in families for sample in family.samples for label in sample.labels}
     explained = {names(cells[0])[0]: cells for cells in rows(METRICS)}
@@ -94,3 +103,29 @@ def test_every_metric_is_explained(small_config, random_model, tmp_path):
         label for cells in explained.values() if len(cells) == 4 for label in names(cells[2])
     }
     assert len(measured) > 15
+
+
+def queries():
+    """Return every query of the dashboard and of the alert rules, by its panel or alert."""
+    panels = json.loads((DOCS / "grafana-dashboard.json").read_text())["panels"]
+    shown = [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", [])]
+    (group,) = yaml.safe_load((DOCS / "prometheus-rule.yaml").read_text())["spec"]["groups"]
+    return [*shown, *((rule["alert"], rule["expr"]) for rule in group["rules"])]
+
+
+def test_every_query_asks_for_metrics_and_labels_that_exist(families):
+    """Those of the dashboard and of the alert rules, against what ranks and gateway show."""
+    labels_of = {}
+    for sample in (sample for family in families for sample in family.samples):
+        labels_of.setdefault(sample.name, set()).update(sample.labels)
+    for place, query in queries():
+        labels = {
+            label
+            for found in re.findall(r"(?:by|on) \(([^)]*)\)|\{(\w+)", query)
+            for label in re.findall(r"\w+", "".join(found))
+        }
+        asked = re.findall(r"tidemill_\w+", query)
+
+        assert asked, place
+        assert labels_of.keys() >= set(asked), place
+        assert labels <= set().union(*(labels_of[name] for name in asked)), place

@@ -3,7 +3,6 @@
 import importlib.util
 import itertools
 import json
-import re
 import subprocess
 
 import numpy as np
@@ -12,7 +11,7 @@ from openai import BadRequestError, OpenAI
 from tokenizers import Tokenizer
 
 from runtime.gateway.core.tokenizer import load_tokenizer
-from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, REPOSITORY, Tidemill, get_json, samples, total
+from tests.stacks.deployments import CHECKPOINT, DEMO_SPEC, Tidemill, get_json, samples, total
 from tests.stacks.fire import launch_files
 
 MODEL = "tidemill-demo"
@@ -106,27 +105,6 @@ def test_openai_embeds(client):
     assert first.tolist() == again.tolist()
     assert np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
     assert abs(first @ other) < 0.9
-
-
-def test_every_query_of_the_dashboard_finds_something(demo, client):
-    """Its metrics and their labels are those that gateway and ranks show."""
-    client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=2)
-    labels_of = {}
-    ports = [samples(demo.host, 9400), *rank_samples(demo, "prefill"), *rank_samples(demo, "decode")]
-    for sample in itertools.chain(*ports):
-        labels_of.setdefault(sample.name, set()).update(sample.labels)
-    dashboard = json.loads((REPOSITORY / "docs" / "grafana-dashboard.json").read_text())
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-
-    for query in queries:
-        (name, *others) = re.findall(r"tidemill_\w+", query)
-        labels = {
-            label
-            for found in re.findall(r"by \(([^)]*)\)|\{(\w+)", query)
-            for label in re.findall(r"\w+", "".join(found))
-        }
-        assert all(labels <= labels_of.get(each, set()) for each in (name, *others)), query
-    assert len(queries) > 20
 
 
 def test_openai_completes_and_chats(client):
