@@ -189,10 +189,15 @@ class Ops:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
         return experts_TK, weights_TK * rule.factor
 
-    def replicas_in_turn(self, experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
-        """Return a slot for each choice, [T, K]. Token t takes replica (t + turn) modulo its expert's replicas."""
+    def replicas_in_turn(
+        self, experts_TK: Tensor, slots_S: Tensor, first_E: Tensor, num_replicas_E: Tensor, turn: Tensor
+    ) -> Tensor:
+        """Return a slot for each choice, [T, K]. Token t takes replica (t + turn) modulo its expert's replicas.
+
+        An expert's slots lie in `slots_S` one after another, from `first_E` on. `turn` is one number on the device.
+        """
         turns_T1 = torch.arange(len(experts_TK), device=experts_TK.device)[:, None] + turn
-        return slots_EX[experts_TK, turns_T1 % num_replicas_E[experts_TK]]
+        return slots_S.take(first_E.take(experts_TK) + turns_T1 % num_replicas_E.take(experts_TK))
 
     def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
         """Choose each token's `top_k` best experts in its `topk_group` best groups, [T, K], best first.

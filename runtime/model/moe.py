@@ -14,6 +14,7 @@ Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; `inference/model.py`, cla
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,11 @@ class Gate(nn.Module):
 
 
 class ReplicaTable:
-    """The slots of one layer that a rank's tokens may use for each logical expert, and whose turn is next."""
+    """The slots of one layer that a rank's tokens may use for each logical expert, and whose turn is next.
+
+    An expert's slots lie one after another in a list of all, so that any map over as many slots fits into the same
+    memory. `update` writes there, and a recorded step reads it at each replay.
+    """
 
     def __init__(
         self,
@@ -85,29 +90,34 @@ class ReplicaTable:
 
         `nodes` is each rank's node, for the split `local_first`; None for `equal`.
         """
-        slots: list[list[int]] = [[] for _ in range(num_logical_experts)]
+        self._rank, self._nodes, self._ops = rank, nodes, ops
+        self._slots_S = torch.zeros(len(physical_to_logical), dtype=torch.long, device=ops.device)
+        self._first_E, self._num_replicas_E = torch.zeros(2, num_logical_experts, dtype=torch.long, device=ops.device)
+        self._turn = torch.full((), rank, device=ops.device)
+        self.update(physical_to_logical)
+
+    def update(self, physical_to_logical: list[int]) -> None:
+        """Let tokens follow another map of as many slots, which holds every expert too."""
+        slots: list[list[int]] = [[] for _ in self._first_E]
         for slot, expert in enumerate(physical_to_logical):
             slots[expert].append(slot)
-        if nodes is not None:
-            slots = [
-                _nearest_replicas(replicas, rank, nodes, len(physical_to_logical) // len(nodes)) for replicas in slots
-            ]
-        max_replicas = max(map(len, slots))
-        filled_up = [replicas + replicas[:1] * (max_replicas - len(replicas)) for replicas in slots]
-        self._num_replicas_E = torch.tensor([len(replicas) for replicas in slots], device=ops.device)
-        self._slots_EX = torch.tensor(filled_up, device=ops.device)
-        self._turn, self._ops = rank, ops
+        if self._nodes is not None:
+            slots_per_rank = len(physical_to_logical) // len(self._nodes)
+            slots = [_nearest_replicas(replicas, self._rank, self._nodes, slots_per_rank) for replicas in slots]
+        ends = list(accumulate(map(len, slots)))
+        self._slots_S[: ends[-1]] = torch.tensor([slot for replicas in slots for slot in replicas])
+        self._first_E.copy_(torch.tensor([0, *ends[:-1]]))
+        self._num_replicas_E.copy_(torch.tensor(list(map(len, slots))))
 
     def choose(self, experts_TK: Tensor) -> Tensor:
         """Return the slot of each choice, [T, K].
 
         Tokens take an expert's replicas in turn; each rank starts elsewhere.
         """
-        if self._slots_EX.shape[1] == 1:
-            return self._slots_EX.take(experts_TK)
-        turn = self._turn
+        table = self._slots_S, self._first_E, self._num_replicas_E
+        slots_TK = self._ops.replicas_in_turn(experts_TK, *table, self._turn)
         self._turn += len(experts_TK)
-        return self._ops.replicas_in_turn(experts_TK, self._slots_EX, self._num_replicas_E, turn)
+        return slots_TK
 
 
 def _nearest_replicas(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:

@@ -82,10 +82,10 @@ def test_replicas_take_turns(ops, reference, device):
     """To the number, whatever the turn."""
     generator = torch.Generator(device).manual_seed(0)
     experts = torch.randint(256, (300, 8), generator=generator, device=device)
-    slots = torch.arange(768, device=device).view(256, 3)
     num_replicas = torch.randint(1, 4, (256,), generator=generator, device=device)
+    slots, first = torch.arange(768, device=device), num_replicas.cumsum(0) - num_replicas
     for turn in (0, 16, 2**31 - 5):
-        tables = experts, slots, num_replicas, turn
+        tables = experts, slots, first, num_replicas, torch.tensor(turn, device=device)
 
         assert ops.replicas_in_turn(*tables).equal(reference.replicas_in_turn(*tables))
 

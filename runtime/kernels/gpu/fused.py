@@ -89,15 +89,16 @@ def chosen_experts(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> 
     return experts_TK, weights_TK
 
 
-def replicas_in_turn(experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
+def replicas_in_turn(
+    experts_TK: Tensor, slots_S: Tensor, first_E: Tensor, num_replicas_E: Tensor, turn: Tensor
+) -> Tensor:
     """Return the slot of each choice, [T, K]."""
-    assert all(x.is_contiguous() for x in (experts_TK, slots_EX))
+    assert experts_TK.is_contiguous()
     slots_TK = torch.empty_like(experts_TK)
     if num_pairs := experts_TK.numel():
         take_turns[(triton.cdiv(num_pairs, PAIRS),)](
-            *(experts_TK, slots_EX, num_replicas_E, slots_TK, num_pairs, turn),
+            *(experts_TK, slots_S, first_E, num_replicas_E, slots_TK, num_pairs, turn),
             TOP_K=experts_TK.shape[1],
-            REPLICAS=slots_EX.shape[1],
             PAIRS=PAIRS,
         )
     return slots_TK
@@ -254,24 +255,17 @@ def choose(
     tl.store(weights + token * TOP_K + place, weight * factor, place < TOP_K)
 
 
-@triton.jit(do_not_specialize=["turn"])  # the recorded step's turn differs from the compiled one
+@triton.jit
 def take_turns(
-    experts,
-    slots,
-    num_replicas,
-    slots_of_pairs,
-    num_pairs,
-    turn,
-    TOP_K: tl.constexpr,
-    REPLICAS: tl.constexpr,
-    PAIRS: tl.constexpr,
+    experts, slots, first, num_replicas, slots_of_pairs, num_pairs, turn, TOP_K: tl.constexpr, PAIRS: tl.constexpr
 ):
     """Look up the slots of some pairs."""
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     is_inside = pair < num_pairs
     expert = tl.load(experts + pair, is_inside, 0)
-    replica = ((pair // TOP_K).to(tl.int64) + turn) % tl.load(num_replicas + expert, is_inside, 1)
-    tl.store(slots_of_pairs + pair, tl.load(slots + expert * REPLICAS + replica, is_inside, 0), is_inside)
+    replica = ((pair // TOP_K).to(tl.int64) + tl.load(turn)) % tl.load(num_replicas + expert, is_inside, 1)
+    place = tl.load(first + expert, is_inside, 0) + replica
+    tl.store(slots_of_pairs + pair, tl.load(slots + place, is_inside, 0), is_inside)
 
 
 @triton.jit

@@ -171,11 +171,13 @@ class GpuOps(Ops):
             return fused.chosen_experts(logits_TE, bias_E, rule)
         return super().choose_and_weigh(logits_TE, bias_E, rule)
 
-    def replicas_in_turn(self, experts_TK: Tensor, slots_EX: Tensor, num_replicas_E: Tensor, turn: int) -> Tensor:
+    def replicas_in_turn(
+        self, experts_TK: Tensor, slots_S: Tensor, first_E: Tensor, num_replicas_E: Tensor, turn: Tensor
+    ) -> Tensor:
         """Look up in one kernel."""
         if self._runs_triton(experts_TK):
-            return fused.replicas_in_turn(experts_TK, slots_EX, num_replicas_E, turn)
-        return super().replicas_in_turn(experts_TK, slots_EX, num_replicas_E, turn)
+            return fused.replicas_in_turn(experts_TK, slots_S, first_E, num_replicas_E, turn)
+        return super().replicas_in_turn(experts_TK, slots_S, first_E, num_replicas_E, turn)
 
     # experts
 

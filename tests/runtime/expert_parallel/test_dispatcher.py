@@ -1,5 +1,7 @@
 """Every (token, choice) pair reaches its slot and comes back to its place, on one rank and between real processes."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -288,3 +290,17 @@ def test_one_token_steps_reach_every_replica():
     chosen = {table.choose(torch.tensor([[0]])).item() for _ in range(6)}
 
     assert chosen == {0, 2, 3}
+
+
+@given(drawn=expert_maps(), seed=st.integers(0, 999), rank=st.integers(0, 3))
+def test_a_table_follows_another_map_in_its_own_memory(drawn, seed, rank):
+    """After `update` a table chooses as a new one does for that map, and its tensors are where they were."""
+    expert_map, num_experts = drawn
+    other = random.Random(seed).sample(expert_map, len(expert_map))
+    table, fresh = (ReplicaTable(each, num_experts, rank, TORCH_OPS) for each in (expert_map, other))
+    memory = [tensor.data_ptr() for tensor in vars(table).values() if isinstance(tensor, torch.Tensor)]
+    table.update(other)
+    experts = torch.arange(num_experts)[:, None]
+
+    assert [table.choose(experts).tolist() for _ in range(3)] == [fresh.choose(experts).tolist() for _ in range(3)]
+    assert memory == [tensor.data_ptr() for tensor in vars(table).values() if isinstance(tensor, torch.Tensor)]

@@ -54,11 +54,11 @@ def main(path):
         found[f"chosen {case}"] = (logits, bias, *fused.chosen_experts(logits, bias, rule))
     found["none"] = fused.chosen_experts(torch.empty(0, 32), None, rule)
     num_replicas = torch.randint(1, 4, (16,), generator=GENERATOR)
-    slots = torch.randperm(48, generator=GENERATOR).view(16, 3)
+    table = torch.randperm(48, generator=GENERATOR), num_replicas.cumsum(0) - num_replicas, num_replicas
     for case, (num_tokens, top_k, turn) in TURNS.items():
         experts = torch.randint(16, (num_tokens, top_k), generator=GENERATOR)
-        looked_up = fused.replicas_in_turn(experts, slots, num_replicas, turn)
-        found[f"in turn {case}"] = (experts, slots, num_replicas, looked_up)
+        arguments = experts, *table, torch.tensor(turn)
+        found[f"in turn {case}"] = (*arguments, fused.replicas_in_turn(*arguments))
     fused.PAIRS, fused.WORDS, fused.CHANNELS = SMALL // 8, SMALL, SMALL
     for case, sizes in PLACED.items():
         found |= place_and_add(case, *sizes)
