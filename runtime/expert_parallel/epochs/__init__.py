@@ -1,0 +1,1 @@
+"""Epochs: an expert map that changes while its unit serves."""
