@@ -5,6 +5,8 @@ RuntimeFailure             exit 1: something failed while running
 |-- LaunchError            the launch file is refused: version, digest, shape
 |-- WireError              a peer broke the protocol, or closed the connection
 |   `-- WireVersionError   a peer speaks another version of the protocol
+|-- EpochError             the document of an epoch is refused: another unit's, not the next, torn or changed
+|-- StagingError           an expert arrived in staging, and is not what its source holds
 |-- RequestFailure         one request cannot be answered; the others go on
 |-- PeerLost               a rank of this unit is gone, so the unit cannot go on
 `-- UsageError             exit 2: the call itself is wrong
@@ -14,10 +16,12 @@ Anything else that escapes is a bug, and may show its traceback.
 
 __all__ = [
     "CheckpointError",
+    "EpochError",
     "LaunchError",
     "PeerLost",
     "RequestFailure",
     "RuntimeFailure",
+    "StagingError",
     "UsageError",
     "WireError",
     "WireVersionError",
@@ -40,6 +44,14 @@ class CheckpointError(RuntimeFailure):
 
 class LaunchError(RuntimeFailure):
     """The launch file has another version, was edited, or does not fit the checkpoint."""
+
+
+class EpochError(RuntimeFailure):
+    """The document of an epoch is not for this unit, does not follow the unit's epoch, or is torn or changed."""
+
+
+class StagingError(RuntimeFailure):
+    """An expert arrived in staging and is not what its source holds. It takes no effect."""
 
 
 class WireError(RuntimeFailure):

@@ -3,6 +3,7 @@
     up, down, key           a plan as processes here, and an API key for its gateway
     status                  units here, or in a cluster
     experts --from          the loads that running ranks have recorded, for the next plan
+    experts apply           another expert map for a unit that serves here
     doctor                  a cluster as it is against a plan
     controller              units in a cluster that follow the plan's day
     hold, force             a person's orders to it
@@ -98,6 +99,8 @@ def _add_commands(commands: Any, words: Sequence[str]) -> None:
     called = words[0] if words else ""
     if called == "experts" and any(word.partition("=")[0] == "--from" for word in words):
         _add(commands, "recorded", "stacks.live.cli")
+    elif words[:2] == ["experts", "apply"]:
+        _add(commands, "apply", "stacks.local.apply_cli")
     elif called in COMMANDS:
         _add(commands, called, COMMANDS[called])
     else:

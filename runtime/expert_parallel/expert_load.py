@@ -3,10 +3,13 @@
 They are on the device of the rows, and a step only adds to them.
 
     rows    rows that each local slot computed. Summed by expert over all ranks, they are a logical expert's load
-    sent    pairs that this rank's tokens sent to each rank of the unit. Their unevenness is the imbalance
+    sent    pairs that this rank's tokens sent to each rank of the unit, since the layer's map is as it is. Their
+            unevenness is the imbalance
 
 Balancers read these counts; this file does not balance.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -25,6 +28,7 @@ class ExpertLoad:
         self.local_experts = local_experts
         self.rows = torch.zeros_like(local_experts)
         self.sent = local_experts.new_zeros(len(local_experts), num_ranks)
+        self._former: dict[tuple[int, int, int], int] = {}  # MoE layer, slot, expert -> rows, of experts that left
         self._rows_of_layer, self._sent_of_layer = list(self.rows), list(self.sent)
 
     def add(self, moe_layer: int, counts_M: Tensor, sent_W: Tensor) -> None:
@@ -32,10 +36,29 @@ class ExpertLoad:
         self._rows_of_layer[moe_layer].add_(counts_M)
         self._sent_of_layer[moe_layer].add_(sent_W)
 
+    def assign(self, moe_layer: int, experts: list[int]) -> None:
+        """Count rows of these experts in this rank's slots from now on. Those counted for others stay theirs."""
+        layer = zip(self.local_experts[moe_layer].tolist(), experts, self.rows[moe_layer].tolist(), strict=True)
+        for slot, (former, expert, rows) in enumerate(layer):
+            if former != expert:
+                self._former[moe_layer, slot, former] = rows
+                self.rows[moe_layer, slot] = self._former.pop((moe_layer, slot, expert), 0)
+        self.local_experts[moe_layer] = torch.tensor(experts)
+        self.sent[moe_layer] = 0
+
+    def counted_rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield MoE layer, slot, expert and rows of each expert that a slot holds or has held."""
+        for layer, (experts, counts) in enumerate(zip(self.local_experts.tolist(), self.rows.tolist(), strict=True)):
+            for slot, (expert, rows) in enumerate(zip(experts, counts, strict=True)):
+                yield layer, slot, expert, rows
+        for place, rows in list(self._former.items()):
+            yield *place, rows
+
     def clear(self) -> None:
         """Start at 0 again, after counting steps that had no requests."""
         self.rows.zero_()
         self.sent.zero_()
+        self._former.clear()
 
     def imbalance(self) -> Tensor:
         """Return each layer's imbalance: the most pairs that a rank got, over the mean. Without pairs it is 1."""

@@ -69,6 +69,12 @@ class Group(Protocol):
     def begin(self, exchange: Callable[[], T]) -> Exchange[T]:
         """Run `exchange`, which calls `all_to_all`, in the background, after all earlier exchanges."""
 
+    def trade(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
+        """Send tensors to ranks and receive others, on a connection beside the steps'; wait for all. Raise PeerLost.
+
+        For one thread, in the memory of hosts. Two ranks name what goes between them in the same order.
+        """
+
 
 class SoloGroup:
     """A unit of one rank."""
@@ -103,6 +109,10 @@ class SoloGroup:
         done.set_result(exchange())
         return done
 
+    def trade(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
+        """Do nothing: there are no other ranks."""
+        assert (len(sends), len(receives)) == (0, 0)
+
 
 class GlooGroup:
     """Ranks as processes on CPUs, over TCP."""
@@ -128,7 +138,8 @@ class GlooGroup:
 
     def _connect(self, address: str) -> None:
         """Connect to the peers, whose addresses are in the store."""
-        self._backend = _gloo(self._store, self.rank, self.size, address)
+        self._backend = gloo(self._store, "unit", self.rank, self.size, address)
+        self._beside = gloo(self._store, "beside", self.rank, self.size, address)
 
     def gather(self, part: bytes) -> list[bytes]:
         """Pass the parts through the store."""
@@ -163,13 +174,21 @@ class GlooGroup:
         """Begin the exchange on the exchange thread."""
         return self._exchanges.submit(record_link(exchange))
 
+    def trade(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
+        """Trade over a second gloo connection: what travels there delays no row of a step in a queue."""
+        with _raise_peer_lost():
+            under_way = [self._beside.recv([tensor], peer, 0) for peer, tensor in receives]
+            under_way += [self._beside.send([tensor], peer, 0) for peer, tensor in sends]
+            for each in under_way:
+                each.wait()
 
-def _gloo(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
+
+def gloo(store: dist.Store, name: str, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
     """Make the process group directly, because `init_process_group` would also listen on the host name's address."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = STEP_TIMEOUT
-    return dist.ProcessGroupGloo(dist.PrefixStore("unit", store), rank, size, options)
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
 
 
 @contextmanager

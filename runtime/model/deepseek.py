@@ -112,6 +112,10 @@ class DeepseekV3(nn.Module):
         """Let the ranks agree on how to dispatch in this step. Every rank must call this before its first dispatch."""
         self.dispatcher.begin_step(max(len(step.token_ids_T) for step in micro_batches))
 
+    def moe_layers(self) -> list[MixtureOfExperts]:
+        """Return the layers that have experts, in order."""
+        return [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MixtureOfExperts)]
+
     def row_functions(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
         """Return a function for each shape that `batching` computes in rows, with a row's size and type."""
         functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}

@@ -90,7 +90,7 @@ class ReplicaTable:
 
         `nodes` is each rank's node, for the split `local_first`; None for `equal`.
         """
-        self._rank, self._nodes, self._ops = rank, nodes, ops
+        self.rank, self._nodes, self._ops = rank, nodes, ops
         self._slots_S = torch.zeros(len(physical_to_logical), dtype=torch.long, device=ops.device)
         self._first_E, self._num_replicas_E = torch.zeros(2, num_logical_experts, dtype=torch.long, device=ops.device)
         self._turn = torch.full((), rank, device=ops.device)
@@ -103,7 +103,7 @@ class ReplicaTable:
             slots[expert].append(slot)
         if self._nodes is not None:
             slots_per_rank = len(physical_to_logical) // len(self._nodes)
-            slots = [_nearest_replicas(replicas, self._rank, self._nodes, slots_per_rank) for replicas in slots]
+            slots = [_nearest_replicas(replicas, self.rank, self._nodes, slots_per_rank) for replicas in slots]
         ends = list(accumulate(map(len, slots)))
         self._slots_S[: ends[-1]] = torch.tensor([slot for replicas in slots for slot in replicas])
         self._first_E.copy_(torch.tensor([0, *ends[:-1]]))
@@ -208,6 +208,16 @@ class MixtureOfExperts(nn.Module):
         yield Pause.COMBINED
         with self.span("sum"):
             return combined.sum().add_(shared_TD)
+
+    def expert_tensors(self, slot: int) -> dict[str, Tensor]:
+        """Return the memory of each tensor of the expert in local slot `slot`, by its published name."""
+        return self.experts.tensors(slot)
+
+    def follow(self, physical_to_logical: list[int]) -> None:
+        """Let tokens follow another map, and count rows by it. Slots hold its experts already."""
+        self.replicas.update(physical_to_logical)
+        first = self.replicas.rank * self.load.rows.shape[1]
+        self.load.assign(self.moe_layer, physical_to_logical[first : first + self.load.rows.shape[1]])
 
     def _run_experts(self, rows: ExpertRows) -> Tensor:
         """Return the experts' results, multiplied by the gate's weights unless combine does that."""

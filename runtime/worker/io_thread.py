@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from runtime.expert_parallel.epochs.document import MAX_DOCUMENT_BYTES
 from runtime.kernels.device import HostLink
 from runtime.kv.receiver import KvReceiver
 from runtime.kv.sender import KvSender
@@ -43,6 +44,7 @@ from runtime.worker.transfers import RankTransfer, Transfers
 
 __all__ = ["Calls", "Inbox", "Network"]
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 ADMITTED_LOOKS = 4  # assumed: 20 s, in which every serving rank calls a gateway that has just started
 
 Inbox = queue.SimpleQueue[Any]  # messages for the phase, or the exception that ended the network's thread
@@ -98,6 +100,14 @@ class Network:
             await asyncio.start_server(receiver.serve, sock=listener, limit=PIECE_BYTES)
 
         self._kv_receiver = receiver  # before gateways hear that this rank is ready
+        self._soon(self._start, listen)
+
+    def open_control(self, listener: socket.socket, serve: Serve) -> None:
+        """Take documents of epochs on `listener`."""
+
+        async def listen() -> None:
+            await asyncio.start_unix_server(serve, sock=listener, limit=MAX_DOCUMENT_BYTES)
+
         self._soon(self._start, listen)
 
     def check(self) -> None:

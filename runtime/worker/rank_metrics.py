@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
+from runtime.expert_parallel.epochs.switch import Switch
 from runtime.kv.sender import SentBytes
 from runtime.kv.tiers.loading import TierCounters
 from runtime.launch import UnitLaunch
@@ -74,6 +75,10 @@ class RankMetrics:
     def watch_steps(self, times: StepTimes) -> None:
         """Show from now on how long the rank's steps take, and for how much of that it waits for its peers."""
         self.registry.register(_StepCounters(times, self._labels))
+
+    def watch_switches(self, switch: Switch) -> None:
+        """Show the unit's epoch and its switches from now on."""
+        self.registry.register(_SwitchCounters(switch, self._labels))
 
     def watch(self, model: DeepseekV3) -> None:
         """Show the model's own counters from now on."""
@@ -189,7 +194,30 @@ class _ModelCounters:
         rows = CounterMetricFamily(
             "tidemill_expert_rows", "Rows computed.", labels=(*LABELS, "moe_layer", "slot", "expert")
         )
-        for layer, (experts, counts) in enumerate(zip(load.local_experts.tolist(), load.rows.tolist(), strict=True)):
-            for slot, (expert, count) in enumerate(zip(experts, counts, strict=True)):
-                rows.add_metric((*self._labels, str(layer), str(slot), str(expert)), count)
+        for layer, slot, expert, count in load.counted_rows():
+            rows.add_metric((*self._labels, str(layer), str(slot), str(expert)), count)
         yield rows
+
+
+class _SwitchCounters:
+    """Reads the unit's epoch and its switches at each scrape."""
+
+    def __init__(self, switch: Switch, labels: tuple[str, ...]) -> None:
+        self._switch, self._labels = switch, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics; the metrics server calls it."""
+        standing, totals = self._switch.standing, self._switch.totals
+        epoch = GaugeMetricFamily("tidemill_expert_map_info", "The unit's epoch.", labels=(*LABELS, "epoch", "digest"))
+        epoch.add_metric((*self._labels, str(standing.number), standing.digest), 1)
+        yield epoch
+        for name, meaning, value in (
+            ("experts", "Experts that slots here got by switches.", totals.moves),
+            ("bytes", "Received for these from other ranks.", totals.num_bytes),
+            ("seconds", "From the beginning of each switch to its end.", totals.seconds),
+            ("stall_seconds", "Of these, between steps.", totals.stall_s),
+            ("undone", "Switches that led back to the epoch before.", totals.num_undone),
+        ):
+            counter = CounterMetricFamily(f"tidemill_expert_moves_{name}", meaning, labels=LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter

@@ -3,8 +3,8 @@
     loading -> joining -> ready -> draining
 
 In each turn of the loop a rank receives what has arrived, then the ranks vote on whether any of them has work (one
-all-reduce). If one has, all step, each with its own requests or none. A lost peer ends the rank, because a unit lives
-or dies as a whole.
+all-reduce). If one has, all step, each with its own requests or none. Between the vote and the step experts may change
+their slots (`expert_parallel/epochs/switch.py`). A lost peer ends the rank, because a unit lives or dies as a whole.
 """
 
 import os
@@ -32,6 +32,8 @@ from runtime.checkpoint import (
     check_weights_digest,
     resolve,
 )
+from runtime.errors import UsageError
+from runtime.expert_parallel.epochs.switch import Switch
 from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import Group
 from runtime.expert_parallel.rendezvous import MeetingPoint
@@ -54,6 +56,7 @@ from runtime.serving.decode import Arrival, DecodePhase, Hold, Release
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
+from runtime.worker.control import Control, listen_in
 from runtime.worker.disk import close_disk, open_disk
 from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
@@ -78,7 +81,8 @@ LONG_IDLE_TURNS = 250  # five seconds of idle turns
 class Addresses:
     """This rank's node and address, and the hosts that it calls: the unit's `leader` and the `gateway`.
 
-    `tls` is the folder of the certificate that the rank shows to the gateway.
+    `tls` is the folder of the certificate that the rank shows to the gateway. In the folder `control` the unit's first
+    rank takes documents of epochs, if it is given.
     """
 
     node: str
@@ -86,10 +90,13 @@ class Addresses:
     leader: str
     gateway: str
     tls: Path | None = None
+    control: Path | None = None
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
     """Serve until SIGTERM tells this rank, or another one of its unit, to leave. Raise RuntimeFailure."""
+    if addresses.control is not None and launch.device != "cpu":
+        raise UsageError("--control must be left out on GPUs: only a unit on CPUs can change its map while it serves")
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
@@ -123,6 +130,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         if kv_port is not None:
             receiver = _receiver(launch, engine, inbox, memory, agent)
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), receiver)
+        switch = Switch(launch, group, engine.model.moe_layers())
+        metrics.watch_switches(switch)
         phase.prepare()
         group.any(True)  # no rank is ready before all are
         leaving = Leaving(network)
@@ -135,7 +144,10 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         metrics.watch_steps(times)
         pulse.repeat(partial(times.tell, network.say_step_time), STEP_TIME_S)
         start_step_deadline(pulse, f"rank {place.rank} of {launch.unit}")
-        run_step_loop(phase, group, inbox, leaving, pulse, times)
+        if addresses.control is not None and place.rank == 0:
+            control = Control(launch, switch)
+            network.open_control(listen_in(addresses.control, launch.unit), control.serve)
+        run_step_loop(phase, group, switch, inbox, leaving, pulse, times)
         close_disk(disk)
 
 
@@ -157,7 +169,13 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
 
 
 def run_step_loop(
-    phase: Phase[Any], group: Group, inbox: Inbox, leaving: Leaving, pulse: Pulse, times: StepTimes
+    phase: Phase[Any],
+    group: Group,
+    switch: Switch,
+    inbox: Inbox,
+    leaving: Leaving,
+    pulse: Pulse,
+    times: StepTimes,
 ) -> None:
     """Run the lockstep loop until the unit leaves and all its ranks are free. Raise PeerLost when a rank is lost."""
     idle_turns = 0  # equal on all ranks, because their votes are
@@ -167,7 +185,8 @@ def run_step_loop(
             _deliver(inbox.get(), phase)
         if leaving.has_begun:
             leaving.tell_gateways()
-        has_work, leaves = group.vote(phase.has_work(), leaving.has_begun)
+        has_work, leaves, lags, fails = group.vote(phase.has_work(), leaving.has_begun, *switch.votes())
+        switch.turn(lags, fails)
         idle_turns = 0 if has_work or leaves else idle_turns + 1
         if has_work:
             with times.step():

@@ -119,8 +119,8 @@ def lay_out_locally(
         for node in unit.nodes:
             place = ("--node", node, "--address", addresses[node], "--leader", addresses[unit.nodes[0]])
             launch = ("--launch", str(folder / names.launch_file(unit.name)))
-            tls = ("--tls", str(certificates / unit.name))
-            command = _runtime("node", *launch, *place, "--gateway", gateway_hosts, *drain, *tls)
+            folders = ("--tls", str(certificates / unit.name), "--control", str(folder))
+            command = _runtime("node", *launch, *place, "--gateway", gateway_hosts, *drain, *folders)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
     identities, listeners = _identities(plan, gateways, certificates), _listeners(plan, gateways, addresses)
     files, metrics = plan.launch_files(str(kv_folder)), dict(_metrics(plan, gateways, addresses))

@@ -21,6 +21,7 @@ from runtime.worker.rank_metrics import RankMetrics
 from runtime.worker.step_times import StepTimes
 from runtime.worker.worker import LOAD_S, PHASES, run_step_loop
 from tests.gpu.played_peers import PlayedGroup
+from tests.runtime.one_rank import NO_SWITCH
 
 __all__ = ["Turns", "arrivals", "prompts"]
 
@@ -50,7 +51,7 @@ class Turns:
         pulse.repeat(self.phase.tell_load, LOAD_S)
         said_before = self._outbox.num_said
         group = PlayedGroup(self._rank.launch.rank_nodes())
-        run_step_loop(self.phase, group, inbox, leaving, pulse, times)
+        run_step_loop(self.phase, group, NO_SWITCH, inbox, leaving, pulse, times)
         turns = [after - before for before, after in zip(pulse.stamps, pulse.stamps[1:], strict=False)]
         return turns, pulse.spans, self._outbox.num_said - said_before
 

@@ -17,10 +17,11 @@ from runtime.serving.decode import Arrival, DecodePhase, Hold, Release
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 
-__all__ = ["Crossing", "Limits", "Rank", "Wish", "answer_alone", "tell_alone"]
+__all__ = ["NO_SWITCH", "Crossing", "Limits", "Rank", "Wish", "answer_alone", "tell_alone"]
 
 DECODE = ("127.0.0.1", 1, "ticket")  # where the decode half is said to be, and what it wants to see
 NO_METRICS = SimpleNamespace(watch_requests=lambda scheduler: None, count_prompts=lambda num_tokens, num_pairs: None)
+NO_SWITCH = SimpleNamespace(votes=lambda: (False, False), turn=lambda lags, fails: None)
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ from stacks.gitops.refusals import no_loads_file
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
 from stacks.live.status import ask_cluster
-from stacks.local import deployment, find, layout, run_folder, runtime_cli, up_cli
+from stacks.local import apply_cli, deployment, find, layout, run_folder, runtime_cli, up_cli
 from stacks.local.layout import Listener
 from stacks.local.played_day import DayRecord, plan_play, read_length
-from stacks.local.record import GatewayRecord, Record
+from stacks.local.record import GatewayRecord, Record, UnitRecord
 from stacks.local.run_folder import RunFolder
 from stacks.program.source import Source
 from stacks.simulator.call import read_call
@@ -94,6 +94,16 @@ def _which_one(_):
 def _started_elsewhere(_):
     with patch.object(find, "find_all", lambda *_: [Folder(record=replace(DEMO, started_in="/srv/chat"))]):
         find.find_started_here()
+
+
+def _no_such_unit(_):
+    units = tuple(UnitRecord(f"demo-{phase}-0", phase, "ready", 2) for phase in ("prefill", "decode"))
+    apply_cli._num_moe_layers(Folder(record=replace(DEMO, units=units)), "demo-decode-9")
+
+
+def _stays_in_its_epoch(_):
+    reason = "the epoch leaves an expert of MoE layer 0 without a slot, or invents one"
+    apply_cli._require_switched(Folder(record=DEMO), "demo-decode-0", {"number": 0, "reason": reason})
 
 
 def _will_not_stop(_):
@@ -279,6 +289,8 @@ BROUGHT_ABOUT = {
     "R125": lambda _: deployment.require_matching_run(DEMO, None, Path("keys.json"), None),
     "R126": lambda _: deployment.require_matching_run(DEMO, "127.0.1.1", None, None),
     "R127": _started_elsewhere,
+    "R128": _no_such_unit,
+    "R129": _stays_in_its_epoch,
     "R201": _no_such_context,
     "R202": _misshapen,
     "R301": lambda _: Source().deployed,

@@ -1,1 +1,1 @@
-"""Epochs: an expert map that changes while its unit serves."""
+"""Epochs: expert maps that change in service."""

@@ -52,6 +52,7 @@ from tests.gpu.quarter_hour.one_gpu import SHARED, why_missing
 from tests.gpu.quarter_hour.pair import ADDRESS, end
 from tests.gpu.quarter_hour.parts import MISSING
 from tests.ports import free_port
+from tests.runtime.one_rank import NO_SWITCH
 
 STEP_TIMEOUT_S, DEADLINE_S = 10, 14
 PATIENCE_S = 52  # of the 60 that the part has
@@ -188,7 +189,7 @@ def step_as_a_rank(arguments: argparse.Namespace) -> None:
     phase = Phase(arguments.case, group, device, die)
     pulse = Pulse()
     step_deadline.start_step_deadline(pulse, f"rank {arguments.rank}")
-    run_step_loop(phase, group, Inbox(), Leaving(NoGateway()), pulse, StepTimes(ExchangeTime()))
+    run_step_loop(phase, group, NO_SWITCH, Inbox(), Leaving(NoGateway()), pulse, StepTimes(ExchangeTime()))
 
 
 def die_now(died: Path) -> None:

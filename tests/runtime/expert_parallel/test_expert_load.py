@@ -73,3 +73,16 @@ def test_every_layer_and_logical_expert_is_exported(small_config, random_model, 
     assert samples["tidemill_expert_load_imbalance", "1", None] == 1
     assert samples["tidemill_dispatch_seconds_count", None, None] == 0
     assert samples["tidemill_combine_seconds_sum", None, None] == 0
+
+
+def test_rows_stay_with_the_expert_that_they_were_counted_for():
+    """A slot that gets another expert counts for that one; when the first expert returns, its count goes on."""
+    load = ExpertLoad(torch.tensor([[0, 3]]), num_ranks=2)
+    counted = []
+    for experts in ([0, 3], [5, 3], [0, 3]):
+        load.assign(0, experts)
+        load.add(0, torch.tensor([2, 1]), torch.tensor([3, 0]))
+        counted.append({(slot, expert): rows for _, slot, expert, rows in load.counted_rows()})
+
+    assert counted == [{(0, 0): 2, (1, 3): 1}, {(0, 0): 2, (0, 5): 2, (1, 3): 2}, {(0, 0): 4, (0, 5): 2, (1, 3): 3}]
+    assert load.sent.tolist() == [[3, 0]]

@@ -24,6 +24,14 @@ def test_a_peer_that_is_gone_is_lost(pair, collective):
         collective(pair[0])
 
 
+def test_a_peer_that_is_gone_ends_a_trade(pair):
+    """What travels beside the steps reports a lost peer too."""
+    del pair[1]._beside
+
+    with pytest.raises(PeerLost, match=r"^a rank of this unit is gone \(.+\)$"):
+        pair[0].trade([], [(1, torch.empty(3))])
+
+
 def test_a_wrong_call_is_no_lost_peer(pair):
     """Sizes that do not fit the rows are a bug of ours, not a lost peer."""
     with pytest.raises(RuntimeError, match="Split sizes") as error:

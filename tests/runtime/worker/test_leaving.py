@@ -12,6 +12,7 @@ from runtime.worker.pulse import Pulse
 from runtime.worker.step_times import StepTimes
 from runtime.worker.worker import run_step_loop
 from tests.runtime.joined_groups import joined_groups
+from tests.runtime.one_rank import NO_SWITCH
 
 NUM_RANKS = 3
 
@@ -64,7 +65,8 @@ def test_one_rank_that_is_asked_takes_all_along_when_their_work_is_done(asked, b
     with ThreadPoolExecutor(NUM_RANKS) as ranks:
         groups, pulses = joined_groups(NUM_RANKS, free_port()), [Pulse() for _ in range(NUM_RANKS)]
         times = [StepTimes(ExchangeTime()) for _ in range(NUM_RANKS)]
-        list(ranks.map(run_step_loop, phases, groups, inboxes, leaving, pulses, times))
+        switches = [NO_SWITCH] * NUM_RANKS
+        list(ranks.map(run_step_loop, phases, groups, switches, inboxes, leaving, pulses, times))
 
     assert [phase.left for phase in phases] == [0] * NUM_RANKS
     assert [line.said for line in lines] == [["draining"]] * NUM_RANKS
@@ -82,7 +84,8 @@ def test_a_busy_rank_says_at_once_that_it_drains():
             leaving.begin()
         said_after.append((left, list(line.said)))
 
-    run_step_loop(FakePhase(8, ask_in_the_middle), SoloGroup(), inbox, leaving, Pulse(), StepTimes(ExchangeTime()))
+    phase, times = FakePhase(8, ask_in_the_middle), StepTimes(ExchangeTime())
+    run_step_loop(phase, SoloGroup(), NO_SWITCH, inbox, leaving, Pulse(), times)
 
     assert (4, ["draining"]) in said_after
 

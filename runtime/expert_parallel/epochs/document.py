@@ -1,0 +1,100 @@
+"""The document of an epoch: the map that a unit shall follow next, read and checked before any rank moves a weight.
+
+    epoch      a unit's places and the map of each MoE layer, under one number. The unit starts in epoch 0, which its
+               launch file describes and whose digest is therefore the unit's
+    standing   the epoch that a unit is in
+
+A document is good for one unit in one epoch: it names the unit, the digest of its launch file's part, and the digest of
+the epoch that it follows. So a document that was made before another change is refused, and so is a torn or edited one.
+A digest proves no author: whoever may hand in a document may move experts.
+
+Places may be None, which says that nobody has the place. This runtime serves no unit with such a hole, and refuses it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from runtime.errors import EpochError
+from runtime.launch import UnitLaunch, canonical_digest
+
+__all__ = ["MAX_DOCUMENT_BYTES", "Epoch", "Standing", "first_standing", "read_epoch"]
+
+MAX_DOCUMENT_BYTES = 2**26  # as of a launch file, which holds such a map too
+
+
+class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An epoch's document. `digest` is that of all other fields, `places` has each place's planned node."""
+
+    version: Literal[1]
+    digest: str
+    unit: str
+    unit_digest: str
+    number: Annotated[int, msgspec.Meta(ge=1)]
+    predecessor: str
+    places: list[str | None]
+    physical_to_logical: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The epoch that a unit is in. `physical_to_logical` is what its slots hold, each rank's in any order."""
+
+    number: int
+    digest: str
+    physical_to_logical: list[list[int]]
+
+
+def first_standing(launch: UnitLaunch) -> Standing:
+    """Return epoch 0, in which the unit starts."""
+    return Standing(0, launch.unit_digest, launch.expert_map.physical_to_logical)
+
+
+def read_epoch(content: bytes, launch: UnitLaunch, standing: Standing) -> Epoch:
+    """Read the document of the epoch after `standing`. Raise EpochError."""
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise EpochError(f"the epoch has more than {MAX_DOCUMENT_BYTES} bytes, which no map needs")
+    document = _decode(content)
+    epoch = _convert(document)
+    computed = canonical_digest({key: value for key, value in document.items() if key != "digest"})
+    if epoch.digest != computed:
+        raise EpochError(f"the epoch was changed: its digest says {epoch.digest}, its content is {computed}")
+    _require(epoch, "unit", launch.unit, "it is for another unit")
+    _require(epoch, "unit_digest", launch.unit_digest, "it is for another plan or model")
+    _require(epoch, "predecessor", standing.digest, f"the unit is in epoch {standing.number}, and this is not the next")
+    _require(epoch, "number", standing.number + 1, f"the unit is in epoch {standing.number}")
+    _require(epoch, "places", launch.places, "this runtime serves a unit with all its places or not at all")
+    _check_map(epoch.physical_to_logical, standing.physical_to_logical)
+    return epoch
+
+
+def _decode(content: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EpochError(f"the epoch is not a JSON object: {error}") from None
+
+
+def _convert(document: dict[str, Any]) -> Epoch:
+    try:
+        return msgspec.convert(document, Epoch)
+    except msgspec.ValidationError as error:
+        raise EpochError(f"the epoch is refused: {error}") from None
+
+
+def _require(epoch: Epoch, name: str, expected: object, reason: str) -> None:
+    found = getattr(epoch, name)
+    if found != expected:
+        raise EpochError(f"the epoch's {name} ({found}) must be {expected}: {reason}")
+
+
+def _check_map(layers: Sequence[Sequence[int]], current: Sequence[Sequence[int]]) -> None:
+    if len(layers) != len(current):
+        raise EpochError(f"the epoch has {len(layers)} MoE layers, the unit {len(current)}")
+    for layer, (slots, held) in enumerate(zip(layers, current, strict=True)):
+        if len(slots) != len(held):
+            raise EpochError(f"the epoch has {len(slots)} slots in MoE layer {layer}, the unit {len(held)}")
+        if set(slots) != set(held):
+            raise EpochError(f"the epoch leaves an expert of MoE layer {layer} without a slot, or invents one")

@@ -1,0 +1,216 @@
+"""One rank's part in a switch of its unit to another epoch: a round of moves at a time, between steps.
+
+    proposed   the first rank has a document, and says so in its vote. All ranks receive it and plan the same rounds
+    fetching   a round's experts travel to the ranks' staging, beside the steps
+    between    all ranks have voted that theirs are there and right: the round takes effect, on all ranks
+    back       one rank has voted that its are not: the same walk leads back, round by round, to the epoch before
+
+Every turn of the step loop begins with a vote, so "between two steps" is the same moment for all ranks, and a round
+takes effect on all of them or on none. After a round the layer's map may lie between two epochs, and holds every
+expert. No step computes with an expert whose checksum was wrong.
+
+    vote lags    in no switch: this rank has a document. In a switch: this rank has not done its part yet
+    vote fails   this rank's part went wrong
+
+A lost peer ends the rank, as it does in a step, and so does a switch that can go neither forth nor back. The unit then
+starts again in epoch 0.
+
+Models: vLLM 009a5c02 `vllm/distributed/eplb/rebalance_execute.py` and SGLang 06120cc8
+`python/sglang/srt/eplb/expert_location_updater.py` move layer by layer through a buffer too. There the engine decides
+on a map, here a document does.
+"""
+
+import queue
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from runtime.errors import EpochError, RuntimeFailure, StagingError
+from runtime.expert_parallel.epochs.document import Epoch, Standing, first_standing, read_epoch
+from runtime.expert_parallel.epochs.moves import Round, plan_rounds
+from runtime.expert_parallel.epochs.staging import MovableLayer, Staging
+from runtime.expert_parallel.group import Group
+from runtime.launch import UnitLaunch
+
+__all__ = ["Ending", "Proposal", "Switch", "SwitchTotals"]
+
+STAGED_EXPERTS = 2  # assumed: 88 MB of DeepSeek-V3 in FP8; with more, a round stops the steps for longer
+
+
+class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The end of a switch: the epoch that the unit is in then. A `reason` says why it is not the proposed one.
+
+    `moves` and `num_bytes` are what the first rank received.
+    """
+
+    number: int
+    digest: str
+    moves: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A document, and whom to tell how its switch ended."""
+
+    content: bytes
+    tell: Callable[[Ending], object]
+
+
+@dataclass
+class SwitchTotals:
+    """This rank's switches so far: experts and bytes received, seconds of switches, and of these between steps.
+
+    `num_undone` of them led back.
+    """
+
+    num_undone: int = 0
+    moves: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    stall_s: float = 0.0
+
+
+@dataclass
+class _Walk:
+    """A switch on its way. `maps` is what the layers' slots hold now."""
+
+    proposal: Proposal | None  # the first rank's
+    staging: Staging
+    maps: list[list[int]]
+    began: float
+    epoch: Epoch | None = None
+    rounds: deque[tuple[int, Round]] = field(default_factory=deque)  # layer after layer
+    fetched: tuple[int, Round] | None = None  # it takes effect when all ranks have theirs
+    moves: int = 0
+    num_bytes: int = 0
+    reason: str | None = None  # why it leads back
+
+
+class Switch:
+    """The switches of one rank. The step loop alone calls `votes` and `turn`, between steps."""
+
+    def __init__(self, launch: UnitLaunch, group: Group, layers: Sequence[MovableLayer]) -> None:
+        self.standing, self.totals = first_standing(launch), SwitchTotals()
+        self._launch, self._group, self._layers = launch, group, layers
+        self._proposals: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, "switch")
+        self._walk: _Walk | None = None
+        self._part: Future[None] | None = None  # this rank's part of what the walk waits for
+
+    def propose(self, proposal: Proposal) -> None:
+        """Switch to this document's epoch soon. For the first rank, from any thread. Raise EpochError."""
+        read_epoch(proposal.content, self._launch, self.standing)
+        self._proposals.put(proposal)
+
+    def votes(self) -> tuple[bool, bool]:
+        """Return this rank's votes: whether it lags, and whether its part failed. Raise PeerLost."""
+        if self._part is None:
+            return not self._proposals.empty(), False
+        if not self._part.done():
+            return True, False
+        error = self._part.exception()
+        if error is not None and not isinstance(error, EpochError | StagingError):
+            raise error
+        return False, error is not None
+
+    def turn(self, lags: bool, fails: bool) -> None:
+        """Begin a switch or go on with it, as the unit has voted."""
+        if self._walk is None:
+            if lags:
+                self._begin()
+        elif not lags:
+            began = time.monotonic()
+            self._go_on(self._walk, fails)
+            self.totals.stall_s += time.monotonic() - began
+
+    def _begin(self) -> None:
+        slots_per_rank = len(self.standing.physical_to_logical[0]) // self._group.size
+        proposal = None if self._proposals.empty() else self._proposals.get()
+        staging = Staging(self._group, self._layers, slots_per_rank, STAGED_EXPERTS)
+        maps = [list(slots) for slots in self.standing.physical_to_logical]
+        self._walk = walk = _Walk(proposal, staging, maps, time.monotonic())
+        self._part = self._thread.submit(self._receive_document, walk)
+
+    def _go_on(self, walk: _Walk, fails: bool) -> None:
+        if fails:
+            self._turn_back(walk)
+            return
+        if walk.fetched is not None:
+            walk.staging.take_effect(*walk.fetched)
+            layer, done = walk.fetched
+            walk.maps[layer], walk.fetched = done.physical_to_logical, None
+        if walk.rounds:
+            walk.fetched = walk.rounds.popleft()
+            self._part = self._thread.submit(self._fetch, walk, *walk.fetched)
+        else:
+            self._end(walk)
+
+    def _turn_back(self, walk: _Walk) -> None:
+        """Let the walk lead back to where it began. The fetched round does not count."""
+        assert self._part is not None
+        if walk.reason is not None:
+            raise RuntimeFailure(
+                f"unit {self._launch.unit} can go neither to another epoch nor back to epoch {self.standing.number}:"
+                f" {walk.reason}"
+            )
+        error = self._part.exception()
+        if error is not None:
+            print(f"tidemill: unit {self._launch.unit} does not change its epoch: {error}", file=sys.stderr, flush=True)
+        walk.reason = str(error or "it went wrong at another rank, whose log says how")
+        walk.fetched = None
+        self._part = self._thread.submit(self._plan, walk, self.standing.physical_to_logical)
+
+    def _end(self, walk: _Walk) -> None:
+        """Be in the new epoch, or in the one before, in which slots of a rank may have changed places."""
+        now = self.standing if walk.reason is not None or walk.epoch is None else walk.epoch
+        self.standing = Standing(now.number, now.digest, walk.maps)
+        seconds = time.monotonic() - walk.began
+        self.totals.num_undone += walk.reason is not None
+        self.totals.moves += walk.moves
+        self.totals.num_bytes += walk.num_bytes
+        self.totals.seconds += seconds
+        self._walk = self._part = None
+        if walk.proposal is not None:
+            received = walk.moves, walk.num_bytes, round(seconds, 3)
+            walk.proposal.tell(Ending(now.number, now.digest, *received, walk.reason))
+
+    # on the thread beside the steps
+
+    def _receive_document(self, walk: _Walk) -> None:
+        content = _broadcast(self._group, b"" if walk.proposal is None else walk.proposal.content)
+        walk.epoch = read_epoch(content, self._launch, self.standing)
+        self._plan(walk, walk.epoch.physical_to_logical)
+
+    def _plan(self, walk: _Walk, wanted: Iterable[Sequence[int]]) -> None:
+        """Plan the rounds from where the layers are to `wanted`. All ranks plan the same."""
+        walk.rounds = deque(
+            (layer, each)
+            for layer, slots in enumerate(wanted)
+            for each in plan_rounds(walk.maps[layer], slots, self._group.nodes, STAGED_EXPERTS)
+        )
+
+    def _fetch(self, walk: _Walk, layer: int, round_: Round) -> None:
+        walk.num_bytes += walk.staging.fetch(layer, round_)
+        walk.moves += len(walk.staging.own_moves(round_))
+
+
+def _broadcast(group: Group, content: bytes) -> bytes:
+    """Return the first rank's content on every rank."""
+    size = torch.tensor([len(content)])
+    if group.rank == 0:
+        sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        group.trade([(peer, each) for peer in range(1, group.size) for each in (size, sent)], [])
+        return content
+    group.trade([], [(0, size)])
+    received = torch.empty(int(size), dtype=torch.uint8)
+    group.trade([], [(0, received)])
+    return received.numpy().tobytes()

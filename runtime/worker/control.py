@@ -1,0 +1,84 @@
+"""The socket at which a unit's first rank takes the document of an epoch, from a user of its machine.
+
+    rank   -> caller   {"unit", "unit_digest", "number", "digest", "places"}: the epoch in which the unit is
+    caller -> rank     the document of the next epoch (`expert_parallel/epochs/document.py`)
+    rank   -> caller   `Ending`, when the switch has ended, or at once with the reason for which it does not begin
+
+Each is one line of JSON. It is a file in a folder, so whoever may open that folder may move experts, and nobody else.
+"""
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from runtime.errors import EpochError, RuntimeFailure
+from runtime.expert_parallel.epochs.switch import Ending, Proposal, Switch
+from runtime.launch import UnitLaunch
+
+__all__ = ["Control", "listen_in"]
+
+
+def listen_in(folder: Path, unit: str) -> socket.socket:
+    """Return a socket that listens at `folder`/`unit`.epoch, however long the path is. Raise RuntimeFailure."""
+    listener, name = socket.socket(socket.AF_UNIX), f"{unit}.epoch"
+    try:
+        here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(FileNotFoundError):  # an earlier process's
+            os.unlink(name, dir_fd=here)
+        listener.bind(f"/proc/self/fd/{here}/{name}")  # a socket's own path has at most 107 characters (unix(7))
+        listener.listen()
+        os.close(here)
+    except OSError as error:
+        listener.close()
+        raise RuntimeFailure(f"cannot listen at {folder / name}: {str(error.strerror).lower()}") from None
+    return listener
+
+
+class Control:
+    """Serves the callers of the socket, on the rank's event loop."""
+
+    def __init__(self, launch: UnitLaunch, switch: Switch) -> None:
+        self._launch, self._switch = launch, switch
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one caller."""
+        try:
+            writer.write(_line(self._standing()))
+            writer.write(_line(await self._switch_to(await reader.readuntil())))
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # it left, or said no document
+        finally:
+            writer.close()
+
+    async def _switch_to(self, content: bytes) -> Ending:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Ending] = loop.create_future()
+
+        def tell(ending: Ending) -> None:
+            loop.call_soon_threadsafe(ended.set_result, ending)
+
+        try:
+            self._switch.propose(Proposal(content, tell))
+        except EpochError as error:
+            standing = self._switch.standing
+            return Ending(standing.number, standing.digest, reason=str(error))
+        return await ended
+
+    def _standing(self) -> dict[str, object]:
+        launch, standing = self._launch, self._switch.standing
+        return {
+            "unit": launch.unit,
+            "unit_digest": launch.unit_digest,
+            "number": standing.number,
+            "digest": standing.digest,
+            "places": launch.places,
+        }
+
+
+def _line(message: object) -> bytes:
+    return msgspec.json.encode(message) + b"\n"

@@ -1,0 +1,140 @@
+"""The `tidemill experts apply` command: a unit here follows another expert map while it serves.
+
+    rank   -> us     {"unit", "unit_digest", "number", "digest", "places"}, a line of JSON: the unit's epoch
+    us     -> rank   the document of the next epoch, with the map
+    rank   -> us     the epoch at the end of the switch, and the reason if it is not the next one
+
+The unit's first rank listens beside its launch file. It checks the document and moves the experts; this command asks
+and waits. `runtime/expert_parallel/epochs/document.py` describes the document.
+"""
+
+import argparse
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from planner.command.options import add_command, add_format, add_given
+from planner.command.printed import print_json
+from planner.facts import names
+from planner.facts.digest import digest_of
+from planner.facts.files import read_file
+from planner.facts.map_files import Map, read_map
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
+from stacks.local.errors import LocalError
+from stacks.local.find import find_deployment, nothing_runs
+from stacks.local.run_folder import RunFolder
+
+__all__ = ["add_apply"]
+
+CALL = "tidemill experts apply"
+
+
+def add_apply(commands: Any) -> None:
+    """Add `experts apply` to `commands`, the result of `add_subparsers`."""
+    apply = add_command(
+        commands,
+        "experts",
+        "give a running unit another expert map",
+        "Let a unit on this machine follow another expert map while it serves. Its ranks fetch the experts that they "
+        "lack from each other, and change a layer's slots between two steps.",
+    )
+    apply.add_argument("apply", choices=["apply"], metavar="apply", help="(this command)")
+    apply.add_argument("map", type=Path, metavar="MAP.json", help="as tidemill experts or SGLang writes it")
+    add_given(apply, default="the only one that runs here", metavar="SPEC|PLAN.json|NAME")
+    apply.add_argument("--unit", required=True, help="the unit, such as demo-decode-0")
+    add_format(apply)
+    apply.set_defaults(command=_apply)
+
+
+def _apply(arguments: argparse.Namespace) -> int:
+    folder = find_deployment(arguments.given, arguments.overlays)
+    if folder is None:
+        raise _unit_error(arguments.unit, nothing_runs(), "start it: tidemill up")
+    physical_to_logical = _read_rows(arguments.map, _num_moe_layers(folder, arguments.unit))
+    ending = _switch(folder, arguments.unit, physical_to_logical)
+    _require_switched(folder, arguments.unit, ending)
+    if arguments.format == "json":
+        print_json({"unit": arguments.unit, "moves": 0, "num_bytes": 0, "seconds": 0.0} | ending)
+    else:
+        moved = f"{ending.get('moves', 0):,} experts, {ending.get('num_bytes', 0) / 1e6:,.1f} MB"
+        print(f"{arguments.unit} is in epoch {ending['number']}; its first rank received {moved}")
+    return 0
+
+
+def _require_switched(folder: RunFolder, unit: str, ending: dict[str, Any]) -> None:
+    """Raise LocalError if the unit is in the epoch in which it was."""
+    if "reason" in ending:
+        rule = f"R129 {unit} stays in epoch {ending['number']}"
+        raise LocalError(rule, ending["reason"], f"tidemill status shows the unit; its logs are in {folder.path}")
+
+
+def _num_moe_layers(folder: RunFolder, unit: str) -> int:
+    """Return the number of MoE layers that a unit's launch file has. Raise LocalError if there is no such unit."""
+    record = folder.read()
+    units = [] if record is None else [each.name for each in record.units]
+    if unit not in units:
+        raise _unit_error(unit, f"{folder.name} has {', '.join(units)}", "name one of these")
+    launch = json.loads(read_file(folder.launch_folder / names.launch_file(unit)))
+    return len(launch["expert_map"]["physical_to_logical"])
+
+
+def _read_rows(path: Path, num_moe_layers: int) -> Map:
+    """Return the rows of MoE layers in a map file. Raise CallError."""
+    found = read_map(path)
+    if isinstance(found, Finding):
+        raise CallError([replace(found, path="MAP.json").at(CALL)])
+    return found.rows[found.num_dense_layers(num_moe_layers) :]
+
+
+def _switch(folder: RunFolder, unit: str, physical_to_logical: Map) -> dict[str, Any]:
+    """Ask the unit's first rank to switch, and return the end of that. Raise LocalError."""
+    try:
+        with _connect(folder.launch_folder, f"{unit}.epoch") as rank, rank.makefile("rb") as said:
+            standing = _read_line(said)
+            rank.sendall(json.dumps(_document(standing, physical_to_logical)).encode() + b"\n")
+            return _read_line(said)
+    except (OSError, ValueError) as error:
+        raise _unit_error(unit, f"its first rank gives no answer: {error}", "tidemill status shows its state") from None
+
+
+def _connect(folder: Path, name: str) -> socket.socket:
+    """Connect to a socket in a folder, however long its path is. Raise OSError."""
+    rank, here = socket.socket(socket.AF_UNIX), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        rank.connect(f"/proc/self/fd/{here}/{name}")  # a path of its own has at most 107 characters (unix(7))
+    except OSError:
+        rank.close()
+        raise
+    finally:
+        os.close(here)
+    return rank
+
+
+def _read_line(said: BinaryIO) -> dict[str, Any]:
+    line = said.readline()
+    if not line:
+        raise ValueError("it closed the connection")
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def _document(standing: dict[str, Any], physical_to_logical: Sequence[Sequence[int]]) -> dict[str, Any]:
+    document = {
+        "version": 1,
+        "unit": standing["unit"],
+        "unit_digest": standing["unit_digest"],
+        "number": standing["number"] + 1,
+        "predecessor": standing["digest"],
+        "places": standing["places"],
+        "physical_to_logical": physical_to_logical,
+    }
+    return {"digest": digest_of(document)} | document
+
+
+def _unit_error(unit: str, reason: str, fix: str) -> LocalError:
+    return LocalError(f"R128 --unit ({unit}) must be a unit that serves here", reason, fix)
