@@ -1,4 +1,6 @@
-"""The planner's commands: validate, schema, plan, report, diff, experts, render; `planner/guide` has explain and init.
+"""The planner's commands: validate, schema, plan, report, diff, experts, render.
+
+`planner/guide` has explain and init, `planner/accuracy` has accuracy.
 
 `stacks/cli.py` adds only the command that is called: one of these, or one of its own. What all commands share is in
 `planner/command`.
@@ -14,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from planner.accuracy.cli import add_accuracy
 from planner.command.options import add_color, add_command, add_format, add_given, add_overlays, add_previous, add_spec
 from planner.command.printed import print_colored, print_json, require_writable, say, show_progress, warn, write_result
 from planner.command.run import new_parser, run
@@ -46,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_diff,
         add_experts,
         add_render,
+        add_accuracy,
     ):
         add(commands)
     return run(parser, argv)

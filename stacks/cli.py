@@ -39,6 +39,7 @@ COMMANDS = {
     "diff": "planner.cli",
     "experts": "planner.cli",
     "render": "planner.cli",
+    "accuracy": "planner.accuracy.cli",
     "up": "stacks.local.up_cli",
     "down": "stacks.local.up_cli",
     "status": "stacks.live.status_cli",

@@ -18,8 +18,8 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 # package, or room with rooms -> its rooms, floor by floor: a room may import the rooms of lower floors, and no other
 FLOORS = {
     "planner": (
-        "cli > diff, guide > command, compiler > manifests, experts > report > plan > search > candidate > rules > cost"
-        " > schedule, engines > estimate > placement > layout"
+        "cli > diff, guide, accuracy > command, compiler > manifests, experts > report > plan > search > candidate"
+        " > rules > cost > schedule, engines > estimate > placement > layout"
         " > spec > expert_map > families > facts > problems"
     ),
     "stacks": "cli, __main__ > gitops > doctor, controller > program > provider, live, simulator > kube, local",

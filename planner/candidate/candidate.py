@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from planner.estimate.failures import Loss
     from planner.estimate.performance import PhaseOutlook
     from planner.estimate.throughput.calibration import Calibration
+    from planner.estimate.throughput.engines import EngineModel
     from planner.estimate.throughput.predict import Prediction
     from planner.estimate.uptime import Uptime
     from planner.expert_map import Domains, ExpertMap
@@ -282,6 +283,13 @@ class Candidate:
         tried, layouts = change_spec(self.resolved, change), [each for each in self.layouts if each.phase == phase]
         memory = [split_memory(tried, each) for each in layouts] if self.memory else []
         return predict_phases(tried, layouts, memory, self.maps, self.loads, self.calibration)[0].prediction
+
+    def predicted_on(self, engine: "EngineModel", phase: Phase, change: Change) -> "PhaseOutlook":
+        """Return the speed of `phase` if `engine` ran it, under a `change` of the spec, with the candidate's map."""
+        from planner.estimate.performance import predict_phases
+
+        tried, layouts = change_spec(self.resolved, change), [each for each in self.layouts if each.phase == phase]
+        return predict_phases(tried, layouts, self.memory, self.maps, self.loads, None, engine)[0]
 
     def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: "Domains") -> float | None:
         """Return max/mean GPU load for `layout` with these slots and failure domains; None below level "mapped"."""

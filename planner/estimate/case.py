@@ -5,7 +5,7 @@ length, fewer if KV has no room, and steps of `max_batch_tokens` with prompts of
 such an operating point as derived.
 """
 
-from planner.estimate.throughput.engines import engine_model
+from planner.estimate.throughput.engines import EngineModel, engine_model
 from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case
@@ -24,10 +24,16 @@ def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
     return known and bool(gpu.nic_gbps) and why_unknown(spec.model) is None
 
 
-def build_case(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, exchange: Exchange) -> Case:
+def build_case(
+    spec: ResolvedSpec,
+    layout: PhaseLayout,
+    point: OperatingPoint,
+    exchange: Exchange,
+    engine: EngineModel | None = None,
+) -> Case:
     """Return the speed model's input for a predictable phase, with perfectly balanced GPUs.
 
-    `exchange` has the number of copies of a token in a normal dispatch.
+    `exchange` has the number of copies of a token in a normal dispatch. `engine` is by default the spec's.
     """
     phase, model = layout.phase, spec.model
     machine = build_machine(spec.gpu_of(phase), layout.gpu)
@@ -41,7 +47,7 @@ def build_case(spec: ResolvedSpec, layout: PhaseLayout, point: OperatingPoint, e
         model=work,
         unit=unit_shape(spec, layout),
         overlap=layout.overlap,
-        engine=engine_model(spec.written.engine_name, layout.gpu),
+        engine=engine or engine_model(spec.written.engine_name, layout.gpu),
         imbalance=Imbalance(),
         exchange=exchange,
         point=point,

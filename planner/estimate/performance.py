@@ -7,6 +7,7 @@ from planner.estimate.case import build_case, unit_shape
 from planner.estimate.points import operating_point
 from planner.estimate.throughput.calibration import Calibration, Correction, calibrate, require_rows
 from planner.estimate.throughput.copies import expected_copies, remote_share
+from planner.estimate.throughput.engines import EngineModel
 from planner.estimate.throughput.imbalance import DRIFT_SHARE, MAX_DRIFT_SHARE, imbalance_of
 from planner.estimate.throughput.intervals import evidence_for
 from planner.estimate.throughput.machine import build_machine
@@ -44,16 +45,18 @@ def predict_phases(
     maps: Mapping[Phase, ExpertMap],
     loads: Loads,
     calibration: Calibration | None = None,
+    engine: EngineModel | None = None,
 ) -> tuple[PhaseOutlook, ...]:
     """Predict each phase with its expert map, corrected by a user's own measurements (`calibration`) if given.
 
-    Raises CallError if no measurement is of a phase of the plan, or if one is implausible.
+    `engine` is the engine that runs the phases; None means the spec's. Raises CallError if no measurement is of a phase
+    of the plan, or if one is implausible.
     """
     if calibration is not None:
         require_rows(calibration, spec.phases)
     kv_rooms = {each.phase: each.kv_tokens for each in memory}
     points = {each.phase: operating_point(spec, each.phase, kv_rooms.get(each.phase)) for each in layouts}
-    return tuple(_outlook(spec, each, points[each.phase], maps, loads, calibration) for each in layouts)
+    return tuple(_outlook(spec, each, points[each.phase], maps, loads, calibration, engine) for each in layouts)
 
 
 def _outlook(
@@ -63,6 +66,7 @@ def _outlook(
     maps: Mapping[Phase, ExpertMap],
     loads: Loads,
     calibration: Calibration | None,
+    engine: EngineModel | None,
 ) -> PhaseOutlook:
     why_not = _explain_unpredictable(spec, layout)
     if why_not is not None:
@@ -70,7 +74,7 @@ def _outlook(
     expert_map = maps[layout.phase]
     unit = _add_remote_share(unit_shape(spec, layout), expert_map, loads)
     exchange = _token_copies(spec.model, layout, unit, expert_map)
-    case = replace(build_case(spec, layout, point, exchange), unit=unit)
+    case = replace(build_case(spec, layout, point, exchange, engine), unit=unit)
     case = replace(case, imbalance=_imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu))
     worst = _imbalance(expert_map, loads, unit, layout, case.pairs_per_gpu, MAX_DRIFT_SHARE)
     evidence = evidence_for(case.engine, layout.phase, case.machine, _unmeasured_kernels(spec.model, layout, point))

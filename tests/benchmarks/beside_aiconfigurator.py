@@ -4,8 +4,8 @@
     python -m tests.benchmarks.beside_aiconfigurator VENV/bin/aiconfigurator [--write]
 
 Published rows are asked of both, the nearest that AIConfigurator can express: H100 for H800, powers of two for other EP
-sizes, one batch where two overlap. It has no MI300X. Our own error is that which is left when a row's constant is not
-known; nothing is fitted to the last two. Both search for the best layout of one load: AIConfigurator by `cli default`,
+sizes, one batch where two overlap. It has no AMD GPU. Our own error is that of the board, without what the row's source
+gave its engine (`tidemill accuracy`). Both search for the best layout of one load: AIConfigurator by `cli default`,
 we by planning mixed units, and both phases apart with each overlap. `--write` puts the tables into docs/performance.md.
 """
 
@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.accuracy.board import Line, make_board
+from planner.accuracy.predicted import Predicted
+from planner.accuracy.rows import published_rows
 from planner.candidate.trial import speed_of, trial_of
+from planner.estimate.throughput.predict import Case
 from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.rules.check import check_document
 from planner.spec.yaml import parse_document
 from tests.benchmarks.aiconfigurator_cli import Answer, Run, estimate, run, search
-from tests.benchmarks.throughput import OUTPUT, SERVICE_DECODE, without
-from tests.benchmarks.throughput_rows import ROWS, SGLANG_DECODE, Row, service_decode
 
 ROOT = Path(__file__).parents[2]
 PAGE, TITLE = ROOT / "docs" / "performance.md", "## Beside AIConfigurator"
@@ -45,7 +47,7 @@ OVERLAPS = (("dual_batch", "five_stage"), ("dual_batch", "none"), ("none", "none
 INTRODUCTION = """`python -m tests.benchmarks.beside_aiconfigurator VENV/bin/aiconfigurator --write` writes this.
 AIConfigurator is 0.12.0, asked for SGLang on H100, the nearest that it can express: it has no H800, no AMD GPU, powers
 of two for EP, no two batches that overlap, FP8 KV, and routing as skewed as its own model has it. Predicted over
-published, less 1; ours is without the constant that is fitted to the row, and nothing is fitted to the last two rows.
+published, less 1; ours is without the constants that the row's own source gave its engine.
 The searches ask for DeepSeek-V3 on prompts of 4,000 tokens and answers of 1,000, TTFT 2,000 ms, TPOT 50 ms, KV in FP8.
 Our TTFT counts a prompt's wait for its turn; AIConfigurator's is that of a prompt which never waits.
 """
@@ -93,27 +95,29 @@ def write(page: str) -> None:
 
 
 def rows_table(executable: str) -> Iterator[str]:
-    """Yield the published rows with both tools' errors."""
-    document = json.loads(OUTPUT.read_text())
+    """Yield the published rows of DeepSeek's models with both tools' errors."""
+    rows = {row.name: Predicted(row) for row in published_rows()}
     yield "| published row | tokens/s a GPU | ours, row left out | AIConfigurator | asked of it |"
     yield "|---|---|---|---|---|"
-    for row in (*ROWS, SGLANG_DECODE, service_decode(88, SERVICE_DECODE)):
-        left_out = row.error(without(row, document)) if row in ROWS else row.error()
-        asked, answer = _asked(executable, row)
-        error = (
-            f"{answer.tokens_per_s_per_gpu / row.measured - 1:+.1%}" if answer.tokens_per_s_per_gpu else "cannot say"
-        )
-        note = ", ".join(filter(None, (asked, answer.note)))
-        yield f"| {row.name} | {row.measured:,.0f} | {left_out:+.1%} | {error} | {note} |"
+    for line in make_board().lines:
+        if line.model in ("deepseek-v3", "deepseek-r1") and line.figure == "tokens_per_s_per_gpu":
+            yield _row(executable, line, rows[line.name].case())
 
 
-def _asked(executable: str, row: Row) -> tuple[str, Answer]:
+def _row(executable: str, line: Line, case: Case) -> str:
+    asked, answer = _asked(executable, case)
+    error = f"{answer.tokens_per_s_per_gpu / line.measured - 1:+.1%}" if answer.tokens_per_s_per_gpu else "cannot say"
+    note = ", ".join(filter(None, (asked, answer.note)))
+    return f"| {line.name} | {line.measured:,.0f} | {line.judged or 0.0:+.1%} | {error} | {note} |"
+
+
+def _asked(executable: str, case: Case) -> tuple[str, Answer]:
     """Return the nearest question, in words, and its answer."""
-    if row.gpu == "mi300x":
-        return "", Answer(None, None, "no AMD GPU")
-    ep_size, point = row.unit.num_gpus, row.point
+    if case.machine.name not in ("h100", "h800") or case.phase == "mixed":
+        return "", Answer(None, None, f"not asked of {case.machine.name}")
+    ep_size, point = case.unit.num_gpus, case.point
     nearest = 2 ** round(ep_size.bit_length() - 1) if ep_size & (ep_size - 1) else ep_size
-    if row.phase == "prefill":
+    if case.phase == "prefill":
         batch, isl = round(point.step_tokens / point.prompt_tokens), int(point.prompt_tokens)
         answer = estimate(executable, "static_ctx", nearest, 1, batch, isl, 1)
     else:

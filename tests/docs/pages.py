@@ -6,6 +6,7 @@ They are made here and not in the planner, because the examples of rules are the
 """
 
 from planner.guide.rules import EXAMPLES
+from tests.docs.accuracy_page import ENGINES, accuracy_page, engines_file
 from tests.docs.diff_page import diff_page
 from tests.docs.layouts_page import layouts_page
 from tests.docs.plan_schema import diff_schema, plan_schema
@@ -16,7 +17,9 @@ from tests.docs.spec_page import spec_page
 __all__ = ["PAGES"]
 
 PAGES = {
-    EXAMPLES: examples_of_rules,  # first: the page of rules is made from it
+    ENGINES: engines_file,  # first: predictions are made with it
+    ROOT / "docs" / "accuracy.md": accuracy_page,
+    EXAMPLES: examples_of_rules,  # before the next: the page of rules is made from it
     ROOT / "docs" / "spec.md": spec_page,
     ROOT / "docs" / "rules.md": rules_page,
     ROOT / "docs" / "plan.schema.json": plan_schema,

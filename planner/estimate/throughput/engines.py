@@ -9,8 +9,8 @@ The same model of a step serves all engines. Each engine has these constants:
     alone          measured over predicted time of one GPU without exchanges; shown to users, not used for predictions
     factor         measured over predicted throughput on one GPU type, if nothing more detailed is published
 
-`tests/benchmarks/throughput.py` holds the measured rows, fits the constants, and predicts each row from the others. For
-an engine without rows, the constants of DeepSeek's engine are used, whose kernels it runs, and its predictions say so.
+`planner/accuracy` holds the measured rows, fits the constants, and predicts each row from the others. For an engine
+without rows, the constants of DeepSeek's engine are used, whose kernels it runs, and its predictions say so.
 """
 
 import json
@@ -42,7 +42,11 @@ class EngineModel:
 @cache
 def engine_model(name: str, gpu: str) -> EngineModel:
     """Return the constants of engine `name` on a GPU type. `name` is an engine of specs, or a published system."""
-    document = engines_json()
+    return read_engine(engines_json(), name, gpu)
+
+
+def read_engine(document: Any, name: str, gpu: str) -> EngineModel:
+    """Return the constants of engine `name` on a GPU type from a `document` like `engines.json`."""
     own = document["engines"].get(name, {})
     if gpu not in own.get("only_on", [gpu]):
         own = {"as": "deepseek"}
@@ -63,5 +67,5 @@ def engine_model(name: str, gpu: str) -> EngineModel:
 
 @cache
 def engines_json() -> Any:
-    """Return the content of `engines.json`: the constants of each engine, with the measured rows."""
+    """Return the content of `engines.json`: the constants of each engine."""
     return json.loads(files("planner.estimate.throughput").joinpath("engines.json").read_text())

@@ -8,9 +8,9 @@
     no measurement of this engine                    a factor of 2
     an attention or precision that nobody measured   a factor of 2
 
-10 % is nearly twice the largest error, 5.7 %, when each measured row is predicted from the others
-(`tests/benchmarks/throughput.py`). An unexplained factor widens the range, because the loss may be another share at
-another operating point. 20 % in another phase is assumed: the only such row, SGLang's decode, is predicted within 1 %.
+10 % is nearly twice the largest error, 5.7 %, when DeepSeek's rows and SGLang's row with even routing are predicted
+without their source (docs/accuracy.md). An unexplained factor widens the range, because the loss may be another share
+at another operating point. 20 % in another phase is assumed: SGLang's decode, the only such row, is within 5 %.
 20 % on another GPU is assumed too, because no engine was measured on two GPUs. 35 % covers at least 85 % of all
 measured operators when their GPU's tables are left out (`left_out` in `kernels.json`). With a factor of two, the high
 end is at most the rate of the same kernels without overheads, exposed exchanges or imbalance.

@@ -14,11 +14,11 @@ from planner.estimate.utilisation import MIN_UTILISATION, SLO_MARGIN, with_promi
 from planner.report.report import Report
 from planner.rules.check import change_spec, check_spec
 from stacks.simulator.flows.day import simulate_day
-from tests.benchmarks.throughput_rows import PROFILE_PREFILL
+from tests.planner.accuracy.published import PREFILL, case_of
 from tests.planner.search.test_layouts import spec_of
 from tests.planner.test_shipped_specs import SPECS
 
-CASE = PROFILE_PREFILL.case()
+CASE = case_of(PREFILL)
 NONE = Evidence("none", "nobody has measured it", ())
 AT_ONCE = predict(CASE, NONE).ttft_seconds.mid  # without any wait
 

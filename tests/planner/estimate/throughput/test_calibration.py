@@ -15,12 +15,13 @@ from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.predict import predict, saturated_rate
 from planner.estimate.throughput.stages import Imbalance
 from planner.problems.errors import CallError
-from tests.benchmarks.throughput_rows import PROFILE_PREFILL, service_decode
+from tests.planner.accuracy.published import PREFILL as PROFILE
+from tests.planner.accuracy.published import SERVICE_DECODE, case_of
 
 SPEC = Path(stacks.__file__).parent / "specs" / "h800-one-pair.yaml"
 NONE = Evidence("none", "nobody has measured it", ())
 ALMOST = 1 - 1e-9
-DECODE, PREFILL = service_decode(88, Imbalance(1.5)).case(), PROFILE_PREFILL.case()
+DECODE, PREFILL = case_of(SERVICE_DECODE, Imbalance(1.5)), case_of(PROFILE)
 
 
 def written(tmp_path, document):

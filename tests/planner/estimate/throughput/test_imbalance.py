@@ -11,7 +11,7 @@ from planner.estimate.throughput.stages import Imbalance
 from planner.expert_map import balance
 from planner.facts.drawn import draw_loads
 from tests.benchmarks.throughput_ablations import main as ablations
-from tests.benchmarks.throughput_rows import PROFILE_DECODE
+from tests.planner.accuracy.published import DECODE, case_of
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def test_fewer_pairs_leave_their_node_where_near_replicas_are_first():
 
 def test_a_range_has_room_for_the_most_drift():
     """Its low end is that of an evenly drifted unit less the family's width; the middle stays."""
-    case = PROFILE_DECODE.case()
+    case = case_of(DECODE)
     evidence = evidence_for(engine_model("deepseek", "h800"), "decode", case.machine)
     narrow, wide = (predict(case, evidence, each).tokens_per_s_per_gpu for each in (None, Imbalance(1.2)))
 

@@ -1,17 +1,18 @@
 """Ranges: how wide, and what they say they rest on."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from planner.estimate.throughput.engines import engine_model, engines_json
+from planner.estimate.throughput.engines import engine_model
 from planner.estimate.throughput.intervals import Evidence, add_range, evidence_for
 from planner.estimate.throughput.kernels import MATMULS
 from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.predict import predict
 from planner.facts.catalog import GPUS
-from tests.benchmarks.throughput import without
-from tests.benchmarks.throughput_rows import MOREH
+from tests.planner.accuracy.published import case_of, row_named
+
+MOREH = "Moreh's vLLM, decode EP8"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_our_engine_says_how_long_one_gpu_took(phase, told):
 
 def test_an_unexplained_factor_widens_the_range():
     """vLLM on MI300X reaches 0.60 of the prediction at one point, so elsewhere the range is 40 % each way."""
-    case = MOREH.case()
+    case = case_of(MOREH)
     evidence = evidence_for(case.engine, "decode", case.machine)
     rates = predict(case, evidence).tokens_per_s_per_gpu
 
@@ -52,11 +53,11 @@ def test_an_unexplained_factor_widens_the_range():
 
 def test_a_range_without_evidence_holds_what_was_published():
     """Moreh's vLLM on MI300X, as if nobody had measured vLLM there: a factor of two is enough."""
-    engine = without(MOREH, engines_json())
-    case = MOREH.case(engine)
-    rates = predict(case, evidence_for(engine, "decode", case.machine)).tokens_per_s_per_gpu
+    case, unknown = case_of(MOREH), engine_model("vllm", "h100")
+    case = replace(case, engine=unknown)
+    rates = predict(case, evidence_for(unknown, "decode", case.machine)).tokens_per_s_per_gpu
 
-    assert rates.low < MOREH.measured < rates.mid
+    assert rates.low < row_named(MOREH).measured["tokens_per_s_per_gpu"] < rates.mid
 
 
 def test_a_lower_matmul_share_applies_to_every_operation():

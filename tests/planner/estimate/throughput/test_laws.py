@@ -9,17 +9,23 @@ from hypothesis import strategies as st
 from planner.estimate.throughput.machine import RESOURCES
 from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.stages import Imbalance, Overheads
-from tests.benchmarks.throughput_rows import PROFILE_DECODE, PROFILE_PREFILL, SGLANG_DECODE, SGLANG_REAL, service_decode
+from tests.planner.accuracy import published
+from tests.planner.accuracy.published import case_of
 
-DECODE, PREFILL = service_decode(88, Imbalance(1.5)), replace(PROFILE_PREFILL, imbalance=Imbalance(1.3, 1.1))
-ROWS = (DECODE, PREFILL, SGLANG_REAL, replace(PROFILE_DECODE, overlap="none"), replace(PROFILE_PREFILL, overlap="none"))
+DECODE = case_of(published.SERVICE_DECODE, Imbalance(1.5))
+PREFILL = case_of(published.PREFILL, Imbalance(1.3, 1.1))
+SGLANG_DECODE, SGLANG_PREFILL = (
+    case_of(each, Imbalance(1.05)) for each in (published.SGLANG_DECODE, published.SGLANG_PREFILL)
+)
+PROFILE = (case_of(published.DECODE), case_of(published.PREFILL))
+CASES = (DECODE, PREFILL, SGLANG_PREFILL, *(replace(each, overlap="none") for each in PROFILE))
 ALMOST = 1 - 1e-9
 
 
 @st.composite
 def cases(draw):
     """Cases around published ones."""
-    case = draw(st.sampled_from(ROWS)).case()
+    case = draw(st.sampled_from(CASES))
     point = replace(
         case.point,
         requests=draw(st.integers(1, 512)),
@@ -53,7 +59,7 @@ def test_more_context_and_less_balance_are_never_faster(case, factor):
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_longer_prompts_are_computed_slower(factor):
     """Each of a prompt's tokens reads more of it. Very short ones are slower, too: each prompt costs something."""
-    case = PREFILL.case()
+    case = PREFILL
     longer = replace(case, point=replace(case.point, prompt_tokens=case.point.prompt_tokens * factor))
 
     assert saturated_rate(longer) < saturated_rate(case)
@@ -75,16 +81,16 @@ def test_a_faster_clock_divides_every_time(case, factor):
     assert saturated_rate(faster) == pytest.approx(factor * saturated_rate(case), rel=1e-6)
 
 
-@pytest.mark.parametrize("row", [PREFILL, DECODE])
-def test_overlap_is_worth_something_at_the_published_points(row):
+@pytest.mark.parametrize("case", [PREFILL, DECODE])
+def test_overlap_is_worth_something_at_the_published_points(case):
     """Two batches and five stages are each at least a tenth faster than one batch."""
-    assert saturated_rate(row.case()) > 1.1 * saturated_rate(replace(row, overlap="none").case())
+    assert saturated_rate(case) > 1.1 * saturated_rate(replace(case, overlap="none"))
 
 
 @pytest.mark.parametrize(("requests", "published"), [(32, 0.73), (256, 1.255)])
 def test_two_batch_overlap_gains_as_published(requests, published):
     """SGLang measured -27 % at 32 tokens a GPU, where each half reads all weights again, and +25.5 % at 256."""
-    row = replace(SGLANG_DECODE, point=replace(SGLANG_DECODE.point, requests=requests))
-    gain = saturated_rate(row.case()) / saturated_rate(replace(row, overlap="none").case())
+    case = replace(SGLANG_DECODE, point=replace(SGLANG_DECODE.point, requests=requests))
+    gain = saturated_rate(case) / saturated_rate(replace(case, overlap="none"))
 
     assert gain == pytest.approx(published, rel=0.1)

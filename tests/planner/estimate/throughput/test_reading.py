@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from planner.estimate.throughput.intervals import Evidence
 from planner.estimate.throughput.predict import predict, saturated_rate
 from planner.estimate.throughput.stages import Imbalance
-from tests.benchmarks.throughput_rows import service_prefill
+from tests.planner.accuracy.published import SERVICE_PREFILL, case_of
 
 KV_BYTES = 70_272
 GB_PER_S = 8  # in Gb/s
-CASE = replace(service_prefill(Imbalance(1.052)).case(), whole_kv_bytes_per_token=KV_BYTES)
+SERVICE = case_of(SERVICE_PREFILL, Imbalance(1.052))
+CASE = replace(SERVICE, point=replace(SERVICE.point, utilisation=1.0), whole_kv_bytes_per_token=KV_BYTES)
 NOBODY = Evidence("none", "nobody looked", ())
 
 

@@ -1,6 +1,5 @@
-"""Predictions against what was published, and against figures of the operators' tables."""
+"""Operations and exchanges against published figures and the operators' tables; rows of engines are in `accuracy`."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from planner.estimate.throughput import operations
 from planner.estimate.throughput.copies import expected_copies
 from planner.estimate.throughput.dimensions import Bytes
-from planner.estimate.throughput.engines import engines_json
 from planner.estimate.throughput.imbalance import sampling_imbalance
 from planner.estimate.throughput.intervals import SCALED_WIDTH
 from planner.estimate.throughput.kernels import kernels_json
@@ -18,37 +16,11 @@ from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.work import why_unknown, work_of
 from planner.facts.catalog import GPUS
 from planner.families import MODELS
-from tests.benchmarks.throughput import fitted, without
-from tests.benchmarks.throughput_rows import ASIDE, MOREH, PROFILE_DECODE, PROFILE_PREFILL, ROWS, V3, prompts
+from tests.planner.accuracy.published import DECODE, PREFILL, case_of
 
+V3 = MODELS["deepseek-v3"]
 H100, H800 = (build_machine(GPUS[name], name) for name in ("h100", "h800"))
 MOE = next(layer for layer in work_of(V3, "fp8", "bf16").layers if layer.expert)
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_row_is_met_within_8_percent(row):
-    """With its engine's constants."""
-    assert abs(row.error()) < 0.08
-
-
-@pytest.mark.parametrize("row", [row for row in ROWS if row is not MOREH], ids=lambda row: row.name)
-def test_rows_are_met_within_8_percent_without_their_own_constant(row):
-    """A row is predicted as if it had not been published: with the constant of another row of the phase, or none.
-
-    Moreh's vLLM is the only one on its GPU, so only its range must hold the row (`test_intervals.py`).
-    """
-    assert abs(row.error(without(row, engines_json()))) < 0.08
-
-
-@pytest.mark.parametrize("row", ASIDE, ids=lambda row: row.name)
-def test_rows_kept_aside_are_met_within_8_percent(row):
-    """Nothing is fitted to them."""
-    assert abs(row.error()) < 0.08
-
-
-def test_constants_are_those_that_the_benchmark_fits():
-    """`python -m tests.benchmarks.throughput --write` would write the file as it stands."""
-    assert json.loads(json.dumps(fitted())) == engines_json()
 
 
 def test_work_of_a_layer_is_the_published_one():
@@ -112,12 +84,10 @@ def test_an_indexer_pays_in_long_contexts_only():
     sparse = next(layer for layer in work_of(MODELS["deepseek-v3.2"], "fp8", "bf16").layers if layer.expert).attention
     gains = {}
     for tokens in (1024, 131_072):
-        for row in (
-            replace(PROFILE_DECODE, point=OperatingPoint(64, tokens)),
-            replace(PROFILE_PREFILL, point=prompts(tokens)),
-        ):
-            dense = row.case()
-            gains[row.phase, tokens] = saturated_rate(
+        points = {DECODE: OperatingPoint(64, tokens), PREFILL: OperatingPoint(step_tokens=16_384, prompt_tokens=tokens)}
+        for name, point in points.items():
+            dense = replace(case_of(name), point=point)
+            gains[dense.phase, tokens] = saturated_rate(
                 replace(dense, model=work_of(MODELS["deepseek-v3.2"], "fp8", "bf16"))
             ) / saturated_rate(dense)
 

@@ -1,0 +1,98 @@
+"""Predict published rows as a plan would: from their spec, with its expert map, its drift and its memory.
+
+Only the engine may be one that no spec can name, and a benchmark may have routed evenly, so that no expert was hotter
+than another. Both are facts of a row.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from planner.accuracy.rows import Figure, PublishedRow
+from planner.candidate.candidate import Candidate
+from planner.estimate.performance import PhaseOutlook
+from planner.estimate.throughput.engines import EngineModel, engine_model
+from planner.estimate.throughput.intervals import Estimate
+from planner.estimate.throughput.predict import Case, Prediction, predict
+from planner.estimate.throughput.stages import Imbalance
+from planner.facts.quantities import MS_PER_S
+from planner.rules.check import check_document
+from planner.spec.yaml import parse_document
+
+GIB = 2**30
+POINT = "operating_point"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row and what is predicted of it, on its engine or on one with other constants."""
+
+    row: PublishedRow
+
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate of the row's spec at any operating point. Raises SpecError if the spec breaks rules."""
+        return _candidate(json.dumps({key: value for key, value in self.row.spec.items() if key != POINT}))
+
+    @property
+    def gpu(self) -> str:
+        """Return the name of the GPU that was measured."""
+        return self.candidate.spec.gpu_name(self.row.phase)
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model that was measured."""
+        written = self.row.spec["model"]
+        return str(written["catalog"] if isinstance(written, dict) else written)
+
+    @property
+    def engine(self) -> str:
+        """Return the name of the engine that was measured."""
+        return self.row.engine or self.candidate.spec.engine_name
+
+    @property
+    def why_not(self) -> str | None:
+        """Return why no speed is predicted, or None."""
+        return self._outlook.why_not
+
+    def case(self, engine: EngineModel | None = None) -> Case:
+        """Return the speed model's input, on the row's engine or on another."""
+        case = self._outlook.case
+        assert case is not None
+        case = replace(case, engine=engine or case.engine)
+        if not self.row.even_routing:
+            return case
+        return replace(case, imbalance=Imbalance(), engine=replace(case.engine, imbalance={}))
+
+    def estimates(self, engine: EngineModel | None = None) -> dict[Figure, Estimate]:
+        """Return the measured figures as they are predicted; fewer if the speed cannot be predicted."""
+        found = ((name, self._estimate(name, engine)) for name in self.row.measured)
+        return {name: estimate for name, estimate in found if estimate is not None}
+
+    def _estimate(self, figure: Figure, engine: EngineModel | None) -> Estimate | None:
+        if figure in ("weights_gib", "kv_tokens"):
+            plan = next(each for each in self.candidate.memory if each.phase == self.row.phase)
+            exact = plan.weight_bytes / GIB if figure == "weights_gib" else float(plan.kv_tokens)
+            return Estimate(exact, exact, exact)
+        predicted = self._outlook.prediction
+        if predicted is not None and (engine is not None or self.row.even_routing):
+            predicted = predict(self.case(engine), predicted.evidence)
+        return None if predicted is None else _speed(predicted, figure)
+
+    @cached_property
+    def _outlook(self) -> PhaseOutlook:
+        change = {POINT: self.row.spec[POINT]} if POINT in self.row.spec else {}
+        return self.candidate.predicted_on(engine_model(self.engine, self.gpu), self.row.phase, change)
+
+
+@cache
+def _candidate(spec: str) -> Candidate:
+    """Return the candidate of a spec in JSON. Rows that differ in the operating point alone share its expert maps."""
+    return Candidate.of(check_document(parse_document(spec, "spec")))
+
+
+def _speed(found: Prediction, figure: Figure) -> Estimate | None:
+    if figure == "tokens_per_s_per_gpu":
+        return found.tokens_per_s_per_gpu
+    seconds = found.tpot_seconds if figure == "tpot_ms" else found.ttft_seconds
+    return None if seconds is None else seconds.times(MS_PER_S)

@@ -1,0 +1,93 @@
+"""The board of published measurements: what it holds, how rows are judged, and what a user's file may have."""
+
+import json
+
+import pytest
+
+from planner.accuracy.board import make_board
+from planner.accuracy.rows import published_rows
+from planner.cli import main
+
+OWN = """
+source: our cluster
+published: "2026-11-20"
+spec:
+  model: deepseek-v3
+  cluster: {gpu: h200, nodes: 2, gpus_per_node: 8}
+  prefill: {ep_size: 8, precision: fp8}
+  decode: {ep_size: 8, precision: fp8}
+rows:
+  - name: ours
+    phase: decode
+    spec: {operating_point: {decode: {requests: 16, kv_tokens: 1000}}}
+    measured: {tpot_ms: 20, weights_gib: 95}
+"""
+
+
+@pytest.fixture(scope="module")
+def board():
+    """The board of what is published."""
+    return make_board()
+
+
+def test_medians_are_no_worse_than_promised(board):
+    """Whoever makes predictions worse reads it here: sources of engines' constants are left out."""
+    groups = {(each.gpu, each.model, each.kind): each for each in board.groups}
+
+    assert groups["h800", "deepseek-v3", "prefill"].median_error < 0.06
+    assert groups["h800", "deepseek-v3", "decode"].median_error < 0.06
+    assert groups["h800", "deepseek-r1", "decode"].median_error < 0.10
+
+
+def test_rows_are_met_with_their_engines_constants(board):
+    """A row that gives a constant is met by it, whatever else was fitted."""
+    assert [each.name for each in board.lines if each.fits and abs(each.error) > 0.01] == []
+
+
+def test_each_constant_stands_on_four_rows(board):
+    """A model with as many constants as rows would predict nothing."""
+    assert 4 * sum(each.fits is not None for each in published_rows()) <= len(board.lines)
+
+
+def test_a_row_without_its_source_is_judged_by_the_others(board):
+    """The error that counts is not the fitted one."""
+    given = [each for each in board.lines if each.fits and each.fits != "utilisation"]
+
+    assert all(each.judged == each.left_out_error != each.error for each in given)
+
+
+def test_own_measurements_come_last(tmp_path, capsys):
+    """A file is enough: its figures are predicted like all others and stand in a group of their own."""
+    path = tmp_path / "own.yaml"
+    path.write_text(OWN)
+    status = main(["accuracy", str(path), "--format", "json"])
+    found = json.loads(capsys.readouterr().out)
+
+    assert status == 0
+    assert [each["figure"] for each in found["lines"][-2:]] == ["tpot_ms", "weights_gib"]
+    assert abs(found["lines"][-1]["error"]) < 0.05
+    assert {"gpu": "h200", "kind": "memory"}.items() <= next(
+        each for each in found["groups"] if each["num_sources"] == 1 and each["kind"] == "memory"
+    ).items()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("tpot_ms: 20", "tpot: 20", "rows.0.measured.tpot"),
+        ("tpot_ms: 20", "tpot_ms: fast", "rows.0.measured.tpot_ms"),
+        ("phase: decode", "phase: train", "rows.0.phase"),
+        ("source: our cluster\n", "", "source: Field required"),
+        ("measured: {tpot_ms: 20, weights_gib: 95}", "measured: {}", "rows.0.measured"),
+        ("gpu: h200", "gpu: h2000", "h2000"),
+        ("ep_size: 8, precision: fp8}\nrows", "ep_size: 7, precision: fp8}\nrows", "ep_size"),
+    ],
+)
+def test_what_is_no_measurement_is_refused(old, new, says, tmp_path, capsys):
+    """The field and the reason, exit status 2, and no traceback."""
+    path = tmp_path / "own.yaml"
+    assert old in OWN
+    path.write_text(OWN.replace(old, new))
+
+    assert main(["accuracy", str(path)]) == 2
+    assert says in capsys.readouterr().err
