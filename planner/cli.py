@@ -229,6 +229,7 @@ def _schema(_: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     from planner.compiler import run_passes
     from planner.diff.diff import compare_plans
+    from planner.diff.former import judge_former
     from planner.diff.text import diff_text
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import missing_output
@@ -246,7 +247,9 @@ def _plan(arguments: argparse.Namespace) -> None:
     with show_progress(f"planning {arguments.spec}"):
         found = run_passes(spec, previous, calibration)
     plan = found.plan
-    change = compare_plans(previous, plan) if previous and previous.runnable and plan.runnable else None
+    change = None
+    if previous and previous.runnable and plan.runnable:
+        change = compare_plans(previous, plan, judged=judge_former(previous, found))
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -274,7 +277,6 @@ def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from planner.diff.diff import compare_plans
     from planner.diff.read import read_to_show
     from planner.diff.wording import topics
     from planner.report.page.page import plan_page
@@ -282,10 +284,10 @@ def _report(arguments: argparse.Namespace) -> None:
     if arguments.output:
         require_writable(arguments.output)
     with show_progress(f"planning {arguments.given}"):
-        before, plan, notes = read_to_show(arguments.given, arguments.previous, arguments.overlays)
-        is_compared = before is not None and before.runnable and plan.runnable
-        change = compare_plans(before, plan, notes) if before and is_compared else None
-        page = plan_page(plan, before, [(each.name, each.lines) for each in topics(change)] if change else ())
+        pair, plan = read_to_show(arguments.given, arguments.previous, arguments.overlays)
+        change = pair.compare() if pair and pair.before.runnable and plan.runnable else None
+        told = [(each.name, each.lines) for each in topics(change)] if change else ()
+        page = plan_page(plan, pair.judged if pair else None, told)
     output = arguments.output or Path(f"{plan.name}.html")
     write_result(output, page)
     if arguments.format == "json":
@@ -295,13 +297,12 @@ def _report(arguments: argparse.Namespace) -> None:
 
 
 def _diff(arguments: argparse.Namespace) -> None:
-    from planner.diff.diff import compare_plans
     from planner.diff.markdown import diff_markdown
     from planner.diff.read import read_pair
     from planner.diff.text import diff_text
 
     with show_progress(f"comparing {arguments.old} with {arguments.new}"):
-        change = compare_plans(*read_pair(arguments.old, arguments.new, arguments.overlays))
+        change = read_pair(arguments.old, arguments.new, arguments.overlays).compare()
     if arguments.format == "json":
         print_json(change.as_json())
     else:
@@ -350,8 +351,9 @@ def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "Exp
 
 
 def _render(arguments: argparse.Namespace) -> None:
-    from planner.compiler import plan_from
+    from planner.compiler import compile_or_load
     from planner.diff.diff import compare_plans
+    from planner.diff.former import judge_former
     from planner.diff.wording import verdicts
     from planner.manifests.folder import (
         altered_files,
@@ -361,15 +363,19 @@ def _render(arguments: argparse.Namespace) -> None:
         stale_files,
         write_folder,
     )
+    from planner.plan.plan import Plan
     from planner.problems.finding import warnings_json
     from planner.problems.printable import without_passwords
 
     kept = None if arguments.anew else kept_plan(arguments.output)
     with show_progress(f"rendering {arguments.given}"):
-        plan = plan_from(arguments.given, arguments.previous, kept, arguments.overlays)
+        found = compile_or_load(arguments.given, arguments.previous, kept, arguments.overlays)
+        plan = found if isinstance(found, Plan) else found.deployed if kept is None else found.deployed_with_demand
         require_same_name(arguments.output, kept, plan)
         files = files_of(plan, kept)
-        change = compare_plans(kept, plan, files=files) if kept and kept.runnable else None
+        change = None
+        if kept and kept.runnable:
+            change = compare_plans(kept, plan, files=files, judged=judge_former(kept, found))
     altered = altered_files(arguments.output, kept, files) if kept else ()
     differing = stale_files(arguments.output, files)
     write_folder(arguments.output, files)

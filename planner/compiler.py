@@ -6,7 +6,7 @@ slot take three times as long as the rest. `render` and `up` do not need them.
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,12 @@ from planner.plan.decided import decided_sections
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan, seal_plan
 from planner.plan.sections import ModelShape
-from planner.plan.user_input import NO_CONTENTS, read_input, refuse_option
+from planner.plan.user_input import read_input, refuse_option
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import Fix
 from planner.rules.table import findings_at, refusals_of
 from planner.search.auto import Choice, decide
-from planner.search.decision import AS_BEFORE, DEFAULT, FIELDS, Former
+from planner.search.decision import AS_BEFORE, FIELDS, Former
 from planner.search.repair import require_feasible
 from planner.spec.resolved import ResolvedSpec
 
@@ -89,13 +89,16 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
 
 
 def _former(spec: ResolvedSpec, previous: Plan | None) -> Former:
-    """Return the sizes that `auto` became in the `previous` plan, for phases with the same model and GPU."""
+    """Return the sizes of units in the `previous` plan, for phases with the same model and GPU.
+
+    They are those of its spec as planned, which a rendered folder keeps as well as a PLAN.json does.
+    """
     if previous is None or previous.model != ModelShape.model_validate(spec.model):
         return {}
     phases = [each for each in spec.phases if each in previous.phases]
     same = {each for each in phases if previous.spec.gpu_name(each) == spec.written.gpu_name(each)}
-    paths = {f"{phase}.{field}" for phase in same for field in FIELDS}
-    return {each.path: each.value for each in previous.decisions if each.path in paths and each.why != DEFAULT}
+    sizes = {(phase, field): getattr(previous.spec.phase(phase), field) for phase in same for field in FIELDS}
+    return {f"{phase}.{field}": size for (phase, field), size in sizes.items() if isinstance(size, int)}
 
 
 def _decided(choice: Choice, previous: Plan | None, calibration: "Calibration | None") -> Compiled:
@@ -132,24 +135,18 @@ def _restarting(candidate: Compiled, previous: Plan) -> frozenset[Phase]:
     )
 
 
-def plan_from(
-    path: Path,
-    previous: Path | None = None,
-    kept: Plan | None = None,
-    overlays: Sequence[Path] = (),
-    contents: Mapping[Path, bytes] = NO_CONTENTS,
-) -> Plan:
-    """Return the plan in the file or folder at `path`; plan a spec there, without predictions.
+def compile_or_load(
+    path: Path, previous: Path | None = None, kept: Plan | None = None, overlays: Sequence[Path] = ()
+) -> Compiled | Plan:
+    """Compile the spec at `path`, or return the plan that is there.
 
     A spec is read with its `overlays`, and planned so that units stay where the plan at `previous` has them, else where
-    the `kept` plan has them. The new plan has the day's demand if there is a `kept` plan to compare it with. A rendered
-    folder is accepted only if its manifests are what its plan renders. `contents` has specs that were given as text
-    instead of files. Raises SpecError, CallError or InfeasibleError if there is no plan.
+    the `kept` plan has them. A rendered folder is accepted only if its manifests are what its plan renders. Raises
+    SpecError, CallError or InfeasibleError if there is no plan.
     """
-    given = read_input(path, overlays, contents)
+    given = read_input(path, overlays)
     if isinstance(given, ResolvedSpec):
-        found = run_passes(given, read_plan(previous) if previous else kept)
-        return found.deployed if kept is None else found.deployed_with_demand
+        return run_passes(given, read_plan(previous) if previous else kept)
     if previous is not None:
         raise refuse_option("--previous", previous, path)
     if overlays:
@@ -159,3 +156,9 @@ def plan_from(
 
         require_rendered(path, given)
     return given
+
+
+def plan_from(path: Path, previous: Path | None = None, overlays: Sequence[Path] = ()) -> Plan:
+    """Return the plan that `compile_or_load` finds; a spec's plan has no predictions."""
+    found = compile_or_load(path, previous, overlays=overlays)
+    return found.deployed if isinstance(found, Compiled) else found

@@ -75,6 +75,7 @@ class Candidate:
     previous: Previous | None = None
     calibration: "Calibration | None" = None  # a user's own measurements, which correct `speed`
     restarting: frozenset[Phase] = frozenset()  # phases whose units restart anyway, so that new maps cost nothing
+    keeps_maps: bool = False  # whether the previous plan's maps stay, however uneven, as they do until units restart
     level: Level = "predicted"  # results beyond it raise Unknown
     known: ResolvedSpec | None = field(default=None, repr=False)  # the resolved document, if the caller has it
 
@@ -175,9 +176,7 @@ class Candidate:
         """The expert map of each phase: the previous plan's, or a new map if its better balance is worth a restart."""
         self._require("mapped")
         return {
-            each.phase: self._map_for(
-                each, self._previous_map(each), 0.0 if each.phase in self.restarting else WORTH_A_RESTART
-            )
+            each.phase: self._map_for(each, self._previous_map(each), self._keep_within(each.phase))
             for each in self.layouts
         }
 
@@ -198,19 +197,6 @@ class Candidate:
         from planner.estimate.performance import predict_phases
 
         return predict_phases(self.resolved, self.layouts, self.memory, self.maps, self.loads, self.calibration)
-
-    def predict_with_previous_maps(self) -> "tuple[PhaseOutlook, ...]":
-        """Return the speed of each phase under the candidate's expert loads if the previous plan's maps were kept.
-
-        Raises Unknown if there is no previous map for a phase, or if it cannot be kept.
-        """
-        from planner.estimate.performance import predict_phases
-
-        kept = {each.phase: self._previous_map(each) for each in self.layouts}
-        maps = {each.phase: self._map_for(each, kept[each.phase], ANY_BALANCE) for each in self.layouts}
-        if any(each.moved_slots != 0 for each in maps.values()):
-            raise Unknown
-        return predict_phases(self.resolved, self.layouts, self.memory, maps, self.loads, self.calibration)
 
     @cached_property
     def failures(self) -> "dict[Phase, dict[str, Loss]]":
@@ -302,6 +288,12 @@ class Candidate:
         """Raise Unknown if a result of `level` is beyond the level up to which the candidate computes results."""
         if not is_within(level, self.level):
             raise Unknown
+
+    def _keep_within(self, phase: Phase) -> float:
+        """Return how much less balanced than a new map, as a share, the phase's previous map may be and still stay."""
+        if self.keeps_maps:
+            return ANY_BALANCE
+        return 0.0 if phase in self.restarting else WORTH_A_RESTART
 
     def _previous_map(self, layout: PhaseLayout) -> Sequence[Sequence[int]] | None:
         return self.previous.rows_for(layout, len(self.loads)) if self.previous else None

@@ -35,6 +35,7 @@ class UnitChange(Part):
     phase: Workload
     change: Fate
     why: tuple[str, ...]  # differences in its pods; empty if they keep running
+    values: dict[str, tuple[str, str]]  # cause -> its old and its new value, where both are short
     in_turn: bool  # whether it waits for a turn of the controller or the provider, while other units of its phase serve
 
 
@@ -103,6 +104,23 @@ class StateSides(Part):
     is_executed: bool  # False if a plan's schedule switches units but no controller does it, so that all stay on
 
 
+class LoadSides(Part):
+    """The expert loads that the old and the new plan were made for, in words."""
+
+    before: str
+    after: str
+    figures_before: Literal["before", "after"]  # the loads for which the old plan's figures are
+
+
+class DecisionSides(Part):
+    """A size of a phase's units that the planner decided: in the old and in the new plan, and why the new one."""
+
+    path: str
+    before: int
+    after: int
+    why: str
+
+
 class Sides(Part):
     """Figures of both plans: name -> row of the plan's report."""
 
@@ -142,6 +160,10 @@ class Change(Part):
     minutes: int | None
     least_capacity: dict[Phase, float]
     ways: dict[Tool, Rollout]
+    may_take_turns: bool  # with kubernetes.controller, which the new plan lacks, units would change in turns by Git too
+    compared: tuple[str, ...]  # how the two plans were obtained
+    loads: Maybe[LoadSides] = None  # None if both plans were made for the same expert loads
+    decided: tuple[DecisionSides, ...]
     units: tuple[UnitChange, ...]
     experts: ExpertMoves
     weights: WeightReads

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.diff.change import (
     Change,
+    DecisionSides,
     LossSides,
     NodeMoves,
     Sides,
@@ -18,13 +19,15 @@ from planner.diff.change import (
     WarningSides,
 )
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
+from planner.diff.former import compare_loads
 from planner.diff.pods import compare_pods
-from planner.diff.rollout import judge_rollouts, rollout_assumptions, worst_rollout
+from planner.diff.rollout import judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.problems.finding import Finding
 from planner.report.report import Report
+from planner.search.decision import DEFAULT, FIELDS
 
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
 NO_FIGURES = "a rendered folder keeps none"
@@ -60,15 +63,19 @@ def compare_plans(
     notes: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
     no_figures: str = "",
+    judged: Plan | None = None,
 ) -> Change:
     """Return the effects of changing from the plan `before` to the plan `after`.
 
     `notes` say how the plans were obtained. `files` are the manifests of `after`, if these are rendered already.
     `no_figures` says why `before` has no figures, if not because it is from a rendered folder, which keeps none.
+    `judged` is `before` with its figures for the expert loads of `after`, as `former.py` makes it.
 
     Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare then.
     """
     units = compare_pods(before, after, files)
+    loads = compare_loads(before, after, is_judged=judged is not None and judged is not before)
+    before = judged or before
     ways = judge_rollouts(before, after, units)
     worst = worst_rollout(ways)
     return Change(
@@ -79,6 +86,10 @@ def compare_plans(
         minutes=worst.minutes,
         least_capacity=worst.least_capacity,
         ways=ways,
+        may_take_turns=may_take_turns(after),
+        compared=tuple(notes),
+        loads=loads,
+        decided=tuple(_decisions(before, after)),
         units=units,
         experts=count_expert_moves(before, after),
         weights=estimate_weight_reads(after, units),
@@ -91,7 +102,7 @@ def compare_plans(
         cost=Sides(before=_cost(before), after=_cost(after)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),
-        assumed=(*_explain_unknown(before, after, no_figures), *notes, *rollout_assumptions(before, after, units)),
+        assumed=(*_explain_unknown(before, after, no_figures), *rollout_assumptions(before, after, units)),
     )
 
 
@@ -100,6 +111,16 @@ def _explain_unknown(before: Plan, after: Plan, no_figures: str) -> Iterator[str
     for word, plan, why in (("before", before, no_figures or NO_FIGURES), ("after", after, NO_FIGURES)):
         if plan.report is None:
             yield f"figures {word} the change are unknown: {why}"
+
+
+def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:
+    """Yield the sizes of units that the planner decided otherwise than they were."""
+    decided = {each.path: each for each in after.decisions if each.why != DEFAULT}
+    for phase in (each for each in after.phases if each in before.phases):
+        for field in FIELDS:
+            new, old = decided.get(f"{phase}.{field}"), getattr(before.spec.phase(phase), field)
+            if new is not None and new.value != old:
+                yield DecisionSides(path=new.path, before=old, after=new.value, why=new.why)
 
 
 def _phases(before: Plan, after: Plan) -> list[Phase]:

@@ -7,16 +7,19 @@ in the cluster are not seen: the provider and `kubectl diff` show those.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.diff.change import UnitChange, Workload
+from planner.diff.change import Fate, UnitChange, Workload
 from planner.facts import names
 from planner.facts.engines import OURS
 from planner.manifests.workloads import Pods, pods_of_workloads
 from planner.plan.plan import Plan
 
+Values = tuple[str, str]  # old and new
+
+MAX_VALUE = 120  # characters; a longer value is not shown
 LIMITS = "limits"  # the launch file's field that holds all limits
 FIELD_NAMES = {
     "affinity": "nodes",
-    "terminationGracePeriodSeconds": "time to end",
+    "terminationGracePeriodSeconds": "seconds to end",
     "startupProbe": "time to start",
     "size": "nodes",
     # fields of launch files
@@ -49,14 +52,17 @@ def compare_pods(before: Plan, after: Plan, files: Mapping[str, str] | None = No
 def _compare_workload(name: str, old: Pods | None, new: Pods | None, before: Plan, after: Plan) -> UnitChange:
     phase = _phase(name, before if new is None else after)
     if old is None or new is None:
-        return UnitChange(name=name, phase=phase, change="new" if old is None else "removed", why=(), in_turn=False)
-    why = tuple(_causes(name, old, new, before, after))
+        change: Fate = "new" if old is None else "removed"
+        return UnitChange(name=name, phase=phase, change=change, why=(), values={}, in_turn=False)
+    causes = _causes(name, old, new, before, after)
+    why = tuple(causes)
     is_moved = before.nodes_by_unit.get(name) != after.nodes_by_unit.get(name)
     return UnitChange(
         name=name,
         phase=phase,
         change="kept" if not why else "moved" if is_moved else "restarted",
         why=why,
+        values={cause: values for cause, values in causes.items() if values is not None},
         in_turn=bool(why) and _takes_turns(name, old, new, before, after),
     )
 
@@ -100,42 +106,67 @@ def _waits_for_itself(name: str, before: Plan, after: Plan) -> bool:
     return name in found
 
 
-def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> list[str]:
-    """Return in words what differs between a workload's old and new pods; nothing if the pods are kept."""
-    found = [field for field in ("kind", "namespace") if getattr(old, field) != getattr(new, field)]
+def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> dict[str, Values | None]:
+    """Return in words what differs between a workload's old and new pods, with values that are short.
+
+    Nothing differs if the pods are kept.
+    """
+    places = {field: (getattr(old, field), getattr(new, field)) for field in ("kind", "namespace")}
+    found: dict[str, Values | None] = {field: sides for field, sides in places.items() if sides[0] != sides[1]}
     if old.kind == new.kind:
-        found += [_field_name(path) for path in _differences(old.group, new.group)]
+        found |= _named_differences(old.group, new.group)
     if old.template != new.template:
         told = _launch_file_causes(name, before, after)
-        paths = [_field_name(path) for path in _differences(old.template, new.template)] or ["order"]
+        fields = _named_differences(old.template, new.template) or {"order": None}
         # A changed launch file also changes the name of its volume.
-        found += [*told, *(each for each in paths if not (told and each == "volumes"))]
-    return list(dict.fromkeys(found))
+        found |= told | {field: values for field, values in fields.items() if not (told and field == "volumes")}
+    return found
 
 
-def _launch_file_causes(name: str, before: Plan, after: Plan) -> list[str]:
-    """Return in words which fields of the workload's launch file differ."""
+def _named_differences(old: Any, new: Any) -> dict[str, Values | None]:
+    """Return the fields that differ between two templates, with values where a whole field is short."""
+    found: dict[str, Values | None] = {}
+    for path, *sides in _differences(old, new):
+        name, is_whole = _field_name(path)
+        found.setdefault(name, _short_values(*sides) if is_whole else None)
+    return found
+
+
+def _launch_file_causes(name: str, before: Plan, after: Plan) -> dict[str, Values | None]:
+    """Return in words which fields of the workload's launch file differ; in place of all limits, those that do."""
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old, new = (plan.launch_documents.get(file, {}) for plan in (before, after))
-    differing = [key for key in {**new, **old} if old.get(key) != new.get(key) and key not in IGNORED_LAUNCH_FIELDS]
-    fields = [FIELD_NAMES.get(key, key.replace("_", " ")) for key in differing if not key.endswith("_digest")]
-    at = fields.index(LIMITS) if LIMITS in fields else len(fields)
-    return [*fields[:at], *_differing_limits(old, new), *fields[at + 1 :]]
+    found: dict[str, Values | None] = {}
+    for key in {**new, **old}:
+        if old.get(key) == new.get(key) or key in IGNORED_LAUNCH_FIELDS or key.endswith("_digest"):
+            continue
+        if key == LIMITS:
+            found |= _differing_limits(old.get(LIMITS, {}), new.get(LIMITS, {}))
+        else:
+            found[FIELD_NAMES.get(key, key.replace("_", " "))] = _short_values(old.get(key), new.get(key))
+    return found
 
 
-def _differing_limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _differing_limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Values | None]:
     """Return the limits that differ between two launch files, by a field of the spec or in words."""
-    before, after = old.get(LIMITS, {}), new.get(LIMITS, {})
-    return [FIELD_NAMES.get(key, key) for key in {**after, **before} if before.get(key) != after.get(key)]
+    keys = (key for key in {**new, **old} if old.get(key) != new.get(key))
+    return {FIELD_NAMES.get(key, key): _short_values(old.get(key), new.get(key)) for key in keys}
 
 
-def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths at which two templates differ. Entries of a list are matched by name if they have one."""
+def _short_values(old: Any, new: Any) -> Values | None:
+    """Return two values as text, if both are plain and short enough for a line."""
+    if not all(isinstance(each, str | int | float) and len(str(each)) <= MAX_VALUE for each in (old, new)):
+        return None
+    return str(old).strip(), str(new).strip()
+
+
+def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield (path, old, new) where two templates differ. Entries of a list are matched by name if they have one."""
     if old == new:
         return
     fields = _fields(path, old), _fields(path, new)
     if fields[0] is None or fields[1] is None:
-        yield path
+        yield path, old, new
         return
     for key in {**fields[1], **fields[0]}:
         yield from _differences(fields[0].get(key), fields[1].get(key), (*path, key))
@@ -164,15 +195,20 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _field_name(path: tuple[str, ...]) -> str:
-    """Return a reviewer's name for the field at `path` of a pod template."""
+def _field_name(path: tuple[str, ...]) -> tuple[str, bool]:
+    """Return a reviewer's name for the field at `path` of a pod template, and whether the path is that whole field.
+
+    Variables never count as whole: their values may be private.
+    """
     if "spec" not in path:
         of_object = path[path.index("metadata") + 1 :] if "metadata" in path else path
-        return " ".join(FIELD_NAMES.get(each, each) for each in of_object[:2])
+        return " ".join(FIELD_NAMES.get(each, each) for each in of_object[:2]), len(of_object) <= 2
     field, *below = path[path.index("spec") + 1 :] or ("spec",)
     if field not in ("containers", "initContainers") or len(below) < 2:
-        return FIELD_NAMES.get(field, field)
+        return FIELD_NAMES.get(field, field), not below
     _, of_container, *rest = below
     if of_container == "args" and rest:
-        return rest[0]
-    return " ".join((of_container, *rest[:1])) if of_container == "env" else FIELD_NAMES.get(of_container, of_container)
+        return rest[0], True
+    if of_container == "env":
+        return " ".join((of_container, *rest[:1])), False
+    return FIELD_NAMES.get(of_container, of_container), not rest

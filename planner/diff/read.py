@@ -5,9 +5,13 @@ does it. The change says so, because what really runs may be on other nodes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from planner.compiler import run_passes
+from planner.diff.change import Change
+from planner.diff.diff import compare_plans
+from planner.diff.former import judge_former
 from planner.manifests.folder import altered_files
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_input, refuse_option
@@ -21,45 +25,58 @@ OLD_IS_PLANNED = "OLD is a spec and was planned as if nothing ran: give the plan
 NEW_IS_PLANNED = "NEW is a spec and was planned near OLD"
 
 
-def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> tuple[Plan, Plan, tuple[str, ...]]:
-    """Return both plans, and notes on how they came about. Each spec is read with the `overlays` merged into it.
+@dataclass(frozen=True)
+class Pair:
+    """Two plans to compare, and notes on how they came about."""
+
+    before: Plan
+    after: Plan
+    notes: tuple[str, ...]
+    judged: Plan  # `before` under the expert loads of `after`
+
+    def compare(self) -> Change:
+        """Return the change. Raises InfeasibleError if an engine cannot run its plan."""
+        return compare_plans(self.before, self.after, self.notes, judged=self.judged)
+
+
+def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
+    """Return both plans. Each spec is read with the `overlays` merged into it.
 
     Raises SpecError, CallError or InfeasibleError; CallError also for a spec compared with itself.
     """
     notes = []
-    before, after = read_input(old, overlays), read_input(new, overlays)
+    before, given = read_input(old, overlays), read_input(new, overlays)
     if isinstance(before, ResolvedSpec) and old.exists() and new.exists() and old.samefile(new):
         raise _same_spec(old)
-    if overlays and isinstance(before, Plan) and isinstance(after, Plan):
+    if overlays and isinstance(before, Plan) and isinstance(given, Plan):
         raise refuse_option("-f", overlays[0], new)
-    if overlays and isinstance(before, ResolvedSpec) and isinstance(after, ResolvedSpec):
+    if overlays and isinstance(before, ResolvedSpec) and isinstance(given, ResolvedSpec):
         notes.append(f"{BOTH_OVERLAID} {' and '.join(map(str, overlays))}: plan OLD first if it had others")
     if isinstance(before, ResolvedSpec):
         before = run_passes(before).plan
         notes.append(OLD_IS_PLANNED)
-    if isinstance(after, ResolvedSpec):
-        after = run_passes(after, before).plan
+    found = given if isinstance(given, Plan) else run_passes(given, before)
+    after = found if isinstance(found, Plan) else found.plan
+    if after is not given:
         notes.append(NEW_IS_PLANNED)
     altered = [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
-    return before, after, (*altered, *notes)
+    return Pair(before, after, (*altered, *notes), judge_former(before, found))
 
 
-def read_to_show(
-    path: Path, previous: Path | None, overlays: Sequence[Path] = ()
-) -> tuple[Plan | None, Plan, tuple[str, ...]]:
-    """Return the `previous` plan or None, the plan at `path` with its figures, and notes on how these came about.
+def read_to_show(path: Path, previous: Path | None, overlays: Sequence[Path] = ()) -> tuple[Pair | None, Plan]:
+    """Return the pair with the `previous` plan, or None, and the plan at `path` with its figures.
 
     Raises SpecError, CallError or InfeasibleError. A rendered folder at `path` is refused, because it keeps no figures.
     """
     if previous is not None:
-        before, plan, notes = read_pair(previous, path, overlays)
-        return before, _require_figures(plan, path), notes
+        pair = read_pair(previous, path, overlays)
+        return pair, _require_figures(pair.after, path)
     given = read_input(path, overlays)
     if isinstance(given, ResolvedSpec):
-        return None, run_passes(given).plan, ()
+        return None, run_passes(given).plan
     if overlays:
         raise refuse_option("-f", overlays[0], path)
-    return None, _require_figures(given, path), ()
+    return None, _require_figures(given, path)
 
 
 def _same_spec(path: Path) -> CallError:

@@ -81,6 +81,14 @@ def worst_rollout(ways: Mapping[Tool, Rollout]) -> Rollout:
     return max(ways.values(), key=lambda way: SEVERITY.index(way.verdict))
 
 
+def may_take_turns(plan: Plan) -> bool:
+    """Return whether a controller, if the plan had one, would surely change its units in turns.
+
+    Only LeaderWorkerSets of our own engine surely change so.
+    """
+    return not _has_controller(plan) and plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
+
+
 def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False) -> int | None:
     """Return the minutes, rounded up, until all pods are ready if every unit is on; None if units' reads are unknown.
 

@@ -21,6 +21,7 @@ from planner.diff.change import (
     Verdict,
     WarningSides,
 )
+from planner.diff.rollout import SEVERITY
 from planner.facts import names
 from planner.facts.quantities import counted
 from planner.facts.terms import PHASES
@@ -90,12 +91,15 @@ def topics(change: Change) -> tuple[Topic, ...]:
     """Return the topics on which the change has something to say, in the order of interest."""
     performance = (Topic(phase, tuple(_speeds(change, sides)), 7) for phase, sides in change.performance.items())
     found = (
-        Topic("verdict", verdicts(change), 6),
+        Topic("compared", change.compared, 4),
+        Topic("verdict", verdicts(change), 8),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
         Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
         Topic("experts", tuple(_experts(change)), 4),
         Topic("nodes", tuple(_nodes(change)), 3),
         Topic("day", tuple(_day(change)), 4, is_detail=True),
+        Topic("decided", tuple(_decided(change)), 4),
+        Topic("loads", tuple(_loads(change)), 5),
         Topic("cost", tuple(_cost(change)), 8),
         *performance,
         Topic("failure", tuple(_failures(change)), 3, is_detail=True),
@@ -108,14 +112,27 @@ def topics(change: Change) -> tuple[Topic, ...]:
 
 
 def verdicts(change: Change) -> tuple[str, ...]:
-    """Return a line with the verdict for each tool; only one line if the rollouts by both tools are equal."""
+    """Return a line with the verdict for each tool, and one if a controller would help.
+
+    There is only one line if the rollouts by both tools are equal.
+    """
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
         ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
         return (f"no_restart: {EFFECTS['no_restart']}{ready}",)
     if len(set(map(repr, change.ways.values()))) == 1:
         return (_describe_rollout(change.ways["git"], ""),)
-    return tuple(_describe_rollout(way, f" {TOOL_WORDS[tool]}") for tool, way in change.ways.items())
+    lines = [_describe_rollout(way, f" {TOOL_WORDS[tool]}") for tool, way in change.ways.items()]
+    return (*lines, *_offer_turns(change))
+
+
+def _offer_turns(change: Change) -> Iterator[str]:
+    """Yield the advice to have a controller, if units that change in turns leave more serving than all at once."""
+    in_turns, at_once = (SEVERITY.index(change.ways[tool].verdict) for tool in ("pulumi", "git"))
+    if change.may_take_turns and in_turns < at_once:
+        is_removed = any(each.phase == "controller" and each.change == "removed" for each in change.units)
+        which = "keep kubernetes.controller: with it" if is_removed else "with kubernetes.controller"
+        yield f"{which} units change in turns by Git too"
 
 
 def _short(digest: str) -> str:
@@ -136,13 +153,18 @@ def _describe_rollout(way: Rollout, applied: str) -> str:
 
 def _units(change: Change, fate: Fate) -> Iterator[str]:
     """Yield a line for each group of units that meet the same `fate` for the same causes."""
-    found = sorted((each for each in change.units if each.change == fate), key=lambda each: each.why)
-    groups = [(why, list(units)) for why, units in groupby(found, key=lambda each: each.why)]
+    found = sorted((each for each in change.units if each.change == fate), key=_causes)
+    groups = [(causes, list(units)) for causes, units in groupby(found, key=_causes)]
     for why, units in groups[:MAX_GROUPS]:
         causes = f": {_join_limited(why, MAX_CAUSES)}" if why else ""
         yield f"{_name_units(change.name, units)}{causes}"
     if rest := [unit for _, units in groups[MAX_GROUPS:] for unit in units]:
         yield f"{counted(len(rest), 'other')} for other causes"
+
+
+def _causes(unit: UnitChange) -> tuple[str, ...]:
+    """Return what differs in a unit's pods, with the old and the new value where both are short."""
+    return tuple(f"{cause} {' -> '.join(unit.values[cause])}" if cause in unit.values else cause for cause in unit.why)
 
 
 def _name_units(plan: str, units: Sequence[UnitChange]) -> str:
@@ -182,6 +204,22 @@ def _nodes(change: Change) -> Iterator[str]:
             runs = group_numbered(sorted(nodes, key=numeric_order))
             names = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in runs]
             yield f"{counted(len(nodes), 'node')} {word}: {_join_limited(names, MAX_RUNS)}"
+
+
+def _decided(change: Change) -> Iterator[str]:
+    for each in change.decided:
+        yield f"{each.path} {each.before} -> {each.after}: {each.why}"
+
+
+def _loads(change: Change) -> Iterator[str]:
+    """Yield which expert loads the plans were made for, and which ones the figures are for."""
+    if change.loads is None:
+        return
+    yield f"{change.loads.before} -> {change.loads.after}"
+    if change.loads.figures_before == "after":
+        yield "verdict and figures are for the new loads; those before are what the former maps make of them"
+    else:
+        yield "figures before the change are for the former loads; nobody can tell what the former maps make of the new"
 
 
 def _day(change: Change) -> Iterator[str]:

@@ -20,7 +20,7 @@ and layer, to be added up over ranks.
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
@@ -44,6 +44,7 @@ TABLES = {".csv": ",", ".tsv": "\\t"}  # what separates their columns
 class LoadFile:
     """The rows of a load file, the sha256 of its bytes, and whether SGLang recorded it, with a row for every layer."""
 
+    content: bytes = field(repr=False)
     rows: Loads
     digest: str
     is_recorded: bool = False
@@ -95,7 +96,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
         rule = f"S605 must hold token counts from 0 to {MAX_LOAD}, [layers][experts]"
         fix = f"give one layer as [1][{len(rows)}], a list in a list" if wrong == ONE_ROW else "correct the file"
         return Finding(option, written, rule, wrong, fix)
-    return LoadFile(tuple(tuple(row) for row in rows), digest_of_bytes(content), is_recorded)
+    return LoadFile(content, tuple(tuple(row) for row in rows), digest_of_bytes(content), is_recorded)
 
 
 def _explain_other_file(path: Path) -> tuple[str, str]:

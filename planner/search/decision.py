@@ -17,7 +17,7 @@ FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "m
 
 MAX_REQUESTS = 4096  # assumed: with more, a decode step takes longer than any reader waits
 
-Former = Mapping[str, int]  # what `auto` became in the previous plan, by path
+Former = Mapping[str, int]  # sizes of units in the previous plan, by path
 NO_FORMER: Former = {}
 
 

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
+from planner.diff.former import judge_former
 from planner.facts.files import only_within
+from planner.facts.quantities import counted, first_of
 from planner.manifests.folder import files_of, kept_plan, require_same_name, stale_files
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan
@@ -31,7 +33,7 @@ from stacks.gitops.kustomized import find_changed_fields
 from stacks.gitops.refusals import link_refused, refused
 from stacks.gitops.report import Report
 
-__all__ = ["Call", "check_change", "plan_before", "require_call"]
+__all__ = ["Call", "Former", "check_change", "read_former", "require_call"]
 
 # Files that tools read in a folder besides the rendered ones, or in their place. Sources:
 # kubernetes-sigs/kustomize api/konfig (RecognizedKustomizationFileNames), argoproj/argo-cd
@@ -52,6 +54,22 @@ class Call:
     base: Path | None
     conditions: tuple[Condition, ...]
     overlays: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Former:
+    """What runs before a change, as the base branch says it. `plan` is None if nothing runs yet."""
+
+    plan: Plan | None = None
+    unknown: str = ""  # why its figures are unknown
+    stale: tuple[str, ...] = ()  # files of its folder that are not as its spec renders them
+
+    def notes(self, folder: Path) -> tuple[str, ...]:
+        """Return what a reader must know of the folder before its plan is compared."""
+        if not self.stale:
+            return ()
+        files = f"{counted(len(self.stale), 'file')} ({first_of(self.stale)})"
+        return (f"{folder} was stale: {files} were not as the spec renders them, so pods may differ from its plan",)
 
 
 def require_call(call: Call) -> None:
@@ -119,16 +137,20 @@ def _has_link(path: Path, folder: Path) -> bool:
 
 def _check_change(call: Call) -> tuple[Plan, Report]:
     kept = kept_plan(call.folder)
-    plan = run_passes(read_spec(call.spec, call.overlays), kept).plan
+    found = run_passes(read_spec(call.spec, call.overlays), kept)
+    plan = found.plan
     require_same_name(call.folder, kept, plan)
     files = files_of(plan, kept)
     stale = stale_files(call.folder, files)
-    before, unknown = (kept, "") if call.base is None else _read_base(call, call.base)
-    change = None if before is None else compare_plans(before, plan, files=files, no_figures=unknown)
+    former = Former(kept) if call.base is None else _read_base(call, call.base)
+    change = None
+    if former.plan is not None:
+        notes, judged = former.notes(call.folder), judge_former(former.plan, found)
+        change = compare_plans(former.plan, plan, notes, files, no_figures=former.unknown, judged=judged)
     foreign = _find_foreign_files(call.folder)
     asked = {each.word for each in call.conditions}
     shared = _find_shared_nodes(call.folder, plan) if "nodes" in asked else {}
-    objections = find_objections(call.conditions, gather_evidence(plan, change, stale, foreign, unknown, shared))
+    objections = find_objections(call.conditions, gather_evidence(plan, change, stale, foreign, former.unknown, shared))
     return plan, Report(
         name=plan.name,
         plan_digest=plan.digest,
@@ -140,9 +162,9 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     )
 
 
-def _read_base(call: Call, base: Path) -> tuple[Plan | None, str]:
+def _read_base(call: Call, base: Path) -> Former:
     with _confined(call, base):
-        return plan_before(call, base)
+        return read_former(call, base)
 
 
 def _find_foreign_files(folder: Path) -> tuple[str, ...]:
@@ -175,18 +197,19 @@ def _find_shared_nodes(folder: Path, plan: Plan) -> dict[str, list[str]]:
     return {name: nodes for name, nodes in shared.items() if nodes}
 
 
-def plan_before(call: Call, base: Path) -> tuple[Plan | None, str]:
-    """Return the plan in the base's folder, and why its figures are unknown; None if nothing runs yet.
+def read_former(call: Call, base: Path) -> Former:
+    """Return what runs before a change: the plan in the base's folder.
 
     The figures are computed from the base's spec: anybody may have edited those in a folder.
     """
     folder = base / call.folder
     is_linked = any((base / each).is_symlink() for each in (call.folder, *call.folder.parents[:-1]))
     if not folder.exists() and not is_linked:  # behind a broken link, something may run
-        return None, ""
+        return Former()
     kept = read_plan(folder)
     try:
         found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
+        stale = stale_files(folder, files_of(found, kept))
     except (SpecError, CallError, InfeasibleError) as error:  # the change may repair the base
-        return kept, f"the base's spec is refused ({error.findings[0]})"
-    return (found, "") if found.digest == kept.digest else (kept, OTHER_FOLDER)
+        return Former(kept, f"the base's spec is refused ({error.findings[0]})")
+    return Former(found, "", stale) if found.digest == kept.digest else Former(kept, OTHER_FOLDER, stale)

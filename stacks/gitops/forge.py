@@ -1,4 +1,4 @@
-"""A REST client for pull requests of GitHub, GitLab and Gitea: find them by branch, open them, change their text.
+"""A REST client for pull requests of GitHub, GitLab and Gitea: find, open, edit and close them.
 
     Repository(forge, host, path)     from the address of a remote, or a reason why it is none
     PullRequest                       what all three say of one, in the same words
@@ -35,6 +35,7 @@ __all__ = [
     "PullRequest",
     "Repository",
     "change_text",
+    "close_request",
     "find_request",
     "open_request",
     "read_repository",
@@ -161,6 +162,14 @@ def change_text(repository: Repository, number: int, title: str, text: str) -> P
         request = {"title": title, "description": text}
         return _read_gitlab(repository, _ask(repository, "PUT", f"/merge_requests/{number}", request))
     return _read_github(repository, _ask(repository, "PATCH", f"/pulls/{number}", {"title": title, "body": text}))
+
+
+def close_request(repository: Repository, number: int, text: str) -> PullRequest:
+    """Close a pull request, and replace its text. Raises ForgeError."""
+    if repository.forge == "gitlab":
+        request = {"description": text, "state_event": "close"}
+        return _read_gitlab(repository, _ask(repository, "PUT", f"/merge_requests/{number}", request))
+    return _read_github(repository, _ask(repository, "PATCH", f"/pulls/{number}", {"body": text, "state": "closed"}))
 
 
 def _find_on_github(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:

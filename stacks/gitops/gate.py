@@ -13,13 +13,12 @@ outage, and no capacity and no cost to compare with.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.diff.change import Change, Sides, Verdict
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import verdicts
-from planner.facts.engines import OURS
 from planner.facts.part import Part
 from planner.facts.quantities import counted, first_of
 from planner.facts.terms import Phase
@@ -71,7 +70,6 @@ class Evidence:
     not_predicted: str = ""  # the phases whose speed nobody can predict, and why
     no_figures_before: str = ""  # why nobody knows the figures before the change
     shared_nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # folder -> its shared nodes
-    may_take_turns: bool = False  # with kubernetes.controller, units would restart in turns
 
 
 class Objection(Part):
@@ -107,13 +105,7 @@ def gather_evidence(
     """Return the facts by which conditions judge a change that leads to `plan`."""
     speeds = (plan.performance or {}).items()
     unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
-    turns = _may_take_turns(plan)
-    return Evidence(change, promises_of(plan), stale, foreign, unknown, no_figures_before, shared_nodes, turns)
-
-
-def _may_take_turns(plan: Plan) -> bool:
-    """Return whether a controller surely restarts units in turns: only LeaderWorkerSets of our own engine."""
-    return plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
+    return Evidence(change, promises_of(plan), stale, foreign, unknown, no_figures_before, shared_nodes)
 
 
 def promises_of(plan: Plan) -> dict[str, Promise | None]:
@@ -141,16 +133,7 @@ def _goes_worse(evidence: Evidence, least: Verdict) -> str:
     change = evidence.change
     if change is None or SEVERITY.index(change.verdict) < SEVERITY.index(least):
         return ""
-    return "; ".join([*verdicts(change), *_offer_turns(evidence, least)])
-
-
-def _offer_turns(evidence: Evidence, least: Verdict) -> Iterator[str]:
-    """Yield the advice to use a controller, if applying from Git is as bad as `least` and restarts in turns are not."""
-    change = evidence.change
-    assert change is not None
-    goes_well_in_turns = SEVERITY.index(change.ways["pulumi"].verdict) < SEVERITY.index(least)
-    if goes_well_in_turns and evidence.may_take_turns:
-        yield "with kubernetes.controller units change in turns by Git too"
+    return "; ".join(verdicts(change))
 
 
 def _misses_promises(evidence: Evidence) -> str:

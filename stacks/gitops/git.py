@@ -135,14 +135,20 @@ def fetch_heads(checkout: Checkout, repository: Repository, heads: Heads, branch
         _git("cat-file", ["-e", f"{commit}^{{commit}}"], checkout.root)
 
 
-def require_unchanged(checkout: Checkout, base: str, paths: Sequence[Path]) -> None:
-    """Raise CallError if `base` has changed any of `paths` since the checkout's branch left it."""
+def require_unchanged(checkout: Checkout, remote: str, heads: Heads, paths: Sequence[Path]) -> None:
+    """Raise CallError if the remote's branch has changed any of `paths` since the checkout's branch left it.
+
+    The advice keeps every edit: `git pull` stashes what git knows of, so new files are added first.
+    """
     try:
-        start = _git("merge-base", ["HEAD", base], checkout.root).strip()
+        start = _git("merge-base", ["HEAD", heads.base], checkout.root).strip()
     except GitError:
         raise _lacks_history() from None
-    if changed := _git("diff", ["--name-only", start, base, "--", *map(str, paths)], checkout.root).split("\n")[0]:
-        raise changed_elsewhere(changed, "others have changed it since, and that would be undone", "git pull first")
+    words = ["--name-only", start, heads.base, "--", *map(str, paths)]
+    if changed := _git("diff", words, checkout.root).split("\n")[0]:
+        pull = f"git add -A && git pull --rebase --autostash {remote} {heads.into}"
+        reason = "others have changed it since, and that would be undone"
+        raise changed_elsewhere(changed, reason, f"take that over, your edits on top: {pull}")
 
 
 def _lacks_history() -> GitError:

@@ -2,14 +2,15 @@
 
 The proposal is the branch that it is for, plus SPEC, its overlays and the files they name as these are in the checkout,
 plus FOLDER rendered from them. It is made in a folder apart, so nothing else that somebody edits gets in. With
-`--loads` it is a new expert map instead, and proposed only if that is worth its restarts (`worth.py`).
+`--loads` it is a new expert map instead, and proposed only if that is worth its restarts (`worth.py`). If it is not,
+an earlier proposal that is still open rests on loads of the past, and is closed.
 
 The branch belongs to its one commit. A commit of somebody else's there ends our part: then the branch and its pull
 request are left alone. A pull request that was closed with this very change is not opened again.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,23 +21,28 @@ from urllib.parse import quote
 from planner.compiler import run_passes
 from planner.diff.change import Change
 from planner.diff.diff import compare_plans
+from planner.diff.former import judge_former
 from planner.diff.markdown import diff_markdown, escaped
-from planner.facts.files import only_within, read_file
+from planner.facts.files import only_within
+from planner.facts.loads import read_loads
 from planner.facts.quantities import counted
 from planner.facts.terms import PHASES
 from planner.manifests.folder import files_of, kept_plan, require_same_name, write_folder
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
+from planner.problems.errors import CallError, SpecError
+from planner.problems.finding import Finding
 from planner.problems.printable import printable, without_passwords
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import read_content
 from stacks.gitops.check import Call as Paths
-from stacks.gitops.check import plan_before
+from stacks.gitops.check import read_former
 from stacks.gitops.forge import (
     Forge,
     PullRequest,
     Repository,
     change_text,
+    close_request,
     find_request,
     open_request,
     read_repository,
@@ -74,15 +80,17 @@ __all__ = [
     "require_payback",
 ]
 
-Result = Literal["opened", "updated", "unchanged", "left_alone", "nothing"]
+Result = Literal["opened", "updated", "unchanged", "left_alone", "closed", "nothing"]
 
 WORDS: dict[Result, str] = {
     "opened": "opened",
     "updated": "updated",
     "unchanged": "already open:",
     "left_alone": "left alone",
+    "closed": "closed",
     "nothing": "nothing to propose",
 }
+NPY = ".npy"  # the form of a file of loads follows from its name
 FOOTER = (
     "Written by `tidemill gitops propose`. A later run replaces the commit and this text, until somebody else commits "
     "on the branch.\n"
@@ -135,12 +143,20 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Loads:
+    """New loads of experts: the file that the call names, and its content."""
+
+    path: Path
+    content: bytes
+
+
+@dataclass(frozen=True)
 class Source:
     """The input of a proposal: paths from the root of the checkout, and the contents of its files."""
 
     paths: Paths
     contents: Mapping[Path, bytes]
-    loads: bytes | None
+    loads: Loads | None
 
 
 @dataclass(frozen=True)
@@ -152,16 +168,18 @@ class Proposal:
     worth: Worth | None  # what new expert maps are worth; None for other changes
     folder: Path  # for the title: several environments may have plans of the same name
     paths: tuple[Path, ...] = ()
+    num_repaired: int = 0  # files of the folder that were not as its spec renders them
     commit: str | None = None
 
     @property
     def title(self) -> str:
-        """Return the title of the pull request: plan, folder, verdict and number of restarts."""
+        """Return the title of the pull request: plan, folder, repair, verdict and number of restarts."""
         of = f"{self.plan.name} ({self.folder})"
         if self.change is None:
             return f"{of}: first plan"
         units = sum(each.change in ("moved", "restarted") and each.phase in PHASES for each in self.change.units)
         what = "new expert maps, " if self.worth else ""
+        what += f"repairs {counted(self.num_repaired, 'file')}, " if self.num_repaired else ""
         ending = f", restarts {counted(units, 'unit')}" if units else ""
         return f"{of}: {what}{self.change.verdict}{ending}"
 
@@ -200,14 +218,16 @@ def propose(call: Call) -> Outcome:
     heads = read_heads(checkout, repository, call.into, branch)
     require_branch(checkout, branch, heads.into)
     fetch_heads(checkout, repository, heads, branch)
-    require_unchanged(checkout, heads.base, list(source.contents))
+    require_unchanged(checkout, call.remote, heads, list(source.contents))
     with TemporaryDirectory(prefix="tidemill-") as scratch:
         tree = export_commit(checkout, heads.base, Path(scratch))
         with chdir(tree), only_within([tree]):  # reviewers have no files from elsewhere
             proposal = _make_proposal(checkout, heads.base, source, call.most_hours or PAYBACK_HOURS)
     if proposal.commit is None:
         why = _explain_nothing(proposal, source, heads)
-        return Outcome("nothing", why, branch, proposal.plan, None, proposal.change)
+        request = _withdraw(checkout, repository, heads, branch, proposal, why) if source.loads else None
+        result: Result = "nothing" if request is None else "closed"
+        return Outcome(result, why, branch, proposal.plan, request, proposal.change)
     return _bring(checkout, repository, heads, branch, proposal)
 
 
@@ -218,10 +238,12 @@ def decide(standing: Standing) -> Step:
     if tip is not None and not standing.is_ours:
         if request is not None and request.is_merged and request.head == tip:
             return Step("opened", pushes=True)
-        return Step("left_alone", why="somebody else has committed on the branch")
+        way_on = "merge it" if is_open else "delete the branch"
+        return Step("left_alone", why=f"somebody else has committed on the branch: {way_on}, or give another --branch")
     if tip is not None and standing.is_same:
         if request is not None and not is_open and not request.is_merged:
-            return Step("left_alone", why="it was closed with this very change; to have it again, delete the branch")
+            why = "it was closed with this very change: to have it again, delete the branch, or give another --branch"
+            return Step("left_alone", why=why)
         return Step("updated" if is_open else "opened")
     return Step("updated" if is_open else "opened", pushes=True)
 
@@ -246,12 +268,15 @@ def _read_source(checkout: Checkout, call: Call) -> Source:
     named = read_spec(call.spec, call.overlays).inputs
     files += [(name, call.spec.parent / name) for name in named]
     contents = {require_within(checkout.root, name, path): read_content(path) for name, path in files}
-    try:
-        loads = read_file(call.loads) if call.loads else None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise loads_refused(PROPOSE, "--loads", str(call.loads), reason, "give another") from None
+    loads = _read_new_loads(call.loads) if call.loads else None
     return Source(Paths(spec, folder, Path(), (), tuple(overlays)), contents, loads)
+
+
+def _read_new_loads(path: Path) -> Loads:
+    found = read_loads(path, str(path), "--loads")
+    if isinstance(found, Finding):
+        raise CallError([found.at(PROPOSE)])
+    return Loads(path, found.content)
 
 
 def _usual_branch(source: Source) -> str:
@@ -275,18 +300,23 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     for each in (*named, paths.folder):
         require_within(Path.cwd(), str(each), each)
     kept = kept_plan(paths.folder)
-    before, unknown = plan_before(paths, Path())
+    former = read_former(paths, Path())
     if source.loads is None:
         for path, content in source.contents.items():
             _write(path, content)
+        spec = read_spec(paths.spec, paths.overlays)
     else:
         _require_same(source.contents)
-        named.append(_replace_loads(read_spec(paths.spec, paths.overlays), source.loads))
-    found = run_passes(read_spec(paths.spec, paths.overlays), kept)
+        written, spec = _replace_loads(paths, source.loads)
+        named.append(written)
+    found = run_passes(spec, kept)
     require_same_name(paths.folder, kept, found.plan)
-    change = None if before is None else compare_plans(before, found.plan, no_figures=unknown)
-    worth = weigh_maps(found, change, most_hours) if change is not None and source.loads is not None else None
-    planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder))
+    change = worth = None
+    if former.plan is not None:
+        notes, judged = former.notes(paths.folder), judge_former(former.plan, found)
+        change = compare_plans(former.plan, found.plan, notes, no_figures=former.unknown, judged=judged)
+        worth = weigh_maps(judged, found.plan, change, most_hours) if source.loads else None
+    planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder), len(former.stale))
     if source.loads is not None and (worth is None or not worth.is_enough):
         return planned
     write_folder(paths.folder, files_of(found.plan, kept))
@@ -297,18 +327,29 @@ def _require_same(contents: Mapping[Path, bytes]) -> None:
     """Raise CallError if any of `contents` (path -> content) differs from the file in the working directory."""
     for path, content in contents.items():
         if not path.is_file() or path.read_bytes() != content:
-            reason, fix = "new expert maps are weighed alone", "propose the other change without --loads, or undo it"
+            reason, fix = "new expert maps are weighed alone", "propose the other change first, without --loads"
             raise changed_elsewhere(str(path), reason, fix)
 
 
-def _replace_loads(spec: ResolvedSpec, loads: bytes) -> Path:
-    """Write new loads to the file that the spec's `expert_load.file` names, and return its path."""
+def _replace_loads(paths: Paths, loads: Loads) -> tuple[Path, ResolvedSpec]:
+    """Write new loads to the file that the spec's `expert_load.file` names. Return that file's path, and the spec.
+
+    Raises CallError for loads that are no such file's, or not this model's: the spec was right without them.
+    """
+    spec = read_spec(paths.spec, paths.overlays)
     written = spec.written.expert_load.file
     if written is None:
         raise no_loads_file(PROPOSE, "--loads")
+    if (loads.path.suffix == NPY) != (Path(written).suffix == NPY):
+        reason, fix = f"that is {written}, and one of them is {NPY}", f"give a file like {written}"
+        raise loads_refused(PROPOSE, "--loads", str(loads.path), reason, fix)
     path = require_within(Path.cwd(), "expert_load.file", Path(spec.document.file).parent / written)
-    _write(path, loads)
-    return path
+    _write(path, loads.content)
+    try:
+        return path, read_spec(paths.spec, paths.overlays)
+    except SpecError as error:
+        wrong = (replace(each, path="--loads", value=str(loads.path)).at(PROPOSE) for each in error.findings)
+        raise CallError(list(wrong)) from None
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -322,6 +363,23 @@ def _explain_nothing(proposal: Proposal, source: Source, heads: Heads) -> tuple[
     if source.loads is not None and proposal.change is None:
         return ("nothing runs yet: propose the first plan without --loads",)
     return (f"{source.paths.folder} on {heads.into} is what the spec renders",)
+
+
+def _withdraw(
+    checkout: Checkout,
+    repository: Repository,
+    heads: Heads,
+    branch: str,
+    proposal: Proposal,
+    why: Sequence[str],
+) -> PullRequest | None:
+    """Close an earlier proposal that is open and only ours, and say why in its text. Return it, or None."""
+    request = find_request(repository, branch, heads.into, is_open=True)
+    if request is None or heads.tip is None or not is_own_commit(checkout, heads.tip, heads.base, proposal.paths):
+        return None
+    reasons = "".join(f"- {escaped(line)}\n" for line in why)
+    text = f"Closed by `tidemill gitops propose`, since newer loads say otherwise:\n\n{reasons}\n{request.text}"
+    return close_request(repository, request.number, text)
 
 
 def _bring(checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal) -> Outcome:

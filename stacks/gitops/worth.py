@@ -13,15 +13,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.compiler import Compiled
 from planner.diff.change import ENDING_FATES, Change
 from planner.diff.rollout import rollout_minutes
-from planner.estimate.performance import PhaseOutlook
 from planner.facts.day import HOUR_MINUTES
 from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from planner.problems.finding import Unknown
 
 __all__ = ["PAYBACK_HOURS", "Worth", "weigh_maps"]
 
@@ -73,16 +70,16 @@ class Worth:
         return f"{word}: {gained} and pays for the restarts in {self.hours:,.1f} h (at most {self.most_hours:g} h)"
 
 
-def weigh_maps(found: Compiled, change: Change, most_hours: float) -> Worth:
-    """Compare the gain and the cost of a new plan's expert maps; `change` is its difference to the running plan."""
-    plan = found.plan
+def weigh_maps(before: Plan, plan: Plan, change: Change, most_hours: float) -> Worth:
+    """Compare the gain and the cost of a new plan's expert maps.
+
+    `before` is the plan that runs, with its figures for the new loads, and `change` leads from it to `plan`.
+    """
     restarting = [each for each in change.units if each.phase in plan.phases and each.change in ENDING_FATES]
     minutes = rollout_minutes(plan, restarting, in_turns=False)
-    try:
-        kept = _rates(found.predict_with_previous_maps())
-    except Unknown:
-        return _unknown("the present maps are of other sizes, or may not stay", most_hours)
-    new = _rates(found.speed)
+    if change.loads is not None and change.loads.figures_before == "before":
+        return _unknown("what the present maps make of the new loads is unknown", most_hours)
+    kept, new = _rates(before), _rates(plan)
     if kept.keys() != plan.phases.keys() or new.keys() != kept.keys():
         return _unknown("the plan predicts no tokens/s for a phase", most_hours)
     if minutes is None:
@@ -103,8 +100,9 @@ def _unknown(why: str, most_hours: float) -> Worth:
     return Worth({}, 0.0, 0.0, 0, 0, 0, most_hours, why)
 
 
-def _rates(outlooks: tuple[PhaseOutlook, ...]) -> dict[Phase, float]:
-    return {each.phase: each.prediction.tokens_per_s_per_gpu.mid for each in outlooks if each.prediction is not None}
+def _rates(plan: Plan) -> dict[Phase, float]:
+    rates = {phase: each.tokens_per_s_per_gpu for phase, each in (plan.performance or {}).items()}
+    return {phase: rate.mid for phase, rate in rates.items() if rate is not None}
 
 
 def _num_gpus(plan: Plan, phase: Phase) -> int:

@@ -8,18 +8,21 @@ those of files that a spec names if it is given as text.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from planner.compiler import plan_from
+from planner.compiler import Compiled, plan_from, run_passes
 from planner.diff.diff import compare_plans
+from planner.diff.former import judge_former
 from planner.plan.load import load_plan, read_plan
 from planner.plan.plan import Plan
+from planner.plan.user_input import read_input
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
+from planner.spec.resolved import ResolvedSpec
 from stacks.kube.connection import is_content
 from stacks.program.plan_objects import PlanObjects, plan_objects
 
@@ -52,19 +55,10 @@ class Source:
     @cached_property
     def deployed(self) -> Plan:
         """Return the plan to deploy. Raises CallError if none is named, SpecError or InfeasibleError if it is wrong."""
-        match self.spec or None, self.plan or None:
-            case str() as spec, None:
-                path, contents = _place("spec", spec)
-                overlays = [_place(f"overlays[{place}]", each) for place, each in enumerate(self.overlays)]
-                contents = contents | {place: text for _, inner in overlays for place, text in inner.items()}
-                return plan_from(path, None, self._before, [each for each, _ in overlays], contents)
-            case None, str() if self.previous or self.overlays:
-                rule = f"R302 {'previous' if self.previous else 'overlays'} must come with spec"
-                raise _wrong(rule, "a plan is not planned again", "leave it out, or give the spec")
-            case None, str() as plan:
-                return _read_deployed_plan(plan)
-        found = "both are set" if self.spec else "neither is set"
-        raise _wrong("R301 exactly one of spec and plan must be set", found, "set spec to a spec, or plan to a plan")
+        found = self._found
+        if isinstance(found, Plan):
+            return found
+        return found.deployed if self._before is None else found.deployed_with_demand
 
     @cached_property
     def objects(self) -> PlanObjects:
@@ -76,7 +70,21 @@ class Source:
         """The verdict on the change from `previous`: what `pulumi up` does to serving units."""
         if self._before is None or not self._before.runnable:
             return "not_compared"
-        return compare_plans(self._before, self.deployed).ways["pulumi"].verdict
+        judged = judge_former(self._before, self._found)
+        return compare_plans(self._before, self.deployed, judged=judged).ways["pulumi"].verdict
+
+    @cached_property
+    def _found(self) -> Compiled | Plan:
+        match self.spec or None, self.plan or None:
+            case str() as spec, None:
+                return run_passes(_read_spec(spec, self.overlays), self._before)
+            case None, str() if self.previous or self.overlays:
+                rule = f"R302 {'previous' if self.previous else 'overlays'} must come with spec"
+                raise _wrong(rule, "a plan is not planned again", "leave it out, or give the spec")
+            case None, str() as plan:
+                return _read_deployed_plan(plan)
+        found = "both are set" if self.spec else "neither is set"
+        raise _wrong("R301 exactly one of spec and plan must be set", found, "set spec to a spec, or plan to a plan")
 
     @cached_property
     def _before(self) -> Plan | None:
@@ -87,6 +95,18 @@ def _as_list(overlays: Any) -> list[Any]:
     if isinstance(overlays, list | tuple):
         return list(overlays)
     raise _wrong("R304 must be a list", "overlays apply one after the other", "write [prod.yaml]", "overlays", overlays)
+
+
+def _read_spec(spec: str, overlays: Sequence[str]) -> ResolvedSpec:
+    """Return the spec with its overlays. Raises CallError for a plan in its place."""
+    path, contents = _place("spec", spec)
+    others = [_place(f"overlays[{place}]", each) for place, each in enumerate(overlays)]
+    texts = contents | {place: text for _, inner in others for place, text in inner.items()}
+    found = read_input(path, [each for each, _ in others], texts)
+    if isinstance(found, ResolvedSpec):
+        return found
+    reason = "it is a finished plan, which is deployed as it is"
+    raise _wrong("R306 must be a spec", reason, "set plan to it instead, and neither previous nor overlays", "spec")
 
 
 def _place(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:

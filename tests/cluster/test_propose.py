@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+import numpy
 import pytest
 
 from planner.diff.markdown import escaped
@@ -104,6 +105,7 @@ def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
     assert {each["pull_request"]["url"] for each in (opened, updated, unchanged)} == {last["html_url"]}
     assert first["title"] == "deepseek-r1 (deploy): outage, restarts 3 units"
     assert "| **outage** | Change of deepseek-r1: plan" in first["body"]
+    assert escaped("image tidemill-runtime-gpu:0.1.0 -> tidemill-runtime-gpu:0.2.0") in first["body"]
     assert last["head"]["sha"] != first["head"]["sha"]
     assert last["body"].startswith(f"<!-- tidemill {last['head']['sha']} -->")
     assert "spec.yaml" in {each["filename"] for each in files}
@@ -135,7 +137,8 @@ def test_a_branch_with_somebody_elses_commit_is_left_alone(gitea, checkout, caps
     edit(checkout, "tidemill-runtime-gpu:0.4.0")
     again = propose(capsys)
 
-    assert (left["result"], left["why"]) == ("left_alone", ["somebody else has committed on the branch"])
+    assert left["result"] == "left_alone"
+    assert left["why"][0].startswith("somebody else has committed on the branch: merge it, or give another --branch")
     assert request["head"]["sha"] == theirs
     assert request["body"] == gitea.ask("GET", pull)["body"]
     assert again["result"] == "opened"
@@ -177,6 +180,58 @@ def test_new_maps_are_proposed_if_they_pay(gitea, checkout, capsys):
     assert all(f"- {escaped(line)}\n" in request["body"] for line in opened["why"][1:])
     assert "loads.json" in files
     assert "spec.yaml" not in files
+
+
+def test_a_proposal_of_past_loads_is_closed(gitea, checkout, capsys):
+    """Newer loads ask for the maps that run, so merging the one that is open would make them worse."""
+    loads = checkout.parent / "loads.json"
+    write_loads(loads, seed=2)
+    opened = propose(capsys, "--loads", str(loads))
+    loads.write_bytes((checkout / "loads.json").read_bytes())
+    closed, again = (propose(capsys, "--loads", str(loads)) for _ in range(2))
+    (request,) = requests_of(gitea, checkout)
+
+    assert [each["result"] for each in (opened, closed, again)] == ["opened", "closed", "nothing"]
+    assert closed["pull_request"] == opened["pull_request"]
+    assert request["state"] == "closed"
+    assert request["body"].startswith("Closed by `tidemill gitops propose`, since newer loads say otherwise:")
+    assert f"- {escaped(closed['why'][0])}\n" in request["body"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("missing.json", None, "must be a readable file"),
+        ("text.json", b"loads", "must be .npy or JSON"),
+        ("wrong.json", b"[[-1]]", "must hold token counts"),
+        ("small.json", b"[[1, 2]]", "must have"),
+        ("loads.npy", None, "must be a file of loads, to replace the spec's expert_load.file; that is loads.json"),
+    ],
+)
+def test_wrong_loads_are_named_by_their_own_file(name, content, said, gitea, checkout, capsys):
+    """Not by the file of the spec that they would replace, which is right."""
+    path = checkout.parent / name
+    if name == "loads.npy":
+        numpy.save(path, json.loads((checkout / "loads.json").read_text()))
+    elif content is not None:
+        path.write_bytes(content)
+    status = main(["gitops", "propose", "spec.yaml", "deploy", "--forge", "gitea", "--loads", f"../{name}"])
+
+    assert status == 2
+    assert f"tidemill gitops propose: --loads (../{name}) {said}" in capsys.readouterr().err
+
+
+def test_a_repair_names_what_it_repairs(gitea, checkout, capsys):
+    """Two merges have left a folder that its spec does not render: nothing restarts, and yet files change."""
+    unit = next((checkout / "deploy").glob("*decode-0.yaml"))
+    unit.write_text(unit.read_text().replace("runtime-gpu", "runtime-other"))
+    git(checkout, "commit", "-q", "-a", "-m", "Merged")
+    push(gitea, checkout, "main")
+    propose(capsys)
+    (request,) = requests_of(gitea, checkout)
+
+    assert request["title"] == "deepseek-r1 (deploy): repairs 1 file, no_restart"
+    assert escaped(f"deploy was stale: 1 file ({unit.name})") in request["body"]
 
 
 def test_the_token_is_nowhere(gitea, checkout, capsys, monkeypatch):

@@ -16,9 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+from planner.compiler import compile_plan
+from planner.facts.digest import pretty_json
 from planner.facts.names import labels
 from planner.facts.trace import TraceRequest
 from planner.problems.errors import TidemillError
+from planner.rules.check import check_spec
 from planner.schedule.schedule import Step, Timetable
 from planner.spec.pods import OverlaySpec
 from stacks.controller.cli import read_deployment
@@ -28,7 +31,15 @@ from stacks.gitops.check import Call, require_call
 from stacks.gitops.comment import comment_on
 from stacks.gitops.forge import TOKEN, ForgeError, Repository, read_repository
 from stacks.gitops.gate import read_conditions
-from stacks.gitops.git import Checkout, GitError, find_checkout, require_branch, require_unchanged, require_within
+from stacks.gitops.git import (
+    Checkout,
+    GitError,
+    Heads,
+    find_checkout,
+    require_branch,
+    require_unchanged,
+    require_within,
+)
 from stacks.gitops.init import name_environments, require_loads, require_plain, require_repository, write_files
 from stacks.gitops.propose import Call as ProposeCall
 from stacks.gitops.propose import require_payback
@@ -49,6 +60,7 @@ from stacks.simulator.requests import trace
 from stacks.simulator.requests.columns import play_traces
 from stacks.simulator.requests.trace import read_window
 from stacks.simulator.variants import check_variants, read_variants, require_speeds, require_traffic
+from tests.stacks.deployments import DEMO_SPEC
 
 __all__ = ["BROUGHT_ABOUT", "DEMO", "LOCAL_MESSAGES", "Folder", "local_messages_page"]
 
@@ -204,7 +216,12 @@ def _spec_that_others_changed(folder):
         git("commit", "-m", text)
     base = git("rev-parse", "HEAD").strip()
     git("checkout", "--detach", "HEAD~")
-    require_unchanged(find_checkout(folder), base, [Path("spec.yaml")])
+    require_unchanged(find_checkout(folder), "origin", Heads("main", base, None), [Path("spec.yaml")])
+
+
+def _plan_in_place_of_a_spec(folder):
+    (folder / "plan.json").write_text(pretty_json(compile_plan(check_spec(DEMO_SPEC)).as_json()))
+    return str(folder / "plan.json")
 
 
 def _raise(error):
@@ -298,6 +315,7 @@ BROUGHT_ABOUT = {
     "R303": lambda _: Source.parse({"spec": 3}),
     "R304": lambda _: Source.parse({"spec": "demo.yaml", "overlays": "prod.yaml"}),
     "R305": lambda _: Source(spec="nowhere.yaml").deployed,
+    "R306": lambda folder: Source(spec=_plan_in_place_of_a_spec(folder)).deployed,
     "R401": _without_traffic,
     "R402": _without_speed,
     "R403": lambda _: read_failures(["node-7 at noon"]),

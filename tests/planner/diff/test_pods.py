@@ -40,7 +40,7 @@ def before(spec):
         ),
         ({"expert_load.seed": 3}, dict.fromkeys(UNITS, ("expert map",))),
         ({"cluster.spares": ["gpu-29"]}, dict.fromkeys(UNITS, ("spares", "nodes"))),
-        ({"kubernetes.drain": "20min"}, dict.fromkeys([GATEWAY, *UNITS], ("time to end", "--drain"))),
+        ({"kubernetes.drain": "20min"}, dict.fromkeys([GATEWAY, *UNITS], ("seconds to end", "--drain"))),
         ({"kubernetes.namespace": "another"}, dict.fromkeys([GATEWAY, *UNITS], ("namespace", "identities"))),
         ({"kubernetes.unit_kind": "statefulset"}, dict.fromkeys(UNITS, ("kind", *OF_GROUPS))),
     ],

@@ -46,6 +46,21 @@ def test_it_begins_with_what_is_asked_first(change):
     assert "prefill-0 to 3, decode-0 to 1: expert map" in diff_text(change)
 
 
+def test_a_new_image_is_named():
+    """Beside the one that runs: the number of a release is what a reviewer looks for."""
+    text = " ".join(diff_text(compare_plans(base(40)[1], changed(40, "image"))).split())
+
+    assert "image tidemill-runtime-gpu:0.1.0 -> registry.example.com/runtime:2" in text
+
+
+def test_a_variables_value_is_not_repeated():
+    """It may be private."""
+    change = compare_plans(base(40)[1], changed(40, "environment"))
+
+    assert "env NCCL_DEBUG" in diff_text(change)
+    assert "INFO" not in json.dumps(change.as_json()["units"])
+
+
 def test_equal_figures_share_a_line(change):
     """What differs has a line of its own, with an arrow."""
     text = diff_text(change)
@@ -88,6 +103,7 @@ UNIT = st.builds(
     phase=st.just("decode"),
     change=st.sampled_from(["new", "moved", "restarted", "removed", "kept"]),
     why=st.lists(st.sampled_from(CAUSES), max_size=8).map(tuple),
+    values=st.dictionaries(st.sampled_from(CAUSES), st.just(("v" * 120, "w" * 120))),
     in_turn=st.booleans(),
 )
 
@@ -110,7 +126,14 @@ HOSTILE = (
 
 def test_a_comment_shows_what_a_spec_says_and_runs_none_of_it(change):
     """Markup, mentions, references, formulas and control characters of a name are text."""
-    unit = UnitChange(name=HOSTILE, phase="decode", change="restarted", why=(HOSTILE,), in_turn=False)
+    unit = UnitChange(
+        name=HOSTILE,
+        phase="decode",
+        change="restarted",
+        why=(HOSTILE,),
+        values={HOSTILE: (HOSTILE, HOSTILE)},
+        in_turn=False,
+    )
     shown = diff_markdown(change.model_copy(update={"units": (unit,)}))
     (row,) = [line for line in shown.splitlines() if line.startswith("| restarted")]
 

@@ -1,4 +1,4 @@
-"""`auto` near a previous plan: units keep the sizes that it decided there, while the spec can be met with them."""
+"""`auto` near a previous plan: units keep the sizes that they have there, while the spec can be met with them."""
 
 import pytest
 
@@ -39,7 +39,10 @@ def test_a_unit_keeps_its_sizes_though_others_would_be_chosen_now(after, before)
     near, anew = run_passes(after, before).deployed, run_passes(after).deployed
     nodes = {unit.name: unit.nodes for unit in before.units}
 
+    kept_in_a_folder = before.changed(decisions=())  # reasons are not
+
     assert sizes_of(anew) != sizes_of(before) == sizes_of(near)
+    assert run_passes(after, kept_in_a_folder).deployed.digest == near.digest
     assert all(unit.nodes == nodes[unit.name] for unit in near.units if unit.name in nodes)
     assert reason_of(near, "prefill.ep_size") == AS_BEFORE
     assert run_passes(after, near).deployed.digest == near.digest

@@ -15,7 +15,15 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from planner.problems.errors import CallError
-from stacks.gitops.forge import ForgeError, Repository, change_text, find_request, open_request, read_repository
+from stacks.gitops.forge import (
+    ForgeError,
+    Repository,
+    change_text,
+    close_request,
+    find_request,
+    open_request,
+    read_repository,
+)
 
 HEAD = "c" * 40
 PULL = {"number": 7, "html_url": "https://git.example/7", "body": "text", "state": "open", "merged_at": None}
@@ -63,10 +71,11 @@ def repository(host, forge):
 def test_githubs_calls(served):
     """The head is one of the owner's own: a fork's branch of the same name is another."""
     host, asked, answers = served
-    answers += [(200, [GITHUB], {}), (201, GITHUB, {}), (200, GITHUB, {})]
+    answers += [(200, [GITHUB], {}), (201, GITHUB, {}), (200, GITHUB, {}), (200, GITHUB, {})]
     found = find_request(repository(host, "github"), "tidemill/deploy", "main", is_open=True)
     open_request(repository(host, "github"), "tidemill/deploy", "main", "a title", "a text")
     change_text(repository(host, "github"), 7, "another", "text")
+    close_request(repository(host, "github"), 7, "closed")
     query = parse_qs(urlsplit(asked[0][1]).query)
 
     assert (found.number, found.head, found.is_open, found.is_merged) == (7, HEAD, True, False)
@@ -74,10 +83,12 @@ def test_githubs_calls(served):
         ("GET", "/api/v3/repos/group/name/pulls"),
         ("POST", "/api/v3/repos/group/name/pulls"),
         ("PATCH", "/api/v3/repos/group/name/pulls/7"),
+        ("PATCH", "/api/v3/repos/group/name/pulls/7"),
     ]
     assert (query["head"], query["base"], query["state"]) == (["group:tidemill/deploy"], ["main"], ["open"])
     assert asked[1][2] == {"head": "tidemill/deploy", "base": "main", "title": "a title", "body": "a text"}
     assert asked[2][2] == {"title": "another", "body": "text"}
+    assert asked[3][2] == {"body": "closed", "state": "closed"}
     assert {headers["Authorization"] for *_, headers in asked} == {"Bearer secret-token"}
 
 
@@ -85,10 +96,16 @@ def test_gitlabs_calls(served):
     """A fork's merge request from a branch of the same name is not ours."""
     host, asked, answers = served
     merged = GITLAB | {"iid": 6, "state": "merged"}
-    answers += [(200, [GITLAB | {"source_project_id": 2}, merged], {}), (201, GITLAB, {}), (200, GITLAB, {})]
+    answers += [
+        (200, [GITLAB | {"source_project_id": 2}, merged], {}),
+        (201, GITLAB, {}),
+        (200, GITLAB, {}),
+        (200, GITLAB, {}),
+    ]
     found = find_request(repository(host, "gitlab"), "tidemill/deploy", "main", is_open=False)
     open_request(repository(host, "gitlab"), "tidemill/deploy", "main", "a title", "a text")
     change_text(repository(host, "gitlab"), 7, "another", "text")
+    close_request(repository(host, "gitlab"), 7, "closed")
     query = parse_qs(urlsplit(asked[0][1]).query)
 
     assert (found.number, found.is_open, found.is_merged) == (6, False, True)
@@ -96,10 +113,12 @@ def test_gitlabs_calls(served):
         ("GET", "/api/v4/projects/group%2Fname/merge_requests"),
         ("POST", "/api/v4/projects/group%2Fname/merge_requests"),
         ("PUT", "/api/v4/projects/group%2Fname/merge_requests/7"),
+        ("PUT", "/api/v4/projects/group%2Fname/merge_requests/7"),
     ]
     assert (query["source_branch"], query["target_branch"]) == (["tidemill/deploy"], ["main"])
     assert asked[1][2]["source_branch"] == "tidemill/deploy"
     assert asked[2][2] == {"title": "another", "description": "text"}
+    assert asked[3][2] == {"description": "closed", "state_event": "close"}
 
 
 def test_giteas_pages_are_read_until_the_branch_is_found(served):

@@ -12,6 +12,7 @@ from planner.problems.errors import CallError
 from stacks.gitops.forge import Repository
 from stacks.gitops.git import (
     GitError,
+    Heads,
     commit_folder,
     export_commit,
     find_checkout,
@@ -21,6 +22,7 @@ from stacks.gitops.git import (
     read_heads,
     require_branch,
     require_identity,
+    require_unchanged,
 )
 
 NAME = ("-c", "user.name=Ada", "-c", "user.email=ada@git.example")
@@ -242,3 +244,27 @@ def test_a_refused_token_is_not_repeated(place, checkout, tmp_path):
     assert asked[1].startswith("Basic ")
     assert "secret-token" not in str(caught.value)
     assert not (tmp_path / "told").exists()
+
+
+def test_others_changes_are_taken_over_without_losing_edits(checkout, tmp_path):
+    """The advice is a command that works, and keeps an edited file and a new one."""
+    text = "".join(f"line {number}\n" for number in range(9))
+    (checkout.root / "spec.yaml").write_text(text)
+    git(checkout.root, "commit", "-q", "-a", "-m", "Second")
+    git(tmp_path, "clone", "-q", "--bare", "checkout", "remote.git")
+    git(checkout.root, "remote", "add", "origin", str(tmp_path / "remote.git"))
+    git(tmp_path, "clone", "-q", "remote.git", "other")
+    (tmp_path / "other" / "spec.yaml").write_text(f"{text}theirs\n")
+    git(tmp_path / "other", "commit", "-q", "-a", "-m", "Theirs")
+    git(tmp_path / "other", "push", "-q", "origin", "main")
+    (checkout.root / "spec.yaml").write_text(f"ours\n{text}")
+    (checkout.root / "new.yaml").write_text("ours")
+    git(checkout.root, "fetch", "-q", "origin")
+    heads = Heads("main", git(checkout.root, "rev-parse", "origin/main"), None)
+    with pytest.raises(CallError, match="R614") as refused:
+        require_unchanged(checkout, "origin", heads, [Path("spec.yaml")])
+    advice = str(refused.value.findings[0].fix).partition(": ")[2]
+    subprocess.run(["bash", "-ec", advice], cwd=checkout.root, check=True, capture_output=True)
+
+    assert (checkout.root / "spec.yaml").read_text() == f"ours\n{text}theirs\n"
+    assert (checkout.root / "new.yaml").read_text() == "ours"

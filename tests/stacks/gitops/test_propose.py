@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
+from planner.diff.former import judge_former
 from planner.facts.drawn import draw_loads
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
@@ -64,6 +64,15 @@ def test_nothing_of_somebody_elses_is_ever_replaced():
 
         assert is_free or not step.pushes
         assert (step.result == "left_alone") == bool(step.why)
+
+
+def test_what_is_left_alone_says_the_way_on():
+    """A pull request that was closed is not there to be merged."""
+    said = [decide(Standing(TIP, is_ours=False, is_same=False, request=each)).why for each in (OPEN, CLOSED, None)]
+
+    assert said[0].endswith(": merge it, or give another --branch")
+    assert said[1] == said[2]
+    assert said[1].endswith(": delete the branch, or give another --branch")
 
 
 @pytest.mark.parametrize(
@@ -132,11 +141,16 @@ def planned(tmp_path_factory):
     return plan
 
 
+def _weigh(before, found):
+    judged = judge_former(before, found)
+    return weigh_maps(judged, found.plan, compare_plans(before, found.plan, judged=judged), 24.0)
+
+
 def test_the_same_loads_are_worth_no_new_map(planned):
     """Kept maps make what they made, so there is nothing to gain and nothing to lose."""
     before = planned(1).plan
     found = planned(1, before)
-    worth = weigh_maps(found, compare_plans(before, found.plan), 24.0)
+    worth = _weigh(before, found)
 
     assert [old for old, _ in worth.rates.values()] == [new for _, new in worth.rates.values()]
     assert (worth.gained_gpus, worth.lost_gpu_hours, worth.is_enough) == (0.0, 0.0, False)
@@ -146,7 +160,7 @@ def test_both_maps_are_judged_under_the_new_loads(planned):
     """The present one makes less than it did; what is lost is every restarting unit's GPUs for its minutes."""
     before = planned(1).plan
     found = planned(2, before)
-    worth = weigh_maps(found, compare_plans(before, found.plan), 24.0)
+    worth = _weigh(before, found)
     new = {phase: each.tokens_per_s_per_gpu.mid for phase, each in found.plan.performance.items()}
 
     assert all(
@@ -159,10 +173,15 @@ def test_both_maps_are_judged_under_the_new_loads(planned):
     assert worth.is_enough
 
 
-def test_a_map_that_does_not_fit_cannot_be_weighed(planned):
-    """Nobody can tell what it would make, so nothing is proposed."""
+def test_maps_that_nobody_can_judge_are_not_weighed(planned):
+    """The present ones may have met other loads, or the plan that runs may have no figures."""
     before = planned(1).plan
-    found = replace(planned(1, before), previous=None)
-    worth = weigh_maps(found, compare_plans(before, found.plan), 24.0)
+    found = planned(2, before)
+    not_judged = compare_plans(before, found.plan)
+    without_figures = before.changed(report=None, performance=None)
+    unknown = [weigh_maps(before, found.plan, not_judged, 24.0)]
+    unknown.append(weigh_maps(without_figures, found.plan, compare_plans(without_figures, before), 24.0))
 
-    assert (worth.is_enough, "other sizes" in worth.lines()[0]) == (False, True)
+    assert [each.is_enough for each in unknown] == [False, False]
+    assert "of the new loads is unknown" in unknown[0].lines()[0]
+    assert "no tokens/s" in unknown[1].lines()[0]

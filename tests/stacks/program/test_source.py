@@ -65,6 +65,13 @@ def test_the_verdict_is_that_of_pulumis_way_to_change(plan, text):
     assert other.verdict == "outage"
 
 
+def test_a_plan_is_no_spec(plan):
+    """It would be deployed without its overlays and its previous plan, which nobody would notice."""
+    for given in (plan, Path(plan).read_text()):
+        with pytest.raises(CallError, match=r"spec must be a spec; .* set plan to it instead"):
+            _ = Source(spec=given).deployed
+
+
 def test_an_empty_setting_is_not_made(text):
     """Pulumi.yaml gives optional settings an empty default."""
     empty = {"spec": text, "plan": "", "previous": "", "overlays": None}

@@ -1,0 +1,93 @@
+"""Judge the former plan under the expert loads of the new one.
+
+Until its units restart, the former plan serves with its own expert maps, and they meet the loads of today. So both
+plans are compared under the loads of the new spec: that tells what serves meanwhile, and what new maps gain. Figures
+for the loads that the former plan was made for would compare two days' traffic as well.
+
+The former plan is compiled again from its own spec, with its own nodes and maps. Only the loads are others.
+"""
+
+from dataclasses import replace
+
+from planner.compiler import Compiled
+from planner.diff.change import LoadSides
+from planner.plan.plan import Plan
+from planner.plan.sections import ModelShape
+from planner.problems.errors import InfeasibleError, SpecError
+from planner.problems.finding import Unknown
+from planner.rules.check import resolve
+from planner.search.auto import Choice
+from planner.spec.resolved import ResolvedSpec
+
+__all__ = ["compare_loads", "judge_former"]
+
+SECTION = "expert_load"
+
+
+def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
+    """Return the `former` plan with its figures for the expert loads of `found`.
+
+    A rendered folder's plan keeps no figures, and gets those of its demand alone, which the verdict needs.
+
+    The plan is returned as it is if it has met these loads already, or if nobody can tell what it makes of them:
+    `found` is a finished plan, has another model, or a file that the former spec names has changed.
+    """
+    if not isinstance(found, Compiled) or former.model != ModelShape.model_validate(found.resolved.model):
+        return former
+    keeps_maps = former.map_of == {phase: each.sha256 for phase, each in found.maps.items()}
+    if _has_met(former, found.resolved) or (former.report is None and keeps_maps):
+        return former
+    try:
+        spec = _with_loads(former, found.resolved)
+        choice = Choice(spec, spec, former.decisions, None)
+        again = Compiled(spec.document, former, found.calibration, keeps_maps=True, known=spec, choice=choice)
+        judged = again.deployed_with_demand if former.report is None else again.plan
+    except (SpecError, InfeasibleError, Unknown):
+        return former
+    return judged if judged.digest == former.digest else former
+
+
+def compare_loads(before: Plan, after: Plan, *, is_judged: bool) -> LoadSides | None:
+    """Return the loads that both plans were made for; None if they are the same, or if nobody knows the former ones.
+
+    `is_judged` says whether the former plan's figures are for the loads of `after`.
+    """
+    old, new = (_identify(each) for each in (before, after))
+    if None in (old, new) or old == new:
+        return None
+    return LoadSides(before=_name(before), after=_name(after), figures_before="after" if is_judged else "before")
+
+
+def _has_met(former: Plan, spec: ResolvedSpec) -> bool:
+    return _identify(former) == _identify(spec)
+
+
+def _identify(made: Plan | ResolvedSpec) -> tuple[object, ...] | None:
+    """Return what tells loads from others; None for measured ones of a rendered folder, which keeps no digest."""
+    loads = (made.spec if isinstance(made, Plan) else made.written).expert_load
+    if loads.file is None:
+        return loads.alpha, loads.seed
+    return (made.inputs[loads.file],) if loads.file in made.inputs else None
+
+
+def _name(plan: Plan) -> str:
+    loads = plan.spec.expert_load
+    if loads.file is None:
+        return f"drawn (power law, alpha {loads.alpha:g}, seed {loads.seed})"
+    return f"measured ({loads.file}, {plan.inputs[loads.file][:19]})"
+
+
+def _with_loads(former: Plan, spec: ResolvedSpec) -> ResolvedSpec:
+    """Return the former plan's spec with the expert loads of `spec`, and with the files beside that one.
+
+    Raises Unknown if one of these files is not the one that the former plan was made from.
+    """
+    data = {key: value for key, value in former.written.items() if key != SECTION}
+    if SECTION in spec.document.data:
+        data[SECTION] = spec.document.data[SECTION]
+    document = replace(spec.document, data=data, keys={}, values={}, autos=frozenset(), file_names={})
+    found = resolve(document)
+    loads = found.written.expert_load.file
+    if any(former.inputs.get(name) != digest for name, digest in found.inputs.items() if name != loads):
+        raise Unknown
+    return found

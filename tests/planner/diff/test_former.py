@@ -1,0 +1,118 @@
+"""Both plans of a change are judged under the new expert loads: what serves meanwhile, and what new maps gain."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from planner.compiler import run_passes
+from planner.diff.diff import compare_plans
+from planner.diff.former import judge_former
+from planner.diff.text import diff_text
+from planner.facts.drawn import draw_loads
+from planner.manifests.folder import files_of, kept_plan, write_folder
+from planner.rules.check import change_spec, check_spec
+from tests.planner.test_shipped_specs import SPECS
+
+ON_ALL_DAY = {
+    "cluster.nodes": 16,
+    "schedule": {"windows": [{"at": "00:00", "prefill_units": 3, "decode_units": 2}]},
+    "prefill.units": None,
+    "decode.units": None,
+    "kubernetes.controller": {},
+    "traffic": {"input_tokens": 4e9, "output_tokens": 1e9},
+}
+MEASURED = {"expert_load": {"file": "loads.json"}}
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    """Three prefill units and two decode units, of which each phase can spare one under the loads it was made for."""
+    folder = tmp_path_factory.mktemp("former")
+    for name, seed in (("loads.json", 3), ("same.json", 3), ("others.json", 4)):
+        rows = [[round(1000 * each) for each in row] for row in draw_loads(1.01, seed, 58, 256, 8)]
+        (folder / name).write_text(json.dumps(rows))
+    (folder / "spec.yaml").write_text((SPECS / "h20.yaml").read_text())
+    return change_spec(check_spec(folder / "spec.yaml"), ON_ALL_DAY)
+
+
+@pytest.fixture(scope="module")
+def before(spec):
+    """What runs, made for drawn loads."""
+    return run_passes(spec).plan
+
+
+@pytest.fixture(scope="module")
+def found(spec, before):
+    """The plan for measured loads, near what runs."""
+    return run_passes(change_spec(spec, MEASURED), before)
+
+
+def rates(plan):
+    return {phase: each.tokens_per_s_per_gpu.mid for phase, each in plan.performance.items()}
+
+
+def test_the_former_maps_meet_the_new_loads(before, found):
+    """They make less of them than of those they were made for, and less than the new maps."""
+    judged, reference = judge_former(before, found), replace(found, keeps_maps=True).plan
+
+    assert judged.map_of == before.map_of != found.plan.map_of
+    assert rates(judged) == rates(reference)
+    assert all(rates(judged)[phase] < min(rates(before)[phase], rates(found.plan)[phase]) for phase in before.phases)
+
+
+def test_what_serves_meanwhile_serves_the_new_loads(before, found):
+    """Two of three prefill units are enough for the old loads only."""
+    judged = judge_former(before, found)
+    change = compare_plans(before, found.plan, judged=judged)
+    text = " ".join(diff_text(change).split())
+
+    assert compare_plans(before, found.plan).verdict == "rolling"
+    assert change.verdict == "degraded"
+    assert "loads drawn (power law, alpha 1.01, seed 0) -> measured (loads.json, sha256:" in text
+    assert "verdict and figures are for the new loads; those before are what the former maps make of them" in text
+    assert change.performance["prefill"].before["tokens_per_s_per_gpu"].value == pytest.approx(
+        rates(judged)["prefill"], rel=1e-3
+    )
+
+
+def test_a_folder_is_judged_as_its_plan_is(before, found, tmp_path):
+    """It keeps no figures, and the verdict needs only those of its demand."""
+    write_folder(tmp_path / "deploy", files_of(before, None))
+    kept = kept_plan(tmp_path / "deploy")
+    judged = judge_former(kept, found)
+
+    assert judged.report is None
+    assert (
+        compare_plans(kept, found.plan, judged=judged).ways
+        == compare_plans(before, found.plan, judged=judge_former(before, found)).ways
+    )
+
+
+def test_figures_that_nobody_can_tell_are_named(before, found):
+    """A finished plan does not say which loads it met, so the figures before are for the former ones."""
+    change = compare_plans(before, found.plan, judged=judge_former(before, found.plan))
+
+    assert change.loads.figures_before == "before"
+    assert "figures before the change are for the former loads" in " ".join(diff_text(change).split())
+
+
+def test_the_same_loads_under_another_name_are_no_change(spec, found):
+    """What counts is what the file says."""
+    same = run_passes(change_spec(spec, {"expert_load": {"file": "same.json"}}), found.plan)
+
+    assert judge_former(found.plan, same) is found.plan
+    assert compare_plans(found.plan, same.plan).loads is None
+
+
+def test_a_size_that_is_decided_anew_is_named(spec):
+    """With the reason, since the spec says `auto` before and after."""
+    sizes = {"prefill.redundant_experts": "auto"}
+    before = run_passes(change_spec(spec, {"prefill.redundant_experts": 32})).plan
+    after = run_passes(change_spec(spec, sizes)).plan
+    (each,) = compare_plans(before, after).decided
+
+    assert (each.path, each.before, each.after) == ("prefill.redundant_experts", 32, 16)
+    assert f"decided prefill.redundant_experts 32 -> 16: {each.why[:20]}" in " ".join(
+        diff_text(compare_plans(before, after)).split()
+    )
