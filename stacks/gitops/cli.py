@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_spec
-from planner.command.printed import print_json, require_writable, write_result
+from planner.command.printed import print_json, require_writable, say, write_result
 from planner.facts.digest import pretty_json
 from planner.problems.errors import InfeasibleError
 
@@ -172,6 +172,8 @@ def _init(arguments: argparse.Namespace) -> None:
         own = init.namespace_of(each, kubernetes.namespace) if str(each.own_overlay) in new else ""
         files |= init.engine_files(each, specs[each], engines, repository, own)
     init.write_files(Path(), files)
+    for note in init.recommend_controller(specs):
+        say(note)
     if arguments.format == "json":
         print_json({"files": list(files)})
     else:

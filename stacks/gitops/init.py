@@ -22,6 +22,7 @@ from typing import Literal
 import jinja2
 
 from planner.command.printed import write_result
+from planner.facts.engines import OURS
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
 from planner.spec.kubernetes import KubernetesSpec
@@ -42,6 +43,7 @@ __all__ = [
     "namespace_of",
     "overlay_files",
     "rebalancing_files",
+    "recommend_controller",
     "require_loads",
     "require_plain",
     "require_repository",
@@ -161,6 +163,16 @@ def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
         if spec.written.expert_load.file is None:
             raise no_loads_file(INIT, "--loads-from")
     return address
+
+
+def recommend_controller(specs: Mapping[Environment, ResolvedSpec]) -> list[str]:
+    """Return a line for each spec whose units Git would restart all at once, with what prevents that."""
+    return [
+        f"{each.spec_words} has no kubernetes.controller, so Git restarts all units at once, and a new image is an "
+        "outage: write kubernetes: {controller: {}} before the first plan, and units change one by one"
+        for each, spec in specs.items()
+        if spec.written.kubernetes.controller is None and spec.written.engine_name == OURS
+    ]
 
 
 def overlay_files(root: Path, environments: Sequence[Environment], kubernetes: KubernetesSpec) -> dict[str, str]:

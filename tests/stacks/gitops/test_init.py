@@ -387,6 +387,26 @@ def test_init_writes_what_is_asked_for(options, files, repository, capsys):
     assert (repository / files[0]).read_text() == "edited"
 
 
+WITH_CONTROLLER = """
+prefill: {units: null}
+decode: {units: null}
+schedule: {windows: [{at: "00:00", prefill_units: 1, decode_units: 1}]}
+kubernetes: {controller: {}}
+"""
+
+
+def test_init_says_what_prevents_an_outage_with_each_image(repository, capsys):
+    """Units that Git restarts all at once serve nobody meanwhile; a spec with a controller needs no such word."""
+    words = ["gitops", "init", "spec.yaml", "deploy"]
+    (repository / "controller.yaml").write_text(WITH_CONTROLLER)
+    assert main([*words, "--github"]) == 0
+    said = capsys.readouterr().err
+    assert main([*words, "--gitlab", "-f", "controller.yaml"]) == 0
+
+    assert "spec.yaml has no kubernetes.controller, so Git restarts all units at once" in said
+    assert "kubernetes.controller" not in capsys.readouterr().err
+
+
 FLUX = ["gitops", "init", "spec.yaml", "deploy", "--flux", "--repository", "https://git.example/team/r.git"]
 
 
