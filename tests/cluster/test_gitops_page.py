@@ -102,6 +102,10 @@ class Reader:
     def wait_for_push(self):
         wait_until(lambda: not self.gitea.ask("GET", self.repository)["empty"])
 
+    def protect_main(self):
+        rule = {"rule_name": "main", "enable_push": True, "block_on_outdated_branch": True}
+        self.gitea.ask("POST", f"{self.repository}/branch_protections", rule)
+
     def merge(self, number):
         pull = f"{self.repository}/pulls/{number}"
         self.gitea.merge(pull, "merge")
@@ -117,6 +121,7 @@ def test_a_newcomer_gets_to_the_first_rebalancing(gitea, prometheus, tmp_path, m
     (folder / "spec.yaml").write_text(texts[1])
     reader.run(texts[2], folder)
     reader.wait_for_push()
+    reader.protect_main()
     reader.run(texts[3], folder)
     titles = [reader.merge(1)["title"]]
     reader.run(texts[4], folder)
