@@ -24,7 +24,7 @@ FIELD_NAMES = {
     "size": "nodes",
     # fields of launch files
     "ranks": "GPUs",
-    "kv_tokens": "KV memory",
+    "kv_tokens": "KV tokens",
     "places": "nodes",
     "kv_cache": "KV format",
     "model": "model name",

@@ -26,7 +26,7 @@ from planner.manifests.folder import files_of, kept_plan, require_same_name, sta
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
-from planner.problems.errors import CallError, InfeasibleError, SpecError
+from planner.problems.errors import CallError, InfeasibleError, OutputError, SpecError
 from planner.report.columns import numeric_order
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
 from stacks.gitops.kustomized import find_changed_fields
@@ -69,7 +69,7 @@ class Former:
         if not self.stale:
             return ()
         files = f"{counted(len(self.stale), 'file')} ({first_of(self.stale)})"
-        return (f"{folder} was stale: {files} were not as the spec renders them, so pods may differ from its plan",)
+        return (f"{folder} was stale: its spec renders {files} otherwise, so pods may differ from its plan",)
 
 
 def require_call(call: Call) -> None:
@@ -209,7 +209,15 @@ def read_former(call: Call, base: Path) -> Former:
     kept = read_plan(folder)
     try:
         found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
-        stale = stale_files(folder, files_of(found, kept))
     except (SpecError, CallError, InfeasibleError) as error:  # the change may repair the base
         return Former(kept, f"the base's spec is refused ({error.findings[0]})")
+    stale = _find_stale_files(folder, found, kept)
     return Former(found, "", stale) if found.digest == kept.digest else Former(kept, OTHER_FOLDER, stale)
+
+
+def _find_stale_files(folder: Path, plan: Plan, kept: Plan) -> tuple[str, ...]:
+    """Return the files of the base's folder that its spec's plan would change; none if it cannot be rendered there."""
+    try:
+        return stale_files(folder, files_of(plan, kept))
+    except (CallError, InfeasibleError, OutputError):  # the change may repair the base
+        return ()

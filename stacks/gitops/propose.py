@@ -143,7 +143,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Loads:
+class NewLoads:
     """New loads of experts: the file that the call names, and its content."""
 
     path: Path
@@ -156,7 +156,7 @@ class Source:
 
     paths: Paths
     contents: Mapping[Path, bytes]
-    loads: Loads | None
+    loads: NewLoads | None
 
 
 @dataclass(frozen=True)
@@ -272,11 +272,11 @@ def _read_source(checkout: Checkout, call: Call) -> Source:
     return Source(Paths(spec, folder, Path(), (), tuple(overlays)), contents, loads)
 
 
-def _read_new_loads(path: Path) -> Loads:
+def _read_new_loads(path: Path) -> NewLoads:
     found = read_loads(path, str(path), "--loads")
     if isinstance(found, Finding):
         raise CallError([found.at(PROPOSE)])
-    return Loads(path, found.content)
+    return NewLoads(path, found.content)
 
 
 def _usual_branch(source: Source) -> str:
@@ -331,7 +331,7 @@ def _require_same(contents: Mapping[Path, bytes]) -> None:
             raise changed_elsewhere(str(path), reason, fix)
 
 
-def _replace_loads(paths: Paths, loads: Loads) -> tuple[Path, ResolvedSpec]:
+def _replace_loads(paths: Paths, loads: NewLoads) -> tuple[Path, ResolvedSpec]:
     """Write new loads to the file that the spec's `expert_load.file` names. Return that file's path, and the spec.
 
     Raises CallError for loads that are no such file's, or not this model's: the spec was right without them.

@@ -36,7 +36,7 @@ def before(spec):
         ({"gateway.port": 8001}, {GATEWAY: ("ports",)}),
         (
             {"decode.max_requests": 64, "operating_point.decode.requests": 32},
-            dict.fromkeys([GATEWAY, UNITS[1]], ("max_requests", "KV memory")),
+            dict.fromkeys([GATEWAY, UNITS[1]], ("max_requests", "KV tokens")),
         ),
         ({"expert_load.seed": 3}, dict.fromkeys(UNITS, ("expert map",))),
         ({"cluster.spares": ["gpu-29"]}, dict.fromkeys(UNITS, ("spares", "nodes"))),

@@ -57,6 +57,17 @@ def test_a_folder_that_was_not_rendered_is_stale(head, capsys):
     assert {path: path.read_bytes() for path in head.rglob("*") if path.is_file()} == before
 
 
+def test_a_base_that_was_stale_is_named_first(head, capsys):
+    """Its pods may be others than its plan says, and the verdict rests on the plan."""
+    _edit(head.parent / "base" / "deploy" / "service-demo-gateway.yaml")
+    _edit(head / "spec.yaml", "port: 8000", "port: 8002")
+    main(["render", *FOLDER[:1], "-o", "deploy"])
+    _, said = _run(capsys, *CHECK)
+    first = " ".join(said.out.partition("  verdict ")[0].split())
+
+    assert "compared deploy was stale: its spec renders 1 file (service-demo-gateway.yaml) otherwise" in first
+
+
 @pytest.mark.parametrize(
     "name",
     ["kustomization.yml", "Kustomization", ".argocd-source.yaml", ".argocd-source-prod.yaml", ".sourceignore"],
