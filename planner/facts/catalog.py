@@ -72,6 +72,17 @@ def _cite_system(system: str, *figures: str) -> dict[str, str]:
     return dict.fromkeys(figures, f"{system}.yaml")
 
 
+_B300_SYSTEM = "github.com/simone-chen/aiconfigurator 84ba8996 src/aiconfigurator/systems/b300_sxm"
+_GB300_SYSTEM = "github.com/simone-chen/aiconfigurator 865aa0e0 src/aiconfigurator/systems/gb300"
+_GPU_SPECS = "github.com/SemiAnalysisAI/InferenceX-app 39a99115 packages/app/src/lib/gpu-specs.ts"
+_AMD_RESOURCE = "github.com/ROCm/k8s-device-plugin 8bfe66bd example/pod/jax-multi-gpu.yaml"
+
+
+def _cite_specs(*figures: str) -> dict[str, str]:
+    """Return figure -> source for `figures` of InferenceX's table of GPUs."""
+    return dict.fromkeys(figures, _GPU_SPECS)
+
+
 _H800_SYSTEM = "github.com/ai-dynamo/aiconfigurator 77f0282e src/aiconfigurator/systems/h800_sxm"
 _H20_SYSTEM = "github.com/ai-dynamo/aiconfigurator 16417930 src/aiconfigurator/systems/h20_sxm"
 _H20_MEMORY = "github.com/modelscope/DiffSynth-Studio issue 1238: 96G, PyTorch's total capacity 95.00 GiB"
@@ -255,6 +266,69 @@ GPUS = {
             "kubernetes_resource": _NVIDIA_RESOURCE,
         },
     ),
+    "b300": Gpu(
+        device="cuda",
+        nominal_gb=288,
+        usable_bytes=288_400_343_040,
+        nvlink_gb_per_s=900,
+        nvlink_domain=8,
+        nic_gbps=800,
+        gpus_per_nic=1,
+        fp8_tflops=4_500,
+        bf16_tflops=2_250,
+        fp4_tflops=14_000,
+        memory_gb_per_s=7_750,
+        kubernetes_resource="nvidia.com/gpu",
+        sources=_cite_system(
+            _B300_SYSTEM,
+            "usable_bytes",
+            "nvlink_gb_per_s",
+            "nvlink_domain",
+            "nic_gbps",
+            "gpus_per_nic",
+            "fp8_tflops",
+            "bf16_tflops",
+            "fp4_tflops",
+            "memory_gb_per_s",
+        )
+        | {
+            "nominal_gb": _GPU_SPECS,
+            "kubernetes_resource": _NVIDIA_RESOURCE,
+        },
+    ),
+    "gb300": Gpu(
+        device="cuda",
+        nominal_gb=288,
+        usable_bytes=298_013_687_808,
+        nvlink_gb_per_s=900,
+        nvlink_domain=72,
+        nvlink_leaves_node=True,
+        node_gpus=4,
+        nic_gbps=800,
+        gpus_per_nic=1,
+        fp8_tflops=5_000,
+        bf16_tflops=2_500,
+        fp4_tflops=15_000,
+        memory_gb_per_s=8_000,
+        kubernetes_resource="nvidia.com/gpu",
+        sources=_cite_system(
+            _GB300_SYSTEM,
+            "usable_bytes",
+            "nvlink_gb_per_s",
+            "nvlink_domain",
+            "node_gpus",
+            "nic_gbps",
+            "gpus_per_nic",
+            "fp8_tflops",
+            "bf16_tflops",
+            "fp4_tflops",
+            "memory_gb_per_s",
+        )
+        | {
+            "nominal_gb": _GPU_SPECS,
+            "kubernetes_resource": _NVIDIA_RESOURCE,
+        },
+    ),
     "mi300x": Gpu(
         device="cuda",
         nominal_gb=192,
@@ -280,15 +354,54 @@ GPUS = {
             "memory_gb_per_s": _MI300X,
             "gpus_per_nic": "github.com/MicrosoftDocs/azure-compute-docs 2bc777fd "
             f"{_AZURE}/ndmi300xv5-series-summary.md: each its own",
-            "kubernetes_resource": "github.com/ROCm/k8s-device-plugin 8bfe66bd example/pod/jax-multi-gpu.yaml",
+            "kubernetes_resource": _AMD_RESOURCE,
+        },
+    ),
+    "mi325x": Gpu(
+        device="cuda",
+        nominal_gb=256,
+        usable_bytes=274_857_984_000,
+        nvlink_gb_per_s=448,
+        nvlink_domain=8,
+        nic_gbps=400,
+        gpus_per_nic=1,
+        fp8_tflops=2614.9,
+        bf16_tflops=1307.4,
+        memory_gb_per_s=6_000,
+        kubernetes_resource="amd.com/gpu",
+        sources=_cite_specs("nominal_gb", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps", "gpus_per_nic")
+        | _cite_specs("fp8_tflops", "bf16_tflops", "memory_gb_per_s")
+        | {
+            "usable_bytes": "assumed: nearly 256 GiB, as an MI300X has nearly 192",
+            "kubernetes_resource": _AMD_RESOURCE,
+        },
+    ),
+    "mi355x": Gpu(
+        device="cuda",
+        nominal_gb=288,
+        usable_bytes=309_216_000_000,
+        nvlink_gb_per_s=538,
+        nvlink_domain=8,
+        nic_gbps=400,
+        gpus_per_nic=1,
+        fp8_tflops=5_033,
+        bf16_tflops=2_516,
+        fp4_tflops=10_066,
+        memory_gb_per_s=8_000,
+        kubernetes_resource="amd.com/gpu",
+        sources=_cite_specs("nominal_gb", "nvlink_gb_per_s", "nvlink_domain", "nic_gbps", "gpus_per_nic")
+        | _cite_specs("fp8_tflops", "bf16_tflops", "fp4_tflops", "memory_gb_per_s")
+        | {
+            "usable_bytes": "assumed: nearly 288 GiB, as an MI300X has nearly 192",
+            "kubernetes_resource": _AMD_RESOURCE,
         },
     ),
 }
 
 # Chips that the catalog lacks, so that none of them is confused with a similar name.
 UNPLANNED = (
-    *("a10", "a30", "a40", "a100", "a800", "b100", "b300", "gb300", "gh200", "h20e", "l2", "l4", "l20", "l40", "l40s"),
-    *("t4", "v100", "mi250", "mi250x", "mi300a", "mi308x", "mi325x", "mi350x", "mi355x"),
+    *("a10", "a30", "a40", "a100", "a800", "b100", "gh200", "h20e", "l2", "l4", "l20", "l40", "l40s"),
+    *("t4", "v100", "mi250", "mi250x", "mi300a", "mi308x", "mi350x"),
 )
 UNPLANNED_SERIES = ("rtx", "gaudi", "ascend")  # a chip's name is one of these with a number: gaudi3
 

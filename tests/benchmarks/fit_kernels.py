@@ -346,6 +346,8 @@ def main() -> None:
         "constants": {"core_share": round(MLA_MI300X_TFLOPS / GPUS["mi300x"].bf16_tflops, 4)},
         "matmuls": round(MATMULS_MI300X / MATMULS_H100, 4),
     }
+    for gpu, like in (("b300", "b200"), ("gb300", "gb200"), ("mi325x", "mi300x"), ("mi355x", "mi300x")):
+        gpus[gpu] = {"like": like, "constants": {}}
     document = {
         "written_by": "python -m tests.benchmarks.fit_kernels",
         "sources": {
@@ -356,6 +358,7 @@ def main() -> None:
             "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); all else scaled",
             "mi300x": "github.com/ROCm/aiter pull 3188 (core attention); arXiv 2510.27583 (large matmuls reach 45 % of "
             "the nominal rate, an H100's 93 %, in FP8 and BF16); all else scaled",
+            "b300, gb300, mi325x, mi355x": "all scaled: from b200, gb200 and mi300x, whose kernels they run",
         },
         "reference": "h100",
         "left_out": left_out(wheel, gpus),

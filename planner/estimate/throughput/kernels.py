@@ -2,13 +2,13 @@
 
 The constants are fitted to measured tables of operators, GPU by GPU. `tests/benchmarks/fit_kernels.py` writes them to
 `kernels.json`, with residuals and provenance. A GPU without tables is assumed to reach the same shares of its rates as
-the reference GPU: its constants are scaled, not measured. If its large matmuls are known to be less efficient than the
-reference's, all its matmuls are assumed to be (`matmuls`).
+the reference GPU, or as the one that it is `like`: its constants are scaled, not measured. If its large matmuls are
+known to be less efficient than the reference's, all its matmuls are assumed to be (`matmuls`).
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -69,8 +69,10 @@ MATMULS = ("expert_matmul", "prompt_matmul", "ffn_matmul", "projection", "core",
 def kernels_for(name: str) -> tuple[Kernels, Mapping[str, Origin]]:
     """Return the kernel constants of GPU `name`, and for each whether it was measured on that silicon or is scaled."""
     document = kernels_json()
-    reference = document["gpus"][document["reference"]]["constants"]
     kind = document["gpus"].get(name, {"constants": {}})
+    reference = document["gpus"][document["reference"]]["constants"]
+    if "like" in kind:
+        reference = asdict(kernels_for(kind["like"])[0])
     silicon = document["gpus"][kind["same_silicon_as"]]["constants"] if "same_silicon_as" in kind else {}
     own = silicon | kind["constants"]
     origins: dict[str, Origin] = {
