@@ -4,12 +4,13 @@ Source of the keys: transformers `DeepseekV2Config`, `DeepseekV3Config`, `Deepse
 `GlmMoeDsaConfig`.
 """
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from planner.facts.attention.latent import Indexer, LatentAttention
-from planner.facts.model import MAX_LAYERS
+from planner.facts.model import MAX_LAYERS, Layer
 from planner.families.shapes import Count, DenseFirstShapes, PerLayer, Size
 
 
@@ -108,8 +109,16 @@ class GlmMoeDsaShapes(IndexedShapes):
         first = None if self._has_indexer(0) else "layer 0 shares an indexer, and no earlier layer has one"
         return super().contradiction() or first
 
-    def draft_layer(self) -> None:
-        """Return None: the shape of an MTP module is unknown, because nothing says whether it has an indexer."""
+    def draft_layer(self) -> Layer | None:
+        """Return the layer of an MTP module, which has an indexer of its own.
+
+        Source: github.com/vllm-project/vllm-project.github.io 78cb4b4 _posts/2026-07-23-glm-5.2-nvfp4-b300-pd.md, 5.1;
+        published files have `model.layers.78.self_attn.indexer`.
+        """
+        last = super().draft_layer()
+        if last is None:
+            return None
+        return replace(last, attention=replace(self.attention(0), indexer=super().indexer(0)))
 
     def indexer(self, index: int) -> Indexer | None:
         """Return the indexer of layer `index`; None if it shares an earlier layer's."""

@@ -28,18 +28,20 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from planner.facts.engines import OURS
+from planner.facts.model import Model
 from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.quantities import gb
 from planner.facts.terms import EngineName, Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.layout import PhaseLayout, lay_out
-from planner.layout.weights import Weights, weights_of
+from planner.layout.weights import Weights, unabsorbed_bytes, weights_of
 from planner.layout.working_memory import (
     HEADROOM_SOURCE,
     activation_bytes,
     buffer_bytes,
     largest_step_field,
     sglang_working_bytes,
+    sparse_buffer_bytes,
 )
 from planner.problems.finding import Finding
 from planner.spec.phase import PhaseSpec
@@ -162,10 +164,10 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     return MemoryPlan(
         phase=layout.phase,
         gpu_bytes=gpu.usable_bytes,
-        weights=_drop_unloaded(checked, weights_of(model, layout.precision, layout.dense_tp)),
+        weights=_as_loaded(checked, model, layout),
         num_slots=layout.slots_per_gpu,
         activations=activations,
-        buffers=buffer_bytes(model, layout, dispatched),
+        buffers=buffer_bytes(model, layout, dispatched) + _sparse_buffer(checked, model, spec, kv_value),
         cuda_graphs=cuda_graphs,
         headroom=max(0, working - activations - cuda_graphs),
         kv_bytes_per_token=model.kv_bytes_per_token(kv_value),
@@ -218,9 +220,23 @@ def pod_host_bytes(spec: Spec, phase: Phase, ranks_per_node: int) -> int | None:
     return None if kept is None or phase not in KEEPS_KV else ranks_per_node * (kept + PROCESS_BYTES)
 
 
-def _drop_unloaded(spec: ResolvedSpec, weights: Weights) -> Weights:
-    """Return `weights` without parts that the engine does not load: the bundled runtime loads no encoders."""
-    return replace(weights, towers=0) if spec.written.engine_name == OURS else weights
+def _as_loaded(spec: ResolvedSpec, model: Model, layout: PhaseLayout) -> Weights:
+    """Return a GPU's weights as its engine has them in memory.
+
+    The bundled runtime loads no encoders, and has latent attention's expansion once, in BF16. Other engines have it
+    twice.
+    """
+    weights = weights_of(model, layout.precision, layout.dense_tp)
+    if spec.written.engine_name == OURS:
+        return replace(weights, towers=0)
+    return replace(weights, attention=weights.attention + unabsorbed_bytes(model, layout.precision))
+
+
+def _sparse_buffer(spec: ResolvedSpec, model: Model, section: PhaseSpec, kv_value: int) -> int:
+    """Return the bytes of vLLM's buffer for prompts of sparse attention; 0 for other engines."""
+    if spec.written.engine_name != "vllm":
+        return 0
+    return sparse_buffer_bytes(model, section.max_request_tokens, kv_value)
 
 
 def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:

@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.facts.attention.kind import Matrix, Part
+from planner.facts.attention.latent import LatentAttention
 from planner.facts.model import Dense, Layer, Model
 from planner.facts.quantisation import FORMATS, Format, Formats, wide_bytes
 from planner.facts.terms import Precision
@@ -101,6 +102,21 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
         towers=found["towers"],
         slot=found["experts"],
     )
+
+
+def unabsorbed_bytes(model: Model, precision: Precision) -> int:
+    """Return the bytes of latent attention's expansion (kv_b) as the checkpoint has it, 1.0 GB for DeepSeek-V3.
+
+    SGLang and vLLM keep it beside the two BF16 matrices that they make of it for absorption. Sources: sglang 0.5.23
+    models/deepseek_v2.py, post_load_weights; vllm 0.33.0 model_executor/layers/attention/mla_attention.py,
+    process_weights_after_loading.
+    """
+    weights = sum(
+        count * layer.attention.expansion
+        for layer, count in model.kinds.items()
+        if isinstance(layer.attention, LatentAttention)
+    )
+    return _matrix_bytes(Matrix("attention", weights, "attention"), None, FORMATS[precision], wide_bytes(precision))
 
 
 def _dense_part(model: Model, dense_tp: int) -> Model:

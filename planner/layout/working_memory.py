@@ -26,6 +26,7 @@ balancing, github.com/NVIDIA/TensorRT-LLM 956a4f23
 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 """
 
+from planner.facts.attention.latent import LatentAttention
 from planner.facts.exchange import NVLINK_PEERS
 from planner.facts.model import Model
 from planner.facts.quantisation import wide_bytes
@@ -49,6 +50,10 @@ CHUNK_TOKENS = {8: (256, 0), 16: (288, 140), 64: (288, 128), 96: (480, 132), 128
 
 # NCCL: github.com/ai-dynamo/aiconfigurator 095f58a5 systems/h100_sxm.yaml, nccl_mem of 8 GPUs
 NCCL_BYTES = 411_041_792
+
+# vLLM: requests of full length whose KV is expanded to BF16, and those whose indexer keys are gathered, for one step of
+# prompts: github.com/vllm-project/vllm 60191e18 vllm/v1/attention/backends/mla/{flashmla_sparse,indexer}.py
+EXPANDED_REQUESTS, GATHERED_REQUESTS = 5, 40
 
 # Bytes for each expert that a received token chose. A rank keeps expert and weight as received and as sorted, and twice
 # that while it sorts.
@@ -179,6 +184,18 @@ def buffer_bytes(model: Model, layout: PhaseLayout, dispatched: int) -> int:
     low_latency = _round_to_granules(low_latency_bytes(model.hidden_size, layout.num_physical_experts, dispatched))
     dispatch = {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
     return NCCL_BYTES + WORKSPACE_BYTES + dispatch
+
+
+def sparse_buffer_bytes(model: Model, max_request_tokens: int, kv_value_bytes: int) -> int:
+    """Return the bytes that vLLM reserves at its start for prompts of sparse latent attention, in decode units too.
+
+    FP8 KV is expanded to BF16 before prompts read it: 6.0 GB for GLM-5.2 with requests of 1,048,576 tokens.
+    """
+    sparse = {each for each in model.attentions if isinstance(each, LatentAttention) and each.is_sparse}
+    expanded = max((2 * (each.kv_lora_rank + each.qk_rope_head_dim) for each in sparse), default=0)
+    gathered = max((each.indexer.kv_bytes_per_token for each in sparse if each.indexer), default=0)
+    expanded *= EXPANDED_REQUESTS if kv_value_bytes == 1 else 0
+    return max_request_tokens * max(expanded, GATHERED_REQUESTS * gathered)
 
 
 def _round_to_granules(num_bytes: int) -> int:

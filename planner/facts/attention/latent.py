@@ -61,12 +61,16 @@ class LatentAttention:
     def only_kv(self) -> None:
         """Return None, because kernels exist for any precision of KV."""
 
+    @property
+    def expansion(self) -> int:
+        """Return the number of weights that expand latents to keys and values (kv_b), 16.8 M for DeepSeek-V3."""
+        return self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Return the matrices, 187.1 M weights for DeepSeek-V3. kv_b is never quantised: core attention absorbs it."""
         query_dim = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         rank = self.q_lora_rank
         latent = hidden_size * (self.kv_lora_rank + self.qk_rope_head_dim)
-        expand = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
         return (
             *(
                 (Matrix("attention", hidden_size * query_dim, "attention", "self_attn.q_proj"),)
@@ -78,7 +82,7 @@ class LatentAttention:
             ),
             Matrix("attention", latent, "attention", "self_attn.kv_a_proj_with_mqa"),
             Matrix("attention", self.num_heads * self.v_head_dim * hidden_size, "output", "self_attn.o_proj"),
-            Matrix("attention", expand, "wide"),
+            Matrix("attention", self.expansion, "wide"),
             Matrix("norms", (rank or 0) + self.kv_lora_rank, "wide"),
             *(self.indexer.matrices(rank or hidden_size, hidden_size) if self.indexer else ()),
         )
@@ -95,9 +99,12 @@ class LatentAttention:
         return LayerKv(token + (self.indexer.kv_bytes_per_token if self.indexer else 0))
 
     def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the number of values in queries and results, and in latent vectors if these are expanded."""
+        """Return the number of values in queries and results, and in latent vectors if these are expanded.
+
+        Sparse attention reads few tokens, so its prompts are computed with absorbed latents, too.
+        """
         query = self.qk_nope_head_dim + self.qk_rope_head_dim
-        if absorbs:  # queries go into the latent space, and results come out of it
+        if absorbs or self.is_sparse:  # queries go into the latent space, and results come out of it
             return tokens * self.num_heads * (query + 2 * self.kv_lora_rank + self.v_head_dim)
         # Latents are expanded, and their keys put together with the rotary key that all heads share.
         latent = self.kv_lora_rank + self.qk_rope_head_dim

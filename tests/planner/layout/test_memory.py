@@ -14,8 +14,8 @@ from planner.facts.engines import OURS
 from planner.families import MODELS
 from planner.layout.layout import lay_out
 from planner.layout.memory import KV_PAGE_TOKENS, split_memory
-from planner.layout.weights import weights_of
-from planner.layout.working_memory import activation_bytes, buffer_bytes
+from planner.layout.weights import unabsorbed_bytes, weights_of
+from planner.layout.working_memory import activation_bytes, buffer_bytes, sparse_buffer_bytes
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import apply_change
 from planner.report.text import plan_text
@@ -290,7 +290,7 @@ def test_attention_over_more_gpus_is_offered_if_it_is_enough(compiled):
 
     The fix names an engine too, because the bundled runtime does not share attention.
     """
-    limits = {"max_requests": 6, "max_request_tokens": 4096, "max_batch_tokens": 512}
+    limits = {"max_requests": 5, "max_request_tokens": 4096, "max_batch_tokens": 512}
     spec = {key: PAIR[key] for key in ("version", "name", "model")}
     spec |= {"cluster": {"gpu": "h20", "nodes": 1, "gpus_per_node": 8}}
     spec |= {"mixed": {"ep_size": 8, "precision": "fp8"} | limits}
@@ -394,3 +394,17 @@ def laid_out(phase, section, model=DEEPSEEK):
     spec = Spec.model_validate({"version": 1, "name": "any", "model": "any", "cluster": cluster, phase: section})
     checked = SimpleNamespace(written=spec, phase=spec.phase, cluster=spec.cluster, model=model)
     return lay_out(checked, phase), spec.phase(phase)
+
+
+def test_an_engine_has_latent_expansion_twice():
+    """SGLang and vLLM keep kv_b as it is loaded, 1.0 GB of DeepSeek-V3 in FP8, beside what queries absorb."""
+    assert unabsorbed_bytes(DEEPSEEK, "fp8") / 1e9 == pytest.approx(1.02, rel=0.01)
+    assert unabsorbed_bytes(DEEPSEEK, "bf16") == pytest.approx(2 * unabsorbed_bytes(DEEPSEEK, "fp8"), rel=0.01)
+    assert unabsorbed_bytes(MODELS["gpt-oss-120b"], "bf16") == 0
+
+
+@pytest.mark.parametrize(("kv_bytes", "gb"), [(1, 6.04), (2, 5.54)])
+def test_sparse_attention_reserves_five_requests_of_full_length_in_vllm(kv_bytes, gb):
+    """Five in BF16 if KV is FP8, else the index keys of forty: with requests of a million tokens that is 6 GB."""
+    assert sparse_buffer_bytes(MODELS["glm-5.2"], 2**20, kv_bytes) / 1e9 == pytest.approx(gb, rel=0.01)
+    assert sparse_buffer_bytes(DEEPSEEK, 2**20, kv_bytes) == 0
