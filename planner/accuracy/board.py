@@ -110,7 +110,7 @@ def _lines(each: Predicted, without: Mapping[str, Any] | None) -> Iterable[Line]
     found = each.estimates()
     left_out: Mapping[Figure, Estimate] = {}
     if without is not None:
-        left_out = each.estimates(read_engine(without, each.engine, each.gpu))
+        left_out = each.estimates(read_engine(without, each.engine))
     for figure, measured in each.row.measured.items():
         yield _line(each, figure, measured, found.get(figure), left_out.get(figure))
 

@@ -65,8 +65,7 @@ def _rate_with(each: Predicted, constant: str, value: float, document: dict[str,
     engines = document["engines"]
     tried: dict[str, Any] = dict(engines[each.engine])
     _set_constant(tried, constant, each.row.phase, value)
-    tried.pop("only_on", None)  # the row is on that GPU
-    engine = read_engine(document | {"engines": engines | {each.engine: tried}}, each.engine, each.gpu)
+    engine = read_engine(document | {"engines": engines | {each.engine: tried}}, each.engine)
     return saturated_rate(each.case(engine))
 
 

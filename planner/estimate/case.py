@@ -47,7 +47,7 @@ def build_case(
         model=work,
         unit=unit_shape(spec, layout),
         overlap=layout.overlap,
-        engine=engine or engine_model(spec.written.engine_name, layout.gpu),
+        engine=engine or engine_model(spec.written.engine_name),
         imbalance=Imbalance(),
         exchange=exchange,
         point=point,

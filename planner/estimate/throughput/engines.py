@@ -7,7 +7,7 @@ The same model of a step serves all engines. Each engine has these constants:
     imbalance      load of the fullest GPU over the load predicted from the expert map
     core_share     efficiency of its core attention, if the engine has its own kernel for that
     alone          measured over predicted time of one GPU without exchanges; shown to users, not used for predictions
-    factor         measured over predicted throughput on one GPU type, if nothing more detailed is published
+    factor         measured over predicted throughput, if nothing more detailed is published
 
 `planner/accuracy` holds the measured rows, fits the constants, and predicts each row from the others. For an engine
 without rows, the constants of DeepSeek's engine are used, whose kernels it runs, and its predictions say so.
@@ -40,16 +40,14 @@ class EngineModel:
 
 
 @cache
-def engine_model(name: str, gpu: str) -> EngineModel:
-    """Return the constants of engine `name` on a GPU type. `name` is an engine of specs, or a published system."""
-    return read_engine(engines_json(), name, gpu)
+def engine_model(name: str) -> EngineModel:
+    """Return the constants of engine `name`, which is an engine of specs or a published system."""
+    return read_engine(engines_json(), name)
 
 
-def read_engine(document: Any, name: str, gpu: str) -> EngineModel:
-    """Return the constants of engine `name` on a GPU type from a `document` like `engines.json`."""
+def read_engine(document: Any, name: str) -> EngineModel:
+    """Return the constants of engine `name` from a `document` like `engines.json`."""
     own = document["engines"].get(name, {})
-    if gpu not in own.get("only_on", [gpu]):
-        own = {"as": "deepseek"}
     borrowed = own.get("as")
     values = document["defaults"] | (document["engines"][borrowed] if borrowed else {}) | own
     return EngineModel(

@@ -1,7 +1,8 @@
 """Determine the range of a predicted speed from its family of evidence: what of it has been measured.
 
     family                                           half width     remark
-    this engine was measured on this GPU             10 %           or the unexplained part of its factor, if larger
+    this engine was measured on this GPU             10 %           or the unexplained part of its factor, if larger,
+                                                                    as in all families with a width
     it was, but only in another phase                20 %           imbalance and overheads carry over
     this engine was measured on another GPU          20 %           if this GPU's kernels were measured
                                                      35 %           if some are scaled from another GPU's
@@ -21,6 +22,7 @@ the low end is the rate with the most drift, less the family's width.
 A user's own measurements count as the first family, and the range then includes each measured ratio.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,18 +94,15 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
     gpus = engine.measured_on.get(phase, ())
     if unmeasured is not None:
         return Evidence("none", f"no kernel of {unmeasured} was measured", scaled)
+    unexplained = max(1 - engine.factor.get(phase, 1.0), 0.0)
     if machine.name in gpus:
-        unexplained = max(1 - engine.factor.get(phase, 1.0), 0.0)
-        why = f"{engine.name} was measured on {machine.name}"
-        if unexplained:
-            why += f", and {unexplained:.0%} of the rate is lost for no known reason"
-        return Evidence("same engine and GPU", why, scaled, unexplained)
+        return Evidence("same engine and GPU", _describe_measured(engine, gpus, unexplained), scaled, unexplained)
     others = [each for each, on in engine.measured_on.items() if machine.name in on]
     if others:
         why = f"{engine.name} was measured on {machine.name} in {' and '.join(others)}, not in {phase}"
         return Evidence("same engine and GPU, other phase", why, scaled)
     if gpus:
-        return Evidence("same engine, other GPU", f"{engine.name} was measured on {' and '.join(gpus)}", scaled)
+        return Evidence("same engine, other GPU", _describe_measured(engine, gpus, unexplained), scaled, unexplained)
     return Evidence(
         "none", f"nobody has measured {phase} units on {engine.name}{_describe_substitute(engine, phase)}", scaled
     )
@@ -123,6 +122,12 @@ def add_range(mid: float, bound: float, evidence: Evidence, drifted: float | Non
     width = max(width, evidence.unexplained)
     slowest, (least, most) = mid if drifted is None else min(mid, drifted), evidence.measured
     return Estimate(min(slowest * (1 - width), mid * least), mid, mid * max(1 + width, most))
+
+
+def _describe_measured(engine: EngineModel, gpus: Sequence[str], unexplained: float) -> str:
+    """Say where an engine was measured, and which share of its rate no constant explains."""
+    lost = f", and {unexplained:.0%} of the rate is lost for no known reason" if unexplained else ""
+    return f"{engine.name} was measured on {' and '.join(gpus)}{lost}"
 
 
 def _describe_substitute(engine: EngineModel, phase: Phase) -> str:

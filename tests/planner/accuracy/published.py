@@ -29,7 +29,7 @@ def case_of(name, imbalance=None):
     spec = change_spec(each.candidate.resolved, {POINT: row.spec[POINT]})
     layout = lay_out(spec, row.phase)
     unit = unit_shape(spec, layout)
-    engine = engine_model(each.engine, each.gpu)
+    engine = engine_model(each.engine)
     case = build_case(
         spec,
         layout,

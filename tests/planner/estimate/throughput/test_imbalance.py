@@ -42,7 +42,7 @@ def test_fewer_pairs_leave_their_node_where_near_replicas_are_first():
 def test_a_range_has_room_for_the_most_drift():
     """Its low end is that of an evenly drifted unit less the family's width; the middle stays."""
     case = case_of(DECODE)
-    evidence = evidence_for(engine_model("deepseek", "h800"), "decode", case.machine)
+    evidence = evidence_for(engine_model("deepseek"), "decode", case.machine)
     narrow, wide = (predict(case, evidence, each).tokens_per_s_per_gpu for each in (None, Imbalance(1.2)))
 
     assert wide.mid == narrow.mid
