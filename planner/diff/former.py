@@ -19,8 +19,6 @@ from planner.rules.check import resolve
 from planner.search.auto import Choice
 from planner.spec.resolved import ResolvedSpec
 
-__all__ = ["compare_loads", "judge_former"]
-
 SECTION = "expert_load"
 
 

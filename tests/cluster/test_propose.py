@@ -223,7 +223,7 @@ def test_wrong_loads_are_named_by_their_own_file(name, content, said, gitea, che
 
 def test_a_repair_names_what_it_repairs(gitea, checkout, capsys):
     """Two merges have left a folder that its spec does not render: nothing restarts, and yet files change."""
-    unit = next((checkout / "deploy").glob("*decode-0.yaml"))
+    unit = checkout / "deploy" / "leaderworkerset-deepseek-r1-decode-0.yaml"
     unit.write_text(unit.read_text().replace("runtime-gpu", "runtime-other"))
     git(checkout, "commit", "-q", "-a", "-m", "Merged")
     push(gitea, checkout, "main")
