@@ -2,8 +2,9 @@
 
 import re
 
-from planner.compiler import compile_plan
+from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
+from planner.diff.former import judge_former
 from planner.diff.text import diff_text
 from planner.rules.check import change_spec
 from tests.docs.rooms_table import ROOT
@@ -17,6 +18,6 @@ MARKED = re.compile(r"(<!-- example, .*? -->\n```\n).*?(```\n<!-- end of example
 def diff_page() -> str:
     """The page as it stands, with the example written anew."""
     spec, before = base(40)
-    after = compile_plan(change_spec(spec, {"expert_load.seed": 3, "cost.usd_per_gpu_hour": 2.1}), before)
-    text = diff_text(compare_plans(before, after))
+    found = run_passes(change_spec(spec, {"expert_load.seed": 3, "cost.usd_per_gpu_hour": 2.1}), before)
+    text = diff_text(compare_plans(before, found.plan, judged=judge_former(before, found)))
     return MARKED.sub(lambda found: f"{found[1]}{text}{found[2]}", (ROOT / "docs" / "diff.md").read_text())
