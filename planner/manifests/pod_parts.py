@@ -11,6 +11,7 @@ from planner.spec.kubernetes import KubernetesSpec, PodResources
 from planner.spec.pods import TolerationSpec, VolumeSpec
 
 PROBE_PERIOD_S = 10  # Kubernetes' default
+READY_PERIOD_S = 2  # as templates have it for readiness, which is not asked for before the start is over
 PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
 ALIVE_S = 30  # Kubernetes' default: three periods
 
@@ -63,15 +64,15 @@ def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
 def probes_without_weights(kubernetes: KubernetesSpec, probe: Probe) -> Variables:
     """Return the probes that restart a gateway or a controller that does not start or no longer answers."""
     return {
-        "started": wait_on(probe, start_budget_s(kubernetes, OURS, 0)),
+        "started": wait_on(probe, start_budget_s(kubernetes, OURS, 0), READY_PERIOD_S),
         "alive": wait_on(probe, ALIVE_S),
     }
 
 
-def wait_on(probe: Probe, seconds: float) -> Variables:
+def wait_on(probe: Probe, seconds: float, period_s: int = PROBE_PERIOD_S) -> Variables:
     """Return the variables of a probe that may fail for `seconds` before the container is restarted."""
-    usual = {"period": PROBE_PERIOD_S, "timeout": PROBE_TIMEOUT_S}
-    return usual | probe_fields(probe) | {"failures": math.ceil(seconds / PROBE_PERIOD_S)}
+    usual = {"period": period_s, "timeout": PROBE_TIMEOUT_S}
+    return usual | probe_fields(probe) | {"failures": math.ceil(seconds / period_s)}
 
 
 def probe_fields(probe: Probe) -> Variables:

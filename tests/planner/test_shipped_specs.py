@@ -80,12 +80,16 @@ def test_it_renders_as_it_stands(name):
 
 @pytest.mark.parametrize("name", ["demo.yaml", "demo-day.yaml"])
 def test_no_pod_of_the_demo_ends_while_it_starts(name):
-    """Its units have no liveness probe; the gateway and the controller have one, and time to start before it."""
+    """Its units have no liveness probe; the gateway and the controller have one, and time to start before it.
+
+    They are asked often, since nobody asks whether they are ready before their start is over.
+    """
     files = render_files(compile_plan(check_spec(SPECS / name)))
     probed = {file for file, each in containers_of(files) if "livenessProbe" in each}
 
     assert probed == {file for file in files if file.startswith("deployment-")}
     assert all(has_time_to_start(each) for _, each in containers_of(files) if "livenessProbe" in each)
+    assert {each["startupProbe"]["periodSeconds"] for _, each in containers_of(files) if "startupProbe" in each} == {2}
 
 
 def containers_of(files):
