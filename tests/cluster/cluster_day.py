@@ -45,7 +45,7 @@ def day_deployed(executable: Path, folder: Path, cluster: Cluster, namespace: st
         overlay={"objects": [{"kind": "Deployment", "name": f"{NAME}-controller", "patch": _with_mounts(cluster)}]},
     )
     made = Deployed(cluster, new_stack(executable, folder, cluster.kubeconfig, path), path, namespace, NAME)
-    made.change_spec(lambda spec: [spec[section].update(change) for section, change in changes.items()])
+    made.change_spec(lambda spec: [spec.setdefault(section, {}).update(change) for section, change in changes.items()])
     return made
 
 

@@ -21,7 +21,7 @@ from kubernetes import client
 
 from tests.cluster.cluster import Cluster
 
-__all__ = ["connects", "enforced_policies"]
+__all__ = ["connects", "enforced_policies", "inside_network"]
 
 POLL_S = 0.3
 CONNECT_S = 2
@@ -93,7 +93,7 @@ def connects(cluster: Cluster, pod: Any | None, address: str, port: int) -> bool
     """Whether the pod, or this host, can connect; to be refused by whoever listens is to connect."""
     attempt = ["python3", "-c", TRY.format(seconds=CONNECT_S), address, str(port)]
     done = subprocess.run(
-        [*_inside(cluster, pod), *attempt] if pod else attempt, capture_output=True, text=True, check=False
+        [*inside_network(cluster, pod), *attempt] if pod else attempt, capture_output=True, text=True, check=False
     )
     last = done.stderr.strip().rpartition("\n")[2]
     assert done.returncode == 0 or "OSError" in last or "Refused" in last or "Timeout" in last, done.stderr
@@ -266,7 +266,7 @@ def _gateway_of(pod: Any) -> str:
 
 def _write(cluster: Cluster, pod: Any, rules: str) -> bool:
     """Whether it was written: a pod may be gone by now, or its network not be there yet."""
-    inside = _inside(cluster, pod)
+    inside = inside_network(cluster, pod)
     if not inside:
         return False
     return (
@@ -277,7 +277,7 @@ def _write(cluster: Cluster, pod: Any, rules: str) -> bool:
     )
 
 
-def _inside(cluster: Cluster, pod: Any) -> list[str]:
+def inside_network(cluster: Cluster, pod: Any) -> list[str]:
     """What to put before a command to run it in the pod's network; empty where it is not to be found."""
     process = cluster.process_of(pod.spec.node_name)
     inside = ["nsenter", f"--target={process}", "--mount", "--net", "--"]

@@ -1,25 +1,31 @@
 """A night and a morning on real nodes, under streams: units go and come back by themselves, and nobody notices.
 
-NetworkPolicies are enforced all the while.
+NetworkPolicies are enforced all the while. The nodes share a folder, in which prefill units keep KV.
 
 The day goes 120 times as fast as clocks. Nothing else is faster: pods start, load, drain and end in their own time.
 """
 
 import json
+import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from kubernetes import client
+from prometheus_client.parser import text_string_to_metric_families
 
 import runtime.demo
 from stacks.controller.observe import read_clock
-from tests.benchmarks.played_day import Streams, undisturbed
+from tests.benchmarks.played_day import Streams, client_of, undisturbed
 from tests.cluster.cluster_day import NAME, clock_shows, day_deployed, deployment_of, look, looks_until
-from tests.cluster.policies import connects, enforced_policies
+from tests.cluster.policies import connects, enforced_policies, inside_network
 from tests.cluster.products import PULUMI
 from tests.cluster.test_cluster import pod_spec
+from tests.stacks.deployments import total
 
 NAMESPACE, PACE = "day-and-night", 120
 DEMO_WEIGHTS = Path(runtime.demo.__file__).parent
@@ -30,10 +36,21 @@ BOTH = {"prefill_units": 2, "decode_units": 2}
 NIGHT = tuple(unit for unit in ALL if unit.endswith("-0"))
 EVENING_MIN, NIGHT_MIN = 120, 200  # of the day: a minute until the evening, in which `up` tells the cluster of it
 CHANGED_S = 240  # on two busy cores a unit takes a minute to start
+BLOCK_TOKENS = 64
+READ = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+# together less than a step of prompts, or demand would keep units in the evening
+OPENINGS = [f"Chapter {number}: the river rises in the hills and runs to the sea. " * 9 for number in range(2)]
 
 
 @pytest.fixture(scope="module")
-def up(cluster, toolchain, tmp_path_factory):
+def kv_folder():
+    """A folder that all nodes see. It is not in /tmp, where pods have a folder of their own."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def up(cluster, toolchain, tmp_path_factory, kv_folder):
     """All units on, all day."""
     (executable,) = toolchain(PULUMI)
     made = day_deployed(
@@ -42,6 +59,7 @@ def up(cluster, toolchain, tmp_path_factory):
         cluster,
         NAMESPACE,
         schedule={"windows": [{"at": "00:00", **BOTH}], "warm_up": "90min"},
+        kv_cache={"memory": "64MiB", "disk": {"path": kv_folder, "size": "1GB"}},
         kubernetes={"namespace": NAMESPACE, "controller": {"pace": PACE, "demand": {}}},
     )
     with enforced_policies(cluster):
@@ -49,6 +67,55 @@ def up(cluster, toolchain, tmp_path_factory):
         assert run.status == 0, run.output
         yield made
         made.pulumi.destroy()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A conversation's second turn, and its text where nothing is cached."""
+
+    prompt: str
+    cached: int  # tokens of whole blocks, in the first turn's prompt
+    text: str
+
+
+@pytest.fixture(scope="module")
+def turns(up):
+    """Second turns of conversations that were begun on both prefill units, and whose first turn has been used twice."""
+    firsts = [ask_all(up, OPENINGS) for _ in range(2)][-1]
+    assert all(tokens_found(up, unit, "device") for unit in ALL if "prefill" in unit)
+    prompts = [f"{each}{found.choices[0].text} And then" for each, found in zip(OPENINGS, firsts, strict=True)]
+    alone = ask_all(up, prompts, cache_salt="alone")
+    assert [each.usage.prompt_cache_hit_tokens for each in alone] == [0] * len(prompts)
+    return [
+        Turn(prompt, (first.usage.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS, found.choices[0].text)
+        for prompt, first, found in zip(prompts, firsts, alone, strict=True)
+    ]
+
+
+def ask_all(deployed, prompts, **more):
+    """Ask for all prompts at a time, so that units share them. Return the completions."""
+    openai = client_of(host_of(deployed)).completions
+    call = {"model": "tidemill-demo", "max_tokens": 12, "temperature": 0, "extra_body": more}
+    with ThreadPoolExecutor(len(prompts)) as callers:
+        return list(callers.map(lambda prompt: openai.create(prompt=prompt, **call), prompts))
+
+
+def assert_found(deployed, turns):
+    """Assert that the turns' first prompts are found, whichever unit computed them, and that the texts are the same."""
+    answers = ask_all(deployed, [each.prompt for each in turns])
+
+    assert [each.choices[0].text for each in answers] == [each.text for each in turns]
+    for answer, turn in zip(answers, turns, strict=True):
+        assert answer.usage.prompt_cache_hit_tokens >= turn.cached >= 2 * BLOCK_TOKENS
+
+
+def tokens_found(deployed, unit, tier):
+    """Return how many tokens of prompts a unit of one rank has found in a tier. Its pod lets this host read nothing."""
+    (pod,) = deployed.pods(unit)
+    read = [*inside_network(deployed.cluster, pod), "python3", "-c", READ, f"http://{pod.status.pod_ip}:9400/metrics"]
+    text = subprocess.run(read, capture_output=True, text=True, check=True).stdout
+    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return total(found, "tidemill_prefix_cache_hits_total", tier=tier)
 
 
 @pytest.fixture
@@ -102,12 +169,14 @@ def test_pods_have_the_connections_of_the_design_and_no_other(up, cluster, stran
     assert found == ALLOWED
 
 
-def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
+def test_units_go_in_the_evening_and_are_back_in_the_morning(up, turns):
     """Every answer is whole and the same as when nothing changes; the controller is killed in the night.
 
     A preview in the night finds nothing to do, and `status` calls the units off. Demand is measured, and is no more
-    than forecast.
+    than forecast. Conversations that the other unit began go on at the unit that is left, which finds their KV.
     """
+    (left,) = (unit for unit in NIGHT if "prefill" in unit)
+    own = tokens_found(up, left, "disk")
     told = tell_of_a_night(up)
     assert (told.status, look(up).running) == (0, ALL), told.output
     with streams_of(up) as streams:
@@ -115,6 +184,8 @@ def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
         evening = looks_until(up, lambda each: each.running == NIGHT, CHANGED_S)
         preview = up.pulumi.preview("--expect-no-changes")
         status = json.loads(up.run_status("--format", "json").stdout)
+        assert_found(up, turns)
+        from_others = tokens_found(up, left, "disk") - own
         kill_controller(up)
         morning = looks_until(up, lambda each: "prefill 2/2, decode 2/2" in each.status["units"], CHANGED_S)
         time.sleep(2)
@@ -122,8 +193,8 @@ def test_units_go_in_the_evening_and_are_back_in_the_morning(up):
         print(f"{at - began:5.0f} s  {each.words}  {', '.join(each.running)}", file=sys.stderr)
 
     assert streams.wrong == []
-    left = next(at for at, each in evening if each.running != ALL)
-    assert streams.num_under_way(left)
+    assert from_others >= 2 * BLOCK_TOKENS
+    assert streams.num_under_way(next(at for at, each in evening if each.running != ALL))
     assert streams.num_under_way(morning[-1][0])
     assert (preview.steps, preview.status) == ({}, 0)
     assert {each["name"]: each["state"] for each in status["units"]} == {
@@ -150,12 +221,19 @@ def tell_of_a_night(deployed):
 
 def streams_of(deployed):
     """Callers of its gateway, who expect the texts of now."""
-    address = deployed.endpoint().removeprefix("http://").partition(":")[0]
-    return Streams(address, undisturbed(address))
+    return Streams(host_of(deployed), undisturbed(host_of(deployed)))
 
 
-def test_a_change_of_all_units_reaches_one_of_a_phase_at_a_time(up):
-    """`up` stores it, and the controller gives the turns: every pod is another one afterwards, and no answer failed."""
+def host_of(deployed):
+    """Return the address of its gateway's Service."""
+    return deployed.endpoint().removeprefix("http://").partition(":")[0]
+
+
+def test_a_change_of_all_units_reaches_one_of_a_phase_at_a_time(up, turns):
+    """`up` stores it, and the controller gives the turns: every pod is another one afterwards, and no answer failed.
+
+    Memory is lost with the pods, and what is on the disk is found.
+    """
     before = {unit: up.uids(unit) for unit in ALL}
     up.change_spec(lambda spec: spec["kubernetes"].update(env={"EXAMPLE": "1"}))
 
@@ -168,6 +246,7 @@ def test_a_change_of_all_units_reaches_one_of_a_phase_at_a_time(up):
     assert streams.wrong == []
     most = {phase: max(sum(phase in unit for unit in each) for each in away) for phase in ("prefill", "decode")}
     assert most == {"prefill": 1, "decode": 1}
+    assert_found(up, turns)
 
 
 def test_a_change_that_kv_cannot_cross_takes_one_pair_and_then_the_others(up):
