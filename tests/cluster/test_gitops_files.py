@@ -1,4 +1,4 @@
-"""What `tidemill gitops init` writes, against actionlint and Flux's own definitions."""
+"""What `tidemill gitops init` writes, and our own release workflow, against actionlint and Flux's own definitions."""
 
 import subprocess
 from pathlib import Path
@@ -33,6 +33,16 @@ def test_actionlint_accepts_the_workflows(written, toolchain):
     done = subprocess.run([actionlint, *paths], check=False, capture_output=True, text=True)
 
     assert (len(paths), done.returncode, done.stdout) == (4 if (written / "prod.yaml").exists() else 3, 0, "")
+
+
+def test_actionlint_accepts_our_release(toolchain):
+    """The workflow that builds a release from a tag."""
+    (actionlint,) = toolchain(ACTIONLINT)
+    done = subprocess.run(
+        [actionlint, REPOSITORY / ".github" / "workflows" / "release.yml"], check=False, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_fluxs_objects_are_what_its_definitions_say(written, toolchain):
