@@ -5,111 +5,19 @@ has a person do at the forge, merging, is done by REST. What it has a person do 
 `test_gitops_files.py` holds the file against Flux's definitions.
 """
 
-import json
-import os
-import re
-import subprocess
-import sys
-import textwrap
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
-from planner.facts.drawn import draw_loads
-from tests.stacks.deployments import REPOSITORY, wait_until
+from tests.cluster.pages import Prometheus, Reader, read_blocks, running_prometheus
 
-PAGE = (REPOSITORY / "docs" / "gitops.md").read_text()
-TIDEMILL = f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m stacks.cli "$@"\n'
-
-
-def blocks_of(section):
-    """Return the language and text of each block below a heading."""
-    text = PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.M | re.S)
-    return [(language, textwrap.dedent(block)) for language, block in found]
-
-
-BLOCKS = blocks_of("From an empty repository to the first rebalancing")
-PROMOTION = blocks_of("Several environments")
-
-
-class Prometheus(BaseHTTPRequestHandler):
-    """Answers an instant query with the loads of DeepSeek-R1's experts, drawn with `seed`."""
-
-    seed = 7
-
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        labels = {"model_name": "deepseek-r1", "unit": "decode-0", "rank": "0"}
-        result = [
-            {"metric": labels | {"moe_layer": str(layer), "expert": str(expert)}, "value": [0, str(int(1000 * load))]}
-            for layer, row in enumerate(draw_loads(1.01, self.seed, 58, 256, 8))
-            for expert, load in enumerate(row)
-        ]
-        content = json.dumps({"data": {"result": result}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+BLOCKS = read_blocks("gitops.md", "From an empty repository to the first rebalancing")
+PROMOTION = read_blocks("gitops.md", "Several environments")
 
 
 @pytest.fixture
 def prometheus():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Prometheus)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-class Reader:
-    """Someone who runs a page's commands as written, at a forge to which they have pushed before."""
-
-    def __init__(self, gitea, folder, name, stood_for):
-        self.gitea, self.folder = gitea, folder
-        address = gitea.create_repository(name)
-        self.repository = f"/repos/{address.split('/', 3)[3].removesuffix('.git')}"
-        self.stood_for = {
-            "https://git.example/team/deployments.git": address,
-            "export TIDEMILL_TOKEN=...": "",
-        } | stood_for
-        programs = folder / "programs"
-        programs.mkdir()
-        (programs / "tidemill").write_text(TIDEMILL)
-        (programs / "tidemill").chmod(0o755)
-        header = f"Authorization: token {gitea.token}"
-        identity = {"user.name": "Ada", "user.email": "ada@mill.example", "http.extraHeader": header}
-        self.environment = os.environ | {
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "TIDEMILL_TOKEN": gitea.token,
-            "GIT_CONFIG_COUNT": str(len(identity)),
-            **{f"GIT_CONFIG_KEY_{number}": name for number, name in enumerate(identity)},
-            **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(identity.values())},
-        }
-
-    def run(self, block, folder):
-        for written, stood_for in self.stood_for.items():
-            block = block.replace(written, stood_for)
-        call = ["bash", "-ec", block]
-        done = subprocess.run(call, cwd=folder, env=self.environment, check=False, capture_output=True, text=True)
-
-        assert done.returncode == 0, f"{block}{done.stdout}{done.stderr}"
-        return done.stdout
-
-    def wait_for_push(self):
-        wait_until(lambda: not self.gitea.ask("GET", self.repository)["empty"])
-
-    def protect_main(self):
-        rule = {"rule_name": "main", "enable_push": True, "block_on_outdated_branch": True}
-        self.gitea.ask("POST", f"{self.repository}/branch_protections", rule)
-
-    def merge(self, number):
-        pull = f"{self.repository}/pulls/{number}"
-        self.gitea.merge(pull, "merge")
-        return self.gitea.ask("GET", pull)
+    """The address of a Prometheus."""
+    with running_prometheus() as address:
+        yield address
 
 
 def test_a_newcomer_gets_to_the_first_rebalancing(gitea, prometheus, tmp_path, monkeypatch):
