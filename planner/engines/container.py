@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from planner.engines.edge import Edge
+
 LEADER, WORKER = "$(LWS_LEADER_ADDRESS)", "$(LWS_WORKER_INDEX)"
 POD_ADDRESS = "$(POD_IP)"
 MAP_FILE = "/etc/tidemill/expert-location.json"  # in the folder where launch files are mounted
@@ -49,6 +51,7 @@ class Container:
     env: Mapping[str, str] = field(default_factory=dict)
     map_file: str | None = None  # path of the expert map, in the engine's format
     annotations: Mapping[str, str] = field(default_factory=dict)  # that its pods get
+    edge: Edge | None = None  # the proxy in front of a router
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "Container":
@@ -56,7 +59,8 @@ class Container:
         probes = {name: Probe(**document[name]) for name in ("liveness", "readiness", "metrics")}
         lists = {name: tuple(document[name]) for name in ("command", "args")}
         mappings = {name: dict(sorted(each.items())) for name, each in document.items() if isinstance(each, Mapping)}
-        return cls(**{**document, **mappings, **lists, **probes})
+        edge = {"edge": Edge(**document["edge"])} if "edge" in document else {}
+        return cls(**{**document, **mappings, **lists, **probes, **edge})
 
     def as_document(self) -> dict[str, Any]:
         """Return the container as JSON for a launch document, without empty fields."""

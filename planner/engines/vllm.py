@@ -32,10 +32,12 @@ from math import ceil
 from typing import Any
 
 from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
+from planner.engines.edge import ROUTER_ADDRESS, ROUTER_PORT, edge_in_front
 from planner.engines.own_options import own_options
 from planner.engines.routers import discovery, health_checks
 from planner.engines.sglang import captured_batches
 from planner.facts.engine_models import ENGINE_MODELS, moves_form
+from planner.facts.engines import ENGINES
 from planner.facts.exchange import queue_variables
 from planner.facts.quantisation import KvDtype, kv_dtype
 from planner.facts.terms import Phase, Precision
@@ -128,10 +130,13 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
 
 
 def router(spec: Spec, start_s: int, image: str) -> Container:
-    """Return the container of vLLM's router, which finds the units' pods by label and calls the ready ones."""
+    """Return the container of vLLM's router, which finds the units' pods by label and calls the ready ones.
+
+    It answers through a proxy only.
+    """
     options: tuple[Option, ...] = (
-        ("--host", POD_ADDRESS),
-        ("--port", str(spec.gateway.port)),
+        ("--host", ROUTER_ADDRESS),
+        ("--port", str(ROUTER_PORT)),
         *([] if spec.mixed is not None else PAIRED),
         *discovery(spec, HTTP_PORT),
         *health_checks(start_s),
@@ -149,6 +154,7 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
         metrics=Probe("/metrics", "metrics"),
         metric_names={},
         env=CACHES,
+        edge=edge_in_front(spec.gateway.port, spec.kubernetes.gateway.edge_image or ENGINES["vllm"].edge_image or ""),
     )
 
 

@@ -25,7 +25,7 @@ class EngineFacts:
     overlaps: tuple[Overlap, ...]  # supported kinds of overlap, besides `none`
     reads_map: bool  # whether the engine starts with an expert map from a file
     sources: Mapping[str, str]
-    router_is_open: bool = False  # whether whoever calls the router can call units' other routes and remove units
+    edge_image: str | None = None  # of the proxy in front of a router that does not close routes itself
     groups_span_nodes: bool = True  # whether GPUs of several nodes may share attention
     decided: Mapping[str, str] = field(default_factory=dict)  # option, alias included -> the field that decides it
 
@@ -138,9 +138,10 @@ ENGINES: dict[EngineName, EngineFacts] = {
             "router_image": "assumed: github.com/vllm-project/router e0c942d4 "
             ".buildkite/scripts/publish-release-images.sh names releases so; seen were latest and nightly. vLLM's own "
             "image has no router: its wheel does not ask for one",
+            "edge_image": "assumed: nginx's makers publish it for users other than root, and Dockerfiles build on it",
         },
         decided=VLLM_DECIDED,
-        router_is_open=True,  # vllm-router 0.1.17, asked: docs/gpu-manifests.md has the routes
+        edge_image="nginxinc/nginx-unprivileged:1.29.4-alpine",
         groups_span_nodes=False,  # vllm 0.33.0 config/parallel.py, nnodes_within_dp: each pod serves requests
     ),
 }

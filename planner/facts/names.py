@@ -31,7 +31,8 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108
 KERNEL_CACHE = "/var/cache/kernels"
 # Mounts of every pod: launch files and a folder for temporary files; and mounts that units' pods may have.
 MOUNTED = ("/etc/tidemill", "/tmp", SHARED_MEMORY, KERNEL_CACHE)  # noqa: S108
-POD_CONTAINERS = ("runtime", "gateway", "router", "stage", "controller")  # container names in templates/, over all pods
+# Container names in templates/, over all pods.
+POD_CONTAINERS = ("runtime", "gateway", "router", "edge", "stage", "controller")
 # Variables that a unit's command line uses. LeaderWorkerSet sets the last three in every pod of a group.
 CONTAINER_VARIABLES = ("NODE_NAME", "POD_IP", "LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 CONTENT_LENGTH = 10  # hexadecimal digits: as many as kustomize puts behind the name of a generated ConfigMap

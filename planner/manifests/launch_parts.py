@@ -20,6 +20,7 @@ import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from planner.engines.edge import EDGE_FILE
 from planner.facts import names
 from planner.facts.digest import digest_of_text, pretty_json
 from planner.facts.engines import OURS
@@ -45,10 +46,14 @@ class LaunchPart:
 
 
 def gateway_parts(plan: Plan) -> tuple[LaunchPart, ...]:
-    """Return the parts of the gateway's launch file."""
+    """Return the parts of the gateway's launch file, and the configuration of the proxy in front of a router."""
     owner, file = names.gateway_name(plan.name), names.GATEWAY_LAUNCH_FILE
     document = plan.launch_documents[file]
-    return file_parts(owner, file, document["launch_digest"], pretty_json(document))
+    launch = file_parts(owner, file, document["launch_digest"], pretty_json(document))
+    edge = document.get("container", {}).get("edge")
+    if edge is None:
+        return launch
+    return launch + file_parts(f"{owner}-edge", EDGE_FILE, digest_of_text(edge["config"]), edge["config"])
 
 
 def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:

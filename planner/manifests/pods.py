@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.engines.container import Container, Probe
+from planner.engines.edge import EDGE_COMMAND
 from planner.estimate.loading import start_budget_s
 from planner.facts import names
 from planner.facts.engines import OURS
@@ -85,7 +86,8 @@ def router_pod(plan: Plan, container: Container) -> Variables:
         "mounts": [],
         **priority_of(plan.kubernetes),
     }
-    return variables | ({"resources": resources} if resources else {})
+    edge = {"edge": {"image": container.edge.image, "command": EDGE_COMMAND}} if container.edge is not None else {}
+    return variables | edge | ({"resources": resources} if resources else {})
 
 
 def gateway_pod(plan: Plan) -> Variables:

@@ -34,7 +34,6 @@ def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield from _unnamed_weights(spec, plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"])
         yield from _folder_of_any_node(spec)
         yield from _guessed_images(spec)
-        yield from _callers(spec)
 
 
 def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
@@ -105,14 +104,9 @@ def _guessed_images(spec: Spec) -> Iterator[tuple[str, str, str]]:
     images = {"kubernetes.image": engine.image} if kubernetes.image == DEFAULT_IMAGE else {}
     if kubernetes.gateway.image is None:
         images["kubernetes.gateway.image"] = engine.router_image
+    if kubernetes.gateway.edge_image is None:
+        images["kubernetes.gateway.edge_image"] = engine.edge_image
     for field, image in images.items():
         if image is not None:
             name = image.format(version=spec.engine_version)
             yield field, name, f"named after earlier ones of its makers; {field} names one that you have seen"
-
-
-def _callers(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield an open router. Its routes for callers have to be chosen in front of it."""
-    if ENGINES[spec.engine_name].router_is_open:
-        means = "who can call it can pause and remove units: publish the routes of docs/gpu-manifests.md, and no others"
-        yield "router", f"{spec.engine_name}'s admits every call to port {spec.gateway.port}", means

@@ -178,7 +178,7 @@ FORMS: Mapping[str, Form] = {
     "kv_cache.disk.path": FOLDER,
     "gateway.keys": OBJECT,
     "kubernetes.namespace": NAMESPACE,
-    **{f"kubernetes.{key}": IMAGE for key in ("image", "tidemill_image", "gateway.image")},
+    **{f"kubernetes.{key}": IMAGE for key in ("image", "tidemill_image", "gateway.image", "gateway.edge_image")},
     "kubernetes.image_pull_secrets.*": OBJECT,
     **{f"{volumes}.*.{key}": FOLDER for volumes in VOLUMES for key in ("mount_path", "host_path")},
     **{f"{volumes}.*.claim": OBJECT for volumes in VOLUMES},

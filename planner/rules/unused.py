@@ -86,6 +86,12 @@ FIELDS = (
     ),
     Unused(ARGS, "with engine {engine}", "only other engines' servers have such options", lambda c: c.engine == OURS),
     Unused(
+        ("kubernetes.gateway.edge_image",),
+        "with engine {engine}",
+        "only vLLM's router has this proxy in front",
+        lambda c: c.engine is not None and ENGINES[c.engine].edge_image is None,
+    ),
+    Unused(
         ("split",),
         "with engine {engine}",
         "the engine chooses replicas by a rule of its own",

@@ -114,6 +114,13 @@ class GatewayPodSpec(Section):
         " one.",
         examples=["registry.example.com/tidemill-runtime:0.1.0"],
     )
+    edge_image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The image of nginx in front of vLLM's router, which closes the router's routes for"
+        " administrators. It must run as any user, since pods are not root's.",
+        examples=["registry.example.com/nginx-unprivileged:1.29.4"],
+    )
     volumes: list[VolumeSpec] | None = Field(
         default=None,
         description="The gateway's volumes, in place of kubernetes.volumes. Of the checkpoint, the gateway reads only"

@@ -168,15 +168,19 @@ def test_pods_mount_their_launch_file_without_a_map_that_nobody_reads(plans, obj
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_engines_and_routers_listen_on_their_pods_own_address(objects, engine):
-    """Not on every address, which with the nodes' network would be every network of the node."""
-    containers = [pod_of(objects[engine], unit)[1] for unit in UNITS]
-    containers += objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
-    for container in containers:
+    """Not on every address, which with the nodes' network would be every network of the node.
+
+    vLLM's router answers to nobody but the proxy beside it.
+    """
+    units = [(pod_of(objects[engine], unit)[1], {"$(POD_IP)"}) for unit in UNITS]
+    (router,) = objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
+    own = {"sglang": {"$(POD_IP)"}, "vllm": {"127.0.0.1", "$(POD_IP)"}}[engine]
+    for container, addresses in [*units, (router, own)]:
         words = container["args"]
         own = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         hosts = {words[index + 1] for index, word in enumerate(words) if word in ("--host", "--prometheus-host")}
 
-        assert hosts == {"$(POD_IP)"}
+        assert hosts == addresses
         assert "0.0.0.0" not in words
         assert own in container["env"]
         assert container["env"].index(own) < min(
@@ -268,6 +272,17 @@ def test_routers_notice_a_dead_pod_within_seconds(objects, engine):
     assert said["--health-check-interval-secs"] == ["2"]
     assert said["--health-failure-threshold"] == ["1"]
     assert said.get("--decode-policy") == {"sglang": None, "vllm": ["round_robin"]}[engine]
+
+
+def test_a_proxy_stands_before_the_router_that_closes_nothing(objects):
+    """It starts before the router and ends after it, and reads its file where the pod mounts it."""
+    pod = {engine: each["Deployment", "pair-gateway"]["spec"]["template"] for engine, each in objects.items()}
+    (edge,) = pod["vllm"]["spec"]["initContainers"]
+
+    assert "initContainers" not in pod["sglang"]["spec"]
+    assert (edge["restartPolicy"], edge["image"]) == ("Always", "nginxinc/nginx-unprivileged:1.29.4-alpine")
+    assert edge["command"][-1] == "/etc/tidemill/edge.conf"
+    assert "listen 8000;" in mounted(objects["vllm"], pod["vllm"])["edge.conf"]
 
 
 def test_a_plan_for_vllm_says_that_its_map_is_told_to_nobody(plans):

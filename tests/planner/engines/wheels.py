@@ -1,4 +1,6 @@
-"""Other engines' Python packages, fetched once from the package index and kept: tests ask them, or run them.
+"""What tests need of other engines' makers and lack themselves: Python packages, and nginx, which is Debian's.
+
+The packages are fetched once from the package index and kept: tests ask them, or run them.
 
 Nothing of them is in this repository. `NAME-requirements.txt` pins what a test needs and our environment lacks, each by
 its hash; pip unpacks it into `$XDG_CACHE_HOME/tidemill/NAME/<key>/`, where the key is the digest of that file. Nothing
@@ -23,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["missing", "require", "sources"]
+__all__ = ["missing", "require", "require_nginx", "sources"]
 
 HERE = Path(__file__).parent
 IN_PYTHON = ("vllm",)  # of 1 GB unpacked, 57 MB; its parser needs no compiled file
@@ -35,6 +37,14 @@ def require(name: str) -> Path:
         say = pytest.fail if os.environ.get("CI") else pytest.skip
         say(f"needs {', '.join(lacking)}")
     return sources(name)
+
+
+def require_nginx() -> Path:
+    """Return the path of nginx. Where it is not installed, skip, or fail in CI."""
+    found = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Debian's nginx")
+    return Path(found)
 
 
 def missing(name: str) -> list[str]:

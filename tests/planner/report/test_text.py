@@ -437,8 +437,8 @@ def test_what_a_plan_relies_on_is_told(spec_file):
 
     assert list(ours) == ["node names", "weights", "folder"]
     assert sglang["kubernetes.image"] == "lmsysorg/sglang:v0.5.23"
-    assert vllm["router"] == "vllm's admits every call to port 8000"
-    assert "router" not in sglang, "its routes for administrators are closed"
+    assert vllm["kubernetes.gateway.edge_image"] == "nginxinc/nginx-unprivileged:1.29.4-alpine"
+    assert "kubernetes.gateway.edge_image" not in sglang, "its router closes its own routes"
     assert alone == {}, "nothing is deployed without a checkpoint"
 
 
