@@ -192,14 +192,14 @@ def _gateway(plan: Plan) -> Iterator[Manifest]:
     yield from _certificate(plan, {"name": gateway, **service})
     yield from _policy(plan, gateway, service, gateway_edges(plan))
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
+    replicas = {"replicas": plan.gateway.replicas} if plan.gateway.replicas > 1 else {}
     if plan.engine == OURS:
         yield Manifest("service-registry", registry, {"name": registry, **service})
-        replicas = {"replicas": plan.gateway.replicas} if plan.gateway.replicas > 1 else {}
         yield Manifest("deployment", gateway, {"name": gateway, **replicas, **workload})
     else:
         yield Manifest("role", gateway, {**workload, "name": gateway})
         yield Manifest("rolebinding", gateway, {**workload, "name": gateway})
-        yield Manifest("deployment-router", gateway, {**workload, "name": gateway})
+        yield Manifest("deployment-router", gateway, {"name": gateway, **replicas, **workload})
     if plan.gateway.replicas > 1:
         stay = {"min_available": plan.gateway.replicas - 1}
         yield Manifest("poddisruptionbudget", gateway, {"name": gateway, **service, **stay})

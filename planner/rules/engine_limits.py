@@ -243,7 +243,7 @@ NO_TLS = limit(
 ONE_GATEWAY = limit(
     "gateway.replicas",
     "S766 must be 1 to run on {engine}",
-    "each of its routers counts its own requests only",
+    "each of its routers admits as many requests as all units take",
     nearest(1),
     lambda spec, _: spec.written.gateway.replicas > 1,
 )
@@ -283,7 +283,7 @@ SGLANG = (
     Rule("S754", "rendered", maps_fit_config_map),
     # runtime/gateway/tenants/keys.py: the file's form is ours
     NO_KEYS,
-    # runtime/gateway/ranks/ledger.py: our ranks report to each gateway the work from other gateways
+    # planner/engines/sglang.py, --max-concurrent-requests; our ranks report to each gateway the work from others
     ONE_GATEWAY,
     # runtime/protocol/tls.py: it is between our gateway and our ranks
     NO_TLS,
@@ -319,8 +319,7 @@ VLLM = (
     NO_W4A8,
     # planner/facts/engine_models.py
     Rule("S754 S709 S745", "rendered", engine_runs_model),
-    # the last three: for the same reasons as with SGLang
+    # the last two: for the same reasons as with SGLang
     NO_KEYS,
-    ONE_GATEWAY,
     NO_TLS,
 )

@@ -285,6 +285,17 @@ def test_a_proxy_stands_before_the_router_that_closes_nothing(objects):
     assert "listen 8000;" in mounted(objects["vllm"], pod["vllm"])["edge.conf"]
 
 
+def test_two_of_vllms_routers_stand_on_two_nodes(plans):
+    """Where there are as many, and one of them stays when nodes are drained."""
+    files = render_files(plans["vllm"].changed(written=plans["vllm"].written | {"gateway": {"replicas": 2}}))
+    (deployment,) = (yaml.safe_load(text) for name, text in files.items() if name == "deployment-pair-gateway.yaml")
+    spread = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+
+    assert deployment["spec"]["replicas"] == 2
+    assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname"]
+    assert "poddisruptionbudget-pair-gateway.yaml" in files
+
+
 def test_a_plan_for_vllm_says_that_its_map_is_told_to_nobody(plans):
     """Its documents hold none."""
     documents = plans["vllm"].as_json()["launch_documents"]
