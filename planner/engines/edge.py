@@ -18,8 +18,6 @@ path).
 
 from dataclasses import dataclass
 
-__all__ = ["EDGE_COMMAND", "EDGE_FILE", "ROUTER_ADDRESS", "ROUTER_PORT", "Edge", "edge_in_front"]
-
 ROUTER_ADDRESS, ROUTER_PORT = "127.0.0.1", 8001
 EDGE_FILE = "edge.conf"  # in the folder where launch files are mounted
 EDGE_COMMAND = ("nginx", "-e", "stderr", "-c", f"/etc/tidemill/{EDGE_FILE}")

@@ -212,8 +212,8 @@ def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables
         values |= nic_variables(kubernetes.nics, is_one_world=_is_one_world(plan, unit))
     if kubernetes.kernel_cache is not None:
         values |= {variable: f"{names.KERNEL_CACHE}/{folder}" for variable, folder in KERNEL_CACHES.items()}
-    values |= kubernetes.env
-    return _variables({name: path for name, path in fields.items() if name not in kubernetes.env}, values)
+    written = {**kubernetes.env, **plan.spec.phase(unit.phase).env}
+    return _variables({name: path for name, path in fields.items() if name not in written}, values | written)
 
 
 def _is_one_world(plan: Plan, unit: Unit) -> bool:

@@ -109,7 +109,10 @@ class Unknown(Exception):
     """Raised when a rule reads a wrong or missing value. It silences that rule; another rule reports the mistake."""
 
 
-MAY_BE_SECRET = tuple(f"kubernetes.{field}." for field in ("env", "overlay", "patches"))
+MAY_BE_SECRET = (
+    *(f"kubernetes.{field}." for field in ("env", "overlay", "patches")),
+    *(f"{phase}.env." for phase in ("prefill", "decode", "mixed")),
+)
 
 
 def may_be_secret(path: str) -> bool:

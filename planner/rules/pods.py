@@ -4,18 +4,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from planner.facts.names import CONTAINER_VARIABLES
+from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, removal
 from planner.rules.forms import LABEL_NAME, LABEL_VALUE, OBJECT, SECRET_KEY, VARIABLE
 from planner.rules.rule import Rule, without_effect
 from planner.rules.written import Written
 
+ENVS = ("kubernetes.env", *(f"{phase}.env" for phase in PHASES))
+
 
 def env_is_valid(c: Written) -> Iterator[Finding]:
     """Reject environment variables that are neither text nor a Secret's key. No value is quoted: it may be secret."""
-    env: Mapping[str, Any] = c["kubernetes.env"]
-    for name, value in env.items():
-        path = f"kubernetes.env.{name}"
+    written: Mapping[str, Mapping[str, Any]] = {place: c.get(place) or {} for place in ENVS}
+    for place, name, value in ((place, *each) for place, env in written.items() for each in env.items()):
+        path = f"{place}.{name}"
         yield from VARIABLE.findings(path, name)
         if name in CONTAINER_VARIABLES:
             rule = f"S443 must be none of {', '.join(CONTAINER_VARIABLES)}"

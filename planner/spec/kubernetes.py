@@ -239,7 +239,7 @@ class KubernetesSpec(Section):
     )
     env: Variables = Field(
         default={},
-        description="Further environment variables of a unit's pods, as text or as a key of a secret. They override"
+        description="Further environment variables of all units' pods, as text or as a key of a secret. They override"
         " those of the plan.",
         examples=[{"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hugging-face", "key": "token"}}],
     )

@@ -7,6 +7,7 @@ from pydantic import Field
 from planner.facts.catalog import GPUS
 from planner.facts.terms import KvPrecision, Overlap, Precision
 from planner.spec.cluster import A_GPU
+from planner.spec.pods import Variables
 from planner.spec.section import Options, Section, one_of
 from planner.spec.undecided import AUTO, OR_AUTO
 
@@ -107,4 +108,9 @@ class PhaseSpec(Section):
         default={},
         description="Further options of another engine's servers in this phase, added to engine.args.",
         examples=[{"attention-backend": "flashinfer"}],
+    )
+    env: Variables = Field(
+        default={},
+        description="Further environment variables of the phase's pods, beside kubernetes.env, which they override.",
+        examples=[{"NCCL_DEBUG": "INFO"}],
     )

@@ -276,7 +276,7 @@ def _required_by_pod(pod_set: PodSet, namespace: str) -> Iterator[RequiredObject
         field = "kubernetes.kv_cache_claim" if claim in pod_set.written_claims else "kubernetes.volumes"
         yield RequiredObject("", "PersistentVolumeClaim", namespace, claim, field)
     for secret in _secrets(spec):
-        yield RequiredObject("", "Secret", namespace, secret, "kubernetes.env")
+        yield RequiredObject("", "Secret", namespace, secret, "kubernetes.env, or a phase's env")
     for secret, keys in _mounted_secrets(spec):
         field = "gateway.keys" if KEYS_FILE in keys else "kubernetes.tls"
         yield RequiredObject("", "Secret", namespace, secret, field)

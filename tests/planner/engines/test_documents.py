@@ -296,6 +296,25 @@ def test_two_of_vllms_routers_stand_on_two_nodes(plans):
     assert "poddisruptionbudget-pair-gateway.yaml" in files
 
 
+def test_a_phases_variables_are_in_its_pods_alone(plans):
+    """They win over those of all units, which win over the engine's."""
+    written = plans["vllm"].written
+    of_all = {"VLLM_HOST_IP": "10.0.0.1", "A": "all", "B": "all"}
+    changed = {
+        "kubernetes": written["kubernetes"] | {"env": of_all},
+        "decode": written["decode"] | {"env": {"A": "decode", "POD_IP_OF": "decode"}},
+    }
+    files = render_files(plans["vllm"].changed(written=written | changed))
+    said = {}
+    for unit in UNITS:
+        pod = yaml.safe_load(files[f"leaderworkerset-{unit}.yaml"])["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+        said[unit] = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+
+    assert said["pair-prefill-0"].items() >= of_all.items()
+    assert said["pair-decode-0"].items() >= (of_all | changed["decode"]["env"]).items()
+    assert "POD_IP_OF" not in said["pair-prefill-0"]
+
+
 def test_a_plan_for_vllm_says_that_its_map_is_told_to_nobody(plans):
     """Its documents hold none."""
     documents = plans["vllm"].as_json()["launch_documents"]

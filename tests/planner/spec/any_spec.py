@@ -58,7 +58,10 @@ TEXTS = {
 
 # Sections whose keys are the user's.
 MAPPINGS = {
-    "kubernetes.env": ({}, {"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hub", "key": "token"}}, {"A-B": 1}),
+    **dict.fromkeys(
+        ("kubernetes.env", "prefill.env", "decode.env", "mixed.env"),
+        ({}, {"NCCL_DEBUG": "INFO", "HF_TOKEN": {"secret": "hub", "key": "token"}}, {"A-B": 1}),
+    ),
     "kubernetes.node_selector": ({}, {"pool": "inference"}, {"pool": 1}),
     "kubernetes.overlay.unit_pod": ({}, {"metadata": {"annotations": {"a": "b"}}}, {"spec": {"nodeName": "a"}}),
     "kubernetes.overlay.gateway_pod": ({}, {"spec": {"nodeSelector": {"a": "b"}}}, {"spec": {"containers": [1]}}),

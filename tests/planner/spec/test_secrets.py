@@ -1,4 +1,4 @@
-"""Values of `kubernetes.env`, of an overlay and of unknown keys may be secrets: no message and no JSON has them."""
+"""Values of variables, of an overlay and of unknown keys may be secrets: no message and no JSON has them."""
 
 import json
 
@@ -20,6 +20,9 @@ SECRET = "hunter2"
         {"kubernetes.env": [f"TOKEN={SECRET}"]},
         {"kubernetes.env": f"TOKEN={SECRET}"},
         {"kubernetes.evn": {"TOKEN": SECRET}},
+        {"decode.env": {"A-TOKEN": SECRET}},
+        {"prefill.env": {"TOKEN": [SECRET]}},
+        {"decode.env": f"TOKEN={SECRET}"},
         {"kubernetess": {"env": {"TOKEN": SECRET}}},
         {"kubernetes": [{"env": {"TOKEN": SECRET}}]},
         {"kubernetes": [{"namespace": "a"}, {"env": {"TOKEN": SECRET}}]},
