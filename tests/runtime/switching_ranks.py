@@ -1,8 +1,8 @@
 """The ranks of a unit that switches epochs: `switching_ranks.py SIZE PORT CHECKPOINT FOLDER DTYPE NUM_SWITCHES`.
 
 Each rank answers its prompts of `FOLDER/prompts.json` again and again, until NUM_SWITCHES maps have been proposed, each
-drawn at random. While the second one's experts travel, one byte that rank 1 receives is wrong. After each switch, each
-slot must hold its expert byte for byte as in a fresh load. Each rank writes `FOLDER/RANK.json`:
+drawn at random. One byte of the second document is wrong as rank 1 receives it. After each switch, each slot must hold
+its expert byte for byte as in a fresh load. Each rank writes `FOLDER/RANK.json`:
 
     answers    prompt number -> the different lists of [token id, logprob], which must be one
     endings    what the first rank was told

@@ -14,7 +14,7 @@ from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks
 
 PROMPT_LENGTHS = [62, 3, 130]
-NUM_SWITCHES = 3  # the second meets a wrong byte
+NUM_SWITCHES = 3  # the second has a wrong byte in its document
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory):
 def test_answers_are_the_same_whatever_moves(size, dtype, checkpoint, free_port, tmp_path):
     """Answers have the bits of a unit that never switched, and moved slots have computed rows of them.
 
-    One switch meets a wrong byte: it ends in the epoch before, and the next one goes through.
+    One rank gets a wrong byte of a document: its unit stays in the epoch before, and the next switch goes through.
     """
     draw = random.Random(0)
     prompts = [[draw.randrange(V3["vocab_size"]) for _ in range(length)] for length in PROMPT_LENGTHS]
