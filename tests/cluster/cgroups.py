@@ -16,13 +16,6 @@ ROOT = Path("/sys/fs/cgroup")
 V1_HIERARCHIES = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd")
 V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 REMOVED_TIMEOUT_S = 10
-# A group competes for CPUs as one process does, however many it holds. So a run counts as this many of its neighbours:
-# two for each node, which are a kubelet and a pod.
-PROCESSES = 8
-WEIGHTS = {
-    "cpu.shares": 1024 * PROCESSES,
-    "cpu.weight": 100 * PROCESSES,
-}  # of version 1 and 2, where one has 1024 or 100
 
 
 def missing() -> list[str]:
@@ -49,7 +42,6 @@ def make(run: str, node: str) -> None:
                 for file in ("cpuset.cpus", "cpuset.mems"):
                     (parent / name / file).write_text((parent / file).read_text())
             parent = parent / name
-        _weigh(hierarchy / run)
 
 
 def processes(run: str) -> Iterator[int]:
@@ -67,13 +59,6 @@ def remove(run: str) -> None:
         for folder in reversed(left):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-
-
-def _weigh(group: Path) -> None:
-    """Give a run's group its weight, in the hierarchy that has one."""
-    for file, weight in WEIGHTS.items():
-        if (group / file).exists():
-            (group / file).write_text(str(weight))
 
 
 def _folders(run: str) -> Iterator[Path]:

@@ -48,19 +48,6 @@ def test_version_2_passes_controllers_on_to_the_node(version_2):
     assert cgroups.missing() == []
 
 
-@pytest.mark.parametrize(
-    ("made", "file", "one"), [("version_1", "cpu/run/cpu.shares", 1024), ("version_2", "run/cpu.weight", 100)]
-)
-def test_a_run_competes_as_many_processes(request, root, made, file, one):
-    """And not as one, whose share of a busy machine four nodes would divide among themselves."""
-    request.getfixturevalue(made)
-    (root / file).parent.mkdir(parents=True)
-    (root / file).write_text(str(one))  # as the kernel makes it
-    cgroups.make("run", "node-0")
-
-    assert int((root / file).read_text()) == cgroups.PROCESSES * one
-
-
 def test_what_the_kernel_does_not_control_is_named(version_1, version_2):
     """In either layout."""
     (version_2 / "cgroup.controllers").write_text("cpu memory\n")
