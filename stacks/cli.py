@@ -70,22 +70,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_completion(commands: Any) -> None:
     """Add the command `completion`."""
-    from planner.guide.completion import SHELLS
-
     completion = add_command(
         commands,
         "completion",
         "print a script that completes commands in a shell",
         "Print a script by which bash, zsh or fish completes commands, options and their values.",
     )
-    completion.add_argument("shell", choices=sorted(SHELLS), metavar="SHELL", help="bash, fish or zsh")
+    completion.add_argument("shell", choices=("bash", "fish", "zsh"), metavar="SHELL", help="bash, fish or zsh")
     completion.set_defaults(command=_completion)
 
 
 def _completion(arguments: argparse.Namespace) -> None:
-    from planner.guide.completion import completion_script
+    from shtab import FILE, complete
 
-    print(completion_script(arguments.shell, _new_parser([])), end="")
+    parser = _new_parser([])
+    _offer(FILE, parser)
+    print(complete(parser, arguments.shell))
+
+
+def _offer(files: Any, parser: argparse.ArgumentParser) -> None:
+    """Let shells offer `files` where an argument takes a value that is none of a few words."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _offer(files, command)
+        elif action.nargs != 0 and not action.choices:
+            action.complete = files  # type: ignore[attr-defined]
 
 
 def _new_parser(words: Sequence[str]) -> argparse.ArgumentParser:

@@ -34,11 +34,13 @@ def completed(script):
 
     def ask(lines):
         calls = [
-            f'COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _tidemill; echo "${{COMPREPLY[*]}}"'
+            f'COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_tidemill; echo "${{COMPREPLY[*]}}"'
             for line in lines
         ]
         program = "\n".join([f"source {path}", *calls])
-        done = subprocess.run(["bash", "--norc"], input=program, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["bash", "--norc"], input=program, cwd=path.parent, capture_output=True, text=True, check=True
+        )
         assert done.stderr == ""
         return dict(zip(lines, map(str.split, done.stdout.splitlines()), strict=True))
 
@@ -72,11 +74,10 @@ def test_bash_offers_every_command_and_option(completed):
     [
         ("tidemill pla", ["plan"]),
         ("tidemill plan spec.yaml --format ''", ["text", "json"]),
-        ("tidemill plan --format = j", ["json"]),  # as bash parts --format=j
         ("tidemill gitops check --fail", ["--fail-on"]),
         ("tidemill completion ''", ["bash", "fish", "zsh"]),
-        ("tidemill plan spec", []),  # so bash offers files
-        ("tidemill plan -o ''", []),
+        ("tidemill plan ba", ["bash"]),  # the script's own file, where bash runs
+        ("tidemill plan -o ba", ["bash"]),
     ],
 )
 def test_bash_offers_what_fits(completed, line, offered):
@@ -92,14 +93,14 @@ def test_fish_offers_what_bash_does(script):
     done = subprocess.run(["fish", "--no-config"], input=program, capture_output=True, text=True, check=True)
 
     words = [line.partition("\t") for line in done.stdout.splitlines()]
-    assert [word for word, _, _ in words] == ["plan", "--base", "json", "text"]
-    assert words[0][2] == "compile a spec into a plan, and show it"
+    assert [word for word, _, _ in words] == ["plan", "--base", "text", "json"]
+    assert words[0][2].startswith("Compile a spec into a plan")
 
 
 @pytest.mark.skipif(not shutil.which("zsh") and not os.environ.get("CI"), reason="zsh (Debian's package) is missing")
 def test_zsh_reads_its_script(script):
     """Its completion system knows the function afterwards."""
-    program = f"autoload -U compinit; compinit -D -u; source {script('zsh')}; echo $_comps[tidemill]"
+    program = f'autoload -U compinit; compinit -D -u; eval "$(cat {script("zsh")})"; echo $_comps[tidemill]'
     done = subprocess.run(["zsh", "-f", "-c", program], capture_output=True, text=True, check=True)
 
-    assert (done.stdout, done.stderr) == ("_tidemill\n", "")
+    assert (done.stdout, done.stderr) == ("_shtab_tidemill\n", "")
