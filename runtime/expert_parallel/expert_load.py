@@ -3,12 +3,13 @@
 They are on the device of the rows, and a step only adds to them.
 
     rows    rows that each local slot computed. Summed by expert over all ranks, they are a logical expert's load
-    sent    pairs that this rank's tokens sent to each rank of the unit, since the layer's map is as it is. Their
+    sent    pairs that this rank's tokens have sent to each rank of the unit since the layer's map last changed. Their
             unevenness is the imbalance
 
 Balancers read these counts; this file does not balance.
 """
 
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -29,6 +30,7 @@ class ExpertLoad:
         self.rows = torch.zeros_like(local_experts)
         self.sent = local_experts.new_zeros(len(local_experts), num_ranks)
         self._former: dict[tuple[int, int, int], int] = {}  # MoE layer, slot, expert -> rows, of experts that left
+        self._lock = threading.Lock()  # a scrape must not see a layer between two maps: counts would seem to fall
         self._rows_of_layer, self._sent_of_layer = list(self.rows), list(self.sent)
 
     def add(self, moe_layer: int, counts_M: Tensor, sent_W: Tensor) -> None:
@@ -39,19 +41,22 @@ class ExpertLoad:
     def assign(self, moe_layer: int, experts: list[int]) -> None:
         """Count rows of these experts in this rank's slots from now on. Those counted for others stay theirs."""
         layer = zip(self.local_experts[moe_layer].tolist(), experts, self.rows[moe_layer].tolist(), strict=True)
-        for slot, (former, expert, rows) in enumerate(layer):
-            if former != expert:
-                self._former[moe_layer, slot, former] = rows
-                self.rows[moe_layer, slot] = self._former.pop((moe_layer, slot, expert), 0)
-        self.local_experts[moe_layer] = torch.tensor(experts)
-        self.sent[moe_layer] = 0
+        with self._lock:
+            for slot, (former, expert, rows) in enumerate(layer):
+                if former != expert:
+                    self._former[moe_layer, slot, former] = rows
+                    self.rows[moe_layer, slot] = self._former.pop((moe_layer, slot, expert), 0)
+            self.local_experts[moe_layer] = torch.tensor(experts)
+            self.sent[moe_layer] = 0
 
     def counted_rows(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield MoE layer, slot, expert and rows of each expert that a slot holds or has held."""
-        for layer, (experts, counts) in enumerate(zip(self.local_experts.tolist(), self.rows.tolist(), strict=True)):
+        with self._lock:
+            local_experts, counted, left = self.local_experts.tolist(), self.rows.tolist(), list(self._former.items())
+        for layer, (experts, counts) in enumerate(zip(local_experts, counted, strict=True)):
             for slot, (expert, rows) in enumerate(zip(experts, counts, strict=True)):
                 yield layer, slot, expert, rows
-        for place, rows in list(self._former.items()):
+        for place, rows in left:
             yield *place, rows
 
     def clear(self) -> None:

@@ -1,10 +1,10 @@
 """The socket at which a unit's first rank takes the document of an epoch, from a user of its machine.
 
-    rank   -> caller   {"unit", "unit_digest", "number", "digest", "places"}: the epoch in which the unit is
+    rank   -> caller   {"unit", "unit_digest", "number", "digest", "places"}: the epoch that the unit is in
     caller -> rank     the document of the next epoch (`expert_parallel/epochs/document.py`)
-    rank   -> caller   `Ending`, when the switch has ended, or at once with the reason for which it does not begin
+    rank   -> caller   `Ending`, when the switch has ended, or at once with the reason why it does not begin
 
-Each is one line of JSON. It is a file in a folder, so whoever may open that folder may move experts, and nobody else.
+Each is one line of JSON. The socket is a file in a folder, so only those who may open that folder may move experts.
 """
 
 import asyncio
@@ -27,11 +27,13 @@ def listen_in(folder: Path, unit: str) -> socket.socket:
     listener, name = socket.socket(socket.AF_UNIX), f"{unit}.epoch"
     try:
         here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(FileNotFoundError):  # an earlier process's
-            os.unlink(name, dir_fd=here)
-        listener.bind(f"/proc/self/fd/{here}/{name}")  # a socket's own path has at most 107 characters (unix(7))
-        listener.listen()
-        os.close(here)
+        try:
+            with suppress(FileNotFoundError):  # an earlier process's
+                os.unlink(name, dir_fd=here)
+            listener.bind(f"/proc/self/fd/{here}/{name}")  # the path of a socket has at most 107 characters (unix(7))
+            listener.listen()
+        finally:
+            os.close(here)
     except OSError as error:
         listener.close()
         raise RuntimeFailure(f"cannot listen at {folder / name}: {str(error.strerror).lower()}") from None
@@ -51,7 +53,7 @@ class Control:
             writer.write(_line(await self._switch_to(await reader.readuntil())))
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # it left, or said no document
+            pass  # it left, or sent no document
         finally:
             writer.close()
 

@@ -171,7 +171,9 @@ def recommend_controller(specs: Mapping[Environment, ResolvedSpec]) -> list[str]
         f"{each.spec_words} has no kubernetes.controller, so Git restarts all units at once, and a new image is an "
         "outage: write kubernetes: {controller: {}} before the first plan, and units change one by one"
         for each, spec in specs.items()
-        if spec.written.kubernetes.controller is None and spec.written.engine_name == OURS
+        if spec.written.kubernetes.controller is None
+        and spec.written.kubernetes.unit_kind == "leaderworkerset"  # S507: no controller has StatefulSets
+        and spec.written.engine_name == OURS
     ]
 
 

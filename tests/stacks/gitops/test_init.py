@@ -396,14 +396,16 @@ kubernetes: {controller: {}}
 
 
 def test_init_says_what_prevents_an_outage_with_each_image(repository, capsys):
-    """Units that Git restarts all at once serve nobody meanwhile; a spec with a controller needs no such word."""
-    words = ["gitops", "init", "spec.yaml", "deploy"]
-    (repository / "controller.yaml").write_text(WITH_CONTROLLER)
-    assert main([*words, "--github"]) == 0
-    said = capsys.readouterr().err
-    assert main([*words, "--gitlab", "-f", "controller.yaml"]) == 0
+    """Units that Git restarts all at once serve nobody meanwhile."""
+    assert main(["gitops", "init", "spec.yaml", "deploy", "--github"]) == 0
+    assert "spec.yaml has no kubernetes.controller, so Git restarts all units at once" in capsys.readouterr().err
 
-    assert "spec.yaml has no kubernetes.controller, so Git restarts all units at once" in said
+
+@pytest.mark.parametrize("overlay", [WITH_CONTROLLER, "kubernetes: {unit_kind: statefulset}\n"])
+def test_init_recommends_no_controller_where_there_is_one_or_can_be_none(overlay, repository, capsys):
+    """A controller turns only LeaderWorkerSets off and on, so that StatefulSets could not follow the advice."""
+    (repository / "overlay.yaml").write_text(overlay)
+    assert main(["gitops", "init", "spec.yaml", "deploy", "--gitlab", "-f", "overlay.yaml"]) == 0
     assert "kubernetes.controller" not in capsys.readouterr().err
 
 
