@@ -268,7 +268,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class _WayBack:
+class _ReturnRoute:
     received: list[int]  # pairs of each rank that have their slots here
     sent: list[int]  # this rank's pairs for each rank
     arrival_of_row: Tensor  # [R]: the index of each row's pair among the received ones
@@ -307,7 +307,7 @@ class AllToAllDispatcher:
             arrival_of_row = slots_RK[row, choice].argsort(stable=True)
             bytes_RX = rows_RX[:, slots_TK.shape[1] * SLOT_BYTES :].index_select(0, row[arrival_of_row])
             counts = [sum(pairs) for pairs in zip(*self._pairs_by_slot(sizes.received), strict=True)]
-            return_route = _WayBack(received, sent, arrival_of_row, row_of_pair.view(slots_TK.shape), weights_TK)
+            return_route = _ReturnRoute(received, sent, arrival_of_row, row_of_pair.view(slots_TK.shape), weights_TK)
             counts_M = sizes.received_WX[:, : self.slots_per_rank].sum(0)
             rows = ContiguousRows(self.row_format.decode(bytes_RX), counts_M, counts)
             return DispatchedRows(rows, pairs_WM.sum(1), return_route)
@@ -317,7 +317,7 @@ class AllToAllDispatcher:
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Send each pair's result to its token's rank."""
-        way: _WayBack = dispatched.return_route
+        way: _ReturnRoute = dispatched.return_route
         rows = results.index_select(0, inverse_order(way.arrival_of_row))
         exchange = partial(self.group.all_to_all, rows, way.received, way.sent)
         arrival = self.group.begin(self.traffic.combine.time_exchange(exchange))

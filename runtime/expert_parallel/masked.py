@@ -42,7 +42,7 @@ __all__ = ["MaskedDispatcher"]
 
 
 @dataclass(frozen=True)
-class _WayBack:
+class _ReturnRoute:
     arrival_of_row: Tensor  # [M x Z]: the position of each row in what came
     row_of_pair_TK: Tensor  # the future row of each own pair's result
     weights_TK: Tensor
@@ -79,7 +79,7 @@ class MaskedDispatcher:
             arrival_of_row = self._arrival_order(counts_WM)
             rows_MZX = came_RX.index_select(0, arrival_of_row).unflatten(0, (self.slots_per_rank, -1))
             decoded = self.row_format.decode(rows_MZX)
-            return_route = _WayBack(arrival_of_row, place_of_pair.view(slots_TK.shape), weights_TK)
+            return_route = _ReturnRoute(arrival_of_row, place_of_pair.view(slots_TK.shape), weights_TK)
             expected_rows = planned_rows(self.capacity, slots_TK.shape[1], self.slots_per_rank)
             rows = MaskedRows(decoded, counts_WM.sum(0), expected_rows=expected_rows)
             return DispatchedRows(rows, pairs_WM.sum(1), return_route)
@@ -89,7 +89,7 @@ class MaskedDispatcher:
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
         """Send the results back the way the rows came."""
-        way: _WayBack = dispatched.return_route
+        way: _ReturnRoute = dispatched.return_route
         rows_RD = results.flatten(0, 1)
         room = torch.empty_like(rows_RD).index_copy_(0, way.arrival_of_row, rows_RD)
         exchange = partial(self.group.all_to_all, room, self._rows_per_rank, self._rows_per_rank)

@@ -10,8 +10,8 @@ A copy computes the same values as its request and writes them to the same place
 logits are dropped. Copies count in the load of the experts.
 
 All ranks of a unit record together, since a step is a collective. Later each replays the size that it needs, because
-the exchanges are the same in all sizes. Whose turn it is among an expert's replicas lies on the device, so that replays
-move it on.
+the exchanges are the same in all sizes. The turn of an expert's replicas is kept on the device, so that each replay
+advances it.
 
 Steps with prompts are not recorded, since their shapes never repeat.
 

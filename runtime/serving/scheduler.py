@@ -114,7 +114,7 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Return the next step's work, which may be empty."""
-        self._end_saves()
+        self._fence_saves()
         if self._fetches is not None:
             finished = self._fetches.take_finished()
             for request in finished:
@@ -132,10 +132,10 @@ class Scheduler:
 
     def rest(self) -> None:
         """Copy blocks to host memory in a turn of the loop that has nothing to compute."""
-        self._end_saves()
+        self._fence_saves()
         self.cache.save(_num_blocks(self._limits.max_batch_tokens))
 
-    def _end_saves(self) -> None:
+    def _fence_saves(self) -> None:
         saved = self.cache.fence_saves()
         if self._fetches is not None:
             self._fetches.offer_saved(saved)

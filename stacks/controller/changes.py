@@ -60,16 +60,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Change:
-    """The record of one change, finished or under way. Times are seconds since 1970-01-01 00:00 UTC."""
+    """The record of one change, finished or under way. Times are seconds since 1970-01-01 00:00 UTC.
+
+    `promised_minutes` is None if nobody knows how long a start takes, or if turns wait for a state with room.
+    """
 
     began: float
     units: tuple[UnitChange, ...] = ()
     left: tuple[UnitChange, ...] = ()
     least: Mapping[Phase, Share] = field(default_factory=dict)
     promised_least: Mapping[Phase, Share] = field(default_factory=dict)
-    promised_minutes: int | None = (
-        None  # None if nobody knows how long a start takes, or turns wait for a state with room
-    )
+    promised_minutes: int | None = None
     ended: float | None = None
     is_replaced: bool = False  # another change has taken its place
 

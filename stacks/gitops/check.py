@@ -69,7 +69,7 @@ class Former:
         if not self.stale:
             return ()
         files = f"{counted(len(self.stale), 'file')} ({first_of(self.stale)})"
-        return (f"{folder} was stale: its spec renders {files} otherwise, so pods may differ from its plan",)
+        return (f"{folder} was stale: its spec renders {files} differently, so pods may differ from its plan",)
 
 
 def require_call(call: Call) -> None:

@@ -29,7 +29,7 @@ from stacks.local.record import GatewayRecord, Record, UnitRecord
 if TYPE_CHECKING:
     from stacks.kube.api import Api
 
-__all__ = ["SHOWN", "Event", "Look", "Part", "look_at_cluster", "look_here"]
+__all__ = ["Event", "Look", "Part", "look_at_cluster", "look_here"]
 
 ASK_S = 2.0  # assumed: a process answers at once; one that hangs is shown without figures
 MAX_PAGE_BYTES = 2**22  # assumed: a rank with many experts has some hundred kB

@@ -1,7 +1,7 @@
 """The samples on a page of metrics, in Prometheus' text format.
 
 Prometheus' own parser is part of its client, which is installed only with the runtime. This one reads metrics of
-Tidemill alone: it skips comments, other lines, and numbers that are too long to be any.
+Tidemill alone: it skips comments, other lines, and values that are too long to be numbers.
 """
 
 import re

@@ -67,12 +67,12 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         reason, fix = "--watch prints more than one document", "leave out --watch or --format json"
         raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
-    from stacks.live.watch import has_screen, watch  # rich takes 20 ms, which every call would wait
+    from stacks.live.watch import has_screen, watch  # importing rich takes 20 ms, which only --watch should
 
     if has_screen() and not arguments.changes:
         every_s = WATCH_S if arguments.context is None else WATCH_CLUSTER_S
         return watch(_new_looks(arguments), every_s, nothing_runs)
-    return _print_changes(arguments)
+    return _print_at_every_change(arguments)
 
 
 def _new_looks(arguments: argparse.Namespace) -> Callable[[], Sequence["Look"]]:
@@ -104,8 +104,8 @@ def _require_records(arguments: argparse.Namespace) -> list[Record]:
     return [record for record in records if record]
 
 
-def _print_changes(arguments: argparse.Namespace) -> int:
-    """Print the units at every change, for whoever keeps the lines, until Ctrl-C. Return the exit status."""
+def _print_at_every_change(arguments: argparse.Namespace) -> int:
+    """Print the units at every change, so that they can be kept as a log, until Ctrl-C. Return the exit status."""
     shown, notes, status = "", "", 0
     with suppress(KeyboardInterrupt):
         while True:

@@ -106,7 +106,7 @@ def _connect(folder: Path, name: str) -> socket.socket:
     """Connect to a socket in a folder, however long its path is. Raise OSError."""
     rank, here = socket.socket(socket.AF_UNIX), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        rank.connect(f"/proc/self/fd/{here}/{name}")  # a path of its own has at most 107 characters (unix(7))
+        rank.connect(f"/proc/self/fd/{here}/{name}")  # the path of a socket has at most 107 characters (unix(7))
     except OSError:
         rank.close()
         raise

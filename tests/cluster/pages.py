@@ -31,7 +31,7 @@ def read_blocks(page, section):
 
 
 class Prometheus(BaseHTTPRequestHandler):
-    """Answers an instant query with the loads of DeepSeek-R1's experts, drawn with `seed`."""
+    """Answers a range query with tokens by the hour, and any other with loads of R1's experts, drawn with `seed`."""
 
     seed = 7
 

@@ -231,7 +231,7 @@ def test_a_repair_names_what_it_repairs(gitea, checkout, capsys):
     (request,) = requests_of(gitea, checkout)
 
     assert request["title"] == "deepseek-r1 (deploy): repairs 1 file, no_restart"
-    assert escaped(f"deploy was stale: its spec renders 1 file ({unit.name}) otherwise") in request["body"]
+    assert escaped(f"deploy was stale: its spec renders 1 file ({unit.name}) differently") in request["body"]
 
 
 def test_the_token_is_nowhere(gitea, checkout, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""The document of an epoch: the map that a unit shall follow next, read and checked before any rank moves a weight.
+"""The document of an epoch: the map that a unit is to follow next, read and checked before any rank moves a weight.
 
     epoch      a unit's places and the map of each MoE layer, under one number. The unit starts in epoch 0, which its
                launch file describes and whose digest is therefore the unit's
@@ -22,7 +22,7 @@ from runtime.launch import UnitLaunch, canonical_digest
 
 __all__ = ["MAX_DOCUMENT_BYTES", "Epoch", "Standing", "first_standing", "read_epoch"]
 
-MAX_DOCUMENT_BYTES = 2**26  # as of a launch file, which holds such a map too
+MAX_DOCUMENT_BYTES = 2**26  # as for a launch file, which holds such a map too
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

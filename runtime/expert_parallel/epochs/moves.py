@@ -77,7 +77,7 @@ class _Layer:
             self._lacking.append(sorted(missing.elements()))
 
     def next_chain(self) -> dict[int, int]:
-        """Return slot -> expert of the next chain; empty when every rank holds what it shall."""
+        """Return slot -> expert of the next chain; empty when every rank holds what it holds in `wanted`."""
         rank = next((rank for rank, experts in enumerate(self._lacking) if experts), None)
         if rank is None:
             return {}

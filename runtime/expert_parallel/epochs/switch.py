@@ -12,8 +12,8 @@ expert. No step computes with an expert whose checksum was wrong.
     vote lags    in no switch: this rank has a document. In a switch: this rank has not done its part yet
     vote fails   this rank's part went wrong
 
-A lost peer ends the rank, as it does in a step, and so does a switch that can go neither forth nor back. The unit then
-starts again in epoch 0.
+A lost peer ends the rank, as it does in a step, and so does a switch that can go neither forward nor back. The unit
+then starts again in epoch 0.
 
 Models: vLLM 009a5c02 `vllm/distributed/eplb/rebalance_execute.py` and SGLang 06120cc8
 `python/sglang/srt/eplb/expert_location_updater.py` move layer by layer through a buffer too. There the engine decides
@@ -67,9 +67,9 @@ class Proposal:
 
 @dataclass
 class SwitchTotals:
-    """This rank's switches so far: experts and bytes received, seconds of switches, and of these between steps.
+    """This rank's switches so far: experts and bytes received, how long they took, and how much of that held up steps.
 
-    `num_undone` of them led back.
+    `num_undone` switches led back.
     """
 
     num_undone: int = 0
@@ -165,7 +165,7 @@ class Switch:
         error = self._part.exception()
         if error is not None:
             print(f"tidemill: unit {self._launch.unit} does not change its epoch: {error}", file=sys.stderr, flush=True)
-        walk.reason = str(error or "it went wrong at another rank, whose log says how")
+        walk.reason = str(error or "it went wrong at another rank, whose log says why")
         walk.fetched = None
         self._part = self._thread.submit(self._plan, walk, self.standing.physical_to_logical)
 

@@ -60,7 +60,7 @@ class ExchangeBuffer:
 
 
 @dataclass(frozen=True)
-class _WayBack:
+class _ReturnRoute:
     buffer: ExchangeBuffer
     result_of_pair_TK: Tensor  # which of all results
     weights_TK: Tensor
@@ -109,7 +109,7 @@ class SharedDispatcher:
         """Copy the results into shared memory, unless the experts wrote them there, over their rows."""
         if not self._is_possible:
             return self._normal.combine(results, dispatched)
-        way: _WayBack = dispatched.return_route
+        way: _ReturnRoute = dispatched.return_route
         all_results = way.buffer.results.view(results.dtype)
         own = all_results[self._group.rank, : len(results)]
         if own.data_ptr() != results.data_ptr():
@@ -130,7 +130,7 @@ class SharedDispatcher:
         result_of_row = _ranges(made[:, :, own], sizes_WWM[own])
         rows_RX = self._read(buffer, torch.from_numpy(buffer.row_of_pair.ravel()[pairs]))
         counts_M, sent_W = (torch.from_numpy(sizes[own].sum(1)) for sizes in (by_slot_WMW, sizes_WWM))
-        return_route = _WayBack(buffer, torch.from_numpy(result_of_row[row_of_pair_TK.numpy()]), weights_TK)
+        return_route = _ReturnRoute(buffer, torch.from_numpy(result_of_row[row_of_pair_TK.numpy()]), weights_TK)
         rows = ContiguousRows(self._row_format.decode(rows_RX), counts_M, counts_M.tolist())
         return DispatchedRows(rows, sent_W, return_route)
 

@@ -173,7 +173,7 @@ class PrefixIndex:
         """Return the way of each bucket that its next name gets: a free one, or the one to give up."""
         used_BW = self._used_RBW[place, buckets]
         is_stale_BW = used_BW <= max(self._last_time - FRESH_NS, 0)  # a free way was never used
-        if is_stale_BW.any(axis=1).all():  # as in an index that is not full: the oldest name is among them
+        if is_stale_BW.any(axis=1).all():  # usual while the index is not full: the oldest way is a stale one
             return used_BW.argmin(axis=1)
         tenants_BW = (self._names_RBW[place, buckets] >> TENANT_SHIFT).astype(np.uint16)
         is_same_BWW = tenants_BW[:, :, None] == tenants_BW[:, None, :]

@@ -1,8 +1,8 @@
 """The tokenizer that this gateway serves with, and the ranks that read another one.
 
 Ranks read tokenizer.json to hold answers to JSON schemas, and send its digest once they have loaded it. A rank that
-read another file gets no requests from it. The gateway may be the one that is wrong. So the rank is
-told only while more units agree with the gateway than disagree. Until then it serves with other gateways.
+read another file gets no requests from this gateway. The gateway may be the one that is wrong, so the rank is told only
+while more units agree with the gateway than disagree. Until then it serves with other gateways.
 
 Which files a gateway may start with is the business of `tokenizer_files.py`.
 """

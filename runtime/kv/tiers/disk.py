@@ -187,7 +187,7 @@ class DiskTier:
     def _remove(self, name: bytes, tenant: bytes) -> None:
         """Remove a cut, damaged or foreign file, so that the block can be written again.
 
-        It is uncounted as the janitor counts it, which may be less than it was counted when it was written.
+        The sum of bytes falls by the file's present size, as the janitor counts it: a cut file is smaller than it was.
         """
         try:
             with self._readers.operation():

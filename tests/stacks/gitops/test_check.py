@@ -65,7 +65,7 @@ def test_a_base_that_was_stale_is_named_first(head, capsys):
     _, said = _run(capsys, *CHECK)
     first = " ".join(said.out.partition("  verdict ")[0].split())
 
-    assert "compared deploy was stale: its spec renders 1 file (service-demo-gateway.yaml) otherwise" in first
+    assert "compared deploy was stale: its spec renders 1 file (service-demo-gateway.yaml) differently" in first
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_unit_follows_another_map_and_the_text_stays(demo, tmp_path):
     ],
 )
 def test_what_the_unit_cannot_follow_is_refused(demo, tmp_path, words, said):
-    """A map of other experts, of no unit or of no file is refused, and the unit stays as it is."""
+    """A map of other experts, for a unit that is not there, or from no file is refused."""
     (tmp_path / "map.json").write_text(json.dumps([[0, 1, 2, 3]]))
     done = demo.run("experts", "apply", tmp_path / words[0], *words[1:])
 
