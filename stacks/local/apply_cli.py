@@ -76,7 +76,9 @@ def _require_switched(folder: RunFolder, unit: str, ending: dict[str, Any]) -> N
 def _num_moe_layers(folder: RunFolder, unit: str) -> int:
     """Return the number of MoE layers that a unit's launch file has. Raise LocalError if there is no such unit."""
     record = folder.read()
-    units = [] if record is None else [each.name for each in record.units]
+    if record is None:
+        raise _unit_error(unit, f"{folder.path} has no record of what runs", "start it: tidemill up")
+    units = [each.name for each in record.units]
     if unit not in units:
         raise _unit_error(unit, f"{folder.name} has {', '.join(units)}", "name one of these")
     launch = json.loads(read_file(folder.launch_folder / names.launch_file(unit)))
