@@ -1,7 +1,7 @@
 """Hold published measurements against predictions: one line a figure, and medians of groups.
 
 A row whose source gave its engine a constant is judged `left out`: predicted with the constants that all other sources
-give. Other rows are judged as they are predicted. Nothing is judged twice, and no row is left away because it is
+give. Other rows are judged as they are predicted. Nothing is judged twice, and no row is dropped because it is
 missed.
 
     error     predicted / measured - 1
@@ -92,7 +92,10 @@ class Board(Part):
 
 
 def make_board(own: Sequence[PublishedRow] = ()) -> Board:
-    """Return the board of all published rows and of a user's `own`. Raises SpecError if a row's spec breaks rules."""
+    """Return the board of all published rows and of a user's `own`.
+
+    Raises SpecError if a row's spec breaks rules, and CallError if it does not say what was measured.
+    """
     lines = (*_published_lines(), *(line for row in own for line in _lines(Predicted(row), None)))
     return Board(lines=lines, groups=tuple(_groups(lines)))
 

@@ -16,7 +16,10 @@ from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Case, Prediction, predict
 from planner.estimate.throughput.stages import Imbalance
 from planner.facts.quantities import MS_PER_S
+from planner.problems.errors import CallError
+from planner.problems.finding import Finding
 from planner.rules.check import check_document
+from planner.spec.declared import undecided_in
 from planner.spec.yaml import parse_document
 
 GIB = 2**30
@@ -31,8 +34,18 @@ class Predicted:
 
     @property
     def candidate(self) -> Candidate:
-        """The candidate of the row's spec at any operating point. Raises SpecError if the spec breaks rules."""
-        return _candidate(json.dumps({key: value for key, value in self.row.spec.items() if key != POINT}))
+        """The candidate of the row's spec at any operating point.
+
+        Raises SpecError if the spec breaks rules, and CallError if it has no numbers or no such phase to predict.
+        """
+        candidate = _candidate(json.dumps({key: value for key, value in self.row.spec.items() if key != POINT}))
+        if path := next(undecided_in(candidate.spec), None):
+            rule = "S915 must be of a spec without auto"
+            raise _wrong_row(self.row, rule, f"its {path} is auto, but what ran had a number", "write that number")
+        if self.row.phase not in candidate.spec.phases:
+            rule, has = "S915 must be of a phase of its spec", " and ".join(candidate.spec.phases)
+            raise _wrong_row(self.row, rule, f"its spec has {has}, not {self.row.phase}", "correct its phase")
+        return candidate
 
     @property
     def gpu(self) -> str:
@@ -42,8 +55,8 @@ class Predicted:
     @property
     def model(self) -> str:
         """Return the name of the model that was measured."""
-        written = self.row.spec["model"]
-        return str(written["catalog"] if isinstance(written, dict) else written)
+        written = self.candidate.spec.model
+        return written if isinstance(written, str) else str(written.catalog or written.config)
 
     @property
     def engine(self) -> str:
@@ -65,13 +78,15 @@ class Predicted:
         return replace(case, imbalance=Imbalance(), engine=replace(case.engine, imbalance={}))
 
     def estimates(self, engine: EngineModel | None = None) -> dict[Figure, Estimate]:
-        """Return the measured figures as they are predicted; fewer if the speed cannot be predicted."""
+        """Return the measured figures as they are predicted, without those that cannot be."""
         found = ((name, self._estimate(name, engine)) for name in self.row.measured)
         return {name: estimate for name, estimate in found if estimate is not None}
 
     def _estimate(self, figure: Figure, engine: EngineModel | None) -> Estimate | None:
         if figure in ("weights_gib", "kv_tokens"):
-            plan = next(each for each in self.candidate.memory if each.phase == self.row.phase)
+            plan = next((each for each in self.candidate.memory if each.phase == self.row.phase), None)
+            if plan is None:  # on a CPU
+                return None
             exact = plan.weight_bytes / GIB if figure == "weights_gib" else float(plan.kv_tokens)
             return Estimate(exact, exact, exact)
         predicted = self._outlook.prediction
@@ -89,6 +104,10 @@ class Predicted:
 def _candidate(spec: str) -> Candidate:
     """Return the candidate of a spec in JSON. Rows that differ in the operating point alone share its expert maps."""
     return Candidate.of(check_document(parse_document(spec, "spec")))
+
+
+def _wrong_row(row: PublishedRow, rule: str, reason: str, fix: str) -> CallError:
+    return CallError([Finding("rows", row.name, rule, reason, fix).at("tidemill accuracy")])
 
 
 def _speed(found: Prediction, figure: Figure) -> Estimate | None:

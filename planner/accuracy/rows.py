@@ -19,10 +19,11 @@ A row has no figure of its own in the code: whatever a source leaves open comes 
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from planner.estimate.throughput.calibration import MEASURED
 from planner.facts.files import read_file
 from planner.facts.part import Part
 from planner.facts.terms import Phase
@@ -42,7 +43,7 @@ FIGURES: dict[Figure, str] = {
     "weights_gib": "weights of a GPU, GiB",
     "kv_tokens": "KV tokens of a GPU",
 }
-Figures = dict[Figure, float]
+Figures = dict[Figure, Annotated[float, Field(ge=MEASURED[0], le=MEASURED[1])]]
 Constant = Literal["between_us", "beside", "imbalance", "factor", "utilisation"]
 
 
@@ -76,13 +77,9 @@ class PublishedRow(_Row):
     published: str
 
 
+@cache
 def published_rows() -> tuple[PublishedRow, ...]:
     """Return the rows that come with the planner, oldest source first."""
-    return _shipped()
-
-
-@cache
-def _shipped() -> tuple[PublishedRow, ...]:
     rows = (row for path in sorted(FOLDER.glob("*.yaml")) for row in read_rows(path))
     return tuple(sorted(rows, key=lambda row: row.published))
 

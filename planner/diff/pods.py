@@ -116,10 +116,10 @@ def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> dict[
     if old.kind == new.kind:
         found |= _named_differences(old.group, new.group)
     if old.template != new.template:
-        told = _launch_file_causes(name, before, after)
+        launched = _launch_file_causes(name, before, after)
         fields = _named_differences(old.template, new.template) or {"order": None}
         # A changed launch file also changes the name of its volume.
-        found |= told | {field: values for field, values in fields.items() if not (told and field == "volumes")}
+        found |= launched | {field: values for field, values in fields.items() if not (launched and field == "volumes")}
     return found
 
 
@@ -198,11 +198,12 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
 def _field_name(path: tuple[str, ...]) -> tuple[str, bool]:
     """Return a reviewer's name for the field at `path` of a pod template, and whether the path is that whole field.
 
-    Variables never count as whole: their values may be private.
+    Variables, labels and annotations never count as whole: their values may be private.
     """
     if "spec" not in path:
-        of_object = path[path.index("metadata") + 1 :] if "metadata" in path else path
-        return " ".join(FIELD_NAMES.get(each, each) for each in of_object[:2]), len(of_object) <= 2
+        is_labelled = "metadata" in path
+        of_object = path[path.index("metadata") + 1 :] if is_labelled else path
+        return " ".join(FIELD_NAMES.get(each, each) for each in of_object[:2]), not is_labelled and len(of_object) <= 2
     field, *below = path[path.index("spec") + 1 :] or ("spec",)
     if field not in ("containers", "initContainers") or len(below) < 2:
         return FIELD_NAMES.get(field, field), not below

@@ -11,9 +11,9 @@ while a caller has got nothing, so an answer that has begun ends with its decode
 Kubernetes starts a sidecar before the pod's other containers and ends it after them, so streams last as long as the
 router does. Router and proxy share the pod's ports, and the router's probes go through the proxy.
 
-Sources: vllm-router 0.1.17, asked, and github.com/vllm-project/router 00edc4e9 src/server.rs (routes, no key for them
-but for all of its callers); nginx.org/en/docs/http/ngx_http_proxy_module.html (proxy_next_upstream, proxy_pass with a
-path).
+Sources: vllm-router 0.1.17, asked, and github.com/vllm-project/router 00edc4e9 src/server.rs (its routes, and one check
+of keys for all callers alike); nginx.org/en/docs/http/ngx_http_proxy_module.html (proxy_next_upstream, proxy_pass with
+a path).
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,14 @@ ANSWERED = {  # method -> the paths that callers and probes may call
 TRIES = 3  # assumed: with two decode units the second or third try is at the living one
 # The router's own limits, of vllm-router 0.1.17 router_args.py: request_timeout_secs and max_payload_size.
 ANSWER_S, MAX_BODY_MIB = 1800, 512
-WORKERS, CONNECTIONS = 4, 16_384  # assumed: a core copies some 40,000 events a second, as docs/performance.md has it
+WORKERS, CONNECTIONS = 4, 16_384  # assumed: enough for thousands of streams, which nobody has measured
+FILES = 2 * CONNECTIONS  # a large body is a file, too; a container may begin with a limit of 1,024
 
 CONFIG = """\
 daemon off;
 pid /tmp/nginx.pid;
 worker_processes {workers};
+worker_rlimit_nofile {files};
 events {{
     worker_connections {connections};
 }}
@@ -88,6 +90,7 @@ def edge_in_front(port: int, image: str) -> Edge:
     config = CONFIG.format(
         workers=WORKERS,
         connections=CONNECTIONS,
+        files=FILES,
         max_body_mib=MAX_BODY_MIB,
         tries="\n".join([TRY.format(address=ROUTER_ADDRESS, port=ROUTER_PORT)] * TRIES),
         answer_s=ANSWER_S,

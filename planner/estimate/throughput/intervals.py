@@ -11,8 +11,8 @@
 
 10 % is nearly twice the largest error, 5.7 %, when DeepSeek's rows and SGLang's row with even routing are predicted
 without their source (docs/accuracy.md). An unexplained factor widens the range, because the loss may be another share
-at another operating point. 20 % in another phase is assumed: SGLang's decode, the only such row, is within 5 %.
-20 % on another GPU is assumed too, because no engine was measured on two GPUs. 35 % covers at least 85 % of all
+at another operating point. 20 % in another phase is assumed: SGLang's decode, the only such row, is within 5 %. 20 % on
+another GPU is assumed too, because no engine's constants were fitted on two GPUs. 35 % covers at least 85 % of all
 measured operators when their GPU's tables are left out (`left_out` in `kernels.json`). With a factor of two, the high
 end is at most the rate of the same kernels without overheads, exposed exchanges or imbalance.
 
@@ -100,7 +100,7 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
     others = [each for each, on in engine.measured_on.items() if machine.name in on]
     if others:
         why = f"{engine.name} was measured on {machine.name} in {' and '.join(others)}, not in {phase}"
-        return Evidence("same engine and GPU, other phase", why, scaled)
+        return Evidence("same engine and GPU, other phase", why, scaled, unexplained)
     if gpus:
         return Evidence("same engine, other GPU", _describe_measured(engine, gpus, unexplained), scaled, unexplained)
     return Evidence(

@@ -87,7 +87,10 @@ def test_own_measurements_come_last(tmp_path, capsys):
     [
         ("tpot_ms: 20", "tpot: 20", "rows.0.measured.tpot"),
         ("tpot_ms: 20", "tpot_ms: fast", "rows.0.measured.tpot_ms"),
+        ("tpot_ms: 20", "tpot_ms: 0", "rows.0.measured.tpot_ms"),
         ("phase: decode", "phase: train", "rows.0.phase"),
+        ("phase: decode", "phase: mixed", "its spec has prefill and decode, not mixed"),
+        ("decode: {ep_size: 8", "decode: {ep_size: auto", "its decode.ep_size is auto"),
         ("source: our cluster\n", "", "source: Field required"),
         ("measured: {tpot_ms: 20, weights_gib: 95}", "measured: {}", "rows.0.measured"),
         ("gpu: h200", "gpu: h2000", "h2000"),

@@ -53,6 +53,17 @@ def test_pods_restart_whose_template_differs(change, restarted, spec, before):
     assert {each.name for each in found if each.change == "kept"} == {*UNITS, GATEWAY} - restarted.keys()
 
 
+def test_an_annotations_value_is_not_repeated(spec):
+    """An overlay's values may be private, and the diff may be a public comment."""
+    old, new = (
+        compile_plan(change_spec(spec, {"kubernetes.overlay.unit_pod.metadata.annotations": {"token": each}}))
+        for each in ("old-secret", "new-secret")
+    )
+    restarted = [each for each in compare_pods(old, new) if each.why]
+
+    assert [(each.why, each.values) for each in restarted] == [(("annotations token",), {})] * len(UNITS)
+
+
 def test_the_order_of_variables_is_in_a_template(spec):
     """Pods restart although no field has another value."""
     ordered, turned = (

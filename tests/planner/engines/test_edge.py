@@ -5,6 +5,7 @@ A stub stands for the router. Ports and folders are replaced, so that tests may 
 
 import http.client
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -75,9 +76,11 @@ def edge(tmp_path_factory):
     command = [str(nginx), *EDGE_COMMAND[1:-1], str(folder / "edge.conf")]
     command += ["-g", "user root;"] if os.geteuid() == 0 else []  # as another user it could not write to the folder
     with subprocess.Popen(command) as running:
-        wait_for(port)
-        yield port, router
-        running.terminate()
+        try:
+            wait_for(port)
+            yield port, router
+        finally:  # else leaving `with` would wait for ever
+            running.terminate()
     router.shutdown()
 
 
@@ -125,6 +128,13 @@ def status_of(port, *call):
     with calling(port, *call) as answer:
         answer.read()
         return answer.status
+
+
+def test_a_worker_may_open_as_many_files_as_it_has_connections():
+    """Whatever limit its container begins with: 1,024 would be 512 streams."""
+    found = dict(re.findall(r"(worker_\w+) (\d+);", edge_in_front(PORT, "image").config))
+
+    assert int(found["worker_rlimit_nofile"]) >= int(found["worker_connections"])
 
 
 def test_every_route_for_answers_reaches_the_router(port, router):
