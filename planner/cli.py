@@ -286,8 +286,8 @@ def _report(arguments: argparse.Namespace) -> None:
     with show_progress(f"planning {arguments.given}"):
         pair, plan = read_to_show(arguments.given, arguments.previous, arguments.overlays)
         change = pair.compare() if pair and pair.before.runnable and plan.runnable else None
-        told = [(each.name, each.lines) for each in topics(change)] if change else ()
-        page = plan_page(plan, pair.judged if pair else None, told)
+        effects = [(each.name, each.lines) for each in topics(change)] if change else ()
+        page = plan_page(plan, pair.judged if pair else None, effects)
     output = arguments.output or Path(f"{plan.name}.html")
     write_result(output, page)
     if arguments.format == "json":

@@ -68,7 +68,7 @@ class Compiled(Candidate):
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:
     """Return the plan for `spec`.
 
-    Near a `previous` plan, units keep the sizes that `auto` decided there, while these meet the spec. Units stay on
+    Near a `previous` plan, `auto` keeps the sizes that units have there, while these meet the spec. Units stay on
     their nodes, and a phase keeps its map unless a fresh one is worth a restart or costs none. `calibration`, a user's
     own measurements, corrects predictions. Raises InfeasibleError, with changes that help, if no plan is possible.
     """

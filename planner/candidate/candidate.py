@@ -271,7 +271,7 @@ class Candidate:
         return predict_phases(tried, layouts, memory, self.maps, self.loads, self.calibration)[0].prediction
 
     def predicted_on(self, engine: "EngineModel", phase: Phase, change: Change) -> "PhaseOutlook":
-        """Return the speed of `phase` if `engine` ran it, under a `change` of the spec, with the candidate's map."""
+        """Return the speed of `phase` if `engine` ran it, at the operating point that `change` sets."""
         from planner.estimate.performance import predict_phases
 
         tried, layouts = change_spec(self.resolved, change), [each for each in self.layouts if each.phase == phase]

@@ -114,7 +114,7 @@ def _explain_unknown(before: Plan, after: Plan, no_figures: str) -> Iterator[str
 
 
 def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:
-    """Yield the sizes of units that the planner decided otherwise than they were."""
+    """Yield the sizes of units that the planner decided and that differ from those before."""
     decided = {each.path: each for each in after.decisions if each.why != DEFAULT}
     for phase in (each for each in after.phases if each in before.phases):
         for field in FIELDS:

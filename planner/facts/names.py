@@ -135,9 +135,9 @@ def controller_name(plan: str) -> str:
 
 
 def controller_nodes_role(namespace: str, plan: str) -> str:
-    """Return the name of the controller's ClusterRole for nodes. No other namespace and plan have the same.
+    """Return the name of the controller's ClusterRole for nodes, which no other plan in any namespace has.
 
-    A namespace has no dots, so the first one is where it ends.
+    A namespace has no dots, so it ends at the first one.
     """
     return f"tidemill-{namespace}.{controller_name(plan)}"
 

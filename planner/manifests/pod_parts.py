@@ -11,7 +11,7 @@ from planner.spec.kubernetes import KubernetesSpec, PodResources
 from planner.spec.pods import TolerationSpec, VolumeSpec
 
 PROBE_PERIOD_S = 10  # Kubernetes' default
-READY_PERIOD_S = 2  # as templates have it for readiness, which is not asked for before the start is over
+READY_PERIOD_S = 2  # as templates have it for readiness, which waits for the startup probe
 PROBE_TIMEOUT_S = 5  # assumed: a busy interpreter answers that fast
 ALIVE_S = 30  # Kubernetes' default: three periods
 

@@ -262,7 +262,10 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
 
 
 def _holds(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bool:
-    """Return whether a GPU of `phase` has KV for `requests` of full length, and for `tokens`; True if nobody knows."""
+    """Return whether a GPU of `phase` has room for the KV of `requests` full-length requests, and for `tokens`.
+
+    True if its memory is unknown.
+    """
     plan = memory_of(spec, phase)
     return plan is None or (plan.short <= 0 and plan.full_requests >= requests and plan.kv_tokens >= tokens)
 

@@ -102,7 +102,7 @@ def containers_of(files):
 
 
 def requests_of(container):
-    """Return what a container requests. Of pods without requests a node that runs out of memory ends first."""
+    """Return what a container requests. A node that runs out of memory first ends pods without requests."""
     return container.get("resources", {}).get("requests", {}).keys()
 
 

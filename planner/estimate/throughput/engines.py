@@ -9,7 +9,7 @@ The same model of a step serves all engines. Each engine has these constants:
     alone          measured over predicted time of one GPU without exchanges; shown to users, not used for predictions
     factor         measured over predicted throughput, if nothing more detailed is published
 
-`planner/accuracy` holds the measured rows, fits the constants, and predicts each row from the others. For an engine
+`planner/accuracy` holds the measured rows, fits the constants, and predicts each row without its source. For an engine
 without rows, the constants of DeepSeek's engine are used, whose kernels it runs, and its predictions say so.
 """
 

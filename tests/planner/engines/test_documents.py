@@ -174,8 +174,8 @@ def test_engines_and_routers_listen_on_their_pods_own_address(objects, engine):
     """
     units = [(pod_of(objects[engine], unit)[1], {"$(POD_IP)"}) for unit in UNITS]
     (router,) = objects[engine]["Deployment", "pair-gateway"]["spec"]["template"]["spec"]["containers"]
-    own = {"sglang": {"$(POD_IP)"}, "vllm": {"127.0.0.1", "$(POD_IP)"}}[engine]
-    for container, addresses in [*units, (router, own)]:
+    of_router = {"sglang": {"$(POD_IP)"}, "vllm": {"127.0.0.1", "$(POD_IP)"}}[engine]
+    for container, addresses in [*units, (router, of_router)]:
         words = container["args"]
         own = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         hosts = {words[index + 1] for index, word in enumerate(words) if word in ("--host", "--prometheus-host")}

@@ -1,6 +1,6 @@
-"""What tests need of other engines' makers and lack themselves: Python packages, and nginx, which is Debian's.
+"""Programs of others that tests ask or run: the Python packages of other engines, and Debian's nginx.
 
-The packages are fetched once from the package index and kept: tests ask them, or run them.
+The packages are fetched once from the package index and kept.
 
 Nothing of them is in this repository. `NAME-requirements.txt` pins what a test needs and our environment lacks, each by
 its hash; pip unpacks it into `$XDG_CACHE_HOME/tidemill/NAME/<key>/`, where the key is the digest of that file. Nothing
