@@ -198,7 +198,7 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
 def _field_name(path: tuple[str, ...]) -> tuple[str, bool]:
     """Return a reviewer's name for the field at `path` of a pod template, and whether the path is that whole field.
 
-    Variables, labels and annotations never count as whole: their values may be private.
+    Options, variables, labels and annotations never count as whole: their values may be private.
     """
     if "spec" not in path:
         is_labelled = "metadata" in path
@@ -209,7 +209,7 @@ def _field_name(path: tuple[str, ...]) -> tuple[str, bool]:
         return FIELD_NAMES.get(field, field), not below
     _, of_container, *rest = below
     if of_container == "args" and rest:
-        return rest[0], True
+        return rest[0], False
     if of_container == "env":
         return " ".join((of_container, *rest[:1])), False
     return FIELD_NAMES.get(of_container, of_container), not rest

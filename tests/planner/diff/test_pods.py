@@ -53,15 +53,25 @@ def test_pods_restart_whose_template_differs(change, restarted, spec, before):
     assert {each.name for each in found if each.change == "kept"} == {*UNITS, GATEWAY} - restarted.keys()
 
 
-def test_an_annotations_value_is_not_repeated(spec):
-    """An overlay's values may be private, and the diff may be a public comment."""
+@pytest.mark.parametrize(
+    ("engine", "change", "why"),
+    [
+        ("sglang", lambda value: {"engine.args": {"api-key": value}}, ("--api-key", "volumes")),
+        (
+            "tidemill",
+            lambda value: {"kubernetes.overlay.unit_pod.metadata.annotations": {"token": value}},
+            ("annotations token",),
+        ),
+    ],
+)
+def test_a_value_of_the_users_own_is_not_repeated(engine, change, why, spec):
+    """It may be private, and the diff may be a public comment."""
     old, new = (
-        compile_plan(change_spec(spec, {"kubernetes.overlay.unit_pod.metadata.annotations": {"token": each}}))
-        for each in ("old-secret", "new-secret")
+        compile_plan(change_spec(spec, {"engine.name": engine} | change(each))) for each in ("old-secret", "new-secret")
     )
-    restarted = [each for each in compare_pods(old, new) if each.why]
+    restarted = [each for each in compare_pods(old, new) if each.change == "restarted"]
 
-    assert [(each.why, each.values) for each in restarted] == [(("annotations token",), {})] * len(UNITS)
+    assert [(each.why, each.values) for each in restarted] == [(why, {})] * len(UNITS)
 
 
 def test_the_order_of_variables_is_in_a_template(spec):
