@@ -6,11 +6,21 @@ import random
 import pytest
 from openai import OpenAI
 
-from tests.stacks.deployments import Tidemill, samples, total
+from tests.stacks.deployments import HOSTS, Tidemill, samples, total
 from tests.stacks.fire import launch_files
 
 PROMPTS = ["A storm came up from the south", "def total(values):", "Why is the sea salt?", "Bread needs flour, water"]
 UNIT = "demo-decode-0"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A demo of its own: after a switch and back, experts may have changed places within a rank."""
+    tidemill = Tidemill(next(HOSTS), tmp_path_factory.mktemp("demo") / "state")
+    done = tidemill.up()
+    assert done.returncode == 0, done.stderr
+    yield tidemill
+    tidemill.run("down")
 
 
 def texts(demo: Tidemill) -> list[str]:
