@@ -63,7 +63,7 @@ def test_the_first_lines_answer_what_is_asked(shipped):
     )
     assert lines["cost"] == (
         "$87,072 a day at $2 per GPU-hour as scheduled, $106,752 if all units stay on; $0.5238 per million output or "
-        "$0.1447 per million input tokens, if these bear all of it; income $556,094 at the expected speed, "
+        "$0.1447 per million input tokens, if these bear all of it; income $556,095 at the expected speed, "
         "margin 84.3%"
     )
     assert lines["load"] == (
