@@ -198,7 +198,7 @@ def test_a_smaller_unit_is_refused_for_the_traffic_it_cannot_answer():
 
     assert found.condition == "capacity"
     assert found.reason == (
-        "58.2% of the day's traffic is answered instead of 99.0%; "
+        "58.3% of the day's traffic is answered instead of 99.0%; "
         "decode's peak load is 215.9% of its capacity instead of 120.8%"
     )
 

@@ -61,9 +61,9 @@ def test_a_gate_with_groups_keeps_tokens_on_fewer_nodes():
 
 
 def test_every_family_of_operators_has_residuals():
-    """Each kind of GPU: points, mean and worst error beside its constants."""
+    """Each kind of GPU that was measured: points, mean and worst error beside its constants."""
     for kind in kernels_json()["gpus"].values():
-        assert kind["constants"]
+        assert kind["constants"] or kind["like"]
         assert all(each["points"] >= 2 and each["mean"] <= 0.15 for each in kind.get("residuals", {}).values())
 
 
