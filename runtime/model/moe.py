@@ -112,8 +112,11 @@ class ReplicaTable:
     def choose(self, experts_TK: Tensor) -> Tensor:
         """Return the slot of each choice, [T, K].
 
-        Tokens take an expert's replicas in turn; each rank starts elsewhere.
+        Tokens take an expert's replicas in turn; each rank starts elsewhere. With as many slots as experts no map that
+        holds every expert has replicas, and there are no turns.
         """
+        if len(self._slots_S) == len(self._first_E):
+            return self._slots_S.take(experts_TK)
         table = self._slots_S, self._first_E, self._num_replicas_E
         slots_TK = self._ops.replicas_in_turn(experts_TK, *table, self._turn)
         self._turn += len(experts_TK)
