@@ -10,6 +10,7 @@ server, which carries each answer.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import urllib3
@@ -21,7 +22,7 @@ from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
-from stacks.live.samples import Sample, read_samples
+from stacks.live.samples import Sample, fetch, read_samples
 from stacks.local.cli import day_line, done_acts, explain_state
 from stacks.local.deployment import promised_ms
 from stacks.local.record import GatewayRecord, Record, UnitRecord
@@ -80,7 +81,7 @@ class Look:
 def look_here(record: Record) -> Look:
     """Return a look at a deployment on this machine."""
     pages = {
-        f"{names.short_name(part.name, record.name)}/{rank}": _page_at(address)
+        f"{names.short_name(part.name, record.name)}/{rank}": partial(_read_here, address)
         for part in record.parts
         if part.state not in ("off", "ended")
         for rank, address in enumerate(part.metrics)
@@ -179,28 +180,18 @@ def _pod_pages(plan: Plan, api: "Api") -> dict[str, Ask]:
     running = {pod["metadata"]["name"]: pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"}
     firsts = {names.unit_pod_name(unit.name, 0, plan.kubernetes.unit_kind): unit.name for unit in plan.units}
     component = names.gateway_selector(plan.name)[names.COMPONENT_LABEL]
-    asked = {}
+    asked: dict[str, Ask] = {}
     for name, pod in running.items():
         is_gateway = (pod["metadata"].get("labels") or {}).get(names.COMPONENT_LABEL) == component
         if is_gateway or name in firsts:
             source = name if is_gateway else f"{names.short_name(firsts[name], plan.name)}/0"
-            asked[source] = _page_of_pod(api, Reference.from_manifest(pod))
+            asked[source] = partial(api.read_pod, Reference.from_manifest(pod), names.Ports.METRICS, "/metrics")
     return asked
 
 
-def _page_of_pod(api: "Api", pod: Reference) -> Ask:
-    return lambda: api.read_pod(pod, names.Ports.METRICS, "/metrics")
-
-
-def _page_at(address: str) -> Ask:
-    return lambda: _read_here(address)
-
-
 def _read_here(address: str) -> str:
-    """Return the page of metrics at an address of this machine. Raise HTTPError or OSError."""
-    with urllib3.PoolManager(timeout=ASK_S, retries=False) as pool:
-        response = pool.request("GET", f"http://{address}/metrics", preload_content=False)
-        return response.read(MAX_PAGE_BYTES).decode(errors="replace")
+    """Return the page of metrics at an address of this machine. Raise HTTPError, OSError or ValueError."""
+    return fetch(f"http://{address}/metrics", timeout_s=ASK_S, max_bytes=MAX_PAGE_BYTES).decode(errors="replace")
 
 
 def _read_pages(asks: Mapping[str, Ask]) -> dict[str, Sequence[Sample]]:
@@ -209,7 +200,7 @@ def _read_pages(asks: Mapping[str, Ask]) -> dict[str, Sequence[Sample]]:
     def read(ask: Ask) -> Sequence[Sample] | None:
         try:
             return tuple(read_samples(ask(), SHOWN))
-        except (urllib3.exceptions.HTTPError, OSError, ProviderError):
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, ProviderError):
             return None
 
     with ThreadPoolExecutor(AT_ONCE) as threads:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import urllib3
 
@@ -26,7 +26,7 @@ from planner.facts.loads import MAX_LOAD
 from planner.problems.errors import TidemillError
 from planner.problems.finding import Finding
 from planner.problems.printable import without_secrets
-from stacks.live.samples import PREFIX, read_samples
+from stacks.live.samples import PREFIX, fetch, read_samples
 
 __all__ = ["RecordedError", "RecordedLoads", "read_recorded"]
 
@@ -151,7 +151,7 @@ def _fetch_within_deadline(url: str) -> bytes:
 
     def ask() -> None:
         try:
-            answers.put(_fetch(url))
+            answers.put(fetch(url, timeout_s=TIMEOUT_S, max_bytes=MAX_ANSWER_BYTES))
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             answers.put(error)
 
@@ -163,23 +163,6 @@ def _fetch_within_deadline(url: str) -> bytes:
     if isinstance(found, Exception):
         raise found
     return found
-
-
-def _fetch(url: str) -> bytes:
-    """Return the body at `url`, logging in as the URL says. Raise HTTPError, OSError or ValueError."""
-    auth = urllib3.util.parse_url(url).auth
-    headers = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
-    pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False)
-    response = pool.request("GET", url, headers=headers, preload_content=False)
-    try:
-        answer: bytes = response.read(MAX_ANSWER_BYTES + 1, decode_content=True)
-    finally:
-        response.release_conn()
-    if response.status != 200:
-        raise ValueError(f"it answers with status {response.status}")
-    if len(answer) > MAX_ANSWER_BYTES:
-        raise ValueError(f"its answer has more than {MAX_ANSWER_BYTES:,} bytes")
-    return answer
 
 
 def _sample(labels: Mapping[str, str], value: str) -> Sample:

@@ -1,4 +1,4 @@
-"""The samples on a page of metrics, in Prometheus' text format.
+"""A page of metrics, and the samples on it in Prometheus' text format.
 
 Prometheus' own parser is part of its client, which is installed only with the runtime. This one reads metrics of
 Tidemill alone: it skips comments, other lines, and values that are too long to be numbers.
@@ -8,8 +8,11 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
+from urllib.parse import unquote
 
-__all__ = ["PREFIX", "Sample", "read_samples"]
+import urllib3
+
+__all__ = ["PREFIX", "Sample", "fetch", "read_samples"]
 
 PREFIX = "tidemill_"
 # `++` and `*+` give nothing back: a line that is no sample is read once, however long it is. A quote within a label's
@@ -24,6 +27,20 @@ class Sample(NamedTuple):
     name: str
     labels: dict[str, str]
     written: str
+
+
+def fetch(url: str, *, timeout_s: float, max_bytes: int) -> bytes:
+    """Return the body at `url`, logging in as the URL says. Raise HTTPError, OSError or ValueError."""
+    auth = urllib3.util.parse_url(url).auth
+    headers = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
+    with urllib3.PoolManager(timeout=timeout_s, retries=False) as pool:
+        response = pool.request("GET", url, headers=headers, preload_content=False)
+        answer: bytes = response.read(max_bytes + 1, decode_content=True)
+    if response.status != 200:
+        raise ValueError(f"it answers with status {response.status}")
+    if len(answer) > max_bytes:
+        raise ValueError(f"its answer has more than {max_bytes:,} bytes")
+    return answer
 
 
 def read_samples(text: str, names: str) -> Iterator[Sample]:
