@@ -16,7 +16,7 @@ A file is one source, such as a blog post. It has rows, and each row is one phas
 A row has no figure of its own in the code: whatever a source leaves open comes from the spec's defaults.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +29,7 @@ from planner.facts.part import Part
 from planner.facts.terms import Phase
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
+from planner.spec.strategic_merge import JSON_MERGE, merge_patch
 from planner.spec.yaml import decode_document
 
 FOLDER = Path(__file__).parent / "published"
@@ -101,18 +102,8 @@ def read_rows(path: Path) -> tuple[PublishedRow, ...]:
 
 def _complete(file: _File) -> Iterator[PublishedRow]:
     for row in file.rows:
-        spec = _merge({"version": 1, "name": "accuracy"}, _merge(file.spec, row.spec))
+        spec = {"version": 1, "name": "accuracy"} | merge_patch(file.spec, row.spec, JSON_MERGE)
         yield PublishedRow(**(row.model_dump() | {"spec": spec, "source": file.source, "published": file.published}))
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the keys of `over`; mappings that both have are merged."""
-    both = {key: _merge(base[key], value) for key, value in over.items() if _are_mappings(base.get(key), value)}
-    return {**base, **over, **both}
-
-
-def _are_mappings(one: Any, other: Any) -> bool:
-    return isinstance(one, Mapping) and isinstance(other, Mapping)
 
 
 def _first_mistake(error: ValidationError) -> str:
