@@ -21,7 +21,7 @@ def prometheus():
 
 
 def test_a_newcomer_gets_to_the_first_rebalancing(gitea, prometheus, tmp_path, monkeypatch):
-    """By the page alone; of its three pull requests the last one has new maps that are worth their restarts."""
+    """The page alone suffices; of its three pull requests the last one has new maps that are worth their restarts."""
     reader = Reader(gitea, tmp_path, "deployments", {"http://prometheus:9090": prometheus})
     texts = [text for _, text in BLOCKS]
     folder = tmp_path / "deployments"

@@ -32,7 +32,7 @@ def prod(api_server):
 
 @pytest.mark.whole
 def test_a_newcomer_with_forty_nodes_gets_to_the_first_rebalancing(gitea, prod, tmp_path):
-    """By the page alone: traffic becomes a spec, a plan, a page, a folder in Git, and a pull request with new maps."""
+    """The page alone suffices: traffic becomes a spec, a plan, a page, a folder in Git, and a pull request."""
     with running_prometheus() as prometheus:
         stood_for = {"http://prometheus:9090": prometheus, "--context prod": "--context test"}
         reader = Reader(gitea, tmp_path, "chat", stood_for)

@@ -33,7 +33,7 @@ def test_githubs_files_have_their_schema(schema, paths):
 
 
 def test_a_workflow_pins_its_actions():
-    """By commit, since a tag can be moved."""
+    """A commit names each, since a tag can be moved."""
     used = re.findall(r"uses: (\S+)", (FOLDER / "workflows" / "release.yml").read_text())
 
     assert used

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.ports import own_network
@@ -23,6 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 DEMO_SPEC = REPOSITORY / "stacks" / "specs" / "demo.yaml"
 CHECKPOINT = REPOSITORY / "runtime" / "demo"
 UP_TIMEOUT_S = 240
+PROMPTS = ["A storm came up from the south", "def total(values):", "Why is the sea salt?", "Bread needs flour, water"]
 LISTEN = "0A"  # linux/tcp_states.h
 NETWORK = own_network()  # so that runs side by side keep out of each other's way
 HOSTS = (f"{NETWORK}.{number}.1" for number in count(1))
@@ -32,7 +34,10 @@ __all__ = [
     "DEMO_SPEC",
     "HOSTS",
     "Tidemill",
+    "decode_samples",
     "get_json",
+    "greedy_texts",
+    "held_experts",
     "listening",
     "samples",
     "total",
@@ -123,6 +128,25 @@ def samples(host: str, port: int) -> list:
 def total(all_samples: list, name: str, **labels: str) -> float:
     """The sum of the samples of that name that have these labels."""
     return sum(s.value for s in all_samples if s.name == name and labels.items() <= s.labels.items())
+
+
+def decode_samples(tidemill: Tidemill) -> list[list]:
+    """The metrics of each rank of the demo's decode unit."""
+    prefix = tidemill.host.rpartition(".")[0]
+    return [samples(f"{prefix}.{node}", 9400 + local) for node in (3, 4) for local in (0, 1)]
+
+
+def held_experts(rank: list) -> set[tuple[str, str]]:
+    """(Layer, expert) of those that a rank has counted rows for."""
+    rows = [each for each in rank if each.name == "tidemill_expert_rows_total" and each.value]
+    return {(each.labels["moe_layer"], each.labels["expert"]) for each in rows}
+
+
+def greedy_texts(tidemill: Tidemill) -> list[str]:
+    """Greedy answers to a few prompts."""
+    client = OpenAI(base_url=f"http://{tidemill.host}:8000/v1", api_key="none", max_retries=0)
+    answer = client.completions.create(model="tidemill-demo", prompt=PROMPTS, max_tokens=32, temperature=0)
+    return [choice.text for choice in sorted(answer.choices, key=lambda choice: choice.index)]
 
 
 def listening(processes: list[int]) -> list[tuple[str, int]]:

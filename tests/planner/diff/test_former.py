@@ -106,7 +106,7 @@ def test_the_same_loads_under_another_name_are_no_change(spec, found):
 
 
 def test_a_size_that_is_decided_anew_is_named(spec):
-    """With the reason, since the spec says `auto` before and after."""
+    """The reason is given, since the spec says `auto` before and after."""
     sizes = {"prefill.redundant_experts": "auto"}
     before = run_passes(change_spec(spec, {"prefill.redundant_experts": 32})).plan
     after = run_passes(change_spec(spec, sizes)).plan

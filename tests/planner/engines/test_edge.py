@@ -147,7 +147,7 @@ def test_every_route_for_answers_reaches_the_router(port, router):
 
 @pytest.mark.parametrize("path", CLOSED)
 def test_a_route_for_administrators_is_not_there(port, router, path):
-    """By any method."""
+    """No method gets through."""
     statuses = [status_of(port, method, path) for method in ("GET", "POST", "PUT", "DELETE")]
 
     assert (statuses, router.came) == ([404] * 4, [])
@@ -168,7 +168,7 @@ def test_no_way_of_writing_a_path_opens_another(edge, method, pieces):
 
 
 def test_a_request_that_fails_at_a_dead_unit_is_asked_again(port, router):
-    """With its whole body, until it is answered."""
+    """Its whole body is sent again until it is answered."""
     router.statuses += [500, 503]
     body = b"{" + b" " * 3_000_000 + b"}"
 
