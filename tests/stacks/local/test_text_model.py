@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from tests.runtime.random_checkpoints import nest_beside_tower
-from tests.stacks.deployments import CHECKPOINT
-from tests.stacks.local.test_another_map import texts
+from tests.stacks.deployments import CHECKPOINT, greedy_texts
 from tests.stacks.local.test_mixed import MIXED
 
 
@@ -21,4 +20,4 @@ def test_a_text_model_beside_a_tower_says_what_it_says_alone(demo, tidemill, wri
     done = tidemill.up(path)
     assert done.returncode == 0, done.stderr
 
-    assert texts(tidemill) == texts(demo)
+    assert greedy_texts(tidemill) == greedy_texts(demo)
