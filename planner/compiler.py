@@ -69,8 +69,8 @@ def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: 
     """Return the plan for `spec`.
 
     Near a `previous` plan, `auto` keeps the sizes that units have there, while these meet the spec. Units stay on
-    their nodes, and a phase keeps its map unless a fresh one is worth a restart or costs none. `calibration`, a user's
-    own measurements, corrects predictions. Raises InfeasibleError, with changes that help, if no plan is possible.
+    their nodes, and a phase keeps its map unless a fresh one is worth a restart. `calibration`, a user's own
+    measurements, corrects predictions. Raises InfeasibleError, with changes that help, if no plan is possible.
     """
     return run_passes(spec, previous, calibration).plan
 
@@ -82,9 +82,6 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     if is_near and refusals_of(candidate, "mapped"):
         candidate = _decided(decide(spec), previous, calibration)
     _require_plan(candidate)
-    if previous is not None and (restarting := _restarting(candidate, previous)):
-        candidate = replace(candidate, restarting=restarting)
-        _require_plan(candidate)
     return candidate
 
 
@@ -119,20 +116,6 @@ def _offer_anew(fix: Fix | str) -> Fix:
     """Return `fix` with an alternative that was tried: to place all units anew."""
     changes = fix.changes if isinstance(fix, Fix) else ()
     return Fix(f"{fix}; or move running units: without the previous plan (render --anew) the spec is feasible", changes)
-
-
-def _restarting(candidate: Compiled, previous: Plan) -> frozenset[Phase]:
-    """Return the phases that keep a map although a better one would be free: all their units restart anyway."""
-    kept = [phase for phase, each in candidate.maps.items() if each.kept_despite is not None]
-    if not kept or candidate.refusals or not previous.runnable:
-        return frozenset()
-    from planner.manifests.workloads import pods_of_workloads  # renders both plans, which few calls need
-
-    before, after = pods_of_workloads(previous), pods_of_workloads(candidate.deployed)
-    stays = {name for name, pods in before.items() if after.get(name) == pods}
-    return frozenset(
-        phase for phase in kept if stays.isdisjoint(unit.name for unit in candidate.units if unit.phase == phase)
-    )
 
 
 def compile_or_load(

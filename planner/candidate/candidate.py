@@ -74,7 +74,6 @@ class Candidate:
     document: Document
     previous: Previous | None = None
     calibration: "Calibration | None" = None  # a user's own measurements, which correct `speed`
-    restarting: frozenset[Phase] = frozenset()  # phases whose units restart anyway, so that new maps cost nothing
     keeps_maps: bool = False  # whether the previous plan's maps stay, however uneven, as they do until units restart
     level: Level = "predicted"  # results beyond it raise Unknown
     known: ResolvedSpec | None = field(default=None, repr=False)  # the resolved document, if the caller has it
@@ -176,7 +175,9 @@ class Candidate:
         """The expert map of each phase: the previous plan's, or a new map if its better balance is worth a restart."""
         self._require("mapped")
         return {
-            each.phase: self._map_for(each, self._previous_map(each), self._keep_within(each.phase))
+            each.phase: self._map_for(
+                each, self._previous_map(each), keep_within=ANY_BALANCE if self.keeps_maps else WORTH_A_RESTART
+            )
             for each in self.layouts
         }
 
@@ -288,12 +289,6 @@ class Candidate:
         """Raise Unknown if a result of `level` is beyond the level up to which the candidate computes results."""
         if not is_within(level, self.level):
             raise Unknown
-
-    def _keep_within(self, phase: Phase) -> float:
-        """Return how much less balanced than a new map, as a share, the phase's previous map may be and still stay."""
-        if self.keeps_maps:
-            return ANY_BALANCE
-        return 0.0 if phase in self.restarting else WORTH_A_RESTART
 
     def _previous_map(self, layout: PhaseLayout) -> Sequence[Sequence[int]] | None:
         return self.previous.rows_for(layout, len(self.loads)) if self.previous else None

@@ -110,17 +110,10 @@ def make_map(
         is_covered=bool(problem.domains) and count_uncovered(rows, problem.domains) == 0,
         split=problem.split,
         moved_slots=moved_slots,
-        kept_despite=None if moved_slots != 0 else _mean_if_better(problem, fresh_LGS, slots_LGS),
         front=first.front,
         dispatch=dispatch,
         windows=_summarize_windows(problem, first, slots_LGS),
     )
-
-
-def _mean_if_better(problem: Problem, fresh_LGS: Ints, slots_LGS: Ints) -> float | None:
-    """Return the fresh map's mean max over mean over layers if it is below that of the map in use, else None."""
-    fresh, used = (float(problem.ratio(each).mean()) for each in (fresh_LGS, slots_LGS))
-    return fresh if fresh * (1 + ROUNDING) < used else None
 
 
 def _summarize_windows(problem: Problem, first: _FreshMap, slots_LGS: Ints) -> WindowsOutcome | None:

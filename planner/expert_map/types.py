@@ -85,7 +85,6 @@ class ExpertMap:
     is_covered: bool = False
     split: SplitRule = "equal"
     moved_slots: int | None = None  # slots that differ from the previous map; None if there is none
-    kept_despite: float | None = None  # mean max over mean of a better fresh map, if the previous map was kept
     front: tuple[FrontPoint, ...] = ()  # the maps that `auto` could choose from, if groups can stay on nodes (`front`)
     dispatch: FrontPoint | None = None  # this map's point of the front; None if there is no front
     windows: WindowsOutcome | None = None  # balance in each window; None for a single window

@@ -220,12 +220,14 @@ class Plan(Part):
         return {unit.name: tuple(unit.nodes) for unit in self.units}
 
     def rows_for(self, layout: PhaseLayout, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
-        """Return the phase's map if its layers, slots and experts match `layout`, else None.
+        """Return the phase's map if its GPUs, layers, slots and experts match `layout`, else None.
 
         A search for new maps starts from it.
         """
-        sha256 = self.map_of.get(layout.phase)
-        rows = self.expert_maps[sha256].physical_to_logical if sha256 else ()
+        shape = self.phases.get(layout.phase)
+        if shape is None or shape.ep_size != layout.ep_size:
+            return None
+        rows = self.expert_maps[self.map_of[layout.phase]].physical_to_logical
         experts = set(range(layout.num_logical_experts))
         fits = len(rows) == num_layers and all(
             len(row) == layout.num_physical_experts and set(row) == experts for row in rows

@@ -41,7 +41,6 @@ NO_PASSES = {
     "is_limited_by_slots": "reads a map",
     "start_times": "reads layouts and their weights",
     "loaded_bytes": "reads their memory",
-    "pods_of_workloads": "renders a plan, to see which units restart",
     "full_rates": "predicts the same layouts again, with full units",
     "is_within": "compares two levels",
     "find_missing_nodes": "says whether a placement can be asked for",

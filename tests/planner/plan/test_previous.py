@@ -1,4 +1,4 @@
-"""`plan --previous`: expert maps stay as they are, or are fresh where that is worth a restart or costs none."""
+"""`plan --previous`: expert maps stay as they are, or are fresh where that is worth a restart."""
 
 import json
 from statistics import fmean
@@ -117,10 +117,6 @@ def test_other_loads_move_fewer_slots_than_a_fresh_map_would(plan, spec_text):
 LOADS = [
     [round(1e5 / (1 + expert) ** 0.6 * (1 + (7 * expert + layer) % 5)) for expert in range(32)] for layer in range(4)
 ]
-RESTARTS = {
-    "an image": {"kubernetes.image": "runtime:2"},
-    "a limit": {"decode.max_requests": 8, "prefill.max_requests": 9},
-}
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +138,15 @@ def drifting(spec_folder):
 
 
 def test_a_map_stays_while_a_better_one_is_not_worth_a_restart(drifting):
-    """Loads off by 2 %: no slot changes, and the map says that a fresh one would be more even. Off by 40 %: one is."""
+    """Loads off by 2 %: no slot changes, although a fresh map would be more even. Off by 40 %: the map is fresh."""
     spec, before, drift = drifting
     little, much = (run_passes(change_spec(spec, drift(share)), before) for share in (0.02, 0.4))
 
     assert [each.moved_slots for each in little.maps.values()] == [0, 0]
-    assert all(1 <= each.kept_despite < fmean(each.max_over_mean) < 1.01 for each in little.maps.values())
+    fresh = run_passes(little.resolved).maps
+    assert all(
+        fmean(fresh[phase].max_over_mean) < fmean(each.max_over_mean) < 1.01 for phase, each in little.maps.items()
+    )
     assert all(each.moved_slots > 0 for each in much.maps.values())
 
 
@@ -174,29 +173,6 @@ def count_moved(old, new, slots):
         for before, after in zip(old.physical_to_logical, new.physical_to_logical, strict=True)
         for gpu in range(0, len(after), slots)
     )
-
-
-@pytest.mark.parametrize("other", RESTARTS)
-def test_units_that_restart_anyway_take_the_fresh_map(other, drifting):
-    """Where every unit of a phase has another reason to restart; the next plan after it keeps that map."""
-    spec, before, drift = drifting
-    changed = change_spec(spec, drift(0.02) | RESTARTS[other])
-    after = run_passes(changed, before)
-    again = run_passes(changed, after.deployed)
-
-    assert after.restarting == {"prefill", "decode"}
-    assert all(each.moved_slots > 0 and each.kept_despite is None for each in after.maps.values())
-    assert (again.restarting, again.deployed.digest) == (frozenset(), after.deployed.digest)
-
-
-def test_one_unit_that_stays_keeps_the_map(drifting):
-    """A second decode unit restarts no other, and prefill's other limit no decode unit."""
-    spec, before, drift = drifting
-    changed = drift(0.02) | {"cluster.nodes": 5, "decode.units": 2, "prefill.max_requests": 9}
-    after = run_passes(change_spec(spec, changed), before)
-
-    assert after.restarting == {"prefill"}
-    assert after.maps["decode"].moved_slots == 0
 
 
 def test_a_map_of_other_sizes_is_no_start(plan, spec_text):
