@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from planner.diff.change import STARTING_FATES, ExpertMoves, PhaseMoves, UnitChange, WeightReads
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from planner.plan.unit_starts import unit_reads
+from planner.plan.unit_starts import unit_start_times
 
 Rows = Sequence[Sequence[int]]  # [layers][slots]
 
@@ -31,13 +31,12 @@ def count_expert_moves(before: Plan, after: Plan) -> ExpertMoves:
 
 def estimate_weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightReads:
     """Return how many bytes of weights the units of `plan` read that `changes` start."""
-    reads = unit_reads(plan)
+    times = unit_start_times(plan)
     starting = [each.phase for each in changes if each.change in STARTING_FATES and each.phase in plan.phases]
-    is_known = all(phase in reads for phase in starting)
-    sizes = {phase: each.nodes * each.node_bytes for phase, each in reads.items()}
+    reads = [times.units[phase] for phase in starting] if times else []
     return WeightReads(
         units=len(starting),
-        bytes=round(sum(sizes[phase] for phase in starting)) if is_known else None,
+        bytes=round(sum(each.nodes * each.node_bytes for each in reads)) if times or not starting else None,
         checkpoint=plan.spec.checkpoint,
     )
 

@@ -39,8 +39,8 @@ from planner.facts.engines import OURS
 from planner.facts.names import GATEWAY_LAUNCH_FILE
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
-from planner.plan.unit_starts import joint_start_s, start_stages
-from planner.schedule.starts import READY_S
+from planner.plan.unit_starts import joint_start_s
+from planner.schedule.starts import READY_S, start_stages
 from planner.schedule.stretches import Stretch, TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.spec.schedule import StartSpec
 
@@ -115,7 +115,7 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
     """Yield what verdict and minutes assume, because no spec says it."""
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
         return
-    if start_stages(after) == StartSpec():
+    if start_stages(after.spec) == StartSpec():
         yield "a start takes what schedule.start has by default; images are on the nodes"
     if after.kubernetes.unit_kind == "statefulset" and any(each.change in ENDING_FATES for each in changes):
         yield "pods of a StatefulSet end once somebody deletes them, those of a unit together"
@@ -138,7 +138,7 @@ def _start_s(plan: Plan, starting: Sequence[UnitChange]) -> float | None:
     numbers = {phase: units[phase] for phase in plan.phases if units[phase]}
     if numbers:
         return joint_start_s(plan, numbers)
-    return start_stages(plan).pods + READY_S if starting else 0.0  # gateway and controller read no weights
+    return start_stages(plan.spec).pods + READY_S if starting else 0.0  # gateway and controller read no weights
 
 
 def _changes_in_pairs(before: Plan, after: Plan) -> bool:

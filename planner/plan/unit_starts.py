@@ -7,12 +7,20 @@ times for a deployment of many nodes, and the time to pull images is left out.
 from collections.abc import Mapping
 
 from planner.facts.day import HOUR_MINUTES
-from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
-from planner.layout.memory import node_bytes
+from planner.layout.layout import layout_of
 from planner.plan.plan import Plan
-from planner.schedule.starts import StartTimes, UnitRead, Window, starts_of
-from planner.spec.schedule import StartSpec
+from planner.schedule.starts import StartTimes, Window, start_times, starts_of
+
+
+def unit_start_times(plan: Plan) -> StartTimes | None:
+    """Return what determines how long the plan's units take to start; None if the size of some weights is unknown."""
+    weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in plan.memory.items()}
+    layouts = [
+        layout_of(plan.spec, phase, each.num_logical_experts, each.shared_per_gpu)
+        for phase, each in plan.phases.items()
+    ]
+    return start_times(plan.spec, layouts, weights)
 
 
 def single_start_s(plan: Plan) -> float | None:
@@ -25,29 +33,10 @@ def joint_start_s(plan: Plan, starting: Mapping[Phase, int]) -> float | None:
 
     None if the size of some phase's weights is unknown.
     """
-    start, reads = start_stages(plan), unit_reads(plan)
-    if reads.keys() != plan.phases.keys():
+    times = unit_start_times(plan)
+    if times is None:
         return None
     all_on = {phase: len(plan.units_of(phase)) for phase in plan.phases}
     serving = {phase: number - starting.get(phase, 0) for phase, number in all_on.items()}
-    times = StartTimes(start, plan.kubernetes.load_rate * BYTES_PER_GBIT, reads)
     (read,) = starts_of([Window(0, serving), Window(HOUR_MINUTES, all_on)], times)
     return times.fixed_s + max(read.num_bytes / read.bytes_per_s, read.node_s)
-
-
-def unit_reads(plan: Plan) -> dict[Phase, UnitRead]:
-    """Return the weights that a starting unit of each phase reads, for phases with planned memory."""
-    gpus_per_node = plan.spec.cluster.gpus_per_node
-    found = {}
-    for phase, memory in plan.memory.items():
-        shape, parts = plan.phases[phase], (memory.weights_bytes, memory.weights.routed)
-        found[phase] = UnitRead(
-            nodes=shape.nodes_per_unit,
-            node_bytes=node_bytes(*parts, shape.ep_size, shape.attention_tp, gpus_per_node),
-        )
-    return found
-
-
-def start_stages(plan: Plan) -> StartSpec:
-    """Return the stages of a start: the spec's, or the defaults without a schedule."""
-    return plan.spec.schedule.start if plan.spec.schedule else StartSpec()

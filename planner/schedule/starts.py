@@ -80,11 +80,12 @@ class Start:
 def start_times(
     spec: Spec, layouts: Sequence[PhaseLayout], weights: Mapping[Phase, tuple[int, int]]
 ) -> StartTimes | None:
-    """Return the start times of the spec's units; None if there is no schedule, or if memory is unknown, as on a CPU.
+    """Return the start times of the spec's units; None if memory is unknown, as on a CPU.
 
-    `weights` has, for one GPU of each phase, the bytes of all weights and of its expert slots alone (`loaded_bytes`).
+    Without a schedule the fixed stages take their default times. `weights` has, for one GPU of each phase, the bytes of
+    all weights and of its expert slots alone (`loaded_bytes`).
     """
-    if spec.schedule is None or len(weights) < len(layouts):
+    if len(weights) < len(layouts):
         return None
     gpus_per_node = spec.cluster.gpus_per_node
     units = {
@@ -94,7 +95,12 @@ def start_times(
         )
         for layout in layouts
     }
-    return StartTimes(spec.schedule.start, spec.kubernetes.load_rate * BYTES_PER_GBIT, units)
+    return StartTimes(start_stages(spec), spec.kubernetes.load_rate * BYTES_PER_GBIT, units)
+
+
+def start_stages(spec: Spec) -> StartSpec:
+    """Return the fixed stages of a start: the spec's, or the defaults without a schedule."""
+    return spec.schedule.start if spec.schedule else StartSpec()
 
 
 def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]:
