@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from planner.estimate.uptime import Uptime
     from planner.expert_map import Domains, ExpertMap
     from planner.placement.place import Placement
-    from planner.schedule.schedule import DaySchedule
+    from planner.schedule.schedule import Timetable
 
 # A previous map stays if it is at most this much less balanced than a new map, since a new map restarts units. Assumed:
 # a start takes some ten minutes, 0.7 % of a day, and loads drift from day to day.
@@ -159,7 +159,7 @@ class Candidate:
         return failure_domains(self.resolved, self.layouts, self.placement.units)
 
     @cached_property
-    def schedule(self) -> "DaySchedule | None":
+    def schedule(self) -> "Timetable | None":
         """The schedule that turns units on and off over the day; None if all units are always on."""
         from planner.schedule.schedule import plan_schedule
 

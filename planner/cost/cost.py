@@ -31,7 +31,7 @@ from planner.facts.day import HOUR_MINUTES, MINUTE_S
 from planner.facts.part import Part
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
-from planner.schedule.schedule import DaySchedule
+from planner.schedule.schedule import Timetable
 from planner.schedule.stretches import (
     Stretch,
     TimesOfDay,
@@ -137,7 +137,7 @@ class _PricedStretch(NamedTuple):
 
 
 def estimate_cost(
-    spec: Spec, schedule: DaySchedule | None, units: Sequence[Unit], most_per_node: Mapping[Phase, float]
+    spec: Spec, schedule: Timetable | None, units: Sequence[Unit], most_per_node: Mapping[Phase, float]
 ) -> Cost | None:
     """Return a day's cost and income for `spec` with its placed `units`, or None if the spec has no `cost`.
 
@@ -282,7 +282,7 @@ def _per_million(usd: float, tokens: float) -> float | None:
     return usd / tokens * MILLION if tokens else None
 
 
-def _states(spec: Spec, schedule: DaySchedule | None, priced: Sequence[_PricedStretch]) -> tuple[StateCost, ...]:
+def _states(spec: Spec, schedule: Timetable | None, priced: Sequence[_PricedStretch]) -> tuple[StateCost, ...]:
     """Return the cost of each state of the schedule, in the schedule's order; of the whole day without a schedule."""
     if schedule is None:
         return (_state(spec, "00:00", priced),)

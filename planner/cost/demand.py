@@ -16,7 +16,7 @@ from planner.estimate.utilisation import relative_utilisation
 from planner.facts.day import MINUTE_S, hh_mm, periods
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.schedule.schedule import DaySchedule
+from planner.schedule.schedule import Timetable
 from planner.schedule.stretches import TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.spec.schema import Spec
 from planner.spec.traffic import TrafficSpec
@@ -71,7 +71,7 @@ class PhaseLoad:
 
 def peak_loads(
     spec: Spec,
-    schedule: DaySchedule | None,
+    schedule: Timetable | None,
     layouts: Sequence[PhaseLayout],
     outlooks: Sequence[PhaseOutlook],
     full_rates: Mapping[Phase, float],
@@ -88,7 +88,7 @@ def peak_loads(
 
 def predict_loads(
     spec: Spec,
-    schedule: DaySchedule | None,
+    schedule: Timetable | None,
     layouts: Sequence[PhaseLayout],
     outlooks: Sequence[PhaseOutlook],
     full_rates: Mapping[Phase, float],
@@ -115,7 +115,7 @@ def predict_loads(
 
 def compute_loads(
     traffic: TrafficSpec,
-    schedule: DaySchedule | None,
+    schedule: Timetable | None,
     num_units: Mapping[Phase, int],
     tokens_per_s: Mapping[Phase, float],
     most_per_s: Mapping[Phase, float],

@@ -66,7 +66,10 @@ class OtherDays:
 
 @dataclass(frozen=True)
 class Timetable:
-    """The states of ordinary days, in the order of the windows, and of special days. The controller follows it."""
+    """The states of ordinary days, in the order of the windows, and of special days. The controller follows it.
+
+    A timetable that is read from a cluster has no transitions, and figures that follow from them are unknown there.
+    """
 
     timezone: str  # IANA name
     steps: tuple[Step, ...]
@@ -74,6 +77,9 @@ class Timetable:
     drain_s: float  # for which a unit keeps them afterwards
     notice_s: float = 0.0  # how long before a unit takes its nodes other work on them is warned
     other_days: tuple[OtherDays, ...] = field(default=(), kw_only=True)
+    transitions: tuple[Transition, ...] = field(default=(), kw_only=True)
+    mean_nodes_taken: float = field(default=0.0, kw_only=True)  # nodes of units that warm up or drain included
+    gpus_per_node: int = field(default=0, kw_only=True)
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
@@ -89,15 +95,6 @@ class Timetable:
         """Return the states of `day`: a date, a weekday, or None for an ordinary day."""
         entry = None if day is None else entry_of(day, [other.days for other in self.other_days])
         return self.steps if entry is None else self.other_days[entry].steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class DaySchedule(Timetable):
-    """A timetable with the transitions between its states, and the nodes that these use."""
-
-    transitions: tuple[Transition, ...]
-    mean_nodes_taken: float  # nodes of units that warm up or drain included
-    gpus_per_node: int
 
     @property
     def peak_nodes(self) -> int:
@@ -124,12 +121,12 @@ def _mean_nodes(steps: Sequence[Step]) -> float:
     return sum(step.num_nodes * step.minutes for step in steps) / DAY_MINUTES
 
 
-def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = None) -> DaySchedule | None:
+def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = None) -> Timetable | None:
     """Return the schedule of the placed units; None if all are always on. `times` are the start times, if known."""
     if spec.schedule is None:
         return None
     steps, transitions, mean_nodes_taken = _plan_day(spec, spec.schedule, units, times)
-    return DaySchedule(
+    return Timetable(
         timezone=spec.schedule.timezone,
         steps=steps,
         warm_up_s=spec.schedule.warm_up,

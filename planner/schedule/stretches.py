@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, minute_of
 from planner.facts.terms import Phase
-from planner.schedule.schedule import DaySchedule
+from planner.schedule.schedule import Timetable
 
 Value = TypeVar("Value")
 NodesOn = Mapping[Phase, int]
@@ -66,7 +66,7 @@ def stretches_between(starts: Iterable[int]) -> tuple[Stretch, ...]:
     return tuple(Stretch(start, end - start) for start, end in zip(cuts, [*cuts[1:], DAY_MINUTES], strict=True))
 
 
-def nodes_on(schedule: DaySchedule | None, per_unit: Mapping[Phase, Sequence[int]]) -> TimesOfDay[NodesOn]:
+def nodes_on(schedule: Timetable | None, per_unit: Mapping[Phase, Sequence[int]]) -> TimesOfDay[NodesOn]:
     """Return how many nodes of each phase are on at each time of day.
 
     `per_unit` has the numbers of nodes of a phase's units, in the order in which the schedule turns units on.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planner.facts.day import DAY_S, MINUTE_S, hh_mm_ss, minute_of
 from planner.facts.terms import Phase
-from planner.schedule.schedule import DaySchedule
+from planner.schedule.schedule import Timetable
 
 __all__ = ["Breach", "breaches"]
 
@@ -41,7 +41,7 @@ class _Span:
 
 
 def breaches(
-    day: DaySchedule,
+    day: Timetable,
     nodes_of_units: Mapping[str, Sequence[str]],
     num_nodes: int,
     asked: Mapping[Phase, Sequence[float]],
@@ -96,7 +96,7 @@ def _crowded(held: Sequence[str], nodes_of_units: Mapping[str, Sequence[str]], n
         yield "a node is taken twice"
 
 
-def _serving(day: DaySchedule) -> dict[str, list[_Span]]:
+def _serving(day: Timetable) -> dict[str, list[_Span]]:
     """Return when each unit serves, step by step."""
     found: dict[str, list[_Span]] = {}
     for step in day.steps:
@@ -106,7 +106,7 @@ def _serving(day: DaySchedule) -> dict[str, list[_Span]]:
     return found
 
 
-def _taken(day: DaySchedule) -> dict[str, list[_Span]]:
+def _taken(day: Timetable) -> dict[str, list[_Span]]:
     """Return when each unit has nodes: always, but for the spans that transitions free."""
     free: dict[str, list[_Span]] = {}
     for transition in day.transitions:

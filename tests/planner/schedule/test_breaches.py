@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.schedule.derived import demand_from_units, derive_days
-from planner.schedule.schedule import DaySchedule, Step
+from planner.schedule.schedule import Step, Timetable
 from planner.schedule.transitions import State, nodes_taken, plan_transitions
 from planner.spec.schedule import ScheduleSpec
 from tests.planner.schedule.breaches import breaches
@@ -31,7 +31,7 @@ def day_of(windows, rules):
     states = [State(start, step.units) for start, step in zip(starts, steps, strict=True)]
     sizes = {name: NODES[phase] for phase in NODES for name in names[phase]}
     transitions = plan_transitions(states, sizes, rules)
-    day = DaySchedule(
+    day = Timetable(
         "UTC",
         tuple(steps),
         rules.warm_up,
