@@ -58,7 +58,7 @@ SIMULATED = {"runtime.gateway.ranks.router", "runtime.gateway.ranks.answer_lengt
 # What `compile_plan` calls, itself or by asking a candidate; no other module of the planner runs a pass.
 PASSES = {
     *("decide", "require_feasible", "place_units", "failure_domains", "plan_schedule", "balance"),
-    *("launch_documents", "report_failures", "estimate_uptime", "predict_phases", "estimate_cost"),
+    *("running_sections", "report_failures", "estimate_uptime", "predict_phases", "estimate_cost"),
 }
 
 
@@ -278,7 +278,8 @@ def test_only_commands_print(package):
 def test_only_the_compiler_knows_the_passes():
     """A pass that calls another would hide the order: it is a candidate's, and those know it who ask one.
 
-    `rebuild.py` makes the schedule of a plan that is stored without, and `plan.py` that which a plan is carried out by.
+    `rebuild.py` makes the schedule that a plan stores, and `plan.py` that which a plan is carried out by. `load.py`
+    makes what runs once more, to compare.
     """
     importers = {
         path.name
@@ -293,6 +294,7 @@ def test_only_the_compiler_knows_the_passes():
         "decided.py",
         "feasible.py",
         "fit.py",
+        "load.py",
         "plan.py",
         "repair.py",
         "rebuild.py",

@@ -1,56 +1,67 @@
 """Build the plan sections that record decisions. `render` and `up` carry out these sections and nothing else."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from planner.candidate.candidate import Candidate
-from planner.facts import names
 from planner.facts.catalog import ASSUMED
-from planner.plan.launch import launch_documents, strip_map
-from planner.plan.sections import Map, Memory, PlannedUnit
+from planner.facts.quantisation import KV_BYTES
+from planner.plan.launch import kv_dtype_of
+from planner.plan.plan import PLAN_VERSION
+from planner.plan.rebuild import Kept, SharedFacts, running_sections
+from planner.plan.sections import Map, Memory, ModelShape
 from planner.problems.fix import apply_change
 from planner.rules.schedule import reset_spent_options
 from planner.search.auto import Choice
 from planner.search.decision import DEFAULT, Decision
 from planner.spec.resolved import ResolvedSpec
+from planner.spec.schema import Spec
 
 
 def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
     """Return every decided section of the plan except its digests. `candidate` must hold the chosen spec."""
-    spec, maps, refusals = candidate.resolved, candidate.maps, candidate.refusals
+    spec, refusals = candidate.resolved, candidate.refusals
     sources, phase_gpus = _sources(candidate), candidate.phase_gpus
-    memory = {each.phase: Memory.model_validate(each) for each in candidate.memory}
-    documents = launch_documents(spec, candidate.placement, maps, memory, is_runnable=not refusals)
-    return {
-        "name": spec.written.name,
-        "spec": _fill_defaults(spec, choice.decisions),
-        "inputs": dict(spec.inputs),
-        "runnable": not refusals,
+    running = running_sections(_kept_facts(candidate, _fill_defaults(spec, choice.decisions)))
+    whys = {unit.name: unit.why for unit in candidate.units}
+    return running | {
+        "units": tuple(replace(unit, why=whys[unit.name]) for unit in running["units"]),
         "why_not": tuple(problem.message for problem in refusals),
         "refusals": refusals,
         "warnings": candidate.warnings,
-        "model": spec.model,
         "gpu": spec.gpu,
         "phase_gpus": phase_gpus or None,
         "sources": sources,
         "assumed": {name: source for name, source in sources.items() if source.startswith(ASSUMED)},
         "decisions": choice.decisions,
-        "phases": {each.phase: each for each in candidate.layouts},
-        "memory": memory,
         "placement": candidate.placement,
-        "units": tuple(
-            PlannedUnit(
-                **vars(unit),
-                unit_digest=documents[names.launch_file(unit.name)]["unit_digest"],
-                expert_map=maps[unit.phase].sha256,
-            )
-            for unit in candidate.units
-        ),
-        "launch_documents": {file: strip_map(each) for file, each in documents.items()},
-        "expert_maps": {each.sha256: Map.model_validate(each) for each in maps.values()},
-        "schedule": candidate.schedule,
+        "expert_maps": {each.sha256: Map.model_validate(each) for each in candidate.maps.values()},
         "search": choice.search,
     }
+
+
+def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> Kept:
+    """Return the facts from which the running part of the plan follows. `written` is the spec as planned."""
+    spec, model = candidate.resolved, candidate.resolved.model
+    shared = SharedFacts.model_construct(
+        version=PLAN_VERSION,
+        spec=written,
+        inputs=dict(spec.inputs),
+        model=ModelShape.model_validate(model),
+        memory={each.phase: Memory.model_validate(each) for each in candidate.memory},
+        shared_experts=model.num_shared_experts,
+        kv_bytes_per_token=spec.loaded_model.kv_bytes_per_token(KV_BYTES[kv_dtype_of(spec.written)]),
+        brings_code=model.brings_code or None,
+        quant_method=model.quantisation.other_method,
+    )
+    return Kept(
+        shared,
+        Spec.model_validate(written),
+        nodes={phase: [unit.nodes for unit in candidate.units if unit.phase == phase] for phase in spec.phases},
+        maps={phase: each.physical_to_logical for phase, each in candidate.maps.items()},
+        is_runnable=not candidate.refusals,
+    )
 
 
 def _sources(candidate: Candidate) -> dict[str, str]:

@@ -19,22 +19,19 @@ from typing import Any
 from planner.engines.adapters import gateway_container, unit_container
 from planner.engines.container import Phased
 from planner.estimate.loading import start_budget_s
-from planner.expert_map import ExpertMap
 from planner.facts import names
 from planner.facts.digest import canonical_json, digest_of, digest_of_texts
 from planner.facts.engines import ENGINES, OURS
 from planner.facts.names import Ports
-from planner.facts.quantisation import KV_BYTES, KvDtype, kv_dtype
+from planner.facts.quantisation import KvDtype, kv_dtype
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
 from planner.layout.memory import KEEPS_KV, in_pages, kv_bytes, static_fraction
 from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
-from planner.placement.place import Placement
 from planner.plan.pods import uses_multinode_nvlink
 from planner.plan.sections import Memory
 from planner.spec.phase import PhaseSpec
-from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 
 LAUNCH_VERSION = 2
@@ -54,7 +51,7 @@ class LaunchInputs:
 
     checkpoint: LaunchDocument | None
     kv_bytes_per_token: int
-    memory: Mapping[Phase, Memory]  # of one rank; only phases with planned memory
+    memory: Mapping[Phase, Memory]  # of one rank; empty if the memory of GPUs is unknown
     expert_maps: Mapping[Phase, LaunchDocument]
     first_moe_layer: int  # the model layer of a map's first row
     model_type: str  # of the checkpoint's config.json
@@ -63,35 +60,8 @@ class LaunchInputs:
     other_method: str | None = None  # quantisation method, if unusual for the precision
 
 
-def launch_documents(
-    spec: ResolvedSpec,
-    placement: Placement,
-    maps: Mapping[Phase, ExpertMap],
-    memory: Mapping[Phase, Memory],
-    *,
-    is_runnable: bool,
-) -> dict[str, LaunchDocument]:
-    """Return file name -> launch document, for the units in order and then the gateway.
-
-    `memory` is empty if the memory of GPUs is unknown.
-    """
-    dtype = _kv_dtype(spec.written)
-    inputs = LaunchInputs(
-        checkpoint=_checkpoint(spec),
-        kv_bytes_per_token=spec.loaded_model.kv_bytes_per_token(KV_BYTES[dtype]),
-        memory=memory,
-        expert_maps={phase: _expert_map(each) for phase, each in maps.items()},
-        first_moe_layer=spec.model.num_dense_layers,
-        model_type=spec.model.model_type,
-        brings_code=spec.model.brings_code,
-        other_method=spec.model.quantisation.other_method,
-        is_runnable=is_runnable,
-    )
-    return build_launch_documents(spec.written, placement.units, inputs)
-
-
-def build_launch_documents(spec: Spec, units: Sequence[Unit], inputs: LaunchInputs) -> dict[str, LaunchDocument]:
-    """Return what `launch_documents` returns, from `inputs`: these are known of a loaded plan too, to check it."""
+def launch_documents(spec: Spec, units: Sequence[Unit], inputs: LaunchInputs) -> dict[str, LaunchDocument]:
+    """Return file name -> launch document, for the units in order and then the gateway."""
     spares = {
         phase: spares_with(spec.cluster, spec.gpu_name(phase), spec.kubernetes.tolerations) for phase in spec.phases
     }
@@ -101,6 +71,12 @@ def build_launch_documents(spec: Spec, units: Sequence[Unit], inputs: LaunchInpu
         for unit in units
     }
     return documents | {names.GATEWAY_LAUNCH_FILE: _gateway_document(spec, units, inputs)}
+
+
+def kv_dtype_of(spec: Spec) -> KvDtype:
+    """Return the KV type of all phases. A rule requires one type."""
+    phase = spec.phase(spec.phases[-1])
+    return kv_dtype(phase.precision, phase.kv_precision)
 
 
 def unit_digest(document: LaunchDocument) -> str:
@@ -274,37 +250,15 @@ def _stall_timeout_s(spec: Spec) -> int:
 def _kv_contract(spec: Spec, inputs: LaunchInputs) -> LaunchDocument:
     kv_cache = {
         "wire_version": KV_WIRE_VERSION,
-        "dtype": _kv_dtype(spec),
+        "dtype": kv_dtype_of(spec),
         "bytes_per_token": inputs.kv_bytes_per_token,
         **({} if spec.kv_cache.transport == "tcp" else {"transport": spec.kv_cache.transport}),
     }
     return {"kv_cache": kv_cache, "model": _served_model(spec), "checkpoint": inputs.checkpoint}
 
 
-def _kv_dtype(spec: Spec) -> KvDtype:
-    """Return the KV type of all phases. A rule requires one type."""
-    phase = spec.phase(spec.phases[-1])
-    return kv_dtype(phase.precision, phase.kv_precision)
-
-
 def _served_model(spec: Spec) -> LaunchDocument:
     return {"name": spec.served_model_name}
-
-
-def _checkpoint(spec: ResolvedSpec) -> LaunchDocument | None:
-    """Return the checkpoint, or None if there are no weights: that plan is refused before its documents are written."""
-    if spec.written.checkpoint is None:
-        return None
-    digests = {"config_digest": spec.config_digest, "weights_digest": spec.weights_digest}
-    return {"uri": spec.written.checkpoint, **digests}
-
-
-def _expert_map(expert_map: ExpertMap) -> LaunchDocument:
-    return {
-        "sha256": expert_map.sha256,
-        "num_logical_experts": expert_map.num_logical_experts,
-        "physical_to_logical": [list(layer) for layer in expert_map.physical_to_logical],
-    }
 
 
 def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocument:

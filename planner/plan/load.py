@@ -29,7 +29,7 @@ from planner.plan.rebuild import (
     Reference,
     contradictions,
     disagreements,
-    rebuilt_sections,
+    running_sections,
     shared_facts,
     spec_mistakes,
 )
@@ -118,7 +118,7 @@ def _kept(plan: Plan, spec: Spec) -> Kept:
 
 def _check_rebuilt(plan: Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding for each value of the deployed sections that does not follow from the rest of the plan."""
-    sections = rebuilt_sections(_kept(plan, spec))
+    sections = running_sections(_kept(plan, spec))
     running = _Running.model_validate({key: sections[key] for key in _Running.model_fields}).model_dump(mode="json")
     for unit, other in zip(data["units"], running["units"], strict=False):
         other["why"] = unit["why"]

@@ -1,11 +1,12 @@
-"""Rebuild what a plan deploys from the facts in it that cannot be derived from others.
+"""Build what a plan deploys from the facts in it that cannot be derived from others.
 
     kept      the spec as planned, its files' digests, the model, one GPU's memory, each unit's nodes, the maps
-    rebuilt   the layout of phases, units with their digests, launch documents, the schedule
+    built     the layout of phases, units with their digests, launch documents, the schedule
 
-A rendered folder holds only the kept facts (`spread.py`). A PLAN.json holds both, and its rebuilt part must equal what
-its kept part gives (`load.py`). Digests alone do not ensure this: whoever edits a plan can recompute them, and then
-ranks would run something else than a reviewer reads.
+A compiled plan is built from the facts that a candidate decided (`decided.py`). A rendered folder holds only the kept
+facts (`spread.py`). A PLAN.json holds both, and its built part must equal what its kept part gives (`load.py`). Digests
+alone do not ensure this: whoever edits a plan can recompute them, and then ranks would run something else than a
+reviewer reads.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ from planner.layout.dispatch import split_of
 from planner.layout.layout import PhaseLayout, layout_of
 from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
-from planner.plan.launch import LaunchDocument, LaunchInputs, build_launch_documents, strip_map
+from planner.plan.launch import LaunchDocument, LaunchInputs, launch_documents, strip_map
 from planner.plan.plan import PLAN_VERSION, Plan, seal_plan
 from planner.plan.sections import Map, Memory, ModelShape, PlannedUnit
 from planner.plan.shapes import WRITE_ONE
@@ -144,11 +145,11 @@ def rebuild(kept: Kept) -> Plan:
         **{key: {} for key in ("gpu", "sources", "assumed")},
     }
     maps = {digest_of(rows): _rebuild_map(kept, phase) for phase, rows in kept.maps.items()}
-    return seal_plan(rebuilt_sections(kept) | {"expert_maps": maps} | unknown)
+    return seal_plan(running_sections(kept) | {"expert_maps": maps} | unknown)
 
 
-def rebuilt_sections(kept: Kept) -> dict[str, Any]:
-    """Return the plan's sections that are kept or follow from kept facts, except `expert_maps`."""
+def running_sections(kept: Kept) -> dict[str, Any]:
+    """Return the sections that are kept or follow from kept facts: all that runs, except `expert_maps`."""
     digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
     documents = _launch_documents(kept, digests)
     weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in kept.shared.memory.items()}
@@ -200,7 +201,7 @@ def _launch_documents(kept: Kept, digests: Mapping[Phase, str]) -> dict[str, Lau
         other_method=kept.shared.quant_method,
         is_runnable=kept.is_runnable,
     )
-    return build_launch_documents(kept.spec, kept.units, inputs)
+    return launch_documents(kept.spec, kept.units, inputs)
 
 
 def _checkpoint(spec: Spec, inputs: Mapping[str, str]) -> LaunchDocument | None:

@@ -25,7 +25,7 @@ NO_PASSES = {
     "apply_change": "writes values into a document",
     "change_spec": "writes values into a spec",
     "reset_spent_options": "removes what has been decided from a document",
-    "strip_map": "writes a launch document shorter",
+    "kv_dtype_of": "reads the spec",
     "predict_loads": "divides demand by speed",
     "peak_loads": "likewise, for each kind of day",
     "predict_at_load": "predicts a phase again, with fuller units",
