@@ -101,7 +101,10 @@ def removal(*paths: str, words: str | None = None) -> Fix:
 
 
 def apply_change(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """Return a copy of `data` with `change` applied. Missing sections are created."""
+    """Return a copy of `data` with `change` applied. Missing sections are created.
+
+    Raises LookupError for a path into a value that is no section, or past the end of a list.
+    """
     result: dict[str, Any] = deepcopy(dict(data))
     for path, value in sorted(change.items(), key=lambda item: item[1] is None):  # removals last: they shift indices
         section, key = _holder(result, path)
@@ -118,7 +121,11 @@ def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
     parts = path.split(".")
     while True:
         if isinstance(section, list):
+            if not parts[0].isdecimal() or int(parts[0]) >= len(section):
+                raise LookupError(path)
             key: Any = int(parts.pop(0))
+        elif not isinstance(section, dict):
+            raise LookupError(path)
         else:
             whole = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
             key = next((each for each in whole if each in section), parts[0])

@@ -21,9 +21,9 @@ from planner.rules.written import Written
 from planner.spec.declared import table_key
 from planner.spec.fields import check_fields
 from planner.spec.named import Named
-from planner.spec.places import expand_short_forms
 from planner.spec.resolved import ResolvedSpec, use_forecast
 from planner.spec.schema import Spec
+from planner.spec.short_forms import expand_short_forms
 from planner.spec.undecided import AUTO
 from planner.spec.yaml import Document, read_document
 
@@ -83,7 +83,10 @@ def change_spec(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
 
 
 def change_document(document: Document, values: Change) -> Document:
-    """Return a copy of `document` with `values` (dotted path -> value) written into it."""
+    """Return a copy of `document` with `values` (dotted path -> value) written into it.
+
+    Raises LookupError for a path at which no value can be written.
+    """
     data = apply_change(expand_short_forms(document.data, values), values)
     return replace(document, data=data, autos=document.autos | set(_auto_paths(values)))
 

@@ -22,8 +22,8 @@ from pydantic import BaseModel
 from planner.problems.fix import apply_change
 from planner.spec.declared import section_of
 from planner.spec.named import FILES
-from planner.spec.places import SHORT_FORMS, expand_short_forms
 from planner.spec.schema import Spec
+from planner.spec.short_forms import SHORT_FORMS, expand_short_forms
 from planner.spec.yaml import Document, Place
 
 

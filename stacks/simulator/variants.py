@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.compiler import Compiled, run_passes
-from planner.problems.errors import CallError, InfeasibleError, SpecError
+from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding
-from planner.problems.fix import for_example, nearest
+from planner.problems.fix import for_example
 from planner.rules.check import change_spec
-from planner.spec.places import explain_no_place
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import parse_document
 
@@ -64,7 +63,7 @@ def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Se
     """Return the mistakes in variants of `spec`, so that they can be reported with mistakes in other options."""
     try:
         check_variants(spec, variants, require_traffic)
-    except (CallError, SpecError) as error:
+    except SpecError as error:
         return error.findings
     return ()
 
@@ -118,15 +117,17 @@ def check_variants(
 ) -> list[ResolvedSpec]:
     """Return the checked spec of each variant; `require` may raise further errors.
 
-    Raises CallError for changes of fields that no spec has, and SpecError with all other mistakes.
+    Raises SpecError with all mistakes.
     """
-    _require_places(spec, variants)
     found, wrong = [], list[Finding]()
     for variant in variants:
         try:
             changed = _change_spec(spec, variant.changes) if variant.changes else spec
             require(changed)
             found.append(changed)
+        except LookupError as error:
+            rule, reason = "R418 must change a field of the spec", f"the spec has no place for {error}"
+            wrong.append(Finding("--set", variant.title, rule, reason, "see tidemill schema").at("tidemill simulate"))
         except SpecError as error:
             wrong += _name_variant(error.findings, variant, wrong)
     if wrong:
@@ -144,19 +145,6 @@ def _change_spec(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec
     """Return `spec` as it would be with `changes` in its file; a change also replaces `auto`."""
     document = replace(spec.document, autos=spec.document.autos - changes.keys())
     return change_spec(replace(spec, document=document), changes)
-
-
-def _require_places(spec: ResolvedSpec, variants: Sequence[Variant]) -> None:
-    """Raise CallError with every change whose path is no field of `spec`."""
-    wrong = []
-    for variant in variants:
-        for path in variant.changes:
-            if none := explain_no_place(path, spec.document.data):
-                rule, known = "R418 must change a field of the spec", f"{none.meant}="
-                fix = nearest(variant.title.replace(f"{path}=", known, 1)) if none.meant else "see tidemill schema"
-                wrong.append(Finding("--set", variant.title, rule, none.reason, fix))
-    if wrong:
-        raise CallError([each.at("tidemill simulate") for each in wrong])
 
 
 def _read_change(part: str, changes: dict[str, Any]) -> Finding | None:
