@@ -11,7 +11,7 @@ Results beyond the candidate's `level` raise `Unknown` too: `validate` must not 
 expert maps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -116,6 +116,11 @@ class Candidate:
         """The memory plan for one GPU of each phase, even if not everything fits; empty on `cpu`."""
         spec = self.resolved
         return tuple(each for phase in spec.phases if (each := memory_of(spec, phase)) is not None)
+
+    @property
+    def searched(self) -> Collection[Phase]:
+        """The phases whose layouts a search chose by predicted speed."""
+        return ()
 
     @property
     def phase_gpus(self) -> dict[Phase, Gpu]:

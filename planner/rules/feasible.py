@@ -4,64 +4,35 @@ The planner's passes compute layouts, placement and maps; these rules judge them
 ends the check, because later ones assume the earlier ones: counting nodes is pointless for units that fit into no GPU.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator
 
 from planner.estimate.coverage import (
-    FailureDomains,
     check_coverage,
     check_map_coverage,
     failure_domains,
     undecided_racks,
 )
 from planner.estimate.points import check_points_fit
-from planner.expert_map import Domains, ExpertMap
-from planner.facts.terms import Phase
-from planner.layout.layout import PhaseLayout
 from planner.layout.memory import find_misfits
 from planner.placement.enough import find_missing_nodes
 from planner.problems.finding import Finding, Unknown
 from planner.rules.rule import Candidate, Rule
 from planner.rules.starts import find_late_starts
-from planner.schedule.starts import StartTimes
 
 
-class LaidOut(Candidate, Protocol):
-    """A candidate with its layouts. Placement and maps raise Unknown until the candidate's level includes them."""
-
-    @property
-    def layouts(self) -> tuple[PhaseLayout, ...]:
-        """The layout of each phase: EP size, slots and nodes of its units."""
-
-    @property
-    def start_times(self) -> StartTimes | None:
-        """How long units take to start; None if unknown."""
-
-    @property
-    def places(self) -> Mapping[Phase, FailureDomains]:
-        """The failure domains of the ranks. Raises Unknown before units are placed."""
-
-    @property
-    def maps(self) -> Mapping[Phase, ExpertMap]:
-        """The expert map of each phase. Raises Unknown before maps are computed."""
-
-    def mean_balance(self, layout: PhaseLayout, slots_per_gpu: int, domains: Domains) -> float | None:
-        """Return max/mean load of a map for `layout` with these slots and failure domains; None before maps exist."""
-
-
-def memory_holds_a_request(c: LaidOut) -> Iterator[Finding]:
+def memory_holds_a_request(c: Candidate) -> Iterator[Finding]:
     """Reject GPUs whose memory cannot hold the weights and one request of full length."""
     yield from find_misfits(c.resolved, c.memory)
 
 
-def units_are_ready_in_time(c: LaidOut) -> Iterator[Finding]:
+def units_are_ready_in_time(c: Candidate) -> Iterator[Finding]:
     """Reject a `warm_up` that is shorter than the longest start of units in the schedule."""
     schedule, times = c.resolved.written.schedule, c.start_times
     if schedule is not None and times is not None:
         yield from find_late_starts(schedule, times, is_auto="schedule.warm_up" in c.resolved.document.autos)
 
 
-def experts_survive_failures(c: LaidOut) -> Iterator[Finding]:
+def experts_survive_failures(c: Candidate) -> Iterator[Finding]:
     """Reject units with too few slots or failure domains for `coverage`. Racks count once the units are placed."""
     spec = c.resolved
     try:
@@ -71,17 +42,17 @@ def experts_survive_failures(c: LaidOut) -> Iterator[Finding]:
     yield from check_coverage(spec, c.layouts, places, c.mean_balance)
 
 
-def operating_points_fit_kv(c: LaidOut) -> Iterator[Finding]:
+def operating_points_fit_kv(c: Candidate) -> Iterator[Finding]:
     """Reject operating points whose requests need more KV memory than a GPU has."""
     yield from check_points_fit(c.resolved, c.memory)
 
 
-def nodes_suffice(c: LaidOut) -> Iterator[Finding]:
+def nodes_suffice(c: Candidate) -> Iterator[Finding]:
     """Reject specs whose units need more nodes than are usable."""
     yield from find_missing_nodes(c.resolved, c.layouts)
 
 
-def rack_coverage_is_decided(c: LaidOut) -> Iterator[Finding]:
+def rack_coverage_is_decided(c: Candidate) -> Iterator[Finding]:
     """Report that `coverage: rack` cannot be checked before units are placed."""
     if c.resolved.written.coverage == "rack":
         try:
@@ -90,7 +61,7 @@ def rack_coverage_is_decided(c: LaidOut) -> Iterator[Finding]:
             yield undecided_racks()
 
 
-def maps_cover(c: LaidOut) -> Iterator[Finding]:
+def maps_cover(c: Candidate) -> Iterator[Finding]:
     """Reject expert maps in which one failure domain of a unit holds all replicas of an expert."""
     if c.resolved.written.coverage != "none":
         yield from check_map_coverage(c.maps)

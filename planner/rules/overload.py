@@ -12,8 +12,7 @@ from planner.estimate.throughput.predict import Prediction
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
-from planner.rules.promises import Predicted
-from planner.rules.rule import Rule
+from planner.rules.rule import Candidate, Rule
 from planner.spec.resolved import ResolvedSpec
 
 PROMISES: dict[Phase, tuple[str, ...]] = {"prefill": ("ttft",), "decode": ("tpot",), "mixed": ("ttft", "tpot")}
@@ -21,7 +20,7 @@ MANY = 10  # from this ratio on, say "12 times" instead of "1200%"
 SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 
 
-def units_meet_demand(c: Predicted) -> Iterator[Finding]:
+def units_meet_demand(c: Candidate) -> Iterator[Finding]:
     """Warn of each phase that misses a promised latency or refuses requests at its peak load."""
     for load in c.fullest:
         if load.is_over:

@@ -9,14 +9,11 @@ its latency is predicted with the plan's maps, and so is the number of units tha
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
-from typing import Protocol
 
-from planner.cost.demand import PhaseLoad
-from planner.estimate.performance import PhaseOutlook
 from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction, saturated_rate
 from planner.estimate.utilisation import MIN_OFFERED_UTILISATION, highest_utilisation, shorter_steps
@@ -39,28 +36,6 @@ LEAST_GAIN = 1.05  # assumed: smaller differences between two overlaps are withi
 MIN_UNITS_RATIO = 1.005  # below this ratio, do not mention the number of units
 
 
-class Predicted(Candidate, Protocol):
-    """A candidate whose speed is predicted, and which can predict changed specs too."""
-
-    @property
-    def speed(self) -> Sequence[PhaseOutlook]:
-        """The predicted speed of each phase."""
-
-    @property
-    def searched(self) -> Collection[Phase]:
-        """The phases whose layouts the search chose by predicted speed."""
-
-    @property
-    def fullest(self) -> Sequence[PhaseLoad]:
-        """The highest load of each phase on any kind of day."""
-
-    def predicted_with(self, phase: Phase, change: Change) -> Prediction | None:
-        """Return the prediction of `phase` after a `change` of the spec, with the present expert map."""
-
-    def fuller(self, load: PhaseLoad) -> Prediction | None:
-        """Return the prediction of units that serve all of `load`, which is one of `fullest`; None if they cannot."""
-
-
 @dataclass(frozen=True)
 class _Offer:
     """A change of the spec that a fix offers, and the words for it."""
@@ -70,14 +45,14 @@ class _Offer:
     keeps: bool = True  # whether the change keeps the promise as it is written
 
 
-def slo_is_kept(c: Predicted) -> Iterator[Finding]:
+def slo_is_kept(c: Candidate) -> Iterator[Finding]:
     """Warn of each promised latency that a phase is predicted to miss."""
     for outlook in c.speed:
         if outlook.prediction is not None:
             yield from _report_misses(c, outlook.phase, outlook.prediction)
 
 
-def overlap_pays_off(c: Predicted) -> Iterator[Finding]:
+def overlap_pays_off(c: Candidate) -> Iterator[Finding]:
     """Warn of each phase that is predicted to be faster without its overlap.
 
     Overlap computes one micro-batch while the other's tokens travel. But each micro-batch reads the weights again,
@@ -100,7 +75,7 @@ def overlap_pays_off(c: Predicted) -> Iterator[Finding]:
             yield Finding(f"{outlook.phase}.overlap", case.overlap, rule, reason, fix)
 
 
-def _report_misses(c: Predicted, phase: Phase, found: Prediction) -> Iterator[Finding]:
+def _report_misses(c: Candidate, phase: Phase, found: Prediction) -> Iterator[Finding]:
     slo = c.resolved.written.slo
     for name, promised, each in (
         ("ttft", slo.ttft_ms, found.ttft_seconds),
@@ -134,7 +109,7 @@ def _saturated(promised: float) -> Finding:
     return Finding("slo.ttft_ms", promised, rule, reason, fix)
 
 
-def _offer_lighter_load(c: Predicted, found: Prediction, name: str, promised: float) -> _Offer | None:
+def _offer_lighter_load(c: Candidate, found: Prediction, name: str, promised: float) -> _Offer | None:
     """Offer the heaviest load that keeps the promise, else the one that comes nearest; None if no load helps."""
     path, loads = _lighter_loads(c.resolved, found)
 

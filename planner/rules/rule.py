@@ -14,36 +14,79 @@ raises `Unknown`, which silences only that rule: each mistake is reported once a
 nothing: its fix has words, and changes that `check.py` or `repair.py` tries.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from pydantic import BaseModel
 
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryPlan
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change, Fix, removal
 from planner.spec.resolved import ResolvedSpec
+
+if TYPE_CHECKING:
+    from planner.cost.demand import PhaseLoad
+    from planner.estimate.coverage import FailureDomains
+    from planner.estimate.performance import PhaseOutlook
+    from planner.estimate.throughput.predict import Prediction
+    from planner.expert_map import Domains, ExpertMap
+    from planner.layout.layout import PhaseLayout
+    from planner.layout.memory import MemoryPlan
+    from planner.schedule.starts import StartTimes
 
 Level = Literal["fields", "resolved", "laid out", "placed", "mapped", "rendered", "started", "predicted"]
 LEVELS: Sequence[Level] = get_args(Level)
 
 
 class Candidate(Protocol):
-    """A spec without mistakes, and the results that rules need."""
+    """A spec without mistakes, and the results that rules need. Those beyond a candidate's level raise Unknown."""
 
     @property
     def resolved(self) -> ResolvedSpec:
         """The spec with file and catalog references resolved."""
 
     @property
-    def memory(self) -> Sequence[MemoryPlan]:
+    def layouts(self) -> "Sequence[PhaseLayout]":
+        """The layout of each phase: EP size, slots and nodes of its units."""
+
+    @property
+    def memory(self) -> "Sequence[MemoryPlan]":
         """The memory of one GPU of each phase; empty if ranks share the host's memory."""
 
-    def with_change(self, change: Change) -> "Candidate":
-        """Return a candidate of the changed spec. Its `resolved` raises Unknown if that spec has mistakes."""
+    @property
+    def start_times(self) -> "StartTimes | None":
+        """How long units take to start; None if unknown."""
+
+    @property
+    def places(self) -> "Mapping[Phase, FailureDomains]":
+        """The failure domains of the ranks, once units are placed."""
+
+    @property
+    def maps(self) -> "Mapping[Phase, ExpertMap]":
+        """The expert map of each phase."""
+
+    def mean_balance(self, layout: "PhaseLayout", slots_per_gpu: int, domains: "Domains") -> float | None:
+        """Return max/mean load of a map for `layout` with these slots and failure domains; None before maps exist."""
+
+    @property
+    def searched(self) -> Collection[Phase]:
+        """The phases whose layouts the search chose by predicted speed."""
+
+    @property
+    def speed(self) -> "Sequence[PhaseOutlook]":
+        """The predicted speed of each phase."""
+
+    @property
+    def fullest(self) -> "Sequence[PhaseLoad]":
+        """The highest load of each phase on any kind of day."""
+
+    def predicted_with(self, phase: Phase, change: Change) -> "Prediction | None":
+        """Return the prediction of `phase` after a `change` of the spec, with the present expert map."""
+
+    def fuller(self, load: "PhaseLoad") -> "Prediction | None":
+        """Return the prediction of units that serve all of `load`, which is one of `fullest`; None if they cannot."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from planner.rules import (
     unused,
     volumes,
 )
-from planner.rules.feasible import LaidOut
 from planner.rules.rule import Candidate, Level, Rule, is_within
 from planner.rules.written import Written
 
@@ -54,7 +53,7 @@ def broken_rules(written: Written) -> Iterator[Finding]:
             yield from rule.findings(written)
 
 
-def refusals_of(candidate: LaidOut, level: Level) -> tuple[Finding, ...]:
+def refusals_of(candidate: Candidate, level: Level) -> tuple[Finding, ...]:
     """Return the findings of the first rule, up to `level`, that makes the candidate infeasible; empty if none does."""
     spec = candidate.resolved
     found = (tuple(rule.findings(candidate)) for rule in feasible.RULES if is_within(rule.level, level))
