@@ -4,8 +4,8 @@ They stay warnings: predictions have wide ranges, and a promise may be a wish. I
 kept the promise with an estimate of the expert map's balance; the plan predicts with the map itself.
 
 Fixes offer a weaker promise and, if the spec writes a load, a lighter load that keeps the promise: fewer requests,
-shorter steps, lower utilisation. If no load keeps it, they offer the one that comes nearest. Before a load is offered,
-its latency is predicted with the plan's maps, and so is the number of units that the same tokens then take.
+shorter steps, lower utilisation. Before a load is offered, its latency is predicted with the plan's maps, and so is the
+number of units that the same tokens then take.
 """
 
 from bisect import bisect_left
@@ -30,7 +30,6 @@ GIVEN = {
     "tpot": "steps with fewer requests are shorter",
 }
 GIVEN_TURNS = "with fewer requests turns are shorter, and prompts wait less for theirs"  # for mixed units
-NOT_ENOUGH = {"ttft": ", but not soon enough to keep it", "tpot": ", but even one request takes longer than that"}
 WAITING = "its units are so full that prompts wait longer for their turn"
 LEAST_GAIN = 1.05  # assumed: smaller differences between two overlaps are within the prediction's error
 MIN_UNITS_RATIO = 1.005  # below this ratio, do not mention the number of units
@@ -42,7 +41,6 @@ class _Offer:
 
     change: Change
     words: str
-    keeps: bool = True  # whether the change keeps the promise as it is written
 
 
 def slo_is_kept(c: Candidate) -> Iterator[Finding]:
@@ -91,7 +89,6 @@ def _report_misses(c: Candidate, phase: Phase, found: Prediction) -> Iterator[Fi
             used = _offer_lower_utilisation(c.resolved, found, promised) if name == "ttft" else None
             lighter = None if phase in c.searched else _offer_lighter_load(c, found, name, promised)
             given = GIVEN_TURNS if (phase, name) == ("mixed", "ttft") else GIVEN[name]
-            given += NOT_ENOUGH[name] if lighter and not lighter.keeps else ""
             reason = CHOSEN if phase in c.searched else WAITING if used else given
             yield Finding(f"slo.{name}_ms", promised, rule, reason, _fix(ceil(reached), lighter, used))
 
@@ -110,7 +107,7 @@ def _saturated(promised: float) -> Finding:
 
 
 def _offer_lighter_load(c: Candidate, found: Prediction, name: str, promised: float) -> _Offer | None:
-    """Offer the heaviest load that keeps the promise, else the one that comes nearest; None if no load helps."""
+    """Offer the heaviest load that keeps the promise; None if none does."""
     path, loads = _lighter_loads(c.resolved, found)
 
     @cache
@@ -120,24 +117,19 @@ def _offer_lighter_load(c: Candidate, found: Prediction, name: str, promised: fl
         return tried
 
     def keeps(load: int) -> bool:
-        return at(load).meets(_mean(at(load), name), promised)
+        mean = at(load).ttft_seconds if name == "ttft" else at(load).tpot_seconds
+        assert mean is not None  # the phase promises it
+        return at(load).meets(mean, promised)
 
-    is_prefill = found.phase == "prefill"
-    if is_prefill:  # the shortest steps may take longer: a prompt takes more of them
+    if found.phase == "prefill":  # the shortest steps may take longer: a prompt takes more of them
         kept = next((each for each in loads if keeps(each)), None)
     else:
         number = bisect_left(loads, True, key=keeps)
         kept = loads[number] if number < len(loads) else None
-    if kept is not None:
-        return _Offer({path: kept}, f"{path} {kept}{_units_in_words(found, at(kept))}")
-    tried = loads if is_prefill else loads[-1:]
-    best = min(tried, key=lambda each: _mean(at(each), name).mid, default=None)
-    if best is None or _mean(at(best), name).mid >= _mean(found, name).mid:
+    if kept is None:
         return None
-    reached = ceil(_mean(at(best), name).mid * MS_PER_S)
-    return _Offer(
-        {HERE: reached, path: best}, f"{reached} with {path} {best}{_units_in_words(found, at(best))}", keeps=False
-    )
+    times = found.tokens_per_s_per_gpu.mid / at(kept).tokens_per_s_per_gpu.mid
+    return _Offer({path: kept}, f"{path} {kept}{_more_units_in_words(times)}")
 
 
 def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence[int]]:
@@ -150,12 +142,6 @@ def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence
     return path, range(ceil(found.point.requests) - 1, 0, -1)
 
 
-def _mean(found: Prediction, name: str) -> Estimate:
-    mean = found.ttft_seconds if name == "ttft" else found.tpot_seconds
-    assert mean is not None  # the phase promises it
-    return mean
-
-
 def _offer_lower_utilisation(spec: ResolvedSpec, found: Prediction, promised: float) -> _Offer | None:
     """Offer the highest prefill utilisation that keeps the promised TTFT; None if it would be too low to offer."""
     if found.phase != "prefill" or found.point.utilisation == 1 or spec.written.operating_point.prefill is None:
@@ -165,10 +151,6 @@ def _offer_lower_utilisation(spec: ResolvedSpec, found: Prediction, promised: fl
         return None
     path = f"operating_point.{found.phase}.utilisation"
     return _Offer({path: used}, f"{path} {used:g}{_more_units_in_words(found.point.utilisation / used)}")
-
-
-def _units_in_words(found: Prediction, lighter: Prediction) -> str:
-    return _more_units_in_words(found.tokens_per_s_per_gpu.mid / lighter.tokens_per_s_per_gpu.mid)
 
 
 def _more_units_in_words(times: float) -> str:

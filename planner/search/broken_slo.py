@@ -1,13 +1,10 @@
 """Explain an SLO that no layout of a phase keeps, and offer a lighter load or a weaker promise.
 
-Lighter loads are tried first, one series after another: offer the heaviest load at which some layout keeps the SLO. If
-no layout keeps it at any load, offer the load that comes nearest, with the latency that is reached there.
+Lighter loads are tried one series after another: offer the heaviest load at which some layout keeps the SLO.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from math import ceil
-from operator import itemgetter
 
 from planner.estimate.utilisation import (
     MIN_OFFERED_UTILISATION,
@@ -57,16 +54,12 @@ def _findings(
 
     `broken` are the layouts that miss the SLO.
     """
-    at_load = cache(lambda *change: search_with(phase, dict(change)))
 
-    def found(change: Change) -> Outcomes:
-        return at_load(*change.items())
+    def keeps(change: Change) -> bool:
+        return _keeps_slo(search_with(phase, change))
 
-    all_series = list(_lighter_loads(spec, phase))
-    kept = (first_success(series, lambda change: _keeps_slo(found(change))) for series in all_series)
-    heaviest = next(filter(None, kept), None)
+    lighter = next(filter(None, (first_success(series, keeps) for series in _lighter_loads(spec, phase))), None)
     for field in _missed_promises(spec, broken):
-        lighter = heaviest or _nearest_load(spec, field, all_series, found)
         yield _finding(spec, phase, field, broken, lighter)
 
 
@@ -82,20 +75,6 @@ def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> Iterator[Series]:
     yield NumberSeries((UTILISATION,), [share / 100 for share in shares])
     path, steps = shorter_steps(spec)
     yield [{path: each} for each in steps]
-
-
-def _nearest_load(
-    spec: ResolvedSpec, field: str, all_series: Sequence[Series], found: Callable[[Change], Outcomes]
-) -> Change | None:
-    """Return the change to the load with the shortest latency in `field`, and to a promise that this load can keep."""
-    ends = ([each[-1]] if isinstance(each, NumberSeries) else each for each in all_series if each)
-    tried = [(change, _slo_misses(found(change))) for each in ends for change in each]
-    reached = [(_fastest(broken, field).reached[field], broken, change) for change, broken in tried if broken]
-    if not reached:
-        return None
-    _, broken, change = min(reached, key=itemgetter(0))
-    least = _least_promise(broken, field)
-    return {**change, f"slo.{field}": least} if least > getattr(spec.written.slo, field) else change
 
 
 def _keeps_slo(found: Outcomes) -> bool:
@@ -139,10 +118,7 @@ def _finding(
     spec: ResolvedSpec, phase: Phase, field: str, broken: Sequence[RejectedLayout], lighter: Change | None
 ) -> Finding:
     best, promised, least = _fastest(broken, field), f"slo.{field}", _least_promise(broken, field)
-    if lighter is not None and lighter.get(promised, 0) >= least:
-        lighter = None
-    is_of_steps = lighter is not None and any(path.endswith("_tokens") for path in lighter)
-    beside = " in steps as long as these" if is_of_steps else " under that load" if lighter else ""
+    beside = " under that load" if lighter else ""
     fastest, any_layout = f"EP{best.numbers['ep_size']}", str(phase)
     if is_auto(spec.phase(phase), "ep_size"):
         fastest, any_layout = f"the fastest layout, {fastest},", f"any layout of {phase}"

@@ -205,29 +205,6 @@ def test_the_load_of_a_unit_without_an_operating_point_is_its_limit(promise, mos
     assert f"(the same tokens then take {rate / less:.3g} times as many units)" in str(first.fix)
 
 
-@pytest.mark.parametrize(
-    ("promised", "of_load"),
-    [
-        ({"slo.tpot_ms": 30}, {"operating_point.decode.requests": 1}),
-        ({"slo.ttft_ms": 500}, {"operating_point.prefill.step_tokens": 2048}),
-    ],
-)
-def test_an_unreachable_promise_gets_the_nearest_reachable_one(promised, of_load):
-    """The fix changes promise and load, and with it the promise is kept."""
-
-    def missed(values):
-        plan = run_passes(change_spec(check_spec(SPEC), values))
-        return [each for each in plan.plan.warnings if each.rule.startswith("W115")]
-
-    (first,) = missed(promised)
-    (field,) = promised
-    here, nearest, *_ = first.changes
-
-    assert nearest == {field: nearest[field], **of_load}
-    assert promised[field] < nearest[field] < here[field]
-    assert missed(nearest) == []
-
-
 def test_requests_of_mixed_units_are_those_of_the_traffic():
     """Without an operating point, a request of half the longest length is divided as the day's tokens are."""
     spec = check_spec(SPEC.parent / "h200-single-node.yaml")

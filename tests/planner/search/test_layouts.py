@@ -413,52 +413,6 @@ def test_a_ttft_that_no_utilisation_keeps_offers_shorter_steps(utilisation):
         check_fit(change_spec(spec, twice))
 
 
-@pytest.mark.parametrize(
-    ("field", "promised", "load"),
-    [
-        ("tpot_ms", 10, {"operating_point.decode.requests": 1}),
-        ("ttft_ms", 200, {"operating_point.prefill.step_tokens": 2048}),
-    ],
-)
-def test_an_unreachable_promise_is_fixed_together_with_the_load(field, promised, load):
-    """The fix changes both. Some layout keeps the new promise, and none keeps one that is a millisecond shorter."""
-    point = {
-        "prefill": {"prompt_tokens": 3000, "step_tokens": 16_384, "utilisation": 0.54},
-        "decode": {"requests": 88, "kv_tokens": 4989},
-    }
-    spec = spec_of(16, {field: promised}, prefill={"max_batch_tokens": 16_384}, operating_point=point)
-    with pytest.raises(InfeasibleError) as caught:
-        check_fit(spec)
-    both, alone = caught.value.findings[0].changes
-    path = f"slo.{field}"
-
-    assert both == {**load, path: both[path]}
-    assert promised < both[path] < alone[path]
-    check_fit(change_spec(spec, both))
-    with pytest.raises(InfeasibleError):
-        check_fit(change_spec(spec, {**both, path: both[path] - 1}))
-
-
-def test_a_fix_for_one_promise_does_not_strengthen_another():
-    """Nothing keeps the TTFT.
-
-    One request keeps the TPOT that 64 break, so the fix has fewer requests and the same TPOT.
-    """
-    mixed = {"ep_size": 8, "units": "auto", "precision": "fp8", "max_requests": 64}
-    cluster = {"gpu": "h200", "nodes": 1, "gpus_per_node": 8}
-    data = {"version": 1, "name": "one", "model": "deepseek-r1", "cluster": cluster, "mixed": mixed}
-    data |= {"slo": {"tpot_ms": 80, "ttft_ms": 100}}
-    with pytest.raises(InfeasibleError) as caught:
-        check_fit(check_document(parse_document(json.dumps(data), "spec.yaml")))
-    changes = {each.path: each.changes for each in caught.value.findings}
-
-    assert changes["slo.tpot_ms"][0] == {"mixed.max_requests": 1}
-    assert changes["slo.ttft_ms"][0] == {
-        "mixed.max_requests": 1,
-        "slo.ttft_ms": changes["slo.ttft_ms"][0]["slo.ttft_ms"],
-    }
-
-
 def test_requests_that_auto_has_chosen_are_said_to_be_its():
     """Nobody wrote the one request with which the promise is broken, and there can be no fewer."""
     with pytest.raises(InfeasibleError) as caught:
