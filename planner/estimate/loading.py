@@ -72,7 +72,7 @@ def _node_bytes(spec: ResolvedSpec, plan: MemoryPlan) -> float:
     """
     section = spec.phase(plan.phase)
     if spec.written.engine_name != OURS:
-        return plan.weight_bytes * min(section.ep_size, spec.cluster.gpus_per_node)
+        return plan.read_bytes * min(section.ep_size, spec.cluster.gpus_per_node)
     return node_bytes(
-        plan.weight_bytes, plan.parts["routed"], section.ep_size, section.attention_tp, spec.cluster.gpus_per_node
+        plan.read_bytes, plan.parts["routed"], section.ep_size, section.attention_tp, spec.cluster.gpus_per_node
     )

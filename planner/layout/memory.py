@@ -34,7 +34,7 @@ from planner.facts.quantities import gb
 from planner.facts.terms import EngineName, Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.layout import PhaseLayout, lay_out
-from planner.layout.weights import Weights, unabsorbed_bytes, weights_of
+from planner.layout.weights import Weights, weights_of, with_expansion
 from planner.layout.working_memory import (
     HEADROOM_SOURCE,
     activation_bytes,
@@ -94,6 +94,11 @@ class MemoryPlan:
     def weight_bytes(self) -> int:
         """Return the bytes of all weights on the GPU, its routed expert slots included."""
         return self.weights.total(self.num_slots)
+
+    @property
+    def read_bytes(self) -> int:
+        """Return the bytes of weights that a rank reads: what the engine makes of them after reading is left out."""
+        return self.weight_bytes - self.weights.absorbed
 
     @property
     def parts(self) -> dict[str, int]:
@@ -199,8 +204,8 @@ def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_by
 
 
 def loaded_bytes(memory: Sequence[MemoryPlan]) -> dict[Phase, tuple[int, int]]:
-    """Return phase -> (bytes of the weights on one GPU, bytes of its expert slots among these)."""
-    return {each.phase: (each.weight_bytes, each.parts["routed"]) for each in memory}
+    """Return phase -> (bytes of the weights that one rank reads, bytes of its expert slots among these)."""
+    return {each.phase: (each.read_bytes, each.parts["routed"]) for each in memory}
 
 
 def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:
@@ -229,7 +234,7 @@ def _as_loaded(spec: ResolvedSpec, model: Model, layout: PhaseLayout) -> Weights
     weights = weights_of(model, layout.precision, layout.dense_tp)
     if spec.written.engine_name == OURS:
         return replace(weights, towers=0)
-    return replace(weights, attention=weights.attention + unabsorbed_bytes(model, layout.precision))
+    return with_expansion(weights, model, layout.precision)
 
 
 def _sparse_buffer(spec: ResolvedSpec, model: Model, section: PhaseSpec, kv_value: int) -> int:

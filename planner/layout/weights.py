@@ -71,11 +71,12 @@ class Weights:
     embedding: int
     towers: int  # encoders of multimodal models; 0 if the engine does not load them
     slot: int
+    absorbed: int = 0  # matrices that other engines make of latent attention's expansion and keep beside it
 
     @property
     def resident(self) -> int:
         """The bytes of all parts but expert slots, equal on every GPU: 20.1 GB for DeepSeek-V3 in FP8."""
-        return self.attention + self.dense + self.shared + self.gates + self.embedding + self.towers
+        return self.attention + self.absorbed + self.dense + self.shared + self.gates + self.embedding + self.towers
 
     def total(self, num_slots: int) -> int:
         """Return the bytes of one GPU's weights with `num_slots` routed experts in each MoE layer."""
@@ -104,19 +105,23 @@ def weights_of(model: Model, precision: Precision, dense_tp: int = 1) -> Weights
     )
 
 
-def unabsorbed_bytes(model: Model, precision: Precision) -> int:
-    """Return the bytes of latent attention's expansion (kv_b) as the checkpoint has it, 1.0 GB for DeepSeek-V3.
+def with_expansion(weights: Weights, model: Model, precision: Precision) -> Weights:
+    """Return `weights` with latent attention's expansion (kv_b) as the checkpoint has it, 1.0 GB for DeepSeek-V3.
 
-    SGLang and vLLM keep it beside the two BF16 matrices that they make of it for absorption. Sources: sglang 0.5.23
-    models/deepseek_v2.py, post_load_weights; vllm 0.33.0 model_executor/layers/attention/mla_attention.py,
+    SGLang and vLLM keep it beside the two BF16 matrices that they make of it for absorption, 2.0 GB. Sources: sglang
+    0.5.23 models/deepseek_v2.py, post_load_weights; vllm 0.33.0 model_executor/layers/attention/mla_attention.py,
     process_weights_after_loading.
     """
-    weights = sum(
+    expansion = sum(
         count * layer.attention.expansion
         for layer, count in model.kinds.items()
         if isinstance(layer.attention, LatentAttention)
     )
-    return _matrix_bytes(Matrix("attention", weights, "attention"), None, FORMATS[precision], wide_bytes(precision))
+    formats, wide = FORMATS[precision], wide_bytes(precision)
+    kept, made = (
+        _matrix_bytes(Matrix("attention", expansion, role), None, formats, wide) for role in ("attention", "wide")
+    )
+    return replace(weights, attention=weights.attention - made + kept, absorbed=made)
 
 
 def _dense_part(model: Model, dense_tp: int) -> Model:

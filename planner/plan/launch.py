@@ -197,9 +197,7 @@ def _engine_fields(spec: Spec, unit: Unit, inputs: LaunchInputs) -> LaunchDocume
 
 
 def _unit_start_budget_s(spec: Spec, unit: Unit, inputs: LaunchInputs) -> int:
-    return start_budget_s(
-        spec.kubernetes, spec.engine_name, inputs.memory[unit.phase].weights_bytes * unit.ranks_per_node
-    )
+    return start_budget_s(spec.kubernetes, spec.engine_name, inputs.memory[unit.phase].read_bytes * unit.ranks_per_node)
 
 
 def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:

@@ -151,7 +151,7 @@ class Plan(Part):
     @cached_property
     def pods(self) -> Mapping[Phase, PhasePods]:
         """Return each phase's pod needs that no launch file states."""
-        return pods_of(self.spec, {phase: each.weights_bytes for phase, each in self.memory.items()})
+        return pods_of(self.spec, {phase: each.read_bytes for phase, each in self.memory.items()})
 
     @cached_property
     def timetable(self) -> Timetable | None:
@@ -255,7 +255,9 @@ def document_digest(document: Mapping[str, Any]) -> str:
 
 def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
     """Digest the part of the plan JSON that is deployed. `spec` is the plan's spec."""
-    weights = {phase: each["weights_bytes"] for phase, each in document["memory"].items()}
+    weights = {
+        phase: each["weights_bytes"] - each["weights"].get("absorbed", 0) for phase, each in document["memory"].items()
+    }
     return digest_of(
         {
             "name": document["name"],

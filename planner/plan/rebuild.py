@@ -152,7 +152,7 @@ def running_sections(kept: Kept) -> dict[str, Any]:
     """Return the sections that are kept or follow from kept facts: all that runs, except `expert_maps`."""
     digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
     documents = _launch_documents(kept, digests)
-    weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in kept.shared.memory.items()}
+    weights = {phase: (each.read_bytes, each.weights.routed) for phase, each in kept.shared.memory.items()}
     times = start_times(kept.spec, list(kept.layouts.values()), weights)
     return {
         "name": kept.spec.name,

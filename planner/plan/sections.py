@@ -197,6 +197,7 @@ class WeightBytes(Part):
     embedding: int
     routed: int
     towers: Nonzero = 0
+    absorbed: Nonzero = 0
 
 
 class Memory(Part):
@@ -214,6 +215,11 @@ class Memory(Part):
     kv_tokens: Count
     full_requests: int
     gpu_bytes: Count
+
+    @property
+    def read_bytes(self) -> int:
+        """Return the bytes of weights that a rank reads: what the engine makes of them after reading is left out."""
+        return self.weights_bytes - self.weights.absorbed
 
 
 class Goal(Part):

@@ -15,7 +15,7 @@ from planner.schedule.starts import StartTimes, Window, start_times, starts_of
 
 def unit_start_times(plan: Plan) -> StartTimes | None:
     """Return what determines how long the plan's units take to start; None if the size of some weights is unknown."""
-    weights = {phase: (each.weights_bytes, each.weights.routed) for phase, each in plan.memory.items()}
+    weights = {phase: (each.read_bytes, each.weights.routed) for phase, each in plan.memory.items()}
     layouts = [
         layout_of(plan.spec, phase, each.num_logical_experts, each.shared_per_gpu)
         for phase, each in plan.phases.items()

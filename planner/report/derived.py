@@ -319,7 +319,7 @@ def _maps(plan: Plan) -> Iterator[Row]:
             yield from make_rows(f"{section}.moves", ("slots", sum(map(len, each.physical_to_logical))))
         if moves is not None and moves.bytes and (memory := plan.memory.get(phase)):
             sizes = plan.phases[phase].ep_size, plan.phases[phase].attention_tp, plan.spec.cluster.gpus_per_node
-            read = node_bytes(memory.weights_bytes, memory.weights.routed, *sizes)
+            read = node_bytes(memory.read_bytes, memory.weights.routed, *sizes)
             seconds = read / (plan.kubernetes.load_rate * BYTES_PER_GBIT)
             yield from make_rows(f"{section}.moves", ("bytes_read_per_node", read, "bytes"), ("read_s", seconds, "s"))
 

@@ -14,7 +14,7 @@ from planner.facts.engines import OURS
 from planner.families import MODELS
 from planner.layout.layout import lay_out
 from planner.layout.memory import KV_PAGE_TOKENS, split_memory
-from planner.layout.weights import unabsorbed_bytes, weights_of
+from planner.layout.weights import weights_of, with_expansion
 from planner.layout.working_memory import activation_bytes, buffer_bytes, sparse_buffer_bytes
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import apply_change
@@ -397,10 +397,22 @@ def laid_out(phase, section, model=DEEPSEEK):
 
 
 def test_an_engine_has_latent_expansion_twice():
-    """SGLang and vLLM keep kv_b as it is loaded, 1.0 GB of DeepSeek-V3 in FP8, beside what queries absorb."""
-    assert unabsorbed_bytes(DEEPSEEK, "fp8") / 1e9 == pytest.approx(1.02, rel=0.01)
-    assert unabsorbed_bytes(DEEPSEEK, "bf16") == pytest.approx(2 * unabsorbed_bytes(DEEPSEEK, "fp8"), rel=0.01)
-    assert unabsorbed_bytes(MODELS["gpt-oss-120b"], "bf16") == 0
+    """SGLang and vLLM keep kv_b as it is read, 1.0 GB of DeepSeek-V3 in FP8, beside 2.0 GB that queries absorb."""
+    once = weights_of(DEEPSEEK, "fp8")
+    twice = with_expansion(once, DEEPSEEK, "fp8")
+
+    assert (twice.total(2) - once.total(2)) / 1e9 == pytest.approx(1.02, rel=0.01)
+    assert twice.absorbed / 1e9 == pytest.approx(2.05, rel=0.01)
+    grouped = MODELS["gpt-oss-120b"]
+    assert with_expansion(weights_of(grouped, "bf16"), grouped, "bf16") == weights_of(grouped, "bf16")
+
+
+def test_no_rank_reads_what_its_engine_makes_of_weights(compiled):
+    """Start times count the checkpoint's kv_b once: what queries absorb is made on the GPU."""
+    theirs = compiled(PAIR | {"engine": "sglang"}).memory["decode"]
+
+    assert theirs.weights.absorbed / 1e9 == pytest.approx(2.05, rel=0.01)
+    assert theirs.read_bytes == theirs.weights_bytes - theirs.weights.absorbed
 
 
 @pytest.mark.parametrize(("kv_bytes", "gb"), [(1, 6.04), (2, 5.54)])
