@@ -409,10 +409,10 @@ def test_an_engine_has_latent_expansion_twice():
 
 def test_no_rank_reads_what_its_engine_makes_of_weights(compiled):
     """Start times count the checkpoint's kv_b once: what queries absorb is made on the GPU."""
-    theirs = compiled(PAIR | {"engine": "sglang"}).memory["decode"]
+    _, theirs = compiled(PAIR | {"engine": "sglang"}).memory
 
     assert theirs.weights.absorbed / 1e9 == pytest.approx(2.05, rel=0.01)
-    assert theirs.read_bytes == theirs.weights_bytes - theirs.weights.absorbed
+    assert theirs.read_bytes == theirs.weight_bytes - theirs.weights.absorbed
 
 
 @pytest.mark.parametrize(("kv_bytes", "gb"), [(1, 6.04), (2, 5.54)])
