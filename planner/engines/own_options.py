@@ -1,13 +1,23 @@
-"""The options that a spec adds to the command of an engine's servers.
+"""The options that a spec chooses for an engine's servers: kernels for core attention in FP8, and any others by name.
 
-These come after the plan's own options. None may be one that the plan decides: `rules/engine.py` refuses those.
+The others come after the plan's own options. None may be one that the plan decides: `rules/engine.py` refuses those.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from planner.facts.core_attention import fp8_kernels
+from planner.facts.terms import Phase
+from planner.spec.schema import Spec
+
 Option = tuple[str, ...]  # an option's name and values
+
+
+def attention_options(spec: Spec, phase: Phase) -> Iterator[Option]:
+    """Yield the options for core attention in FP8, if the spec writes that; otherwise the engine chooses kernels."""
+    if spec.phase(phase).attention_precision == "fp8":
+        yield from (each.option for each in fp8_kernels(spec.engine_name, phase, spec.gpu_name(phase)).values())
 
 
 def own_options(args: Mapping[str, Any]) -> Iterator[Option]:

@@ -42,7 +42,7 @@ from planner.engines.container import (
     Phased,
     Probe,
 )
-from planner.engines.own_options import own_options
+from planner.engines.own_options import attention_options, own_options
 from planner.engines.routers import discovery, health_checks
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
@@ -105,6 +105,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *_group(unit),
         *_parallel(phase, unit),
         *_experts(phase, unit),
+        *attention_options(spec, unit.phase),
         *_memory(phase, unit.phase, known, model.page_tokens),
         *(_states(phase) if model.keeps_states else ()),
         *_drafts(spec),

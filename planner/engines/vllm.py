@@ -33,7 +33,7 @@ from typing import Any
 
 from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
 from planner.engines.edge import ROUTER_ADDRESS, ROUTER_PORT, edge_in_front
-from planner.engines.own_options import own_options
+from planner.engines.own_options import attention_options, own_options
 from planner.engines.routers import discovery, health_checks
 from planner.engines.sglang import captured_batches
 from planner.facts.engine_models import ENGINE_MODELS, moves_form
@@ -103,6 +103,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         ("--port", str(HTTP_PORT)),
         *_parallel(phase, unit),
         *_experts(phase, unit.phase, moves_experts=moves_experts),
+        *attention_options(spec, unit.phase),
         *_memory(phase, unit.phase, known, model.page_tokens),
         *_drafts(spec),
         *_handover(unit.phase),

@@ -11,6 +11,7 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import why_unknown, work_of
+from planner.facts.core_attention import Queries, fp8_kernels
 from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -38,7 +39,7 @@ def build_case(
     phase, model = layout.phase, spec.model
     machine = build_machine(spec.gpu_of(phase), layout.gpu)
     kv = kv_dtype(layout.precision, spec.phase(phase).kv_precision)
-    work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp)
+    work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp, _fp8_core(spec, phase))
     assert machine is not None
     assert work is not None
     return Case(
@@ -55,6 +56,15 @@ def build_case(
         whole_kv_bytes_per_token=spec.loaded_model.kv_bytes_per_token(KV_BYTES[kv]),
         kv_bytes_per_token=spec.loaded_model.one_of(layout.attention_tp).kv_bytes_per_token(KV_BYTES[kv]),
     )
+
+
+def _fp8_core(spec: ResolvedSpec, phase: Phase) -> frozenset[Queries]:
+    """Return the queries of a phase whose core attention the engine computes in FP8."""
+    section = spec.phase(phase)
+    if section.kv_precision != "fp8" or section.attention_precision == "bf16" or not spec.model.is_dense_latent:
+        return frozenset()
+    kernels = fp8_kernels(spec.written.engine_name, phase, spec.written.gpu_name(phase))
+    return frozenset(each for each in kernels if section.attention_precision == "fp8" or kernels[each].is_default)
 
 
 def unit_shape(spec: ResolvedSpec, layout: PhaseLayout) -> UnitShape:

@@ -17,7 +17,6 @@ from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import why_unknown
 from planner.estimate.utilisation import with_promised_utilisation
 from planner.expert_map import ExpertMap
-from planner.facts.attention.latent import LatentAttention
 from planner.facts.loads import Loads
 from planner.facts.model import Model
 from planner.facts.terms import Phase
@@ -91,7 +90,7 @@ def _unmeasured_kernels(model: Model, layout: PhaseLayout, point: OperatingPoint
 
     The tables cover latent attention over all tokens, FP8 matmuls, and decode with one query per request.
     """
-    if not all(isinstance(each, LatentAttention) and not each.is_sparse for each in model.attentions):
+    if not model.is_dense_latent:
         return "this attention"
     if point.draft_tokens and layout.phase != "prefill":
         return "steps that verify drafts"

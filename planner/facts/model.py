@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 
 from planner.facts.attention.kind import Attention, Matrix, Part, Role
+from planner.facts.attention.latent import LatentAttention
 from planner.facts.quantisation import UNQUANTISED, Formats, Quantisation
 from planner.facts.terms import KvPrecision, Precision
 
@@ -161,6 +162,11 @@ class Model:
     def attentions(self) -> Mapping[Attention, int]:
         """Return kind of attention -> number of layers with it."""
         return Counter(layer.attention for layer in self.layers)
+
+    @property
+    def is_dense_latent(self) -> bool:
+        """Return whether all layers have latent attention over all tokens."""
+        return all(isinstance(each, LatentAttention) and not each.is_sparse for each in self.attentions)
 
     @property
     def only_kv(self) -> KvPrecision | None:

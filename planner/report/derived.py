@@ -100,6 +100,7 @@ def _phases(plan: Plan) -> Iterator[Row]:
             written("redundant_experts", each.num_physical_experts - each.num_logical_experts),
             written("precision", asked.precision),
             written("kv_precision", asked.kv_precision),
+            written("attention_precision", asked.attention_precision),
             written("max_requests", asked.max_requests),
             written("max_request_tokens", asked.max_request_tokens),
             written("max_batch_tokens", None if phase == "decode" else asked.max_batch_tokens),

@@ -1,4 +1,4 @@
-"""Rules about attention groups (GPUs that share attention) and KV precision.
+"""Rules about attention groups (GPUs that share attention), KV precision and the precision of core attention.
 
 A group splits the heads evenly. Its size divides the GPUs of a node or is a multiple of them. Each rule offers only
 sizes that the other rules accept too, as far as their fields are known.
@@ -10,7 +10,7 @@ from planner.facts.model import Model
 from planner.facts.quantisation import kv_dtype
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.finding import Finding
-from planner.problems.fix import Fix, nearest_of
+from planner.problems.fix import Change, Fix, nearest_of, removal
 from planner.rules.rule import Rule
 from planner.rules.written import Written
 from planner.spec.phase import MAX_ATTENTION_TP
@@ -67,6 +67,20 @@ def kv_precision_suits_kernels(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.kv_precision", kv_precision, rule, "kernels store its compressed KV in this form only", fix)
 
 
+def core_attention_can_be_fp8(c: Written, phase: Phase) -> Iterator[Finding]:
+    """Reject core attention in FP8 over KV in another precision, or of another kind than latent attention."""
+    if c[f"{phase}.attention_precision"] != "fp8":
+        return
+    path = f"{phase}.attention_precision"
+    if not c.model.is_dense_latent:
+        rule, reason = f"S520 must be bf16 for {c.model.model_type}", "only kernels of latent attention over all tokens"
+        yield Finding(path, "fp8", rule, f"{reason} compute in FP8", removal(path, words="leave it out"))
+    elif c[f"{phase}.kv_precision"] != "fp8":
+        change: Change = {f"{each}.kv_precision": "fp8" for each in PHASES if each in c.sections}
+        fix = Fix("write kv_precision: fp8 in all phases", (change,))
+        yield Finding(path, "fp8", "S520 must be bf16, as KV is not in FP8", "kernels multiply queries with KV", fix)
+
+
 def attention_sizes(
     ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
 ) -> list[int]:
@@ -102,4 +116,5 @@ RULES = (
     Rule("S508", "resolved", attention_groups_align_with_nodes, PHASES),
     Rule("S509", "resolved", attention_splits_by_whole_heads, PHASES),
     Rule("S519", "resolved", kv_precision_suits_kernels, PHASES),
+    Rule("S520", "resolved", core_attention_can_be_fp8, PHASES),
 )

@@ -7,6 +7,7 @@ although the engines' own parsers accept them.
 
 from collections.abc import Iterator
 
+from planner.facts.core_attention import fp8_kernels
 from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.memory import memory_of
@@ -170,6 +171,26 @@ def model_name_has_no_colon(c: Candidate) -> Iterator[Finding]:
         yield Finding("model.name", name, rule, "it reads what follows the colon as the name of an adapter", fix)
 
 
+def core_attention_has_kernels(c: Candidate) -> Iterator[Finding]:
+    """Reject a precision of core attention for which the engine has no kernels on the phase's GPUs.
+
+    What an engine computes in FP8 by default, it computes so whenever KV is in FP8.
+    """
+    spec = c.resolved
+    name = spec.written.engine_name
+    for phase in spec.phases:
+        section, gpu = spec.phase(phase), spec.written.gpu_name(phase)
+        kernels, path = fp8_kernels(name, phase, gpu), f"{phase}.attention_precision"
+        fix = removal(path, words="leave it out")
+        if section.attention_precision == "fp8" and not kernels:
+            rule = f"S735 must be bf16 to run on {name}"
+            yield Finding(path, "fp8", rule, f"in {phase} it has no kernels for core attention in FP8 on {gpu}", fix)
+        is_fp8 = section.kv_precision == "fp8" and spec.model.is_dense_latent
+        if section.attention_precision == "bf16" and is_fp8 and any(each.is_default for each in kernels.values()):
+            rule = f"S735 must be fp8 to run on {name}"
+            yield Finding(path, "bf16", rule, f"with KV in FP8 its kernels on {gpu} quantise queries too", fix)
+
+
 NO_FP32 = limit(
     "*.precision",
     "S741 must not be fp32 to run on {engine}",
@@ -254,6 +275,8 @@ SGLANG = (
     Rule("S740", "rendered", gpus_are_nvidia),
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, set_deepep_dispatcher_dtype
     NO_FP32,
+    # planner/facts/core_attention.py
+    Rule("S735", "rendered", core_attention_has_kernels),
     # sglang 0.5.23 configs/model_config.py, _verify_quantization
     Rule("S741", "rendered", phases_load_one_checkpoint),
     # sglang 0.5.23 eplb/expert_location_dispatch.py, algorithm dynamic
@@ -292,6 +315,8 @@ VLLM = (
     # github.com/deepseek-ai/DeepEP dd758caf README.md
     Rule("S740", "rendered", gpus_are_nvidia),
     NO_FP32,
+    # planner/facts/core_attention.py
+    Rule("S735", "rendered", core_attention_has_kernels),
     # vllm 0.33.0 config/model.py, _verify_quantization
     Rule("S741", "rendered", phases_load_one_checkpoint),
     # vllm 0.33.0 distributed/eplb/eplb_state.py, which moves experts

@@ -82,6 +82,13 @@ TIDEMILL = (
     ),
     Rule("S730", "rendered", kv_precision_is_default),
     limit(
+        "*.attention_precision",
+        "S735 must be bf16 to run",
+        "the bundled runtime has no kernels for core attention in FP8",
+        removal(),
+        lambda spec, phase: spec.phase(phase).attention_precision == "fp8",
+    ),
+    limit(
         "*.draft_tokens",
         "S734 must be 0 to run",
         "the bundled runtime has no speculative decoding yet: each step gives a request one token",

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from planner.facts.catalog import GPUS
-from planner.facts.terms import KvPrecision, Overlap, Precision
+from planner.facts.terms import AttentionPrecision, KvPrecision, Overlap, Precision
 from planner.spec.cluster import A_GPU
 from planner.spec.pods import Variables
 from planner.spec.section import Options, Section, one_of
@@ -68,6 +68,13 @@ class PhaseSpec(Section):
         default=None,
         description="Precision of KV in memory and in transfers to decode; by default bf16, or fp32 with precision"
         " fp32.",
+        examples=["fp8"],
+    )
+    attention_precision: AttentionPrecision | None = Field(
+        default=None,
+        description="Precision of core attention, the products of queries with keys and of weights with values; by"
+        " default as the engine's own choice of kernels has it. fp8 needs kv_precision fp8, and another engine's"
+        " kernels: these are then chosen by option.",
         examples=["fp8"],
     )
     max_requests: Annotated[int, Field(ge=1, le=65_536), *OR_AUTO] = Field(

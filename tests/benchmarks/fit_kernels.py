@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from io import BytesIO
 from math import sqrt
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,15 @@ from planner.families import MODELS
 
 OUTPUT = Path(__file__).parents[2] / "planner" / "estimate" / "throughput" / "kernels.json"
 TABLES = "aiconfigurator_core/systems/data"
-SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "gb200": "gb200"}
-CORE_KERNEL = {"h100": "fa3", "h200": "fa3", "b200": "trtllm_mla", "gb200": "trtllm_mla"}
+SYSTEMS = {
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "gb200": "gb200",
+    "b300": "b300_sxm",
+    "gb300": "gb300",
+}
+HOPPER = ("h100", "h200")  # whose wide-EP tables have core attention in BF16; on Blackwell tokens have it in FP8
 
 DISPATCH, COMBINE, EXPERTS_PER_TOKEN = 7392, 14336, 8  # bytes of a token; DeepSeek-V3
 SMS = 24
@@ -45,12 +52,14 @@ H800_NORMAL_NVLINK = (153, 158)
 H800_NORMAL_NIC = {32: (58, 57), 64: (51, 50)}
 FLASH_MLA_TFLOPS, FLASH_MLA_GB_PER_S = 660, 3000  # github.com/deepseek-ai/FlashMLA 066b5ba6 README.md, on H800
 
+FP8_MLA_H20 = 1.7  # github.com/lm-sys/lm-sys.github.io 2896b379 blog/2025-09-26-sglang-ant-group.md, FP8 MLA
 FLASH_MLA_H20_TFLOPS = 128  # github.com/deepseek-ai/FlashMLA issue 30: 120 to 130, batch 128 over 8,192 tokens
 MLA_MI300X_TFLOPS = 367  # github.com/ROCm/aiter pull 3188: the most of 25 sizes, KV in FP8, 64 heads
 MATMULS_MI300X, MATMULS_H100 = 0.45, 0.93  # of the nominal rate, the most that is reached: arXiv 2510.27583
 
 V3 = work_of(MODELS["deepseek-v3"], "fp8", "fp8")
 MOE, DENSE = (next(each for each in V3.layers if bool(each.expert) is wanted) for wanted in (True, False))
+IN_FP8 = replace(MOE.attention, fp8_core=frozenset({"tokens"}))
 
 Row = dict[str, Any]
 Point = tuple[Callable[[Machine], float], float]  # what is predicted, and seconds that were measured
@@ -89,7 +98,10 @@ def families(tables: Tables) -> dict[str, tuple[list[str], list[Point]]]:
         ),
         "shared expert": (["ffn_fixed_us", "ffn_weight_share", "ffn_matmul_share"], _shared(tables)),
         "attention, decode": (
-            ["attention_fixed_us", "attention_weight_share", "projection_share", "core_share"],
+            [
+                *("attention_fixed_us", "attention_weight_share", "projection_share"),
+                *(["core_share"] if tables.gpu in HOPPER else []),
+            ],
             _attention(tables),
         ),
         "attention, prefill": (
@@ -146,11 +158,10 @@ def _shared(tables: Tables) -> list[Point]:
 
 def _attention(tables: Tables) -> list[Point]:
     rows = tables.rows("mla/sglang/0.5.10/wideep_generation_mla_perf.parquet")
+    work = MOE.attention if tables.gpu in HOPPER else IN_FP8
 
     def predicted(m: Machine, batch: int, kv: int) -> float:
-        return ops.attention_input_time(m, MOE.attention, batch) + ops.attention_output_time(
-            m, MOE.attention, batch, kv
-        )
+        return ops.attention_input_time(m, work, batch) + ops.attention_output_time(m, work, batch, kv)
 
     return [
         (lambda m, b=row["batch_size"], kv=row["isl"]: predicted(m, b, kv), row["latency"] / 1e3)
@@ -173,6 +184,50 @@ def _prompt_attention(tables: Tables) -> list[Point]:
         for row in _core(rows, tables.gpu)
         if row["batch_size"] * row["isl"] <= 262_144
     ]
+
+
+def core_attention(tables: Tables) -> dict[str, float]:
+    """Return how many times core attention of 128 heads is faster in FP8 than in BF16; on Blackwell its BF16 share too.
+
+    Of tokens it is what more context takes: batches of 128 and 256 are compared with 8,192 and 16,384 tokens of KV,
+    so that all else falls out. Of prompts it is the median of those with 4,096 to 16,384 tokens; Hopper has none in
+    FP8. On Blackwell the wide-EP tables do not tell tokens' core attention from what else takes time.
+    """
+    if tables.gpu in HOPPER:
+        took, _ = _per_context(tables.rows("mla/vllm/0.24.0/mla_generation_module_perf.parquet"))
+        return {"core_fp8_speedup": round(took["bfloat16"] / took["fp8"], 3), "prompt_core_fp8_speedup": 1.0}
+    took, tokens = _per_context(tables.rows("mla/sglang/0.5.14/generation_mla_perf.parquet"))
+    prompts = _by_precision(tables.rows("mla/sglang/0.5.14/context_mla_perf.parquet"))
+    ratios = [of["bfloat16"] / of["fp8"] for (_, length, _), of in prompts.items() if 4096 <= length <= 16_384]
+    rate = tokens * MOE.attention.core_flops / (took["bfloat16"] / 1e3)
+    return {
+        "core_share": round(rate / (GPUS[tables.gpu].bf16_tflops * 1e12), 4),
+        "core_fp8_speedup": round(took["bfloat16"] / took["fp8"], 3),
+        "prompt_core_fp8_speedup": round(median(ratios), 3),
+    }
+
+
+def _per_context(rows: list[Row]) -> tuple[dict[str, float], int]:
+    """Return precision of KV -> milliseconds for so many more tokens of KV, and their number."""
+    found = {
+        (batch, round((isl + step) / 8192), isl + step): of for (batch, isl, step), of in _by_precision(rows).items()
+    }
+    took, tokens = {"bfloat16": 0.0, "fp8": 0.0}, 0
+    for (batch, eights, kv), of in found.items():
+        sign = {1: -1, 2: 1}.get(eights, 0) if batch in (128, 256) and kv >= 8192 else 0
+        tokens += sign * batch * kv
+        took = {name: took[name] + sign * of[name] for name in took} if sign else took
+    return took, tokens
+
+
+def _by_precision(rows: list[Row]) -> dict[tuple[int, int, int], dict[str, float]]:
+    """Return (batch, prompt, step) -> precision of KV -> milliseconds, of 128 heads and matmuls in FP8 or none."""
+    found: dict[tuple[int, int, int], dict[str, float]] = {}
+    for row in rows:
+        if row["num_heads"] == 128 and row["mla_dtype"] == "bfloat16" and row.get("gemm_type") in (None, "fp8_block"):
+            key = (row["batch_size"], row["isl"], row["step"])
+            found.setdefault(key, {})[row["kv_cache_dtype"]] = row["latency"]
+    return found
 
 
 def _low_latency(tables: Tables, version: str, *, between_nodes: bool) -> list[Point]:
@@ -221,7 +276,8 @@ def _uniform(rows: list[Row]) -> list[Row]:
 
 
 def _core(rows: list[Row], gpu: str) -> list[Row]:
-    return [row for row in rows if row["kernel_source"] == CORE_KERNEL[gpu] and row["num_heads"] == 128]
+    kernel = "fa3" if gpu in HOPPER else "trtllm_mla"
+    return [row for row in rows if row["kernel_source"] == kernel and row["num_heads"] == 128]
 
 
 def _deep_ep(rows: list[Row]) -> list[Row]:
@@ -330,35 +386,42 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     wheel = zipfile.ZipFile(parser.parse_args().wheel)
     start = Kernels(**{each.name: 20.0 if each.name.endswith("us") else 0.6 for each in fields(Kernels)})
+    core = {gpu: core_attention(Tables(wheel, gpu)) for gpu in SYSTEMS}
     flash = {
         "core_share": round(FLASH_MLA_TFLOPS / GPUS["h800"].bf16_tflops, 4),
         "core_memory_share": round(FLASH_MLA_GB_PER_S / GPUS["h800"].memory_gb_per_s, 4),
     }
-    gpus = {gpu: fitted(gpu, families(Tables(wheel, gpu)), start) for gpu in SYSTEMS}
+    gpus = {gpu: fitted(gpu, families(Tables(wheel, gpu)), replace(start, **core[gpu])) for gpu in SYSTEMS}
     for gpu, each in gpus.items():
-        each["constants"] |= rows_shares(gpu, each["constants"])
+        each["constants"] |= rows_shares(gpu, each["constants"]) | core[gpu]
     gpus["h100"]["constants"]["core_memory_share"] = flash["core_memory_share"]
     h800 = fitted("h800", h800_families(), replace(start, **gpus["h100"]["constants"]))
     h800["constants"] |= flash
     gpus["h800"] = {"same_silicon_as": "h100"} | h800
-    gpus["h20"] = {"constants": {"core_share": round(FLASH_MLA_H20_TFLOPS / GPUS["h20"].bf16_tflops, 4)}}
+    h20 = {
+        "core_share": round(FLASH_MLA_H20_TFLOPS / GPUS["h20"].bf16_tflops, 4),
+        "core_fp8_speedup": FP8_MLA_H20,
+    }
+    gpus["h20"] = {"constants": h20}
     gpus["mi300x"] = {
         "constants": {"core_share": round(MLA_MI300X_TFLOPS / GPUS["mi300x"].bf16_tflops, 4)},
         "matmuls": round(MATMULS_MI300X / MATMULS_H100, 4),
     }
-    for gpu, like in (("b300", "b200"), ("gb300", "gb200"), ("mi325x", "mi300x"), ("mi355x", "mi300x")):
+    for gpu, like in (("mi325x", "mi300x"), ("mi355x", "mi300x")):
         gpus[gpu] = {"like": like, "constants": {}}
     document = {
         "written_by": "python -m tests.benchmarks.fit_kernels",
         "sources": {
-            "h100, h200, b200, gb200": "PyPI aiconfigurator-core 0.12.0, Apache-2.0, (c) NVIDIA: tables of SGLang's "
-            "wide-EP operators, versions 0.5.6.post2 to 0.5.12, of DeepSeek-V3's shapes",
+            "h100, h200, b200, gb200, b300, gb300": "PyPI aiconfigurator-core 0.12.0, Apache-2.0, (c) NVIDIA: tables "
+            "of SGLang's wide-EP operators, versions 0.5.6.post2 to 0.5.12, of DeepSeek-V3's shapes; core attention in "
+            "FP8 beside BF16 of SGLang 0.5.14 and, on Hopper, vLLM 0.24.0",
             "h800": "github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (links); github.com/deepseek-ai/FlashMLA "
             "066b5ba6 README.md (core attention); all else as its equal chip",
-            "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); all else scaled",
+            "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); github.com/lm-sys/lm-sys.github.io "
+            "2896b379 blog/2025-09-26-sglang-ant-group.md (its FP8); all else scaled",
             "mi300x": "github.com/ROCm/aiter pull 3188 (core attention); arXiv 2510.27583 (large matmuls reach 45 % of "
             "the nominal rate, an H100's 93 %, in FP8 and BF16); all else scaled",
-            "b300, gb300, mi325x, mi355x": "all scaled: from b200, gb200 and mi300x, whose kernels they run",
+            "mi325x, mi355x": "all scaled: from mi300x, whose kernels they run",
         },
         "reference": "h100",
         "left_out": left_out(wheel, gpus),

@@ -38,11 +38,13 @@ class Kernels:
     projection_share: float
     core_share: float  # of the BF16 rate
     core_memory_share: float  # of the memory's bandwidth
+    core_fp8_speedup: float  # times that core attention is faster in FP8 than in BF16
     # Attention of prefill.
     prompt_floor_us: float  # the host's launch time
     prompt_request_us: float
     prompt_projection_share: float
     prompt_core_share: float
+    prompt_core_fp8_speedup: float
     # Low-latency dispatch and combine.
     dispatch_nvlink_fixed_us: float
     dispatch_nvlink_share: float

@@ -40,7 +40,8 @@ def attention_output_time(
     kernels, tokens = machine.kernels, requests * queries
     seen = kv_tokens if work.window is None else min(kv_tokens, work.window)
     readers = tokens if work.index_flops else requests
-    matmuls = compute_time(Flops(tokens * seen * work.core_flops / kernels.core_share), machine.bf16)
+    share = kernels.core_share * (kernels.core_fp8_speedup if "tokens" in work.fp8_core else 1.0)
+    matmuls = compute_time(Flops(tokens * seen * work.core_flops / share), machine.bf16)
     reading = transfer_time(Bytes(readers * seen * work.core_bytes / kernels.core_memory_share), machine.memory)
     fixed = machine.fixed(kernels.attention_fixed_us * (1 - INTO_SHARE))
     core = max(matmuls, reading) + indexer_time(
@@ -76,7 +77,8 @@ def prompt_attention_output_time(
     """
     kernels = machine.kernels
     seen = context if work.window is None else min(context, work.window)
-    core = compute_time(Flops(tokens * seen * work.prompt_core_flops / kernels.prompt_core_share), machine.bf16)
+    share = kernels.prompt_core_share * (kernels.prompt_core_fp8_speedup if "prompts" in work.fp8_core else 1.0)
+    core = compute_time(Flops(tokens * seen * work.prompt_core_flops / share), machine.bf16)
     rate = machine.matmuls(work.kept_in)
     out = compute_time(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
     scores = indexer_time(machine, work, tokens, context, Bytes(context * requests * work.index_bytes))

@@ -19,13 +19,14 @@ transformers 5.23.0 models/minimax_m3_vl/modeling_minimax_m3_vl.py, MiniMaxM3VLI
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.estimate.throughput.dimensions import Bytes, Flops
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.latent import LatentAttention
+from planner.facts.core_attention import Queries
 from planner.facts.model import Dense, Experts, Layer, Model
 from planner.facts.quantisation import FORMATS, KV_BYTES, Format, Formats, KvDtype, wide_bytes
 from planner.facts.quantities import BITS_PER_BYTE
@@ -52,6 +53,7 @@ class AttentionWork:
     index_flops: Flops  # of the indexer, per query and token before it
     index_bytes: Bytes  # that the indexer reads, per token of KV
     index_in: Format = "fp8"  # of the indexer's matmuls
+    fp8_core: frozenset[Queries] = frozenset()  # queries whose core attention is computed in FP8
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,12 @@ def why_unknown(model: Model) -> str | None:
 
 @lru_cache(maxsize=128)
 def work_of(
-    model: Model, precision: Precision, kv: KvDtype, attention_tp: int = 1, dense_tp: int = 1
+    model: Model,
+    precision: Precision,
+    kv: KvDtype,
+    attention_tp: int = 1,
+    dense_tp: int = 1,
+    fp8_core: frozenset[Queries] = frozenset(),
 ) -> ModelWork | None:
     """Return the work of one GPU if `attention_tp` GPUs share heads; None if the model's speed cannot be predicted."""
     if why_unknown(model):
@@ -110,7 +117,8 @@ def work_of(
 
     def work(layer: Layer) -> LayerWork:
         own = layer.kept_in if precision == model.weights_in else None
-        return _layer_work(layer, model.hidden_size, own or FORMATS[precision], wide, KV_BYTES[kv], dense_tp)
+        found = _layer_work(layer, model.hidden_size, own or FORMATS[precision], wide, KV_BYTES[kv], dense_tp)
+        return replace(found, attention=replace(found.attention, fp8_core=fp8_core))
 
     layers: Counter[LayerWork] = Counter()
     for layer, count in part.kinds.items():

@@ -108,6 +108,11 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
     pair, one = spec_of(DEEPSEEK, tmp_path), spec_of(ONE_NODE, tmp_path)
     wide = spec_of(DEEPSEEK.replace("precision: fp8", "precision: bf16"), tmp_path)
     drafting = spec_of(DEEPSEEK.replace("max_requests: 128", "max_requests: 128, draft_tokens: 2"), tmp_path)
+    fp8 = "kv_precision: fp8"
+    quick = DEEPSEEK.replace("precision: fp8,", f"precision: fp8, {fp8},").replace(
+        "max_requests", "attention_precision: fp8, max_requests"
+    )
+    quick = spec_of(quick, tmp_path)
     commands = [
         command_of(pair, "prefill"),
         command_of(pair, "prefill", 3),
@@ -118,6 +123,7 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         command_of(pair, "prefill", model_type="qwen3_next"),
         command_of(one, "mixed", model_type="deepseek_v4"),
         *(command_of(drafting, phase) for phase in ("prefill", "decode")),
+        command_of(quick, "decode"),
     ]
     said = ask(
         commands=commands, router=[list(sglang.router(each.written, 1800, "image").args) for each in (pair, one)]
@@ -134,8 +140,9 @@ def test_sglang_takes_every_command_and_the_routers(ask, tmp_path):
         (32, 32, 32, 4, 0, "normal", 1024),
         (8, 1, 8, 1, 0, "auto", 64),
         (32, 32, 32, 4, 0, "normal", 1024),
-        (144, 144, 144, 18, 0, "low_latency", 18_432),
+        *[(144, 144, 144, 18, 0, "low_latency", 18_432)] * 2,
     ], said["commands"]
+    assert commands[-1][commands[-1].index("--decode-attention-backend") + 1] == "flashmla"
     assert said["router"][0]["prefill_selector"]["tidemill.dev/phase"] == "prefill"
     assert said["router"][0]["decode_selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
     assert said["router"][1]["selector"]["tidemill.dev/phase"] == "mixed"

@@ -81,7 +81,7 @@ def drafting(spec):
 
 @pytest.mark.slow
 def test_vllm_takes_every_command(ask, spec, one, drafting):
-    """Units of two nodes and of one GPU, drafts, code of the checkpoint, fixed experts: exact option strings."""
+    """Units of two nodes and of one GPU, drafts, code of the checkpoint, fixed experts, FP8 attention: exact options."""
     unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
     others = (
         replace(KNOWN, model_type="kimi_k2", brings_code=True),
@@ -91,6 +91,9 @@ def test_vllm_takes_every_command(ask, spec, one, drafting):
     containers = [vllm.unit_container(spec, unit, each, "image") for each in others]
     commands = [words_of(spec, "prefill"), words_of(spec, "decode"), one_gpu(one), words_of(drafting, "decode")]
     commands += map(told, containers)
+    blackwell = {"kv_precision": "fp8", "attention_precision": "fp8", "gpu": "b200"}
+    quick = spec.model_copy(update={each: spec.phase(each).model_copy(update=blackwell) for each in spec.phases})
+    commands += [words_of(quick, phase) for phase in spec.phases]
     said = ask(commands=commands)["commands"]
     keys = ("tensor_parallel_size", "data_parallel_size", "nnodes", "node_rank", "max_num_seqs", "enable_eplb")
 
@@ -102,7 +105,11 @@ def test_vllm_takes_every_command(ask, spec, one, drafting):
         (1, 16, 2, 1, 128, True),
         (1, 16, 2, 1, 128, False),
         (1, 16, 2, 1, 128, True),
+        (1, 32, 4, 1, 32, True),
+        (1, 16, 2, 1, 128, True),
     ], said
+    assert "--attention-config" in commands[-2]
+    assert "FLASHINFER_MLA" in commands[-1]
 
 
 @pytest.mark.slow
