@@ -81,7 +81,7 @@ def drafting(spec):
 
 @pytest.mark.slow
 def test_vllm_takes_every_command(ask, spec, one, drafting):
-    """Units of two nodes and of one GPU, drafts, code of the checkpoint, fixed experts, FP8 attention: exact options."""
+    """Two nodes and one GPU, drafts, code of the checkpoint, fixed experts, FP8 attention: exact option strings."""
     unit = Unit("pair-decode-0", "decode", 0, ("node-0", "node-1"), 16, "")
     others = (
         replace(KNOWN, model_type="kimi_k2", brings_code=True),
