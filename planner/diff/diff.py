@@ -41,7 +41,7 @@ COSTS = (
     "answered_share",
     "mean_nodes",
 )
-LOADS = ("highest_load_of_most", "hours_beyond")
+LOADS = ("asked_tokens_per_s", "highest_load_of_most", "hours_beyond")
 SPEEDS = (
     "tokens_per_s_per_gpu",
     "tokens_per_s_per_unit",
@@ -197,10 +197,10 @@ def _warnings(before: Plan, after: Plan) -> WarningMoves:
         changed=tuple(
             WarningSides(before=old[said], after=each)
             for said, each in new.items()
-            if said in old and old[said].message != each.message
+            if said in old and old[said].rule_and_reason != each.rule_and_reason
         ),
     )
 
 
 def _wording_key(warning: Finding) -> tuple[str, str]:
-    return warning.path, NUMBERS.sub(" ", warning.message)
+    return warning.path, NUMBERS.sub(" ", warning.rule_and_reason)

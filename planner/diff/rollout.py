@@ -116,7 +116,7 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
         return
     if start_stages(after.spec) == StartSpec():
-        yield "a start takes what schedule.start has by default; images are on the nodes"
+        yield "units start as fast as the defaults of schedule.start say; images are on the nodes"
     if after.kubernetes.unit_kind == "statefulset" and any(each.change in ENDING_FATES for each in changes):
         yield "pods of a StatefulSet end once somebody deletes them, those of a unit together"
     ending = {each.phase for each in changes if each.change in ENDING_FATES}

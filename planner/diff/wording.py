@@ -4,6 +4,7 @@
 as a change of three; the JSON has complete lists.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,6 +30,7 @@ from planner.plan.row import Row
 from planner.report.columns import group_numbered, numeric_order
 from planner.report.report import format_range, format_value
 
+PARENTHESES_OR_WORDS = re.compile(r"\([^()]*\)\S*|\S+")
 MAX_CAUSES = 6  # shown for a restart
 MAX_GROUPS = 4  # shown; a group is units that restart for the same causes
 MAX_RUNS = 6  # shown; a run is names with consecutive numbers
@@ -45,25 +47,28 @@ COSTS = {
 }
 EFFECTS: dict[Verdict, str] = {  # what callers of the service notice while the change is applied
     "no_restart": "no running pod ends",
-    "rolling": "each phase serves all that is asked of it",
-    "degraded": "a phase serves less than is asked of it",
+    "rolling": "each phase keeps up with its load",
+    "degraded": "a phase falls behind its load",
     "outage": "a phase serves nobody for a while",
 }
+GATEWAY_SERVES = "a gateway serves at any time"
 AS_SCHEDULED = "as scheduled, but without kubernetes.controller all units stay on"
 SPEEDS = {
-    "highest_load_of_most": "peak load over capacity",
-    "tokens_per_s_per_gpu": "tokens/s per GPU",
-    "operating_point.utilisation": "busy when predicted",
-    "operating_point.requests": "requests per group when predicted",
-    "ttft_ms": "ms TTFT",
-    "slo.ttft_ms.promised": "ms TTFT promised",
+    "asked_tokens_per_s": "tokens/s asked at peak",
+    "highest_load_of_most": "capacity asked at peak",
+    "tokens_per_s_per_gpu": "tokens/s of a GPU",
+    "ttft_ms": "TTFT in ms",
+    "operating_point.utilisation": "share of time computing at this TTFT",
+    "slo.ttft_ms.promised": "TTFT promised in ms",
     "ttft_promise": "TTFT promise",
-    "tpot_ms": "ms TPOT",
-    "slo.tpot_ms.promised": "ms TPOT promised",
+    "tpot_ms": "TPOT in ms",
+    "operating_point.requests": "requests of a DP rank at this TPOT",
+    "slo.tpot_ms.promised": "TPOT promised in ms",
     "tpot_promise": "TPOT promise",
 }
 # figure -> text in its place if a plan has figures, but not this one, because the spec does not ask for it
 ABSENT = {
+    "asked_tokens_per_s": "no traffic",
     "highest_load_of_most": "no traffic",
     "answered_share": "no traffic",
     "usd_per_million_output_tokens": "no traffic",
@@ -89,13 +94,14 @@ def headline(change: Change) -> str:
 
 def topics(change: Change) -> tuple[Topic, ...]:
     """Return the topics on which the change has something to say, in the order of interest."""
-    performance = (Topic(phase, tuple(_speeds(change, sides)), 7) for phase, sides in change.performance.items())
+    performance = (Topic(phase, tuple(_speeds(change, sides)), 9) for phase, sides in change.performance.items())
     found = (
         Topic("compared", change.compared, 4),
         Topic("verdict", verdicts(change), 8),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
         Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
         Topic("experts", tuple(_experts(change)), 4),
+        Topic("weights", tuple(_weights(change)), 2),
         Topic("nodes", tuple(_nodes(change)), 3),
         Topic("day", tuple(_day(change)), 4, is_detail=True),
         Topic("decided", tuple(_decided(change)), 4),
@@ -103,27 +109,31 @@ def topics(change: Change) -> tuple[Topic, ...]:
         Topic("cost", tuple(_cost(change)), 8),
         *performance,
         Topic("failure", tuple(_failures(change)), 3, is_detail=True),
-        Topic("warned", tuple(f"{each.message} [{each.id}]" for each in change.warnings.new), 4),
-        Topic("changed", tuple(f"{_numbers_changed(each)} [{each.after.id}]" for each in change.warnings.changed), 4),
-        Topic("gone", tuple(f"{each.message} [{each.id}]" for each in change.warnings.gone), 2, is_detail=True),
+        Topic("warnings", tuple(_warnings(change)), 12),
         Topic("assumed", change.assumed, 4, is_detail=True),
     )
     return tuple(each for each in found if each.lines)
 
 
 def verdicts(change: Change) -> tuple[str, ...]:
-    """Return a line with the verdict for each tool, and one if a controller would help.
+    """Return a line with the verdict for each tool, or a single line if both are equal, and lines on other matters.
 
-    There is only one line if the rollouts by both tools are equal.
+    These are: that the gateway goes on serving if it restarts, and that a controller would help.
     """
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
         ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
         return (f"no_restart: {EFFECTS['no_restart']}{ready}",)
+    gateway = [GATEWAY_SERVES] if any(map(_is_replaced_gateway, change.units)) else []
     if len(set(map(repr, change.ways.values()))) == 1:
-        return (_describe_rollout(change.ways["git"], ""),)
+        return (_describe_rollout(change.ways["git"], ""), *gateway)
     lines = [_describe_rollout(way, f" {TOOL_WORDS[tool]}") for tool, way in change.ways.items()]
-    return (*lines, *_offer_turns(change))
+    return (*lines, *gateway, *_offer_turns(change))
+
+
+def _is_replaced_gateway(unit: UnitChange) -> bool:
+    """Return whether the gateway's Deployment gets new pods; in another namespace it would be another Deployment."""
+    return unit.phase == "gateway" and unit.change == "restarted" and "namespace" not in unit.why
 
 
 def _offer_turns(change: Change) -> Iterator[str]:
@@ -145,7 +155,7 @@ def _describe_rollout(way: Rollout, applied: str) -> str:
         for phase in PHASES
         if (each := way.least_units.get(phase)) is not None and each.units < each.of_units
     ]
-    parts = [f"{EFFECTS[way.verdict]}, with {' and '.join(least)} left" if least else "every unit goes on serving"]
+    parts = [f"{EFFECTS[way.verdict]}, with {' and '.join(least)} serving" if least else "every unit goes on serving"]
     parts += [] if way.minutes is None else [f"takes {way.minutes} min"]
     parts += [f"{verdict} at {times}" for verdict, times in way.times.items() if verdict != way.verdict]
     return f"{way.verdict}{applied}: {'; '.join(parts)}"
@@ -181,16 +191,19 @@ def _join_limited(parts: Sequence[str], most: int) -> str:
 
 
 def _experts(change: Change) -> Iterator[str]:
-    """Yield lines on the changed expert slots of each phase, and on the weights that starting units read."""
+    """Yield a line on the changed expert slots of each phase."""
     moves = {phase: each for phase, each in change.experts.phases.items() if each.slots_changed}
     yield from (f"{phase}: {_describe_moves(each)}" for phase, each in moves.items())
     if not moves:
         yield "no slot changes"
+
+
+def _weights(change: Change) -> Iterator[str]:
+    """Yield a line on the weights that starting units read."""
     reads = change.weights
     if reads.units:
-        source = reads.checkpoint or "storage"
-        size = "weights" if reads.bytes is None else f"{_format_bytes(reads.bytes)} of weights"
-        yield f"{size} for {counted(reads.units, 'unit')} to read from {source}"
+        size = "unknown size" if reads.bytes is None else _format_bytes(reads.bytes)
+        yield f"{size}, read from {reads.checkpoint or 'storage'} by {counted(reads.units, 'unit')} as they start"
 
 
 def _describe_moves(moves: PhaseMoves) -> str:
@@ -230,7 +243,7 @@ def _day(change: Change) -> Iterator[str]:
     times = sorted({each.at for each in (*before, *after)})
     states = {at: (_state_at(before, at), _state_at(after, at)) for at in times}
     lines = [
-        f"{at} {_describe_states(old, new)}"
+        f"from {at}: {_describe_states(old, new)}"
         for at, (old, new) in states.items()
         if (old.nodes, old.units) != (new.nodes, new.units)
     ]
@@ -285,7 +298,7 @@ def _figures(sides: Sides, names: dict[str, str], empty: tuple[str, str]) -> Ite
             before = old or empty[0] or _missing_text(name, sides.before)
             yield f"{names[name]}: {before} -> {new or empty[1] or _missing_text(name, sides.after)}"
     if same := [f"{names[name]} {new}" for name, (old, new) in told.items() if old == new != ""]:
-        yield f"as before: {', '.join(same)}"
+        yield f"as before: {'; '.join(same)}"
 
 
 def _missing_text(name: str, side: Mapping[str, Row]) -> str:
@@ -310,20 +323,21 @@ def _failures(change: Change) -> Iterator[str]:
                 yield f"{phase}, one {domain} lost: stops {old} -> {new}"
 
 
-def _numbers_changed(sides: WarningSides) -> str:
-    """Return a warning with arrows between its old and new numbers."""
-    old, new = sides.before.message.split("; "), sides.after.message.split("; ")
+def _warnings(change: Change) -> Iterator[str]:
+    """Yield a line for each warning that is new, that has other numbers, or that is gone. `tidemill plan` has fixes."""
+    yield from (f"new: {each.rule_and_reason} [{each.id}]" for each in change.warnings.new)
+    for sides in change.warnings.changed:
+        yield f"changed: {_changed_numbers(sides)} [{sides.after.id}]"
+    yield from (f"gone: {each.rule_and_reason} [{each.id}]" for each in change.warnings.gone)
+
+
+def _changed_numbers(sides: WarningSides) -> str:
+    """Return a warning with arrows between its old and new numbers, or only the new warning if its wording differs."""
+    old, new = (PARENTHESES_OR_WORDS.findall(each.rule_and_reason) for each in (sides.before, sides.after))
     if len(old) != len(new):
-        return f"{sides.after.message} (before: {sides.before.message})"
-    return "; ".join(map(_words_changed, old, new))
-
-
-def _words_changed(old: str, new: str) -> str:
-    """Return a part of a warning with arrows between words that differ; only the new part if word counts differ."""
-    words = old.split(), new.split()
-    if len(words[0]) != len(words[1]):
-        return new
-    return " ".join(after if before == after else f"{before} -> {after}" for before, after in zip(*words, strict=True))
+        return sides.after.rule_and_reason
+    pairs = zip(old, new, strict=True)
+    return " ".join(after if before == after else f"{before.rstrip(';,')} -> {after}" for before, after in pairs)
 
 
 def _format_bytes(size: int) -> str:

@@ -63,10 +63,15 @@ class Finding:
     @property
     def message(self) -> str:
         """The four parts as one line. Long quotes of the user's text are shortened; `changes` have the full text."""
+        return f"{self.rule_and_reason}; {_shorten(str(self.fix))}"
+
+    @property
+    def rule_and_reason(self) -> str:
+        """The message without its last part, the fix."""
         _, _, rule_text = self.rule.partition(" ")
         value = "" if self.value is None else f" ({_value_in_words(self.value)})"
-        path, rule, reason, fix = map(_shorten, (self.path, rule_text, self.reason, str(self.fix)))
-        return f"{path}{value} {rule}; {reason}; {fix}".lstrip()
+        path, rule, reason = map(_shorten, (self.path, rule_text, self.reason))
+        return f"{path}{value} {rule}; {reason}".lstrip()
 
     @property
     def changes(self) -> tuple[Change, ...]:

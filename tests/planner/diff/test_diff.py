@@ -45,8 +45,8 @@ def test_a_warning_in_other_numbers_is_shown_with_both():
     text = " ".join(diff_text(change).split())
 
     assert (worse.after.id, change.warnings.new, change.warnings.gone) == ("W138", (), ())
-    assert re.search(r"changed traffic asks for [\d.]+ -> [\d.]+ times", text)
-    assert f"peak load over capacity: {format_value(old)} -> {format_value(new)}" in text
+    assert re.search(r"changed: traffic asks for [\d.]+ -> [\d.]+ times", text)
+    assert f"capacity asked at peak: {format_value(old)} -> {format_value(new)}" in text
 
 
 def test_a_latency_is_told_with_the_load_that_it_is_predicted_at():
@@ -57,19 +57,19 @@ def test_a_latency_is_told_with_the_load_that_it_is_predicted_at():
     before, after = compile_plan(spec), compile_plan(change_spec(spec, more))
     text = " ".join(diff_text(compare_plans(before, after)).split())
 
-    assert "peak load over capacity: no traffic -> " in text
-    assert re.search(r"busy when predicted: [\d.]+% -> [\d.]+% ms TTFT: ", text)
+    assert "capacity asked at peak: no traffic -> " in text
+    assert re.search(r"share of time computing at this TTFT: [\d.]+% -> [\d.]+%", text)
 
 
-def test_a_changed_warning_may_list_other_times():
-    """The parts that have other numbers alone are still told with both."""
-    before = Finding("traffic", None, "W138 asks for 121% at 03:30", "some wait", "plan more for 10:00, 14:00")
-    after = replace(before, rule="W138 asks for 216% at 03:30", fix="plan more for 10:00")
+def test_a_changed_warning_shows_both_numbers_and_no_fix():
+    """Numbers in brackets are one value with their range, so they change together."""
+    before = Finding("traffic", None, "W138 asks for 121% (60% to 130%)", "some wait", "plan more for 10:00, 14:00")
+    after = replace(before, rule="W138 asks for 216% (90% to 230%)", fix="plan more for 10:00")
     change = compare_plans(base(SIZE)[1], base(SIZE)[1])
     moves = change.warnings.model_copy(update={"changed": (WarningSides(before=before, after=after),)})
     text = " ".join(diff_text(change.model_copy(update={"warnings": moves})).split())
 
-    assert "changed traffic asks for 121% -> 216% at 03:30; some wait; plan more for 10:00 [W138]" in text
+    assert "changed: traffic asks for 121% -> 216% (60% to 130%) -> (90% to 230%); some wait [W138]" in text
 
 
 def test_a_warning_of_one_plan_is_new_or_gone():
@@ -79,7 +79,7 @@ def test_a_warning_of_one_plan_is_new_or_gone():
 
     assert [each.id for each in there.warnings.new] == ["W115"]
     assert [each.id for each in back.warnings.gone] == ["W115"]
-    assert "ms TPOT promised: none -> 50" in diff_text(there)
+    assert "TPOT promised in ms: none -> 50" in diff_text(there)
 
 
 def test_figures_stand_side_by_side():
@@ -115,4 +115,4 @@ def test_a_state_is_compared_with_the_one_that_held_before():
     ]
     change = compare_plans(before, compile_plan(change_spec(spec, {"schedule.windows": windows}), before))
 
-    assert "  day       07:00 nodes 17 -> 34, prefill 2 -> 4, decode 1 -> 2\n" in diff_text(change)
+    assert "  day       from 07:00: nodes 17 -> 34, prefill 2 -> 4, decode 1 -> 2\n" in diff_text(change)
