@@ -418,5 +418,6 @@ def _answer_client_left(request: Request, error: ClientDisconnect) -> Response:
 
 def _answer_our_bug(request: Request, error: Exception) -> Response:
     """Answer with an error in OpenAI's shape. The traceback goes to the log."""
+    request.app.state.gateway.metrics.failed.inc()
     body = ApiError(500, "the gateway failed; its log says why", type="server_error", code="internal_error").body()
     return JSONResponse(body, status_code=500)

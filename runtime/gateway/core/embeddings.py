@@ -86,7 +86,7 @@ class EmbeddingCall:
         self._line = admission.embeddings
         self._line.check(caller, len(prompts))
         self._metrics = metrics
-        self._prompts = [_Prompt(prompt_ids, size, admission.resumptions) for prompt_ids in prompts]
+        self._prompts = [_Prompt(prompt_ids, size, admission.resumptions, metrics) for prompt_ids in prompts]
         metrics.waiting.inc(len(prompts))
         self._turns = [
             self._line.join(caller, len(prompt_ids), prompt.try_to_start, prompt.give_up)
@@ -113,10 +113,10 @@ class EmbeddingCall:
 class _Prompt:
     """One prompt to embed: at a rank, or in line for another rank after the first was lost."""
 
-    def __init__(self, prompt_ids: list[int], size: int, resumptions: ResumptionLine) -> None:
+    def __init__(self, prompt_ids: list[int], size: int, resumptions: ResumptionLine, metrics: GatewayMetrics) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.units: dict[str, str] = {}
-        self._prompt_ids, self._size, self._resumptions = prompt_ids, size, resumptions
+        self._prompt_ids, self._size, self._resumptions, self._metrics = prompt_ids, size, resumptions, metrics
         self._request_id = ""
         self._rank: Rank | None = None
         self._num_resumptions = 0
@@ -137,6 +137,7 @@ class _Prompt:
     def give_up(self, reason: str) -> None:
         """Fail the prompt."""
         if not self.answer.done():
+            self._metrics.failed.inc()
             self.answer.set_exception(rank_failed(reason))
 
     def close(self) -> None:

@@ -92,6 +92,7 @@ class ResumableRequest:
 
     def give_up(self, reason: str) -> None:
         """Fail the request."""
+        self._clock.fail()
         self.end()
         self._deliver(Failed("", reason))
 

@@ -48,6 +48,7 @@ class GatewayMetrics:
         self.expected = counter("prefix_expected_tokens_total", "Of these, expected at the rank that was chosen.")
         self.found = counter("prefix_found_tokens_total", "Of these, found there.")
         self.rejected = counter("num_requests_rejected_total", "Requests answered with 429: no rank had room.")
+        self.failed = counter("num_requests_failed_total", "Requests answered with 503, or broken off.")
         self.resumed = counter("num_requests_resumed_total", "Times a request went on at other ranks: it had lost one.")
         self.pace = Pace()
         self.tokens = TokenTally(model_name, ITL_BUCKETS_S)
@@ -92,6 +93,12 @@ class RequestClock:
             self._metrics.tokens.count_next(now - self.last_token)
         self.last_token = now
         self._num_tokens += 1
+
+    def fail(self) -> None:
+        """Note that the request is over, because ranks or the gateway failed."""
+        if not self._has_ended:
+            self._metrics.failed.inc()
+        self.end(answered=False)
 
     def end(self, *, answered: bool) -> None:
         """Note that the request is over. Only the first call counts."""

@@ -114,6 +114,7 @@ class Line:
         """Raise ApiError if no units are ready, or if there is no room for `num_requests` of at most this size."""
         room = self.room(caller, size)
         if room is None:
+            self._metrics.failed.inc(num_requests)
             raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
         if num_requests > room:
             self._metrics.rejected.inc(num_requests)

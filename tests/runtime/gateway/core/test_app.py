@@ -431,13 +431,15 @@ def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
     assert pair.decode.heard.empty()
 
 
-def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client):
-    """Without a ready pair a call gets a 503 with Retry-After."""
+def test_without_a_ready_pair_the_answer_is_503_with_retry_after(client, gateway):
+    """Without a ready pair a call gets a 503 with Retry-After, and is counted as failed."""
+    before = gateway.metric("tidemill_num_requests_failed_total")
     with pytest.raises(openai.InternalServerError) as error:
         client.completions.create(model=MODEL, prompt="mill")
 
     assert (error.value.status_code, error.value.body["code"]) == (503, "not_ready")
     assert error.value.response.headers["retry-after"] == "1"
+    assert gateway.metric("tidemill_num_requests_failed_total") == before + 1
 
 
 def test_who_is_refused_anyway_is_not_read(client, gateway, pair):

@@ -67,13 +67,15 @@ def test_each_prompt_has_its_embedding(client, pair, answers, tokenizer, encodin
     ],
 )
 def test_what_a_rank_cannot_embed_is_a_503(client, gateway, answers, answer):
-    """If a rank cannot embed one prompt, the call fails and its other prompts are aborted."""
+    """If a rank cannot embed one prompt, the call fails, is counted, and its other prompts are aborted."""
     answers(answer)
+    before = gateway.metric("tidemill_num_requests_failed_total")
     with pytest.raises(openai.InternalServerError) as error:
         client.embeddings.create(model=MODEL, input=[[4], [5]])
 
     assert error.value.body["code"] == "rank_failed"
     assert gateway.metric("tidemill_num_requests_waiting") == 0
+    assert gateway.metric("tidemill_num_requests_failed_total") > before
 
 
 def test_a_client_that_leaves_takes_its_prompt_back(gateway, pair):

@@ -85,7 +85,10 @@ class Call:
 
     @property
     def num_resumed(self):
-        return self.measured.get_sample_value("tidemill_num_requests_resumed_total", {"model_name": "tiny"})
+        return self.count("resumed")
+
+    def count(self, what):
+        return self.measured.get_sample_value(f"tidemill_num_requests_{what}_total", {"model_name": "tiny"})
 
 
 @pytest.fixture(autouse=True)
@@ -180,19 +183,20 @@ def test_a_fault_of_the_request_itself_is_not_tried_again():
 
 
 def test_a_request_that_ends_rank_after_rank_is_given_up():
-    """A request that loses rank after rank is given up."""
+    """A request that loses rank after rank is given up, and counted as failed."""
 
     async def run():
         call = Call(MAX_RESUMPTIONS + 2)
         for number in range(MAX_RESUMPTIONS + 1):
             await call.asked(number)
             call.peers[number].rank.fail_all(f"loss {number}")
-        return call.told, await call.peers[-1].messages()
+        return call.told, await call.peers[-1].messages(), call.count("failed")
 
-    (failed,), heard = run_in_time(run())
+    (failed,), heard, num_failed = run_in_time(run())
 
     assert failed.reason == f"loss {MAX_RESUMPTIONS}"
     assert heard == []
+    assert num_failed == 1
 
 
 def test_who_finds_no_rank_in_time_is_told_both_reasons():
@@ -212,7 +216,7 @@ def test_who_finds_no_rank_in_time_is_told_both_reasons():
 
 
 def test_a_caller_that_leaves_while_its_request_waits_takes_it_along():
-    """If the caller leaves while its request waits, no rank gets it."""
+    """If the caller leaves while its request waits, no rank gets it, and nothing has failed."""
 
     async def run():
         call = Call(1)
@@ -221,9 +225,9 @@ def test_a_caller_that_leaves_while_its_request_waits_takes_it_along():
         call.request.end()
         call.peers.append(Peer(1))
         await asyncio.sleep(0.02)
-        return call.told, await call.peers[1].messages(), call.resumptions.room()
+        return call.told, await call.peers[1].messages(), call.resumptions.room(), call.count("failed")
 
-    assert run_in_time(run()) == ([], [], 9)
+    assert run_in_time(run()) == ([], [], 9, 0)
 
 
 def test_who_waits_takes_room_from_new_requests():
