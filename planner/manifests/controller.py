@@ -101,9 +101,9 @@ def _healing(plan: Plan) -> Variables:
 
 
 def _measuring(plan: Plan) -> Variables:
-    """Return the variables for acting on the gateway's metrics; empty if the controller does not read these."""
+    """Return the variables for reading the gateway's metrics and acting on them; empty for another engine's router."""
     controller = plan.kubernetes.controller
-    if controller is None or not plan.kubernetes.reads_metrics:
+    if controller is None or plan.engine != OURS:
         return {}
     port = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["metrics"]
     variables: Variables = {"metrics": names.cluster_metrics(plan.name, plan.kubernetes.namespace, port)}

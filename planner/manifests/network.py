@@ -77,7 +77,7 @@ def unit_edges(plan: Plan, unit: Unit) -> Edges:
 def controller_edges(plan: Plan) -> Edges:
     """Return the controller's connections: it calls the API server and reads the gateway's metrics."""
     egress: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}]
-    if plan.kubernetes.reads_metrics:
+    if plan.engine == OURS:
         gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}
         egress.append({"to": [gateway], "ports": [_port(_gateway_ports(plan)["metrics"])]})
     return {"ingress": [], "egress": egress}

@@ -347,12 +347,6 @@ class KubernetesSpec(Section):
         return self.controller is not None and self.controller.lend_nodes
 
     @property
-    def reads_metrics(self) -> bool:
-        """Whether the controller reads the gateway's metrics."""
-        controller = self.controller
-        return controller is not None and (controller.demand is not None or controller.stragglers_last)
-
-    @property
     def heals(self) -> bool:
         """Whether the controller moves units away from faulty nodes."""
         return self.controller is not None and self.controller.heal is not None

@@ -7,6 +7,7 @@ unit that has had its turn gets another template, as after a revert: then anothe
     units       those that have changed, in order: a unit restarts when its turn begins
     left        those that are still to change
     least       the units that served, of those that were to serve, at the look with the lowest share
+    failed      the requests that failed meanwhile, by the counts of all gateways
     promised    the same by the law of `planner/diff/serving.py`, for the state of the day in which the change begins
 
 The promise is made here and not when the plan is rendered (docs/design/controller.md). All of it is in the deployment's
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
+from types import MappingProxyType
 from typing import Any, Literal
 
 from planner.diff.serving import PhaseUnits, Turns, least_serving
@@ -73,23 +75,32 @@ class Change:
     promised_minutes: int | None = None
     ended: float | None = None
     is_replaced: bool = False  # another change has taken its place
+    num_failed: int | None = None  # None until a gateway's metrics have been read
+    gateways: Mapping[str, int] = field(default_factory=dict)  # address -> its count of failed requests, last seen
 
 
 def follow_changes(
-    deployment: Manifest, situation: Situation, decision: Decision, known: Sequence[str], now: float
+    deployment: Manifest,
+    situation: Situation,
+    decision: Decision,
+    known: Sequence[str],
+    now: float,
+    failed: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Change, ...]:
     """Return the records of recent changes, updated by a look at the wall-clock time `now`; the newest is last.
 
-    `known` are the units that the plan had at the previous look.
+    `known` are the units that the plan had at the previous look, `failed` each gateway's count of failed requests.
     """
     changes = previous_changes(deployment)
-    going = changes.pop() if changes and changes[-1].ended is None else None
+    going = _count_failed(changes.pop(), failed) if changes and changes[-1].ended is None else None
     if going and _is_replaced(going, situation):
         changes.append(replace(going, ended=now, is_replaced=True))
         going = None
     found = list(_find_changing(situation, known))
     if going or found:
-        going = _update_change(going or Change(now), found, situation, decision, deployment["spec"])
+        going = _update_change(
+            going or _count_failed(Change(now), failed), found, situation, decision, deployment["spec"]
+        )
         is_over = not (going.left or decision.turns.outdated or decision.shortages)
         changes.append(replace(going, ended=now) if is_over else going)
     return tuple(_keep_newest(changes))
@@ -115,6 +126,18 @@ def _find_changing(situation: Situation, known: Sequence[str]) -> Iterator[UnitC
             yield UnitChange(unit.name, unit.phase, "restarted")
     for unit in situation.departed:
         yield UnitChange(unit.name, unit.phase, "removed")
+
+
+def _count_failed(change: Change, failed: Mapping[str, int]) -> Change:
+    """Return the change with the requests that have failed at gateways since the last look.
+
+    A gateway that is new counts from now on. One that has counted more before has started again, and counts from 0.
+    """
+    if not failed:
+        return change
+    before = {address: change.gateways.get(address, count) for address, count in failed.items()}
+    grown = sum(count - before[address] if count >= before[address] else count for address, count in failed.items())
+    return replace(change, num_failed=(change.num_failed or 0) + grown, gateways={**change.gateways, **failed})
 
 
 def _is_replaced(change: Change, situation: Situation) -> bool:
@@ -278,6 +301,8 @@ def _change_json(change: Change) -> dict[str, Any]:
         "units": [vars(each) for each in change.units],
         "left": [vars(each) for each in change.left],
         "least": _shares_json(change.least),
+        **({} if change.num_failed is None else {"failed": change.num_failed}),
+        **({"gateways": dict(change.gateways)} if change.gateways and change.ended is None else {}),
         "promised": {"least": _shares_json(change.promised_least), **minutes},
     }
 
@@ -297,6 +322,8 @@ def _read_change(written: Mapping[str, Any], began: float) -> Change:
         written["promised"].get("minutes"),
         ended,
         written.get("outcome") == "Replaced",
+        written.get("failed"),
+        written.get("gateways", {}),
     )
 
 

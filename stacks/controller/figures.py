@@ -1,13 +1,18 @@
-"""The gateway's measurements, read from its metrics: loads of phases, and units that one slow rank holds up."""
+"""The gateways' measurements, read from their metrics.
+
+Each gateway knows the loads of all phases and the units that one slow rank holds up, so one is enough for these.
+Requests that failed are counted by each for itself.
+"""
 
 import http.client
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 from planner.facts.terms import PHASES, Phase
@@ -21,7 +26,7 @@ ASK_S = 2.0  # assumed: less than a round
 MAX_BYTES = 4 * 2**20  # assumed: the gateway's metrics are some ten thousand
 MAX_COUNT = 2**53  # the largest count; a float is not exact beyond it
 READY, REQUESTS, KV, PROMPTS = "ready_units", "requests", "kv_tokens", "prompt_tokens"  # of a phase
-STRAGGLER = "unit_straggler"
+STRAGGLER, FAILED = "unit_straggler", "num_requests_failed_total"
 PHASE_SAMPLES = rf"phase_(?:{READY}|{REQUESTS}|{KV}|{PROMPTS})"
 
 
@@ -29,39 +34,53 @@ class NoFigures(ValueError):
     """The gateway's measurements cannot be read; the text says why."""
 
 
+T = TypeVar("T")
+Answers = queue.SimpleQueue[T | NoFigures]
+
+
 @dataclass(frozen=True)
 class Figures:
-    """The gateway's measurements at one look."""
+    """The gateways' measurements at one look."""
 
     loads: Mapping[Phase, Load]  # of phases with a ready unit
     stragglers: frozenset[str]  # ready units that one slow rank holds up
+    failed: Mapping[str, int] = field(default_factory=dict)  # address of a gateway -> requests that failed there
 
 
 def read_figures(url: str) -> Figures:
-    """Fetch the gateway's page of metrics, which needs no password. Raise NoFigures.
+    """Fetch the metrics of every gateway at `url`, which needs no password. Raise NoFigures if none answers.
 
-    A thread sends the request: resolving a host name may take any time, and the controller must not wait for it.
+    Threads send the requests: resolving a host name may take any time, and the controller must not wait for it.
     """
-    url = without_secrets(url)
+    url, until = without_secrets(url), time.monotonic() + ASK_S
     try:
-        question = _Question(url)
-    except (http.client.HTTPException, ValueError) as error:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or http.client.HTTP_PORT
+    except ValueError as error:
         raise NoFigures(f"{url} is no address: {error}") from None
-    threading.Thread(target=question.ask, name="figures", daemon=True).start()
-    try:
-        page = question.answers.get(timeout=ASK_S)
-    except queue.Empty:
-        question.give_up()
-        raise NoFigures(f"{url} does not answer within {ASK_S:g} s") from None
-    if isinstance(page, NoFigures):
-        raise page
-    return parse_figures(page)
+    found: Answers[list[str]] = queue.SimpleQueue()
+    threading.Thread(target=_resolve, args=(url, host, port, found), name="addresses", daemon=True).start()
+    questions = [_Question(url, address, port, parts.path) for address in _take(url, found, until)]
+    for each in questions:
+        threading.Thread(target=each.ask, name="figures", daemon=True).start()
+    pages, problem = {}, NoFigures(f"{url} has no address")
+    for each in questions:
+        try:
+            pages[each.address] = _take(url, each.answers, until)
+        except NoFigures as error:
+            each.give_up()
+            problem = error
+    if not pages:
+        raise problem
+    return parse_figures(pages)
 
 
-def parse_figures(text: str) -> Figures:
-    """Return the measurements on a page of metrics. Raise NoFigures."""
+def parse_figures(pages: Mapping[str, str]) -> Figures:
+    """Return the measurements on the gateways' pages of metrics, by address. Raise NoFigures."""
+    page = next(iter(pages.values()))
     try:
-        values = dict(_values(text))
+        values = dict(_values(page))
+        failed = {address: count for address, text in pages.items() if (count := _num_failed(text)) is not None}
     except ValueError as error:
         raise NoFigures(f"the gateway's metrics cannot be read: {error}") from error
     phases = [phase for (name, phase), number in values.items() if name == READY and number]
@@ -71,21 +90,39 @@ def parse_figures(text: str) -> Figures:
         )
         for phase in phases
     }
-    if not loads:
-        raise NoFigures("the gateway knows of no ready unit")
-    stragglers = (sample.labels.get("unit", "") for sample in read_samples(text, STRAGGLER))
-    return Figures(loads, frozenset(stragglers))
+    stragglers = (sample.labels.get("unit", "") for sample in read_samples(page, STRAGGLER))
+    return Figures(loads, frozenset(stragglers), failed)
+
+
+def _resolve(url: str, host: str, port: int, found: Answers[list[str]]) -> None:
+    """Put the addresses of a host, or the error, into `found`."""
+    try:
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        found.put(NoFigures(f"{url} does not answer: {error}"))
+    else:
+        found.put(list(dict.fromkeys(str(address[0]) for *_, address in entries)))
+
+
+def _take(url: str, answers: Answers[T], until: float) -> T:
+    """Return what is put into `answers` until then, by the monotonic clock. Raise NoFigures."""
+    try:
+        answer = answers.get(timeout=max(until - time.monotonic(), 0.0))
+    except queue.Empty:
+        raise NoFigures(f"{url} does not answer within {ASK_S:g} s") from None
+    if isinstance(answer, NoFigures):
+        raise answer
+    return answer
 
 
 class _Question:
-    """One request to the gateway. Giving it up ends its thread and socket, however slow the answer is."""
+    """One request to a gateway. Giving it up ends its thread and socket, however slow the answer is."""
 
-    def __init__(self, url: str) -> None:
-        """Raise ValueError or HTTPException if the address is not valid."""
-        parts = urlsplit(url)
-        self.answers: queue.SimpleQueue[str | NoFigures] = queue.SimpleQueue()
-        self._url, self._path = url, parts.path
-        self._connection = http.client.HTTPConnection(parts.netloc, timeout=ASK_S)
+    def __init__(self, url: str, address: str, port: int, path: str) -> None:
+        self.address = address
+        self.answers: Answers[str] = queue.SimpleQueue()
+        self._url, self._path = url, path
+        self._connection = http.client.HTTPConnection(address, port, timeout=ASK_S)
         self._socket: socket.socket | None = None
         self._is_given_up = False
 
@@ -118,13 +155,24 @@ class _Question:
         return text.decode() if len(text) <= MAX_BYTES else NoFigures(f"{self._url} answers more than {MAX_BYTES} B")
 
 
+def _num_failed(text: str) -> int | None:
+    """Return how many requests have failed at a gateway; None if it does not say. Raise ValueError for no count."""
+    counts = [_count(FAILED, sample.written) for sample in read_samples(text, FAILED)]
+    return int(sum(counts)) if counts else None
+
+
 def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield each load figure with its name and phase. Raise ValueError for a figure that is no count."""
     for sample in read_samples(text, PHASE_SAMPLES):
         name, phase = sample.name.removeprefix("phase_"), sample.labels.get("phase")
         if phase not in PHASES:
             continue
-        value = float(sample.written)
-        if not 0 <= value < MAX_COUNT:
-            raise ValueError(f"{name} of {phase} is {value}")
-        yield (name, phase), value
+        yield (name, phase), _count(f"{name} of {phase}", sample.written)
+
+
+def _count(name: str, written: str) -> float:
+    """Return a figure that must be a count. Raise ValueError if it is none."""
+    value = float(written)
+    if not 0 <= value < MAX_COUNT:
+        raise ValueError(f"{name} is {value}")
+    return value

@@ -95,7 +95,8 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     measurement = measure(deployment, observation, now)
     observation = measurement.observation
     decision = decide(observation.situation, observation.clock.day_time(now))
-    changes = follow_changes(deployment, observation.situation, decision, previous_units(deployment), now)
+    known, failed = previous_units(deployment), measurement.failed
+    changes = follow_changes(deployment, observation.situation, decision, known, now, failed)
     _note_changes(follower, deployment, changes)
     for each in decision.scales:
         apply_scale(follower, deployment, each, now)

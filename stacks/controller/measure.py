@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.facts.terms import Phase
@@ -26,6 +26,7 @@ class Measurement:
     observation: Observation
     demand: Demand | None = None  # none for a deployment that does not follow it
     suspects: Mapping[str, Suspect] | None = None  # likewise
+    failed: Mapping[str, int] = field(default_factory=dict)  # address of a gateway -> requests that failed there
 
 
 def measure(deployment: Manifest, observation: Observation, now: float) -> Measurement:
@@ -34,7 +35,8 @@ def measure(deployment: Manifest, observation: Observation, now: float) -> Measu
     if "metrics" not in settings:
         return Measurement(observation)
     try:
-        figures, unknown = read_figures(settings["metrics"]), None
+        figures = read_figures(settings["metrics"])
+        unknown = None if figures.loads else "the gateway knows of no ready unit"
     except NoFigures as error:
         figures, unknown = Figures({}, frozenset()), str(error)
     demand = suspects = None
@@ -42,7 +44,7 @@ def measure(deployment: Manifest, observation: Observation, now: float) -> Measu
         demand = replace(_demand(deployment, observation, figures, now), unknown=unknown)
     if "stragglersLast" in settings:
         suspects = previous_suspects(deployment) if unknown else _suspects(deployment, observation, figures, now)
-    return Measurement(_apply_demand(observation, demand, suspects or {}, now), demand, suspects)
+    return Measurement(_apply_demand(observation, demand, suspects or {}, now), demand, suspects, figures.failed)
 
 
 def previous_floors(deployment: Manifest) -> dict[Phase, Floor]:

@@ -33,7 +33,7 @@ def read_changes(plan: Plan, context: str) -> list[Written] | None:
 
 
 def change_lines(plan: str, change: Written) -> Iterator[str]:
-    """Yield lines about a change: how long it took, which units changed in what order, and the fewest that served."""
+    """Yield lines about a change: how long it took, the order in which units changed, what served and what failed."""
     yield f"{change['began']}  {describe_course(change)}"
     for fate, units in groupby(change["units"], key=lambda each: each["change"]):
         yield f"  {fate} {_list_units(plan, list(units))}"
@@ -41,6 +41,8 @@ def change_lines(plan: str, change: Written) -> Iterator[str]:
         yield f"  {'not changed' if 'ended' in change else 'to change'}: {_list_units(plan, change['left'])}"
     served = [_describe_share(phase, least, change["promised"]) for phase, least in change["least"].items()]
     yield f"  served at least: {', '.join(served)}"
+    if "failed" in change:
+        yield f"  failed: {_describe_failures(change['failed'], change['promised']['least'])}"
 
 
 def describe_course(change: Written) -> str:
@@ -60,6 +62,13 @@ def _describe_share(phase: str, least: Mapping[str, int], promised: Written) -> 
     promise = f"{said['units']} of {said['ofUnits']} promised" if said else "nothing promised"
     as_promised = "as promised" if said == least else promise
     return f"{least['units']} of {counted(least['ofUnits'], f'{phase} unit')} ({as_promised})"
+
+
+def _describe_failures(number: int, least: Mapping[str, Mapping[str, int]]) -> str:
+    """Return how many requests failed. None is to fail while each phase has a unit that serves."""
+    if not all(each["units"] for each in least.values()):
+        return f"{counted(number, 'request')} (nothing promised)"
+    return f"{counted(number, 'request')} ({'0 promised' if number else 'as promised'})"
 
 
 def _list_units(plan: str, units: Sequence[Mapping[str, str]]) -> str:

@@ -20,9 +20,11 @@ def unit(name, phase, *works, straggler=None):
 
 
 def test_the_controller_reads_what_the_gateway_measures():
-    """Every figure of every phase, and the unit that a rank holds up, whatever the model is called."""
+    """Every figure of every phase, the unit that a rank holds up, and what failed, whatever the model is called."""
     registry = CollectorRegistry()
-    GatewayMetrics(registry, 'a model "of phase=", } 1').phases.sample(
+    metrics = GatewayMetrics(registry, 'a model "of phase=", } 1')
+    metrics.failed.inc(3)
+    metrics.phases.sample(
         [
             unit("demo-prefill-0", "prefill", Work(3, 700, 9000, 0), Work(1, 20, 210, 0)),
             unit("demo-decode-0", "decode", Work(5, 0, 0, 640), Work(2, 0, 0, 128), straggler=(1, 2.5)),
@@ -30,6 +32,6 @@ def test_the_controller_reads_what_the_gateway_measures():
         ]
     )
 
-    assert parse_figures(generate_latest(registry).decode()) == Figures(
-        {"prefill": Load(1, 4, 0, 720), "decode": Load(2, 7, 768, 0)}, frozenset({"demo-decode-0"})
+    assert parse_figures({"10.0.0.1": generate_latest(registry).decode()}) == Figures(
+        {"prefill": Load(1, 4, 0, 720), "decode": Load(2, 7, 768, 0)}, frozenset({"demo-decode-0"}), {"10.0.0.1": 3}
     )

@@ -186,22 +186,24 @@ def test_who_heals_may_write_all_nodes_of_the_plan(tmp_path):
     }
 
 
-def test_who_follows_demand_may_ask_the_gateway(tmp_path):
-    """Its metrics and nothing else; the day has what a unit of each phase takes, by the launch files."""
+def test_a_controller_may_ask_the_gateways_for_their_metrics(tmp_path):
+    """And for nothing else. With demand, the day has what a unit of each phase takes, by the launch files."""
     asking = rendered(tmp_path, controller={"demand": {"after": "30s"}, "stragglers_last": True})
     without = rendered(tmp_path)
-    policy = asking["NetworkPolicy", NAME]["spec"]["egress"]
 
-    assert policy[1:] == [
+    assert asking["NetworkPolicy", NAME] == without["NetworkPolicy", NAME]
+    assert asking["NetworkPolicy", NAME]["spec"]["egress"][1:] == [
         {
             "to": [{"podSelector": {"matchLabels": asking["Service", "demo-day-registry"]["spec"]["selector"]}}],
             "ports": [{"protocol": "TCP", "port": 9400}],
         }
     ]
-    assert policy[:1] == without["NetworkPolicy", NAME]["spec"]["egress"]
     assert asking["Role", NAME] == without["Role", NAME]
     day = asking["TidemillDeployment", "demo-day"]["spec"]
-    assert day["metrics"] == "http://demo-day-registry.tidemill:9400/metrics"
+    for each in (asking, without):
+        assert each["TidemillDeployment", "demo-day"]["spec"]["metrics"] == (
+            "http://demo-day-registry.tidemill:9400/metrics"
+        )
     assert day["stragglersLast"] == {}
     assert day["demand"] == {
         "used": 0.9,

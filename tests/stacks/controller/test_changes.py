@@ -1,6 +1,7 @@
 """Changes are recorded beside what was promised, by looks that may be any time apart."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
@@ -28,10 +29,10 @@ SPEC = {"startSeconds": 360, "turnSeconds": 600}
 TWO = {"prefill": {"units": 1, "ofUnits": 2}, "decode": {"units": 1, "ofUnits": 2}}
 
 
-def look_at(status, look, now=NOON, *, known=tuple(UNITS), spec=SPEC):
+def look_at(status, look, now=NOON, *, known=tuple(UNITS), spec=SPEC, failed=MappingProxyType({})):
     """The changes in the status after one look, as they are written."""
     deployment = {"spec": spec, "status": {"changes": status}}
-    return changes_json(follow_changes(deployment, look, decide(look, now), known, now))
+    return changes_json(follow_changes(deployment, look, decide(look, now), known, now, failed))
 
 
 def follow(*looks):
@@ -88,6 +89,32 @@ def test_a_controller_that_is_killed_between_two_acts_leaves_no_unit_out(case):
     assert {*names(change["units"])} == {*on}
     least, promised = change["least"], change["promised"]["least"]
     assert all(least[phase]["units"] >= promised[phase]["units"] for phase in least)
+
+
+def test_requests_that_fail_during_a_change_are_counted_over_all_gateways():
+    """Neither those before it, nor those at a gateway before it was seen. One that starts again counts from 0."""
+    looks = [
+        ((OLD,) * 4, {"old": 10}),
+        ((LEAVING, OLD, LEAVING, OLD), {"old": 12, "new": 5}),
+        ((READY, OLD, READY, OLD), {}),  # none answers
+        ((READY, LEAVING, READY, LEAVING), {"new": 1}),  # it has started again, and the other one is gone
+        ((READY,) * 4, {"new": 4}),
+        ((READY,) * 4, {"new": 90}),
+    ]
+    counted, status = [], []
+    for states, failed in looks:
+        status = look_at(status, seen(states), failed=failed)
+        counted.append(status[0]["failed"])
+
+    assert counted == [0, 2, 2, 3, 6, 6]
+    assert "gateways" not in status[0]
+
+
+def test_a_change_whose_gateways_nobody_could_ask_says_nothing_of_failures():
+    """Not that there were none."""
+    (change,) = follow((OLD,) * 4, (READY,) * 4)
+
+    assert "failed" not in change
 
 
 def test_a_change_that_a_revert_replaces_ends_and_another_begins():

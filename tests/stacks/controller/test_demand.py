@@ -186,30 +186,34 @@ tidemill_unit_straggler{model_name="tiny",unit="chat-decode-1"} 3.0
 
 def test_the_gateways_page_is_read():
     """A phase without a ready unit is not there: its load is of nobody."""
-    assert parse_figures(PAGE) == Figures({"decode": Load(2, 7.0, 1000.0, 0.0)}, frozenset({"chat-decode-1"}))
+    assert parse_figures({"10.0.0.1": PAGE}) == Figures(
+        {"decode": Load(2, 7.0, 1000.0, 0.0)}, frozenset({"chat-decode-1"})
+    )
 
 
 @pytest.mark.parametrize(
     ("page", "why"),
     [
-        ("", "the gateway knows of no ready unit"),
         (PAGE.replace("7.0", "NaN"), "the gateway's metrics cannot be read: requests of decode is nan"),
         (PAGE.replace("7.0", "-1"), "the gateway's metrics cannot be read: requests of decode is -1.0"),
         (PAGE.replace("7.0", "1e300"), "the gateway's metrics cannot be read: requests of decode is 1e\\+300"),
         (PAGE.replace("7.0", "many"), "the gateway's metrics cannot be read: could not convert"),
+        (
+            'tidemill_num_requests_failed_total{model_name="tiny"} -3',
+            "the gateway's metrics cannot be read: num_requests_failed_total is -3",
+        ),
     ],
 )
-def test_a_page_that_says_nothing_is_named(page, why):
+def test_a_page_that_is_wrong_is_named(page, why):
     """Nothing is decided by it."""
     with pytest.raises(NoFigures, match=why):
-        parse_figures(page)
+        parse_figures({"10.0.0.1": page})
 
 
 def test_a_hostile_page_costs_no_more_than_its_length():
     """No part of a line is read again and again: four megabytes are read about once."""
     for line in ('tidemill_phase_x{phase="decode"} ', 'tidemill_unit_straggler{unit="a"} ', 'tidemill_phase_x{a="'):
-        with pytest.raises(NoFigures, match="the gateway knows of no ready unit"):
-            parse_figures(line + line.partition("{")[2] * (figures.MAX_BYTES // 16))
+        assert parse_figures({"": line + line.partition("{")[2] * (figures.MAX_BYTES // 16)}).loads == {}
 
 
 @pytest.mark.parametrize("url", ["http://[/x", "http://host:port/x"])
@@ -256,12 +260,28 @@ def test_a_page_that_is_too_long_is_not_read(monkeypatch):
         read_figures(url)
 
 
+def test_every_gateway_of_a_name_is_asked(monkeypatch):
+    """Those that answer tell, and nobody waits for one that is gone."""
+    resolve, port = socket.getaddrinfo, free_port()
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{number}", port)) for number in (1, 2, 3)]
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *more, **by: found if host == "gateways" else resolve(host, *more, **by)
+    )
+    page = PAGE + 'tidemill_num_requests_failed_total{model_name="tiny"} 3.0\n'
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {len(page)}\r\n\r\n{page}".encode()
+    with _dripping(answer, "127.0.0.2", port), _dripping(answer, "127.0.0.3", port):
+        asked = read_figures(f"http://gateways:{port}/metrics")
+
+    assert asked.failed == {"127.0.0.2": 3, "127.0.0.3": 3}
+    assert asked.loads["decode"].num_ready == 2
+
+
 @contextmanager
-def _dripping(head):
+def _dripping(head, host="127.0.0.1", port=0):
     """Give the address of a server that answers `head` at once and then a byte now and then."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((host, port)) as server:
         threading.Thread(target=_drip, args=(server, head), daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        yield f"http://{host}:{server.getsockname()[1]}/metrics"
 
 
 def _drip(server, head):

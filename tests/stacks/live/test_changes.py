@@ -57,6 +57,18 @@ def test_changes_are_shown_beside_their_promises(shown):
     assert json.loads(shown({"changes": recorded}, "--format", "json"))["changes"] == recorded
 
 
+@pytest.mark.parametrize(
+    ("number", "units", "said"),
+    [(0, 1, "0 requests (as promised)"), (1, 1, "1 request (0 promised)"), (7, 0, "7 requests (nothing promised)")],
+)
+def test_requests_that_failed_are_shown_beside_their_promise(number, units, said, shown):
+    """None is to fail, unless a phase was to be without a unit."""
+    least = {"decode": {"units": units, "ofUnits": 2}}
+    change = {"began": "2025-11-25T00:00:00Z", "units": [], "left": [], "least": least, "failed": number}
+
+    assert shown({"changes": [change | {"promised": {"least": least}}]}).splitlines()[-1] == f"    failed: {said}"
+
+
 @pytest.mark.parametrize("key", ["began", "ended"])
 @pytest.mark.parametrize("written", ["2025-11-31T00:00:00Z", "2025-11-25t00:00:00+99:00", "noon"])
 def test_a_change_with_an_odd_time_is_shown_as_it_is_written(key, written, shown):
