@@ -6,7 +6,7 @@ RuntimeFailure             exit 1: something failed while running
 |-- WireError              a peer broke the protocol, or closed the connection
 |   `-- WireVersionError   a peer speaks another version of the protocol
 |-- EpochError             the document of an epoch is refused: another unit's, not the next, torn or changed
-|-- StagingError           an expert arrived in staging, and is not what its source holds
+|-- StagingError           an expert in staging or in a slot is not what the unit has loaded
 |-- RequestFailure         one request cannot be answered; the others go on
 |-- PeerLost               a rank of this unit is gone, so the unit cannot go on
 `-- UsageError             exit 2: the call itself is wrong
@@ -51,7 +51,7 @@ class EpochError(RuntimeFailure):
 
 
 class StagingError(RuntimeFailure):
-    """An expert arrived in staging and is not what its source holds. It takes no effect."""
+    """An expert in staging or in a slot is not what the unit has loaded."""
 
 
 class WireError(RuntimeFailure):

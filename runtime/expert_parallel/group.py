@@ -55,7 +55,7 @@ class Group(Protocol):
         """Wait until all ranks of the unit are here. Raise RuntimeFailure."""
 
     def gather(self, part: bytes) -> list[bytes]:
-        """Return each rank's part, on every rank. For small parts, before the first step."""
+        """Return each rank's part, on every rank. For small parts, on one thread."""
 
     def any(self, flag: bool) -> bool:
         """Return True on every rank if `flag` is true on one."""

@@ -1,8 +1,8 @@
 """The ranks of a unit that switches epochs: `switching_ranks.py SIZE PORT CHECKPOINT FOLDER DTYPE NUM_SWITCHES`.
 
 Each rank answers its prompts of `FOLDER/prompts.json` again and again, until NUM_SWITCHES maps have been proposed, each
-drawn at random. One byte of the second document is wrong as rank 1 receives it. After each switch, each slot must hold
-its expert byte for byte as in a fresh load. Each rank writes `FOLDER/RANK.json`:
+drawn at random. `FAULTS` says in which switches one byte is wrong at rank 1. After each switch, each slot must hold its
+expert byte for byte as in a fresh load. Each rank writes `FOLDER/RANK.json`:
 
     answers    prompt number -> the different lists of [token id, logprob], which must be one
     endings    what the first rank was told
@@ -18,6 +18,8 @@ from pathlib import Path
 import msgspec
 import torch
 
+from runtime.expert_parallel.epochs.checksums import as_bytes
+from runtime.expert_parallel.epochs.staging import Staging
 from runtime.expert_parallel.epochs.switch import Proposal, Switch
 from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import SoloGroup
@@ -32,7 +34,7 @@ from tests.runtime.rank_processes import fork_ranks
 ADDRESS = "127.0.0.1"
 REDUNDANT = 8
 TURNS_BETWEEN = 12  # from the end of a switch to the next proposal, so that moved slots get rows
-CORRUPTED = 2  # this switch, counted from 1
+FAULTS = {2: "document", 3: "arrival", 4: "staging"}  # switch, counted from 1 -> where one byte is wrong
 
 
 def unit_launch(size, physical_to_logical):
@@ -141,17 +143,31 @@ class SwitchingRank:
 
 
 def corrupt(group, served):
-    """Let one byte be wrong that this rank receives in the second switch."""
-    trade, hit = group.trade, []
+    """Let one byte be wrong of a document, of an expert that arrives, and of one that is staged and compared.
+
+    The experts are of the last round with one, so others have taken effect.
+    """
+    trade, take_effect, hit = group.trade, Staging.take_effect, []
 
     def trade_wrongly(sends, receives):
         trade(sends, receives)
-        experts = [tensor for _, tensor in receives if tensor.dtype == torch.uint8 and tensor.numel() > 1]
-        if experts and not hit and served.num_tried == CORRUPTED:
-            hit.append(True)
-            experts[-1][7] ^= 1
+        tensors = [tensor for _, tensor in receives if tensor.dtype == torch.uint8]
+        fault = FAULTS.get(served.num_tried)
+        is_due = fault == "document" or (fault == "arrival" and is_last(served.switch._walk))
+        if tensors and fault not in hit and is_due:
+            hit.append(fault)
+            tensors[-1][7] ^= 1
 
-    group.trade = trade_wrongly
+    def take_effect_wrongly(staging, layer, round_, checksums):
+        if FAULTS.get(served.num_tried) == "staging" and staging.own_moves(round_) and is_last(served.switch._walk):
+            as_bytes(staging._room[0])[0][7] ^= "staging" not in hit
+            hit.append("staging")
+        take_effect(staging, layer, round_, checksums)
+
+    def is_last(walk):
+        return walk.fetched is not None and not any(walk.staging.own_moves(later) for _, later in walk.rounds)
+
+    group.trade, Staging.take_effect = trade_wrongly, take_effect_wrongly
 
 
 def main(rank, size, port, checkpoint, folder, dtype, num_switches):

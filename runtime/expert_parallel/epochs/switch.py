@@ -3,11 +3,12 @@
     proposed   the first rank has a document, and says so in its vote. All ranks receive it and plan the same rounds
     fetching   a round's experts travel to the ranks' staging, beside the steps
     between    all ranks have voted that theirs are there and right: the round takes effect, on all ranks
+    checking   after the last round, each rank compares all its slots with the checksums of their experts
     back       one rank has voted that its are not: the same walk leads back, round by round, to the epoch before
 
 Every turn of the step loop begins with a vote, so "between two steps" is the same moment for all ranks, and a round
 takes effect on all of them or on none. After a round the layer's map may lie between two epochs, and holds every
-expert. No step computes with an expert whose checksum was wrong.
+expert. No step computes with an expert whose checksum is wrong.
 
     vote lags    in no switch: this rank has a document. In a switch: this rank has not done its part yet
     vote fails   this rank's part went wrong
@@ -32,14 +33,16 @@ import msgspec
 import torch
 
 from runtime.errors import EpochError, RuntimeFailure, StagingError
+from runtime.expert_parallel.epochs.checksums import Checksums, MovableLayer, check_slots, learn_checksums
 from runtime.expert_parallel.epochs.document import Epoch, Standing, first_standing, read_epoch
 from runtime.expert_parallel.epochs.moves import Round, plan_rounds
-from runtime.expert_parallel.epochs.staging import MovableLayer, Staging
+from runtime.expert_parallel.epochs.staging import Staging
 from runtime.expert_parallel.group import Group
 from runtime.launch import UnitLaunch
 
 __all__ = ["Ending", "Proposal", "Switch", "SwitchTotals"]
 
+ELSEWHERE = "it went wrong at another rank, whose log says why"
 STAGED_EXPERTS = 2  # assumed: 88 MB of DeepSeek-V3 in FP8; with more, a round stops the steps for longer
 
 
@@ -90,6 +93,7 @@ class _Walk:
     epoch: Epoch | None = None
     rounds: deque[tuple[int, Round]] = field(default_factory=deque)  # layer after layer
     fetched: tuple[int, Round] | None = None  # it takes effect when all ranks have theirs
+    is_checking: bool = False  # all rounds have taken effect
     moves: int = 0
     num_bytes: int = 0
     reason: str | None = None  # why it leads back
@@ -101,6 +105,7 @@ class Switch:
     def __init__(self, launch: UnitLaunch, group: Group, layers: Sequence[MovableLayer]) -> None:
         self.standing, self.totals = first_standing(launch), SwitchTotals()
         self._launch, self._group, self._layers = launch, group, layers
+        self._checksums: Checksums | None = None  # None before the first switch
         self._proposals: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, "switch")
         self._walk: _Walk | None = None
@@ -141,32 +146,38 @@ class Switch:
         self._part = self._thread.submit(self._receive_document, walk)
 
     def _go_on(self, walk: _Walk, fails: bool) -> None:
+        assert self._part is not None
         if fails:
-            self._turn_back(walk)
+            self._turn_back(walk, self._part.exception() or StagingError(ELSEWHERE))
             return
         if walk.fetched is not None:
-            walk.staging.take_effect(*walk.fetched)
+            assert self._checksums is not None
             layer, done = walk.fetched
+            try:
+                walk.staging.take_effect(layer, done, self._checksums)
+            except StagingError as error:
+                self._turn_back(walk, error)
+                return
             walk.maps[layer], walk.fetched = done.physical_to_logical, None
         if walk.rounds:
             walk.fetched = walk.rounds.popleft()
             self._part = self._thread.submit(self._fetch, walk, *walk.fetched)
+        elif not walk.is_checking:
+            walk.is_checking = True
+            self._part = self._thread.submit(self._check, walk)
         else:
             self._end(walk)
 
-    def _turn_back(self, walk: _Walk) -> None:
+    def _turn_back(self, walk: _Walk, error: BaseException) -> None:
         """Let the walk lead back to where it began. The fetched round does not count."""
-        assert self._part is not None
         if walk.reason is not None:
             raise RuntimeFailure(
                 f"unit {self._launch.unit} can go neither to another epoch nor back to epoch {self.standing.number}:"
-                f" {walk.reason}"
+                f" {error}"
             )
-        error = self._part.exception()
-        if error is not None:
-            print(f"tidemill: unit {self._launch.unit} does not change its epoch: {error}", file=sys.stderr, flush=True)
-        walk.reason = str(error or "it went wrong at another rank, whose log says why")
-        walk.fetched = None
+        print(f"tidemill: unit {self._launch.unit} does not change its epoch: {error}", file=sys.stderr, flush=True)
+        walk.reason = str(error)
+        walk.fetched, walk.is_checking = None, False
         self._part = self._thread.submit(self._plan, walk, self.standing.physical_to_logical)
 
     def _end(self, walk: _Walk) -> None:
@@ -187,6 +198,8 @@ class Switch:
 
     def _receive_document(self, walk: _Walk) -> None:
         content = _broadcast(self._group, b"" if walk.proposal is None else walk.proposal.content)
+        if self._checksums is None:
+            self._checksums = learn_checksums(self._group, self._layers, walk.maps)
         walk.epoch = read_epoch(content, self._launch, self.standing)
         self._plan(walk, walk.epoch.physical_to_logical)
 
@@ -199,8 +212,13 @@ class Switch:
         )
 
     def _fetch(self, walk: _Walk, layer: int, round_: Round) -> None:
-        walk.num_bytes += walk.staging.fetch(layer, round_)
+        assert self._checksums is not None
+        walk.num_bytes += walk.staging.fetch(layer, round_, self._checksums)
         walk.moves += len(walk.staging.own_moves(round_))
+
+    def _check(self, walk: _Walk) -> None:
+        if self._checksums is not None:
+            check_slots(self._group, self._layers, walk.maps, self._checksums)
 
 
 def _broadcast(group: Group, content: bytes) -> bytes:

@@ -6,15 +6,18 @@ import random
 import pytest
 import torch
 
+from runtime.errors import RuntimeFailure
+from runtime.expert_parallel.epochs.switch import Proposal, Switch
 from runtime.expert_parallel.group import SoloGroup
 from runtime.model.engine import Engine, EngineConfig
 from tests.runtime.identical_ranks import NUM_EXPERTS, expert_map, ids_and_logprobs, wishes
 from tests.runtime.one_rank import tell_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks
+from tests.runtime.switching_ranks import epoch_document, unit_launch
 
 PROMPT_LENGTHS = [62, 3, 130]
-NUM_SWITCHES = 3  # the second has a wrong byte in its document
+NUM_SWITCHES = 5  # of which all but the first and the last have a wrong byte somewhere
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,8 @@ def checkpoint(tmp_path_factory):
 def test_answers_are_the_same_whatever_moves(size, dtype, checkpoint, free_port, tmp_path):
     """Answers have the bits of a unit that never switched, and moved slots have computed rows of them.
 
-    One rank gets a wrong byte of a document: its unit stays in the epoch before, and the next switch goes through.
+    One byte is wrong of a document, of an expert that arrives, and of one in staging that has been compared: each time
+    the unit goes back to the epoch before, and the next switch goes through.
     """
     draw = random.Random(0)
     prompts = [[draw.randrange(V3["vocab_size"]) for _ in range(length)] for length in PROMPT_LENGTHS]
@@ -40,8 +44,43 @@ def test_answers_are_the_same_whatever_moves(size, dtype, checkpoint, free_port,
     endings = ranks[0]["endings"]
 
     assert all(rank["answers"] == json.loads(json.dumps(expected)) for rank in ranks)
-    assert [ending["number"] for ending in endings] == [1, 1, 2]
-    assert ["reason" in ending for ending in endings] == [False, True, False]
-    assert [rank["totals"]["num_undone"] for rank in ranks] == [1] * size
+    assert [ending["number"] for ending in endings] == [1, 1, 1, 1, 2]
+    assert ["reason" in ending for ending in endings] == [False, True, True, True, False]
+    assert [rank["totals"]["num_undone"] for rank in ranks] == [3] * size
+    assert all(ending["moves"] > 0 for ending in endings[2:])  # rounds had taken effect
     assert all(min(rank["rows"]) > 0 for rank in ranks)
     assert all(rank["totals"]["num_bytes"] > 0 for rank in ranks)
+
+
+class HeldExperts:
+    """A layer with an expert in each slot, as a rank holds it."""
+
+    def __init__(self, num_slots):
+        self.slots = [torch.full((4,), float(slot)) for slot in range(num_slots)]
+
+    def expert_tensors(self, slot):
+        return {"weight": self.slots[slot]}
+
+    def follow(self, physical_to_logical):
+        pass
+
+
+def test_a_unit_with_a_wrong_slot_ends():
+    """A slot that no longer holds what was loaded is found at the end of the next switch, and the unit starts again."""
+    layer, endings = HeldExperts(NUM_EXPERTS), []
+    slots = [[*range(NUM_EXPERTS)]]
+    launch = unit_launch(1, slots)
+    switch = Switch(launch, SoloGroup(), [layer])
+
+    def switch_once():
+        switch.propose(Proposal(epoch_document(launch, switch.standing, slots), endings.append))
+        number = len(endings)
+        while len(endings) == number:
+            switch.turn(*switch.votes())
+
+    switch_once()
+    layer.slots[3][1] += 1
+    with pytest.raises(RuntimeFailure, match="nor back to epoch 1: slot 3 of MoE layer 0 does not hold expert 3"):
+        switch_once()
+
+    assert [ending.number for ending in endings] == [1]
