@@ -5,21 +5,39 @@
     rank   -> caller   `Ending`, when the switch has ended, or at once with the reason why it does not begin
 
 Each is one line of JSON. The socket is a file in a folder, so only those who may open that folder may move experts.
+Beside it lies the document of the epoch that the unit is in, if it is not epoch 0. A unit that starts again begins with
+it. The rank writes it before it tells the caller, so a caller who was told is right.
 """
 
 import asyncio
 import os
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from runtime.errors import EpochError, RuntimeFailure
+from runtime.expert_parallel.epochs.document import Standing, first_standing, read_adopted_epoch
 from runtime.expert_parallel.epochs.switch import Ending, Proposal, Switch
 from runtime.launch import UnitLaunch
 
-__all__ = ["Control", "listen_in"]
+__all__ = ["Control", "last_standing", "listen_in"]
+
+
+def last_standing(launch: UnitLaunch, folder: Path | None) -> Standing:
+    """Return the epoch in which a unit begins: the one whose document lies in `folder`, else epoch 0.
+
+    A document that is not this unit's, torn or changed is refused, which the log says.
+    """
+    if folder is None or not (kept := _kept_epoch(folder, launch.unit)).exists():
+        return first_standing(launch)
+    try:
+        return read_adopted_epoch(kept.read_bytes(), launch)
+    except (OSError, EpochError) as error:
+        _log(f"unit {launch.unit} begins in epoch 0, because {kept} is refused: {error}")
+        return first_standing(launch)
 
 
 def listen_in(folder: Path, unit: str) -> socket.socket:
@@ -43,8 +61,9 @@ def listen_in(folder: Path, unit: str) -> socket.socket:
 class Control:
     """Serves the callers of the socket, on the rank's event loop."""
 
-    def __init__(self, launch: UnitLaunch, switch: Switch) -> None:
+    def __init__(self, launch: UnitLaunch, switch: Switch, folder: Path) -> None:
         self._launch, self._switch = launch, switch
+        self._kept = _kept_epoch(folder, launch.unit)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one caller."""
@@ -69,7 +88,19 @@ class Control:
         except EpochError as error:
             standing = self._switch.standing
             return Ending(standing.number, standing.digest, reason=str(error))
-        return await ended
+        ending = await ended
+        if ending.reason is None:
+            self._keep(content)
+        return ending
+
+    def _keep(self, content: bytes) -> None:
+        """Keep the document of the epoch that the unit is in now."""
+        partial = self._kept.with_suffix(".partial")
+        try:
+            partial.write_bytes(content)
+            partial.replace(self._kept)
+        except OSError as error:
+            _log(f"a restart of unit {self._launch.unit} forgets its epoch: {self._kept} cannot be written: {error}")
 
     def _standing(self) -> dict[str, object]:
         launch, standing = self._launch, self._switch.standing
@@ -80,6 +111,14 @@ class Control:
             "digest": standing.digest,
             "places": launch.places,
         }
+
+
+def _kept_epoch(folder: Path, unit: str) -> Path:
+    return folder / f"{unit}.epoch.json"
+
+
+def _log(sentence: str) -> None:
+    print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
 
 
 def _line(message: object) -> bytes:

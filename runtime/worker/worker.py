@@ -32,7 +32,8 @@ from runtime.checkpoint import (
     check_weights_digest,
     resolve,
 )
-from runtime.errors import UsageError
+from runtime.errors import RuntimeFailure, UsageError
+from runtime.expert_parallel.epochs.document import Standing
 from runtime.expert_parallel.epochs.switch import Switch
 from runtime.expert_parallel.factory import new_group
 from runtime.expert_parallel.group import Group
@@ -56,7 +57,7 @@ from runtime.serving.decode import Arrival, DecodePhase, Hold, Release
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.serving.step_loop import Phase
-from runtime.worker.control import Control, listen_in
+from runtime.worker.control import Control, last_standing, listen_in
 from runtime.worker.disk import close_disk, open_disk
 from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
@@ -81,8 +82,8 @@ LONG_IDLE_TURNS = 250  # five seconds of idle turns
 class Addresses:
     """This rank's node and address, and the hosts that it calls: the unit's `leader` and the `gateway`.
 
-    `tls` is the folder of the certificate that the rank shows to the gateway. In the folder `control` the unit's first
-    rank takes documents of epochs, if it is given.
+    `tls` is the folder of the certificate that the rank shows to the gateway. In the folder `control`, if it is given,
+    the unit's first rank takes documents of epochs, and all ranks find the epoch that the unit was in last.
     """
 
     node: str
@@ -116,7 +117,10 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
 
     with serve_metrics(metrics.registry, addresses.address, metrics_port, serves, pulse.is_moving):
         network.open_links()
-        engine, group, weights = _load_and_join(launch, place, addresses, folder, unchanged, device, network, pulse)
+        standing = last_standing(launch, addresses.control)
+        config = _engine_config(launch, standing, folder, device)
+        engine, group, weights = _load_and_join(launch, place, addresses, config, unchanged, network, pulse)
+        require_same_epoch(group, standing)
         metrics.watch(engine.model)
         launch = bind_to_weights(launch, weights)
         blocks = block_digest(block_identity(launch, weights, engine.token_shape[0], engine.backend.kernels))
@@ -130,7 +134,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         if kv_port is not None:
             receiver = _receiver(launch, engine, inbox, memory, agent)
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), receiver)
-        switch = Switch(launch, group, engine.model.moe_layers())
+        switch = Switch(launch, group, engine.model.moe_layers(), standing)
         metrics.watch_switches(switch)
         phase.prepare()
         group.any(True)  # no rank is ready before all are
@@ -145,7 +149,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         pulse.repeat(partial(times.tell, network.say_step_time), STEP_TIME_S)
         start_step_deadline(pulse, f"rank {place.rank} of {launch.unit}")
         if addresses.control is not None and place.rank == 0:
-            control = Control(launch, switch)
+            control = Control(launch, switch, addresses.control)
             network.open_control(listen_in(addresses.control, launch.unit), control.serve)
         run_step_loop(phase, group, switch, inbox, leaving, pulse, times)
         close_disk(disk)
@@ -226,9 +230,8 @@ def _load_and_join(
     launch: UnitLaunch,
     place: RankPlace,
     addresses: Addresses,
-    folder: Path,
+    config: EngineConfig,
     unchanged: UnchangedFiles,
-    device: torch.device,
     network: Network,
     pulse: Pulse,
 ) -> tuple[Engine, Group, str]:
@@ -236,8 +239,8 @@ def _load_and_join(
 
     Return the engine, the group, and the digest of the weights that the unit has read.
     """
-    group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), device)
-    engine = Engine(_engine_config(launch, folder, device), group, throttle_progress(LOADING_PARTS, network.say_loaded))
+    group = new_group(place.rank, len(launch.ranks), launch.rank_nodes(), config.device)
+    engine = Engine(config, group, throttle_progress(LOADING_PARTS, network.say_loaded))
     read = engine.loaded.summarise(f"rank {place.rank} on {addresses.node}")
     unchanged.require()
     check_layout(launch.kv_cache, engine.token_shape)
@@ -264,10 +267,20 @@ def agree_on_weights(group: Group, own: ReadWeights) -> str:
     return agreed_weights([msgspec.json.decode(each, type=ReadWeights) for each in read])
 
 
-def _engine_config(launch: UnitLaunch, folder: Path, device: torch.device) -> EngineConfig:
+def require_same_epoch(group: Group, standing: Standing) -> None:
+    """Raise RuntimeFailure if a rank of this unit begins in another epoch than this one."""
+    digests = [each.decode() for each in group.gather(standing.digest.encode())]
+    if other := next((digest for digest in digests if digest != standing.digest), None):
+        raise RuntimeFailure(
+            f"rank {group.rank} begins in epoch {standing.number}, {standing.digest}, rank {digests.index(other)} in"
+            f" {other}: an epoch was written while the unit started"
+        )
+
+
+def _engine_config(launch: UnitLaunch, standing: Standing, folder: Path, device: torch.device) -> EngineConfig:
     return EngineConfig(
         checkpoint=folder,
-        expert_map=launch.expert_map.physical_to_logical,
+        expert_map=standing.physical_to_logical,
         dtype=DTYPES[launch.precision],
         deterministic=launch.deterministic,
         overlap=launch.overlap,

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from runtime.expert_parallel.epochs.checksums import as_bytes
+from runtime.expert_parallel.epochs.document import first_standing
 from runtime.expert_parallel.epochs.staging import Staging
 from runtime.expert_parallel.epochs.switch import Proposal, Switch
 from runtime.expert_parallel.factory import new_group
@@ -64,7 +65,7 @@ class SwitchingRank:
     def __init__(self, engine, expected, group, launch, prompts):
         self.group, self.launch = group, launch
         self.layers, self.expected = engine.model.moe_layers(), expected.model.moe_layers()
-        self.switch, self.load = Switch(launch, group, self.layers), engine.model.load
+        self.switch, self.load = Switch(launch, group, self.layers, first_standing(launch)), engine.model.load
         self.served = Rank(engine, "mixed", Limits(4, MAX_REQUEST_TOKENS, 100, 4096))
         self.wishes = {wish.id: wish for wish in wishes(prompts)}
         self.answers = {number: [] for number in self.wishes}

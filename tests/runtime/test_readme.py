@@ -12,6 +12,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 import runtime
+from runtime.expert_parallel.epochs.document import first_standing
 from runtime.expert_parallel.epochs.switch import Switch
 from runtime.expert_parallel.group import SoloGroup
 from runtime.expert_parallel.traffic import ExchangeTime
@@ -87,7 +88,7 @@ def families(small_config, random_model, tmp_path):
     )
     ranks.watch_disk(TierCounters(misses=Counter(absent=1), dropped=Counter(off=1)))
     ranks.watch_steps(StepTimes(ExchangeTime()))
-    ranks.watch_switches(Switch(launch, SoloGroup(), []))
+    ranks.watch_switches(Switch(launch, SoloGroup(), [], first_standing(launch)))
     GatewayMetrics(gateway, launch.model.name).phases.sample([SimpleNamespace(**READY)])
     return [*ranks.registry.collect(), *gateway.collect()]
 

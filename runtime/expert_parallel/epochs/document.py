@@ -20,7 +20,7 @@ import msgspec
 from runtime.errors import EpochError
 from runtime.launch import UnitLaunch, canonical_digest
 
-__all__ = ["MAX_DOCUMENT_BYTES", "Epoch", "Standing", "first_standing", "read_epoch"]
+__all__ = ["MAX_DOCUMENT_BYTES", "Epoch", "Standing", "first_standing", "read_adopted_epoch", "read_epoch"]
 
 MAX_DOCUMENT_BYTES = 2**26  # as for a launch file, which holds such a map too
 
@@ -54,6 +54,20 @@ def first_standing(launch: UnitLaunch) -> Standing:
 
 def read_epoch(content: bytes, launch: UnitLaunch, standing: Standing) -> Epoch:
     """Read the document of the epoch after `standing`. Raise EpochError."""
+    epoch = _read_of_unit(content, launch)
+    _require(epoch, "predecessor", standing.digest, f"the unit is in epoch {standing.number}, and this is not the next")
+    _require(epoch, "number", standing.number + 1, f"the unit is in epoch {standing.number}")
+    return epoch
+
+
+def read_adopted_epoch(content: bytes, launch: UnitLaunch) -> Standing:
+    """Return the epoch that a unit was in when it ended, from its document. Raise EpochError."""
+    epoch = _read_of_unit(content, launch)
+    return Standing(epoch.number, epoch.digest, epoch.physical_to_logical)
+
+
+def _read_of_unit(content: bytes, launch: UnitLaunch) -> Epoch:
+    """Read a whole and unchanged document of this unit, of whichever epoch."""
     if len(content) > MAX_DOCUMENT_BYTES:
         raise EpochError(f"the epoch has more than {MAX_DOCUMENT_BYTES} bytes, which no map needs")
     document = _decode(content)
@@ -63,10 +77,8 @@ def read_epoch(content: bytes, launch: UnitLaunch, standing: Standing) -> Epoch:
         raise EpochError(f"the epoch was changed: its digest says {epoch.digest}, its content is {computed}")
     _require(epoch, "unit", launch.unit, "it is for another unit")
     _require(epoch, "unit_digest", launch.unit_digest, "it is for another plan or model")
-    _require(epoch, "predecessor", standing.digest, f"the unit is in epoch {standing.number}, and this is not the next")
-    _require(epoch, "number", standing.number + 1, f"the unit is in epoch {standing.number}")
     _require(epoch, "places", launch.places, "this runtime serves a unit with all its places or not at all")
-    _check_map(epoch.physical_to_logical, standing.physical_to_logical)
+    _check_map(epoch.physical_to_logical, launch.expert_map.physical_to_logical)
     return epoch
 
 

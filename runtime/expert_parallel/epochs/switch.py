@@ -14,7 +14,7 @@ expert. No step computes with an expert whose checksum is wrong.
     vote fails   this rank's part went wrong
 
 A lost peer ends the rank, as it does in a step, and so does a switch that can go neither forward nor back. The unit
-then starts again in epoch 0.
+then starts again, in the last adopted epoch where somebody has kept it (`worker/control.py`), else in epoch 0.
 
 Models: vLLM 009a5c02 `vllm/distributed/eplb/rebalance_execute.py` and SGLang 06120cc8
 `python/sglang/srt/eplb/expert_location_updater.py` move layer by layer through a buffer too. There the engine decides
@@ -34,7 +34,7 @@ import torch
 
 from runtime.errors import EpochError, RuntimeFailure, StagingError
 from runtime.expert_parallel.epochs.checksums import Checksums, MovableLayer, check_slots, learn_checksums
-from runtime.expert_parallel.epochs.document import Epoch, Standing, first_standing, read_epoch
+from runtime.expert_parallel.epochs.document import Epoch, Standing, read_epoch
 from runtime.expert_parallel.epochs.moves import Round, plan_rounds
 from runtime.expert_parallel.epochs.staging import Staging
 from runtime.expert_parallel.group import Group
@@ -102,8 +102,8 @@ class _Walk:
 class Switch:
     """The switches of one rank. The step loop alone calls `votes` and `turn`, between steps."""
 
-    def __init__(self, launch: UnitLaunch, group: Group, layers: Sequence[MovableLayer]) -> None:
-        self.standing, self.totals = first_standing(launch), SwitchTotals()
+    def __init__(self, launch: UnitLaunch, group: Group, layers: Sequence[MovableLayer], standing: Standing) -> None:
+        self.standing, self.totals = standing, SwitchTotals()
         self._launch, self._group, self._layers = launch, group, layers
         self._checksums: Checksums | None = None  # None before the first switch
         self._proposals: queue.SimpleQueue[Proposal] = queue.SimpleQueue()

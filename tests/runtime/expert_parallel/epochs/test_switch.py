@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from runtime.errors import RuntimeFailure
+from runtime.expert_parallel.epochs.document import first_standing
 from runtime.expert_parallel.epochs.switch import Proposal, Switch
 from runtime.expert_parallel.group import SoloGroup
 from runtime.model.engine import Engine, EngineConfig
@@ -70,7 +71,7 @@ def test_a_unit_with_a_wrong_slot_ends():
     layer, endings = HeldExperts(NUM_EXPERTS), []
     slots = [[*range(NUM_EXPERTS)]]
     launch = unit_launch(1, slots)
-    switch = Switch(launch, SoloGroup(), [layer])
+    switch = Switch(launch, SoloGroup(), [layer], first_standing(launch))
 
     def switch_once():
         switch.propose(Proposal(epoch_document(launch, switch.standing, slots), endings.append))
