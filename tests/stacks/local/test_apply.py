@@ -2,9 +2,11 @@
 
 import json
 import random
+import signal
 
 import pytest
 
+from tests.benchmarks.killed_switch import Maps, accepted, planted_kills, strike
 from tests.stacks.deployments import HOSTS, Tidemill, decode_samples, greedy_texts, held_experts, total
 from tests.stacks.fire import launch_files
 
@@ -13,9 +15,14 @@ UNIT = "demo-decode-0"
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A demo of its own: after a switch and back, experts may have changed places within a rank."""
-    tidemill = Tidemill(next(HOSTS), tmp_path_factory.mktemp("demo") / "state")
-    done = tidemill.up()
+    """A demo of its own: after a switch and back, experts may have changed places within a rank.
+
+    Its decode ranks look for `PLACE.LOCAL_RANK.STAGE` in the folder of its state, and strike themselves then.
+    """
+    folder = tmp_path_factory.mktemp("demo")
+    tidemill = Tidemill(next(HOSTS), folder / "state")
+    with planted_kills(folder):
+        done = tidemill.up()
     assert done.returncode == 0, done.stderr
     yield tidemill
     tidemill.run("down")
@@ -58,3 +65,20 @@ def test_what_the_unit_cannot_follow_is_refused(demo, tmp_path, words, said):
 
     assert done.returncode != 0
     assert f"[{said}]" in done.stderr
+
+
+def test_documents_for_something_else_are_refused_at_the_socket(demo):
+    """A torn, forged or stale document, or one of another unit or plan, is refused, and the unit keeps its epoch."""
+    assert accepted(demo, Maps(demo, demo.state.parent, random.Random(0)).layers) == []
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("place", "stage"), [("0.0", "ended"), ("1.1", "exchanged")])
+def test_a_unit_whose_rank_is_killed_in_a_switch_has_one_map(demo, place, stage):
+    """Whether its leader or another rank is killed, a unit comes back in one epoch, and its texts are the same."""
+    maps, texts = Maps(demo, demo.state.parent, random.Random(1)), greedy_texts(demo)
+    assert maps.apply()[0] == 0
+    _, fault = strike(demo, maps, demo.state.parent / f"{place}.{stage}", signal.SIGKILL, passes=0)
+
+    assert fault == ""
+    assert greedy_texts(demo) == texts
