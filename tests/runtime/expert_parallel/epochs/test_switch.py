@@ -15,10 +15,12 @@ from tests.runtime.identical_ranks import NUM_EXPERTS, expert_map, ids_and_logpr
 from tests.runtime.one_rank import tell_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks
-from tests.runtime.switching_ranks import epoch_document, unit_launch
+from tests.runtime.switching_ranks import Job, epoch_document, unit_launch
 
 PROMPT_LENGTHS = [62, 3, 130]
-NUM_SWITCHES = 5  # of which all but the first and the last have a wrong byte somewhere
+NUM_SWITCHES = 5
+FAULTS = {"2": "document", "3": "arrival", "4": "staging"}  # switch, counted from 1 -> where rank 1 has a wrong byte
+REDUNDANT = 8
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("switching") / "checkpoint", config)
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(2, "bfloat16"), (4, "float32")])
+@pytest.mark.parametrize(("size", "dtype"), [(2, "bfloat16"), (4, "float32"), (2, "float8_e4m3fn")])
 def test_answers_are_the_same_whatever_moves(size, dtype, checkpoint, free_port, tmp_path):
     """Answers have the bits of a unit that never switched, and moved slots have computed rows of them.
 
@@ -39,8 +41,9 @@ def test_answers_are_the_same_whatever_moves(size, dtype, checkpoint, free_port,
     prompts = [[draw.randrange(V3["vocab_size"]) for _ in range(length)] for length in PROMPT_LENGTHS]
     alone = Engine(EngineConfig(checkpoint, expert_map(0, 0), getattr(torch, dtype), True), SoloGroup())
     expected = {wish.id: [ids_and_logprobs(tell_alone(alone, SoloGroup(), wish))] for wish in wishes(prompts)}
-    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
-    run_ranks("switching_ranks.py", size, free_port(), checkpoint, tmp_path, dtype, NUM_SWITCHES)
+    initial, *maps = (expert_map(REDUNDANT, seed) for seed in range(1 + NUM_SWITCHES))
+    Job(dtype, prompts, [[*range(len(prompts))]] * size, initial, maps, FAULTS).write(tmp_path)
+    run_ranks("switching_ranks.py", size, free_port(), checkpoint, tmp_path)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
     endings = ranks[0]["endings"]
 
