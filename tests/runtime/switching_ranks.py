@@ -96,7 +96,9 @@ class SwitchingRank:
         self.answers, self.num_asked, self.num_answered = {number: [] for number in self.wishes}, Counter(), 0
         self.endings, self.rows, self.held = [], [], standing.physical_to_logical
         self.num_tried, self.stall_s = 1, 0.0
-        self.moved = {}  # (layer, slot, expert) -> the rows that it had counted when it moved
+        self.moved = (
+            None  # before the first switch; then (layer, slot, expert) -> the rows that it had counted when it moved
+        )
         self.windows, self.is_timed, self.last_said = [], False, {}
 
     def run(self):
@@ -198,11 +200,11 @@ class SwitchingRank:
                     self.moved[number, slot, expert] = self.counted()[number, slot, expert]
 
     def count_rows(self):
-        """Keep the rows that moved slots have counted since they moved."""
-        if self.moved:
+        """Keep the rows that the slots moved by the last switch have counted since."""
+        if self.moved is not None:
             counted = self.counted()
             self.rows.append(sum(counted[place] - rows for place, rows in self.moved.items()))
-            self.moved.clear()
+        self.moved = {}
 
     def counted(self):
         """Return (layer, slot, expert) -> rows."""
