@@ -16,7 +16,8 @@ The invariant: weights + activations + buffers + reserve + KV == usable bytes. K
 `max_requests` requests, whole pages, and a rest smaller than a page. A layout fits if at least one request of full
 length fits.
 
-On `cpu` there is nothing to split: ranks share the host's memory, and no spec states its size.
+On `cpu` there is nothing to split: ranks share the host's memory, and no spec states its size. There a unit may change
+its expert map while it serves, and a rank receives experts into `staging_bytes` of the host's memory.
 
 A pod needs host memory too, as far as a plan knows it: ranks on the node x (a rank's cache of prompts' KV in host
 memory + a process). Requests whose KV waits outside the GPU use the same memory as this cache, which gives way to them
@@ -67,6 +68,8 @@ SOURCES = {
 # Phases whose ranks compute prompts and keep the prompts' KV. A decode rank receives KV from prefill instead.
 KEEPS_KV: Sequence[Phase] = ("prefill", "mixed")
 PROCESS_BYTES = 2**29  # a lower bound: importing torch and the runtime on a CPU took 540 MiB
+
+STAGED_EXPERTS = 2  # that a rank has room for in a switch: runtime/expert_parallel/epochs/switch.py
 
 # The runtime's pages, like FlashMLA's: github.com/deepseek-ai/FlashMLA 26d30779 README.md
 KV_PAGE_TOKENS = 64
@@ -223,6 +226,15 @@ def pod_host_bytes(spec: Spec, phase: Phase, ranks_per_node: int) -> int | None:
     """Return the host memory that a pod of `phase` needs at least; None if its ranks keep no KV there."""
     kept = spec.kv_cache.memory
     return None if kept is None or phase not in KEEPS_KV else ranks_per_node * (kept + PROCESS_BYTES)
+
+
+def staging_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> int | None:
+    """Return the bytes that a rank needs while its unit changes its map in service; None where units restart for it."""
+    is_live = spec.written.engine_name == OURS and spec.gpu_of(layout.phase).device == "cpu"
+    if not is_live or layout.ep_size == 1:
+        return None
+    model = spec.loaded_model
+    return STAGED_EXPERTS * (weights_of(model, layout.precision).slot // model.num_moe_layers)
 
 
 def _as_loaded(spec: ResolvedSpec, model: Model, layout: PhaseLayout) -> Weights:

@@ -18,6 +18,7 @@ from planner.expert_map import ExpertMap, Sizes
 from planner.facts.day import DAY_MINUTES
 from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.layout.layout import PhaseLayout
+from planner.layout.memory import staging_bytes
 from planner.plan.expected import OneMoreSlot, PolicyChoice
 from planner.plan.sections import Map
 from planner.spec.operating_point import SloSpec
@@ -86,6 +87,7 @@ def _balance(candidate: Candidate, layout: PhaseLayout) -> dict[str, Any]:
         "expert_map": own.sha256,
         "one_more_slot": one_more_slot(more, layout.slots_per_gpu, slot_bytes),
         "moves": _moves(own, slot_bytes),
+        "staging_bytes": staging_bytes(candidate.resolved, layout),
         "gpu_loads": measure_gpu_loads(own, candidate.loads, sizes),
     }
 

@@ -49,6 +49,7 @@ class Balance(PolicyChoice):
     expert_map: Digest
     one_more_slot: OneMoreSlot | None
     moves: Moves | None
+    staging_bytes: Maybe[int] = None  # of a rank, while its unit changes its map in service
     gpu_loads: Maybe[GpuLoads] = None
 
 

@@ -20,9 +20,11 @@ from runtime.expert_parallel.group import Group
 
 __all__ = ["Staging"]
 
+PIECE_BYTES = 2**20  # of an exchange: it needs a copy, which must not be another expert in size
+
 
 class Staging:
-    """Room for `num_experts` of one rank."""
+    """Room for `num_experts` of one rank. It is all the memory that a switch takes, but for pieces."""
 
     def __init__(self, group: Group, layers: Sequence[MovableLayer], slots_per_rank: int, num_experts: int) -> None:
         self._group, self._layers, self._slots_per_rank = group, layers, slots_per_rank
@@ -74,10 +76,11 @@ class Staging:
 
     def _exchange(self, layer: int, round_: Round) -> None:
         for move, room in self._arrivals(round_):
-            for name, each in self._expert(layer, move.slot).items():
-                held = each.clone()
-                each.copy_(room[name])
-                room[name].copy_(held)
+            for held, staged in zip(self._held(layer, move.slot), as_bytes(room), strict=True):
+                for mine, other in zip(held.split(PIECE_BYTES), staged.split(PIECE_BYTES), strict=True):
+                    former = mine.clone()
+                    mine.copy_(other)
+                    other.copy_(former)
 
     def _is_right(self, layer: int, move: Move, checksums: Checksums) -> bool:
         return checksum(self._expert(layer, move.slot)) == checksums[layer][move.expert]
