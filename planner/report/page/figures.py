@@ -152,20 +152,35 @@ def by_phase(section: Mapping[Phase, Value] | None) -> list[tuple[Phase, Value]]
 def draw(figure: Figure, beside: Figure | None = None) -> Drawn:
     """Draw `figure`. If the same figure of another plan is shown `beside` it, the larger of the two sets the scale."""
     if isinstance(figure, Bars):
-        others = beside.bars if isinstance(beside, Bars) else ()
-        return Drawn(figure, "bars", bars=_draw_bars(figure, others))
+        bars = zip(figure.bars, bar_reaches(figure, beside), strict=True)
+        return Drawn(figure, "bars", bars=[_draw_bar(bar, reach) for bar, reach in bars])
     if isinstance(figure, Steps):
-        reach = max(figure.reach, beside.reach if isinstance(beside, Steps) else 0.0)
-        return _draw_steps(figure, reach)
+        return _draw_steps(figure, axis_ticks(figure, beside))
     return Drawn(figure, "table")
 
 
-def _draw_bars(figure: Bars, others: Sequence[Bar]) -> list[DrawnBar]:
-    every = [*figure.bars, *others]
+def bar_reaches(figure: Bars, beside: Figure | None = None) -> list[float]:
+    """Return for each bar the value at the right end of its line."""
+    every = [*figure.bars, *(beside.bars if isinstance(beside, Bars) else ())]
     return [
-        _draw_bar(bar, max((each.reach for each in every if figure.alike or each.label == bar.label), default=0.0))
+        max((each.reach for each in every if figure.alike or each.label == bar.label), default=0.0)
         for bar in figure.bars
     ]
+
+
+def axis_ticks(figure: Steps, beside: Figure | None = None) -> list[float]:
+    """Return round values for the vertical axis, from 0 to at least the largest value that is shown."""
+    reach = max(figure.reach, beside.reach if isinstance(beside, Steps) else 0.0)
+    rough = max((reach or 1.0) / NUM_TICKS, figure.least_step)
+    power = 10.0 ** floor(log10(rough))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
+    return [step * number for number in range(ceil(reach / step - 1e-9) + 1 or 2)]
+
+
+def short_number(value: float) -> str:
+    """Write a number for an axis: 1.5M."""
+    size, unit = next(((size, unit) for size, unit in LARGE if value >= size), (1.0, ""))
+    return f"{value / size:.3g}{unit}"
 
 
 def _draw_bar(bar: Bar, reach: float) -> DrawnBar:
@@ -176,8 +191,7 @@ def _draw_bar(bar: Bar, reach: float) -> DrawnBar:
     return DrawnBar(bar.label, bar.words, segments, [(_per_cent(each.at, reach), each.kind) for each in bar.marks])
 
 
-def _draw_steps(figure: Steps, reach: float) -> Drawn:
-    ticks = _ticks(reach, figure.least_step)
+def _draw_steps(figure: Steps, ticks: Sequence[float]) -> Drawn:
     top = ticks[-1]
     areas = [(area.kind, "".join(_box(box, top) for box in area.boxes), area.words) for area in figure.areas]
     lines = [(f"line {line.kind}", _polyline(line.points, top), "") for line in figure.lines]
@@ -186,17 +200,9 @@ def _draw_steps(figure: Steps, reach: float) -> Drawn:
         "steps",
         paths=[*areas, *lines],
         x_ticks=[(_per_cent(x, figure.end), label) for x, label in figure.labels],
-        y_ticks=[(_per_cent(tick, top), _short(tick)) for tick in ticks],
+        y_ticks=[(_per_cent(tick, top), short_number(tick)) for tick in ticks],
         box=f"0 0 {figure.end:g} {HEIGHT}",
     )
-
-
-def _ticks(reach: float, least_step: float) -> list[float]:
-    """Return round values for an axis from 0 to at least `reach`."""
-    rough = max((reach or 1.0) / NUM_TICKS, least_step)
-    power = 10.0 ** floor(log10(rough))
-    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
-    return [step * number for number in range(ceil(reach / step - 1e-9) + 1 or 2)]
 
 
 def _box(box: tuple[float, float, float, float], top: float) -> str:
@@ -214,9 +220,3 @@ def _y(value: float, top: float) -> int:
 
 def _per_cent(value: float, of: float) -> str:
     return f"{100 * value / of if of else 0:.2f}%"
-
-
-def _short(value: float) -> str:
-    """Write a number for an axis: 1.5M."""
-    size, unit = next(((size, unit) for size, unit in LARGE if value >= size), (1.0, ""))
-    return f"{value / size:.3g}{unit}"

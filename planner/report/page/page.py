@@ -7,10 +7,8 @@ replaces.
 `templates/report` has the HTML, its style and its script. Every text is escaped there.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
-from itertools import zip_longest
 from typing import Any
 
 import jinja2
@@ -19,41 +17,16 @@ from markupsafe import Markup
 from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.problems.printable import printable, without_passwords
-from planner.report.page.charts import show_cost, show_kv_cache, show_memory, show_reasons, show_speed, show_stages
-from planner.report.page.day import show_day
-from planner.report.page.experts import show_experts
-from planner.report.page.figures import Drawn, Figure, draw
-from planner.report.page.nodes import Nodes, show_nodes
+from planner.report.page.colours import KINDS, THEME
+from planner.report.page.figures import Drawn, draw
+from planner.report.page.nodes import Nodes
+from planner.report.page.sections import Section, Shown, sections_of
 from planner.report.report import Report, format_range, format_value
 from planner.report.summary import summary
 
 Topics = Sequence[tuple[str, Sequence[str]]]
-Show = Callable[[Plan, Report], Iterable[Figure]]
 
-SECTIONS: Mapping[str, tuple[str, Show]] = {
-    "day": ("The day", show_day),
-    "speed": ("Speed", show_speed),
-    "cost": ("Cost and income", show_cost),
-    "memory": ("Memory", show_memory),
-    "experts": ("Experts", show_experts),
-    "stages": ("One MoE layer, stage by stage", show_stages),
-    "kv": ("KV cache", show_kv_cache),
-    "why": ("Decided and assumed", show_reasons),
-}
-OF_THE_DAY = {"day", "cost"}
 PROBLEMS = {"refusals": "It cannot run", "warnings": "Warnings"}
-NODES_INTRO = "Each square is a node. Nodes of a rack stand together, where the spec names racks."
-AS_SCHEDULED = "This is the day as scheduled. Without kubernetes.controller all units stay on."
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page. `pairs` has each figure as (before the change or None, after)."""
-
-    id: str
-    title: str
-    intro: str
-    pairs: Sequence[tuple[Drawn | Nodes | None, Drawn | Nodes | None]]
 
 
 def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = ()) -> str:
@@ -67,26 +40,23 @@ def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = ()) -> s
         engine=report.text("plan", "engine"),
         summary=summary(report),
         problems=[(title, report.section_rows(topic)) for topic, title in PROBLEMS.items()],
-        sections=[each for each in _sections(plan, before) if each.pairs],
+        sections=[_draw_section(each) for each in sections_of(plan, before)],
+        kinds=KINDS,
+        theme=THEME,
         rows=[_cells(row) for row in report.rows],
     )
 
 
-def _sections(plan: Plan, before: Plan | None) -> Iterator[Section]:
-    yield Section("nodes", "Nodes", NODES_INTRO, [(show_nodes(before) if before else None, show_nodes(plan))])
-    as_scheduled = AS_SCHEDULED if plan.switches_units and not plan.kubernetes.controller else ""
-    for key, (title, show) in SECTIONS.items():
-        yield Section(key, title, as_scheduled if key in OF_THE_DAY else "", _pairs(show, plan, before))
+def _draw_section(section: Section) -> dict[str, Any]:
+    """Return what the template shows of a section, with the figures of a pair drawn to one scale."""
+    pairs = [(_draw(old, new), _draw(new, old)) for old, new in section.pairs]
+    return {"id": section.id, "title": section.title, "intro": section.intro, "pairs": pairs}
 
 
-def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Drawn | None, Drawn | None]]:
-    """Return pairs of a section's figures, (`before`'s, `plan`'s), drawn to the same scales. Either may be missing."""
-    old, new = (list(show(each, Report(each.report))) if each and each.report else [] for each in (before, plan))
-    return [(_draw(old_one, new_one), _draw(new_one, old_one)) for old_one, new_one in zip_longest(old, new)]
-
-
-def _draw(figure: Figure | None, beside: Figure | None) -> Drawn | None:
-    return None if figure is None else draw(figure, beside)
+def _draw(figure: Shown | None, beside: Shown | None) -> Drawn | Nodes | None:
+    if figure is None or isinstance(figure, Nodes):
+        return figure
+    return draw(figure, None if isinstance(beside, Nodes) else beside)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -1,0 +1,55 @@
+"""The sections of a plan's page, each with its figures of the plan and of the plan before a change."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from planner.plan.plan import Plan
+from planner.report.page.charts import show_cost, show_kv_cache, show_memory, show_reasons, show_speed, show_stages
+from planner.report.page.day import show_day
+from planner.report.page.experts import show_experts
+from planner.report.page.figures import Figure
+from planner.report.page.nodes import Nodes, show_nodes
+from planner.report.report import Report
+
+Shown = Figure | Nodes
+Show = Callable[[Plan, Report], Iterable[Figure]]
+
+FIGURES: Mapping[str, tuple[str, Show]] = {
+    "day": ("The day", show_day),
+    "speed": ("Speed", show_speed),
+    "cost": ("Cost and income", show_cost),
+    "memory": ("Memory", show_memory),
+    "experts": ("Experts", show_experts),
+    "stages": ("One MoE layer, stage by stage", show_stages),
+    "kv": ("KV cache", show_kv_cache),
+    "why": ("Decided and assumed", show_reasons),
+}
+OF_THE_DAY = {"day", "cost"}
+NODES_INTRO = "Each square is a node. Nodes of a rack stand together, where the spec names racks."
+AS_SCHEDULED = "This is the day as scheduled. Without kubernetes.controller all units stay on."
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. `pairs` has each figure as (before the change or None, after)."""
+
+    id: str
+    title: str
+    intro: str
+    pairs: Sequence[tuple[Shown | None, Shown | None]]
+
+
+def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
+    """Yield the sections that have figures, in the page's order."""
+    yield Section("nodes", "Nodes", NODES_INTRO, [(show_nodes(before) if before else None, show_nodes(plan))])
+    as_scheduled = AS_SCHEDULED if plan.switches_units and not plan.kubernetes.controller else ""
+    for key, (title, show) in FIGURES.items():
+        if pairs := _pairs(show, plan, before):
+            yield Section(key, title, as_scheduled if key in OF_THE_DAY else "", pairs)
+
+
+def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | None, Figure | None]]:
+    """Return pairs of a section's figures, (`before`'s, `plan`'s). Either may be missing."""
+    old, new = (list(show(each, Report(each.report))) if each and each.report else [] for each in (before, plan))
+    return list(zip_longest(old, new))
