@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from planner.facts.map_files import Engine
     from planner.plan.plan import Plan
 
+# ids of the sections of a plan's page that have figures; the page itself takes half a second to import
+CHARTS = ("nodes", "day", "speed", "cost", "memory", "experts", "stages", "kv")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the planner's commands, without those of `stacks`, and return its exit status."""
@@ -121,7 +124,8 @@ def add_report(commands: Any) -> None:
         "report",
         "draw a plan on one page, for a browser",
         "Write a plan as one HTML page that needs no network: nodes by rack and hour, the day, speed, cost, memory, "
-        "experts, and every figure with where it comes from. A spec is planned first.",
+        "experts, and every figure with where it comes from. A spec is planned first. As PNG or SVG it is a picture of "
+        "one chart or of all, for a pull request or a chat.",
     )
     add_given(report)
     report.add_argument(
@@ -132,9 +136,14 @@ def add_report(commands: Any) -> None:
         "stands beside the earlier one; a spec is planned near it",
     )
     report.add_argument(
-        "-o", dest="output", type=Path, metavar="FILE.html", help="the file to write; default: the plan's name, here"
+        "-o", dest="output", type=Path, metavar="FILE", help="the file to write; default: the plan's name, here"
     )
-    add_format(report)
+    report.add_argument(
+        "--chart",
+        choices=CHARTS,
+        help="the chart to draw as PNG or SVG; default: all of them",
+    )
+    add_format(report, "png", "svg")
     report.set_defaults(command=_report)
 
 
@@ -280,20 +289,28 @@ def _report(arguments: argparse.Namespace) -> None:
     from planner.diff.read import read_to_show
     from planner.diff.wording import topics
     from planner.report.page.page import plan_page
+    from planner.report.picture import draw_picture, require_pictures
 
+    picture = arguments.format if arguments.format in ("png", "svg") else None
+    require_pictures(picture, arguments.chart)
     if arguments.output:
         require_writable(arguments.output)
     with show_progress(f"planning {arguments.given}"):
         pair, plan = read_to_show(arguments.given, arguments.previous, arguments.overlays)
-        change = pair.compare() if pair and pair.before.runnable and plan.runnable else None
-        effects = [(each.name, each.lines) for each in topics(change)] if change else ()
-        page = plan_page(plan, pair.judged if pair else None, effects)
-    output = arguments.output or Path(f"{plan.name}.html")
-    write_result(output, page)
+        before = pair.judged if pair else None
+        if picture:
+            content: str | bytes = draw_picture(plan, before, picture, arguments.chart)
+        else:
+            change = pair.compare() if pair and pair.before.runnable and plan.runnable else None
+            effects = [(each.name, each.lines) for each in topics(change)] if change else ()
+            content = plan_page(plan, before, effects)
+    stem = "-".join(filter(None, (plan.name, arguments.chart)))
+    output = arguments.output or Path(f"{stem}.{picture or 'html'}")
+    write_result(output, content)
     if arguments.format == "json":
         print_json({"plan_digest": plan.digest, "file": str(output)})
     else:
-        print(f"{output}: the page of plan {plan.name}, {plan.digest}")
+        print(f"{output}: {'a picture' if picture else 'the page'} of plan {plan.name}, {plan.digest}")
 
 
 def _diff(arguments: argparse.Namespace) -> None:

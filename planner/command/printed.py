@@ -85,10 +85,10 @@ def require_writable(path: Path) -> None:
         raise _unwritable(path, os.strerror(errno.EACCES))
 
 
-def write_result(path: Path, text: str) -> None:
-    """Write `text` to the file at `path`. Raises OutputError if that fails."""
+def write_result(path: Path, content: str | bytes) -> None:
+    """Write `content` to the file at `path`. Raises OutputError if that fails."""
     try:
-        path.write_text(text, encoding="utf-8", newline="\n")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise _unwritable(path, error.strerror or str(error)) from None
 

@@ -228,11 +228,6 @@ def _raise(error):
     raise error
 
 
-def _without_matplotlib(_):
-    with patch.object(plot.importlib.util, "find_spec", lambda _: None):
-        plot.require_plot(Path("day.png"))
-
-
 def _no_trace(_):
     with patch.object(trace, "read_file", lambda *_: b"at,prompt,output\n"):
         trace.read_trace(Path("trace.csv"))
@@ -245,10 +240,6 @@ def _empty_window(_):
 def _options(**given):
     names = ("variants", "fail", "date", "window", "balancer", "trace", "plot")
     return SimpleNamespace(**(dict.fromkeys(names) | {"variants": [], "fail": []} | given))
-
-
-def _unwritable_picture(_):
-    raise plot.unwritable_error(Path("/root/day.png"), PermissionError(13, "Permission denied"))
 
 
 def _recorded(models, experts):
@@ -324,8 +315,6 @@ BROUGHT_ABOUT = {
     "R406": lambda _: read_call(_options(variants=["cluster.spares=[node-1"]), PLAYABLE),
     "R407": lambda _: read_call(_options(variants=["traffic.scale=much"]), PLAYABLE),
     "R408": lambda _: plot.require_plot(Path("day.gif")),
-    "R409": _without_matplotlib,
-    "R410": _unwritable_picture,
     "R411": lambda _: trace.read_trace(Path("no-trace.csv")),
     "R412": _no_trace,
     "R413": lambda _: read_window("noon-1"),

@@ -6,17 +6,19 @@ Colours are Okabe and Ito's, which people with any kind of colour vision tell ap
 styles differ too. A single variant has a band from the slowest to the fastest that its prediction allows.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.command.printed import write_result
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S
-from planner.problems.errors import CallError, OutputError
+from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
+from planner.report.picture import require_matplotlib
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.curves import Curve, Curves
 from stacks.simulator.flows.day import DayColumn
@@ -28,7 +30,7 @@ from stacks.simulator.speed import Level
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_days", "draw_traces", "require_plot", "unwritable_error"]
+__all__ = ["draw_days", "draw_traces", "require_plot"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
@@ -45,9 +47,7 @@ def require_plot(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         rule, reason = f"R408 must end in {', '.join(SUFFIXES)}", "the ending says which kind of picture it is"
         raise CallError([Finding("--plot", str(path), rule, reason, for_example("day.png")).at("tidemill simulate")])
-    if importlib.util.find_spec("matplotlib") is None:
-        rule, fix = "R409 needs matplotlib", "pip install '.[plot]' in a checkout"
-        raise OutputError([Finding("--plot", None, rule, "it is not installed", fix).at("tidemill simulate")])
+    require_matplotlib("--plot", None, "tidemill simulate")
 
 
 def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
@@ -98,16 +98,11 @@ def _figure() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    try:
-        figure.savefig(path, metadata={"Software": None} if path.suffix == ".png" else None)
-    except OSError as error:
-        raise unwritable_error(path, error) from None
-
-
-def unwritable_error(path: Path, error: OSError) -> OutputError:
-    """Return the error for a picture that cannot be written."""
-    reason = error.strerror or str(error)
-    return OutputError([Finding("", None, "R410 must be a writable file", reason, "choose another").at(str(path))])
+    file = BytesIO()
+    figure.savefig(
+        file, format=path.suffix.removeprefix("."), metadata={"Software": None} if path.suffix == ".png" else None
+    )
+    write_result(path, file.getvalue())
 
 
 def _draw_tokens(panel: "Axes", columns: Sequence[DayColumn]) -> None:

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from planner.compiler import compile_plan
 from planner.estimate.coverage import check_map_coverage
@@ -16,6 +17,7 @@ from planner.plan.fit import check_fit
 from planner.plan.plan import document_digest, plan_digest
 from planner.problems.errors import TidemillError
 from planner.problems.printable import printable
+from planner.report import picture
 from planner.rules.check import check_spec
 from planner.spec.schema import Spec
 from tests.planner.conftest import SPEC
@@ -131,6 +133,11 @@ def _starting(**schedule):
     return PAIR | phases | {"schedule": DAY | schedule}
 
 
+def _require_nothing_installed():
+    with patch.object(picture.importlib.util, "find_spec", lambda _: None):
+        picture.require_pictures("png", None)
+
+
 # What is no case of `wrong_specs.yaml`: it takes a file that is no text, a plan, or a value that no spec can have.
 OTHERS = {
     "S101": lambda folder: answers(folder, "validate", "none.yaml"),
@@ -154,6 +161,8 @@ OTHERS = {
         folder,
         *("plan", _written(folder, "spec.yaml", SPEC), "--calibration", _written(folder, "measured.json", "[1]")),
     ),
+    "S918": lambda _: _raised(_require_nothing_installed),
+    "S919": lambda folder: answers(folder, "report", _written(folder, "spec.yaml", SPEC), "--chart", "day"),
     "S922": lambda folder: answers(folder, "init", "-o", "first.yaml", "--model", "deepseek-r1", "--gpu", "h800"),
     "S923": lambda folder: answers(
         folder,
