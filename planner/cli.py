@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from planner.plan.plan import Plan
 
 # ids of the sections of a plan's page that have figures; the page itself takes half a second to import
-CHARTS = ("nodes", "day", "speed", "cost", "memory", "experts", "stages", "kv")
+CHARTS = ("nodes", "day", "published", "speed", "cost", "memory", "experts", "stages", "kv")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ THEME: Mapping[str, tuple[str, str]] = {
     "bad": ("#b3261e", "#ff8a80"),
     "grid": ("#d0d7de", "#30363d"),
     "bound": ("#57606a", "#a3adb8"),
+    "published": ("#b3261e", "#ff8a80"),
     "before": ("#6f42c1", "#c9a6ff"),
     "range": ("#56b4e9", "#1f6fb2"),
     "prefill": ("#7cc4f0", "#0067a5"),

@@ -15,7 +15,9 @@ from planner.report.report import Report, format_value
 
 Counts = Sequence[tuple[int, int, int]]  # (begin, end, number of units that are on), from midnight to midnight
 
-LABEL_HOURS = 3
+HOURS = [
+    (minute, f"{minute // HOUR_MINUTES:02}:00") for minute in range(0, DAY_MINUTES + 1, 3 * HOUR_MINUTES)
+]  # labels of a day's axis
 STRIP = 1.05, 1.09  # bottom and top of the strip that marks too few units, over the highest value
 HEAD = ("from", "to", "units on", "asked tokens/s", "at the operating point", "at most", "load over the most")
 
@@ -23,7 +25,7 @@ HEAD = ("from", "to", "units on", "asked tokens/s", "at the operating point", "a
 def show_day(plan: Plan, _: Report) -> Iterator[Steps]:
     """Yield a figure of each phase's day, then of its other days; none if nothing changes over the day."""
     for phase, _shape in by_phase(plan.phases):
-        counts = _count_units(plan, phase, plan.schedule.steps if plan.schedule else ())
+        counts = count_units(plan, phase, plan.schedule.steps if plan.schedule else ())
         demand = (plan.demand or {}).get(phase)
         if demand and demand.stretches:
             yield _with_traffic(plan, phase, counts, demand.stretches)
@@ -31,10 +33,10 @@ def show_day(plan: Plan, _: Report) -> Iterator[Steps]:
             yield _units_on(plan, phase, counts, phase)
     for other in plan.schedule.other_days if plan.schedule else ():
         for phase, _shape in by_phase(plan.phases):
-            yield _units_on(plan, phase, _count_units(plan, phase, other.steps), f"{phase} on {', '.join(other.days)}")
+            yield _units_on(plan, phase, count_units(plan, phase, other.steps), f"{phase} on {', '.join(other.days)}")
 
 
-def _count_units(plan: Plan, phase: Phase, steps: Sequence[Step]) -> Counts:
+def count_units(plan: Plan, phase: Phase, steps: Sequence[Step]) -> Counts:
     """Return how many units are on, from midnight. The day's last step holds until the first step of the next day."""
     found = sorted((minute_of(step.at), getattr(step, f"{phase}_units")) for step in steps)
     starts = dict([(0, found[-1][1] if found else len(plan.units_of(phase))), *found])
@@ -51,11 +53,10 @@ def _units_on(plan: Plan, phase: Phase, counts: Counts, title: str, height: floa
         )
         for index in range(max(units for *_, units in counts))
     ]
-    hours = range(0, DAY_MINUTES + 1, LABEL_HOURS * HOUR_MINUTES)
     return Steps(
         title=title,
         end=DAY_MINUTES,
-        labels=[(minute, f"{minute // HOUR_MINUTES:02}:00") for minute in hours],
+        labels=HOURS,
         areas=areas,
         lines=(),
         table=Table(HEAD[:3], [(hh_mm(begin), hh_mm(end), str(units)) for begin, end, units in counts]),

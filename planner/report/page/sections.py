@@ -10,6 +10,7 @@ from planner.report.page.day import show_day
 from planner.report.page.experts import show_experts
 from planner.report.page.figures import Figure
 from planner.report.page.nodes import Nodes, show_nodes
+from planner.report.page.published import show_published
 from planner.report.report import Report
 
 Shown = Figure | Nodes
@@ -17,6 +18,7 @@ Show = Callable[[Plan, Report], Iterable[Figure]]
 
 FIGURES: Mapping[str, tuple[str, Show]] = {
     "day": ("The day", show_day),
+    "published": ("Beside DeepSeek's published day", show_published),
     "speed": ("Speed", show_speed),
     "cost": ("Cost and income", show_cost),
     "memory": ("Memory", show_memory),

@@ -17,8 +17,9 @@ from planner.report.page.day import show_day
 from planner.report.page.figures import Bar, Bars, Line, Segment, Steps, Table, draw
 from planner.report.page.nodes import show_nodes
 from planner.report.page.page import plan_page
+from planner.report.page.published import show_published
 from planner.report.report import Report, format_value
-from planner.rules.check import check_spec
+from planner.rules.check import change_spec, check_spec
 from tests.planner.test_shipped_specs import SPECS
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -89,6 +90,18 @@ def test_the_day_is_short_where_the_plan_says_so(shipped):
 
     assert sum(end - begin for begin, end, *_ in strip.boxes) / 60 == shipped.demand["decode"].hours_beyond
     assert shipped.demand["decode"].times_beyond in decode.note
+
+
+def test_deepseek_s_day_stands_beside_plans_of_its_spec_alone(shipped):
+    """The shipped windows are the published ones at every time; with other traffic nothing published is shown."""
+    nodes, figures = show_published(shipped, Report(shipped.report))
+    other = change_spec(check_spec(SPECS / "deepseek-h800.yaml"), {"traffic.output_tokens": 160e9})
+
+    assert nodes.reach == 278
+    assert [planned for *_, planned, _ in nodes.table.rows] == [published for *_, published in nodes.table.rows]
+    assert ("nodes on average", "226.75", "226.75") in figures.rows
+    assert not [planned for _, planned, _ in figures.rows if planned == "-"]
+    assert list(show_published(compile_plan(other), Report(()))) == []
 
 
 def test_special_days_have_pictures_of_their_own(plan_of, spec_text):
