@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from planner.command.printed import require_writable
 from planner.compiler import Compiled
 from planner.facts.calendar import is_day
 from planner.facts.trace import TraceRequest
@@ -56,6 +57,10 @@ class Played(Protocol):
         """Draw the result into the file at `path`."""
         ...
 
+    def page(self) -> str:
+        """Return the plan's HTML page, which begins with the result."""
+        ...
+
 
 @dataclass(frozen=True)
 class _Days:
@@ -75,6 +80,11 @@ class _Days:
     def draw(self, path: Path) -> None:
         draw_days(self.columns, path)
 
+    def page(self) -> str:
+        from stacks.simulator.report.day_page import day_page  # half a second to import
+
+        return day_page(self.columns)
+
 
 @dataclass(frozen=True)
 class _Traces:
@@ -93,6 +103,9 @@ class _Traces:
 
     def draw(self, path: Path) -> None:
         draw_traces(self.columns, path)
+
+    def page(self) -> str:
+        raise AssertionError("R416 refuses --report beside --trace")
 
 
 @dataclass(frozen=True)
@@ -121,6 +134,8 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     _require_compatible(arguments)
     if arguments.plot:
         require_plot(arguments.plot)
+    for path in filter(None, (arguments.plot, arguments.report)):
+        require_writable(path)
     wrong: list[Finding] = []
     variants = read_variants(arguments.variants, wrong)
     failures = _read_option(read_failures, arguments.fail, wrong) or ()
@@ -155,10 +170,11 @@ def _require_compatible(arguments: Any) -> None:
         for name in ("window", "balancer")
         if getattr(arguments, name) and not arguments.trace
     ]
-    rule, reason = "R416 must come without --trace", "while a trace is played, all units are on all the time"
+    rule, always_on = "R416 must come without --trace", "while a trace is played, all units are on all the time"
+    reasons = {"fail": always_on, "date": always_on, "report": "the page has a day, and a trace has none"}
     wrong += [
         Finding(f"--{name}", None, rule, reason, "leave one of them out")
-        for name in ("fail", "date")
+        for name, reason in reasons.items()
         if getattr(arguments, name) and arguments.trace
     ]
     if wrong:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_overlays
-from planner.command.printed import errors_json, print_json, warn
+from planner.command.printed import errors_json, print_json, warn, write_result
 from planner.plan.user_input import read_spec
 from planner.problems.errors import InfeasibleError
 from planner.problems.printable import without_passwords
@@ -52,6 +52,9 @@ def add_simulate(commands: Any) -> None:
     )
     _add_trace_options(simulate)
     simulate.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture of the day")
+    simulate.add_argument(
+        "--report", type=Path, metavar="FILE.html", help="draw the plan's page for a browser, which begins with the day"
+    )
     add_format(simulate)
     simulate.set_defaults(command=_simulate)
 
@@ -86,6 +89,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         played.draw(arguments.plot)
         print(without_passwords(f"{arguments.plot}: drawn"), file=sys.stderr)
+    if arguments.report:
+        write_result(arguments.report, played.page())
+        print(without_passwords(f"{arguments.report}: drawn"), file=sys.stderr)
     if arguments.format == "json":
         print_json(played.document() | (errors_json(played.failed) if played.failed else {}))
         return InfeasibleError.exit_status if played.failed else 0

@@ -238,7 +238,7 @@ def _empty_window(_):
 
 
 def _options(**given):
-    names = ("variants", "fail", "date", "window", "balancer", "trace", "plot")
+    names = ("variants", "fail", "date", "window", "balancer", "trace", "plot", "report")
     return SimpleNamespace(**(dict.fromkeys(names) | {"variants": [], "fail": []} | given))
 
 

@@ -29,8 +29,11 @@ Topics = Sequence[tuple[str, Sequence[str]]]
 PROBLEMS = {"refusals": "It cannot run", "warnings": "Warnings"}
 
 
-def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = ()) -> str:
-    """Return the HTML page of `plan`. `changes` says in words what the change from the plan `before` does."""
+def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = (), *, more: Sequence[Section] = ()) -> str:
+    """Return the HTML page of `plan`. `changes` says in words what the change from the plan `before` does.
+
+    Sections in `more` come before those of the plan.
+    """
     report = Report(plan.report or ())
     return _template().render(
         plan=plan,
@@ -40,7 +43,7 @@ def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = ()) -> s
         engine=report.text("plan", "engine"),
         summary=summary(report),
         problems=[(title, report.section_rows(topic)) for topic, title in PROBLEMS.items()],
-        sections=[_draw_section(each) for each in sections_of(plan, before)],
+        sections=[_draw_section(each) for each in (*more, *sections_of(plan, before))],
         kinds=KINDS,
         theme=THEME,
         rows=[_cells(row) for row in report.rows],

@@ -13,7 +13,7 @@ from planner.report.columns import format_table, wrap_note
 from stacks.simulator.flows.day import DayColumn
 from stacks.simulator.report.figures import FIGURES, format_figure, shorten_titles, table_rows
 
-__all__ = ["simulation_text"]
+__all__ = ["day_notes", "describe_day", "figure_rows", "simulation_text"]
 
 MAX_STRETCHES = 6
 
@@ -23,11 +23,11 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
     plan = columns[0].day.plan
     clock = plan.schedule.timezone if plan.schedule else "UTC"
     heads, long = shorten_titles([each.variant.title for each in columns])
-    rows = _ranges(columns[0]) if len(columns) == 1 else _compare_columns(columns, heads)
-    lines = [line for note in [*long, *_notes(columns, heads)] for line in wrap_note(note)]
+    rows = figure_rows(columns, heads)
+    lines = [line for note in [*long, *day_notes(columns, heads)] for line in wrap_note(note)]
     return "\n".join(
         [
-            f"{plan.spec.name}: {_describe_day(columns[0])}, minute by minute; times are in {clock}",
+            f"{plan.spec.name}: {describe_day(columns[0])}, minute by minute; times are in {clock}",
             "",
             format_table(list(rows)),
             "",
@@ -36,7 +36,7 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
     )
 
 
-def _describe_day(column: DayColumn) -> str:
+def describe_day(column: DayColumn) -> str:
     """Return a line that names the requested date, and the day simulated instead if the spec lacks that date."""
     date, spec = column.day.date, column.day.plan.spec
     if date is None:
@@ -50,6 +50,13 @@ def _describe_day(column: DayColumn) -> str:
     return f"a usual day, since the spec has nothing about {date}"
 
 
+def figure_rows(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the table's rows, its heads first: a variant's figures at three speeds, or all variants' as expected."""
+    if len(columns) == 1:
+        return _ranges(columns[0])
+    return table_rows(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])
+
+
 def _ranges(column: DayColumn) -> Iterator[tuple[str, ...]]:
     """Return one variant's figures at the slowest, expected and fastest speed."""
     yield "", "expected", "slowest", "fastest"
@@ -60,11 +67,7 @@ def _ranges(column: DayColumn) -> Iterator[tuple[str, ...]]:
             yield figure.title, *(format_figure(figure, each) for each in (mid, *others)), *[""] * (2 - len(others))
 
 
-def _compare_columns(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    return table_rows(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])
-
-
-def _notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
+def day_notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
     """Yield the notes below the table: on kept SLOs, on times with too few units, and on failed units."""
     kept = (each.day.outcomes["mid"].latencies for each in columns)
     if any(each.ttft_kept is not None or each.tpot_kept is not None for each in kept):
