@@ -33,7 +33,7 @@ from stacks.gitops.kustomized import find_changed_fields
 from stacks.gitops.refusals import link_refused, refused
 from stacks.gitops.report import Report
 
-__all__ = ["Call", "Former", "check_change", "read_former", "require_call"]
+__all__ = ["Baseline", "Call", "check_change", "read_baseline", "require_call"]
 
 # Files that tools read in a folder besides the rendered ones, or in their place. Sources:
 # kubernetes-sigs/kustomize api/konfig (RecognizedKustomizationFileNames), argoproj/argo-cd
@@ -47,7 +47,7 @@ OTHER_FOLDER = (
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a check. `base` is a checkout of the base branch, in which all files have the same paths."""
+    """The arguments of `tidemill gitops check`. `base` is a checkout of the base branch, with the same paths in it."""
 
     spec: Path
     folder: Path
@@ -57,15 +57,15 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Former:
-    """What runs before a change, as the base branch says it. `plan` is None if nothing runs yet."""
+class Baseline:
+    """The plan that runs before a change, according to the base branch. `plan` is None if nothing runs yet."""
 
     plan: Plan | None = None
     unknown: str = ""  # why its figures are unknown
     stale: tuple[str, ...] = ()  # files of its folder that are not as its spec renders them
 
     def notes(self, folder: Path) -> tuple[str, ...]:
-        """Return what a reader must know of the folder before its plan is compared."""
+        """Return the warning that the base's folder is stale, if it is; otherwise nothing."""
         if not self.stale:
             return ()
         files = f"{counted(len(self.stale), 'file')} ({first_of(self.stale)})"
@@ -73,7 +73,7 @@ class Former:
 
 
 def require_call(call: Call) -> None:
-    """Raise CallError if the base is no folder, if a path leads out of it, or if a condition needs a missing base."""
+    """Raises CallError if the base is no folder, if a path leads out of it, or if a condition needs a missing base."""
     if call.base is None:
         for condition in call.conditions:
             if condition.needs_figures:
@@ -97,15 +97,15 @@ def check_change(call: Call) -> tuple[Plan, Report]:
 
     Raises SpecError, CallError or InfeasibleError if there is no plan, or none that can run.
     """
-    with _confined(call, Path()):
+    with _confine_reads(call, Path()):
         return _check_change(call)
 
 
-def _confined(call: Call, top: Path) -> AbstractContextManager[None]:
-    """Return a context in which only files of the checkout at `top`, own or base, can be read.
+def _confine_reads(call: Call, top: Path) -> AbstractContextManager[None]:
+    """Return a context that confines reads to the checkouts that hold the spec, its overlays and the folder.
 
-    Raises CallError if a link is on the way to one. A link may lead into another checkout, such as the base's or a
-    submodule's, where other people's changes are.
+    Paths are relative to `top`. Raises CallError if a link is on the way to one of them: a link may lead into another
+    checkout, such as the base's or a submodule's, where other people's changes are.
     """
     named = [Path(os.path.abspath(top / each)) for each in (call.spec, call.folder, *call.overlays)]
     for each in named:
@@ -114,7 +114,7 @@ def _confined(call: Call, top: Path) -> AbstractContextManager[None]:
 
 
 def _refuse_links(path: Path, top: Path) -> None:
-    """Raise CallError if `path`, or a folder above it in its checkout or in `top`, is a link."""
+    """Raises CallError if `path`, or a folder above it in its checkout or in `top`, is a link."""
     ends = (_checkout_of(path), Path(os.path.abspath(top)))
     for each in (path, *path.parents):
         is_inside = each == path or any(each != end and each.is_relative_to(end) for end in ends)
@@ -142,15 +142,17 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     require_same_name(call.folder, kept, plan)
     files = files_of(plan, kept)
     stale = stale_files(call.folder, files)
-    former = Former(kept) if call.base is None else _read_base(call, call.base)
+    baseline = Baseline(kept) if call.base is None else _read_base(call, call.base)
     change = None
-    if former.plan is not None:
-        notes, judged = former.notes(call.folder), judge_former(former.plan, found)
-        change = compare_plans(former.plan, plan, notes, files, no_figures=former.unknown, judged=judged)
+    if baseline.plan is not None:
+        notes, judged = baseline.notes(call.folder), judge_former(baseline.plan, found)
+        change = compare_plans(baseline.plan, plan, notes, files, no_figures=baseline.unknown, judged=judged)
     foreign = _find_foreign_files(call.folder)
     asked = {each.word for each in call.conditions}
     shared = _find_shared_nodes(call.folder, plan) if "nodes" in asked else {}
-    objections = find_objections(call.conditions, gather_evidence(plan, change, stale, foreign, former.unknown, shared))
+    objections = find_objections(
+        call.conditions, gather_evidence(plan, change, stale, foreign, baseline.unknown, shared)
+    )
     return plan, Report(
         name=plan.name,
         plan_digest=plan.digest,
@@ -162,17 +164,18 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     )
 
 
-def _read_base(call: Call, base: Path) -> Former:
-    with _confined(call, base):
-        return read_former(call, base)
+def _read_base(call: Call, base: Path) -> Baseline:
+    with _confine_reads(call, base):
+        return read_baseline(call, base)
 
 
 def _find_foreign_files(folder: Path) -> tuple[str, ...]:
-    """Return the files that make a GitOps tool apply something else than the rendered folder, relative to `folder`.
+    """Return what makes a GitOps tool apply something other than the rendered folder.
 
-    For a kustomization elsewhere that builds on the folder, return the fields that may break the folder.
+    That is: files in or above the folder (paths relative to it), and fields of kustomizations elsewhere that include
+    it, such as `namePrefix of ../prod/kustomization.yaml`.
 
-    Flux heeds the `.sourceignore` of every folder of the repository, for all that is below.
+    Flux applies the `.sourceignore` of each folder to everything below that folder.
     """
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     whole = Path(os.path.abspath(folder))
@@ -184,9 +187,9 @@ def _find_foreign_files(folder: Path) -> tuple[str, ...]:
 
 
 def _find_shared_nodes(folder: Path, plan: Plan) -> dict[str, list[str]]:
-    """Return the nodes that the plan's units share with those of each rendered folder beside `folder`, by folder.
+    """Return neighbouring folder -> nodes that the plan's units share with the units rendered there.
 
-    Raises CallError for a folder whose plan is wrong.
+    Raises CallError if a neighbouring folder's plan is invalid.
     """
     ours = {node for unit in plan.units for node in unit.nodes}
     shared = {}
@@ -197,26 +200,26 @@ def _find_shared_nodes(folder: Path, plan: Plan) -> dict[str, list[str]]:
     return {name: nodes for name, nodes in shared.items() if nodes}
 
 
-def read_former(call: Call, base: Path) -> Former:
-    """Return what runs before a change: the plan in the base's folder.
+def read_baseline(call: Call, base: Path) -> Baseline:
+    """Return the plan in the base branch's folder: it is what runs before the change.
 
-    The figures are computed from the base's spec: anybody may have edited those in a folder.
+    Its figures are computed from the base branch's spec, since anybody may have edited those in the folder.
     """
     folder = base / call.folder
     is_linked = any((base / each).is_symlink() for each in (call.folder, *call.folder.parents[:-1]))
     if not folder.exists() and not is_linked:  # behind a broken link, something may run
-        return Former()
+        return Baseline()
     kept = read_plan(folder)
     try:
         found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
     except (SpecError, CallError, InfeasibleError) as error:  # the change may repair the base
-        return Former(kept, f"the base's spec is refused ({error.findings[0]})")
+        return Baseline(kept, f"the base's spec is refused ({error.findings[0]})")
     stale = _find_stale_files(folder, found, kept)
-    return Former(found, "", stale) if found.digest == kept.digest else Former(kept, OTHER_FOLDER, stale)
+    return Baseline(found, "", stale) if found.digest == kept.digest else Baseline(kept, OTHER_FOLDER, stale)
 
 
 def _find_stale_files(folder: Path, plan: Plan, kept: Plan) -> tuple[str, ...]:
-    """Return the files of the base's folder that its spec's plan would change; none if it cannot be rendered there."""
+    """Return the files in the base's folder that rendering its spec would change; none if that fails."""
     try:
         return stale_files(folder, files_of(plan, kept))
     except (CallError, InfeasibleError, OutputError):  # the change may repair the base

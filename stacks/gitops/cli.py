@@ -15,7 +15,7 @@ FORGES = ("github", "gitlab", "gitea")
 
 
 def add_gitops(commands: Any) -> None:
-    """Add the commands to `commands`, the result of `add_subparsers`."""
+    """Add `tidemill gitops` and its commands to `commands`, the result of argparse's `add_subparsers`."""
     gitops = add_command(
         commands,
         "gitops",
@@ -154,7 +154,7 @@ def _init(arguments: argparse.Namespace) -> None:
     from planner.plan.user_input import read_spec
     from stacks.gitops import init
 
-    environments = init.name_environments(arguments.spec, arguments.folder, arguments.overlays, arguments.environments)
+    environments = init.make_environments(arguments.spec, arguments.folder, arguments.overlays, arguments.environments)
     engines = [each for each in init.ENGINES if getattr(arguments, each)]
     repository = init.require_repository(arguments.repository) if engines else ""
     kubernetes = read_spec(arguments.spec, arguments.overlays).written.kubernetes
@@ -169,7 +169,7 @@ def _init(arguments: argparse.Namespace) -> None:
     else:
         files = new | init.workflow_files(environments, forges or ([] if engines else init.FORGES))
     for each in environments if engines else ():
-        own = init.namespace_of(each, kubernetes.namespace) if str(each.own_overlay) in new else ""
+        own = init.overlay_namespace(each, kubernetes.namespace) if str(each.own_overlay) in new else ""
         files |= init.engine_files(each, specs[each], engines, repository, own)
     init.write_files(Path(), files)
     for note in init.recommend_controller(specs):
@@ -181,7 +181,7 @@ def _init(arguments: argparse.Namespace) -> None:
 
 
 def _next_step(path: str) -> str:
-    """Return what is left to do with a file that GitLab does not read by itself."""
+    """Return `: include it in .gitlab-ci.yml ...` for a file that GitLab does not read by itself; empty for others."""
     return f": include it in .gitlab-ci.yml (include: [{{local: {path}}}])" if path.startswith(".gitlab/") else ""
 
 

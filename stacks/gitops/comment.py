@@ -49,9 +49,10 @@ class _Mistakes(BaseModel):
 
 
 def comment_on(path: Path, environment: str = "") -> str:
-    """Return the comment for the report in the file at `path`; a mark at its beginning lets a later run find it again.
+    """Return the text of a comment that shows the report in the file at `path`.
 
-    Raises CallError if the file is no report.
+    It begins with a mark by which a later run finds the comment. Raises CallError if the file is no report, if
+    `environment` is no valid name, or if the comment would be too long.
     """
     if not ENVIRONMENT.fullmatch(environment):
         raise _refused(path, "--environment has no such name")
@@ -63,7 +64,7 @@ def comment_on(path: Path, environment: str = "") -> str:
     if not isinstance(document, dict) or not _is_bounded(document):
         raise _refused(path, "it is no object, or has a number or text that no report has")
     try:
-        body = _mistakes(_Mistakes.model_validate_json(content)) if "errors" in document else _change(content)
+        body = _mistakes_text(_Mistakes.model_validate_json(content)) if "errors" in document else _report_text(content)
     except ValueError:  # pydantic's ValidationError included
         raise _refused(path, "its keys or values are not those of a report") from None
     mark, heading = (f"{environment} ", f"**{environment}**\n\n") if environment else ("", "")
@@ -85,7 +86,7 @@ def _read(path: Path) -> bytes:
 
 
 def _is_bounded(value: Any) -> bool:
-    """Return whether all numbers and texts in a JSON value are small enough for a comment."""
+    """Return whether all keys, strings and numbers in a JSON value are small enough for a comment."""
     if isinstance(value, dict):
         return all(len(key) <= MAX_TEXT and _is_bounded(each) for key, each in value.items())
     if isinstance(value, list):
@@ -95,7 +96,7 @@ def _is_bounded(value: Any) -> bool:
     return value is None or abs(value) <= MAX_NUMBER
 
 
-def _change(content: bytes) -> str:
+def _report_text(content: bytes) -> str:
     """Return the report in `content` as markdown. Raises ValueError if it is no report."""
     report = Report.model_validate_json(content)
     if report.diff is not None and report.diff.ways.keys() != set(get_args(Tool)):
@@ -103,7 +104,7 @@ def _change(content: bytes) -> str:
     return report_markdown(report)
 
 
-def _mistakes(found: _Mistakes) -> str:
+def _mistakes_text(found: _Mistakes) -> str:
     """Return a line that says the spec is refused, then a line for each mistake, up to `MAX_MISTAKES`."""
     lines = ["- refused: there is no plan to compare"]
     for each in found.errors[:MAX_MISTAKES]:

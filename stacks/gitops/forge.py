@@ -126,7 +126,7 @@ def read_repository(address: str, forge: Forge | None, forge_url: str | None = N
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         rule, reason = "R610 must hold a token", "the branch is pushed, and the pull request opened, with its rights"
         raise refused(PROPOSE, TOKEN, None, rule, reason, "export one that may write code and pull requests")
-    root, path = _place(address, forge_url)
+    root, path = _locate(address, forge_url)
     known = forge or HOSTS.get(urlsplit(root).hostname or "")
     if known is None:
         rule, reason = "R612 must be given for this host", f"{root} may be any of {', '.join(FORGES)}"
@@ -137,9 +137,9 @@ def read_repository(address: str, forge: Forge | None, forge_url: str | None = N
 
 
 def find_request(repository: Repository, branch: str, into: str, *, is_open: bool) -> PullRequest | None:
-    """Return the newest pull request of `branch` into `into`, open or closed as `is_open` says; None if there is none.
+    """Return the newest pull request of `branch` into `into` that is open (or closed, if not `is_open`), or None.
 
-    Raises ForgeError.
+    Raises ForgeError if the forge cannot be asked.
     """
     for found in FINDERS[repository.forge](repository, branch, into, is_open):
         if found.is_open == is_open:
@@ -148,43 +148,43 @@ def find_request(repository: Repository, branch: str, into: str, *, is_open: boo
 
 
 def open_request(repository: Repository, branch: str, into: str, title: str, text: str) -> PullRequest:
-    """Open a pull request. Raises ForgeError."""
+    """Open a pull request. Raises ForgeError if the forge refuses or cannot be reached."""
     if repository.forge == "gitlab":
         request = {"source_branch": branch, "target_branch": into, "title": title, "description": text}
-        return _read_gitlab(repository, _ask(repository, "POST", "/merge_requests", request))
+        return _read_gitlab(repository, _send(repository, "POST", "/merge_requests", request))
     request = {"head": branch, "base": into, "title": title, "body": text}
-    return _read_github(repository, _ask(repository, "POST", "/pulls", request))
+    return _read_github(repository, _send(repository, "POST", "/pulls", request))
 
 
 def change_text(repository: Repository, number: int, title: str, text: str) -> PullRequest:
-    """Replace a pull request's title and text. Raises ForgeError."""
+    """Replace a pull request's title and text. Raises ForgeError if the forge refuses or cannot be reached."""
     if repository.forge == "gitlab":
         request = {"title": title, "description": text}
-        return _read_gitlab(repository, _ask(repository, "PUT", f"/merge_requests/{number}", request))
-    return _read_github(repository, _ask(repository, "PATCH", f"/pulls/{number}", {"title": title, "body": text}))
+        return _read_gitlab(repository, _send(repository, "PUT", f"/merge_requests/{number}", request))
+    return _read_github(repository, _send(repository, "PATCH", f"/pulls/{number}", {"title": title, "body": text}))
 
 
 def close_request(repository: Repository, number: int, text: str) -> PullRequest:
-    """Close a pull request, and replace its text. Raises ForgeError."""
+    """Close a pull request, and replace its text. Raises ForgeError if the forge refuses or cannot be reached."""
     if repository.forge == "gitlab":
         request = {"description": text, "state_event": "close"}
-        return _read_gitlab(repository, _ask(repository, "PUT", f"/merge_requests/{number}", request))
-    return _read_github(repository, _ask(repository, "PATCH", f"/pulls/{number}", {"body": text, "state": "closed"}))
+        return _read_gitlab(repository, _send(repository, "PUT", f"/merge_requests/{number}", request))
+    return _read_github(repository, _send(repository, "PATCH", f"/pulls/{number}", {"body": text, "state": "closed"}))
 
 
 def _find_on_github(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield pull requests of the repository's own branch. GitHub also finds those of the same owner's forks."""
+    """Yield pull requests of the repository's own branch. GitHub also returns those from forks of the same owner."""
     owner = repository.path.partition("/")[0]
     asked = {"head": f"{owner}:{branch}", "base": into, "sort": "created", "direction": "desc"}
-    for each in _ask_list(repository, "/pulls", asked | {"state": "open" if is_open else "closed"}):
+    for each in _list_pages(repository, "/pulls", asked | {"state": "open" if is_open else "closed"}):
         if _is_between(each, repository, branch, into):
             yield _read_github(repository, each)
 
 
 def _find_on_gitlab(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield merge requests of the project's own branch. GitLab also finds those of a fork's branch of the same name."""
+    """Yield merge requests of the project's own branch. GitLab also returns those of forks' branches of that name."""
     asked = {"source_branch": branch, "target_branch": into, "order_by": "created_at", "sort": "desc"}
-    for each in _ask_list(repository, "/merge_requests", asked | ({"state": "opened"} if is_open else {})):
+    for each in _list_pages(repository, "/merge_requests", asked | ({"state": "opened"} if is_open else {})):
         project = each.get("source_project_id")
         branches = each.get("source_branch"), each.get("target_branch")
         if project is not None and project == each.get("target_project_id") and branches == (branch, into):
@@ -192,9 +192,12 @@ def _find_on_gitlab(repository: Repository, branch: str, into: str, is_open: boo
 
 
 def _find_on_gitea(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield pull requests, newest first, out of all into `into`: by branch, Gitea would find the oldest one only."""
+    """Yield pull requests of `branch`, newest first, from the list of all into `into`.
+
+    Gitea's search by branch would return only the oldest pull request.
+    """
     asked = {"base_branch": into, "state": "open" if is_open else "closed"}
-    for each in _ask_list(repository, "/pulls", asked):
+    for each in _list_pages(repository, "/pulls", asked):
         if _is_between(each, repository, branch, into):
             yield _read_github(repository, each)
 
@@ -237,10 +240,7 @@ def _read_gitlab(repository: Repository, answer: Any) -> PullRequest:
 
 
 def _check_shape(repository: Repository, found: PullRequest) -> PullRequest:
-    """Return a pull request after checking its types, with an address that may be printed.
-
-    Raises TypeError.
-    """
+    """Return `found` with the token removed from its address. Raises TypeError if a field has the wrong type."""
     texts = (found.address, found.text, found.head)
     if type(found.number) is not int or not all(isinstance(each, str) for each in texts):
         raise TypeError
@@ -251,11 +251,11 @@ def _no_request(repository: Repository) -> ForgeError:
     return ForgeError(repository, "it answers with something else than a pull request", "is --forge right?")
 
 
-def _ask_list(repository: Repository, path: str, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the items of all pages of a list in the API."""
+def _list_pages(repository: Repository, path: str, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the items of all pages of a list in the API. Raises ForgeError if an answer is not a list of objects."""
     for page in range(1, MAX_PAGES + 1):
         query = urlencode(asked | {"page": str(page), "per_page": str(PAGE), "limit": str(PAGE)})
-        items = _ask(repository, "GET", f"{path}?{query}")
+        items = _send(repository, "GET", f"{path}?{query}")
         if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
             raise ForgeError(repository, "it answers with something else than a list", "is --forge right?")
         yield from items
@@ -263,13 +263,16 @@ def _ask_list(repository: Repository, path: str, asked: dict[str, str]) -> Itera
             return
 
 
-def _ask(repository: Repository, method: str, path: str, body: dict[str, str] | None = None) -> Any:
-    """Send a request and return its answer's JSON. Raises ForgeError for any other answer."""
+def _send(repository: Repository, method: str, path: str, body: dict[str, str] | None = None) -> Any:
+    """Send a request and return the JSON of its answer.
+
+    Raises ForgeError if the forge is unreachable, refuses, or answers with too much or without JSON.
+    """
     headers = {"Authorization": f"Bearer {repository.token}", "Accept": "application/json", "User-Agent": "tidemill"}
     content = None if body is None else json.dumps(body).encode()
     if content is not None:
         headers["Content-Type"] = "application/json"
-    request = urllib.request.Request(  # noqa: S310 (its scheme is http or https: `_split`)
+    request = urllib.request.Request(  # noqa: S310 (its scheme is http or https: `_split_address`)
         f"{repository.api}{path}", content, headers, method=method
     )
     try:
@@ -288,7 +291,7 @@ def _ask(repository: Repository, method: str, path: str, body: dict[str, str] | 
 
 
 def _fetch_in_time(request: urllib.request.Request) -> _Fetched:
-    """Return `_fetch(request)`, or raise TimeoutError after `MOST_S`: a server may send byte by byte."""
+    """Return `_fetch(request)`, or raise TimeoutError after `MOST_S`: a server may trickle its answer byte by byte."""
     fetched: Future[_Fetched] = Future()
 
     def fetch() -> None:
@@ -305,7 +308,7 @@ def _fetch_in_time(request: urllib.request.Request) -> _Fetched:
 
 
 def _fetch(request: urllib.request.Request) -> _Fetched:
-    """Send a request and return the HTTP error, if any, and the body. Raises the exceptions in UNREADABLE."""
+    """Send a request. Return the HTTP error, or None, and the answer's body. Raises the exceptions in UNREADABLE."""
     try:
         with OPENER.open(request, timeout=TIMEOUT_S) as response:
             return None, response.read(MAX_ANSWER_BYTES + 1)
@@ -327,7 +330,7 @@ OPENER = urllib.request.build_opener(_NoRedirect)  # heeds the proxies of the en
 
 
 def _explain(error: urllib.error.HTTPError, content: bytes) -> str:
-    """Return an HTTP error's status and the forge's message."""
+    """Return an HTTP error's status, and the message in its JSON body (or advice, for a redirect)."""
     if error.code in range(300, 400):
         return f"HTTP {error.code}, a redirect: the repository has moved, so correct the remote's address"
     try:
@@ -340,10 +343,13 @@ def _explain(error: urllib.error.HTTPError, content: bytes) -> str:
     return f"HTTP {error.code}: {'; '.join(filter(None, parts)) or error.reason}"
 
 
-def _place(address: str, forge_url: str | None) -> tuple[str, str]:
-    """Return the forge's root URL, and the repository's path on it. Raises CallError."""
+def _locate(address: str, forge_url: str | None) -> tuple[str, str]:
+    """Return the forge's root URL and the repository's path below it.
+
+    Raises CallError if either address is malformed, or if the repository is not below `forge_url`.
+    """
     try:
-        root, path = _split(address)
+        root, path = _split_address(address)
     except ValueError as error:
         _refuse_address(address, str(error))
     if forge_url is None:
@@ -351,7 +357,7 @@ def _place(address: str, forge_url: str | None) -> tuple[str, str]:
     if not forge_url.startswith(HTTP):
         raise _wrong_forge_url(forge_url, "it is no https:// address")
     try:
-        host, prefix = _split(forge_url)
+        host, prefix = _split_address(forge_url)
     except ValueError as error:
         raise _wrong_forge_url(forge_url, str(error)) from None
     found = f"{host}/{prefix}".rstrip("/")
@@ -362,8 +368,11 @@ def _place(address: str, forge_url: str | None) -> tuple[str, str]:
     return found, path.removeprefix(f"{prefix}/")
 
 
-def _split(address: str) -> tuple[str, str]:
-    """Split a remote's address into its host, as `https://name:port`, and its path. Raises ValueError with a reason."""
+def _split_address(address: str) -> tuple[str, str]:
+    """Split a remote's address into its root, such as `https://host:port`, and its path.
+
+    Raises ValueError with the reason if the address is malformed or unsafe.
+    """
     if "://" not in address and (found := SCP.fullmatch(address)):
         return f"https://{found[1]}", found[2].removesuffix(".git").strip("/")
     try:

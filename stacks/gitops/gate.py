@@ -36,7 +36,7 @@ __all__ = [
     "Objection",
     "find_objections",
     "gather_evidence",
-    "promises_of",
+    "latency_promises",
     "read_conditions",
 ]
 
@@ -55,13 +55,13 @@ class Condition:
 
     @property
     def needs_figures(self) -> bool:
-        """Whether judging the condition needs estimates from before the change."""
+        """Whether judging the condition needs estimates of what ran before the change."""
         return self.percent is not None or self.word == "capacity"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The facts by which conditions are judged. `change` is None if nothing runs yet."""
+    """The facts that conditions are judged by. `change` is None if nothing runs yet."""
 
     change: Change | None
     promises: Mapping[str, Promise | None]  # SLO latency -> promise and prediction; None if it cannot be predicted
@@ -73,7 +73,7 @@ class Evidence:
 
 
 class Objection(Part):
-    """A condition that holds, so that the change must not be merged, and why."""
+    """A condition of `--fail-on` that is met, so that the change must not be merged, and the reason."""
 
     condition: str
     reason: str
@@ -102,14 +102,14 @@ def gather_evidence(
     no_figures_before: str,
     shared_nodes: Mapping[str, Sequence[str]],
 ) -> Evidence:
-    """Return the facts by which conditions judge a change that leads to `plan`."""
+    """Return the facts by which conditions judge `change`, which leads to `plan`."""
     speeds = (plan.performance or {}).items()
     unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
-    return Evidence(change, promises_of(plan), stale, foreign, unknown, no_figures_before, shared_nodes)
+    return Evidence(change, latency_promises(plan), stale, foreign, unknown, no_figures_before, shared_nodes)
 
 
-def promises_of(plan: Plan) -> dict[str, Promise | None]:
-    """Return each latency in the spec's SLO with its prediction; None if it cannot be predicted."""
+def latency_promises(plan: Plan) -> dict[str, Promise | None]:
+    """Return each latency in the spec's SLO -> its promise and prediction; None if it cannot be predicted."""
     promised = [name for name, value in plan.spec.slo.model_dump().items() if value is not None]
     of_phases = [each.slo or {} for each in (plan.performance or {}).values()]
     found = {str(name): promise for slo in of_phases for name, promise in slo.items()}
@@ -117,26 +117,26 @@ def promises_of(plan: Plan) -> dict[str, Promise | None]:
 
 
 def find_objections(conditions: Sequence[Condition], evidence: Evidence) -> tuple[Objection, ...]:
-    """Return the conditions that hold, in the order of `conditions`."""
+    """Return an objection for each condition that is met, in the order of `conditions`."""
     judged = ((each.word, _judge(each, evidence)) for each in conditions)
     return tuple(Objection(condition=word, reason=reason) for word, reason in judged if reason)
 
 
 def _judge(condition: Condition, evidence: Evidence) -> str:
-    """Return why the condition holds; an empty text if it does not."""
+    """Return the reason why the condition is met; empty if it is not."""
     if condition.percent is not None:
-        return _costs_more(evidence, condition.percent)
+        return _explain_higher_cost(evidence, condition.percent)
     return JUDGES[condition.word](evidence)
 
 
-def _goes_worse(evidence: Evidence, least: Verdict) -> str:
+def _explain_worse_verdict(evidence: Evidence, least: Verdict) -> str:
     change = evidence.change
     if change is None or SEVERITY.index(change.verdict) < SEVERITY.index(least):
         return ""
     return "; ".join(verdicts(change))
 
 
-def _misses_promises(evidence: Evidence) -> str:
+def _explain_missed_promises(evidence: Evidence) -> str:
     reasons = []
     for name, promise in evidence.promises.items():
         if promise is None:
@@ -147,7 +147,7 @@ def _misses_promises(evidence: Evidence) -> str:
     return "; ".join(reasons)
 
 
-def _is_stale(evidence: Evidence) -> str:
+def _explain_stale_files(evidence: Evidence) -> str:
     reasons = []
     if names := evidence.stale:
         changes = f"tidemill render would change {counted(len(names), 'file')}: {first_of(names)}"
@@ -157,7 +157,7 @@ def _is_stale(evidence: Evidence) -> str:
     return "; ".join(reasons)
 
 
-def _shares_nodes(evidence: Evidence) -> str:
+def _explain_shared_nodes(evidence: Evidence) -> str:
     reasons = [
         f"units of {folder} are on {counted(len(nodes), 'node')} of this plan's: {first_of(nodes)}"
         for folder, nodes in evidence.shared_nodes.items()
@@ -166,25 +166,28 @@ def _shares_nodes(evidence: Evidence) -> str:
     return "; ".join([*reasons, fix]) if reasons else ""
 
 
-def _loses_capacity(evidence: Evidence) -> str:
+def _explain_lost_capacity(evidence: Evidence) -> str:
     change = evidence.change
     if change is None:
         return ""
-    reasons = [_answers_less(change.cost)]
-    reasons += [_is_overloaded(phase, sides, evidence) for phase, sides in change.performance.items() if sides.after]
+    reasons = [_explain_answered_drop(change.cost)]
+    reasons += [_explain_overload(phase, sides, evidence) for phase, sides in change.performance.items() if sides.after]
     return "; ".join(filter(None, reasons))
 
 
-def _answers_less(cost: Sides) -> str:
-    """Return that less of the day's traffic is answered, or an empty text. Without `cost` there is no such figure."""
+def _explain_answered_drop(cost: Sides) -> str:
+    """Say that less of the day's traffic is answered; empty if not, or if a plan has no such figure."""
     before, after = cost.before.get("answered_share"), cost.after.get("answered_share")
     if before is None or after is None or _number(after) > _number(before) - LEAST_SHARE:
         return ""
     return f"{format_value(after)} of the day's traffic is answered instead of {format_value(before)}"
 
 
-def _is_overloaded(phase: Phase, sides: Sides, evidence: Evidence) -> str:
-    """Return why the change overloads a phase; empty if it does not, or if the load was as high before."""
+def _explain_overload(phase: Phase, sides: Sides, evidence: Evidence) -> str:
+    """Say that a phase's peak load exceeds its capacity, or is unknown.
+
+    Empty if it does not, or if the load before the change was as high.
+    """
     before, after = (side.get("highest_load_of_most") for side in (sides.before, sides.after))
     if after is None:
         return _explain_unknown_load(phase, sides.after)
@@ -204,11 +207,11 @@ def _explain_unknown_load(phase: Phase, after: Mapping[str, Row]) -> str:
     return f"{phase}'s load is unknown: write what the day asks for in traffic"
 
 
-def _costs_more(evidence: Evidence, percent: float) -> str:
+def _explain_higher_cost(evidence: Evidence, percent: float) -> str:
     change = evidence.change
     if change is None:
         return ""
-    old, new = map(_paid, (change.cost.before, change.cost.after))
+    old, new = map(_daily_cost, (change.cost.before, change.cost.after))
     if new is None:
         return "what a day costs after the change is unknown: write cost.usd_per_gpu_hour"
     if old is None:
@@ -220,7 +223,7 @@ def _costs_more(evidence: Evidence, percent: float) -> str:
 
 
 def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:
-    """Return why the cost before the change is unknown; empty if the plan stays the same, and so does its cost."""
+    """Say why the cost before the change is unknown; empty if the plan, and so its cost, stays the same."""
     if no_figures_before:
         return f"{COST_BEFORE}: {no_figures_before}"
     if change.old == change.new:
@@ -228,8 +231,8 @@ def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:
     return f"{COST_BEFORE}: merge cost.usd_per_gpu_hour first, in a change of nothing else"
 
 
-def _paid(side: Mapping[str, Row]) -> Row | None:
-    """Return the cost of a day, with all units on if nothing turns them off."""
+def _daily_cost(side: Mapping[str, Row]) -> Row | None:
+    """Return the row with the cost of a day: with all units on, if nothing turns them off."""
     return side.get("usd_per_day_if_all_are_on") or side.get("usd_per_day")
 
 
@@ -239,10 +242,10 @@ def _number(row: Row) -> float:
 
 
 JUDGES: dict[str, Callable[[Evidence], str]] = {
-    "outage": lambda evidence: _goes_worse(evidence, "outage"),
-    "degraded": lambda evidence: _goes_worse(evidence, "degraded"),
-    "slo": _misses_promises,
-    "capacity": _loses_capacity,
-    "stale": _is_stale,
-    "nodes": _shares_nodes,
+    "outage": lambda evidence: _explain_worse_verdict(evidence, "outage"),
+    "degraded": lambda evidence: _explain_worse_verdict(evidence, "degraded"),
+    "slo": _explain_missed_promises,
+    "capacity": _explain_lost_capacity,
+    "stale": _explain_stale_files,
+    "nodes": _explain_shared_nodes,
 }

@@ -47,7 +47,7 @@ HELPER = f'!f() {{ test "$1" = get && printf "username={TOKEN_USER}\\npassword=%
 
 
 class GitError(TidemillError):
-    """A git command failed, or its answer is of no use."""
+    """A git command failed, or its output is unusable."""
 
     exit_status = 1
 
@@ -65,7 +65,7 @@ class Checkout:
 
 @dataclass(frozen=True)
 class Heads:
-    """The remote's branch `into` with its commit `base`, and the commit `tip` of the proposal's branch, if any."""
+    """The remote branch `into`, its commit `base`, and `tip`: the commit of the proposal's branch, if it exists."""
 
     into: str
     base: str
@@ -79,7 +79,7 @@ def find_checkout(folder: Path) -> Checkout:
 
 
 def require_within(root: Path, name: str, path: Path) -> Path:
-    """Return `path` relative to a checkout's root. Raises CallError if it leads out of it, by `..` or by a link."""
+    """Return `path` relative to a checkout's root. Raises CallError if it leads out, by `..` or by a link."""
     found, top = (Path.cwd() / path).resolve(), root.resolve()
     if not found.is_relative_to(top) or found == top:
         rule, reason = "R613 must be a path inside the checkout, also behind links", "a commit holds nothing else"
@@ -93,7 +93,7 @@ def remote_address(checkout: Checkout, remote: str) -> str:
 
 
 def require_identity(checkout: Checkout) -> None:
-    """Raise GitError if git has no name and address for the author of commits."""
+    """Raises GitError if git has no name and address for the author of commits."""
     try:
         _git("var", ["GIT_COMMITTER_IDENT"], checkout.root)
     except GitError:
@@ -102,7 +102,7 @@ def require_identity(checkout: Checkout) -> None:
 
 
 def require_branch(checkout: Checkout, branch: str, into: str) -> None:
-    """Raise CallError if `branch` is no valid name of a branch, or is the branch `into` itself."""
+    """Raises CallError if `branch` is no valid name of a branch, or is the branch `into` itself."""
     rule, fix = f"R618 must be the name of a branch other than {into}", "for example tidemill/deploy"
     try:
         if _git("check-ref-format", ["--branch", branch], checkout.root).strip() != branch or branch == "@":
@@ -114,7 +114,10 @@ def require_branch(checkout: Checkout, branch: str, into: str) -> None:
 
 
 def read_heads(checkout: Checkout, repository: Repository, into: str | None, branch: str) -> Heads:
-    """Read the remote's branches `into` (its default branch if None) and `branch`. Raises GitError."""
+    """Read the commits of the remote's branches `into` (its default branch if None) and `branch`.
+
+    Raises GitError if the remote cannot be read or lacks `into`.
+    """
     wanted = ["HEAD", *(f"refs/heads/{each}" for each in (into, branch) if each)]
     told = _git("ls-remote", ["--symref", repository.address, *wanted], checkout.root, repository)
     default = re.search(r"^ref: refs/heads/(\S+)\tHEAD$", told, re.M)
@@ -127,7 +130,7 @@ def read_heads(checkout: Checkout, repository: Repository, into: str | None, bra
 
 
 def fetch_heads(checkout: Checkout, repository: Repository, heads: Heads, branch: str) -> None:
-    """Fetch the commits of `heads` without creating a ref. Raises GitError, also if a branch moves meanwhile."""
+    """Fetch the commits of `heads` without creating a ref. Raises GitError if it fails or a branch has moved."""
     names = [heads.into, *([branch] if heads.tip else [])]
     words = ["--no-tags", "--no-write-fetch-head", repository.address, *(f"refs/heads/{each}" for each in names)]
     _git("fetch", words, checkout.root, repository)
@@ -136,9 +139,9 @@ def fetch_heads(checkout: Checkout, repository: Repository, heads: Heads, branch
 
 
 def require_unchanged(checkout: Checkout, remote: str, heads: Heads, paths: Sequence[Path]) -> None:
-    """Raise CallError if the remote's branch has changed any of `paths` since the checkout's branch left it.
+    """Raises CallError if the remote branch has changed any of `paths` since the checkout's branch forked off.
 
-    The advice keeps every edit: `git pull` stashes what git knows of, so new files are added first.
+    The suggested fix keeps every edit: `git pull` stashes only files that git knows, so it adds new files first.
     """
     try:
         start = _git("merge-base", ["HEAD", heads.base], checkout.root).strip()
@@ -156,22 +159,22 @@ def _lacks_history() -> GitError:
 
 
 def changed_elsewhere(path: str, reason: str, fix: str) -> CallError:
-    """Return the error for a file that differs from the one on the branch that the proposal is for."""
+    """Return the error for a file that differs from the one on the branch that the proposal goes into."""
     return refused(path, "", None, "R614 must be as the branch has it", reason, fix)
 
 
 def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:
-    """Write a commit's files to a new folder in `scratch`, with an index of its own beside it. Return the folder."""
+    """Write a commit's files to a new folder in `scratch`, and git's index beside it. Return the folder."""
     tree = scratch / "tree"
     tree.mkdir()
-    _git("read-tree", [commit], tree, more=_apart(checkout, tree))
-    _git("checkout-index", ["--all", "--force"], tree, more=_apart(checkout, tree))
+    _git("read-tree", [commit], tree, more=_index_environment(checkout, tree))
+    _git("checkout-index", ["--all", "--force"], tree, more=_index_environment(checkout, tree))
     return tree
 
 
 def commit_folder(checkout: Checkout, tree: Path, parent: str, paths: Sequence[Path], title: str) -> str | None:
     """Commit `paths` of an exported folder, and return the commit; None if nothing differs from `parent`."""
-    apart = _apart(checkout, tree)
+    apart = _index_environment(checkout, tree)
     _git("add", ["--all", "--force", "--", *map(str, paths)], tree, more=apart)
     written = _git("write-tree", [], tree, more=apart).strip()
     if written == _git("rev-parse", [f"{parent}^{{tree}}"], checkout.root).strip():
@@ -181,10 +184,10 @@ def commit_folder(checkout: Checkout, tree: Path, parent: str, paths: Sequence[P
 
 
 def is_own_commit(checkout: Checkout, commit: str, base: str, paths: Sequence[Path]) -> bool:
-    """Return whether `commit_folder` made `commit`, by the seal over its files, its parent and its title.
+    """Return whether `commit_folder` made `commit`: its seal fits its files, its parent and its title.
 
-    So a commit of somebody else's on top is noticed. Whoever may push can make a seal too, so a commit counts only if
-    it changes nothing but `paths`, and its parent is in the history of `base`: then the next proposal replaces all its
+    So somebody else's commit on top is noticed. Anybody with push rights can make a seal too. Therefore the commit must
+    change nothing but `paths`, and its parent must be in the history of `base`: then the next proposal replaces all its
     changes. Raises GitError if the checkout lacks that history.
     """
     head, _, message = _git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
@@ -207,12 +210,12 @@ def _is_in_history(checkout: Checkout, commit: str, of: str) -> bool:
 
 
 def list_entries(checkout: Checkout, commit: str, paths: Sequence[Path]) -> str:
-    """Return git's listing of `paths` in a commit, or in its parent (`COMMIT^`); equal texts mean equal contents."""
+    """Return git's listing of `paths` in a commit (or in its parent: `COMMIT^`). Equal listings mean equal contents."""
     return _git("ls-tree", [commit, "--", *map(str, paths)], checkout.root)
 
 
 def push_commit(checkout: Checkout, repository: Repository, commit: str, branch: str, tip: str | None) -> None:
-    """Push `commit` as the remote's `branch`, if that is still at `tip`. Raises GitError."""
+    """Push `commit` to the remote's `branch`. Raises GitError if that is no longer at `tip` (None: does not exist)."""
     ref = f"refs/heads/{branch}"
     words = [
         "--no-verify",
@@ -225,8 +228,8 @@ def push_commit(checkout: Checkout, repository: Repository, commit: str, branch:
     _git("push", words, checkout.root, repository)
 
 
-def _apart(checkout: Checkout, tree: Path) -> dict[str, str]:
-    """Return the environment variables with which git works on `tree` instead of the checkout."""
+def _index_environment(checkout: Checkout, tree: Path) -> dict[str, str]:
+    """Return environment variables that make git work on `tree`, with its own index, instead of the checkout."""
     places = {"GIT_DIR": checkout.git_folder, "GIT_WORK_TREE": tree, "GIT_INDEX_FILE": tree.parent / "index"}
     return {name: str(path) for name, path in places.items()}
 
@@ -242,7 +245,10 @@ def _git(
     repository: Repository | None = None,
     more: dict[str, str] | None = None,
 ) -> str:
-    """Run git in `folder` and return its output. With a `repository`, git gets the token for it. Raises GitError."""
+    """Run git in `folder` and return its output. With a `repository`, git gets the token for it.
+
+    Raises GitError if git fails.
+    """
     options = [
         "-c",
         "core.hooksPath=/dev/null",
@@ -250,7 +256,7 @@ def _git(
         "user.useConfigOnly=true",
         "-c",
         "push.pushOption=",
-        *_access(repository),
+        *_token_options(repository),
     ]
     command = ["git", *options, verb, *words]
     try:
@@ -269,15 +275,15 @@ def _git(
     except subprocess.TimeoutExpired:
         raise GitError(verb, f"it did not end within {TIMEOUT_S} s") from None
     if done.returncode != 0:
-        raise GitError(verb, _last_words(done.stderr, repository))
+        raise GitError(verb, _error_lines(done.stderr, repository))
     return done.stdout
 
 
-def _access(repository: Repository | None) -> list[str]:
-    """Return the options with which git asks for the token, and sends it to the repository's address only.
+def _token_options(repository: Repository | None) -> list[str]:
+    """Return git's options for sending the token to the repository's address, and only there. None are needed for SSH.
 
-    An empty value removes settings of the configuration: helpers that would store the token, and the header with which
-    GitHub's checkout action would push as somebody else. Of several settings the one with the longest address counts.
+    An empty value removes earlier settings: helpers that would store the token, and the header with which GitHub's
+    checkout action would push as somebody else. Of several settings git takes the one with the longest address.
     """
     if repository is None or not repository.by_http:
         return []
@@ -301,8 +307,8 @@ def _environment(repository: Repository | None) -> dict[str, str]:
     return kept | NO_TRACES | UNATTENDED | token
 
 
-def _last_words(stderr: str, repository: Repository | None) -> str:
-    """Return git's own error message in a line, without the token, which a server may have sent back."""
+def _error_lines(stderr: str, repository: Repository | None) -> str:
+    """Return the error lines in git's output, joined to one, without the token (a server may have sent it back)."""
     lines = [line for line in stderr.splitlines() if line.startswith(("fatal:", "error:", " ! [", "remote:"))]
     said = "; ".join(line.strip() for line in lines) or "it says nothing"
     return repository.without_token(said) if repository else said

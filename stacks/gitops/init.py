@@ -39,14 +39,14 @@ __all__ = [
     "Environment",
     "Forge",
     "engine_files",
-    "name_environments",
-    "namespace_of",
+    "make_environments",
     "overlay_files",
+    "overlay_namespace",
     "rebalancing_files",
     "recommend_controller",
     "require_loads",
-    "require_plain",
     "require_repository",
+    "require_safe_path",
     "workflow_files",
     "write_files",
 ]
@@ -110,13 +110,13 @@ class Environment:
         return " -f ".join(map(str, [self.spec, *self.overlays]))
 
 
-def name_environments(spec: Path, folder: Path, overlays: Sequence[Path], names: str | None) -> tuple[Environment, ...]:
-    """Return an environment for each of the comma-separated `names`; if None, one named after its folder.
+def make_environments(spec: Path, folder: Path, overlays: Sequence[Path], names: str | None) -> tuple[Environment, ...]:
+    """Return an environment for each of the comma-separated `names`; if None, a single one named after `folder`.
 
-    Raises CallError for a name or a path that cannot stand in a script.
+    Raises CallError for a name or path that is unsafe in a shell script, or a repeated name.
     """
     for option, path in (("SPEC", spec), ("FOLDER", folder), *(("-f", each) for each in overlays)):
-        require_plain(option, path)
+        require_safe_path(option, path)
     if names is None:
         name = re.sub("[^a-z0-9]+", "-", folder.name.lower()).strip("-")
         return (Environment(_require_name(name if NAME.fullmatch(name) else "plan"), spec, tuple(overlays), folder),)
@@ -130,8 +130,8 @@ def name_environments(spec: Path, folder: Path, overlays: Sequence[Path], names:
     )
 
 
-def require_plain(name: str, path: Path) -> None:
-    """Raise CallError for a path that needs quotes in a script, or that leaves the checkout."""
+def require_safe_path(name: str, path: Path) -> None:
+    """Raises CallError for a path that needs quotes in a script, or that leaves the checkout."""
     if not PLAIN.fullmatch(str(path)) or ".." in path.parts:
         rule, reason = (
             "R606 must be a path inside the checkout, of letters, digits, _ . - and /",
@@ -142,7 +142,7 @@ def require_plain(name: str, path: Path) -> None:
 
 
 def require_repository(address: str | None) -> str:
-    """Return the address from which a cluster fetches the repository. Raises CallError for one that Flux cannot use."""
+    """Return `address`, from which a cluster fetches the repository. Raises CallError if Flux cannot use it."""
     if address is None or not REPOSITORY.fullmatch(address) or HAS_SECRET.match(address):
         rule, reason = "R609 must be an https:// or ssh:// address without a password", "a cluster fetches from there"
         raise refused(
@@ -152,9 +152,9 @@ def require_repository(address: str | None) -> str:
 
 
 def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
-    """Return the address from which a job reads the loads of experts.
+    """Return `address`, from which a job reads expert loads.
 
-    Raises CallError for an address that must not be in a repository's file, or if a spec names no file of loads.
+    Raises CallError if the address has a password or is no HTTP one, or if a spec names no file of loads.
     """
     if not LOADS_ADDRESS.fullmatch(address):
         rule, reason = "R621 must be an http:// or https:// address without a password", "a job's file has it"
@@ -166,7 +166,7 @@ def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
 
 
 def recommend_controller(specs: Mapping[Environment, ResolvedSpec]) -> list[str]:
-    """Return a line for each spec whose units Git would restart all at once, with what prevents that."""
+    """Return advice to add `kubernetes.controller`, a line for each spec whose units Git would restart all at once."""
     return [
         f"{each.spec_words} has no kubernetes.controller, so Git restarts all units at once, and a new image is an "
         "outage: write kubernetes: {controller: {}} before the first plan, and units change one by one"
@@ -183,13 +183,13 @@ def overlay_files(root: Path, environments: Sequence[Environment], kubernetes: K
     for each in environments:
         if each.release is not None and each.own_overlay is not None:
             texts[each.release] = _release_text(kubernetes)
-            namespace = namespace_of(each, kubernetes.namespace)
+            namespace = overlay_namespace(each, kubernetes.namespace)
             texts[each.own_overlay] = OVERLAY.format(name=each.name, spec=each.spec, namespace=namespace)
     return {str(path): text for path, text in texts.items() if not (root / path).exists()}
 
 
 def _release_text(kubernetes: KubernetesSpec) -> str:
-    """Return the first text of a release file: the images that the spec names, in quotes."""
+    """Return the initial text of a release overlay: the images that the spec names, as YAML."""
     texts = [f"  image: {json.dumps(kubernetes.image)}\n"]
     if kubernetes.tidemill_image is not None:
         texts.append(f"  tidemill_image: {json.dumps(kubernetes.tidemill_image)}\n")
@@ -198,13 +198,13 @@ def _release_text(kubernetes: KubernetesSpec) -> str:
     return "".join([RELEASE, *texts])
 
 
-def namespace_of(environment: Environment, namespace: str) -> str:
-    """Return the namespace to write into an environment's new overlay, given the spec's own `namespace`."""
+def overlay_namespace(environment: Environment, namespace: str) -> str:
+    """Return the namespace for an environment's new overlay: the spec's own `namespace` (shortened) and the name."""
     return f"{namespace[:30]}-{environment.name}"
 
 
 def workflow_files(environments: Sequence[Environment], forges: Collection[Forge]) -> dict[str, str]:
-    """Return path -> text of each forge's files that check changes and, for several environments, promote them."""
+    """Return path -> text of each forge's workflows that check changes and, for several environments, promote them."""
     pairs = list(pairwise(environments))
     values = {
         "environments": environments,
@@ -224,7 +224,7 @@ def workflow_files(environments: Sequence[Environment], forges: Collection[Forge
 def rebalancing_files(
     environments: Sequence[Environment], forges: Collection[Forge], loads_from: str
 ) -> dict[str, str]:
-    """Return path -> text of each forge's job that proposes new expert maps from the loads at an address."""
+    """Return path -> text of each forge's job that proposes new expert maps from the loads at `loads_from`."""
     values = {"environments": environments, "loads_from": loads_from, "payback_hours": f"{PAYBACK_HOURS:g}"}
     return {path: _fill(template, values) for forge in forges for path, template in REBALANCING[forge].items()}
 
@@ -232,7 +232,7 @@ def rebalancing_files(
 def engine_files(
     environment: Environment, spec: ResolvedSpec, engines: Collection[Engine], repository: str, namespace: str = ""
 ) -> dict[str, str]:
-    """Return path -> text of the objects to apply to a cluster once, so that Argo CD or Flux applies the folder.
+    """Return path -> text of the objects with which Argo CD or Flux applies the folder. A user applies them once.
 
     `namespace` replaces the spec's, for an environment whose overlay does not exist yet.
     """
@@ -240,7 +240,7 @@ def engine_files(
     kubernetes = spec.written.kubernetes
     values = {
         "environment": environment,
-        "name": _name_applied(spec.written.name, environment.name),
+        "name": _application_name(spec.written.name, environment.name),
         "namespace": namespace or kubernetes.namespace,
         "repository": repository,
         "kinds": folder / "kinds",
@@ -255,8 +255,8 @@ def engine_files(
     return files | {str(folder / "kinds" / "kustomization.yaml"): _fill("kinds.yaml.j2", values)} | definition
 
 
-def _name_applied(plan: str, environment: str) -> str:
-    """Return the name of the Argo CD or Flux object for an environment: a cluster may have several of one plan."""
+def _application_name(plan: str, environment: str) -> str:
+    """Return `PLAN-ENVIRONMENT`, an Argo CD or Flux object's name: a cluster may have several environments."""
     room = MAX_LABEL - len(f"-{environment}-kinds")
     return f"{plan[:room].rstrip('-')}-{environment}"
 

@@ -45,10 +45,10 @@ Content = Mapping[str, Any]  # all scalars are texts
 
 
 def find_changed_fields(folder: Path, checkout: Path) -> list[str]:
-    """Return `namePrefix of ../prod/kustomization.yaml` for each field that changes `folder` and may break it.
+    """Return a text such as `namePrefix of ../prod/kustomization.yaml` for each field that may break `folder`.
 
-    A kustomization counts if it builds on the folder or on files of it, or on another that does. Nobody knows what one
-    builds on that cannot be read, so it is named too.
+    A kustomization counts if it builds on the folder, on files in it, or on another that does. One that cannot be read
+    is returned too, since what it builds on is unknown.
     """
     root = Path(os.path.realpath(folder))
     found = {path: _read(path) for path in _find_all(checkout) if path.parent != root}
@@ -60,7 +60,7 @@ def find_changed_fields(folder: Path, checkout: Path) -> list[str]:
 
 
 def _find_all(checkout: Path) -> Iterator[Path]:
-    """Yield the path of each kustomization. If it is a link, its paths are still from its own folder."""
+    """Yield the path of each kustomization. A linked one gets its own folder's path: it is relative to that folder."""
     for name in FILES:
         for each in checkout.rglob(name):
             if each.is_symlink() or not each.is_dir():
@@ -68,7 +68,7 @@ def _find_all(checkout: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> Content | None:
-    """Return a file's fields; None if it cannot be read."""
+    """Return a kustomization's fields; None if it cannot be read or has YAML merge keys."""
     try:
         content: Any = next(yaml.load_all(read_file(path, MAX_BYTES), Loader=yaml.CBaseLoader), {})
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
@@ -79,10 +79,10 @@ def _read(path: Path) -> Content | None:
 
 
 def _find_builders(root: Path, contents: Mapping[Path, Content]) -> set[Path]:
-    """Return the kustomizations that build on `root`, or on the folder of another that does."""
+    """Return the kustomizations that build on `root`, directly or through the folders of others."""
     builders = defaultdict[Path, list[Path]](list)
     for path, content in contents.items():
-        for base in _bases(path, content):
+        for base in _list_bases(path, content):
             builders[root if base.is_relative_to(root) else base].append(path)
     found, bases = set[Path](), [root]
     while bases:
@@ -92,8 +92,8 @@ def _find_builders(root: Path, contents: Mapping[Path, Content]) -> set[Path]:
     return found
 
 
-def _bases(path: Path, content: Content) -> Iterator[Path]:
-    """Yield the real paths of what a kustomization builds on. Kustomize heeds no case of keys."""
+def _list_bases(path: Path, content: Content) -> Iterator[Path]:
+    """Yield the real paths of a kustomization's resources, bases and components. Kustomize ignores the case of keys."""
     for key, value in content.items():
         if key.lower() in ("resources", "bases", "components"):
             for each in _listed(value):
@@ -103,16 +103,16 @@ def _bases(path: Path, content: Content) -> Iterator[Path]:
 
 def _disallowed(content: Content) -> Iterator[str]:
     yield from (key for key, value in content.items() if value and key not in ALLOWED)
-    yield from (f"commonAnnotations.{key}" for key in _overwritten(content.get("commonAnnotations")))
+    yield from (f"commonAnnotations.{key}" for key in _overwritten_keys(content.get("commonAnnotations")))
     for place, each in enumerate(_listed(content.get("labels"))):
         if isinstance(each, dict):
             keys = [key for key, value in each.items() if key not in ALLOWED_OF_LABELS and value and value not in OFF]
             yield from (f"labels[{place}].{key}" for key in keys)
-            yield from (f"labels[{place}].pairs.{key}" for key in _overwritten(each.get("pairs")))
+            yield from (f"labels[{place}].pairs.{key}" for key in _overwritten_keys(each.get("pairs")))
 
 
-def _overwritten(pairs: Any) -> Iterator[str]:
-    """Yield those of added labels or annotations that objects of the folder have already, and need."""
+def _overwritten_keys(pairs: Any) -> Iterator[str]:
+    """Yield the keys of added labels or annotations that would overwrite some that rendered objects need."""
     for key in pairs if isinstance(pairs, dict) else ():
         if key.startswith(f"{names.DOMAIN}/") or key in OURS:
             yield key

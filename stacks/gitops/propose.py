@@ -36,7 +36,7 @@ from planner.problems.printable import printable, without_passwords
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import read_content
 from stacks.gitops.check import Call as Paths
-from stacks.gitops.check import read_former
+from stacks.gitops.check import read_baseline
 from stacks.gitops.forge import (
     Forge,
     PullRequest,
@@ -69,10 +69,10 @@ from stacks.gitops.refusals import PROPOSE, loads_refused, no_loads_file, refuse
 from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
 
 __all__ = [
+    "BranchState",
     "Call",
     "Outcome",
     "Proposal",
-    "Standing",
     "Step",
     "branch_of",
     "decide",
@@ -115,7 +115,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of `propose`. `lines` say why, and what new expert maps are worth."""
+    """The result of `propose`. `lines` give its reason, and what new expert maps are worth."""
 
     result: Result
     lines: tuple[str, ...]
@@ -161,7 +161,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A planned change. It has a commit if it changes a file and, for new expert maps, if they are worth it."""
+    """A planned change. `commit` is None if no file changes, or if new expert maps are not worth their restarts."""
 
     plan: Plan
     change: Change | None  # None if nothing runs yet
@@ -185,7 +185,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Standing:
+class BranchState:
     """The state of a proposal's branch on the remote, and of its pull request."""
 
     tip: str | None
@@ -214,7 +214,7 @@ def propose(call: Call) -> Outcome:
     repository = read_repository(remote_address(checkout, call.remote), call.forge, call.forge_url)
     require_identity(checkout)
     source = _read_source(checkout, call)
-    branch = call.branch or _usual_branch(source)
+    branch = call.branch or _proposal_branch(source)
     heads = read_heads(checkout, repository, call.into, branch)
     require_branch(checkout, branch, heads.into)
     fetch_heads(checkout, repository, heads, branch)
@@ -228,10 +228,10 @@ def propose(call: Call) -> Outcome:
         request = _withdraw(checkout, repository, heads, branch, proposal, why) if source.loads else None
         result: Result = "nothing" if request is None else "closed"
         return Outcome(result, why, branch, proposal.plan, request, proposal.change)
-    return _bring(checkout, repository, heads, branch, proposal)
+    return _push_and_open(checkout, repository, heads, branch, proposal)
 
 
-def decide(standing: Standing) -> Step:
+def decide(standing: BranchState) -> Step:
     """Return what to do with the branch and its pull request, given their state."""
     request, tip = standing.request, standing.tip
     is_open = request is not None and request.is_open
@@ -249,7 +249,7 @@ def decide(standing: Standing) -> Step:
 
 
 def require_payback(call: Call) -> None:
-    """Raise CallError for a `--payback` that is no positive number, or that is given without `--loads`."""
+    """Raises CallError for a `--payback` that is no positive number, or that is given without `--loads`."""
     if call.most_hours is not None and (call.loads is None or not 0 < call.most_hours < math.inf):
         rule, reason = "R619 must be a number above 0, beside --loads", "new expert maps have to pay for their restarts"
         raise refused(
@@ -279,8 +279,8 @@ def _read_new_loads(path: Path) -> NewLoads:
     return NewLoads(path, found.content)
 
 
-def _usual_branch(source: Source) -> str:
-    """Return the branch of a folder's proposals: one for changes of its spec, and one for new expert maps."""
+def _proposal_branch(source: Source) -> str:
+    """Return the branch for proposals of a folder. Changes of the spec and new expert maps have separate branches."""
     return branch_of(source.paths.folder, with_loads=source.loads is not None)
 
 
@@ -300,7 +300,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     for each in (*named, paths.folder):
         require_within(Path.cwd(), str(each), each)
     kept = kept_plan(paths.folder)
-    former = read_former(paths, Path())
+    baseline = read_baseline(paths, Path())
     if source.loads is None:
         for path, content in source.contents.items():
             _write(path, content)
@@ -312,11 +312,11 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     found = run_passes(spec, kept)
     require_same_name(paths.folder, kept, found.plan)
     change = worth = None
-    if former.plan is not None:
-        notes, judged = former.notes(paths.folder), judge_former(former.plan, found)
-        change = compare_plans(former.plan, found.plan, notes, no_figures=former.unknown, judged=judged)
+    if baseline.plan is not None:
+        notes, judged = baseline.notes(paths.folder), judge_former(baseline.plan, found)
+        change = compare_plans(baseline.plan, found.plan, notes, no_figures=baseline.unknown, judged=judged)
         worth = weigh_maps(judged, found.plan, change, most_hours) if source.loads else None
-    planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder), len(former.stale))
+    planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder), len(baseline.stale))
     if source.loads is not None and (worth is None or not worth.is_enough):
         return planned
     write_folder(paths.folder, files_of(found.plan, kept))
@@ -324,7 +324,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
 
 
 def _require_same(contents: Mapping[Path, bytes]) -> None:
-    """Raise CallError if any of `contents` (path -> content) differs from the file in the working directory."""
+    """Raises CallError if any of `contents` (path -> content) differs from the file in the working directory."""
     for path, content in contents.items():
         if not path.is_file() or path.read_bytes() != content:
             reason, fix = "new expert maps are weighed alone", "propose the other change first, without --loads"
@@ -334,7 +334,7 @@ def _require_same(contents: Mapping[Path, bytes]) -> None:
 def _replace_loads(paths: Paths, loads: NewLoads) -> tuple[Path, ResolvedSpec]:
     """Write new loads to the file that the spec's `expert_load.file` names. Return that file's path, and the spec.
 
-    Raises CallError for loads that are no such file's, or not this model's: the spec was right without them.
+    Raises CallError if the spec names no such file, or if the loads have another format or do not fit the model.
     """
     spec = read_spec(paths.spec, paths.overlays)
     written = spec.written.expert_load.file
@@ -373,7 +373,10 @@ def _withdraw(
     proposal: Proposal,
     why: Sequence[str],
 ) -> PullRequest | None:
-    """Close an earlier proposal that is open and only ours, and say why in its text. Return it, or None."""
+    """Close an open earlier proposal that only we changed, with the reasons `why` in its text.
+
+    Return the closed pull request, or None if there was none.
+    """
     request = find_request(repository, branch, heads.into, is_open=True)
     if request is None or heads.tip is None or not is_own_commit(checkout, heads.tip, heads.base, proposal.paths):
         return None
@@ -382,16 +385,18 @@ def _withdraw(
     return close_request(repository, request.number, text)
 
 
-def _bring(checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal) -> Outcome:
+def _push_and_open(
+    checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal
+) -> Outcome:
     """Push the proposal and open or update its pull request, as far as that has not been done yet."""
     assert proposal.commit is not None
-    standing = _look_up(checkout, repository, heads, branch, proposal)
+    standing = _read_branch_state(checkout, repository, heads, branch, proposal)
     step, request = decide(standing), standing.request
     if step.pushes:
         push_commit(checkout, repository, proposal.commit, branch, heads.tip)
     shown = proposal.commit if step.pushes else heads.tip
     mark, result = f"<!-- tidemill {shown} -->\n", step.result
-    text = f"{mark}{_text(proposal)}"
+    text = f"{mark}{_request_text(proposal)}"
     if result == "opened":
         request = open_request(repository, branch, heads.into, proposal.title, text)
     elif result == "updated" and request is not None:
@@ -403,12 +408,17 @@ def _bring(checkout: Checkout, repository: Repository, heads: Heads, branch: str
     return Outcome(result, lines, branch, proposal.plan, request, proposal.change)
 
 
-def _look_up(checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal) -> Standing:
-    """Return the state of branch and pull request. A closed pull request matters only while the branch exists."""
+def _read_branch_state(
+    checkout: Checkout, repository: Repository, heads: Heads, branch: str, proposal: Proposal
+) -> BranchState:
+    """Return the state of the branch and its pull request.
+
+    A closed pull request counts only while the branch exists.
+    """
     tip, paths = heads.tip, proposal.paths
     request = find_request(repository, branch, heads.into, is_open=True)
     if tip is None:
-        return Standing(None, is_ours=False, is_same=False, request=request)
+        return BranchState(None, is_ours=False, is_same=False, request=request)
     request = request or find_request(repository, branch, heads.into, is_open=False)
     is_ours = is_own_commit(checkout, tip, heads.base, paths)
     is_same = is_ours and all(
@@ -416,11 +426,11 @@ def _look_up(checkout: Checkout, repository: Repository, heads: Heads, branch: s
         for theirs, ours in ((tip, proposal.commit), (f"{tip}^", heads.base))
         if ours is not None
     )
-    return Standing(tip, is_ours, is_same, request)
+    return BranchState(tip, is_ours, is_same, request)
 
 
-def _text(proposal: Proposal) -> str:
-    """Return the text of the pull request, with the spec's words escaped."""
+def _request_text(proposal: Proposal) -> str:
+    """Return the pull request's text: worth of new maps, the diff and a footer. Text from the spec is escaped."""
     worth = proposal.worth.lines() if proposal.worth else []
     lines = "".join(f"- {escaped(line)}\n" for line in worth)
     first = f"{escaped(proposal.title)}: nothing runs yet\n"

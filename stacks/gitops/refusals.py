@@ -9,12 +9,12 @@ INIT, PROPOSE = "tidemill gitops init", "tidemill gitops propose"
 
 
 def refused(place: str, path: str, value: str | None, rule: str, reason: str, fix: str) -> CallError:
-    """Return the error about an argument (`path`, `value`) of the command or file named by `place`."""
+    """Return an error about the argument `path` with `value`; `place` is its command or file."""
     return CallError([Finding(path, value, rule, reason, fix).at(place)])
 
 
 def link_refused(path: str) -> CallError:
-    """Return the error for a link where a folder or file of the checkout has to be."""
+    """Return the error for a link in place of a folder or file of the checkout."""
     rule, reason = "R608 must not be a link", "what it leads to may belong to somebody else"
     return refused(path, "", None, rule, reason, "put a folder or file in its place")
 

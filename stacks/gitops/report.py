@@ -47,7 +47,7 @@ def _first(report: Report) -> str:
 
 
 def _decision(report: Report) -> Sequence[str]:
-    """Return a line for each objection, or a line that says that there is none."""
+    """Return a line for each objection; without objections, a line with the conditions that passed."""
     if report.objections:
         return [f"refused by {each.condition}: {each.reason}" for each in report.objections]
     if report.conditions:

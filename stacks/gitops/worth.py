@@ -45,7 +45,7 @@ class Worth:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the new maps are worth their restarts."""
+        """Whether the gain makes up for the restarts within `most_hours`. False if either is unknown."""
         return not self.why_unknown and self.hours <= self.most_hours
 
     def lines(self) -> list[str]:

@@ -40,7 +40,7 @@ from stacks.gitops.git import (
     require_unchanged,
     require_within,
 )
-from stacks.gitops.init import name_environments, require_loads, require_plain, require_repository, write_files
+from stacks.gitops.init import make_environments, require_loads, require_repository, require_safe_path, write_files
 from stacks.gitops.propose import Call as ProposeCall
 from stacks.gitops.propose import require_payback
 from stacks.gitops.refusals import no_loads_file
@@ -333,7 +333,7 @@ BROUGHT_ABOUT = {
     "R603": lambda _: require_call(Call(Path("spec.yaml"), Path("deploy"), Path("no-base"), ())),
     "R604": lambda folder: require_call(Call(Path("/srv/spec.yaml"), Path("deploy"), folder, ())),
     "R605": lambda _: comment_on(Path("no-report.json")),
-    "R606": lambda _: require_plain("SPEC", Path("my spec.yaml")),
+    "R606": lambda _: require_safe_path("SPEC", Path("my spec.yaml")),
     "R607": _edited_workflow,
     "R608": _linked_workflow,
     "R609": lambda _: require_repository("git@git.example:team/deployments.git"),
@@ -347,7 +347,7 @@ BROUGHT_ABOUT = {
     "R617": lambda _: _raise(ForgeError(OUR_REPOSITORY, "HTTP 401: Bad credentials")),
     "R618": lambda folder: require_branch(Checkout(folder, folder), "main", "main"),
     "R619": lambda _: require_payback(ProposeCall(Path("spec.yaml"), Path("deploy"), most_hours=12.0)),
-    "R620": lambda _: name_environments(Path("spec.yaml"), Path("deploy"), (), "dev,Prod"),
+    "R620": lambda _: make_environments(Path("spec.yaml"), Path("deploy"), (), "dev,Prod"),
     "R621": lambda _: require_loads("http://ada:secret@prometheus:9090", ()),
     "R622": lambda _: _forge("https://git.example/o/r.git", url="https://git.example/gitlab"),
     "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),

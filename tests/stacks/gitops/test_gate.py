@@ -9,7 +9,7 @@ from planner.plan.expected import Promise
 from planner.plan.row import Row
 from planner.problems.errors import CallError
 from planner.rules.check import change_spec, check_spec
-from stacks.gitops.gate import Evidence, find_objections, gather_evidence, promises_of, read_conditions
+from stacks.gitops.gate import Evidence, find_objections, gather_evidence, latency_promises, read_conditions
 from tests.planner.test_shipped_specs import SPECS
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -246,7 +246,7 @@ def test_promises_are_those_of_the_spec():
     """Each latency that the spec promises is found in the phase that it is a matter of; others are left out."""
     spec = check_spec(SPECS / "h800-one-pair.yaml")
     plan = compile_plan(change_spec(spec, {"slo.tpot_ms": 50}))
-    promises = promises_of(plan)
+    promises = latency_promises(plan)
 
     assert promises.keys() == {name for name, value in plan.spec.slo.model_dump().items() if value is not None}
     assert promises["tpot_ms"].promised == 50

@@ -21,7 +21,7 @@ from stacks.gitops.init import (
     FORGES,
     Environment,
     engine_files,
-    name_environments,
+    make_environments,
     rebalancing_files,
     require_loads,
     require_repository,
@@ -31,9 +31,9 @@ from tests.stacks.deployments import DEMO_SPEC, write_demo
 
 ROOT = DEMO_SPEC.parents[2]
 HEALTH = ROOT / "templates" / "gitops" / "health"
-ENVIRONMENTS = name_environments(Path("spec.yaml"), Path("deploy"), (), None)
+ENVIRONMENTS = make_environments(Path("spec.yaml"), Path("deploy"), (), None)
 CHECK, COMMENT, GITLAB = workflow_files(ENVIRONMENTS, FORGES).values()
-THREE = name_environments(Path("spec.yaml"), Path("deploy"), (), "dev,stage,prod")
+THREE = make_environments(Path("spec.yaml"), Path("deploy"), (), "dev,stage,prod")
 LOADS_AT = "http://prometheus.example:9090"
 MARK = "<!-- tidemill deploy -->"
 TIDEMILL = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m stacks.cli "$@"\n'
@@ -455,7 +455,7 @@ def test_environments_share_a_cluster(engine):
     """Whatever applies them has the environment in its name, which stays a label's value."""
     spec = change_spec(check_spec(DEMO_SPEC.with_name("demo-day.yaml")), {"name": "a" * 40})
     names = []
-    for each in name_environments(Path("spec.yaml"), Path("deploy"), (), f"dev,{'p' * 32}"):
+    for each in make_environments(Path("spec.yaml"), Path("deploy"), (), f"dev,{'p' * 32}"):
         text = engine_files(each, spec, (engine,), "https://git.example/team/r.git")[
             f"clusters/{each.name}/{engine}.yaml"
         ]
@@ -467,7 +467,7 @@ def test_environments_share_a_cluster(engine):
 
 def test_overlays_stand_in_the_call():
     """An environment's spec is a base under overlays."""
-    environments = name_environments(Path("spec.yaml"), Path("deploy"), [Path("prod.yaml")], None)
+    environments = make_environments(Path("spec.yaml"), Path("deploy"), [Path("prod.yaml")], None)
     (text,) = workflow_files(environments, ("gitlab",)).values()
 
     assert yaml.safe_load(text)["tidemill-check"]["parallel"]["matrix"][0]["SPEC"] == "spec.yaml -f prod.yaml"
@@ -490,7 +490,7 @@ def test_the_files_are_what_the_forges_read(schema, tmp_path):
 @pytest.mark.parametrize("forge", FORGES)
 def test_each_environment_has_its_own_check(forge):
     """Its spec under its overlay, its folder, and artifacts and a comment of its own name."""
-    environments = name_environments(Path("deploy/spec.yaml"), Path("deploy"), [], "dev,prod")
+    environments = make_environments(Path("deploy/spec.yaml"), Path("deploy"), [], "dev,prod")
     texts = [yaml.safe_load(each) for each in workflow_files(environments, (forge,)).values()]
     matrix = (
         texts[0]["jobs"]["check"]["strategy"]["matrix"]["include"]
@@ -692,7 +692,7 @@ def test_init_writes_through_no_link(linked, repository, capsys):
 def test_names_that_could_be_misread_are_refused(names):
     """YAML reads some as no text, Kubernetes takes others for no name."""
     with pytest.raises(CallError, match="R620"):
-        name_environments(Path("spec.yaml"), Path("deploy"), [], names)
+        make_environments(Path("spec.yaml"), Path("deploy"), [], names)
 
 
 # The fields that are used, with their types, from argoproj/argo-cd 37ee0097, manifests/crds/application-crd.yaml.
@@ -721,7 +721,7 @@ APPLICATION_SPEC = _object(
 def test_argo_cd_applies_definitions_and_plan(spec, num_sources, names):
     """In one sync, in which definitions come first and are never pruned; each environment goes to a cluster."""
     found = check_spec(DEMO_SPEC.with_name(spec))
-    for each in name_environments(Path("spec.yaml"), Path("deploy"), (), names):
+    for each in make_environments(Path("spec.yaml"), Path("deploy"), (), names):
         files = engine_files(each, found, ("argocd",), "https://git.example/team/deployments.git")
         application, settings, *kinds = (yaml.safe_load(text) for text in files.values())
         jsonschema.validate(application["spec"], APPLICATION_SPEC)

@@ -18,7 +18,7 @@ from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
 from stacks.gitops.forge import PullRequest
 from stacks.gitops.git import require_within
-from stacks.gitops.propose import Standing, branch_of, decide
+from stacks.gitops.propose import BranchState, branch_of, decide
 from stacks.gitops.worth import Worth, weigh_maps
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -50,7 +50,7 @@ MERGED_BEFORE = PullRequest(7, "https://git.example/7", "", OTHER, is_open=False
 )
 def test_what_becomes_of_the_branch(tip, is_ours, is_same, request_, result, pushes):
     """A commit of somebody else's is never pushed away, unless it was merged; a refusal holds for the same change."""
-    step = decide(Standing(tip, is_ours, is_same, request_))
+    step = decide(BranchState(tip, is_ours, is_same, request_))
 
     assert (step.result, step.pushes) == (result, pushes)
 
@@ -59,7 +59,7 @@ def test_nothing_of_somebody_elses_is_ever_replaced():
     """For every standing: what is pushed over is ours or merged, and what is left alone says why."""
     requests = (None, OPEN, CLOSED, MERGED, MERGED_BEFORE)
     for tip, is_ours, is_same, request in product((None, TIP), (True, False), (True, False), requests):
-        step = decide(Standing(tip, is_ours, is_same, request))
+        step = decide(BranchState(tip, is_ours, is_same, request))
         is_free = tip is None or is_ours or (request is not None and request.is_merged and request.head == tip)
 
         assert is_free or not step.pushes
@@ -68,7 +68,7 @@ def test_nothing_of_somebody_elses_is_ever_replaced():
 
 def test_what_is_left_alone_says_the_way_on():
     """A pull request that was closed is not there to be merged."""
-    said = [decide(Standing(TIP, is_ours=False, is_same=False, request=each)).why for each in (OPEN, CLOSED, None)]
+    said = [decide(BranchState(TIP, is_ours=False, is_same=False, request=each)).why for each in (OPEN, CLOSED, None)]
 
     assert said[0].endswith(": merge it, or give another --branch")
     assert said[1] == said[2]
