@@ -25,24 +25,24 @@ from stacks.simulator.requests.columns import ReplayColumn, play_traces
 from stacks.simulator.requests.trace import read_trace, read_window
 from stacks.simulator.variants import Variant, find_variant_mistakes, read_variants
 
-__all__ = ["Call", "Played", "read_call"]
+__all__ = ["Call", "SimulationResult", "read_call"]
 
 WHOLE_TRACE = (0.0, float("inf"))
 OnProgress = Callable[[str, float], None]
 T = TypeVar("T")
 
 
-class Played(Protocol):
-    """The result of a simulation: a text, a JSON document or a picture."""
+class SimulationResult(Protocol):
+    """The result of a simulation, which can be shown as a text, a JSON document or a picture."""
 
     @property
     def warnings(self) -> Sequence[Finding]:
-        """The plan's warnings."""
+        """The warnings of the plans that were simulated."""
         ...
 
     @property
     def failed(self) -> Sequence[Finding]:
-        """The errors of variants that cannot be planned, which have no column."""
+        """The errors of variants that cannot be planned. They have no column in the result."""
         ...
 
     def text(self) -> str:
@@ -110,7 +110,7 @@ class _Traces:
 
 @dataclass(frozen=True)
 class Call:
-    """The options of a call, read and checked."""
+    """The checked options of `tidemill simulate`."""
 
     variants: tuple[Variant, ...]
     failures: tuple[Failure, ...]
@@ -119,17 +119,21 @@ class Call:
     window: tuple[float, float]
     policies: tuple[Policy, ...]
 
-    def play(self, spec: ResolvedSpec, on_progress: OnProgress) -> Played:
-        """Simulate as the options say. `on_progress` is called with a column's title and the fraction of it done."""
+    def play(self, spec: ResolvedSpec, on_progress: OnProgress) -> SimulationResult:
+        """Simulate as the options say.
+
+        `on_progress` is called with a column's title and the fraction of it that is done.
+        """
         if self.trace is None:
             return _Days(*play_days(spec, self.variants, self.failures, on_progress, self.date))
         return _Traces(*play_traces(spec, self.variants, self.policies, self.trace, self.window, on_progress))
 
 
 def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
-    """Return the call that the command line describes.
+    """Return the checked options of the command line.
 
-    Raises CallError with every mistake in the options and in the variants, and OutputError if nothing can draw.
+    Raises CallError with every mistake in the options and in the variants, and OutputError for `--plot` if Matplotlib
+    is not installed.
     """
     _require_compatible(arguments)
     if arguments.plot:
@@ -163,7 +167,7 @@ def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -
 
 
 def _require_compatible(arguments: Any) -> None:
-    """Raise CallError for options that need a trace when none is given, and for options of days when one is given."""
+    """Raises CallError for options that need a trace if there is none, and for options of days if there is a trace."""
     rule, fix = "R415 must come with --trace", "give a --trace, or leave it out"
     wrong = [
         Finding(f"--{name}", None, rule, "without a trace, a day is simulated as flows and not as single requests", fix)
@@ -182,7 +186,7 @@ def _require_compatible(arguments: Any) -> None:
 
 
 def _read_date(written: str) -> str:
-    """Return a date or a weekday. Raises CallError for anything else."""
+    """Return `written` if it is a date or a weekday. Raises CallError otherwise."""
     if is_day(written):
         return written
     rule, reason = "R417 must be a date as 2026-12-24, or a weekday", "the calendar has no other days"

@@ -20,7 +20,7 @@ PATIENCE_S = 1.0  # no bar before this time
 
 
 def add_simulate(commands: Any) -> None:
-    """Add the command to `commands`, the result of `add_subparsers`."""
+    """Add `tidemill simulate` to `commands`, the result of argparse's `add_subparsers`."""
     simulate = add_command(
         commands,
         "simulate",
@@ -78,13 +78,13 @@ def _add_trace_options(simulate: argparse.ArgumentParser) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    """Run the command and return its exit status: an error if any column cannot be planned."""
+    """Run the command and return its exit status: InfeasibleError's if a column's plan failed."""
     from stacks.simulator.call import read_call  # imports NumPy, for which other commands should not wait
 
     spec = read_spec(arguments.spec, arguments.overlays)
     call = read_call(arguments, spec)
     with _Bar() as bar:
-        played = call.play(spec, bar.show)
+        played = call.play(spec, bar.update)
     warn(played.warnings)
     if arguments.plot:
         played.draw(arguments.plot)
@@ -122,8 +122,11 @@ class _Bar:
         if self._runs:
             self._bar.stop()
 
-    def show(self, title: str, done: float) -> None:
-        """Show the column's title and the fraction `done`."""
+    def update(self, title: str, done: float) -> None:
+        """Set the title (the table column being simulated) and the fraction `done`.
+
+        The bar appears after `PATIENCE_S`.
+        """
         self._bar.update(self._task, description=title, completed=done)
         if not self._runs and time.monotonic() - self._began > PATIENCE_S:
             self._bar.start()

@@ -15,13 +15,13 @@ LEVELS: tuple[Level, ...] = ("low", "mid", "high")
 
 
 def known_case(outlook: PhaseOutlook) -> Case:
-    """Return the predicted operating case of a phase; its speed must be known."""
+    """Return a phase's predicted operating point, which must exist."""
     assert outlook.case is not None
     return outlook.case
 
 
 def slowdown(outlook: PhaseOutlook, level: Level) -> float:
-    """Return how many times as long a step takes at `level` as in the middle of its range."""
+    """Return the ratio of a step's time at `level` to its expected time."""
     assert outlook.prediction is not None
     rate = outlook.prediction.tokens_per_s_per_gpu
     return rate.mid / float(getattr(rate, level))

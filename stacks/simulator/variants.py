@@ -47,7 +47,7 @@ class Variant:
 
 
 def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, ...]:
-    """Return the spec as written and a variant for each `--set`; add mistakes to `wrong`."""
+    """Return the spec as written, and a variant for each `--set`. Mistakes in these are added to `wrong`."""
     found = [Variant(AS_WRITTEN, {})]
     for word in words:
         changes: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, 
 
 
 def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Finding]:
-    """Return the mistakes in variants of `spec`, so that they can be reported with mistakes in other options."""
+    """Return the mistakes in variants of `spec`, to be reported together with mistakes in other options."""
     try:
         check_variants(spec, variants, require_traffic)
     except SpecError as error:
@@ -69,7 +69,7 @@ def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Se
 
 
 def require_traffic(spec: ResolvedSpec) -> None:
-    """Raise SpecError if `spec` has no traffic."""
+    """Raises SpecError if `spec` has no traffic."""
     if spec.written.traffic is None:
         rule, reason = "R401 is required by tidemill simulate", "a simulation plays the traffic of a day"
         fix = "write traffic: {input_tokens: ..., output_tokens: ...}, with the tokens of a day"
@@ -77,7 +77,7 @@ def require_traffic(spec: ResolvedSpec) -> None:
 
 
 def require_speeds(spec: ResolvedSpec, plan: Compiled) -> None:
-    """Raise InfeasibleError if the speed of a phase of `plan` is not known."""
+    """Raises InfeasibleError if the speed of a phase of `plan` is not known."""
     rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
     unknown = [
         spec.locate(Finding(each.phase, None, rule, str(each.why_not), fix)) for each in plan.speed if each.case is None
@@ -91,7 +91,8 @@ def plan_variant(
 ) -> Compiled | None:
     """Return the plan of a variant's `spec`; None if the variant cannot be planned or its speed is not known.
 
-    The reason is then added to `failed`, with the variant's name. If the spec as written fails, raise InfeasibleError.
+    The errors, with the variant's name, are then added to `failed`. Raises InfeasibleError if the spec as written
+    fails.
     """
     on_progress(0.0)
     try:
@@ -115,7 +116,7 @@ def part_progress(
 def check_variants(
     spec: ResolvedSpec, variants: Sequence[Variant], require: Callable[[ResolvedSpec], None] = lambda _: None
 ) -> list[ResolvedSpec]:
-    """Return the checked spec of each variant; `require` may raise further errors.
+    """Return the checked spec of each variant. `require` is called with each and may raise SpecError.
 
     Raises SpecError with all mistakes.
     """
@@ -136,13 +137,13 @@ def check_variants(
 
 
 def _name_variant(problems: Sequence[Finding], variant: Variant, known: Sequence[Finding] = ()) -> list[Finding]:
-    """Return the `problems` that are not `known`, each located in its variant."""
+    """Return the `problems` that are not `known` yet, with the variant's name in the reason."""
     column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
     return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in known]
 
 
 def _change_spec(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
-    """Return `spec` as it would be with `changes` in its file; a change also replaces `auto`."""
+    """Return `spec` with `changes` applied as if they stood in its file; a change also replaces `auto`."""
     document = replace(spec.document, autos=spec.document.autos - changes.keys())
     return change_spec(replace(spec, document=document), changes)
 

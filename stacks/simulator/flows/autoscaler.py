@@ -20,7 +20,7 @@ from math import ceil
 
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
-from stacks.simulator.flows.fleet import Change, Load
+from stacks.simulator.flows.fleet import Load, UnitCounts
 
 __all__ = ["ReactiveFleet"]
 
@@ -31,8 +31,8 @@ ROUNDING = 1e-9
 
 
 @dataclass
-class _Scaled:
-    """The units of one autoscaled phase."""
+class _AutoscaledUnits:
+    """The state of one phase's units under autoscaling."""
 
     serving: int
     starting: list[int] = field(default_factory=list)  # the minutes at which they will serve
@@ -42,7 +42,7 @@ class _Scaled:
 
 @dataclass
 class ReactiveFleet:
-    """An autoscaler that sets the number of units by the load of the last minute.
+    """An autoscaler that sets the number of units according to the load of the last minute.
 
     It keeps its state from one simulated day to the next.
     """
@@ -53,17 +53,17 @@ class ReactiveFleet:
     max_units: Mapping[Phase, int]
     nodes_per_unit: Mapping[Phase, int]
     _clock: int = 0
-    _phases: dict[Phase, _Scaled] = field(default_factory=dict, init=False)
+    _phases: dict[Phase, _AutoscaledUnits] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._phases = {phase: _Scaled(number) for phase, number in self.max_units.items()}
+        self._phases = {phase: _AutoscaledUnits(number) for phase, number in self.max_units.items()}
 
-    def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
-        """Return the units of each phase, scaled for the load of the last minute."""
+    def units_at(self, minute: int, load: Load) -> Mapping[Phase, UnitCounts]:
+        """Scale each phase for the load of the last minute, and return each phase's units."""
         self._clock += 1
         return {phase: self._change(phase, each, load.used[phase]) for phase, each in self._phases.items()}
 
-    def _change(self, phase: Phase, units: _Scaled, used: float) -> Change:
+    def _change(self, phase: Phase, units: _AutoscaledUnits, used: float) -> UnitCounts:
         ready = [at for at in units.starting if at <= self._clock]
         units.serving += len(ready)
         units.starting = [at for at in units.starting if at > self._clock]
@@ -71,10 +71,10 @@ class ReactiveFleet:
         stopped = self._scale(phase, units, used)
         per_unit = self.nodes_per_unit[phase]
         taken = units.serving + len(units.starting) + len(units.draining)
-        return Change(units.serving, stopped, 0, units.serving * per_unit, taken * per_unit)
+        return UnitCounts(units.serving, stopped, 0, units.serving * per_unit, taken * per_unit)
 
-    def _scale(self, phase: Phase, units: _Scaled, used: float) -> int:
-        """Start or stop units of one phase, and return how many stop."""
+    def _scale(self, phase: Phase, units: _AutoscaledUnits, used: float) -> int:
+        """Start or stop units of one phase, whose load is `used`, and return how many stop."""
         there = units.serving + len(units.starting)
         ratio = used / self.target
         wanted = there if abs(ratio - 1) <= TOLERANCE else ceil(units.serving * ratio - ROUNDING)

@@ -13,7 +13,7 @@ Curve = NDArray[np.float64]
 
 @dataclass
 class Minute:
-    """What happened in one minute. Counts cover the whole minute; other figures hold at its end."""
+    """What happened in one minute. Counts cover the whole minute; other figures are those at its end."""
 
     asked: float = 0.0  # requests that came
     refused: float = 0.0  # requests that the gateway answered with 429

@@ -47,9 +47,11 @@ def play_days(
     on_progress: Callable[[str, float], None] = lambda _, __: None,
     date: str | None = None,
 ) -> tuple[tuple[DayColumn, ...], tuple[Finding, ...]]:
-    """Simulate a day of each of `variants` of `spec`. Return the days, and why other variants cannot be simulated.
+    """Simulate a day of each of `variants` of `spec`.
 
-    `on_progress` is called with a variant's title and the fraction done. Without a `date` the day is a usual one.
+    Return the days, and the errors of variants that cannot be planned.
+
+    `on_progress` is called with a variant's title and the fraction done. Without a `date` the day is a typical one.
 
     Raises SpecError if a variant is wrong or has no traffic, and InfeasibleError if the spec as written cannot be
     simulated.
@@ -72,7 +74,7 @@ def simulate_day(
 ) -> PlayedDay:
     """Simulate a day of `plan` at each level of its predicted speed; `on_progress` gets the fraction done.
 
-    Without a `date` or a weekday the day is a usual one.
+    `date` is a date or a weekday; without it the day is a typical one.
 
     Raises CallError if a failing node is not one of the plan's.
     """

@@ -19,7 +19,7 @@ from planner.facts.day import DAY_MINUTES, MINUTE_S, minute_of
 from planner.facts.terms import Phase
 from planner.spec.schedule import ScheduleSpec, WindowSpec
 
-__all__ = ["Change", "Fleet", "Load", "Outage", "PlannedFleet", "planned_fleet", "switching_schedule"]
+__all__ = ["Fleet", "Load", "Outage", "PlannedFleet", "UnitCounts", "planned_fleet", "switching_schedule"]
 
 Units = frozenset[str]
 
@@ -41,14 +41,14 @@ class Outage:
 
 @dataclass(frozen=True)
 class Load:
-    """The load that an autoscaler sees: for each phase, the share of its capacity in use."""
+    """The load that an autoscaler sees: phase -> the share of its capacity in use."""
 
     used: Mapping[Phase, float]
 
 
 @dataclass(frozen=True)
-class Change:
-    """What the units of one phase do at one minute: how many serve, stop and fail, and their nodes."""
+class UnitCounts:
+    """The units of one phase at one minute: how many serve, stop and fail, and how many nodes they take."""
 
     serving: int
     stopped: int = 0  # units that stopped in this minute and may finish their requests
@@ -58,11 +58,11 @@ class Change:
 
 
 class Fleet(Protocol):
-    """The units of each phase over a day: planned, or scaled by load."""
+    """Says how many units of each phase serve at each minute of a day: as planned, or scaled by load."""
 
     drain_s: float
 
-    def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
+    def units_at(self, minute: int, load: Load) -> Mapping[Phase, UnitCounts]:
         """Return the units of each phase at `minute`, given the `load` of the minute before.
 
         Called once for each minute, in order.
@@ -81,16 +81,16 @@ class PlannedFleet:
     outages: Sequence[Outage] = ()
     _previous: dict[Phase, Units] = field(default_factory=dict, init=False)
 
-    def units_at(self, minute: int, load: Load) -> Mapping[Phase, Change]:
+    def units_at(self, minute: int, load: Load) -> Mapping[Phase, UnitCounts]:
         """Return the scheduled units of each phase at `minute`, less failed ones; `load` has no effect."""
         return {phase: self._change(phase, minute) for phase in self.serving}
 
-    def _change(self, phase: Phase, minute: int) -> Change:
+    def _change(self, phase: Phase, minute: int) -> UnitCounts:
         on = self.serving[phase][minute]
         out = frozenset(each.unit for each in self.outages if each.covers(minute))
         before, serving = self._previous.get(phase, self.serving[phase][-1]), on - out
         self._previous[phase] = serving
-        return Change(
+        return UnitCounts(
             serving=len(serving),
             stopped=len(before - on - out),
             lost=len(before & out),
@@ -116,12 +116,15 @@ def planned_fleet(plan: Compiled, outages: Sequence[Outage] = (), date: str | No
 
 
 def switching_schedule(plan: Compiled) -> ScheduleSpec:
-    """Return the spec's schedule, or, where all units are always on, one with the default warm-up and drain times."""
+    """Return the spec's schedule.
+
+    If all units are always on, return one that has the default warm-up and drain times.
+    """
     return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
 
 
 def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units]:
-    """Return the units of `phase` that should serve at each minute."""
+    """Return for each minute which units of `phase` should serve."""
     named = {each.name for each in plan.units if each.phase == phase}
     if plan.schedule is None:
         return [frozenset(named)] * DAY_MINUTES
@@ -135,7 +138,7 @@ def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units
 
 
 def _count_taken_nodes(on: Sequence[Units], nodes: Mapping[str, int], warm_up: int, drain: int) -> list[int]:
-    """Count each minute's nodes of units that serve, will within `warm_up` minutes, or did within the last `drain`."""
+    """Return at each minute the nodes of units that serve, will within `warm_up` minutes, or did within `drain`."""
     total = np.zeros(DAY_MINUTES, dtype=np.int64)
     for unit in sorted(frozenset[str]().union(*on)):
         serving = np.array([unit in each for each in on])

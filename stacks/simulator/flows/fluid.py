@@ -20,7 +20,7 @@ from math import inf
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
 from stacks.simulator.flows.curves import Curves, Minute
-from stacks.simulator.flows.fleet import Change, Fleet, Load
+from stacks.simulator.flows.fleet import Fleet, Load, UnitCounts
 from stacks.simulator.flows.queues import busy_share, next_requests, next_steps
 from stacks.simulator.flows.service import Service
 from stacks.simulator.flows.turns import Turns, next_pieces
@@ -63,7 +63,7 @@ class _Draining:
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _GroupCounts:
     """How many attention groups compute prompts, and how many make tokens."""
 
     prompts: int
@@ -82,14 +82,14 @@ class _Flow:
     computing: float = 0.0  # share of time that mixed units spend on prompts
     draining: list[_Draining] = field(default_factory=list)
 
-    def play(self, minute: Minute, changes: Mapping[Phase, Change], drain_s: float, step_s: float) -> Load:
-        """Simulate one minute, record it in `minute`, and return the share of each phase's capacity in use then."""
+    def play(self, minute: Minute, changes: Mapping[Phase, UnitCounts], drain_s: float, step_s: float) -> Load:
+        """Simulate one minute, record it in `minute`, and return the share of each phase's capacity in use."""
         first, rest = self.service.prompts, self.service.tokens
         minute.nodes_on = sum(each.nodes_on for each in changes.values())
         minute.nodes_taken = sum(each.nodes_taken for each in changes.values())
         minute.prompt_nodes_on = changes[first.phase].nodes_on
         minute.prompt_units, minute.token_units = changes[first.phase].serving, changes[rest.phase].serving
-        groups = _Groups(
+        groups = _GroupCounts(
             changes[first.phase].serving * first.groups_per_unit,
             changes[rest.phase].serving * rest.groups_per_unit,
             changes[first.phase].serving,
@@ -103,7 +103,7 @@ class _Flow:
             return Load({rest.phase: max(min(minute.prompt_busy, minute.prompt_load), minute.kv_used)})
         return Load({first.phase: minute.prompt_busy, rest.phase: minute.kv_used})
 
-    def _switch(self, minute: Minute, change: Change, drain_s: float) -> None:
+    def _switch(self, minute: Minute, change: UnitCounts, drain_s: float) -> None:
         """Take units out of service: stopped units drain their requests, and failed units' requests start again."""
         before = change.serving + change.stopped + change.lost
         if not before:
@@ -118,8 +118,8 @@ class _Flow:
         self.steps += lost * again / self.service.request.computed * self._steps_per_prompt
         self.requests -= kept + lost
 
-    def _compute_prompts(self, minute: Minute, groups: _Groups, asked: float, step_s: float) -> float:
-        """Admit `asked` requests, compute prompts for `step_s` seconds, and return how many prompts are finished."""
+    def _compute_prompts(self, minute: Minute, groups: _GroupCounts, asked: float, step_s: float) -> float:
+        """Admit the `asked` new requests, compute prompts for `step_s` seconds, and return how many prompts finish."""
         room = groups.tokens * self.service.tokens.max_admitted - self.requests - self.prompts
         admitted = min(asked, max(room, 0.0))
         minute.refused += asked - admitted
@@ -144,7 +144,7 @@ class _Flow:
         return turns.pieces_per_prompt if turns else self.service.request.computed / side.step_tokens
 
     def _step(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> float:
-        """Let each group compute prompts for `step_s` seconds, and return the steps that all prompts still take."""
+        """Let each group compute prompts for `step_s` seconds, and return how many steps are left, over all prompts."""
         minute.prompt_seconds = seconds = self.service.prompts.step_seconds
         each = next_steps(self.steps / groups, arrivals / groups, 1 / seconds, step_s)
         minute.prompt_busy = busy = busy_share(each)
@@ -152,8 +152,11 @@ class _Flow:
         minute.prompt_load = arrivals / groups * seconds
         return each * groups
 
-    def _take_turns(self, minute: Minute, turns: Turns, groups: _Groups, arrivals: float, step_s: float) -> float:
-        """Let mixed units alternate prompts and tokens for `step_s` seconds, and return the pieces not computed yet."""
+    def _take_turns(self, minute: Minute, turns: Turns, groups: _GroupCounts, arrivals: float, step_s: float) -> float:
+        """Let mixed units alternate between prompts and tokens for `step_s` seconds.
+
+        Return how many prompt pieces are left.
+        """
         units, batch = groups.units, min(self.requests / groups.tokens, self.service.tokens.max_requests)
         token_step_seconds = self.service.tokens.step_seconds(batch)
         turn = next_pieces(turns, self.steps / units, arrivals / units, token_step_seconds, step_s)
@@ -163,7 +166,7 @@ class _Flow:
         return turn.pieces * units
 
     def _make_tokens(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> None:
-        """Make tokens for `step_s` seconds for all requests with a place; mixed units pause while computing prompts."""
+        """Generate tokens for `step_s` seconds for requests with a slot. Mixed units pause while computing prompts."""
         side, output, share = self.service.tokens, self.service.request.output, max(1 - self.computing, LEAST_SHARE)
         before, self.requests = self.requests, self.requests + arrivals
         if not groups:

@@ -35,7 +35,7 @@ HALVINGS = 60
 
 @dataclass(frozen=True)
 class Waits:
-    """The distribution of TTFT of each minute's prompts: at least `least` seconds, and a random wait."""
+    """The distribution of TTFT in each minute: at least `least` seconds, plus a random wait."""
 
     least: Curve
     waiting: Curve  # share of the prompts that have a random wait

@@ -47,12 +47,12 @@ class Outcome:
 
     @property
     def margin(self) -> float | None:
-        """Return income less cost, as a share of the income; None if there is no income."""
+        """Return (income - cost) / income; None if there is no income."""
         return profit_margin(self.revenue_usd, self.usd)
 
 
 def demand_by_minute(plan: Compiled, scale: float = 1.0, date: str | None = None) -> list[float]:
-    """Return the requests of each minute of `date` (or weekday), as a share of a usual day's, times `scale`."""
+    """Return each minute's requests as a share of a typical day's, for `date` (or a weekday), times `scale`."""
     traffic = plan.spec.traffic
     assert traffic is not None
     scale *= traffic.day_scale(date)
@@ -62,7 +62,7 @@ def demand_by_minute(plan: Compiled, scale: float = 1.0, date: str | None = None
 
 def compute_outcome(plan: Compiled, service: Service, curves: Curves) -> Outcome:
     """Return the totals of a simulated day of `plan`."""
-    usd, revenue = _money(plan, service, curves)
+    usd, revenue = _cost_and_income(plan, service, curves)
     return Outcome(
         requests=float(curves.asked.sum()),
         refused=float(curves.refused.sum()),
@@ -80,8 +80,11 @@ def compute_outcome(plan: Compiled, service: Service, curves: Curves) -> Outcome
     )
 
 
-def _money(plan: Compiled, service: Service, curves: Curves) -> tuple[float | None, float | None]:
-    """Return the day's cost and income, minute by minute."""
+def _cost_and_income(plan: Compiled, service: Service, curves: Curves) -> tuple[float | None, float | None]:
+    """Return the day's cost and income in US dollars, added up minute by minute.
+
+    None for what the spec does not price.
+    """
     cost = plan.spec.cost
     if cost is None:
         return None, None

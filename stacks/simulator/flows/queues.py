@@ -49,15 +49,15 @@ def next_steps(steps: float, arrivals: float, rate: float, seconds: float) -> fl
 
 
 def next_requests(side: TokenSide, requests: float, arrivals: float, output: float, seconds: float) -> float:
-    """Return a group's requests after `seconds` of making tokens; a request ends after `output` tokens on average.
+    """Return how many requests a group has after generating tokens for `seconds`; a request ends after `output` tokens.
 
-    A mixed unit makes tokens only in a part of the time step.
+    `seconds` is the time spent on tokens: in a mixed unit only a part of the time step.
     """
     target, per_end = requests + seconds * arrivals, seconds / output
     numbers, steps = side.requests, side.token_seconds
 
     def target_at(place: int) -> float:
-        """Return the requests that, present now or arriving, leave the table's entry at `place` at the end."""
+        """Return present plus arriving requests for which `numbers[place]` are left at the end."""
         return numbers[place] * (1 + per_end / steps[place])
 
     above = bisect_left(range(len(numbers)), target, key=target_at)

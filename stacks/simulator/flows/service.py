@@ -31,7 +31,7 @@ GRID = 25  # points of a table of step times; each takes 0.3 ms to compute
 
 @dataclass(frozen=True)
 class RequestMeans:
-    """The lengths of the traffic's mean request, in tokens."""
+    """The mean lengths of the traffic's requests, in tokens."""
 
     prompt: float
     computed: float  # prompt tokens that no cache has
@@ -64,16 +64,16 @@ class TokenSide:
     tokens_per_step: float = 1.0  # tokens that a request gets in a step: more than 1 with drafts
 
     def seconds(self, requests: float) -> float:
-        """Return the seconds per token while a group has `requests`, interpolated."""
+        """Return the seconds per token while a group has `requests`, interpolated in the table."""
         above = min(max(bisect_left(self.requests, requests), 1), len(self.requests) - 1)
         low, high = self.requests[above - 1], self.requests[above]
         part = min(max((requests - low) / (high - low), 0.0), 1.0)
         return self.token_seconds[above - 1] + part * (self.token_seconds[above] - self.token_seconds[above - 1])
 
     def step_seconds(self, requests: float) -> float:
-        """Return the seconds of a whole step while a group has `requests`.
+        """Return the seconds of a whole decode step while a group has `requests`.
 
-        Fewer than one request is a mean over steps, some of which have none and take no time.
+        With fewer than one request on average, some steps have none and take no time: this is the mean over all steps.
         """
         return min(requests, 1.0) * self.tokens_per_step * self.seconds(requests)
 
@@ -91,7 +91,7 @@ class Service:
 
     @property
     def requests_per_day(self) -> float:
-        """Return the number of requests of a usual day."""
+        """Return the number of requests of a typical day."""
         return self.input_tokens / self.request.prompt
 
 
@@ -113,7 +113,7 @@ def build_service(plan: Compiled, level: Level = "mid") -> Service:
 
 
 def _mean_request(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
-    """Return the mean request: prompt and KV of the operating point, cache hits and output of the traffic."""
+    """Return the mean request. Prompt and KV are the operating point's, cache hits and output the traffic's."""
     prompt = prompts.point.prompt_tokens
     output = traffic.output_tokens / (traffic.input_tokens / prompt)
     return RequestMeans(prompt, prompt * (1 - traffic.cache_hit_rate), output, tokens.point.kv_tokens)

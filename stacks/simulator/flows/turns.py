@@ -18,14 +18,14 @@ __all__ = ["Turn", "Turns", "next_pieces"]
 
 @dataclass(frozen=True)
 class Turns:
-    """How long a mixed unit's turn (a batch of prompts, then a step of tokens) takes at different loads."""
+    """The seconds of a mixed unit's turn (a batch of prompts, then a step of tokens) at different loads."""
 
     pieces_per_prompt: float
     loads: tuple[float, ...]  # pieces that arrive during a turn, ascending
     prompt_seconds: tuple[float, ...]  # seconds that a turn at this load spends on prompts, without its step of tokens
 
     def pieces_present(self, place: int) -> float:
-        """Return the pieces that wait or are being computed at the load `loads[place]`."""
+        """Return how many prompt pieces wait or are being computed at the load `loads[place]`."""
         load = self.loads[place]
         return load * (1 + busy_share(load) / 2)
 
@@ -56,14 +56,15 @@ class Turn:
 
 
 def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds: float, seconds: float) -> Turn:
-    """Return a mixed unit's state after `seconds`, given its present `pieces` and its `arrivals` in pieces a second.
+    """Return a mixed unit's state after `seconds`, given its present `pieces`, and `arrivals` in pieces a second.
+    second.
 
     The equation is solved for the state at the end (implicit Euler), so any time step is stable and no piece gets lost.
     """
     target, last = pieces + seconds * arrivals, len(turns.loads) - 1
 
     def target_at(place: int) -> float:
-        """Return the pieces that, present now or arriving, leave the load `loads[place]` at the end."""
+        """Return present plus arriving pieces for which the load at the end is `loads[place]`."""
         return turns.pieces_present(place) + seconds * turns.rate(place, token_step_seconds)
 
     above = bisect_left(range(last + 1), target, key=target_at)

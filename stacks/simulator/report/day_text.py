@@ -1,4 +1,4 @@
-"""Played days as a table for people: a row for each figure, a column for each variant."""
+"""SimulationResult days as a table for people: a row for each figure, a column for each variant."""
 
 from collections.abc import Iterator, Sequence
 
@@ -53,12 +53,12 @@ def describe_day(column: DayColumn) -> str:
 def figure_rows(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the table's rows, its heads first: a variant's figures at three speeds, or all variants' as expected."""
     if len(columns) == 1:
-        return _ranges(columns[0])
+        return _range_rows(columns[0])
     return table_rows(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])
 
 
-def _ranges(column: DayColumn) -> Iterator[tuple[str, ...]]:
-    """Return one variant's figures at the slowest, expected and fastest speed."""
+def _range_rows(column: DayColumn) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of one variant's table: its figures at the expected, slowest and fastest speed."""
     yield "", "expected", "slowest", "fastest"
     for figure in FIGURES:
         mid, low, high = (figure.value(column.day.outcomes[level]) for level in ("mid", "low", "high"))
@@ -68,7 +68,7 @@ def _ranges(column: DayColumn) -> Iterator[tuple[str, ...]]:
 
 
 def day_notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
-    """Yield the notes below the table: on kept SLOs, on times with too few units, and on failed units."""
+    """Yield the table's notes: how SLO attainment is counted, that speeds are predicted, each column's notes."""
     kept = (each.day.outcomes["mid"].latencies for each in columns)
     if any(each.ttft_kept is not None or each.tpot_kept is not None for each in kept):
         yield "Requests are kept if the first token comes within slo.ttft_ms, tokens if they come within slo.tpot_ms."
@@ -94,9 +94,9 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
     if not curves.tokens.any():
         yield "no request is answered, so latencies have no value."
     refused, is_off = curves.refused > 0, curves.token_units == 0
-    if times := _stretches(refused & is_off):
+    if times := _minute_ranges(refused & is_off):
         yield f"requests are refused {times}, since no unit is on."
-    if times := _stretches(refused & ~is_off):
+    if times := _minute_ranges(refused & ~is_off):
         yield f"requests are refused {times}, since {_explain_refusals(demand)}."
     for outage in column.day.outages:
         back = f"until {hh_mm(outage.until)} on spare {outage.spare}" if outage.until is not None else "until midnight"
@@ -107,7 +107,7 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
 
 
 def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
-    """Explain refused requests by the phase that has the most demand for its capacity."""
+    """Return the reason why requests were refused: which phase is full."""
     loads = {load.phase: load.load for load in demand}
     if "mixed" in loads:
         return "units have as many requests as they take"
@@ -116,7 +116,7 @@ def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
     return f"{taken}, some of which wait for prefill" if is_waiting else taken
 
 
-def _stretches(marked: NDArray[np.bool_]) -> str:
+def _minute_ranges(marked: NDArray[np.bool_]) -> str:
     """Return the times of the `marked` minutes of a day: `10:30-11:10, 14:20-17:00`."""
     if marked.all():
         return "all day"

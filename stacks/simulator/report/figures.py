@@ -29,7 +29,7 @@ class Figure(Generic[Subject]):
     has_zeros: bool = False  # whether a row of zeros is shown, as for a promise that is never kept
 
     def is_shown(self, values: Sequence[float | None]) -> bool:
-        """Return whether to show the row: a value is not 0, or some columns have a value and others none."""
+        """Return whether to show the row: a value is not 0, or a figure exists for some columns only."""
         return any(values) or 0 < values.count(None) < len(values) or (self.has_zeros and None not in values)
 
 
@@ -74,7 +74,7 @@ FIGURES: tuple[Figure[Outcome], ...] = (
 def table_rows(
     figures: Sequence[Figure[Subject]], titles: Sequence[str], outcomes: Sequence[Subject]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield a table's rows: a title for each outcome, then each figure that says something about any outcome."""
+    """Yield a table's rows: the columns' titles, then each figure that is worth showing for one of `outcomes`."""
     yield "", *titles
     for figure in figures:
         values = [figure.value(each) for each in outcomes]
@@ -83,7 +83,7 @@ def table_rows(
 
 
 def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return titles that fit over columns, and a line with the full title for each shortened one."""
+    """Return titles that fit over columns: `[1]`, `[2]` for long ones. Then also return a line `[1] TITLE` for each."""
     if len(titles) == 1 or max(map(len, titles)) <= MAX_TITLE:
         return list(titles), []
     numbers = [f"[{number}]" for number in range(1, len(titles) + 1)]
@@ -91,7 +91,7 @@ def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def format_figure(figure: Figure[Subject], value: float | None) -> str:
-    """Return a value of `figure` for the table; `-` if there is none."""
+    """Return a value of `figure` as the table writes it; `-` for None."""
     if value is None:
         return NO_VALUE
     return format(value * figure.factor, figure.form) if isfinite(value) else NEVER

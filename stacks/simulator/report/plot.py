@@ -1,4 +1,4 @@
-"""Played days as one picture: six panels over the hours of the day, with a line for each variant.
+"""SimulationResult days as one picture: six panels over the hours of the day, with a line for each variant.
 
 A minute in which no request is answered has no latency: the line has a gap there.
 
@@ -43,7 +43,7 @@ CurveFunction = Callable[[Service, Curves], Curve]
 
 
 def require_plot(path: Path) -> None:
-    """Raise CallError if the file's name is no picture's, and OutputError if Matplotlib is not installed."""
+    """Raises CallError if the file's suffix is not one of a picture, and OutputError if Matplotlib is not installed."""
     if path.suffix not in SUFFIXES:
         rule, reason = f"R408 must end in {', '.join(SUFFIXES)}", "the ending says which kind of picture it is"
         raise CallError([Finding("--plot", str(path), rule, reason, for_example("day.png")).at("tidemill simulate")])
@@ -51,7 +51,7 @@ def require_plot(path: Path) -> None:
 
 
 def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
-    """Draw all variants into the file at `path`. Raises OutputError where it cannot be written."""
+    """Draw all variants into the file at `path`. Raises OutputError if it cannot be written."""
     figure = _figure()
     panels = figure.subplots(len(PANELS), 1, sharex=True)
     for panel, draw in zip(panels, PANELS, strict=True):
@@ -60,12 +60,12 @@ def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
     titles = [column.variant.title for column in columns]
     if len(columns) == 1:
         titles = ["expected; the band is from the slowest to the fastest that the prediction allows"]
-    _finish(figure, panels[1].lines, titles, f"{columns[0].day.plan.spec.name}: one day, minute by minute")
+    _add_legends(figure, panels[1].lines, titles, f"{columns[0].day.plan.spec.name}: one day, minute by minute")
     _save(figure, path)
 
 
 def draw_traces(columns: Sequence[ReplayColumn], path: Path) -> None:
-    """Draw the results of played traces into the file at `path`. Raises OutputError where it cannot be written."""
+    """Draw the results of played traces into the file at `path`. Raises OutputError if it cannot be written."""
     figure = _figure()
     queue, running, room, latency = figure.subplots(4, 1)
     for index, column in enumerate(columns):
@@ -84,7 +84,9 @@ def draw_traces(columns: Sequence[ReplayColumn], path: Path) -> None:
     for panel in (queue, running, room):
         panel.set_xlabel("minutes")
         panel.set_ylim(bottom=0)
-    _finish(figure, queue.lines, [each.title for each in columns], f"{columns[0].plan.spec.name}: a trace, one by one")
+    _add_legends(
+        figure, queue.lines, [each.title for each in columns], f"{columns[0].plan.spec.name}: a trace, one by one"
+    )
     _save(figure, path)
 
 
@@ -113,7 +115,7 @@ def _draw_tokens(panel: "Axes", columns: Sequence[DayColumn]) -> None:
         panel.plot(
             _hours_axis(), asked, color=GREY, linewidth=1, linestyle=(0, (1, 1)), label="asked" if index == 0 else None
         )
-        _line(panel, columns, index, lambda _, curves: curves.tokens / MINUTE_S / 1e6)
+        _draw_line(panel, columns, index, lambda _, curves: curves.tokens / MINUTE_S / 1e6)
     panel.set_ylim(bottom=0)
 
 
@@ -137,29 +139,29 @@ def _draw_ttft(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.yaxis.set_major_formatter("{x:g}")
     panel.yaxis.set_minor_formatter(NullFormatter())
     for index in range(len(columns)):
-        _line(panel, columns, index, mean_ttft)
-    _promise(panel, columns, lambda slo: slo.ttft_ms and slo.ttft_ms / 1e3)
+        _draw_line(panel, columns, index, mean_ttft)
+    _draw_promises(panel, columns, lambda slo: slo.ttft_ms and slo.ttft_ms / 1e3)
 
 
 def _draw_tpot(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("TPOT, ms")
     for index in range(len(columns)):
-        _line(panel, columns, index, lambda _, curves: mean_tpot(curves) * 1e3)
-    _promise(panel, columns, lambda slo: slo.tpot_ms)
+        _draw_line(panel, columns, index, lambda _, curves: mean_tpot(curves) * 1e3)
+    _draw_promises(panel, columns, lambda slo: slo.tpot_ms)
     panel.set_ylim(bottom=0)
 
 
 def _draw_kv_room(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("KV in use, %")
     for index in range(len(columns)):
-        _line(panel, columns, index, lambda _, curves: curves.kv_used * 100)
+        _draw_line(panel, columns, index, lambda _, curves: curves.kv_used * 100)
     panel.set_ylim(0, 104)
 
 
 def _draw_refused(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_ylabel("refused (429),\n% of requests")
     for index in range(len(columns)):
-        _line(panel, columns, index, _refused_share)
+        _draw_line(panel, columns, index, _refused_share)
     panel.set_ylim(0, max(panel.get_ylim()[1], 1.0))
 
 
@@ -171,8 +173,8 @@ def _refused_share(_: Service, curves: Curves) -> Curve:
 PANELS = (_draw_tokens, _draw_nodes, _draw_ttft, _draw_tpot, _draw_kv_room, _draw_refused)
 
 
-def _line(panel: "Axes", columns: Sequence[DayColumn], index: int, compute: CurveFunction) -> None:
-    """Draw one variant's line in a panel, and the band around it if it is the only variant."""
+def _draw_line(panel: "Axes", columns: Sequence[DayColumn], index: int, compute: CurveFunction) -> None:
+    """Draw one variant's line in a panel and, if it is the only variant, a band between slowest and fastest speed."""
     day = columns[index].day
 
     def curve(level: Level) -> Curve:
@@ -186,7 +188,9 @@ def _line(panel: "Axes", columns: Sequence[DayColumn], index: int, compute: Curv
         )
 
 
-def _promise(panel: "Axes", columns: Sequence[DayColumn], promised_value: Callable[[SloSpec], float | None]) -> None:
+def _draw_promises(
+    panel: "Axes", columns: Sequence[DayColumn], promised_value: Callable[[SloSpec], float | None]
+) -> None:
     """Draw a horizontal line at each latency that a variant's SLO promises."""
     values = {promised_value(column.day.plan.spec.slo) for column in columns} - {None}
     for number, value in enumerate(sorted(each for each in values if each)):
@@ -200,8 +204,8 @@ def _label_hours(panel: "Axes", columns: Sequence[DayColumn]) -> None:
     panel.set_xlabel(f"time of day, {schedule.timezone if schedule else 'UTC'}")
 
 
-def _finish(figure: Any, lines: Sequence[Any], titles: Sequence[str], head: str) -> None:
-    """Add the legends: one under all panels, and one in each panel that has lines of its own."""
+def _add_legends(figure: Any, lines: Sequence[Any], titles: Sequence[str], head: str) -> None:
+    """Add the legends: one under all panels, and one in each panel that has further lines."""
     figure.legend(
         lines[: len(titles)], titles, loc="outside lower center", ncols=min(len(titles), MAX_COLUMNS), frameon=False
     )

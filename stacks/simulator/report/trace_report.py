@@ -18,7 +18,7 @@ NOTE = "All units serve all the time, as fast as is expected; rates are until th
 
 
 def replay_text(columns: Sequence[ReplayColumn]) -> str:
-    """Return the table of played traces."""
+    """Return played traces as a table for people."""
     first = columns[0]
     came = len(first.replay.jobs) + first.replay.refused + first.replay.too_long
     heads, notes = shorten_titles([each.title for each in columns])

@@ -49,7 +49,7 @@ class ReplayColumn:
         return sum(job.prompt for job in self.replay.jobs)
 
     def share_kept(self, values: Values, promised_ms: float | None) -> float | None:
-        """Return the share of requests answered within `promised_ms`; None if none is promised, or no request came."""
+        """Return the share of requests whose latency is within `promised_ms`; None without promise or requests."""
         came = self.replay.refused + len(self.replay.jobs)
         if promised_ms is None or not came:
             return None
@@ -57,7 +57,7 @@ class ReplayColumn:
         return float(np.mean(values <= promised_ms / 1e3)) * (1 - lost) if len(values) else 1 - lost
 
     def rate_per_s(self, tokens: Callable[[Replay], float]) -> float:
-        """Return the replay's `tokens` divided by the seconds until its last request was done."""
+        """Return `tokens(replay)` divided by the seconds until the last request was done."""
         return tokens(self.replay) / self.replay.seconds if self.replay.seconds else 0.0
 
 
@@ -69,11 +69,11 @@ def play_traces(
     window: tuple[float, float],
     on_progress: Callable[[str, float], None] = lambda _, __: None,
 ) -> tuple[tuple[ReplayColumn, ...], tuple[Finding, ...]]:
-    """Play the part of `trace` in `window` with each variant of `spec` and each balancer.
+    """Play the part of `trace` in `window` (seconds) with each variant of `spec` and each balancer.
 
-    Return the results, and why the other variants cannot be planned.
+    Return the results, and the errors of variants that cannot be planned.
 
-    Raises CallError where no request is in the window, and what `play_days` raises.
+    Raises CallError if no request is in the window, and the same errors as `play_days`.
     """
     if not select_window(trace, *window):
         rule, last = "R414 must hold a request of the trace", trace[-1].at

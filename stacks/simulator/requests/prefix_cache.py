@@ -39,7 +39,7 @@ class PrefixCache:
         return max(min(next(missing, len(blocks)) * BLOCK_TOKENS, prompt_tokens - 1), 0)
 
     def keep(self, blocks: Sequence[int]) -> None:
-        """Keep the blocks of a prompt that is computed. A prompt's last blocks are forgotten first."""
+        """Keep the blocks of a prompt that has been computed. A prompt's last blocks are evicted first."""
         num_twice = self._count_used_before(blocks)
         memory, disk = self._tiers
         for number, block in reversed(list(enumerate(blocks))):
@@ -51,18 +51,18 @@ class PrefixCache:
                 tier.popitem(last=False)
 
     def _count_used_before(self, blocks: Sequence[int]) -> int:
-        """Return the number, from 1, of a prompt's last block in the table of names, 0 for none, and add all to it."""
+        """Return how many blocks up to the prompt's last one that was used before, then mark all as used."""
         num_places = NAMES_PER_BLOCK * self._sizes[1]
         if not num_places:
             return 0
-        places = [_mix(block) % num_places for block in blocks]
+        places = [_hash_block(block) % num_places for block in blocks]
         known = [number for number, place in enumerate(places, 1) if self._names.get(place) == blocks[number - 1]]
         self._names.update(reversed(list(zip(places, blocks, strict=True))))
         return max(known, default=0)
 
 
 def planned_cache(plan: Compiled) -> PrefixCache:
-    """Return the cache with the memory and disks of all units that compute prompts."""
+    """Return an empty cache as large as the memory and disks of all units that compute prompts."""
     spec, phase = plan.resolved, plan.resolved.phases[0]
     kept, section = spec.written.kv_cache, spec.phase(phase)
     if kept.memory is None:
@@ -75,8 +75,8 @@ def planned_cache(plan: Compiled) -> PrefixCache:
     return PrefixCache(sum(unit.ranks for unit in units) * kept.memory // block_bytes, disk_bytes // block_bytes)
 
 
-def _mix(block: int) -> int:
-    """Return a hash of `block` that looks random: the ids in a trace are consecutive.
+def _hash_block(block: int) -> int:
+    """Return a pseudo-random hash of `block`, since the ids in a trace are consecutive.
 
     Source: the finalizer of splitmix64, G. Steele, D. Lea, C. Flood, Fast splittable pseudorandom number generators,
     OOPSLA 2014.

@@ -165,10 +165,10 @@ class _Loop:
         unit = units.prompts[chosen.first.unit]
         unit.add(Job(request.at, request.prompt, request.output, hits, first, rest, work.kv_tokens, waits))
         if not unit.is_stepping:
-            self._begin(request.at, chosen.first.unit)
+            self._begin_step(request.at, chosen.first.unit)
 
-    def _begin(self, now: float, name: str) -> None:
-        """Begin a unit's next step of prompts; in a mixed unit, steps of tokens are delayed by that step."""
+    def _begin_step(self, now: float, name: str) -> None:
+        """Begin a unit's next step of prompts. A mixed unit's decode steps are delayed by it."""
         seconds = self._units.prompts[name].begin()
         turn = seconds
         if self._units.is_mixed:
@@ -188,7 +188,7 @@ class _Loop:
                 job.prompt_rank.change(Work(-1, 0, 0, 0))
                 travel = job.prompt * self._units.transfer_s_per_token
             self._schedule(now + travel, self._join, job)
-        self._begin(now, name)
+        self._begin_step(now, name)
 
     def _join(self, now: float, job: Job) -> None:
         name = job.token_rank.load.unit
@@ -196,7 +196,7 @@ class _Loop:
         self._schedule_change(now, name)
 
     def _schedule_change(self, now: float, name: str) -> None:
-        """Schedule a token unit's next change, which replaces the one scheduled before."""
+        """Schedule a token unit's next change. The one scheduled before is dropped."""
         self._versions[name] += 1
         when = self._units.tokens[name].next_change(now)
         if when is not None:

@@ -52,7 +52,7 @@ CORNERS = tuple(product((0, 1), repeat=3))
 
 @dataclass(frozen=True)
 class PhaseSpeed:
-    """How fast the units of a phase are: the seconds of their steps of prompts, of tokens, or of both."""
+    """The speed of a phase's units: the seconds of their prefill steps, of their decode steps, or of both."""
 
     prompts: StepTable | None
     tokens: StepTable | None
@@ -78,7 +78,7 @@ def predicted_speeds(plan: Compiled, level: Level) -> dict[Phase, PhaseSpeed]:
 
 
 def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
-    """Return the table of seconds per token, by a group's requests (at most `most`) and the KV of each request."""
+    """Return a table of seconds per token over a group's requests (up to `most`) and each request's KV tokens."""
     case = known_case(outlook)
     return _table(
         _geometric(1.0, max(most, 2.0)),
@@ -87,7 +87,7 @@ def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
 
 
 def _prompt_table(outlook: PhaseOutlook, level: Level) -> StepTable:
-    """Return the table of seconds per step of prompts, by a group's tokens and the KV that each token reads."""
+    """Return a table of seconds per prefill step over a group's tokens and the KV tokens that each of them reads."""
     case = known_case(outlook)
     prompt = max(case.point.computed_tokens, 1.0)
     return _table(

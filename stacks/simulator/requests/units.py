@@ -44,13 +44,13 @@ class Job:
 
     @property
     def kv(self) -> int:
-        """The tokens of KV that the request holds at its last token."""
+        """The tokens of KV that the request holds when it ends."""
         return self.prompt + self.output
 
 
 @dataclass(eq=False)
 class Rank:
-    """One simulated attention group, its requests, and the gateway's count of its work."""
+    """One simulated attention group with its requests, and the load that the gateway attributes to it."""
 
     load: RankLoad
     prompts: deque[Job] = field(default_factory=deque)  # requests whose prompt is not finished
@@ -60,7 +60,7 @@ class Rank:
     kv: float = 0.0  # tokens of KV in use when the unit's clock was `as_of`
 
     def change(self, work: Work, num_waiting: int = 0) -> None:
-        """Add `work` to what the gateway counts for this rank; negative counts subtract."""
+        """Add `work` (negative to subtract) and `num_waiting` requests to the gateway's load count for this rank."""
         old = self.load
         self.load = RankLoad(old.unit, old.rank, old.phase, old.work + work, old.limits, old.num_waiting + num_waiting)
 
@@ -105,7 +105,7 @@ class PromptUnit:
         return self._table.seconds_at(most, max(pairs for _, pairs in taken) / most, mean / most)
 
     def end(self) -> list[Job]:
-        """End the step and return the prompts that are finished."""
+        """End the step and return the requests whose prompts are finished."""
         finished = []
         for job, tokens in self._step_jobs:
             rank = job.prompt_rank
@@ -121,7 +121,10 @@ class PromptUnit:
         return finished
 
     def _take(self, rank: Rank) -> tuple[int, int]:
-        """Take the prompts that one rank computes in this step, and return their tokens and their query-key pairs."""
+        """Take what one rank computes of its prompts in this step.
+
+        Return the number of tokens and of query-key pairs.
+        """
         left, pairs = self._step_tokens, 0
         for job in rank.prompts:
             tokens = min(left, job.prompt - job.computed)
@@ -158,12 +161,12 @@ class TokenUnit:
 
     @property
     def token_seconds(self) -> float:
-        """The present seconds between two tokens of a request."""
+        """The seconds between two tokens of a request at the present load."""
         return self._token_s + self._pause_s
 
     @property
     def turn_seconds(self) -> float:
-        """The present seconds between two steps of tokens, with the step of prompts between them."""
+        """The seconds from one decode step to the next at the present load, pauses for prompts included."""
         return self._tokens_per_step * self.token_seconds
 
     def advance(self, now: float) -> None:
@@ -176,15 +179,15 @@ class TokenUnit:
         self._clock_time = now
 
     def pause(self, now: float, seconds: float) -> None:
-        """Delay each step of tokens by `seconds` from now on, for a mixed unit's steps of prompts."""
+        """From `now` on, lengthen each decode step by `seconds`, which a mixed unit spends on prompts."""
         self.advance(now)
         self._pause_s = seconds / self._tokens_per_step
 
     def add(self, now: float, job: Job) -> None:
-        """Start a request at the next step, or queue it until its rank has room."""
+        """Queue a request at its rank. It gets tokens from the next step on if the rank has room for it."""
         self.advance(now)
         job.token_rank.queue.append(job)
-        self._seat(job.token_rank)
+        self._start_queued(job.token_rank)
 
     def end(self, now: float) -> list[Job]:
         """Remove and return the requests that have their last token by `now`."""
@@ -196,19 +199,22 @@ class TokenUnit:
             done.append(job)
             self._leave(job)
         for rank in dict.fromkeys(job.token_rank for job in done):
-            self._seat(rank)
+            self._start_queued(rank)
         return done
 
     def next_change(self, now: float) -> float | None:
-        """Return the time of the next change: a request ends, or the time of a step must be looked up again."""
+        """Return the time of the next change: a request ends, or the step time is due for another look-up.
+
+        None if idle.
+        """
         if not self._ends:
             self._token_s = 0.0
             return None
         self._token_s = self._seconds()
         return now + max(min(self._ends[0][0] - self._tokens, MAX_TOKENS), 0.0) * self.token_seconds
 
-    def _seat(self, rank: Rank) -> None:
-        """Start a rank's queued requests, oldest first, while it has room."""
+    def _start_queued(self, rank: Rank) -> None:
+        """Let a rank's queued requests, oldest first, begin to get tokens, while the rank has room."""
         while rank.queue:
             job = rank.queue[0]
             if rank.running >= rank.limits.max_requests or rank.reserved + job.kv > rank.limits.kv_tokens:
