@@ -27,12 +27,18 @@ REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 
 def connect(context: str | None, kubeconfig: str | None = None) -> "Api":
-    """Return an `Api` for a kubeconfig context (None: the current one), without a call yet. Raise KubeconfigError."""
+    """Return an `Api` for a kubeconfig context (None: the current one), without a call yet.
+
+    Raises KubeconfigError if the kubeconfig is unusable.
+    """
     return Api(Connection.from_kubeconfig(context, kubeconfig))
 
 
 def connect_inside() -> "Api":
-    """Return an `Api` for the cluster whose pod this process is, without a call yet. Else raise KubeconfigError."""
+    """Return an `Api` for the cluster in which this process's pod runs, without a call yet.
+
+    Raises KubeconfigError if this process is not in a pod with a service account.
+    """
     return Api(Connection.from_service_account())
 
 
@@ -45,12 +51,15 @@ class Api:
         self._lock = threading.Lock()
 
     def require_answer(self) -> None:
-        """Raise ProviderError if the server does not answer or rejects the credentials."""
+        """Raises ProviderError if the server does not answer or rejects the credentials."""
         cluster = f"cluster at {self._connection.address}"
         self._connection.request("GET", "/api", cluster, answer_timeout_s=CONNECT_TIMEOUT_S)
 
     def now(self) -> float:
-        """Return the API server's time, which objects' timestamps follow. Raise ProviderError."""
+        """Return the API server's time, which objects' timestamps follow.
+
+        Raises ProviderError if it gives no answer.
+        """
         if (server_time := self._connection.server_time) is None:
             self.require_answer()
             server_time = self._connection.server_time
@@ -58,7 +67,7 @@ class Api:
         return server_time
 
     def require_kind(self, api_version: str, kind: str) -> None:
-        """Raise NotServedError for a kind that the cluster does not know."""
+        """Raises NotServedError if the cluster does not serve the kind."""
         self._find_resource(api_version, kind)
 
     def versions(self, group: str) -> list[str]:
@@ -73,9 +82,9 @@ class Api:
         return sorted((each["version"] for each in found["versions"]), key=lambda version: version != preferred)
 
     def may(self, verb: str, api_version: str, kind: str, namespace: str) -> bool:
-        """Return whether the user may `verb` objects of a kind, in `namespace` if the kind is namespaced.
+        """Return whether the user has the right to `verb` objects of a kind, in `namespace` if the kind is namespaced.
 
-        The question is an object that the server does not store. Raise NotServedError for an unknown kind.
+        Raises NotServedError if the cluster does not serve the kind.
         """
         resource = self._find_resource(api_version, kind)
         group = api_version.rpartition("/")[0]
@@ -114,9 +123,11 @@ class Api:
         return [each | {"apiVersion": api_version, "kind": kind} for each in items]
 
     def ask_pod(self, pod: Reference, port: int, path: str, shape: Shape) -> Manifest:
-        """Return the JSON answer of a pod's HTTP port, whatever its status. The request goes through the API server.
+        """Return the JSON that a pod answers at an HTTP port, whatever its status.
 
-        Raise ProviderError.
+        The request goes through the API server.
+
+        Raises ProviderError if the API server refuses or is unreachable, or if the answer does not fit `shape`.
         """
         through = f"{self._path(pod)}:{port}/proxy{path}"
         try:
@@ -131,7 +142,10 @@ class Api:
         return cast(Manifest, answer)
 
     def read_pod(self, pod: Reference, port: int, path: str) -> str:
-        """Return the text that a pod answers at an HTTP port, through the API server. Raise ProviderError."""
+        """Return the text that a pod answers at an HTTP port, through the API server.
+
+        Raises ProviderError if it answers with an error or not at all.
+        """
         through = f"{self._path(pod)}:{port}/proxy{path}"
         return self._connection.read_text(through, str(pod), answer_timeout_s=POD_TIMEOUT_S)
 
@@ -153,22 +167,28 @@ class Api:
         return _add_identity(reference, answer)
 
     def merge(self, reference: Reference, changes: Manifest, *, manager: str, part: str = "") -> None:
-        """Merge `changes` into an object, or its `part` such as `scale`; null removes a field. Raise ProviderError."""
+        """Merge `changes` into an object, or into its subresource `part`, such as `scale`. A null removes a field.
+
+        Raises ProviderError if the API server refuses or is unreachable.
+        """
         path = f"{self._path(reference)}/{part}" if part else self._path(reference)
         query = [("fieldManager", manager)]
         self._connection.request("PATCH", path, str(reference), query=query, body=changes, content_type=MERGE)
 
     def create(self, manifest: Manifest, *, manager: str) -> None:
-        """Create an object that does not exist yet. Raise ProviderError."""
+        """Create an object. Raises ProviderError if it exists, or if the API server refuses or is unreachable."""
         reference = Reference.from_manifest(manifest)
         query = [("fieldManager", manager)]
         self._connection.request("POST", self._collection(reference), str(reference), query=query, body=manifest)
 
     def delete(self, reference: Reference, uid: str | None = None, *, immediately: bool = False) -> None:
-        """Start a foreground deletion: the object stays until everything it owns is gone. A missing object is no error.
+        """Request a foreground deletion: the object stays until everything it owns is gone.
 
-        With `uid`, an object of the same name with another uid stays: a request may arrive late, or twice. With
-        `immediately`, the server removes a pod without waiting for its kubelet.
+        A missing object is no error.
+
+        With `uid`, only the object with that uid is deleted, and not a newer one of the same name: a request may arrive
+        late,
+        or twice. With `immediately`, the server removes a pod without waiting for its kubelet.
         """
         way: dict[str, Any] = {"propagationPolicy": "Foreground"}
         if immediately:
@@ -191,9 +211,9 @@ class Api:
         return f"{_root(reference.api_version)}{scope}/{resource['name']}"
 
     def _find_resource(self, api_version: str, kind: str) -> Manifest:
-        """Return the server's description of a kind.
+        """Return the server's description of a kind. Raises NotServedError if it has none.
 
-        A kind that is missing is looked up again each time: a CRD may be added at any time.
+        Missing kinds are looked up again at each call, since a CRD may be added at any time.
         """
         with self._lock:
             known = self._find(api_version, kind)
@@ -218,7 +238,7 @@ class Api:
     def _object(self, verb: str, path: str, subject: str, shapes: Sequence[Shape], **more: Any) -> Manifest:
         """Send a request and return the object or list in the answer, after checking every field that the code reads.
 
-        Raise UnreachableError for an answer that no API server would give.
+        Raises UnreachableError if the answer does not fit `shapes`, so that it is not an API server's.
         """
         answer: Manifest = self._connection.request(verb, path, subject, **more)
         if wrong := misfit(answer, *shapes):

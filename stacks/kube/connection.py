@@ -39,10 +39,12 @@ UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
 
 
 class Retries(urllib3.Retry):
-    """Repeats a call after a dropped connection, and when an overloaded server says so. Any call may be repeated.
+    """Retries a call after a dropped connection, and when an overloaded server asks for it.
 
-    A server that hangs is not asked again. A long pause that a server asks for is cut short, since the user who waits
-    is not told of it.
+    Any call may be repeated.
+
+    A call that timed out is not repeated. A long pause that a server asks for is cut short, since the waiting user does
+    not see why.
     """
 
     def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
@@ -59,7 +61,7 @@ class Retries(urllib3.Retry):
         _pool: ConnectionPool | None = None,
         _stacktrace: TracebackType | None = None,
     ) -> Self:
-        """Return the retries that are left. Raise `error` when the call is not to be repeated."""
+        """Return the retries that are left. Raises `error` if it is a timeout or no retries are left."""
         if isinstance(error, urllib3.exceptions.TimeoutError):
             raise error
         return super().increment(method, url, response, error, _pool, _stacktrace)
@@ -80,9 +82,11 @@ class Connection:
 
     @classmethod
     def from_kubeconfig(cls, context: str | None, kubeconfig: str | None = None) -> Self:
-        """Read a kubeconfig, given as path or content; else that of KUBECONFIG or of the home folder.
+        """Connect by `kubeconfig`, a path or content; if empty, that of KUBECONFIG or of the home folder.
 
-        Take the named context, else the current one. No call is made. Raise KubeconfigError.
+        Without a `context` the kubeconfig's current one is used. No call is made. Raises KubeconfigError if the
+        kubeconfig is
+        missing or wrong.
         """
         settings = _settings()
         try:
@@ -93,9 +97,9 @@ class Connection:
 
     @classmethod
     def from_service_account(cls) -> Self:
-        """Connect as the service account of this process's pod; the token is read again when it is renewed.
+        """Connect as the service account of this process's pod. A renewed token is read again.
 
-        No call is made. Raise KubeconfigError.
+        No call is made. Raises KubeconfigError if this process is not in a pod with a service account.
         """
         settings = _settings()
         try:
@@ -114,7 +118,7 @@ class Connection:
 
     @property
     def server_time(self) -> float | None:
-        """The server's time, or this machine's if its answers have none; None before the first answer."""
+        """The server's time, or this machine's if the server sends none; None before the first answer."""
         if self._last_date is None:
             return None
         told, heard_at = self._last_date
@@ -134,7 +138,9 @@ class Connection:
     ) -> Any:
         """Send a request and return the JSON object of the answer.
 
-        Raise RefusedError, which names the `subject`, or UnreachableError without an answer.
+        Raises RefusedError, which names the `subject`, if the server answers with an error, and UnreachableError if it
+        gives no
+        answer or no JSON object.
         """
         written = self._send(verb, path, subject, query, body, content_type, accept, answer_timeout_s)
         answer = _parse_body(written)
@@ -143,7 +149,10 @@ class Connection:
         return answer
 
     def read_text(self, path: str, subject: str, *, answer_timeout_s: float) -> str:
-        """Return the text at `path`, which need not be JSON. Raise RefusedError or UnreachableError."""
+        """Return the text at `path`, which need not be JSON.
+
+        Raises RefusedError if the server answers with an error, and UnreachableError if it does not answer.
+        """
         return self._send("GET", path, subject, (), None, "", "text/plain", answer_timeout_s).decode(errors="replace")
 
     def _send(
@@ -157,7 +166,10 @@ class Connection:
         accept: str,
         answer_timeout_s: float,
     ) -> bytes:
-        """Send a request and return the body of the answer. Raise RefusedError or UnreachableError."""
+        """Send a request and return the body of the answer.
+
+        Raises RefusedError if the server answers with an error, and UnreachableError if it does not answer.
+        """
         try:
             request = self._client.param_serialize(
                 verb,
@@ -178,7 +190,7 @@ class Connection:
         return answer
 
     def unexpected_answer(self, why: str) -> UnreachableError:
-        """Return the error for an answer that no API server gives."""
+        """Return the error for an answer that is not an API server's."""
         return UnreachableError(
             f"{self.address} answers, but not as an API server does ({why}); correct the kubeconfig's server"
         )
@@ -205,7 +217,7 @@ def _settings() -> Configuration:
 
 
 def _parse_date(written: str | None, otherwise: float) -> float:
-    """Return the time in an answer's Date header (RFC 9110, 6.6.1), in whole seconds; else `otherwise`."""
+    """Return the time in an answer's Date header (RFC 9110, 6.6.1), in whole seconds; `otherwise` if it has no date."""
     try:
         return parsedate_to_datetime(written or "").timestamp()
     except ValueError:
@@ -232,7 +244,7 @@ def _kubeconfig_problem(context: str | None, kubeconfig: str | None, error: Exce
 
 
 def _describe_kubeconfig(kubeconfig: str | None, error: Exception) -> tuple[str, str]:
-    """Return which kubeconfig is of no use, and why. A text that names no file may be credentials, and is not shown."""
+    """Return which kubeconfig is unusable, and why. Content is not shown, since it may be credentials."""
     if not kubeconfig:
         return "that KUBECONFIG names" if os.environ.get("KUBECONFIG") else "~/.kube/config", str(error)
     if is_content(kubeconfig):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["Change", "Difference", "Path", "differences", "path_text"]
+__all__ = ["Difference", "DifferenceKind", "Path", "differences", "path_text"]
 
 Path = tuple[str | int, ...]
 
@@ -24,8 +24,8 @@ Path = tuple[str | int, ...]
 NEEDS_QUOTES = frozenset('."[]')
 
 
-class Change(Enum):
-    """Whether the value at a path was added, changed or removed."""
+class DifferenceKind(Enum):
+    """The kind of a difference: a value was added, changed or removed."""
 
     ADD = "add"
     UPDATE = "update"
@@ -34,10 +34,10 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One change between two manifests: its path and kind, without the values."""
+    """One difference between two manifests: its path and kind, without the values."""
 
     path: Path
-    change: Change
+    kind: DifferenceKind
 
 
 def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
@@ -47,7 +47,7 @@ def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
     elif isinstance(old, list) and isinstance(new, list):
         yield from _list_differences(old, new, path)
     elif not _equal(old, new):
-        yield Difference(path, Change.UPDATE)
+        yield Difference(path, DifferenceKind.UPDATE)
 
 
 def path_text(path: Path) -> str:
@@ -58,9 +58,9 @@ def path_text(path: Path) -> str:
 def _map_differences(old: dict[str, Any], new: dict[str, Any], path: Path) -> Iterator[Difference]:
     for key in sorted(old.keys() | new.keys()):
         if key not in old:
-            yield Difference((*path, key), Change.ADD)
+            yield Difference((*path, key), DifferenceKind.ADD)
         elif key not in new:
-            yield Difference((*path, key), Change.DELETE)
+            yield Difference((*path, key), DifferenceKind.DELETE)
         else:
             yield from differences(old[key], new[key], (*path, key))
 
@@ -71,12 +71,12 @@ def _list_differences(old: list[Any], new: list[Any], path: Path) -> Iterator[Di
     shared = min(old_end, new_end)
     for index in range(shared):
         yield from differences(old[index], new[index], (*path, index))
-    yield from (Difference((*path, index), Change.ADD) for index in range(shared, new_end))
-    yield from (Difference((*path, index), Change.DELETE) for index in range(shared, old_end))
+    yield from (Difference((*path, index), DifferenceKind.ADD) for index in range(shared, new_end))
+    yield from (Difference((*path, index), DifferenceKind.DELETE) for index in range(shared, old_end))
 
 
 def _common_end(old: list[Any], new: list[Any]) -> int:
-    """Return how many last items two lists have in common."""
+    """Return how many items the two lists have in common at their ends."""
     pairs = zip(reversed(old), reversed(new), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: _equal(*pair), pairs))
 

@@ -30,7 +30,7 @@ Owned = dict[str, Any]  # a node of the tree `fieldsV1` in `managedFields`
 
 
 def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
-    """Return `manifest` with the live value at each path where `live` and `applied` (by dry run) differ."""
+    """Return `manifest`, with the live value wherever `live` differs from `applied` (the dry run's result)."""
     answer = _merge_map(manifest, live, applied, owned_fields(applied))
     assert isinstance(answer, dict)
     return answer
@@ -39,7 +39,9 @@ def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> 
 def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
     """Return whether applying `manifest` surely changes nothing: we own exactly its fields, with its values.
 
-    A value spelled differently, such as a quantity, or a default in an item's key, makes that unsure: ask the server.
+    False if that is unsure, because a value is spelled differently (such as a quantity) or an item's key has a default.
+    Then
+    a dry run has to tell.
     """
     metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("name", "namespace")}
     ours = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata")}
@@ -47,7 +49,9 @@ def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
 
 
 def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
-    """Guess what applying `manifest` to `live` would result in, for manifests that the server refuses to dry-run.
+    """Return what applying `manifest` to `live` would probably give.
+
+    For manifests that the server refuses to dry-run.
 
     Items of lists are matched by their index.
     """
@@ -121,7 +125,7 @@ def _merge_list(ours: list[Any], live: list[Any], applied: list[Any], owned: Own
 def _merge_items(
     ours: list[Any], live: list[Any], applied: list[Any], keys: list[Manifest], owned: Owned
 ) -> Iterator[Any]:
-    """Yield the manifest's items that exist, with live values, then items that applying would remove."""
+    """Yield the manifest's items that exist, with live values, then the live items that applying would remove."""
     left = list(keys)
     for item in ours:
         key = next((each for each in left if _may_have_key(item, each)), None)
@@ -137,12 +141,15 @@ def _merge_items(
 
 
 def _may_have_key(item: Manifest, key: Manifest) -> bool:
-    """Return whether a list's item can have `key`. It may omit a part that has a default, such as a port's protocol."""
+    """Return whether a list's item may be the one with `key`.
+
+    An item may omit a part with a default, such as a port's protocol.
+    """
     return all(item.get(name, value) == value for name, value in key.items())
 
 
 def _find_item(key: Manifest, items: list[Any]) -> Any:
-    """Return the item of a list that has this key; None if no item has it."""
+    """Return the item of a list that has `key`; None if there is none."""
     return next((each for each in items if all(each.get(name) == value for name, value in key.items())), None)
 
 

@@ -93,7 +93,7 @@ class NotServedError(ProviderError):
 
 
 class ForeignError(ProviderError):
-    """An object that Tidemill has not made already has the name of ours."""
+    """The object's name is taken by an object that Tidemill did not make."""
 
     def __init__(self, reference: Reference, managers: Sequence[str], *, is_the_plans: bool = False) -> None:
         """Name the object and its managers. `is_the_plans`: it has the plan's label, as rendered manifests do."""
@@ -107,7 +107,7 @@ class ForeignError(ProviderError):
 
 
 class OtherPlanError(ProviderError):
-    """An object of another plan already has the name of ours."""
+    """The object's name is taken by an object of another plan."""
 
     def __init__(self, reference: Reference, plan: str) -> None:
         advice = "choose another kubernetes.namespace, or another name for one of the plans"
@@ -117,7 +117,7 @@ class OtherPlanError(ProviderError):
 
 
 class SharedError(ProviderError):
-    """A namespace to be deleted has objects of other plans in it."""
+    """A namespace to be deleted holds objects of other plans."""
 
     def __init__(self, reference: Reference, plans: Sequence[str]) -> None:
         whose = f"the plan{'s' if len(plans) > 1 else ''} {', '.join(plans)}"
@@ -125,7 +125,7 @@ class SharedError(ProviderError):
 
 
 class NotReadyError(ProviderError):
-    """An object was stored, or perhaps stored, and is not ready; `reasons` has one entry for each known cause."""
+    """An object that was stored, or may have been, is not ready. `reasons` has one entry for each known cause."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -133,7 +133,7 @@ class NotReadyError(ProviderError):
 
 
 class PartlyStoredError(ProviderError):
-    """The work on several objects ended early, for `reasons`; those in `existing` exist, or may."""
+    """Work on several objects ended early, for `reasons`. The objects in `existing` exist, or may."""
 
     def __init__(self, existing: Mapping[str, Manifest], reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -142,7 +142,7 @@ class PartlyStoredError(ProviderError):
 
 
 class SeveralErrors(ProviderError):
-    """The refusals of several objects, together: Pulumi lists several reasons."""
+    """The errors of several objects in one, in the form in which Pulumi lists several reasons."""
 
     def __init__(self, errors: Sequence[ProviderError]) -> None:
         super().__init__("\n\t* ".join([f"{len(errors)} errors occurred:", *map(str, errors)]))
@@ -170,7 +170,7 @@ class RefusedError(ProviderError):
         return self.status == HTTPStatus.FORBIDDEN and LACKS_RIGHT.search(self.server_message) is not None
 
     @property
-    def may_be_done(self) -> bool:
+    def may_have_taken_effect(self) -> bool:
         """True if the server may have carried out the request, or may still do so."""
         return self.status in UNDECIDED
 
@@ -181,7 +181,7 @@ class RefusedError(ProviderError):
 
     @property
     def is_about_the_manifest(self) -> bool:
-        """True if the server or a webhook says that the manifest itself is wrong."""
+        """True if the server or a webhook says that the manifest itself is invalid."""
         return self.is_invalid or DENIED.match(self.server_message) is not None
 
     @property
@@ -205,7 +205,10 @@ class RefusedError(ProviderError):
 
     @property
     def fields(self) -> list[str]:
-        """The fields that the error names, such as `spec.selector`; a webhook's are found in its text."""
+        """The fields that the error names, such as `spec.selector`.
+
+        If it has no list of them, they are taken from its text.
+        """
         details = self.answer.get("details") if isinstance(self.answer, dict) else None
         causes = details.get("causes") if isinstance(details, dict) else None
         fields = [each.get("field") for each in causes if isinstance(each, dict)] if isinstance(causes, list) else []
@@ -222,7 +225,7 @@ def _shorten(message: str) -> str:
 
 
 def _explain(status: int, message: str) -> str:
-    """Return the server's message, and what to do about it."""
+    """Return the server's message in plain words and, where it is known, what to do about it."""
     if status == HTTPStatus.UNAUTHORIZED:
         return (
             "the API server does not accept the kubeconfig's credentials (401 Unauthorized); "

@@ -62,7 +62,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class FoundObject:
-    """A live object: the manifest that it was made from, with live values where they have drifted."""
+    """A live object: the manifest that it was made from, with the live values of fields that have drifted."""
 
     manifest: Manifest
     missing: str | None  # what it lacks to be ready
@@ -74,10 +74,10 @@ def create(
 ) -> StoredObject:
     """Create an object and, if `waits`, wait until it is ready.
 
-    With `adopts`, an object of the plan that another tool has applied is taken over with all fields of the manifest;
-    fields that only the other tool sets stay its own.
+    An object that we made before is updated. With `adopts`, so is an object of the plan that another tool has applied;
+    fields that only the other tool sets stay as they are.
 
-    Raise NotReadyError if the object exists, or may exist, and is not ready. Any other error means that it was not
+    Raises NotReadyError if the object exists, or may exist, and is not ready. Any other error means that it was not
     created.
     """
     live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
@@ -89,9 +89,9 @@ def create(
 
 
 def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raise the errors of `create` that ownership and a dry run show.
+    """Raises the errors of `create` that can be known from ownership and a dry run.
 
-    A missing namespace is none: the same run may create it.
+    A missing namespace is no error: the same run may create it.
     """
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
@@ -106,9 +106,11 @@ def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> Non
 
 
 def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> StoredObject:
-    """Update the object made from `old` to `manifest`, over hand edits, and wait; create it if it no longer exists.
+    """Update the object made from `old` to `manifest`, overwriting manual edits. Create it if it no longer exists.
 
-    Raises NotReadyError if the update is stored, or may be, and the object is not ready.
+    Waits until the object is ready. Raises NotReadyError if the update was stored, or may have been, and the object is
+    not
+    ready.
     """
     live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
     if live is not None:
@@ -117,9 +119,9 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
-    """Raise the errors of `update` that ownership and a dry run show.
+    """Raises the errors of `update` that can be known from ownership and a dry run.
 
-    A missing namespace is none: the same run may create it.
+    A missing namespace is no error: the same run may create it.
     """
     live = api.get(Reference.from_manifest(manifest))
     if live is not None:
@@ -132,7 +134,7 @@ def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
 
 
 def foresee_pods(api: Api, manifest: Manifest) -> None:
-    """Raise RefusedError if the pods of an object's template are invalid in any namespace.
+    """Raises RefusedError if the pods of an object's template are invalid in any namespace.
 
     The server checks the templates of its own kinds with the object, but pods of custom kinds only when a controller
     creates them. Refusals by admission do not count: they may change until then.
@@ -174,7 +176,7 @@ def find_frozen_changes(api: Api, manifest: Manifest, changed: Sequence[Differen
 def read(api: Api, manifest: Manifest) -> FoundObject | None:
     """Return the present state of the object made from `manifest`; None if it no longer exists.
 
-    It also counts as gone if another owner's object now has its name: `create` will say whose.
+    If another owner's object now has its name, it no longer exists either: `create` will say whose object that is.
     """
     try:
         live = api.get(Reference.from_manifest(manifest))
@@ -196,12 +198,15 @@ def read(api: Api, manifest: Manifest) -> FoundObject | None:
 
 
 def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collection[str] = ()) -> None:
-    """Delete the object made from `manifest`, with all that it owns, and wait until it is gone, if it still exists.
+    """Delete the object made from `manifest`, with all that it owns, and wait until it is gone.
 
-    An object whose uid is in `kept_uids` stays, and so does another owner's object of the same name. So does a launch
-    file that a pod still mounts, if the controller deletes it later: a unit that has not restarted yet needs it.
+    It may be gone already.
 
-    Raise SharedError for a namespace that other plans use.
+    These stay: an object whose uid is in `kept_uids`, another owner's object of the same name, and a launch file that
+    the
+    controller deletes later, if a pod still mounts it (a unit that has not restarted yet needs it).
+
+    Raises SharedError for a namespace that other plans use.
     """
     reference = Reference.from_manifest(manifest)
     try:
@@ -216,14 +221,17 @@ def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collecti
 
 
 def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> None:
-    """Delete the objects of `manifests` concurrently, each as `delete` does. Raise the first error after all ended."""
+    """Delete the objects of `manifests` concurrently, each as `delete` does.
+
+    Raises the first error once all have ended.
+    """
     _run_concurrently(lambda each: delete(api, each, patience), manifests)
 
 
 def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> None:
-    """Delete exactly these objects, concurrently, by their uids. Newer objects of the same names stay.
+    """Delete the live objects `stored` concurrently, by their uids. Newer objects of the same names stay.
 
-    Raise the first error after all ended.
+    Raises the first error once all have ended.
     """
     _run_concurrently(
         lambda each: _delete(api, Reference.from_manifest(each), object_uid(each), owning_plan(each), patience), stored
@@ -254,7 +262,7 @@ def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience
 
 
 def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
-    """Return the live object or None, after waiting for the end of a deletion that is under way."""
+    """Return the live object, or None. If it is being deleted, wait until it is gone first."""
     live = api.get(reference)
     if live is None or not is_ending(live):
         return live
@@ -265,12 +273,15 @@ def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> M
 def _store(
     api: Api, manifest: Manifest, live: Manifest | None, patience: Patience, *, waits: bool = True
 ) -> StoredObject:
-    """Apply `manifest` to just the object `live`, or create one if that is None, and wait until ready if `waits`."""
+    """Apply `manifest` to exactly the object `live`, or create one if that is None.
+
+    If `waits`, wait until it is ready.
+    """
     reference = Reference.from_manifest(manifest)
     try:
         stored = api.apply(manifest, force=live is not None, uid=object_uid(live) if live else None)
     except (UnreachableError, RefusedError) as error:
-        if isinstance(error, RefusedError) and not error.may_be_done:
+        if isinstance(error, RefusedError) and not error.may_have_taken_effect:
             raise
         # It may be stored, or become so: an object that is not in the state would never be deleted.
         raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
@@ -280,9 +291,10 @@ def _store(
 
 
 def _foresee_in_default(api: Api, manifest: Manifest) -> None:
-    """Dry-run a manifest in namespace `default`, since its own namespace does not exist yet.
+    """Dry-run a manifest in namespace `default`, for one whose own namespace does not exist yet.
 
-    Raise RefusedError only for reasons that hold in any namespace: the manifest itself, or a webhook without answer.
+    Raises RefusedError only if the reason holds in any namespace: the manifest itself, or a webhook that does not
+    answer.
     """
     stand_in = manifest | {"metadata": manifest["metadata"] | {"namespace": DEFAULT_NAMESPACE}}
     try:
@@ -294,9 +306,9 @@ def _foresee_in_default(api: Api, manifest: Manifest) -> None:
 
 
 def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
-    """Raise SharedError for a namespace with objects of other plans, as far as the user may look.
+    """Raises SharedError if a namespace has objects of other plans, as far as the user may look.
 
-    Other plans are found by their service accounts.
+    Other plans are recognised by their service accounts.
     """
     if reference.kind != "Namespace":
         return

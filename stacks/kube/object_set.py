@@ -44,10 +44,11 @@ def store(
 ) -> None:
     """Store the objects of `new`, wait until they are ready, then delete those that only `old` has.
 
-    `on_stored` is called for each stored object. Objects in `skip_waiting` are awaited elsewhere. With `adopts`,
-    objects of the plan that others have applied are taken over. Objects whose uid is in `kept_uids` are not deleted.
+    `on_stored` is called for each stored object. Objects in `skip_waiting` are stored without waiting. With `adopts`,
+    objects of the plan that other tools have applied are taken over. Objects whose uid is in `kept_uids` are not
+    deleted.
 
-    Raise PartlyStoredError if something has changed before the error; any other error means that nothing has.
+    Raises PartlyStoredError if something has changed before the error. Any other error means that nothing has.
     """
     before = _index_by_reference(old)
     done: dict[str, Manifest] = {}
@@ -76,7 +77,7 @@ def store(
 
 
 def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -> None:
-    """Raise the errors of `store` that ownership and dry runs show, all together."""
+    """Raises the errors of `store` that can be known from ownership and dry runs, all of them together."""
     before = _index_by_reference(old)
     errors = []
     for _, manifest in sort_for_creation(new):
@@ -106,7 +107,7 @@ def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collec
 def _store_one(
     api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool, adopts: bool
 ) -> StoredObject:
-    """Store one object; if immutable fields change, delete the existing object and create it anew."""
+    """Store one object. If immutable fields change, delete the existing object first."""
     if before is None:
         return lifecycle.create(api, manifest, patience, waits=waits, adopts=adopts)
     if lifecycle.find_frozen_changes(api, manifest, list(differences(before, manifest))):
@@ -127,9 +128,9 @@ def _foresee(api: Api, before: Manifest | None, manifest: Manifest, *, adopts: b
 
 
 def _list_existing(old: Manifests, done: Manifests) -> dict[str, Manifest]:
-    """Return the objects that exist after a change from `old` that stopped once `done` was stored.
+    """Return key -> manifest of the objects that exist after a change from `old` that stopped once `done` was stored.
 
-    An object of `old` whose key an object of `done` has gets its name appended to the key.
+    If `old` and `done` have different objects under the same key, the old object's name is appended to its key.
     """
     stored = _index_by_reference(done)
     left = {key: each for key, each in old.items() if Reference.from_manifest(each) not in stored}

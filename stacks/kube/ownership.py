@@ -21,7 +21,7 @@ def owning_plan(manifest: Manifest) -> str | None:
 
 
 def require_takeable(live: Manifest, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raise ForeignError or OtherPlanError unless we made `live` (in a run whose state was lost), or may adopt it."""
+    """Raises ForeignError or OtherPlanError unless we made `live` (in a run whose state was lost), or may adopt it."""
     plan = owning_plan(live)
     if not (owned_fields(live) and plan in (None, owning_plan(manifest))) and not (
         adopts and _is_the_plans(live, manifest)
@@ -30,19 +30,19 @@ def require_takeable(live: Manifest, manifest: Manifest, *, adopts: bool = False
 
 
 def other_managers(live: Manifest) -> list[str]:
-    """Return the other managers of an object's fields, apart from controllers that write its status."""
+    """Return the managers of an object's fields, without Tidemill and those that only write its status."""
     fields = live["metadata"].get("managedFields") or []
     return sorted({each["manager"] for each in fields if not each.get("subresource")} - {FIELD_MANAGER})
 
 
 def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
-    """Return whether `live` was made from one of `manifests`, even if it was edited since."""
+    """Return whether `live` belongs to the plan of one of `manifests`, or has no plan's label but fields we applied."""
     plan = owning_plan(live)
     return plan in set(map(owning_plan, manifests)) or (plan is None and bool(owned_fields(live)))
 
 
 def require_still_ours(live: Manifest, *manifests: Manifest) -> None:
-    """Raise ForeignError or OtherPlanError unless `live` was made from one of `manifests`."""
+    """Raises ForeignError or OtherPlanError unless `is_still_ours`."""
     if not is_still_ours(live, *manifests):
         raise _foreign(live, *manifests)
 

@@ -41,7 +41,7 @@ def template_place(workload: Manifest) -> tuple[str, ...] | None:
 
 
 def make_pod(template: Manifest, namespace: str) -> Manifest:
-    """Return the pod that a controller would make from `template`, but with the service account `default`.
+    """Return the pod that a controller would make from `template`, with the service account `default`.
 
     The plan's own service account may not exist yet.
     """
@@ -56,7 +56,10 @@ def unready_nodes(nodes: Sequence[Manifest]) -> set[str]:
 
 
 def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Sequence[Manifest]) -> list[str]:
-    """Return why `live` is not ready: reasons of its pods, given the nodes that are `down`, else of its events."""
+    """Return why `live` is not ready: reasons of its pods, given the unready nodes `down`.
+
+    If none, reasons from its events.
+    """
     pods_by_reason: dict[str, list[str]] = {}
     for pod in pods:
         for reason in _pod_reasons(pod, down):
@@ -93,7 +96,7 @@ def _pod_reasons(pod: Manifest, down: Set[str]) -> Iterator[str]:
 
 
 def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
-    """Yield why a container keeps its pod from being ready: it waits, has crashed, or runs without being ready."""
+    """Yield why a container keeps its pod from being ready: it waits, has crashed, or does not report ready."""
     name, state = container["name"], container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     last = ended or (container.get("lastState") or {}).get("terminated") or {}
@@ -104,7 +107,7 @@ def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
         yield f"image {container['image']} cannot be had ({said}); {advice}"
     elif (reason == "CrashLoopBackOff" or ended) and last.get("exitCode"):
         cause = f", {last['reason']}" if last.get("reason") not in (None, "Error") else ""
-        said = _last_words(last.get("message") or "")
+        said = _termination_line(last.get("message") or "")
         yield f"container {name} ended with exit status {last['exitCode']}{cause}{said}; read `kubectl logs --previous`"
     elif reason and reason not in STARTING:
         yield f"container {name} waits: {_line(waiting.get('message') or reason)}"
@@ -138,8 +141,8 @@ def _name_pods(names: Sequence[str]) -> str:
     return f"pod {first} and {more} more" if more else f"pod {first}"
 
 
-def _last_words(message: str) -> str:
-    """Return the last line of a container's termination message, or of its log, in brackets."""
+def _termination_line(message: str) -> str:
+    """Return the last line of a container's termination message, as ` (LINE)`; empty if it has none."""
     lines = [line for line in map(_line, message.splitlines()) if line]
     return f" ({lines[-1][:MAX_WORDS]})" if lines else ""
 

@@ -21,9 +21,9 @@ BINARY = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 
 
 def amounts(quantities: Mapping[str, Any] | None) -> Amounts:
-    """Read `{"cpu": "500m", "nvidia.com/gpu": "8"}`; None is an empty mapping.
+    """Return the exact numbers of quantities such as `{"cpu": "500m", "nvidia.com/gpu": "8"}`; empty for None.
 
-    Raise ProviderError for anything that is no quantity.
+    Raises ProviderError if a value is no quantity.
     """
     return {name: _amount(name, value) for name, value in (quantities or {}).items()}
 

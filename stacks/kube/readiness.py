@@ -17,13 +17,13 @@ __all__ = ["MISSING", "is_awaited", "is_off", "is_withheld", "missing", "num_wit
 
 
 def num_withheld(live: Manifest) -> int:
-    """Return how many groups of a LeaderWorkerSet keep their template until they are drained; 0 for other kinds."""
+    """Return how many groups of a LeaderWorkerSet keep their present template until drained; 0 for other kinds."""
     rollout = (live.get("spec") or {}).get("rolloutStrategy") or {}
     return int((rollout.get("rollingUpdateConfiguration") or {}).get("partition", 0))
 
 
 def is_withheld(live: Manifest) -> bool:
-    """Return whether groups of a ready LeaderWorkerSet keep an older template, because its `partition` says so."""
+    """Return whether `partition` keeps groups of a ready LeaderWorkerSet at an older template."""
     return bool(num_withheld(live)) and _count(live, "updatedReplicas") < _wanted_replicas(live)
 
 
@@ -39,7 +39,7 @@ def missing(live: Manifest) -> str | None:
 
 
 def is_awaited(manifest: Manifest) -> bool:
-    """Return whether objects of this kind are always waited for: the kinds that run pods."""
+    """Return whether to wait for objects of this kind: those that run pods."""
     return _kind(manifest) in MISSING
 
 
@@ -76,10 +76,10 @@ def _stateful_set(live: Manifest) -> str | None:
 
 
 def _leader_worker_set(live: Manifest) -> str | None:
-    """Return what is missing until every group is whole, its leader and all its workers.
+    """Return what is missing until every group's leader and workers are ready and up to date.
 
-    With no group wanted there is nothing to wait for. A group that `partition` withholds from the newest template is
-    whole as it is.
+    If no group is wanted, nothing is missing. Groups that `partition` withholds from the newest template need not have
+    it.
     """
     if not _wanted_replicas(live):
         return None
@@ -101,7 +101,7 @@ def _job(live: Manifest) -> str | None:
 
 
 def _pod(live: Manifest) -> str | None:
-    """Return what is missing until the pod serves, or has done its work."""
+    """Return what is missing until the pod is ready, or has succeeded."""
     return None if _status(live).get("phase") == "Succeeded" else _ready_condition(live)
 
 
@@ -136,7 +136,10 @@ def _unseen_spec(live: Manifest) -> str | None:
 
 
 def _too_few(live: Manifest, field: str, what: str, num_spared: int = 0) -> str | None:
-    """Return `1 of 2 WHAT` if the status counts fewer replicas in `field` than wanted, less `num_spared`; else None."""
+    """Return `1 of 2 WHAT` if the status counts fewer replicas in `field` than wanted; else None.
+
+    `num_spared` replicas may be missing.
+    """
     found, wanted = _count(live, field), max(_wanted_replicas(live) - num_spared, 0)
     return f"{found} of {wanted} {what}" if found < wanted else None
 

@@ -27,14 +27,17 @@ HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
 
 @dataclass(frozen=True)
 class Patience:
-    """The time limit of a wait, counted from the wait's start, its cancellation, and its progress callback."""
+    """How to wait: the time limit of each wait, an event that cancels it, and a callback for its progress."""
 
     timeout_s: float
     cancelled: threading.Event
     report: Callable[[str], None]
 
     def wait_until_none(self, look: Callable[[], str | None], longest_pause_s: float = LONGEST_PAUSE_S) -> str | None:
-        """Call `look` until it returns None. Return its last result if time is up or the user has cancelled."""
+        """Call `look` until it returns None. Return its last result if time is up or the user has cancelled.
+
+        Each new result is reported.
+        """
         deadline = time.monotonic() + self.timeout_s
         pause, said = FIRST_PAUSE_S, None
         while (missing := look()) is not None:
@@ -58,9 +61,9 @@ class Patience:
 
 
 def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> None:
-    """Wait until all objects in `stored` (reference -> uid) have become ready, one after another.
+    """Wait until all objects in `stored` (reference -> uid) have become ready.
 
-    Raise NotReadyError, which names each object that is not ready.
+    Raises NotReadyError, with a reason for each object that is not ready, when time is up or one is deleted.
     """
     left = list(stored)
 
@@ -79,7 +82,7 @@ def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> 
 
 
 def await_ready(api: Api, reference: Reference, uid: str, patience: Patience) -> Manifest:
-    """Wait until an object is ready, and return it. Raise NotReadyError when time is up, or once it is deleted."""
+    """Wait until an object is ready, and return it. Raises NotReadyError when time is up, or once it is deleted."""
     seen: list[Manifest] = []
 
     def look() -> str | None:
@@ -93,7 +96,7 @@ def await_ready(api: Api, reference: Reference, uid: str, patience: Patience) ->
 
 
 def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> None:
-    """Wait until an object no longer exists. When time is up, raise NotGoneError, which says what holds it."""
+    """Wait until an object no longer exists. Raises NotGoneError, which says what holds it, when time is up."""
 
     def look() -> str | None:
         try:
@@ -109,7 +112,7 @@ def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> 
 
 
 def try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-    """Return all objects of a kind, to explain something; empty if they cannot be listed."""
+    """Return all objects of a kind, for an explanation; empty if they cannot be listed."""
     try:
         return api.list_all("v1", kind, namespace, **selectors)
     except ProviderError:
@@ -117,9 +120,9 @@ def try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Mani
 
 
 def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, str | None]:
-    """Return the object and what it lacks to be ready, or None and the server's error.
+    """Return the object, and what it lacks to be ready. If the server fails, return None and the error's text.
 
-    Raise NotReadyError if the object was deleted or replaced, so that waiting is of no use.
+    Raises NotReadyError if the object was deleted or replaced: then waiting is useless.
     """
     try:
         live = api.get(reference)
@@ -140,7 +143,7 @@ def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patienc
 
 
 def _reasons(api: Api, reference: Reference) -> list[str]:
-    """Return reasons why an object is not ready, from its pods or events, as far as the user's rights allow."""
+    """Return the reasons why an object is not ready, from its pods or events, as far as the user's rights allow."""
     try:
         live = api.get(reference)
     except ProviderError:

@@ -30,7 +30,7 @@ from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, st
 from planner.facts.quantities import counted
 from stacks.kube import lifecycle, object_set, waiting
 from stacks.kube.api import Api
-from stacks.kube.diff import Change, differences, path_text
+from stacks.kube.diff import DifferenceKind, differences, path_text
 from stacks.kube.errors import NotReadyError, PartlyStoredError, ProviderError
 from stacks.kube.lifecycle import StoredObject
 from stacks.kube.manifest import OBJECTS, Manifest, Reference
@@ -53,9 +53,9 @@ NOT_CHECKED = (
 )
 
 KINDS = {
-    Change.ADD: (provider_pb2.PropertyDiff.ADD, provider_pb2.PropertyDiff.ADD_REPLACE),
-    Change.UPDATE: (provider_pb2.PropertyDiff.UPDATE, provider_pb2.PropertyDiff.UPDATE_REPLACE),
-    Change.DELETE: (provider_pb2.PropertyDiff.DELETE, provider_pb2.PropertyDiff.DELETE_REPLACE),
+    DifferenceKind.ADD: (provider_pb2.PropertyDiff.ADD, provider_pb2.PropertyDiff.ADD_REPLACE),
+    DifferenceKind.UPDATE: (provider_pb2.PropertyDiff.UPDATE, provider_pb2.PropertyDiff.UPDATE_REPLACE),
+    DifferenceKind.DELETE: (provider_pb2.PropertyDiff.DELETE, provider_pb2.PropertyDiff.DELETE_REPLACE),
 }
 
 Answer = TypeVar("Answer")
@@ -362,7 +362,7 @@ def _diff_response(found: Changes) -> provider_pb2.DiffResponse:
         replaces=sorted({str(each.path[0]) for each in found.replacing}),
         detailedDiff={
             path_text(each.path): provider_pb2.PropertyDiff(
-                kind=KINDS[each.change][each in found.replacing], inputDiff=True
+                kind=KINDS[each.kind][each in found.replacing], inputDiff=True
             )
             for each in found.changed
         },

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.kube.diff import Change, Difference, differences, path_text
+from stacks.kube.diff import Difference, DifferenceKind, differences, path_text
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, "", "a", "1"])
 VALUES = st.recursive(
@@ -27,13 +27,13 @@ def applied(old, new, found):
     """`old` with each difference taken over from `new`: changes first, then what goes from the end, then what comes."""
     made = copy.deepcopy(old)
     for each in found:
-        if each.change is Change.UPDATE and each.path:
+        if each.kind is DifferenceKind.UPDATE and each.path:
             at(made, each.path[:-1])[each.path[-1]] = at(new, each.path)
     for each in reversed(found):
-        if each.change is Change.DELETE:
+        if each.kind is DifferenceKind.DELETE:
             del at(made, each.path[:-1])[each.path[-1]]
     for each in found:
-        if each.change is Change.ADD:
+        if each.kind is DifferenceKind.ADD:
             parent = at(made, each.path[:-1])
             if isinstance(parent, list):
                 parent.insert(each.path[-1], at(new, each.path))
@@ -78,16 +78,16 @@ def test_no_path_is_named_twice(old, new):
 def test_true_is_not_one():
     """In Python it is, and so are the lists and maps that hold them."""
     for old, new in ((True, 1), (0, False), ([True], [1]), ({"x": True}, {"x": 1})):
-        assert [each.change for each in differences({"a": old}, {"a": new})] == [Change.UPDATE]
-    assert list(differences({"a": [1, True, 3]}, {"a": [1, 3]})) == [Difference(("a", 1), Change.DELETE)]
+        assert [each.kind for each in differences({"a": old}, {"a": new})] == [DifferenceKind.UPDATE]
+    assert list(differences({"a": [1, True, 3]}, {"a": [1, 3]})) == [Difference(("a", 1), DifferenceKind.DELETE)]
 
 
 def test_one_item_more_or_less_is_one_difference():
     """Wherever in the list."""
     short, long = ["a", "c", "d"], ["a", "b", "c", "d"]
 
-    assert list(differences({"args": short}, {"args": long})) == [Difference(("args", 1), Change.ADD)]
-    assert list(differences({"args": long}, {"args": short})) == [Difference(("args", 1), Change.DELETE)]
+    assert list(differences({"args": short}, {"args": long})) == [Difference(("args", 1), DifferenceKind.ADD)]
+    assert list(differences({"args": long}, {"args": short})) == [Difference(("args", 1), DifferenceKind.DELETE)]
 
 
 def test_paths_are_written_as_pulumi_reads_them():
