@@ -19,7 +19,7 @@ from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from stacks.local.cli import day_line, explain_state, record_json
 from stacks.local.errors import LocalError
-from stacks.local.find import DEMO, find_all, find_deployment, nothing_runs
+from stacks.local.find import DEMO, find_all, find_deployment, nothing_runs_message
 from stacks.local.record import Record
 from stacks.local.run_folder import RunFolder
 
@@ -71,7 +71,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
     if has_screen() and not arguments.changes:
         every_s = WATCH_S if arguments.context is None else WATCH_CLUSTER_S
-        return watch(_new_looks(arguments), every_s, nothing_runs)
+        return watch(_new_looks(arguments), every_s, nothing_runs_message)
     return _print_at_every_change(arguments)
 
 
@@ -97,7 +97,7 @@ def _new_looks(arguments: argparse.Namespace) -> Callable[[], Sequence["Look"]]:
 
 
 def _require_records(arguments: argparse.Namespace) -> list[Record]:
-    """Return the records of all deployments that are meant. Raise LocalError if one cannot be read."""
+    """Return the records of all deployments that are meant. Raises LocalError if one cannot be read."""
     records, damaged = _read_all(find_all(arguments.given, arguments.overlays))
     if damaged is not None:
         raise damaged
@@ -136,7 +136,7 @@ def _status_now(arguments: argparse.Namespace) -> int:
         # a record's text must not control the terminal
         lines = [printable(line) for record in records if record for line in _lines(record)]
         if lines or damaged is None:
-            print_colored(("\n".join(lines) or nothing_runs()) + "\n", arguments.color, red=RED, green=GREEN)
+            print_colored(("\n".join(lines) or nothing_runs_message()) + "\n", arguments.color, red=RED, green=GREEN)
     if any(record and record.switches_units for record in records):
         say(ALL_STAY_ON)
     if damaged is not None:

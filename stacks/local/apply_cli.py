@@ -26,7 +26,7 @@ from planner.facts.map_files import Map, read_map
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from stacks.local.errors import LocalError
-from stacks.local.find import find_deployment, nothing_runs
+from stacks.local.find import find_deployment, nothing_runs_message
 from stacks.local.run_folder import RunFolder
 
 __all__ = ["add_apply"]
@@ -54,7 +54,7 @@ def add_apply(commands: Any) -> None:
 def _apply(arguments: argparse.Namespace) -> int:
     folder = find_deployment(arguments.given, arguments.overlays)
     if folder is None:
-        raise _unit_error(arguments.unit, nothing_runs(), "start it: tidemill up")
+        raise _unit_error(arguments.unit, nothing_runs_message(), "start it: tidemill up")
     physical_to_logical = _read_rows(arguments.map, _num_moe_layers(folder, arguments.unit))
     ending = _switch(folder, arguments.unit, physical_to_logical)
     _require_switched(folder, arguments.unit, ending)
@@ -67,14 +67,14 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 
 def _require_switched(folder: RunFolder, unit: str, ending: dict[str, Any]) -> None:
-    """Raise LocalError if the unit is in the epoch in which it was."""
+    """Raises LocalError if `ending` says that the unit did not switch."""
     if "reason" in ending:
         rule = f"R129 {unit} stays in epoch {ending['number']}"
         raise LocalError(rule, ending["reason"], f"tidemill status shows the unit; its logs are in {folder.path}")
 
 
 def _num_moe_layers(folder: RunFolder, unit: str) -> int:
-    """Return the number of MoE layers that a unit's launch file has. Raise LocalError if there is no such unit."""
+    """Return the number of MoE layers in a unit's launch file. Raises LocalError if there is no such unit."""
     record = folder.read()
     if record is None:
         raise _unit_error(unit, f"{folder.path} has no record of what runs", "start it: tidemill up")
@@ -86,7 +86,10 @@ def _num_moe_layers(folder: RunFolder, unit: str) -> int:
 
 
 def _read_rows(path: Path, num_moe_layers: int) -> Map:
-    """Return the rows of MoE layers in a map file. Raise CallError."""
+    """Return the MoE layers' rows of a map file, without those of dense layers.
+
+    Raises CallError if the file is no map.
+    """
     found = read_map(path)
     if isinstance(found, Finding):
         raise CallError([replace(found, path="MAP.json").at(CALL)])
@@ -94,7 +97,10 @@ def _read_rows(path: Path, num_moe_layers: int) -> Map:
 
 
 def _switch(folder: RunFolder, unit: str, physical_to_logical: Map) -> dict[str, Any]:
-    """Ask the unit's first rank to switch, and return the end of that. Raise LocalError."""
+    """Ask the unit's first rank to switch to a map. Return its final answer: the epoch, and a reason if it failed.
+
+    Raises LocalError if the rank does not answer.
+    """
     try:
         with _connect(folder.launch_folder, f"{unit}.epoch") as rank, rank.makefile("rb") as said:
             standing = _read_line(said)
@@ -105,7 +111,10 @@ def _switch(folder: RunFolder, unit: str, physical_to_logical: Map) -> dict[str,
 
 
 def _connect(folder: Path, name: str) -> socket.socket:
-    """Connect to a socket in a folder, however long its path is. Raise OSError."""
+    """Connect to the Unix socket `name` in a folder, however long the path is.
+
+    Raises OSError if nobody listens there.
+    """
     rank, here = socket.socket(socket.AF_UNIX), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         rank.connect(f"/proc/self/fd/{here}/{name}")  # the path of a socket has at most 107 characters (unix(7))

@@ -42,7 +42,10 @@ class Certificates:
     """The certificates of `identities`, and the authority that issues them."""
 
     def __init__(self, identities: Iterable[Identity], at: datetime.datetime) -> None:
-        """Issue certificates at the time `at`, and write every process's files. Raise OSError."""
+        """Issue certificates at the time `at`, and write every process's files.
+
+        Raises OSError if they cannot be written.
+        """
         self._key = _new_key()
         self._authority = _authority(self._key)
         self._holders = [_Holder(each, _new_key()) for each in identities]
@@ -51,7 +54,7 @@ class Certificates:
     def renew_if_due(self, at: datetime.datetime) -> None:
         """Issue all certificates anew if they are due at the time `at`, if the clock was set, or if a file is gone.
 
-        Raise OSError.
+        Raises OSError if the files cannot be written.
         """
         is_due = not self._issued <= at < self._issued + RENEWED_AFTER
         if is_due or not all(path.exists() for holder in self._holders for path in holder.paths):
@@ -74,7 +77,7 @@ class _Holder:
 
     @property
     def paths(self) -> tuple[Path, Path, Path]:
-        """The files of the authority's certificate, of this process's key, and of its certificate."""
+        """The files of the authority's certificate, of this process's key, and of this process's certificate."""
         folder = self.identity.folder
         return folder / "ca.crt", folder / "tls.key", folder / "tls.crt"
 

@@ -29,7 +29,7 @@ class Failures:
         self._reported: dict[str, str | None] = {}
 
     def say(self, record: Record) -> None:
-        """Report on stderr what has failed since the last record."""
+        """Print to stderr what has failed since the previous record."""
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
         down |= {part.name: self._reported.get(part.name) for part in record.parts if _is_coming_up(part)}
         down["the supervisor"] = record.trouble and f"goes on, but {record.trouble}"
@@ -52,7 +52,7 @@ def stay(folder: RunFolder) -> None:
 
 
 def play_day(folder: RunFolder) -> None:
-    """Stay in the foreground until the day is over or stopped; report each act and each failure."""
+    """Stay in the foreground until the played day is over or stopped; print each act and each failure."""
     from rich.console import Console  # 20 ms, which every command would wait
 
     from stacks.local.progress import DayProgress
@@ -92,7 +92,7 @@ def day_line(day: DayRecord) -> str:
 
 
 def done_acts(day: DayRecord) -> list[str]:
-    """Return a sentence about each act that is done or missed, in the order in which they were."""
+    """Return a sentence about each act that is done or missed, in order of time."""
     done = [act for act in day.acts if act.done_s is not None or act.is_missed]
     return [_describe_act(act) for act in sorted(done, key=lambda act: act.due_s if act.done_s is None else act.done_s)]
 
@@ -113,7 +113,10 @@ def record_json(record: Record) -> dict[str, Any]:
 
 
 def explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
-    """Return what is wrong with a unit or gateway, and the local time of its next start if it is down; else None."""
+    """Return what is wrong with a unit or gateway and, if it is down, the local time of its next start.
+
+    None if nothing is wrong.
+    """
     seconds = _starts_in_s(record, part)
     if seconds is None:
         return f"again, after: {part.reason}" if part.reason and _is_coming_up(part) else part.reason

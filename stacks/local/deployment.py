@@ -50,7 +50,7 @@ CRASHED = 255  # exit status after a bug in the supervisor; other failures exit 
 
 
 def require_runtime() -> None:
-    """Raise LocalError if the runtime is not installed."""
+    """Raises LocalError if the runtime is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise LocalError(
             "R106 the runtime is not installed", "torch is missing", "pip install '.[runtime]' in a checkout"
@@ -58,7 +58,7 @@ def require_runtime() -> None:
 
 
 def require_cpu(plan: Plan, source: Path) -> None:
-    """Raise InfeasibleError when `plan`, which was read from `source`, has units on GPUs."""
+    """Raises InfeasibleError if `plan` has units on GPUs. `source` is the file that the plan was read from."""
     devices = {plan.unit_document(unit)["device"] for unit in plan.units}
     if devices != {"cpu"}:
         rule, reason = "S733 must be cpu for tidemill up", "it starts processes that compute on this machine's CPUs"
@@ -67,7 +67,7 @@ def require_cpu(plan: Plan, source: Path) -> None:
 
 
 def require_keys(plan: Plan, keys: Path | None) -> None:
-    """Raise CallError if `keys` cannot be read, or is None though the plan's keys are in a cluster's Secret."""
+    """Raises CallError if `keys` cannot be read, or is None though the plan's keys are in a cluster's Secret."""
     if keys is None and plan.gateway.keys is not None:
         rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
         fix = f"give its {names.KEYS_FILE}, or one like it"
@@ -82,13 +82,19 @@ def require_keys(plan: Plan, keys: Path | None) -> None:
 
 
 def plan_day(plan: Plan, length_s: float) -> DayRecord:
-    """Return the day of `plan`, to be played here in `length_s`. Raise CallError and InfeasibleError."""
+    """Return the acts of a day of `plan` that takes `length_s` on this machine.
+
+    Raises CallError if no unit ever goes off, and InfeasibleError if the day is too short for this machine.
+    """
     ranks = {unit.name: unit.ranks for unit in plan.units}
     return plan_play(plan.timetable, length_s, ranks, len(os.sched_getaffinity(0)))
 
 
 def require_matching_run(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
-    """Raise LocalError if a running deployment has another host, file of keys or day than given; None matches any."""
+    """Raises LocalError if a running deployment has other keys or another host than asked for, or if `day` is given.
+
+    None matches any keys and host.
+    """
     here, fix = f"{running.name} is already running here", f"stop it first: tidemill down {running.name}"
     if keys is not None and (running.keys is None or os.path.realpath(running.keys) != os.path.realpath(keys)):
         its, asked = "without API keys", "for them"
@@ -108,8 +114,8 @@ def start(
     """Write the plan's files and start its supervisor, which ends with this process unless `detached`.
 
     The supervisor plays `day`, if given. If several processes start the same name at once, the first to hold the lock
-    wins, and the others change no file. The returned folder stands for this supervisor alone. Raise LocalError on
-    failure.
+    wins, and the others change no file. The returned folder refers to this supervisor alone. Raises LocalError if the
+    deployment cannot be started.
     """
     require_runtime()
     folder = deployment_folder(plan.name)
@@ -133,7 +139,7 @@ def start(
 
 
 def require_free(listeners: Iterable[Listener]) -> None:
-    """Raise LocalError if another process listens at one of the addresses `listeners` that the deployment needs."""
+    """Raises LocalError if another process already listens at one of `listeners`."""
     for each in listeners:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the processes themselves bind in the same way
@@ -149,9 +155,9 @@ def require_free(listeners: Iterable[Listener]) -> None:
 def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
     """Yield the record at every change, and every `refresh_s` seconds, as long as the supervisor lives.
 
-    If the record cannot be read for now, keep trying while the supervisor is our child, which ends with `up`.
+    While the record cannot be read, keep trying if the supervisor is our own child process.
 
-    Raise LocalError when the deployment fails.
+    Raises LocalError if the deployment fails.
     """
     last, said_at = None, 0.0
     while True:
@@ -183,14 +189,14 @@ def _read_record(folder: RunFolder) -> Record | None:
 
 
 def _supervisor_failure(status: int) -> str | None:
-    """Return how a supervisor ended, from its exit status, if it crashed or was killed; else None."""
+    """Return the reason why a supervisor crashed or was killed; None for any other exit status."""
     if status < 0:
         return f"its supervisor was killed by {signal.Signals(-status).name}"
     return "its supervisor failed" if status == CRASHED else None
 
 
 def stop(folder: RunFolder) -> None:
-    """Stop the deployment, which first finishes its answers, and wait for its end. Raise LocalError if it does not end.
+    """Stop the deployment after it has finished its answers, and wait. Raises LocalError if it does not end.
 
     If the supervisor was killed, the deployment has ended already; then only record that it was stopped.
     """
@@ -217,7 +223,7 @@ def stop(folder: RunFolder) -> None:
 
 
 def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord | None) -> Record:
-    """Return the first record, in which all units, or those that the played day begins with, are starting."""
+    """Return the first record: all units are starting or, for a played day, those that the day begins with."""
     first = [unit.name for unit in plan.units] if day is None else day.first_units
     units = tuple(
         UnitRecord(
@@ -254,7 +260,7 @@ def promised_ms(plan: Plan) -> tuple[float | None, float | None]:
 
 
 def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
-    """Return the digest of the weights that the folder's previous deployment served; None if its plan was another."""
+    """Return the digest of the weights that were served last time; None if the gateway's launch file has changed."""
     gateway = names.GATEWAY_LAUNCH_FILE
     try:
         is_same = (folder.launch_folder / gateway).read_text() == plan.launch_files()[gateway]
@@ -264,7 +270,7 @@ def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
 
 
 def _explain_unreadable(keys: Path) -> str | None:
-    """Return why gateways could not read the file `keys` whenever they need it; None if they can."""
+    """Return why gateways could not read the file `keys` at any time; None if they can."""
     try:
         if not stat.S_ISREG(keys.stat().st_mode):
             return "it is no regular file, and gateways read it again when they start or it has changed"
@@ -282,16 +288,17 @@ def _write_launch_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _model_name(plan: Plan) -> str:
-    """Return the model's name as /v1/models will list it."""
+    """Return the model's name as /v1/models lists it."""
     name: str = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["model"]["name"]
     return name
 
 
 def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) -> int:
-    """Run `run(on_started)` in a new process with its own session, and wait until it calls `on_started` or ends.
+    """Run `run(on_started)` in a new process and session, and wait until it calls `on_started` or ends.
 
-    Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return its process id, which
-    stays its own while this process lives.
+    Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return its process id. The
+    parent
+    does not reap it, so the id is not reused while the parent lives.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

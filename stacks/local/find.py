@@ -23,7 +23,7 @@ __all__ = [
     "find_deployment",
     "find_running",
     "find_started_here",
-    "nothing_runs",
+    "nothing_runs_message",
     "running_deployments",
 ]
 
@@ -32,7 +32,10 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
 def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFolder | None:
-    """Return the running deployment of the spec, plan or name `given`; if None, the only one that runs."""
+    """Return the running deployment of the spec, plan or name `given`; if None, the only one that runs.
+
+    Returns None if there is none. Raises LocalError if there are several.
+    """
     found = find_all(given, overlays)
     if len(found) > 1:
         rule = f"R103 several deployments run here ({', '.join(folder.name for folder in found)})"
@@ -50,9 +53,9 @@ def find_all(given: Path | None, overlays: Sequence[Path] = ()) -> list[RunFolde
 
 
 def find_started_here() -> RunFolder | None:
-    """Return the only deployment that was started in the working directory; None if nothing runs at all.
+    """Return the only deployment that was started in the working directory; None if nothing runs on this machine.
 
-    Raise CallError if none or several were started there: to end another one, the user must name it.
+    Raises CallError if none or several were started there: to stop another one, the user must name it.
     """
     running = find_all(None)
     started_in = {folder.name: _read_start_folder(folder) for folder in running}
@@ -74,7 +77,7 @@ def find_running(name: str) -> RunFolder | None:
 def running_deployments(name: str | None = None) -> list[RunFolder]:
     """Return this user's deployments (or only `name`) whose supervisor lives, sorted by name.
 
-    Those with a damaged record are included, so that the others are still found. Raise LocalError without a folder.
+    A damaged record does not hide its deployment. Raises LocalError if the folder of records is missing or unreadable.
     """
     return [folder for folder in _folders(name) if _runs_or_is_damaged(folder)]
 
@@ -92,8 +95,8 @@ def current_folder() -> str:
         return ""
 
 
-def nothing_runs() -> str:
-    """Return the message that the requested deployment does not run."""
+def nothing_runs_message() -> str:
+    """Return the message that the requested deployment does not run, with the names of those that do."""
     others = _running_names()
     return f"it is not running here; running: {', '.join(others)}" if others else "nothing is running here"
 
@@ -106,18 +109,24 @@ def _running_names() -> list[str]:
 def _killed_deployments(name: str | None = None) -> list[RunFolder]:
     """Return the deployments (or only `name`) whose supervisor was killed, unless ended by `down` or restarted since.
 
-    Raise LocalError.
+    Raises LocalError if the folder of records is missing or unreadable.
     """
     return [folder for folder in _folders(name) if folder.was_killed()]
 
 
 def _recorded_deployments(name: str) -> list[RunFolder]:
-    """Return the folder of the deployment `name` in a list, empty if it never ran here. Raise LocalError."""
+    """Return the folder of the deployment `name` in a list; empty if it never ran here.
+
+    Raises LocalError if the folder of records is missing or unreadable.
+    """
     return [folder for folder in _folders(name) if folder.has_record()]
 
 
 def _folders(name: str | None) -> list[RunFolder]:
-    """Return every folder in which a deployment may be recorded, or only that of `name`. Raise LocalError."""
+    """Return every folder in which a deployment may be recorded, or only that of `name`.
+
+    Raises LocalError if the folder of records is missing or unreadable.
+    """
     root = _state_root()
     try:
         paths = sorted(root.iterdir())
@@ -136,7 +145,7 @@ def _runs_or_is_damaged(folder: RunFolder) -> bool:
 
 
 def _state_root() -> Path:
-    """Return the folder where deployments are recorded. Raise LocalError if the user has no home folder.
+    """Return the folder where deployments are recorded. Raises LocalError if the user has no home folder.
 
     A relative path is ignored (XDG Base Directory Specification 0.8): each working folder would have its own
     deployments.
@@ -159,10 +168,12 @@ def _read_start_folder(folder: RunFolder) -> str | None:
 
 
 def _deployment_name(given: Path, overlays: Sequence[Path]) -> str:
-    """Return the name of the deployment that `given` means: `given` itself if a deployment of that name ran here.
+    """Return the name of the deployment that the user means by `given`.
 
-    That holds even if a file or folder has that name too. Otherwise, and with overlays, return the
-    name in the spec or plan at the path `given`, without planning. Raise SpecError and CallError.
+    That is `given` itself if a deployment of that name ran here, even if a file has that name too. Otherwise, and with
+    overlays, it is the name in the spec or plan at the path `given`, which is not planned. Raises SpecError if there is
+    no
+    readable file, and CallError if it is a plan and overlays are given.
     """
     if not overlays and _recorded_deployments(str(given)):
         return str(given)

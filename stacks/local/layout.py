@@ -101,7 +101,7 @@ def lay_out_locally(
     KV that a plan keeps on disks goes to `kv_folder`: this machine need not have the nodes' disks. `keys` is the
     gateways' file of keys.
 
-    Raise CallError when `host` is not loopback.
+    Raises CallError when `host` is not loopback.
     """
     hosts, drain = _consecutive_addresses(host), ("--drain", f"{plan.drain_s:g}")
     gateways = tuple(
@@ -122,8 +122,8 @@ def lay_out_locally(
             folders = ("--tls", str(certificates / unit.name), "--control", str(folder))
             command = _runtime("node", *launch, *place, "--gateway", gateway_hosts, *drain, *folders)
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
-    identities, listeners = _identities(plan, gateways, certificates), _listeners(plan, gateways, addresses)
-    files, metrics = plan.launch_files(str(kv_folder)), dict(_metrics(plan, gateways, addresses))
+    identities, listeners = _list_identities(plan, gateways, certificates), _list_listeners(plan, gateways, addresses)
+    files, metrics = plan.launch_files(str(kv_folder)), dict(_list_metrics(plan, gateways, addresses))
     return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), files, metrics)
 
 
@@ -139,8 +139,8 @@ def _gateway_command(plan: Plan, folder: Path, certificate: Path, keys: Path | N
     return _runtime("gateway", *place, *key_options, *number, *state_files, "--drain", f"{plan.drain_s:g}")
 
 
-def _identities(plan: Plan, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:
-    """Return the identities of all processes. Gateways share one identity, each with a key of its own."""
+def _list_identities(plan: Plan, gateways: Sequence[GatewayProcess], folder: Path) -> tuple[Identity, ...]:
+    """Return the identities of all processes. Gateways share one URI, but each has its own key."""
     namespace = plan.kubernetes.namespace
     gateway_uri, units = names.gateway_identity(namespace, plan.name), names.unit_identities(namespace, plan.name)
     return (
@@ -149,8 +149,8 @@ def _identities(plan: Plan, gateways: Sequence[GatewayProcess], folder: Path) ->
     )
 
 
-def _listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]) -> Iterator[Listener]:
-    """Yield some listeners of each address: any other deployment at that address would use one of these ports too."""
+def _list_listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]) -> Iterator[Listener]:
+    """Yield enough listeners that any other deployment at one of these addresses would need one of the same ports."""
     for gateway in gateways:
         yield Listener(gateway.host, gateway.http_port, "http")
         yield Listener(gateway.host, names.Ports.REGISTRY, "registry")
@@ -161,10 +161,10 @@ def _listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mappin
         yield Listener(address, names.Ports.METRICS, "metrics")
 
 
-def _metrics(
+def _list_metrics(
     plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each gateway and unit with the addresses of its metrics: a unit's are those of its ranks, in order."""
+    """Yield (name, metrics addresses) of each gateway and unit; a unit's addresses are those of its ranks, in order."""
     for gateway in gateways:
         yield gateway.name, (f"{gateway.host}:{names.Ports.METRICS}",)
     for unit in plan.units:
@@ -173,7 +173,7 @@ def _metrics(
 
 
 def _consecutive_addresses(host: str) -> Iterator[str]:
-    """Yield `host` and the addresses after it. Raise CallError at one that is not loopback."""
+    """Yield `host` and the addresses after it. Raises CallError once an address is not loopback."""
     for number in count(int(_loopback(host))):
         yield str(_loopback(str(ipaddress.IPv4Address(number))))
 

@@ -46,7 +46,7 @@ class MachineTimes:
 
 @dataclass(frozen=True)
 class DueAct:
-    """One step of a unit: start, serve, drain or stop. Seconds count from the play's begin.
+    """One step of a unit's day: start, serve, drain or stop. Seconds count from the beginning of the play.
 
     `done_s` is None until the step is done.
     """
@@ -61,7 +61,7 @@ class DueAct:
 
     @property
     def is_late(self) -> bool:
-        """True if the unit was not ready, or not gone, in time."""
+        """True if the unit was not ready, or not gone, by its due time."""
         if self.kind not in ("serve", "stop"):
             return self.is_missed
         return self.is_missed or (self.done_s is not None and self.done_s > self.due_s + TOLERANCE_S)
@@ -69,8 +69,11 @@ class DueAct:
 
 @dataclass(frozen=True)
 class DayRecord:
-    """The play of one day, which takes `length_s`. `began` is a time of time.monotonic(), once every first unit is
-    ready: whoever asks how long ago that was asks on the same machine, whose clock may be set meanwhile.
+    """The play of one day, which takes `length_s`.
+
+    `began` is the time.monotonic() at which every first unit was ready.
+
+    Other processes of this machine compare their own time.monotonic() with it; the wall clock may be set meanwhile.
     """
 
     length_s: float
@@ -81,7 +84,7 @@ class DayRecord:
 
     @property
     def num_late(self) -> int:
-        """The number of acts that were late, never done, or failed."""
+        """The number of acts that were late, missed or failed."""
         return sum(act.is_late or act.reason is not None for act in self.acts)
 
     def clock(self, seconds: float) -> str:
@@ -93,7 +96,7 @@ class DayRecord:
         return next((act for act in self.acts if act.done_s is None and not act.is_missed), None)
 
     def wanted(self, seconds: float) -> tuple[str, ...]:
-        """Return the units that should serve by plan `seconds` after the beginning, whatever has been done."""
+        """Return the units that the plan wants to serve `seconds` after the beginning."""
         on = dict.fromkeys(unit for unit in self.first_units if self._serves_from_the_begin(unit))
         for act in self.acts:
             if act.due_s <= seconds and act.kind == "serve":
@@ -107,7 +110,10 @@ class DayRecord:
 
 
 def read_length(written: str) -> float:
-    """Return the length of the day that `--day` gives, in seconds. Raise CallError."""
+    """Return the seconds that `--day` gives, such as 300 for `5min`.
+
+    Raises CallError if it is no length or out of range.
+    """
     length_s = read_seconds(written)
     if length_s is None or not SHORTEST_S <= length_s <= DAY_S:
         rule = f"R118 --day ({written}) must be a number and s, min or h, from {SHORTEST_S:g}s to 24h"
@@ -117,14 +123,14 @@ def read_length(written: str) -> float:
 
 
 def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
-    """Return the times that a machine with `num_cores` needs, if at most `largest_start` ranks start at once."""
+    """Return the seconds that a machine with `num_cores` needs if at most `largest_start` ranks start at once."""
     return MachineTimes(START_S + START_S_PER_RANK_ON_CORE * largest_start / num_cores, DRAIN_S)
 
 
 def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:
     """Plan how to play a usual day of `timetable` in `length_s` seconds; `ranks` has each unit's number of ranks.
 
-    Raise CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
+    Raises CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
     """
     day = None if timetable is None else replace(timetable, timezone=PLAN_CLOCK, other_days=())
     if day is None or not day.switches:
@@ -148,9 +154,9 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
 def advance(
     day: DayRecord, seconds: float, states: Mapping[str, str], reasons: Mapping[str, str | None]
 ) -> tuple[DayRecord, tuple[str, ...], tuple[str, ...]]:
-    """Return the day with the acts done by now marked, the units to start now, and those to drain now.
+    """Return (day, starts, drains): the day with done acts marked, and the units to start and to drain now.
 
-    `states` and `reasons` are those of the units' records; a unit that is off has a reason if its end went wrong.
+    `states` and `reasons` are those of the units' records. A unit that is off has a reason if it did not end well.
     """
     acts = list(day.acts)
     starts, drains = [], []
@@ -174,12 +180,12 @@ def advance(
 
 
 def _is_played(run: Run) -> bool:
-    """Return whether a run serves within the day, and does not only drain at its begin or warm up at its end."""
+    """Return whether a run serves at some time of the day, and does not only drain or only warm up in it."""
     return (run.drains is None or run.drains > 0) and (run.serves is None or run.serves <= DAY_S)
 
 
 def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
-    """Return the largest number of ranks that start at the same time, but for the day's first units."""
+    """Return the largest number of ranks that start at the same time, not counting the day's first units."""
     at: dict[float, int] = {}
     for run in runs:
         if run.serves is not None:
@@ -188,7 +194,7 @@ def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
 
 
 def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, times: MachineTimes) -> None:
-    """Raise InfeasibleError if, in a day of `length_s`, a unit would have to start again before it has ended."""
+    """Raises InfeasibleError if, in a day of `length_s`, a unit would have to start again before it has ended."""
     paces = {}
     for before, after in _consecutive_runs(runs):
         assert before.drains is not None
@@ -220,7 +226,7 @@ def _consecutive_runs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
 
 
 def _extend_run(run: Run, times: MachineTimes, pace: float) -> Run:
-    """Return the run with a warm-up and a drain that are long enough at `pace` (clock seconds per real second)."""
+    """Return the run with a warm-up and a drain that this machine can keep at `pace` (clock seconds per second)."""
     return replace(
         run, warm_up_s=max(run.warm_up_s, times.start_s * pace), drain_s=max(run.drain_s, times.drain_s * pace)
     )
@@ -231,14 +237,17 @@ def _due_act(act: Act, pace: float) -> DueAct:
 
 
 def _is_next(acts: Sequence[DueAct], index: int) -> bool:
-    """Return whether the unit's previous acts are done or missed, so that this one may be; a drain never waits."""
+    """Return whether an act's turn has come: the unit's earlier acts are done or missed, or it is a drain."""
     act = acts[index]
     before = [each for each in acts[:index] if each.unit == act.unit]
     return all(each.done_s is not None or each.is_missed or act.kind == "drain" for each in before)
 
 
 def _mark_missed(acts: Sequence[DueAct], *, is_given_up: bool) -> Iterator[DueAct]:
-    """Yield the acts, with those marked as missed that were not done by the unit's next act or by the play's end."""
+    """Yield the acts.
+
+    Mark as missed those that a later act of the unit has overtaken, or all undone ones if given up.
+    """
     for index, act in enumerate(acts):
         is_overtaken = any(each.unit == act.unit and each.done_s is not None for each in acts[index + 1 :])
         if act.done_s is None and (is_overtaken or is_given_up):

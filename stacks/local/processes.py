@@ -17,7 +17,7 @@ from pathlib import Path
 from stacks.local.layout import NodeProcess
 
 __all__ = [
-    *("GONE", "PEER_LOST", "STOPPED", "ProcessGroup", "start_ticks", "exit_status", "has_ended", "last_words"),
+    *("GONE", "PEER_LOST", "STOPPED", "ProcessGroup", "start_ticks", "exit_status", "has_ended", "explain_end"),
     *("open_log", "process_state", "terminate"),
 ]
 
@@ -31,7 +31,7 @@ STARTTIME = 22 - 3  # index in `_stat`: proc(5) counts fields from 1, and the st
 
 
 class ProcessGroup:
-    """The processes of `members`, which write their logs into `folder`."""
+    """The processes of `members`. Their logs are in `folder`."""
 
     def __init__(self, name: str, members: Sequence[NodeProcess], folder: Path) -> None:
         self.name, self._members, self._folder = name, members, folder
@@ -47,7 +47,7 @@ class ProcessGroup:
     def start(self) -> None:
         """Start every process, each in a process group of its own, so that Ctrl-C reaches only the supervisor.
 
-        Raise OSError if one cannot be started; then none of them runs.
+        Raises OSError if one cannot be started; then none of them runs.
         """
         self._first_died_at, self._handles = None, {}
         try:
@@ -58,23 +58,24 @@ class ProcessGroup:
             self._handles = {}
             raise
 
-    def find_end(self) -> tuple[int, str] | None:
-        """Return exit status and reason of the process whose end caused all others; None while that is not known.
+    def find_first_failure(self) -> tuple[int, str] | None:
+        """Return exit status and reason of the process that failed first.
 
-        A process that ended only because another one did may be seen first.
+        None while all run, and for CAUSE_GRACE_S while only processes that lost a peer have ended: the cause may
+        follow.
         """
         ended = {member: handle.returncode for member, handle in self._handles.items() if handle.poll() is not None}
         if not ended:
             return None
         now = time.monotonic()
         self._first_died_at = self._first_died_at or now
-        member, status = _cause(ended)
+        member, status = _first_to_fail(ended)
         if status == PEER_LOST and now - self._first_died_at < CAUSE_GRACE_S:
             return None
-        return status, last_words(member.name, status, self._log(member), self._log_begins[member])
+        return status, explain_end(member.name, status, self._log(member), self._log_begins[member])
 
     def is_stopped(self) -> bool:
-        """Return whether any of the processes is stopped, as by SIGSTOP, which it cannot report itself."""
+        """Return whether any of the processes is suspended, as by SIGSTOP."""
         return any(process_state(pid) == STOPPED for pid in self.pids)
 
     def kill(self) -> None:
@@ -114,7 +115,7 @@ class ProcessGroup:
 
 
 def open_log(log: Path, *, is_new: bool) -> int:
-    """Return a descriptor that appends to a log file, emptied first if `is_new`. Raise OSError.
+    """Return a descriptor that appends to a log file, emptied first if `is_new`. Raises OSError.
 
     Each line goes to the log's present end, even if somebody has truncated the file.
     """
@@ -122,8 +123,8 @@ def open_log(log: Path, *, is_new: bool) -> int:
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | emptied, 0o600)
 
 
-def last_words(name: str, status: int, log: Path, begin: int = 0) -> str:
-    """Return why a process ended: the last sentence of its log, or the signal that killed it.
+def explain_end(name: str, status: int, log: Path, begin: int = 0) -> str:
+    """Return why a process ended: the last message of `tidemill` in its log, or the signal that killed it.
 
     The process's own output begins at byte `begin` of the log, unless the log was truncated since.
     """
@@ -153,9 +154,9 @@ def start_ticks(pid: int) -> int | None:
 
 
 def exit_status(child: int) -> int | None:
-    """Return the exit status of a child that ends just now, negative for a signal; None if it goes on.
+    """Return the exit status of a child that is ending, negative for a signal; None if it has not ended shortly after.
 
-    The child is not reaped, so its process id stays its own.
+    The child is not reaped, so its process id is not reused.
     """
     deadline = time.monotonic() + GONE_WITHIN_S
     while (ended := _wait_status(child)) is None:
@@ -190,7 +191,10 @@ def _wait_status(child: int) -> os.waitid_result | None:
 
 
 def _log_tail(log: Path, begin: int) -> bytes:
-    """Return the last bytes of a log, none of them before `begin` unless the log is shorter. Raise OSError."""
+    """Return the last bytes of a log, from `begin` on at the earliest (unless the log was truncated).
+
+    Raises OSError if the log cannot be read.
+    """
     with log.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(begin if begin <= size else 0, size - LAST_BYTES))
@@ -214,6 +218,9 @@ def _has_members(process_group: int) -> bool:
     return True
 
 
-def _cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
-    """Return the process whose end caused the others', and its status: the first that did not end for a lost peer."""
+def _first_to_fail(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
+    """Return the process that ended first and its status.
+
+    One that did not end for a lost peer goes before all that did.
+    """
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)

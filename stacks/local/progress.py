@@ -40,7 +40,7 @@ class UpProgress:
         self._bars.stop()
 
     def show(self, record: Record) -> None:
-        """Set every unit's bar to its state."""
+        """Show every unit's state in its bar or, without a terminal, print each change as a line."""
         for unit in record.units:
             if unit.state == "off":
                 continue
@@ -83,7 +83,7 @@ class DayProgress:
 
 
 def _stages_done(unit: UnitRecord) -> float:
-    """Return how many of the three stages before ready a unit has done; loading counts as the fraction loaded."""
+    """Return how many of the three stages before ready a unit has done. A partly loaded unit gets a fraction."""
     if unit.state == "loading":
         return ORDER.index("loading") + unit.loaded
     return ORDER.index(unit.state) if unit.state in ORDER else 0

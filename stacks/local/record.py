@@ -86,7 +86,7 @@ class Record:
 
     @property
     def parts(self) -> tuple[GatewayRecord | UnitRecord, ...]:
-        """The gateways and units, which are started again when they end."""
+        """The gateways and units: everything that the supervisor restarts when it ends."""
         return (*self.gateways, *self.units)
 
     @property
@@ -98,7 +98,7 @@ class Record:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the deployment, a gateway or a unit is down, or may be, though nobody has stopped it."""
+        """Whether the deployment has failed, or a gateway or unit is down or in an unknown state."""
         return self.failure is not None or any(part.state in ("failed", "unknown") for part in self.parts)
 
     @property

@@ -29,9 +29,9 @@ STATES = ("lost", *ORDER, "refused", "draining")  # states of a rank, from the l
 
 @dataclass(frozen=True)
 class RankReport:
-    """A gateway's report of one rank. `loaded` is the share of its tensors that are loaded.
+    """A gateway's report of one rank. `loaded` is the loaded share of its tensors.
 
-    `slow` is a sentence about a rank that holds up its unit. `refusal` says why its unit gets no requests.
+    `slow` is a sentence about how the rank slows its unit down. `refusal` says why its unit gets no requests.
     """
 
     state: str
@@ -50,13 +50,13 @@ class GatewayReport:
 
 
 def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport | None:
-    """Return the report of a gateway, whose process is one of `pids`; None while it does not answer.
+    """Return a gateway's report; None while it does not answer. `pids` are the ids that its process may have.
 
-    Another program's answer on its port does not count. Raise OSError if this process itself cannot ask.
+    Another program's answer on its port is ignored. Raises OSError if this process has no socket to ask with.
     """
     with socket.socket() as connection:
         try:
-            report = json.loads(_answer(connection, gateway))
+            report = json.loads(_fetch_report(connection, gateway))
         except (OSError, ValueError, RecursionError):
             return None
     if not isinstance(report, dict) or report.get("pid") not in pids:
@@ -65,9 +65,10 @@ def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport |
 
 
 def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]]:
-    """Return the ranks of each unit, each with the most advanced state that any gateway reports.
+    """Return unit -> its ranks' reports, each the one with the most advanced state that any gateway reports.
 
-    A gateway that has just started knows few ranks, and a lost connection to one gateway is not the rank's end.
+    A gateway that has just started knows few ranks, and losing the connection to one gateway does not mean a rank's
+    end.
     """
     seen: dict[tuple[str, int], list[RankReport]] = {}
     for report in reports:
@@ -81,10 +82,13 @@ def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport
 
 
 def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
-    """Return a unit's record with the state of its slowest rank; a lost, draining or refused rank decides for all.
+    """Return a unit's record with the state of its least advanced rank.
 
-    The end of a draining unit is noticed by its processes, not here. A unit that restarts keeps the reason of its
-    previous end until it is ready.
+    A lost, draining or refused rank takes precedence.
+
+    The end of a draining unit shows in its processes, not here. A unit that restarts keeps the reason of its previous
+    end
+    until it is ready.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:
@@ -134,8 +138,11 @@ def _slowness(rank: Mapping[str, Any]) -> str:
     return f"rank {rank['rank']} on {rank['node']} takes {rank['times']:g} times as long a step as its peers"
 
 
-def _answer(connection: socket.socket, gateway: GatewayProcess) -> bytes:
-    """Return the body of a gateway's answer. Raise OSError, also if it is not complete in time."""
+def _fetch_report(connection: socket.socket, gateway: GatewayProcess) -> bytes:
+    """Return the body of a gateway's answer.
+
+    Raises OSError if it is not there, too large or incomplete after `ASK_S`.
+    """
     until = time.monotonic() + ASK_S
     connection.settimeout(ASK_S)
     connection.connect((gateway.host, gateway.http_port))

@@ -15,21 +15,21 @@ SOUND_S = 10.0  # assumed: a group that serves this long does not crash at its s
 
 @dataclass(frozen=True)
 class Backoff:
-    """The restart waits of one group of processes. `serving_since` is None while the group does not serve."""
+    """The waits before restarts of one group of processes. `serving_since` is None while the group does not serve."""
 
     num_failures: int = 0  # failures in a row
     serving_since: float | None = None
 
     @property
     def wait_s(self) -> float:
-        """The seconds to wait between the group's last end and its next start."""
+        """The seconds to wait between the group's latest end and its next start."""
         return min(FIRST_S * 2 ** (self.num_failures - 1), MOST_S) if self.num_failures else 0.0
 
     def note_serving(self, now: float) -> "Backoff":
-        """Return these waits with the note that the group serves now."""
+        """Return the state after the group was seen serving."""
         return self if self.serving_since is not None else Backoff(self.num_failures, now)
 
     def note_end(self, now: float) -> "Backoff":
-        """Return these waits with one more failure; the first again if the group had served for a while."""
+        """Return the state after one more failure. It counts as the first if the group had served for `SOUND_S`."""
         was_sound = self.serving_since is not None and now - self.serving_since >= SOUND_S
         return Backoff(1 if was_sound else self.num_failures + 1)

@@ -51,7 +51,10 @@ CUT_OFF = "ended without a record of it (killed, a full disk, or this machine wa
 
 
 class RunFolder:
-    """A deployment's folder. With the process id of a `supervisor`, only that process's deployment counts."""
+    """The folder of a deployment.
+
+    If `supervisor` (a process id) is given, other supervisors' records in it are ignored.
+    """
 
     def __init__(self, path: Path, supervisor: int | None = None) -> None:
         self.path, self.supervisor = path, supervisor
@@ -83,7 +86,10 @@ class RunFolder:
         return self.path / "tls"
 
     def make(self) -> None:
-        """Create the folder if it does not exist, and close it to other users. Raise OSError and LocalError."""
+        """Create the folder if it does not exist, and close it to other users.
+
+        Raises OSError if that fails, and LocalError if it belongs to another user.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         for path in (self.path.parent, self.path):
             _require_own(path)
@@ -93,7 +99,7 @@ class RunFolder:
         """Return the record, corrected if it is out of date; None if there is none, or another supervisor's.
 
         If the supervisor was killed, the record says that everything has ended: the kernel ends its processes too.
-        Raise LocalError if the file is no record.
+        Raises LocalError if the file is no record.
         """
         record = self._read_settled()
         if record is None:
@@ -115,17 +121,20 @@ class RunFolder:
         return record is not None and _was_cut_off(record)
 
     def close(self) -> None:
-        """Record that a killed deployment was stopped by `down`. Raise OSError and LocalError."""
+        """Record that a killed deployment was stopped by `down`.
+
+        Raises OSError if that cannot be written, and LocalError if another process holds the lock.
+        """
         with self.hold_lock():
             record = self.read()
             if record is not None:
                 self.write(replace(record.with_all("ended"), is_stopping=True, failure=None))
 
     def _read_settled(self) -> Record | None:
-        """Return the record in the file, uncorrected; None if it is missing or another supervisor's. Raise LocalError.
+        """Return the record in the file, uncorrected; None if it is missing or another supervisor's.
 
         The supervisor may end between reading the record and checking that it lives, so if it is gone the record is
-        read again.
+        read again. Raises LocalError if the file is no record.
         """
         record = self._parse_record()
         return self._parse_record() if record is not None and _was_cut_off(record) else record
@@ -145,12 +154,12 @@ class RunFolder:
         return record if self.supervisor in (None, record.supervisor) else None
 
     def has_record(self) -> bool:
-        """Return whether the file with the record exists, in the folder that we have locked, if we have."""
+        """Return whether the file with the record exists; False if the folder that we locked was replaced."""
         is_ours = self._lock is None or _is_same_folder(self.path, self._lock)
         return is_ours and os.path.exists(self.path / "deployment.json")
 
     def write(self, record: Record) -> None:
-        """Replace the record atomically. Raise OSError.
+        """Replace the record atomically. Raises OSError if it cannot be written.
 
         If the folder that we have locked was removed or moved, create and lock it again.
         """
@@ -161,9 +170,10 @@ class RunFolder:
         partial.replace(self.path / "deployment.json")
 
     def is_running(self) -> bool:
-        """Return whether the supervisor lives: the child `supervisor`, or else the recorded process, with the lock.
+        """Return whether the supervisor lives: our child `supervisor`, or else the recorded process, with the lock.
+        lock.
 
-        In another user's folder none counts. Raise LocalError if that cannot be determined.
+        False for another user's folder. Raises LocalError if that cannot be determined.
         """
         if self.supervisor is not None:
             return not has_ended(self.supervisor)
@@ -181,7 +191,10 @@ class RunFolder:
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Lock the folder; forked processes share the lock. Raise OSError, or LocalError if another process has it."""
+        """Lock the folder; forked processes share the lock.
+
+        Raises OSError if it cannot be opened, and LocalError if another process has locked it.
+        """
         deadline = time.monotonic() + PROBE_GRACE_S
         while True:
             with _open_folder(self.path) as lock:
@@ -197,7 +210,7 @@ class RunFolder:
             time.sleep(PROBE_GRACE_S / 100)
 
     def _hold_anew(self, lock: int) -> None:
-        """Create the folder again, and lock it under the same descriptor. Raise OSError if another process has it."""
+        """Create the folder again, and lock it under the same descriptor. Raises OSError if another process has it."""
         try:
             self.make()
         except LocalError as error:
@@ -225,7 +238,7 @@ def _reader() -> "TypeAdapter[Record]":
 
 
 def _require_own(path: Path) -> None:
-    """Raise LocalError if a folder, or the link to it, belongs to another user."""
+    """Raises LocalError if a folder, or the link to it, belongs to another user."""
     for owner in _foreign_owners(path):
         raise _owner_error(path, owner)
 
@@ -236,7 +249,7 @@ def _owner_error(path: Path, owner: str) -> LocalError:
 
 
 def _foreign_owners(path: Path) -> list[str]:
-    """Return the other users that own the folder or the link to it. Raise OSError."""
+    """Return the other users that own the folder or the link to it. Raises OSError if that cannot be found out."""
     owners = {path.lstat().st_uid, path.stat().st_uid} - {os.geteuid()}
     return sorted(map(_user_name, owners))
 
@@ -269,7 +282,10 @@ def _is_alive(record: Record) -> bool:
 
 
 def _explain_unknown(record: Record) -> str | None:
-    """Return why a living supervisor's record is out of date; None if it is not."""
+    """Return why the states in a record are unknown: its living supervisor is stopped or hangs.
+
+    None if they are known.
+    """
     number = record.supervisor
     if not _is_alive(record):
         return None  # this is its final record
@@ -283,7 +299,7 @@ def _explain_unknown(record: Record) -> str | None:
 
 @contextmanager
 def _open_folder(path: Path) -> Iterator[int]:
-    """Open a folder and yield its descriptor. Raise OSError."""
+    """Open a folder and yield its descriptor. Raises OSError if it cannot be opened."""
     descriptor = os.open(path, FOLDER)
     try:
         yield descriptor

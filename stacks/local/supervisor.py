@@ -116,7 +116,10 @@ class _Supervisor:
         return self._unwritable
 
     def _start_all(self) -> None:
-        """Start all wanted gateways and units. If one cannot be started, record that the deployment has failed."""
+        """Start all wanted gateways and units.
+
+        If one fails to start, record that as the deployment's failure and return.
+        """
         for watched in (*self._gateways.values(), *self._units.values()):
             why = watched.start() if watched.is_wanted else None
             if why is not None:
@@ -147,7 +150,7 @@ class _Supervisor:
         self._write_if_due()
 
     def _say_stopping(self) -> None:
-        """Record that every running unit only finishes its answers, which may take a while."""
+        """Record that every running unit is finishing its answers, which may take a while."""
         self._record = replace(self._record, is_stopping=True, stopped_by=self._stopped_by)
         for unit in self._record.units:
             if unit.state == "ready" and self._record.failure is None:
@@ -172,13 +175,13 @@ class _Supervisor:
         except OSError as error:  # such as a full disk: the old certificates stay valid for hours
             troubles.append(f"certificates cannot be renewed: {error.strerror}")
         try:
-            self._keep_files()
+            self._restore_files()
         except OSError as error:
             troubles.append(f"launch files cannot be written: {error.strerror}")
         try:
             reports = self._reports()
         except OSError as error:
-            reports = self._blame_no_gateway()
+            reports = self._reset_silence()
             troubles.append(f"the gateways cannot be asked: {error.strerror}")
         record = replace(self._record, trouble="; ".join(troubles) or None)
         ranks = merge_reports(list(reports.values()))
@@ -196,8 +199,11 @@ class _Supervisor:
         self._record = self._record_next_starts(self._play_day(record))
         self._write_if_due()
 
-    def _keep_files(self) -> None:
-        """Write back launch files that somebody removed: restarted processes read them. Raise OSError."""
+    def _restore_files(self) -> None:
+        """Restore launch files that somebody removed, since restarted processes read them.
+
+        Raises OSError if that fails.
+        """
         folder = self._folder.launch_folder
         for name in {SERVED_WEIGHTS, SERVED_TOKENIZER} - self._files.keys():
             if (folder / name).is_file():
@@ -209,12 +215,15 @@ class _Supervisor:
             partial.replace(folder / name)
 
     def _reports(self) -> dict[str, GatewayReport]:
-        """Return the report of each gateway that answers. Raise OSError if this process cannot ask."""
+        """Return gateway -> its report, for gateways that answer.
+
+        Raises OSError if this process has no socket to ask with.
+        """
         asked = {each.name: ask_gateway(each, self._gateways[each.name].group.pids) for each in self._layout.gateways}
         return {name: report for name, report in asked.items() if report is not None}
 
-    def _blame_no_gateway(self) -> dict[str, GatewayReport]:
-        """Return no reports, and reset the times since which gateways are silent: this process could not ask them."""
+    def _reset_silence(self) -> dict[str, GatewayReport]:
+        """Return no reports. Count the silence of all gateways anew, since this process could not ask them."""
         for watched in self._gateways.values():
             watched.answered_at = watched.answered_at and time.monotonic()
         return {}
@@ -245,7 +254,7 @@ class _Supervisor:
         return replace(record, stages=record.stages | {stage: round(time.monotonic() - self._began, 2)})
 
     def _record_states(self, record: Record, report: Mapping[str, Sequence[RankReport]]) -> Record:
-        """Record the states that the gateways report of running units."""
+        """Return the record with the states that the gateways report of running units."""
         for unit in record.units:
             watched = self._units[unit.name]
             if watched.due is None and watched.is_wanted:
@@ -347,5 +356,5 @@ class _Supervisor:
 
 
 def _has_reached(unit: UnitRecord, stage: str) -> bool:
-    """Return whether a unit that comes up has reached the state `stage`, or is off."""
+    """Return whether a unit has come up as far as the state `stage`, or is off."""
     return unit.state == "off" or (unit.state in ORDER and ORDER.index(unit.state) >= ORDER.index(stage))

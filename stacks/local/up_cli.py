@@ -30,7 +30,14 @@ from stacks.local.deployment import (
     stop,
 )
 from stacks.local.errors import LocalError
-from stacks.local.find import DEMO, deployment_folder, find_deployment, find_running, find_started_here, nothing_runs
+from stacks.local.find import (
+    DEMO,
+    deployment_folder,
+    find_deployment,
+    find_running,
+    find_started_here,
+    nothing_runs_message,
+)
 from stacks.local.played_day import read_length
 from stacks.local.record import Record
 from stacks.local.run_folder import RunFolder
@@ -160,7 +167,7 @@ def _say_ready(record: Record, planned: float, total: float) -> None:
 
 
 def _say_other_weights(folder: RunFolder, record: Record) -> None:
-    """Report that the checkpoint has changed since this plan last ran here."""
+    """Tell the user if the checkpoint has changed since this plan last ran here."""
     try:
         if record.weights_before not in (None, folder.served_weights.read_text()):
             say(
@@ -171,7 +178,7 @@ def _say_other_weights(folder: RunFolder, record: Record) -> None:
 
 
 def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
-    """Return the seconds that each stage of coming up took, planning included."""
+    """Return (stage, seconds) for each stage of coming up, planning included."""
     names = {"gateway": "gateway", "loading": "processes", "joining": "loading", "ready": "joining"}
     seconds, previous = [("planning", planned)], 0.0
     for reached, moment in sorted(record.stages.items(), key=lambda stage: stage[1]):
@@ -201,7 +208,7 @@ def _curl(record: Record) -> str:
 
 
 def _end(folder: RunFolder, *, has_json: bool) -> int:
-    """Stop the deployment, and report how the day went, if one was played. Return the exit status."""
+    """Stop the deployment and, if a day was played, print how it went. Return the exit status."""
     running = folder.read() if folder.is_running() else None
     if running is not None:
         say(f"stopping; answers that still run have {running.drain_s:g} s to end")
@@ -223,7 +230,7 @@ def _down(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print_json({"stopped": folder.name if folder else None})
     else:
-        print(f"{folder.name} is stopped" if folder else nothing_runs())
+        print(f"{folder.name} is stopped" if folder else nothing_runs_message())
         if folder is not None:
             say(f"its logs are in {folder.path}")
 

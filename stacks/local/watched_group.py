@@ -34,7 +34,7 @@ class WatchedGroup:
 
     @property
     def is_wanted(self) -> bool:
-        """True if it is neither off nor stopping."""
+        """True if the group is neither off nor stopping."""
         return not self.is_off and self.leaves_by is None
 
     def arrive(self) -> str | None:
@@ -60,12 +60,12 @@ class WatchedGroup:
         self.group.terminate()
 
     def has_left(self) -> tuple[bool, str | None]:
-        """Return whether a stopping group is gone (killed if it is too late), and what was wrong with its end."""
+        """Return whether a stopping group is gone, and what went wrong, or None. Kill it if it is late or hangs."""
         assert self.leaves_by is not None
         is_running = self.group.is_running()
         if is_running and time.monotonic() < self.leaves_by and not self._has_hung():
             return False, None
-        status, reason = self.group.find_end() or (0, "")
+        status, reason = self.group.find_first_failure() or (0, "")
         self.group.kill()
         self.is_off, self.leaves_by, self.hangs_since = True, None, None
         if is_running:
@@ -73,19 +73,19 @@ class WatchedGroup:
         return True, reason if status else None
 
     def find_failure(self, *, hangs: bool) -> tuple[int, str] | None:
-        """Return status and reason of a group that has ended or has hung for `HANGS_S`; None if it goes on."""
+        """Return status and reason of a group that has ended, or that has hung for `HANGS_S`; else None."""
         if self._has_hung(hangs=hangs):
             return -1, f"{self.group.name} has a process that is stopped or hangs"
-        return self.group.find_end()
+        return self.group.find_first_failure()
 
     def _has_hung(self, *, hangs: bool = False) -> bool:
-        """Return whether the group has had a hanging or stopped process for `HANGS_S`."""
+        """Return whether the group has had a hanging (`hangs`) or stopped process for `HANGS_S`."""
         now = time.monotonic()
         self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
         return self.hangs_since is not None and now - self.hangs_since >= HANGS_S
 
     def end(self) -> None:
-        """End what is left of the group, and plan its next start."""
+        """Kill what is left of the group, and plan its next start."""
         now = time.monotonic()
         self.group.kill()
         self.hangs_since = self.answered_at = None

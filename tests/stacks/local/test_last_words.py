@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from stacks.local.processes import last_words
+from stacks.local.processes import explain_end
 
 
 @pytest.mark.parametrize(
@@ -22,19 +22,19 @@ def test_a_process_gives_its_own_reason(tmp_path, status, said, reason):
     log = tmp_path / "node-0.log"
     log.write_text(said)
 
-    assert last_words("node-0", status, log) == reason.format(log=log)
+    assert explain_end("node-0", status, log) == reason.format(log=log)
 
 
 def test_a_log_that_is_gone_or_was_cut_costs_its_words_at_most(tmp_path):
     """Somebody may remove it, or truncate it after a copy; one of any size is read at its end alone."""
     log, said = tmp_path / "node-0.log", b"tidemill: the port is taken\n"
-    gone = last_words("node-0", 1, log)
+    gone = explain_end("node-0", 1, log)
     log.write_bytes(said)
-    cut = last_words("node-0", 1, log, begin=4096)
+    cut = explain_end("node-0", 1, log, begin=4096)
     with log.open("wb") as file:
         file.truncate(2**40)
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + said)
 
     assert gone == f"node-0 ended with status 1; {log} cannot be read: No such file or directory"
-    assert cut == last_words("node-0", 1, log, begin=4096) == "the port is taken"
+    assert cut == explain_end("node-0", 1, log, begin=4096) == "the port is taken"

@@ -207,7 +207,7 @@ class FakeGroup:
         has_drained = self.told_at is not None and CLOCK.now >= self.told_at + DRAINS_S
         return self.started_at is not None and not has_drained
 
-    def find_end(self):
+    def find_first_failure(self):
         return None if self.is_running() else (0, "has drained")
 
     def is_stopped(self):

@@ -59,8 +59,8 @@ def test_a_group_ends_as_a_whole(tmp_path):
     os.kill(stopped, signal.SIGSTOP)
     wait_until(group.is_stopped)
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: (group.find_end() or (0,))[0] == -signal.SIGKILL)
-    status, reason = group.find_end()
+    wait_until(lambda: (group.find_first_failure() or (0,))[0] == -signal.SIGKILL)
+    status, reason = group.find_first_failure()
     group.kill()
 
     assert status == -signal.SIGKILL
@@ -113,9 +113,9 @@ def test_an_echo_waits_for_its_cause(tmp_path, monkeypatch):
     group = ProcessGroup("unit", [program("a", NOTICES), program("b", SLEEPS)], tmp_path)
     group.start()
     wait_until(lambda: process_state(group.pids[0]) == GONE)
-    at_first = group.find_end()
+    at_first = group.find_first_failure()
     monkeypatch.setattr("stacks.local.processes.CAUSE_GRACE_S", 0)
-    later = group.find_end()
+    later = group.find_first_failure()
     group.kill()
 
     assert at_first is None
@@ -129,8 +129,8 @@ def test_the_last_words_are_of_the_last_start(tmp_path):
     reasons = []
     for _ in range(2):
         group.start()
-        wait_until(lambda: group.find_end() is not None)
-        reasons.append(group.find_end()[1])
+        wait_until(lambda: group.find_first_failure() is not None)
+        reasons.append(group.find_first_failure()[1])
 
     assert reasons == ["broken", f"a ended with status 1; see {tmp_path / 'a.log'}"]
     assert "tidemill: broken" in (tmp_path / "a.log").read_text()

@@ -89,7 +89,7 @@ class FakeGroup:
     def kill(self):
         pass
 
-    def find_end(self):
+    def find_first_failure(self):
         return self.end
 
     def is_stopped(self):
