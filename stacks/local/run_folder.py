@@ -171,7 +171,6 @@ class RunFolder:
 
     def is_running(self) -> bool:
         """Return whether the supervisor lives: our child `supervisor`, or else the recorded process, with the lock.
-        lock.
 
         False for another user's folder. Raises LocalError if that cannot be determined.
         """

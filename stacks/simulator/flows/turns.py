@@ -57,7 +57,6 @@ class Turn:
 
 def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds: float, seconds: float) -> Turn:
     """Return a mixed unit's state after `seconds`, given its present `pieces`, and `arrivals` in pieces a second.
-    second.
 
     The equation is solved for the state at the end (implicit Euler), so any time step is stable and no piece gets lost.
     """
