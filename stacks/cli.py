@@ -89,7 +89,7 @@ def _completion(arguments: argparse.Namespace) -> None:
 
 
 def _offer(files: Any, parser: argparse.ArgumentParser) -> None:
-    """Let shells offer `files` where an argument takes a value that is none of a few words."""
+    """Let shells complete file names (`files`) for arguments whose values are not a fixed choice."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
@@ -99,7 +99,7 @@ def _offer(files: Any, parser: argparse.ArgumentParser) -> None:
 
 
 def _new_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser with the command that `words` call, or with all."""
+    """Return a parser with the one command that `words` call; with all commands if they call none."""
     parser = new_parser("Plan and run DeepSeek-class mixture-of-experts inference.")
     _add_commands(parser.add_subparsers(metavar="COMMAND", required=True), words)
     return parser

@@ -14,7 +14,7 @@ __all__ = ["add_doctor"]
 
 
 def add_doctor(commands: Any) -> None:
-    """Add the command to `commands`, the result of `add_subparsers`."""
+    """Add `tidemill doctor` to `commands`, the result of argparse's `add_subparsers`."""
     doctor = add_command(
         commands,
         "doctor",

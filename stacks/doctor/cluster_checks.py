@@ -16,7 +16,7 @@ UNDECLARED = "field not declared in schema"  # in the API server's message about
 
 
 def read_failures(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield a note for everything that the user may not read; it may be fine, and `up` may not need to read it."""
+    """Yield a note for each thing that the user may not read. It may be fine, and `up` may not need to read it."""
     for each in facts.read_failures:
         reason, fix = split_sentence(each.why)
         yield Finding("rights", each.what, f"could not be read: {reason}", fix, blocks=False)
@@ -62,7 +62,7 @@ def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that neither the server nor our own ownership rules refuse any object of the plan."""
+    """Check that neither the server nor our own ownership rules refuse an object of the plan."""
     for each in facts.refusals:
         if _is_undeclared(each) and _missing_definition_fields(facts):
             continue  # `definition` reports it
@@ -88,6 +88,6 @@ def _missing_definition_fields(facts: ClusterFacts) -> list[str]:
 
 
 def _is_undeclared(refused: Refusal) -> bool:
-    """Return whether an object of our own kind was refused because the server does not know one of its fields."""
+    """Return whether an object of our own kind was refused because its definition in the cluster lacks a field."""
     is_ours = refused.object.startswith(f"{DEPLOYMENT_KIND} ")
     return is_ours and isinstance(refused.error, RefusedError) and UNDECLARED in refused.error.server_message

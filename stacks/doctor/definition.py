@@ -21,9 +21,9 @@ SHIPPED = Path(__file__).parents[1] / "controller" / "definition.yaml"
 
 
 def find_missing_fields(live: Manifest) -> list[str]:
-    """Return the fields of this version's schema that the cluster's lacks: `spec.demand`, `spec.units[].spares`.
+    """Return the fields of this version's schema that the cluster's lacks, such as `spec.units[].spares`.
 
-    Fields inside a missing one are not named. Versions that the cluster does not serve at all are left to `kinds`.
+    Fields inside a missing one are not named. Versions that the cluster does not serve are not compared.
     """
     found = []
     for version, schema in _schemas(_shipped_definition()).items():

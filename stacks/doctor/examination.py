@@ -26,10 +26,7 @@ NOT_PROBED = "nodes were not probed: first fix the findings that block"
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings, and in `probed` a line on what a probe measured or why it did not run.
-
-    `probed` is None if no probe was requested.
-    """
+    """The findings, and in `probed` a line on what a probe measured or why it did not run; None without a probe."""
 
     findings: tuple[Finding, ...]
     probed: str | None
@@ -43,7 +40,7 @@ class Examination:
 def examine(plan: Plan, context: str, *, runs_probe: bool, report: Callable[[str], None]) -> Examination:
     """Compare the cluster of a kubeconfig context with `plan`. Without a probe nothing is created.
 
-    Raise InfeasibleError if the plan cannot be rendered, and ClusterError if the cluster cannot be asked: without a
+    Raises InfeasibleError if the plan cannot be rendered, and ClusterError if the cluster cannot be asked: without a
     usable kubeconfig or an answer, or if the server refuses.
     """
     needs = read_needs(plan)

@@ -25,7 +25,7 @@ class MissingRight:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An object that the server refuses in a dry run, or that our rules refuse because its name is taken."""
+    """An object that the server refuses in a dry run, or that we may not apply because its name is taken."""
 
     object: str  # `ServiceAccount tidemill/demo-runtime`; for a dry-run pod, its component
     error: ProviderError

@@ -56,7 +56,7 @@ class Finding:
 
 
 def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return all findings as a JSON document for programs, each by itself."""
+    """Return all findings as a JSON document. Unlike in the text, equal problems are not merged."""
     return {"findings": [asdict(each) for each in findings]}
 
 
@@ -70,7 +70,7 @@ def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list
 
 
 def split_sentence(sentence: str) -> tuple[str, str]:
-    """Split an error's sentence (`kube/errors.py`) into its reason and its fix."""
+    """Split an error's sentence (`kube/errors.py`) into (reason, fix)."""
     reason, _, fix = sentence.rpartition("; ")
     return (reason, fix) if reason else (fix, "remove what the server names, and repeat")
 
@@ -97,6 +97,6 @@ def _nameless(finding: Finding) -> Finding:
 
 
 def _name_objects(objects: Sequence[str]) -> str:
-    """Name up to three objects, and count the others."""
+    """Return the names of up to three objects, and the number of the others."""
     shown, num_more = ", ".join(objects[:3]), len(objects) - 3
     return f"{shown} and {num_more} more" if num_more > 0 else shown

@@ -62,7 +62,7 @@ def required_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that each claim has its volume, and an access mode for all the nodes whose pods mount it."""
+    """Check that each claim has a volume, and an access mode that suits the nodes whose pods mount it."""
     for required, found in facts.required_objects.items():
         if required.kind != "PersistentVolumeClaim" or found is None:
             continue
@@ -83,7 +83,7 @@ def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _allowed_modes(num_nodes: int, *, is_written: bool) -> set[str]:
-    """Return the access modes, any of which lets pods on `num_nodes` nodes mount a claim, or also write to it."""
+    """Return the access modes with which pods on `num_nodes` nodes can mount a claim (and write, if `is_written`)."""
     any_node = FOR_MANY_NODES if num_nodes > 1 else FOR_MANY_NODES | FOR_WRITERS
     return any_node & FOR_WRITERS if is_written else any_node
 
@@ -157,14 +157,14 @@ def _refused_pod_finding(refused: Refusal, error: RefusedError, needs: Needs) ->
 
 
 def _waits_for_pods(claim: Manifest, facts: ClusterFacts) -> bool:
-    """Return whether the claim's volume is created only for its first pod (WaitForFirstConsumer)."""
+    """Return whether the claim's volume is created only when a pod uses it (WaitForFirstConsumer)."""
     name = claim["spec"].get("storageClassName")
     found = (each for each in facts.storage_classes or () if each["metadata"]["name"] == name)
     return any(each.get("volumeBindingMode") == "WaitForFirstConsumer" for each in found)
 
 
 def _nodes_mounting(claim: str, needs: Needs) -> set[str]:
-    """Return the nodes whose pods mount the claim; a workload without planned nodes counts as one node of its own."""
+    """Return the nodes whose pods mount the claim. A workload without planned nodes counts as a single node."""
     mounting = [each for each in needs.pod_sets if claim in each.claims]
     return {node for each in mounting for node in each.nodes or (f"any for {each.owner}",)}
 

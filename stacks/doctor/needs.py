@@ -41,7 +41,7 @@ Template = dict[str, Any]  # of pods: their metadata and spec
 
 @dataclass(frozen=True)
 class RequiredObject:
-    """An object that the plan's pods need by name and that `up` does not make."""
+    """An object that the plan's pods refer to by name and that `up` does not create."""
 
     group: str  # `scheduling.k8s.io`; empty for the core
     kind: str
@@ -114,7 +114,7 @@ class Needs:
         return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
 
     def suggest_correction(self, refused: str, words: str) -> str | None:
-        """Say where the overlay wrote what the server refuses with `words`; None if it did not change the object.
+        """Return where the overlay wrote what the server refuses with `words`; None if it did not change the object.
 
         `refused` is the object, or the component of a dry-run pod.
         """
@@ -138,7 +138,9 @@ class Needs:
 
 
 def read_needs(plan: Plan) -> Needs:
-    """Return what `plan` needs from a cluster. Raise InfeasibleError if it cannot be rendered, or an object is invalid.
+    """Return what `plan` needs from a cluster.
+
+    Raises InfeasibleError if it cannot be rendered or an object is wrong.
 
     An overlay may write anything anywhere; without this check the server would refuse the object during `up`.
     """
@@ -161,7 +163,10 @@ def read_needs(plan: Plan) -> Needs:
 
 
 def pod_requests(spec: Template) -> Amounts:
-    """Return the resources that a pod of this spec reserves on its node; a limit counts if there is no request."""
+    """Return the resources that a pod of this spec reserves on its node.
+
+    Where there is no request, the limit counts.
+    """
     return _sum_containers(
         spec, lambda resources: {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
     )
@@ -173,7 +178,7 @@ def pod_limits(spec: Template) -> Amounts:
 
 
 def sum_amounts(parts: Iterable[Amounts]) -> dict[str, Decimal]:
-    """Add amounts up, resource by resource."""
+    """Return the sum of amounts, resource by resource."""
     total: dict[str, Decimal] = {}
     for part in parts:
         for name, amount in part.items():
@@ -182,7 +187,9 @@ def sum_amounts(parts: Iterable[Amounts]) -> dict[str, Decimal]:
 
 
 def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts]) -> Amounts:
-    """Sum the amounts of containers and sidecars; an init container that ends counts only if it alone needs more.
+    """Return the summed amounts of containers and sidecars.
+
+    An init container that ends counts if it alone needs more.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
     """
@@ -196,7 +203,7 @@ def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts])
 
 
 def _require_readable(plan: Plan, objects: Sequence[Manifest]) -> None:
-    """Raise InfeasibleError for objects that every server would refuse, as far as `doctor` reads their fields."""
+    """Raises InfeasibleError if an object has a wrong field that `doctor` reads. Every server would refuse it."""
     findings = [
         Finding("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, fix).at(plan.name)
         for each in objects

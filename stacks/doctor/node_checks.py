@@ -35,8 +35,8 @@ DEVICE_PLUGIN = "the device plugin that offers it"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A planned node, which may not exist, and the pods planned for it."""
+class PlannedNode:
+    """A node named in the plan, which the cluster may lack, and the pods planned for it."""
 
     name: str
     pod_set: PodSet
@@ -52,8 +52,8 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     if facts.nodes is None:
         return
     known = {each["metadata"]["name"]: each for each in facts.nodes}
-    planned = [Place(name, each, is_spare=False) for each in needs.pod_sets for name in each.nodes]
-    spares = [Place(name, each, is_spare=True) for each in needs.pod_sets for name in each.spares]
+    planned = [PlannedNode(name, each, is_spare=False) for each in needs.pod_sets for name in each.nodes]
+    spares = [PlannedNode(name, each, is_spare=True) for each in needs.pod_sets for name in each.spares]
     for place in (*planned, *spares):
         node = known.get(place.name)
         if node is None:
@@ -68,7 +68,7 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that some node has room, beside the units, for each pod without a planned node, such as the gateway's."""
+    """Check that a node has room, beside the units, for each pod not bound to nodes, such as the gateway's."""
     if facts.nodes is None:
         return
     taken = {name: [each.requests] for each in needs.pod_sets for name in each.nodes}
@@ -80,7 +80,7 @@ def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _explain_no_room(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, str]:
-    """Return why no node has room for a pod without a planned node, and what to do."""
+    """Return (reason, fix) if no node has room for a pod that is not bound to nodes."""
     closed = [node for node in nodes if _blocking_taints(node, pod_set) or _missing_labels(node, pod_set)]
     if closed and len(closed) == len(nodes):
         lacking = dict.fromkeys(label for node in nodes for label in _missing_labels(node, pod_set))
@@ -95,8 +95,8 @@ def _explain_no_room(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, s
     )
 
 
-def _find_barriers(place: Place, node: Manifest) -> Iterator[Finding]:
-    """Yield what keeps the scheduler from placing the pods on the node: a cordon, labels or taints."""
+def _find_barriers(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
+    """Yield a finding for each cordon, label or taint that keeps the scheduler from placing the pods on the node."""
     if node["spec"].get("unschedulable"):
         fix = f"let it take pods again: kubectl uncordon {place.name}; or without it: {PLAN_WITHOUT}"
         yield place.finding("node", "it is cordoned", fix)
@@ -109,7 +109,7 @@ def _find_barriers(place: Place, node: Manifest) -> Iterator[Finding]:
 
 
 def _explain_absence(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
-    """Return why the cluster has no node of this name, and what to do. The name may be another node's label."""
+    """Return (reason, fix) if the cluster has no node of this name. The name may be another node's hostname label."""
     alias = next((each for each, node in known.items() if _labels(node).get(HOSTNAME) == name), None)
     if alias:
         reason = f"it is the label {HOSTNAME} of the Node {alias}, and pods are placed by the Node's own name"
@@ -133,13 +133,16 @@ def _missing_labels(node: Manifest, pod_set: PodSet) -> list[str]:
 
 
 def _blocking_taints(node: Manifest, pod_set: PodSet) -> list[str]:
-    """Return the taints that keep the pods away, as `kubectl taint` writes them, but for those that others report."""
+    """Return the taints that keep the pods away, as `kubectl taint` writes them.
+
+    COVERED_TAINTS are reported elsewhere.
+    """
     taints = repelling_taints(node, pod_set.template["spec"].get("tolerations") or [])
     return [taint_text(each) for each in taints if each["key"] not in COVERED_TAINTS]
 
 
-def _find_shortages(place: Place, node: Manifest) -> Iterator[Finding]:
-    """Yield resources that the node lacks, or has too little of even when it is empty."""
+def _find_shortages(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
+    """Yield a finding for each resource that the node lacks, or has too little of even when it is empty."""
     status = node.get("status") or {}
     allocatable, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
     for resource, wanted in place.pod_set.requests.items():
@@ -161,8 +164,8 @@ def _find_shortages(place: Place, node: Manifest) -> Iterator[Finding]:
             yield place.finding("device", reason, f"{mend}without the node: {PLAN_WITHOUT}")
 
 
-def _find_occupied(place: Place, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield resources that the node has enough of, but that other pods hold."""
+def _find_occupied(place: PlannedNode, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
+    """Yield a finding for each resource that the node has enough of, but that other pods hold."""
     offered = amounts((node.get("status") or {}).get("allocatable"))
     holders = _foreign_pods(node, place.pod_set, needs, facts)
     held = sum_amounts(pod_requests(each["spec"]) for each in holders)
@@ -176,13 +179,13 @@ def _find_occupied(place: Place, node: Manifest, needs: Needs, facts: ClusterFac
 
 
 def _name_pods(pods: Sequence[Manifest]) -> str:
-    """Name up to three pods, and count the others."""
+    """Return the names of up to three pods, and the number of the others."""
     shown = ", ".join(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in pods[:3])
     return f"{shown} and {len(pods) - 3} more" if len(pods) > 3 else shown
 
 
 def _foreign_pods(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterFacts) -> list[Manifest]:
-    """Return other owners' pods on a node that the plan's pods cannot evict by priority."""
+    """Return other owners' pods on a node which the plan's pods cannot evict by priority."""
     name, priority = node["metadata"]["name"], _priority(pod_set, facts)
     return [
         each
@@ -194,7 +197,7 @@ def _foreign_pods(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterF
 
 
 def _priority(pod_set: PodSet, facts: ClusterFacts) -> int | None:
-    """Return the priority with which the pods evict others; None if they evict nobody."""
+    """Return the priority with which the pods evict others; None if they cannot evict any."""
     wanted = pod_set.template["spec"].get("priorityClassName")
     found = next(
         (

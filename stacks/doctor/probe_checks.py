@@ -16,7 +16,7 @@ SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by f
 
 
 def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Finding]:
-    """Yield a finding for each problem of a node, and each foreign object, of a probe. `disk` is the plan's KV disk."""
+    """Yield a finding for each problem that a probe found. `disk` is the plan's KV disk."""
     for each in probe.foreign_objects:
         reason = "it has a name that the probe gives its own, and this run has not made it"
         fix = f"delete it if a killed probe left it: {_delete_command(each)}; else rename it, or the plan"
@@ -24,7 +24,7 @@ def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Fin
     for node, why in probe.not_started.items():
         reason, fix = split_sentence(why)
         yield Finding("image", f"Node {node}", f"a pod with the units' image does not start there: {reason}", fix)
-    for node, others in _cut_off(probe):
+    for node, others in _cut_off_nodes(probe):
         reason = f"pods there have no connection with those on {_name_nodes(others)}"
         fix = "look at its network, and at policies and firewalls between the nodes: units need all TCP ports"
         yield Finding("reach", f"Node {node}", reason, fix)
@@ -34,7 +34,7 @@ def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Fin
 
 
 def probe_summary(probe: Probe) -> str:
-    """Return in one line what the probe measured."""
+    """Return a line that says what the probe measured."""
     if probe.foreign_objects:
         return "nodes were not probed: objects of others have the names of the probe's"
     if probe.median is None:
@@ -57,7 +57,10 @@ def _disk_summary(probe: Probe) -> str:
 
 
 def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
-    """Yield each node whose disk is smaller or slower than the spec's. Ranks still serve there, and keep less KV."""
+    """Yield a finding for each node whose disk is unwritable, smaller or slower than the spec's.
+
+    None of them blocks: ranks serve there too, and keep less KV.
+    """
     for node, found in probe.disks.items():
         if isinstance(found, str):
             reason = f"pods cannot write to {disk.path} there: {found}"
@@ -78,8 +81,8 @@ def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
             yield Finding("disk", f"Node {node}", reason, fix, blocks=False)
 
 
-def _cut_off(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield few nodes that explain all missing connections, and the nodes that each of them cannot reach.
+def _cut_off_nodes(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (node, nodes that it cannot reach) for a few nodes that explain all missing connections.
 
     Greedy: each time the node with the most unexplained missing connections. Connections to nodes whose pod has not
     started are explained already.

@@ -64,7 +64,10 @@ def peer_address(peer: int, service: str, port: int) -> tuple[str, int]:
 
 
 def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
-    """Return the bytes and MB/s of the folder's disk, or why nobody can write to it. No file is left there."""
+    """Return size and MB/s of the folder's disk, or `{"error": ...}` if it cannot be written to.
+
+    No file is left there.
+    """
     files: list[int] = []
     try:
         name = f"tidemill-probe-{os.getpid()}-{time.time_ns()}"
@@ -84,7 +87,10 @@ def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
 
 
 def _links_nameless(folder: str, name: str) -> bool:
-    """Return whether an unnamed file (O_TMPFILE) can be linked to a name in `folder`, as ranks do. Raise OSError."""
+    """Return whether an unnamed file (O_TMPFILE) can be linked to a name in `folder`, as ranks do.
+
+    Raises OSError if the folder cannot be opened.
+    """
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         file = _open_nameless(folder)
@@ -129,7 +135,10 @@ def _read(file: int) -> int:
 
 
 def _rate(files: "list[int]", work: "Callable[[int], int]") -> float:
-    """Run `work` on all files at once. Return the MB/s of all files together. Raise OSError."""
+    """Run `work` on all files at once. Return the MB/s of all files together.
+
+    Raises OSError if `work` fails on a file.
+    """
     failed: list[OSError] = []
     done: list[int] = []
 
@@ -174,7 +183,7 @@ def _connect(index: int, others: Iterable[int], service: str, port: int, deadlin
 
 
 def _agree(index: int, incoming: Connections, outgoing: Connections, deadline: float) -> bool:
-    """Wait until all pods have connections to all others. Return whether that happened before the deadline."""
+    """Wait until all pods are connected to all others. Return whether that happened before the deadline."""
     if index != 0:
         outgoing[0].sendall(READY)
         return _hears(incoming[0], GO, deadline)

@@ -44,7 +44,7 @@ CONTAINER_KEYS = ("image", "imagePullPolicy", "securityContext")
 
 @dataclass(frozen=True)
 class Disk:
-    """A node's disk for KV, as its pod measured it while all pods measured theirs."""
+    """A node's disk for KV, as its pod measured it while all other pods measured theirs."""
 
     bytes: int  # the size of its file system
     write_mb_per_s: float
@@ -73,11 +73,11 @@ class Probe:
 def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Probe:
     """Start the probe's pods, wait until they have ended or cannot start, and delete everything again.
 
-    Nothing is started or deleted if another owner's object has the name of one of the probe's.
+    Nothing is started or deleted if an object of another owner has a name that the probe needs.
     """
     makes_namespace = facts.namespace is None
     namespace = probe_name(needs) if makes_namespace else needs.namespace
-    places = list(_places(needs))
+    places = list(_planned_nodes(needs))
     manifests = list(_manifests(needs, places, namespace, patience.timeout_s))
     if makes_namespace:
         manifests.insert(0, _namespace(needs, namespace))
@@ -116,12 +116,12 @@ def _is_left_over(live: Manifest, needs: Needs) -> bool:
 
 
 def _is_made_by_us_alone(stored: Manifest) -> bool:
-    """Return whether our apply created the object, instead of changing one that somebody created at that moment."""
+    """Return whether our apply created the object, rather than changing one that somebody created at that moment."""
     return {each["manager"] for each in stored["metadata"].get("managedFields") or []} <= {FIELD_MANAGER}
 
 
-def _places(needs: Needs) -> Iterator[tuple[str, PodSet]]:
-    """Yield every planned node once, with the pods that are planned for it."""
+def _planned_nodes(needs: Needs) -> Iterator[tuple[str, PodSet]]:
+    """Yield every planned node once, and its pods."""
     seen: set[str] = set()
     for pod_set in needs.pod_sets:
         for node in pod_set.nodes:
@@ -197,8 +197,11 @@ def _pods(api: Api, needs: Needs, namespace: str) -> list[Manifest]:
 
 
 def _describe_running(found: Sequence[Manifest]) -> str | None:
-    """Return how many pods still run; None once all have ended, or cannot start, or wait only for such pods."""
-    running = [each for each in found if _last_words(each) is None and _phase(each) != "Failed"]
+    """Return how many pods still run.
+
+    None once each has ended, cannot start, or waits only for pods that cannot start.
+    """
+    running = [each for each in found if _termination_message(each) is None and _phase(each) != "Failed"]
     waiting = [each for each in running if not cannot_start(each)]
     stuck = len(running) - len(waiting)
     if not waiting or (stuck and all(_phase(each) == "Running" for each in waiting)):
@@ -210,7 +213,7 @@ def _phase(pod: Manifest) -> str:
     return str((pod.get("status") or {}).get("phase") or "Pending")
 
 
-def _last_words(pod: Manifest) -> str | None:
+def _termination_message(pod: Manifest) -> str | None:
     """Return the termination message of a pod's container; None if it has not ended."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     ended = next((each["state"]["terminated"] for each in statuses if "terminated" in (each.get("state") or {})), None)
@@ -226,7 +229,7 @@ def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
     disks: dict[str, Disk | str] = {}
     for name, node in names.items():
         pod = by_name.get(name)
-        said = _last_words(pod) if pod else None
+        said = _termination_message(pod) if pod else None
         if pod is not None and said is None and _phase(pod) == "Running":
             continue  # it waits for pods that cannot start, and is fine itself
         if not said:
@@ -247,9 +250,9 @@ def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
 
 
 def _parse_answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None], Disk | str | None] | None:
-    """Return the peers that a pod lacks, the MB/s received from each peer, and its disk (or its error), if asked for.
+    """Return (missing peers, MB/s from each peer, disk) in a pod's result; None if it is no probe's result.
 
-    Return None for a message that no probe writes.
+    The disk is None if it was not asked for, and a text if it could not be tried.
     """
     try:
         answer = json.loads(said)

@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 def read_facts(api: Api, needs: Needs) -> ClusterFacts:
     """Read all facts about a cluster that `needs` depends on.
 
-    Raise ProviderError if the cluster does not answer, or refuses for a reason other than missing rights.
+    Raises ProviderError if the cluster does not answer, or refuses for a reason other than missing rights.
     """
     api.require_answer()
     failures: list[ReadFailure] = []
@@ -122,7 +122,7 @@ def _find_missing_rights(api: Api, kinds: Iterable[Kind], namespace: str) -> Ite
 
 
 def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
-    """Yield the objects that would be refused, as a preview of the whole plan would report them."""
+    """Yield the objects that creating them all would find refused, by ownership and dry runs."""
 
     def foresee(manifest: Manifest) -> Refusal | None:
         try:
@@ -137,10 +137,9 @@ def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
 
 
 def _takes_pods(namespace: Manifest | None, needs: Needs) -> bool:
-    """Return whether a dry-run pod in the plan's namespace is judged now as the plan's pods will be.
+    """Return whether admission already judges a dry-run pod in the plan's namespace as it will judge the plan's pods.
 
-    That is not so if the namespace does not exist yet or is being deleted, or if the plan changes its Pod Security
-    labels.
+    It does not if the namespace does not exist yet or is being deleted, or if the plan changes its Pod Security labels.
     """
     if namespace is None or is_ending(namespace):
         return False
@@ -169,7 +168,7 @@ def _get(api: Api, api_version: str, kind: str, namespace: str, name: str) -> Ma
 
 
 def _try_read(failures: list[ReadFailure], what: str, look: Callable[[], Answer]) -> Answer | None:
-    """Return what `look` returns. If the user lacks the right, add `what` to `failures` and return None."""
+    """Return the result of `look`. If the user lacks the right, add `what` to `failures` and return None."""
     try:
         return look()
     except RefusedError as error:

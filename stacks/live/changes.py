@@ -23,7 +23,10 @@ Written = Mapping[str, Any]  # a change as the status has it
 
 
 def read_changes(plan: Plan, context: str) -> list[Written] | None:
-    """Return the changes recorded in a cluster, newest last; None if the plan is not there. Raises ClusterError."""
+    """Return the changes recorded in a cluster, newest last; None if the plan is not there.
+
+    Raises ClusterError if the cluster cannot be asked.
+    """
     deployment = Reference(names.DEPLOYMENT_API_VERSION, names.DEPLOYMENT_KIND, plan.kubernetes.namespace, plan.name)
     try:
         live = connect(context).get(deployment)
@@ -46,7 +49,7 @@ def change_lines(plan: str, change: Written) -> Iterator[str]:
 
 
 def describe_course(change: Written) -> str:
-    """Return how long a change took, or that it goes on, beside what was promised."""
+    """Return how long a change took, or that it is not over, and the promised minutes."""
     promised = f", {change['promised']['minutes']} min promised" if "minutes" in change["promised"] else ""
     if "ended" not in change:
         return f"goes on{promised}"

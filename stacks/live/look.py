@@ -53,7 +53,7 @@ Ask = Callable[[], str]
 
 @dataclass(frozen=True)
 class Part:
-    """A unit or a gateway: `ranks` is 0 for gateways, `reason` says why it is not ready or what is wrong with it."""
+    """A unit or a gateway. `ranks` is 0 for gateways; `reason` says why it is not ready, or what is wrong with it."""
 
     name: str
     phase: str
@@ -64,7 +64,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Look:
-    """A deployment at one moment. `pages` maps the name of a gateway or rank to the samples of its metrics."""
+    """The state of a deployment at one moment.
+
+    `pages` maps a gateway's or rank's name to the samples of its metrics.
+    """
 
     name: str
     where: str
@@ -79,7 +82,7 @@ class Look:
 
 
 def look_here(record: Record) -> Look:
-    """Return a look at a deployment on this machine."""
+    """Return the present state of a deployment on this machine."""
     pages = {
         f"{names.short_name(part.name, record.name)}/{rank}": partial(_read_here, address)
         for part in record.parts
@@ -102,7 +105,10 @@ def look_here(record: Record) -> Look:
 
 
 def look_at_cluster(plan: Plan, api: "Api") -> Look:
-    """Return a look at `plan` in the cluster behind `api`. Raise ProviderError."""
+    """Return the present state of `plan` in the cluster behind `api`.
+
+    Raises ProviderError if the cluster cannot be asked.
+    """
     from stacks.live.status import read_live_plan  # the Kubernetes client takes longer to load than all else here
 
     live = read_live_plan(plan, api)
@@ -136,7 +142,7 @@ def _addresses(record: Record) -> str:
 
 
 def _short(digest: str) -> str:
-    """Return as much of a digest as tells plans apart; `status` without --watch has all of it."""
+    """Return the beginning of a digest, enough to tell plans apart. `status` without --watch shows all of it."""
     return digest[: len("sha256:") + 12]
 
 
@@ -147,18 +153,18 @@ def _part(record: Record, part: UnitRecord | GatewayRecord, phase: str, ranks: i
 
 
 def _printable(reason: str | None) -> str | None:
-    """Return a reason that cannot control the terminal: it may be a process's own words."""
+    """Return a reason without control characters: it may be a process's own words."""
     return None if reason is None else printable(reason)
 
 
 def _controller_line(status: Manifest) -> str | None:
-    """Return the state of the day, the units of each phase that are ready, and the next change."""
+    """Return the controller's line: how many units are ready, the next change, and why. None if it says nothing."""
     parts = [status.get("units"), status.get("next") and f"next {status['next']}", status.get("why")]
     return printable("; ".join(map(str, filter(None, parts)))) or None
 
 
 def _controller_events(status: Manifest) -> list[Event]:
-    """Return what the controller has recorded, oldest first: changes of units, and conditions since they hold."""
+    """Return the controller's recorded events, oldest first: changes of units, and conditions with their start."""
     from stacks.live.changes import describe_course
 
     found = [(change["began"], f"units change: {describe_course(change)}") for change in status.get("changes") or ()]
@@ -170,7 +176,10 @@ def _controller_events(status: Manifest) -> list[Event]:
 
 
 def _pod_pages(plan: Plan, api: "Api") -> dict[str, Ask]:
-    """Return how to read the metrics of each running gateway, and of the first rank of each running unit."""
+    """Return gateway or rank -> a function that reads its page of metrics.
+
+    For each running gateway, and the first rank of each running unit. Empty for other engines.
+    """
     from planner.facts.engines import OURS
 
     if plan.engine != OURS:
@@ -190,12 +199,15 @@ def _pod_pages(plan: Plan, api: "Api") -> dict[str, Ask]:
 
 
 def _read_here(address: str) -> str:
-    """Return the page of metrics at an address of this machine. Raise HTTPError, OSError or ValueError."""
+    """Return the page of metrics at an address of this machine.
+
+    Raises HTTPError, OSError or ValueError if it has none.
+    """
     return fetch(f"http://{address}/metrics", timeout_s=ASK_S, max_bytes=MAX_PAGE_BYTES).decode(errors="replace")
 
 
 def _read_pages(asks: Mapping[str, Ask]) -> dict[str, Sequence[Sample]]:
-    """Return the samples of each process that answers."""
+    """Return gateway or rank -> the samples on its page, for those that answer."""
 
     def read(ask: Ask) -> Sequence[Sample] | None:
         try:

@@ -22,7 +22,7 @@ class StandIn:
 
 
 def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest]) -> tuple[StandIn, ...]:
-    """Return the spares that a unit's pods (`found`) run on; none while any of its pods has no node yet."""
+    """Return which spares a unit's pods run on, and in place of which nodes; none while any pod has no node yet."""
     used = _nodes_used(found)
     if len(used) < len(planned):
         return ()
@@ -34,7 +34,10 @@ def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Man
 def lost_nodes(
     planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest], down: AbstractSet[str]
 ) -> list[str]:
-    """Return the nodes in `down` that a unit needs: its pods' nodes and, without spares, all planned nodes."""
+    """Return which nodes that a unit needs are in `down`.
+
+    It needs its pods' nodes and, without spares, all planned nodes.
+    """
     used = _nodes_used(found)
     return sorted(down & (used if spares else used | set(planned)))
 

@@ -78,7 +78,10 @@ class RecordedLoads:
 
 
 def read_recorded(urls: Sequence[str], model: str | None = None) -> RecordedLoads:
-    """Return the sum of the loads at all `urls`, for `model` if there are several. Raise RecordedError."""
+    """Return the sum of the loads at all `urls`. If ranks of several models answer, `model` selects one.
+
+    Raises RecordedError if a URL has no loads, or if `model` does not name one of several models.
+    """
     samples = [sample for url in urls for sample in _read_samples(url)]
     models = sorted({sample.model for sample in samples})
     if not samples:
@@ -113,7 +116,7 @@ def _sum_loads(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
 
 def _read_samples(url: str) -> Iterator[Sample]:
     try:
-        is_rank = _path(url).endswith("/metrics")
+        is_rank = _url_path(url).endswith("/metrics")
         asked = url if is_rank else f"{url.rstrip('/')}/api/v1/query?{urlencode({'query': QUERY})}"
         answer = _fetch_within_deadline(asked)
         told = _parse_text(answer.decode()) if is_rank else _parse_prometheus(json.loads(answer))
@@ -131,8 +134,8 @@ def _source_error(urls: Sequence[str], reason: str) -> RecordedError:
     )
 
 
-def _path(url: str) -> str:
-    """Return the path in a URL. Raise ValueError if it is no URL."""
+def _url_path(url: str) -> str:
+    """Return the path in a URL. Raises ValueError if it is no http or https URL."""
     try:
         parts = urlsplit(url)
     except ValueError:  # which would say all of it
@@ -143,7 +146,7 @@ def _path(url: str) -> str:
 
 
 def _fetch_within_deadline(url: str) -> bytes:
-    """Return the body at `url`. Raise HTTPError or ValueError, also if it is not complete within `DEADLINE_S`.
+    """Return the body at `url`. Raises HTTPError or ValueError, also if it is incomplete after `DEADLINE_S`.
 
     A thread sends the request: it may wait for a host name, for a handshake, or for one byte after another.
     """
@@ -166,9 +169,11 @@ def _fetch_within_deadline(url: str) -> bytes:
 
 
 def _sample(labels: Mapping[str, str], value: str) -> Sample:
-    """Return the sample with these labels and value. Raise LookupError, OverflowError, TypeError or ValueError.
+    """Return the sample with these labels and value.
 
-    The JSON of a Prometheus may hold anything: a list as a label, a number as a value.
+    Raises LookupError, OverflowError, TypeError or ValueError if they are not a rank's: the JSON of a Prometheus may
+    hold a
+    list as a label, or a number as a value.
     """
     told = [*(labels[label] for label in LABELS), value]
     if not all(isinstance(each, str) for each in told):
@@ -178,7 +183,7 @@ def _sample(labels: Mapping[str, str], value: str) -> Sample:
 
 
 def _check_counts(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
-    """Return the layer, the expert and its rows as integers, if in range. Raise OverflowError or ValueError."""
+    """Return the layer, the expert and its rows as integers, if in range. Raises OverflowError or ValueError."""
     if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and 0 <= int(rows) <= MAX_LOAD):
         raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows:g} rows")
     return layer, expert, int(rows)
@@ -197,7 +202,7 @@ def _parse_prometheus(answer: Any) -> Iterator[tuple[dict[str, str], str]]:
 
 
 def _explain(error: Exception) -> str:
-    """Return an error's message, without the object addresses that urllib3 puts before it."""
+    """Return an error's message for users. urllib3's own texts contain object addresses."""
     if isinstance(error, urllib3.exceptions.LocationValueError):
         return "it is no address"
     if isinstance(error, urllib3.exceptions.NewConnectionError):

@@ -30,7 +30,10 @@ class Sample(NamedTuple):
 
 
 def fetch(url: str, *, timeout_s: float, max_bytes: int) -> bytes:
-    """Return the body at `url`, logging in as the URL says. Raise HTTPError, OSError or ValueError."""
+    """Return the body at `url`, with the credentials in the URL.
+
+    Raises HTTPError, OSError or ValueError if there is none.
+    """
     auth = urllib3.util.parse_url(url).auth
     headers = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
     with urllib3.PoolManager(timeout=timeout_s, retries=False) as pool:

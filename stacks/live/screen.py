@@ -42,23 +42,26 @@ def draw(
     *,
     is_ascii: bool = False,
 ) -> RenderableType:
-    """Return the screen of `width` x `height`: `events` are all known ones, `generated` rates for a sparkline."""
+    """Return the screen of `width` x `height`. `events` are all known ones; `generated` are rates for a sparkline."""
     head = [*_head(look, width), *_traffic(look, traffic, generated, width, is_ascii)]
-    reasons = [] if width >= WITH_REASON else list(_reasons(look))
+    reasons = [] if width >= WITH_REASON else list(_most_urgent_reason(look))
     gap = [Text("")] if height >= AIRY else []
     room = height - len(head) - len(reasons) - 2 * len(gap) - 2  # the headings of units and events
     num_units = max(1, min(len(look.units), room - min(len(events) or 1, MIN_EVENTS)))
-    lines = [*head, *gap, _units(look, traffic, width, num_units), *reasons]
+    lines = [*head, *gap, _unit_table(look, traffic, width, num_units), *reasons]
     num_events = min(len(events) or 1, room - num_units)
     if num_events > 0:
         happened = events or [("", "nothing has happened since this screen was opened")]
         lines += [*gap, Text("last events", style="bold")]
-        lines += [_cut(Text(" ".join(filter(None, each)))) for each in happened[-num_events:]]
+        lines += [_truncate(Text(" ".join(filter(None, each)))) for each in happened[-num_events:]]
     return Group(*lines)
 
 
 def new_events(before: Look | None, after: Look, clock: str) -> Iterator[Event]:
-    """Yield what has happened between two looks, at the time `clock`; before the first, what the source remembers."""
+    """Yield what has happened between two looks, at the time `clock`.
+
+    For the first look, yield the source's own events.
+    """
     known = before.events if before else ()
     yield from (each for each in after.events if each not in known)
     if before is None:
@@ -74,15 +77,15 @@ def new_events(before: Look | None, after: Look, clock: str) -> Iterator[Event]:
 
 
 def _head(look: Look, width: int) -> Iterator[Text]:
-    yield _cut(Text.assemble((look.name, "bold"), f"  {look.where}"))
+    yield _truncate(Text.assemble((look.name, "bold"), f"  {look.where}"))
     phases = dict.fromkeys(unit.phase for unit in look.units)
     ready = [f"{phase} {_count_ready(look, phase)} ready" for phase in phases]
     ready += [f"{each.name} {each.state}" for each in look.gateways if each.state != "ready"]
-    yield _cut(Text(", ".join(ready)))
+    yield _truncate(Text(", ".join(ready)))
     for line in textwrap.wrap(look.day or "", width, break_on_hyphens=False)[:2]:
-        yield _cut(Text(line, style="cyan"))
+        yield _truncate(Text(line, style="cyan"))
     for note in look.notes:
-        yield _cut(Text(note, style="red"))
+        yield _truncate(Text(note, style="red"))
 
 
 def _count_ready(look: Look, phase: str) -> str:
@@ -94,21 +97,21 @@ def _traffic(
     look: Look, traffic: Traffic, generated: Sequence[float], width: int, is_ascii: bool
 ) -> Iterator[RenderableType]:
     if traffic.running is None:
-        yield _cut(Text("no gateway shows its metrics", style="dim"))
+        yield _truncate(Text("no gateway shows its metrics", style="dim"))
         return
     waits = f"{traffic.running:.0f} running, {traffic.waiting or 0:.0f} waiting"
     refused = f", {traffic.rejected_per_s:.1f}/s refused" if traffic.rejected_per_s else ""
-    yield _cut(Text.assemble("requests  ", waits, (refused, "red"), f"   cache hits {_percent(traffic.hits)}"))
+    yield _truncate(Text.assemble("requests  ", waits, (refused, "red"), f"   cache hits {_percent(traffic.hits)}"))
     rates = f"tokens/s  {_rate(traffic.prompt_tokens_per_s)} in  {_rate(traffic.generated_tokens_per_s)} out  "
     room = min(40, width - len(rates) - 1)
-    yield _cut(Text.assemble(rates, (_sparkline(generated, room, is_ascii), "cyan")))
+    yield _truncate(Text.assemble(rates, (_sparkline(generated, room, is_ascii), "cyan")))
     for name, latency, slo_ms in (("TTFT", traffic.ttft, look.slo_ms[0]), ("TPOT", traffic.itl, look.slo_ms[1])):
         if latency is not None or slo_ms is not None:
-            yield _cut(_latency(name, latency, slo_ms))
+            yield _truncate(_latency(name, latency, slo_ms))
 
 
 def _latency(name: str, latency: Latency | None, slo_ms: float | None) -> Text:
-    """Return a latency of the last minute; red if its mean is above the promised one."""
+    """Return the text for a latency of the last minute, red if its mean exceeds `slo_ms`."""
     promise = "" if slo_ms is None else f"   promised {_ms(slo_ms)}"
     if latency is None:
         return Text(f"{name}      no answer in the last minute{promise}", style="dim")
@@ -117,7 +120,7 @@ def _latency(name: str, latency: Latency | None, slo_ms: float | None) -> Text:
     return Text.assemble(f"{name}      ", shown, f"   p99 {_ms(latency.p99_ms)}{promise}")
 
 
-def _units(look: Look, traffic: Traffic, width: int, num_rows: int) -> Table:
+def _unit_table(look: Look, traffic: Traffic, width: int, num_rows: int) -> Table:
     """Return the table of units. If not all fit, those in trouble come first and the last row counts the others."""
     table = Table(box=None, padding=(0, 2, 0, 0), expand=False, header_style="bold", pad_edge=False)
     shown = [heading for heading, from_width in COLUMNS if width >= from_width]
@@ -138,7 +141,10 @@ def _units(look: Look, traffic: Traffic, width: int, num_rows: int) -> Table:
 
 
 def _urgency(unit: Part) -> int:
-    """Return the order of units of which not all fit: in trouble, changing, ready, off."""
+    """Return the rank of a unit by urgency, from 0: in trouble, changing, ready, off.
+
+    For tables too small for all units.
+    """
     if unit.state in TROUBLED:
         return 0
     return {"ready": 2, "off": 3}.get(unit.state, 1)
@@ -157,16 +163,16 @@ def _cells(unit: Part, load: UnitLoad) -> dict[str, Text]:
     }
 
 
-def _reasons(look: Look) -> Iterator[Text]:
-    """Yield why the first unit in trouble is, for terminals without room for a column of reasons."""
+def _most_urgent_reason(look: Look) -> Iterator[Text]:
+    """Yield the reason of the most urgent troubled unit, for terminals too narrow for a column of reasons."""
     told = [unit for unit in sorted(look.units, key=_urgency) if unit.reason]
     if told:
         more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-        yield _cut(Text(f"{told[0].name}{more}: {told[0].reason}", style="yellow"))
+        yield _truncate(Text(f"{told[0].name}{more}: {told[0].reason}", style="yellow"))
 
 
-def _cut(text: Text) -> Text:
-    """Return the text as one line, which ends with dots where the terminal does."""
+def _truncate(text: Text) -> Text:
+    """Return the text as one line, which ends with an ellipsis at the terminal's edge."""
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
@@ -187,7 +193,7 @@ def _percent(share: float | None) -> str:
 
 
 def _ms(value: float) -> str:
-    """Return milliseconds as they are read: `42 ms`, `1.20 s`."""
+    """Return milliseconds in a readable unit: `42 ms`, `1.20 s`."""
     if value == float("inf"):
         return "beyond all buckets"
     return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:.2f} s"

@@ -71,7 +71,10 @@ class ClusterError(TidemillError):
 
 
 def ask_cluster(plan: Plan, context: str) -> LivePlan:
-    """Return the state of `plan` in the cluster of that kubeconfig context. Raises ClusterError."""
+    """Return the state of `plan` in the cluster of that kubeconfig context.
+
+    Raises ClusterError if it cannot be asked.
+    """
     try:
         return read_live_plan(plan, connect(context))
     except ProviderError as error:
@@ -79,7 +82,7 @@ def ask_cluster(plan: Plan, context: str) -> LivePlan:
 
 
 def read_live_plan(plan: Plan, api: Api) -> LivePlan:
-    """Return the state of `plan` in the cluster behind `api`. Raises ProviderError."""
+    """Return the state of `plan` in the cluster behind `api`. Raises ProviderError if the cluster cannot be asked."""
     down, unseen = _nodes_down(api)
     refusals, unasked = _refusals(plan, api)
     found = [(unit, api.get(_reference(plan, unit)), plan.unit_document(unit)) for unit in plan.units]
@@ -93,7 +96,7 @@ def read_live_plan(plan: Plan, api: Api) -> LivePlan:
 
 
 def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
-    """Return the nodes that are not ready, or an error if the user may not list nodes, which few users may."""
+    """Return the names of unready nodes. If the user may not list nodes, return none and the error's text."""
     try:
         return pods.unready_nodes(api.list_all("v1", "Node", "")), None
     except RefusedError as error:
@@ -103,9 +106,9 @@ def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
 
 
 def _refusals(plan: Plan, api: Api) -> tuple[Mapping[str, str], str | None]:
-    """Return unit -> why a gateway sends it no requests, and an error if a gateway could not be asked.
+    """Return unit -> why a gateway sends it no requests, and an error's text if a gateway could not be asked.
 
-    Other engines' routers refuse no unit.
+    Empty for other engines, whose routers refuse no unit.
     """
     found: dict[str, str] = {}
     unasked = None
@@ -123,14 +126,14 @@ def _refusals(plan: Plan, api: Api) -> tuple[Mapping[str, str], str | None]:
 
 
 def _gateway_pods(plan: Plan, api: Api) -> list[Manifest]:
-    """Return the running pods of the plan's gateways; why another one does not run says nothing about units."""
+    """Return the running pods of the plan's gateways. Pods that do not run cannot be asked about units."""
     selector = ",".join(f"{key}={value}" for key, value in names.gateway_selector(plan.name).items())
     found = api.list_all("v1", "Pod", plan.kubernetes.namespace, labelSelector=selector)
     return [each for each in found if (each.get("status") or {}).get("phase") == "Running"]
 
 
 def _launch_digest(live: Manifest) -> str | None:
-    """Return the digest of the launch file that a live unit was given; None if it has none."""
+    """Return the digest of a live unit's launch file; None if the unit has none."""
     digest = (live["metadata"].get("annotations") or {}).get(names.digest_annotation("launch"))
     return str(digest) if digest else None
 
@@ -162,7 +165,7 @@ def _apply_refusal(unit: LiveUnit, refusal: str | None) -> LiveUnit:
 def _judge(
     live: Manifest, unit: Unit, spares: Sequence[str], found: Sequence[Manifest], down: Set[str]
 ) -> tuple[State, str | None]:
-    """Return a unit's state and the reason. A node that is down comes first: a unit needs all of its nodes."""
+    """Return a unit's state and its reason. A node that is down takes precedence: a unit needs all of its nodes."""
     if is_off(live):
         return "off", "scaled to 0"
     if lost := lost_nodes(unit.nodes, spares, found, down):

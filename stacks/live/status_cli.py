@@ -35,7 +35,7 @@ NOTHING: dict[str, Any] = {"endpoint": None, "plan_digest": None, "units": []}
 
 
 def add_status(commands: Any) -> None:
-    """Add the command to what `add_subparsers` returned."""
+    """Add `tidemill status` to `commands`, the result of argparse's `add_subparsers`."""
     status = add_command(
         commands,
         "status",
@@ -71,12 +71,12 @@ def _status(arguments: argparse.Namespace) -> int:
 
     if has_screen() and not arguments.changes:
         every_s = WATCH_S if arguments.context is None else WATCH_CLUSTER_S
-        return watch(_new_looks(arguments), every_s, nothing_runs_message)
+        return watch(_make_look_function(arguments), every_s, nothing_runs_message)
     return _print_at_every_change(arguments)
 
 
-def _new_looks(arguments: argparse.Namespace) -> Callable[[], Sequence["Look"]]:
-    """Return what looks at the deployments once. A plan that runs in a cluster is read, or made, only once."""
+def _make_look_function(arguments: argparse.Namespace) -> Callable[[], Sequence["Look"]]:
+    """Return a function that looks at the deployments once. A plan for a cluster is read, or made, only here."""
     from stacks.live.look import look_at_cluster, look_here
 
     if arguments.context is None:
@@ -97,7 +97,7 @@ def _new_looks(arguments: argparse.Namespace) -> Callable[[], Sequence["Look"]]:
 
 
 def _require_records(arguments: argparse.Namespace) -> list[Record]:
-    """Return the records of all deployments that are meant. Raises LocalError if one cannot be read."""
+    """Return the records of the deployments that the user asks for. Raises LocalError if one cannot be read."""
     records, damaged = _read_all(find_all(arguments.given, arguments.overlays))
     if damaged is not None:
         raise damaged

@@ -37,9 +37,9 @@ class Latency:
 
 @dataclass(frozen=True)
 class UnitLoad:
-    """A unit's load over those of its ranks that were asked; None where none has answered.
+    """The load of a unit, from those of its ranks that were asked. A figure is None if no rank has it.
 
-    `balance` is the mean over layers and ranks of the most rows for one rank over the mean: 1 is even.
+    `balance` averages, over layers and ranks, the rows of the busiest rank over the mean: 1 is even.
     """
 
     requests_per_rank: float | None
@@ -50,7 +50,7 @@ class UnitLoad:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the gateways have seen lately; None where nothing tells."""
+    """The traffic of the last minute, as the gateways count it. A figure is None if no gateway has it."""
 
     running: float | None
     waiting: float | None
@@ -64,14 +64,14 @@ class Traffic:
 
 
 class TrafficLog:
-    """Remembers the looks of the last minute, and the rates of generated tokens for a sparkline."""
+    """Keeps the looks of the last minute, and the rates of generated tokens for a sparkline."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, Counts]] = deque()
         self.generated: deque[float] = deque(maxlen=120)
 
     def add(self, look: Look, now: float) -> Traffic:
-        """Return the traffic up to this look, taken at `now` seconds of a monotonic clock."""
+        """Add a look, taken at `now` seconds of a monotonic clock. Return the traffic of the last minute."""
         counts = {
             (source, sample.name, tuple(sorted(sample.labels.items()))): value
             for source, page in look.pages.items()
@@ -88,8 +88,8 @@ class TrafficLog:
 
     def _measure(self, look: Look, now: float, counts: Counts) -> Traffic:
         recent = next(each for each in self._looks if each[0] >= now - RATE_S)
-        seconds, lately = now - recent[0], _growth(recent[1], counts)
-        minute = _growth(self._looks[0][1], counts)
+        seconds, lately = now - recent[0], _counter_growth(recent[1], counts)
+        minute = _counter_growth(self._looks[0][1], counts)
 
         def rate(name: str) -> float | None:
             grown = _sum(lately, name)
@@ -109,7 +109,10 @@ class TrafficLog:
 
 
 def _unit_load(unit: str, counts: Counts, minute: Counts) -> UnitLoad:
-    """Return the load of a unit, whose ranks are the sources UNIT/RANK."""
+    """Return the load of a unit.
+
+    `counts` are the present values and `minute` the last minute's growth, of UNIT/RANK sources.
+    """
     here = _of_unit(counts, unit)
     grown = _of_unit(minute, unit)
     kv = [value for _, value in _values(here, "kv_cache_usage_perc")]
@@ -128,15 +131,15 @@ def _of_unit(counts: Counts, unit: str) -> Counts:
     return {key: value for key, value in counts.items() if key[0].rpartition("/")[0] == unit}
 
 
-def _growth(before: Counts, after: Counts) -> Counts:
-    """Return what the counters have grown by; one that is smaller than before began anew."""
+def _counter_growth(before: Counts, after: Counts) -> Counts:
+    """Return how much each counter has grown. One that is smaller than before was reset and counts from 0."""
     return {
         key: value - before[key] if value >= before[key] else value for key, value in after.items() if key in before
     }
 
 
 def _latency(grown: Counts, name: str) -> Latency | None:
-    """Return the latencies observed while a histogram's counters grew; None without any."""
+    """Return the latencies of the observations that a histogram gained; None if it gained none."""
     count, total = _sum(grown, f"{name}_count"), _sum(grown, f"{name}_sum")
     if not count or total is None:
         return None

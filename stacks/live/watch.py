@@ -44,10 +44,10 @@ def has_screen() -> bool:
 
 
 def watch(take_looks: TakeLooks, every_s: float, when_empty: Callable[[], str]) -> int:
-    """Show looks until q or Ctrl-C. Return 1 if the last look has found a failure, else 0.
+    """Show the deployments' state until q or Ctrl-C. Return 1 if the last look has found a failure, else 0.
 
-    The first looks are taken before the screen is shown: their errors are raised. Later errors are shown. `when_empty`
-    says what to show while there is no deployment.
+    The first look is taken before the screen opens, and its errors are raised. Later errors are shown on the screen.
+    `when_empty` returns the text to show while there is no deployment.
     """
     watched = _Watched(take_looks, every_s)
     watched.take()
@@ -63,7 +63,7 @@ def watch(take_looks: TakeLooks, every_s: float, when_empty: Callable[[], str]) 
 
 
 class _Watched:
-    """The deployments under watch, with their traffic and events so far."""
+    """The deployments on the screen, with their traffic and events so far."""
 
     def __init__(self, take_looks: TakeLooks, every_s: float) -> None:
         self._take_looks, self._every_s = take_looks, every_s
@@ -76,7 +76,7 @@ class _Watched:
         self.num_looks = 0
 
     def take(self) -> None:
-        """Take a look at all deployments, and add it to what is known. Raise TidemillError."""
+        """Look at all deployments, and record traffic and events. Raises TidemillError if they cannot be read."""
         looks = self._take_looks()
         with self._lock:
             before = {look.name: look for look in self.looks}
@@ -100,7 +100,7 @@ class _Watched:
                     self.num_looks += 1
 
     def render(self, console: Console, when_empty: Callable[[], str]) -> RenderableType:
-        """Return the screen for the console's present size."""
+        """Return what to show at the console's present size."""
         width, height = console.size
         with self._lock:
             looks, error = self.looks, self._error
@@ -132,7 +132,10 @@ def _screen(console: Console) -> Live:
 
 
 def _read_key(timeout_s: float) -> str:
-    """Return the next key, empty if none comes in time. Raise KeyboardInterrupt when the terminal is gone."""
+    """Return the next key; empty if none is pressed within `timeout_s`.
+
+    Raises KeyboardInterrupt if the terminal is gone.
+    """
     readable, _, _ = select.select([sys.stdin], [], [], timeout_s)
     if not readable:
         return ""
@@ -144,7 +147,10 @@ def _read_key(timeout_s: float) -> str:
 
 @contextmanager
 def _raw_keys() -> Iterator[None]:
-    """Get keys at once and without echo. Ctrl-C is a key; Ctrl-Z is none, since it would leave the screen as it is."""
+    """Deliver keys at once and without echo.
+
+    Ctrl-C arrives as a key; so does Ctrl-Z, which would suspend us in mid-screen.
+    """
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     try:

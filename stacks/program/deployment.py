@@ -99,7 +99,7 @@ class Deployment(pulumi.ComponentResource):
         return Objects(name, self._conceal(_manifests_by_kind(owner, objects)), options)
 
     def _conceal(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a resource's inputs, as secrets in the state if they are made from one."""
+        """Return a resource's inputs, wrapped as secrets if the deployment's source is secret."""
         return {
             key: pulumi.Output.secret(value) if self._is_secret and key not in PLAIN else value
             for key, value in inputs.items()
@@ -120,10 +120,11 @@ class Deployment(pulumi.ComponentResource):
 
 @contextlib.contextmanager
 def _omit_stack_traces() -> Iterator[None]:
-    """Declare resources without the program's stack, which the SDK would put into the state with each of them.
+    """Declare resources without the program's stack trace, which the SDK would store in the state of each.
 
-    For the published system that is a quarter of a state, which Pulumi writes anew at each step; and it is the paths of
-    this machine.
+    For the published system, stack traces are a quarter of the state, which Pulumi rewrites at each step, and they
+    contain
+    this machine's paths.
     """
     with LIMITING:
         before = getattr(sys, "tracebacklimit", None)
@@ -138,7 +139,7 @@ def _omit_stack_traces() -> Iterator[None]:
 
 
 def _manifests_by_kind(owner: str, objects: Sequence[PlanObject]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the manifests by kind, or by kind and name for those whose name is not their owner's."""
+    """Return kind -> manifest; the key also has the name if that is not the owner's."""
     return {_key(owner, each): each.manifest for each in objects}
 
 

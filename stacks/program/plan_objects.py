@@ -46,7 +46,7 @@ class PlanObjects:
     controller: tuple[PlanObject, ...]  # empty without a controller
 
     def occupants(self) -> dict[str, dict[str, Any]]:
-        """The identity of the object that occupies each unit's nodes, by unit name."""
+        """Unit name -> the identity of the object that occupies its nodes."""
         groups = {name: [each for each in unit if each.manifest["kind"] in GROUPS] for name, unit in self.units.items()}
         return {name: group.identity for name, (group,) in groups.items()}
 
@@ -75,5 +75,5 @@ def plan_objects(plan: Plan) -> PlanObjects:
 
 
 def _name(file: str) -> str:
-    """Return a file's object name without the kind, which Pulumi's type has: `configmap-NAME.yaml` -> `NAME`."""
+    """Return the name in a file's name: `configmap-NAME.yaml` -> `NAME`. Pulumi's type has the kind already."""
     return file.removesuffix(".yaml").partition("-")[2]

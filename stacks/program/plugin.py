@@ -40,7 +40,7 @@ NOT_PLANNED = "what is deployed is not known before `up`, so this preview neithe
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve the provider until the engine ends it."""
     serve(Plugin)
 
 
@@ -74,7 +74,7 @@ class _Components(Components):
     def construct(
         self, name: str, resource_type: str, inputs: Mapping[str, Any], options: pulumi.ResourceOptions | None = None
     ) -> ConstructResult:
-        """Declare the component, empty as long as its source is not known yet."""
+        """Declare the component. It is empty as long as its source is not known."""
         from stacks.program.deployment import Deployment
 
         if self._source is None:
@@ -100,7 +100,10 @@ def _component() -> dict[str, Any]:
 
 
 def _read_source(token: str, struct: Struct) -> "Source | None":
-    """Return the planned source in a component's inputs; None if they are not all known yet. Raises ProviderError."""
+    """Return the source in a component's inputs, after planning it; None if its inputs are not all known yet.
+
+    Raises ProviderError if the inputs are wrong or cannot be planned.
+    """
     from stacks.program.source import FIELDS, Source  # the planner, which a provider of objects does not need
 
     inputs, known = decode_struct(struct), _component()["inputProperties"]

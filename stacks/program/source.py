@@ -33,7 +33,10 @@ FIELDS = ("spec", "overlays", "previous", "plan")
 
 @dataclass(frozen=True)
 class Source:
-    """The spec or plan that a deployment is made from. An empty text counts as None: it is the default of settings."""
+    """The spec or plan that a deployment is made from.
+
+    An empty text, the default of Pulumi's settings, counts as None.
+    """
 
     spec: str | None = None
     overlays: tuple[str, ...] = ()
@@ -43,7 +46,7 @@ class Source:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, is_secret: bool = False) -> "Source":
-        """Read a source from a component's inputs or a stack's settings. Raises CallError for unusable values."""
+        """Read a source from a component's inputs or a stack's settings. Raises CallError if a value is not a text."""
         overlays = values.get("overlays") or []
         given = {each: values[each] for each in FIELDS if each != "overlays" and values.get(each)}
         texts = given | {f"overlays[{place}]": each for place, each in enumerate(_as_list(overlays))}
@@ -54,7 +57,10 @@ class Source:
 
     @cached_property
     def deployed(self) -> Plan:
-        """Return the plan to deploy. Raises CallError if none is named, SpecError or InfeasibleError if it is wrong."""
+        """Return the plan to deploy.
+
+        Raises CallError if none is given, and SpecError or InfeasibleError if it is wrong.
+        """
         found = self._found
         if isinstance(found, Plan):
             return found
@@ -98,9 +104,9 @@ def _as_list(overlays: Any) -> list[Any]:
 
 
 def _read_spec(spec: str, overlays: Sequence[str]) -> ResolvedSpec:
-    """Return the spec with its overlays. Raises CallError for a plan in its place."""
-    path, contents = _place("spec", spec)
-    others = [_place(f"overlays[{place}]", each) for place, each in enumerate(overlays)]
+    """Return the spec with its overlays. Raises CallError if `spec` is a plan."""
+    path, contents = _path_and_content("spec", spec)
+    others = [_path_and_content(f"overlays[{place}]", each) for place, each in enumerate(overlays)]
     texts = contents | {place: text for _, inner in others for place, text in inner.items()}
     found = read_input(path, [each for each, _ in others], texts)
     if isinstance(found, ResolvedSpec):
@@ -109,13 +115,13 @@ def _read_spec(spec: str, overlays: Sequence[str]) -> ResolvedSpec:
     raise _wrong("R306 must be a spec", reason, "set plan to it instead, and neither previous nor overlays", "spec")
 
 
-def _place(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
-    """Return the path that `given` is, or, for content, a path made from `name` for messages, and the content."""
+def _path_and_content(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
+    """Return `given` as a path, and no contents. For content, return a path made from `name`, and path -> content."""
     return (Path(name), {Path(name): _encode(given)}) if is_content(given) else (_existing_path(name, given), {})
 
 
 def _read_deployed_plan(plan: str) -> Plan:
-    """Return the plan in a plan file or in an unedited rendered folder. Raises CallError for a spec."""
+    """Return the plan in a plan file or in an unedited rendered folder. Raises CallError if it is a spec."""
     is_folder = not is_content(plan) and _existing_path("plan", plan).is_dir()
     return plan_from(Path(plan)) if is_folder else _read_plan("plan", plan)
 
@@ -125,7 +131,10 @@ def _read_plan(name: str, given: str) -> Plan:
 
 
 def _existing_path(name: str, given: str) -> Path:
-    """Return the path. Raises CallError for no file, without showing the text: it may be content with secrets in it."""
+    """Return `given` as a path.
+
+    Raises CallError if no file has it, without showing it: it may be content with secrets.
+    """
     if os.path.exists(given):
         return Path(given)
     fix = "give a path that is absolute or from the program's folder, or content in more than one line"

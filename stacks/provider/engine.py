@@ -19,7 +19,7 @@ class Engine:
         self._stub = engine_pb2_grpc.EngineStub(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
 
     def progress(self, urn: str, text: str) -> None:
-        """Show a message beside the resource until the next one."""
+        """Show a message beside the resource until the next message."""
         self._log(engine_pb2.LogRequest(severity=engine_pb2.INFO, urn=urn, message=text, ephemeral=True))
 
     def warn(self, urn: str, text: str) -> None:

@@ -29,7 +29,7 @@ IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace"
 
 
 def read_manifests(values: Mapping[str, Any], token: str) -> dict[str, Manifest]:
-    """Return the manifests in a resource's inputs by key; a single manifest has the empty key."""
+    """Return key -> manifest in a resource's inputs. The key of a single manifest is empty."""
     return dict(values) if token == OBJECTS else {"": dict(values)}
 
 
@@ -44,7 +44,7 @@ def resource_id(manifests: Manifests) -> str:
 
 
 def outputs(manifests: Manifests, token: str) -> Struct:
-    """Return a resource's outputs: only its main object's identity, since Pulumi rewrites its state at each step."""
+    """Return a resource's outputs: just its main object's identity, to keep Pulumi's often rewritten state small."""
     key, manifest = main_object(manifests)
     metadata = {name: manifest["metadata"][name] for name in ("name", "namespace") if name in manifest["metadata"]}
     identity = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata}
@@ -52,7 +52,7 @@ def outputs(manifests: Manifests, token: str) -> Struct:
 
 
 def find_naming_mistakes(values: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
-    """Return the mistakes in the inputs that need no API server: (property, reason)."""
+    """Return (property, reason) for each mistake in the inputs that can be found without the API server."""
     if token != OBJECTS:
         return _find_mistakes(values, token)
     if not values:
@@ -73,7 +73,7 @@ class Changes:
 
 
 def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], token: str) -> Changes:
-    """Compare old and new inputs path by path; `api`, if given, says which fields are immutable."""
+    """Compare old and new inputs path by path. With an `api`, ask it which fields are immutable."""
     changed = list(differences(dict(old), dict(new)))
     if token == OBJECTS:
         return _object_set_changes(api, old, new, changed)
@@ -85,7 +85,7 @@ def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], tok
 def _object_set_changes(
     api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]
 ) -> Changes:
-    """Compare the inputs of several objects. The resource is replaced only if its main object must be."""
+    """Compare the inputs of several objects. The resource as a whole is replaced only if its main object must be."""
     end, manifest = main_object(new)
     if old and Reference.from_manifest(main_object(old)[1]) != Reference.from_manifest(manifest):
         moved = [each for each in changed if each.path[0] == end]
@@ -124,7 +124,7 @@ def _find_mistakes(manifest: Mapping[str, Any], token: str) -> list[tuple[str, s
 
 
 def _missing_names(manifest: Any) -> Iterator[str]:
-    """Yield what a manifest lacks to name an object: apiVersion, kind or name."""
+    """Yield a reason for each of apiVersion, kind and name that a manifest lacks."""
     if not isinstance(manifest, dict):
         yield "it is no map"
         return

@@ -31,18 +31,18 @@ ListInputs = dict[str, Any]
 
 
 def find_departed(old: ListInputs, new: ListInputs) -> list[Manifest]:
-    """Return the objects that `old` lists and `new` does not, under any name."""
+    """Return the objects in `old` that `new` does not list, under whatever key."""
     staying = {Reference.from_manifest(each) for each in new["objects"].values()}
     return [each for each in old["objects"].values() if Reference.from_manifest(each) not in staying]
 
 
 def find_new(old: ListInputs, listed: ListInputs) -> set[Reference]:
-    """Return the objects that `listed` has and `old` does not."""
+    """Return the objects in `listed` that `old` does not list."""
     return {Reference.from_manifest(each) for each in find_departed(listed, old)}
 
 
 def find_naming_mistakes(values: ListInputs, token: str) -> list[tuple[str, str]]:
-    """Return the mistakes in a list: (property, reason)."""
+    """Return (property, reason) for each mistake in a list."""
     if token == ARRIVALS:
         return [] if isinstance(values.get("names"), list) else [("names", "names must be a list of names")]
     objects = values.get("objects")

@@ -40,7 +40,10 @@ class Rollout:
 
     @contextmanager
     def turn(self, phase: str, unit: str, report: Callable[[str], None]) -> Iterator[None]:
-        """Wait until no other unit of the phase is updating. Raise ProviderError if one has failed, or if cancelled."""
+        """Wait until no other unit of the phase is updating.
+
+        Raises ProviderError if one has failed, or when cancelled.
+        """
         with self._condition:
             while (other := self._changing.get(phase)) and not self._is_over():
                 report(f"its turn comes after {other}")
@@ -56,7 +59,7 @@ class Rollout:
                 self._condition.notify_all()
 
     def fail(self, unit: str) -> None:
-        """Note that `unit` has failed, so that no other unit begins its update."""
+        """Record that `unit` has failed, so that no other unit begins its update."""
         with self._condition:
             self._failed = unit
             self._condition.notify_all()
@@ -69,7 +72,10 @@ class Rollout:
 
 
 def rolled_phase(old: Manifests, new: Manifests) -> str | None:
-    """Return the phase of a unit that is updated in turn; None if it does not restart, or must change at once."""
+    """Return the phase of a unit (or `gateway`) that updates in turn.
+
+    None if it does not restart, or must change at once.
+    """
     if not old or not new:
         return None
     before, after = main_object(old)[1], main_object(new)[1]
@@ -78,7 +84,7 @@ def rolled_phase(old: Manifests, new: Manifests) -> str | None:
     if phase is None or _template(before) == _template(after) or num_withheld(after):
         return None
     kv = _kv_format(new)
-    keeps = _places(before) == _places(after) and kv is not None and kv == _kv_format(old)
+    keeps = _node_fields(before) == _node_fields(after) and kv is not None and kv == _kv_format(old)
     return str(phase) if keeps else None
 
 
@@ -90,15 +96,18 @@ def _template(unit: Manifest) -> Mapping[str, Any]:
     return found
 
 
-def _places(unit: Manifest) -> tuple[Any, Any]:
-    """Return the fields that decide a unit's nodes: how many, and which."""
+def _node_fields(unit: Manifest) -> tuple[Any, Any]:
+    """Return the fields that determine a unit's nodes: how many, and the affinity that selects them."""
     spec = unit.get("spec") or {}
     size = (spec.get("leaderWorkerTemplate") or {}).get("size", spec.get("replicas"))
     return size, (_template(unit).get("spec") or {}).get("affinity")
 
 
 def _kv_format(manifests: Manifests) -> tuple[Any, Any] | None:
-    """Return what determines a unit's KV format, from its launch file: KV digest and engine; None if there is none."""
+    """Return KV digest and engine in a unit's launch file, which determine its KV format.
+
+    None without a launch file.
+    """
     for each in manifests.values():
         for text in (each.get("data") or {}).values() if each.get("kind") == "ConfigMap" else ():
             document = _launch_document(text)
@@ -108,7 +117,10 @@ def _kv_format(manifests: Manifests) -> tuple[Any, Any] | None:
 
 
 def _launch_document(text: str) -> dict[str, Any]:
-    """Return a launch file's keys. A large expert map, the last key, is left out: it is in another ConfigMap."""
+    """Return a launch file's keys up to the expert map.
+
+    That is the last key, and lies in another ConfigMap if it is large.
+    """
     for whole in (text, text.rstrip().removesuffix(",") + "}"):
         with suppress(ValueError):
             document = json.loads(whole)

@@ -63,7 +63,7 @@ Rpc = Callable[[Any, Any], Answer]
 
 
 class InitFailed(Exception):
-    """A resource exists, so that Pulumi's state must have it, but is not ready."""
+    """A resource exists and so must be in Pulumi's state, but is not ready."""
 
     def __init__(self, resource_id: str, inputs: Struct, outputs: Struct, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -168,9 +168,9 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
-        """Create the objects and wait until they are ready, except for new units: `Arrivals` waits for those."""
+        """Create the objects and wait until they are ready. New units are not waited for here, but by `Arrivals`."""
         if request.type in occupants.LISTS:
-            self._list(request, {"objects": {}}, decode_struct(request.properties))
+            self._carry_out_list(request, {"objects": {}}, decode_struct(request.properties))
             return provider_pb2.CreateResponse(id=occupants.ID, properties=Struct())
         manifests = objects.read_manifests(decode_struct(request.properties), request.type)
         named = objects.outputs(manifests, request.type)
@@ -218,7 +218,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         """Update the objects and wait until they are ready, even if only readiness was missing."""
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if request.type in occupants.LISTS:
-            self._list(request, old, new)
+            self._carry_out_list(request, old, new)
             return provider_pb2.UpdateResponse(properties=Struct())
         before, manifests = objects.read_manifests(old, request.type), objects.read_manifests(new, request.type)
         named = objects.outputs(manifests, request.type)
@@ -257,8 +257,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         assert self._session is not None, "the engine configures a provider before it uses it"
         return self._session.api()
 
-    def _list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
-        """Act on a list (`occupants.py`): delete objects that have left it, or wait for new ones."""
+    def _carry_out_list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
+        """Carry out a list (`occupants.py`): delete the objects that have left it, or wait for new ones."""
         if request.preview:
             return
         if request.type == occupants.TOKEN:
@@ -287,7 +287,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
                 raise ProviderError(f"{error}; {unit} was restored, and is ready") from error
 
     def _undo(self, request: Any, old: Manifests, new: Manifests, others: set[str]) -> None:
-        """Restore `old`, and delete the objects that the change has added; `others` are the run's other uids."""
+        """Restore `old`, and delete the objects that the change has added.
+
+        `others` are uids of other objects of this run.
+        """
         patience = Patience(DEFAULT_TIMEOUT_S, self._cancelled, functools.partial(self.engine.progress, request.urn))
         try:
             object_set.store(self._api(), new, old, patience, lambda *_: None, kept_uids=others)
@@ -336,7 +339,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def _fully_known(manifests: Manifests) -> dict[str, Manifest]:
-    """Return the manifests whose values are all known at preview."""
+    """Return the manifests all of whose values are known at preview."""
     return {key: each for key, each in manifests.items() if not has_unknown(each)}
 
 

@@ -23,7 +23,10 @@ class Session:
         self._is_reported = False
 
     def api(self) -> Api:
-        """Return the cluster's API. The first failure to connect raises the reason, later calls a short error."""
+        """Return the cluster's API.
+
+        Raises the reason at the first failure to connect, and a short ProviderError later.
+        """
         with self._lock:
             reached = self._reach()
             if isinstance(reached, Api):
@@ -34,7 +37,7 @@ class Session:
             raise reached
 
     def api_if_reached(self) -> Api | None:
-        """Return the cluster's API, or None if it cannot be reached: for work that can do without."""
+        """Return the cluster's API; None if it cannot be reached. For work that is optional."""
         with self._lock:
             reached = self._reach()
             return reached if isinstance(reached, Api) else None

@@ -36,7 +36,7 @@ def encode_struct(values: Mapping[str, Any]) -> Struct:
 
 
 def mark_secrets(values: Struct, given: Struct) -> Struct:
-    """Return `values` with every value marked as secret that is secret in `given`, or is a list with a secret."""
+    """Return `values`, marked as secret wherever `given` is secret. A list with a secret item is secret as a whole."""
     marked = Struct()
     for key, value in values.fields.items():
         marked.fields[key].CopyFrom(_mark(value, given.fields[key]) if key in given.fields else value)
