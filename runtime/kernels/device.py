@@ -26,7 +26,17 @@ from torch import Tensor
 from runtime.errors import RuntimeFailure
 
 __all__ = [
-    *("CPU", "Arrival", "CudaQueue", "CudaRecorder", "HostLink", "PinnedLink", "Recorder", "Recording", "SideQueue"),
+    *(
+        "CPU",
+        "PendingCopy",
+        "CudaQueue",
+        "CudaRecorder",
+        "HostLink",
+        "PinnedLink",
+        "Recorder",
+        "Recording",
+        "SideQueue",
+    ),
     *("describe", "use_device"),
 ]
 
@@ -36,7 +46,7 @@ CPU = torch.device("cpu")
 def use_device(kind: str, local_rank: int) -> torch.device:
     """Return the device of a node's local rank, and make it this process's current device, before any allocation.
 
-    `kind` is the launch file's `device`. Raise RuntimeFailure when there is no such device.
+    `kind` is the launch file's `device`. Raises RuntimeFailure when there is no such device.
     """
     if kind == "cpu":
         return CPU
@@ -88,12 +98,12 @@ class HostLink:
         """Begin to copy `x` to host memory. Return the copy and a function that waits for it, or None if it is done."""
         return self.to_host(x), None
 
-    def begin_to_device(self, copy: Callable[[], None]) -> "Arrival | None":
+    def begin_to_device(self, copy: Callable[[], None]) -> "PendingCopy | None":
         """Begin `copy`, which copies host memory to the device. Return its arrival, or None if it is done."""
         copy()
         return None
 
-    def begin_from_device(self, copy: Callable[[], None]) -> "Arrival | None":
+    def begin_from_device(self, copy: Callable[[], None]) -> "PendingCopy | None":
         """Begin `copy`, which copies the device's memory to the host. Return its arrival, or None if it is done."""
         copy()
         return None
@@ -142,12 +152,12 @@ class PinnedLink(HostLink):
         host.copy_(x, non_blocking=True)
         return host, self.make_wait(x.device)
 
-    def begin_to_device(self, copy: Callable[[], None]) -> "Arrival":
+    def begin_to_device(self, copy: Callable[[], None]) -> "PendingCopy":
         """Copy beside the computation, after all work issued so far."""
         self._queue = CudaQueue(self._device) if self._queue is None else self._queue
         return _begin_beside(self._queue, copy)
 
-    def begin_from_device(self, copy: Callable[[], None]) -> "Arrival":
+    def begin_from_device(self, copy: Callable[[], None]) -> "PendingCopy":
         """Copy beside the computation and beside copies to the device, after all work issued so far."""
         self._queue_to_host = CudaQueue(self._device) if self._queue_to_host is None else self._queue_to_host
         return _begin_beside(self._queue_to_host, copy)
@@ -169,10 +179,10 @@ class PinnedLink(HostLink):
         torch.cuda.current_stream(device).synchronize()
 
 
-def _begin_beside(queue: "SideQueue", copy: Callable[[], None]) -> "Arrival":
+def _begin_beside(queue: "SideQueue", copy: Callable[[], None]) -> "PendingCopy":
     with queue.side_work():
         copy()
-        return Arrival(queue, queue.mark(), copy)
+        return PendingCopy(queue, queue.mark(), copy)
 
 
 class Recording(Protocol):
@@ -196,7 +206,7 @@ class CudaRecorder:
         self._pool, self._device = torch.cuda.graph_pool_handle(), device
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture this thread's launches; other threads may go on. Raise RuntimeError if one cannot be captured."""
+        """Capture this thread's launches; other threads may go on. Raises RuntimeError if one cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -221,7 +231,7 @@ class SideQueue(Protocol):
 
 
 @dataclass(frozen=True)
-class Arrival:
+class PendingCopy:
     """A copy to or from the device, begun on `queue`. Keep it until `join`, because it holds the copy's inputs."""
 
     queue: SideQueue

@@ -1,14 +1,14 @@
-"""Names of blocks of latent KV, so that equal prefixes of prompts are computed once.
+"""Hashes of blocks of latent KV, so that equal prefixes of prompts are computed once.
 
     block   PAGE_TOKENS tokens of one request in every layer: what a page holds
     root    hash of block_digest and salt: a chain begins there
-    name    hash of the name before, or of the root, and of the block's token ids
+    hash    SHA-256 of the previous block's hash (at first, the root) and of the block's token ids
 
-A name stands for all tokens from the first, not for its block's alone: whoever finds a name may use the block, and
-those before it have the names before. The `block_digest` says all that the latents depend on besides tokens. The salt
+A hash stands for all tokens from the first, not only for its block's: whoever finds a hash may use the block, and the
+blocks before it have the hashes before. The `block_digest` says all that the latents depend on besides tokens. The salt
 keeps apart whoever must not find each other's blocks; it is a hash itself (`gateway/tenants/keys.py`).
 
-Worked example: a prompt of 150 tokens has two names, of its tokens 0 to 63 and of 0 to 127. Its last 22 have none.
+Worked example: a prompt of 150 tokens has two hashes, of its tokens 0 to 63 and of 0 to 127. Its last 22 have none.
 
 It does not say where a block lies (`pages.py` does), and it reads no URI, no model's name and no wire version: latents
 do not depend on them.
@@ -25,7 +25,7 @@ from runtime.launch import UnitLaunch
 from runtime.protocol.block_chain import chain_blocks
 from runtime.protocol.messages import TENANT_DIGITS
 
-__all__ = ["BlockIdentity", "block_digest", "block_identity", "block_names", "root_name", "tenant_name"]
+__all__ = ["BlockIdentity", "block_digest", "block_hashes", "block_identity", "root_hash", "tenant_hash"]
 
 FORMAT = 1  # version of the chain (`protocol/block_chain.py`) and of a block's content; raise it if either changes
 TENANT_BYTES = 8
@@ -34,9 +34,10 @@ TENANT_BYTES = 8
 class BlockIdentity(msgspec.Struct, frozen=True):
     """What a block's latents depend on besides its tokens.
 
-    `weights` is the digest of the weights that a unit's ranks have read. `kernels` are those that determine a latent's
-    last bits, None in a unit that is not deterministic. Such a unit also shares blocks of answers, whose latents differ
-    from prefill's in the last bits.
+    `weights` is the digest of the weights that a unit's ranks have read. `kernels` names the kernels that determine the
+    last bits of a latent; None in a unit that is not deterministic. Such a unit also shares blocks of answers, whose
+    latents
+    differ from prefill's in the last bits.
     """
 
     format: int
@@ -68,16 +69,22 @@ def block_digest(identity: BlockIdentity) -> bytes:
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).digest()
 
 
-def root_name(digest: bytes, salt: str) -> bytes:
-    """Return the root of a chain of block names. `digest` has a fixed length, so that no salt can imitate one."""
+def root_hash(digest: bytes, salt: str) -> bytes:
+    """Return the root of a chain of block hashes.
+
+    `digest` has a fixed length, so that no salt can imitate another digest.
+    """
     return hashlib.sha256(digest + salt.encode()).digest()
 
 
-def tenant_name(salt: str) -> bytes:
-    """Return the tenant's name, to which a chain's blocks are charged: the same for all salts of a tenant."""
+def tenant_hash(salt: str) -> bytes:
+    """Return the hash of the tenant whose share of the cache the blocks count towards.
+
+    All salts of a tenant give the same.
+    """
     return hashlib.sha256(salt[:TENANT_DIGITS].encode()).digest()[:TENANT_BYTES]
 
 
-def block_names(root: bytes, token_ids: Sequence[int]) -> list[bytes]:
-    """Return the name of each whole block of `token_ids`, in a chain that begins with `root`."""
+def block_hashes(root: bytes, token_ids: Sequence[int]) -> list[bytes]:
+    """Return the hash of each whole block of `token_ids`; the chain begins at `root`."""
     return chain_blocks(root, token_ids)

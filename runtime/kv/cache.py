@@ -5,7 +5,7 @@
     slot mapping  a position's row, counted over all pages
 
 Ask, then act: `can_allocate` before `allocate`. A page is written by one table, the one that it was given to. Once it
-is full of a prompt's tokens it may get a name, and then several tables read it (`pages.py`); its latents stay until
+is full of a prompt's tokens it may get a hash, and then several tables read it (`pages.py`); its latents stay until
 the page is needed for others. It does not choose who gets pages: `serving/scheduler.py` does.
 
 Worked example: PAGE_TOKENS 64, a prompt of 100 tokens takes two pages, [7, 2] say. Token 70 lies in row 2 x 64 + 6.
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.kernels.device import Arrival, HostLink
+from runtime.kernels.device import HostLink, PendingCopy
 from runtime.kv.host_memory import HostMemory
 from runtime.kv.pages import Pages
 from runtime.kv.tiers.host import HostTier
@@ -47,7 +47,7 @@ class LatentCache:
     ) -> None:
         """Allocate the cache. `link` says how latents cross to host memory and back, if not by plain copies.
 
-        `memory` is the ledger of host memory, of which cached blocks may take `host_bytes`. Raise RuntimeFailure if
+        `memory` is the ledger of host memory, of which cached blocks may take `host_bytes`. Raises RuntimeFailure if
         there is too little memory.
         """
         self.num_pages = num_pages(num_tokens)
@@ -61,26 +61,29 @@ class LatentCache:
 
     @property
     def num_free_pages(self) -> int:
-        """The number of pages that no request holds, idle ones with cached blocks included."""
+        """The number of pages that no request holds. Idle pages with cached blocks are among them."""
         return self._owners.num_free
 
-    def find(self, names: Sequence[bytes]) -> PageTable:
-        """Return the pages that have the blocks with these names, up to the first name that no page has."""
-        return self._owners.find(names)
+    def find(self, hashes: Sequence[bytes]) -> PageTable:
+        """Return the pages of the blocks with these hashes, up to the first block that is in no page."""
+        return self._owners.find(hashes)
 
-    def num_found(self, names: Sequence[bytes]) -> int:
-        """Return how many of these blocks are in pages or, after those, in host memory, up to the first in neither."""
-        number = len(self.find(names))
-        return number if self.host is None else number + self.host.num_found(names[number:])
+    def num_found(self, hashes: Sequence[bytes]) -> int:
+        """Return how many of these blocks, from the first on, are in pages and then in host memory, without a gap."""
+        number = len(self.find(hashes))
+        return number if self.host is None else number + self.host.num_found(hashes[number:])
 
     def can_allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> bool:
-        """Return whether there are pages for `table` to grow to `num_tokens`, beginning with the pages `shared`."""
+        """Return whether there are pages for `table` to grow to `num_tokens`.
+
+        Its new pages begin with the pages `shared`.
+        """
         shared = shared or []
         num_new = num_pages(num_tokens) - len(table) - len(shared)
         return num_new <= self._owners.num_free - self._owners.num_idle(shared)
 
     def allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> None:
-        """Let `table` grow to `num_tokens`: first by the pages `shared`, which have their latents, then by new ones."""
+        """Let `table` grow to `num_tokens`: first by the pages `shared`, which have their latents, then by others."""
         for page in shared or []:
             self._owners.hold(page)
             table.append(page)
@@ -88,23 +91,26 @@ class LatentCache:
             table.append(self._owners.take())
 
     def share(self, table: PageTable, first: int, shared: PageTable) -> None:
-        """Replace a table's pages from number `first` on, which it has not written yet, by the pages `shared`."""
+        """Replace a table's pages from number `first` on by the pages `shared`.
+
+        The request has not written to them yet.
+        """
         for number, page in enumerate(shared, first):
             if table[number] != page:
                 self._owners.hold(page)
                 self._owners.release([table[number]])
                 table[number] = page
 
-    def name(self, table: PageTable, first: int, names: Sequence[bytes], tenant: bytes) -> None:
-        """Name the blocks in a table's pages from number `first` on, so that other requests find them.
+    def publish(self, table: PageTable, first: int, hashes: Sequence[bytes], tenant: bytes) -> None:
+        """Let other requests find the blocks in a table's pages from number `first` on, by their hashes.
 
         The blocks, and their copies in host memory, count towards the share of `tenant`.
         """
-        for page, name in zip(table[first : first + len(names)], names, strict=True):
-            self._owners.name(page, name, int.from_bytes(tenant))
+        for page, block_hash in zip(table[first : first + len(hashes)], hashes, strict=True):
+            self._owners.publish(page, block_hash, int.from_bytes(tenant))
 
     def num_shared(self, table: PageTable) -> int:
-        """Return how many of a table's first pages are in other tables too, so that freeing them frees no memory."""
+        """Return how many of a table's first pages are in other tables too. Freeing those would free no memory."""
         return self._owners.num_shared(table)
 
     def free(self, table: PageTable) -> None:
@@ -113,13 +119,14 @@ class LatentCache:
         table.clear()
 
     def read(self, layer: int, table: PageTable, start: int, end: int) -> Tensor:
-        """Return a copy of a request's latents in a layer, of its tokens from `start` to before `end`: `[T, C]`."""
+        """Return a copy of a request's latents in a layer, for the positions `start` to `end` - 1: `[T, C]`."""
         return self.layers[layer].read(self._rows(table, start, end))
 
-    def swap_in(self, table: PageTable, latents: Tensor, start: int = 0) -> Arrival | None:
+    def swap_in(self, table: PageTable, latents: Tensor, start: int = 0) -> PendingCopy | None:
         """Begin to copy latents `[num_layers, T, C]` from host memory to a request's pages, from position `start` on.
 
-        Return their arrival, before which nobody may use or free these pages; None if they have arrived already.
+        Return the pending copy, or None if it is done already. Until it has arrived, nobody may use or free these
+        pages.
         """
         rows = self._rows(table, start, start + latents.shape[1])  # made first: later it would wait for the copies
 
@@ -129,25 +136,25 @@ class LatentCache:
 
         return self.link.begin_to_device(write)
 
-    def load(self, table: PageTable, first: int, names: Sequence[bytes]) -> tuple[int, Arrival | None]:
-        """Begin to copy the named blocks to a table's pages from number `first` on, up to the first not in host memory.
+    def load(self, table: PageTable, first: int, hashes: Sequence[bytes]) -> tuple[int, PendingCopy | None]:
+        """Begin to copy blocks from host memory to a table's pages from number `first` on, up to the first not there.
 
-        Return how many are copied, and their arrival as `swap_in` does.
+        Return how many blocks are copied, and the pending copy as `swap_in` does.
         """
         if self.host is None:
             return 0, None
-        return self.host.load(names, (self._pages[:, page] for page in table[first:]))
+        return self.host.load(hashes, (self._pages[:, page] for page in table[first:]))
 
     def save(self, max_blocks: int) -> None:
         """Begin to copy at most `max_blocks` idle blocks to host memory. The next step calls `fence_saves`."""
         if self.host is not None:
             due = iter(self._owners.take_due, None)
-            self.host.save(((name, tenant, self._pages[:, page]) for page, name, tenant in due), max_blocks)
+            self.host.save(((block_hash, tenant, self._pages[:, page]) for page, block_hash, tenant in due), max_blocks)
 
     def fence_saves(self) -> list[bytes]:
         """Order all later writes to the saved blocks' pages after the copies that `save` began.
 
-        Return the names of the blocks whose copies have ended since the last call.
+        Return the hashes of the blocks whose copies have ended since the last call.
         """
         return [] if self.host is None else self.host.fence_saves()
 
@@ -173,7 +180,7 @@ class LatentCache:
         return latents
 
     def join_outside(self, first: Tensor, rest: Tensor) -> Tensor | None:
-        """Join latents in host memory, `first` and the tokens after them, `rest`, to one tensor `[num_layers, T, C]`.
+        """Join latents in host memory, `first` and `rest` (the tokens after them), to one tensor `[num_layers, T, C]`.
 
         Return None if host memory has no room for it.
         """
@@ -187,7 +194,7 @@ class LatentCache:
         return latents
 
     def _rows(self, table: PageTable, start: int, end: int) -> Tensor:
-        """Return the rows, the same in every layer, of a request's positions `start` to `end` - 1."""
+        """Return the row numbers of a request's positions `start` to `end` - 1. They are the same in every layer."""
         return torch.tensor(slot_mapping(table, start, end), dtype=torch.long, device=self._pages.device)
 
 
@@ -208,5 +215,5 @@ class LayerPages:
 
 
 def slot_mapping(table: PageTable, start: int, end: int) -> list[int]:
-    """Return the rows of the positions `start` to `end` - 1 of a page table."""
+    """Return the row numbers of the positions `start` to `end` - 1 of a page table."""
     return [table[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS for position in range(start, end)]

@@ -1,6 +1,6 @@
 """Beginnings of prompts that a decode rank has already, so that their prefill ranks need not send them.
 
-    prefill rank --Offer, with block names--> decode rank
+    prefill rank --Offer, with block hashes--> decode rank
                         the step loop finds the blocks' pages and holds them: `HeldPrefixes.hold`
     prefill rank <--Proceed(start)----------- decode rank
                         latents from `start` on arrive, and the request takes the pages over
@@ -28,28 +28,28 @@ __all__ = ["HeldPrefix", "HeldPrefixes", "PrefixHolder"]
 class HeldPrefix:
     """The first blocks of one offered request, as far as this decode rank has and holds them.
 
-    `root` begins the chain of block names, and `names` are those offered. Without a root the request shares nothing.
-    The first `num_tokens` tokens are in the pages of `table`, or in `latents` `[num_layers, num_tokens, latent_dim]` if
-    they gave way. If they are in neither, host memory was full, and they are lost.
+    `root` begins the chain of block hashes, and `hashes` are those offered. Without a root the request shares nothing.
+    The first `num_tokens` tokens are in the pages of `table` or, if these were needed, in `latents`
+    `[num_layers, num_tokens, latent_dim]`. If they are in neither, host memory was full, and they are lost.
     """
 
     root: bytes | None = None
-    names: Sequence[bytes] = ()
+    hashes: Sequence[bytes] = ()
     num_tokens: int = 0
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
 
     @property
     def is_lost(self) -> bool:
-        """True if the promised latents are gone."""
+        """True if the latents that were promised to the sender are gone."""
         return bool(self.num_tokens) and not self.table and self.latents is None
 
 
 class PrefixHolder(Protocol):
-    """Hands prefixes to the step loop, which owns the pages. No call waits."""
+    """Passes prefixes to the step loop, which owns the pages. No call waits."""
 
     def hold(self, prefix: HeldPrefix, answer: Callable[[int], object]) -> None:
-        """Let the step loop hold the blocks that it has of a prefix, then call `answer` with their number of tokens."""
+        """Let the step loop hold the blocks of a prefix that it has, then call `answer` with their number of tokens."""
 
     def release(self, prefix: HeldPrefix) -> None:
         """Let the step loop release a prefix whose request will not arrive."""
@@ -63,8 +63,8 @@ class HeldPrefixes:
         self._held: list[HeldPrefix] = []
 
     def hold(self, prefix: HeldPrefix) -> int:
-        """Hold the pages that have the first blocks of a prefix. Return how many tokens they have."""
-        found = self._cache.find(prefix.names)
+        """Hold the pages of the first blocks of a prefix. Return how many tokens they have."""
+        found = self._cache.find(prefix.hashes)
         prefix.num_tokens = len(found) * PAGE_TOKENS
         self._cache.allocate(prefix.table, prefix.num_tokens, found)
         if found:
@@ -83,7 +83,7 @@ class HeldPrefixes:
             self._held.remove(prefix)
 
     def give_way(self, keep: HeldPrefix | None = None) -> bool:
-        """Move the newest prefix, but not `keep`, to host memory. Return whether there was one."""
+        """Move the newest prefix other than `keep` to host memory, to free its pages. Return whether there was one."""
         for prefix in reversed(self._held):
             if prefix is not keep:
                 prefix.latents = self._cache.swap_out(prefix.table, prefix.num_tokens)

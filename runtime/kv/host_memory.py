@@ -40,7 +40,7 @@ def max_held_bytes(launch: UnitLaunch) -> int:
 
 
 def max_host_bytes(launch: UnitLaunch) -> int:
-    """Return how many bytes of latents a rank may hold outside its cache, blocks included."""
+    """Return how many bytes of latents a rank may hold outside its cache, requests' and cached blocks' together."""
     return max(max_held_bytes(launch), launch.limits.host_bytes)
 
 
@@ -49,7 +49,7 @@ ALIGNMENT = 64  # bytes, of a piece's beginning: a line of a CPU's cache, and wh
 
 
 def staged_bytes(launch: UnitLaunch) -> int:
-    """Return the size of the pinned buffer that receives KV: a power of two, since torch pins no other sizes."""
+    """Return the size of the pinned buffer that receives KV. It is a power of two, since torch pins only such sizes."""
     limits = launch.limits
     num_tokens = max(limits.kv_tokens // STAGED_SHARE, limits.max_request_tokens)
     return 1 << (num_tokens * launch.kv_cache.bytes_per_token - 1).bit_length()
@@ -57,7 +57,7 @@ def staged_bytes(launch: UnitLaunch) -> int:
 
 @contextmanager
 def pinning(num_bytes: int) -> Iterator[None]:
-    """Turn torch's error into RuntimeFailure if it cannot pin `num_bytes` of host memory."""
+    """Turn torch's error into RuntimeFailure if it cannot pin `num_bytes` of host memory in this context."""
     try:
         yield
     except RuntimeError as error:  # raised by torch
@@ -68,11 +68,12 @@ def pinning(num_bytes: int) -> Iterator[None]:
 class HostMemory:
     """The ledger of a rank's host memory for latents: who holds how much, all together at most `max_bytes`.
 
-    Requests come before blocks: where they need room, the host tier gives up blocks.
+    Requests take precedence over blocks: where requests need room, the host tier gives up blocks.
 
     Memory is taken on the network's thread and the step's. It is given back on whichever thread drops the last
-    reference to the latents, and the garbage collector may do that at any moment, even in here. So what is given back
-    goes through a queue that allows for it.
+    reference to the latents. The garbage collector may do that at any moment, even within a method of this class. So
+    what
+    is given back goes through a queue that allows for it.
     """
 
     def __init__(self, max_bytes: int = sys.maxsize) -> None:
@@ -84,11 +85,14 @@ class HostMemory:
         self._give_way: Callable[[int], None] = lambda num_bytes: None
 
     def let_blocks_give_way(self, give_way: Callable[[int], None]) -> None:
-        """Set the function to call with the bytes that requests lack. It gives back what it can before it returns."""
+        """Set the function that frees blocks. It is called with the bytes that requests lack, and frees what it can."""
         self._give_way = give_way
 
     def take(self, holder: Holder, num_bytes: int, max_pieces: int = sys.maxsize) -> bool:
-        """Reserve `num_bytes` for a holder, which has at most `max_pieces` at a time. Return whether there was room."""
+        """Reserve `num_bytes` for a holder, which may have `max_pieces` reservations at a time.
+
+        Return whether there was room.
+        """
         with self.lock:
             self._collect()
             missing = sum(self._num_bytes.values()) + num_bytes - self.max_bytes
@@ -130,11 +134,12 @@ class Staging:
     On an H100 a gigabyte took 0.53 s to pin, in which no other thread of the process could launch a kernel.
 
     A request gets the first gap that is large enough. Its piece comes back when nothing refers to the latents any more.
-    A copy to the device may still read the piece then, so it becomes a gap once the copies begun by then have ended.
+    A
+    copy to the device may still read the piece then, so it becomes a gap only once the copies begun by then have ended.
     """
 
     def __init__(self, link: HostLink, num_bytes: int) -> None:
-        """Pin `num_bytes` of host memory. Raise RuntimeFailure if that is not possible."""
+        """Pin `num_bytes` of host memory. Raises RuntimeFailure if it cannot be pinned."""
         with pinning(num_bytes):
             self._memory = link.empty((num_bytes,), torch.uint8)
         self._link = link
@@ -152,7 +157,7 @@ class Staging:
         return latents.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        """Return memory for one request's latents, or None if no gap is large enough."""
+        """Return memory for one request's latents; None if no gap is large enough."""
         self._collect()
         num_bytes = math.prod(shape) * dtype.itemsize
         whole_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -8,7 +8,7 @@ same of whoever has most named pages, held ones included. So a tenant who floods
 blocks while he has more than others, and what a tenant left who went away goes all the same. If held pages did not
 count, a tenant whose running requests hold most of a cache would also get half of what is left.
 
-Lines are links in arrays, so that a page can leave at once and takes 32 bytes. Tenants with idle pages are in buckets
+Lists are links in arrays, so that a page can leave at once and takes 32 bytes. Tenants with idle pages are in buckets
 by the number of their named pages. Whoever has most is found by the highest number. No more than 1,414 numbers differ
 in a cache of a million pages, because 1 + 2 + ... + 1,414 fill it.
 
@@ -19,26 +19,29 @@ import time
 from array import array
 from collections.abc import Callable
 
-__all__ = ["FRESH_S", "IdlePages", "Line", "Links"]
+__all__ = ["FRESH_S", "IdlePages", "Links", "PageList"]
 
 FRESH_S = 600.0  # assumed: on Mooncake's hour, 94 % of the blocks that are used again are used again within it
-NOT_IN_LINE, END = -1, -2
+NOT_IN_LIST, END = -1, -2
 
 
 class Links:
-    """The neighbours of each page in its line (a linked list); each page is in one line at most."""
+    """The neighbours of each page in a doubly linked list.
+
+    Several lists can use these links; a page is in one at most.
+    """
 
     def __init__(self, num_pages: int) -> None:
-        self.next = array("i", [NOT_IN_LINE]) * num_pages
-        self.previous = array("i", [NOT_IN_LINE]) * num_pages
+        self.next = array("i", [NOT_IN_LIST]) * num_pages
+        self.previous = array("i", [NOT_IN_LIST]) * num_pages
 
     def __contains__(self, page: int) -> bool:
-        """Return whether a page is in any line."""
-        return self.next[page] != NOT_IN_LINE
+        """Return whether a page is in any list."""
+        return self.next[page] != NOT_IN_LIST
 
 
-class Line:
-    """Some pages in an order, as a doubly linked list."""
+class PageList:
+    """Pages in an order, as a doubly linked list."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -46,15 +49,15 @@ class Line:
         self._length = 0
 
     def __len__(self) -> int:
-        """Return the number of pages in the line."""
+        """Return the number of pages in the list."""
         return self._length
 
     def __contains__(self, page: int) -> bool:
-        """Return whether a page is in a line of these links."""
+        """Return whether a page is in any list that uses the same links."""
         return page in self._links
 
     def first(self) -> int | None:
-        """Return the page that was added first, or None if the line is empty."""
+        """Return the page that was added first, or None if the list is empty."""
         return self._first if self._length else None
 
     def append(self, page: int) -> None:
@@ -68,7 +71,7 @@ class Line:
         self._length += 1
 
     def remove(self, page: int) -> None:
-        """Remove a page from anywhere in the line."""
+        """Remove a page from anywhere in the list."""
         links = self._links
         before, after = links.previous[page], links.next[page]
         if before == END:
@@ -79,17 +82,17 @@ class Line:
             self._last = before
         else:
             links.previous[after] = before
-        links.next[page] = NOT_IN_LINE
+        links.next[page] = NOT_IN_LIST
         self._length -= 1
 
 
 class IdlePages:
-    """The idle pages of a cache. `tenant_of` has the tenant of each named page."""
+    """The idle pages of a cache. `tenant_of` has the tenant of each page with a hash."""
 
     def __init__(self, num_pages: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._idle, self._links = Line(Links(num_pages)), Links(num_pages)
-        self._shares: dict[int, Line] = {}  # tenant -> its idle pages
+        self._idle, self._links = PageList(Links(num_pages)), Links(num_pages)
+        self._shares: dict[int, PageList] = {}  # tenant -> its idle pages
         self._num_named: dict[int, int] = {}  # tenant -> its named pages, held ones included
         self._tenants: dict[int, dict[int, None]] = {}  # number of named pages -> tenants with so many and a share
         self.tenant_of = array("Q", [0]) * num_pages
@@ -100,7 +103,7 @@ class IdlePages:
         return len(self._idle)
 
     def own(self, page: int, tenant: int) -> None:
-        """Note that a held page was named, and is this tenant's from now on."""
+        """Record that a held page was published, and counts towards this tenant from now on."""
         self.tenant_of[page] = tenant
         self._count(tenant, 1)
 
@@ -110,12 +113,12 @@ class IdlePages:
         self._since[page] = self._clock()
         self._idle.append(page)
         if tenant not in self._shares:
-            self._shares[tenant] = Line(self._links)
+            self._shares[tenant] = PageList(self._links)
             self._enter_bucket(tenant)
         self._shares[tenant].append(page)
 
     def remove(self, page: int) -> None:
-        """Remove a page that somebody holds now."""
+        """Remove a page that a request holds again."""
         tenant = self.tenant_of[page]
         self._idle.remove(page)
         self._shares[tenant].remove(page)
@@ -124,19 +127,19 @@ class IdlePages:
             del self._shares[tenant]
 
     def forget(self, page: int) -> None:
-        """Remove a page that loses its name."""
+        """Remove a page that loses its hash."""
         self.remove(page)
         self._count(self.tenant_of[page], -1)
 
     def oldest(self) -> int | None:
-        """Return the page to give up next, or None if none is idle."""
+        """Return the page to give up next; None if none is idle."""
         page = self._idle.first()
         if page is None or self._clock() - self._since[page] >= FRESH_S:
             return page
         return self._shares[next(iter(self._tenants[max(self._tenants)]))].first()
 
     def _count(self, tenant: int, change: int) -> None:
-        """Note that a tenant has one named page more or less."""
+        """Add `change` to the number of a tenant's pages with a hash."""
         has_share = tenant in self._shares
         if has_share:
             self._leave_bucket(tenant)

@@ -43,10 +43,10 @@ POLL_S = 0.0005  # assumed: between looks at a write, which takes about 2 ms for
 
 
 class NixlAgent:
-    """One rank's NIXL agent. Used from one event loop; a thread of NIXL answers peers meanwhile."""
+    """One rank's NIXL agent. Used from one event loop; NIXL's own thread answers peers meanwhile."""
 
     def __init__(self) -> None:
-        """Start the agent. Raise RuntimeFailure if the package is missing or cannot start."""
+        """Start the agent. Raises RuntimeFailure if the package is missing or cannot start."""
         os.environ.update(UCX_SETTINGS)  # libucs reads them when it is loaded
         self._nixl = _load()
         self._errors = tuple(getattr(self._nixl, name) for name in dir(self._nixl) if name.endswith("Error"))
@@ -64,11 +64,14 @@ class NixlAgent:
         self._register(memory.data_ptr(), memory.nbytes)
 
     def describe(self) -> str:
-        """Return the metadata, in base64, with which peers reach the memory shared so far."""
+        """Return the base64 metadata that peers need to reach the memory shared so far."""
         return base64.b64encode(self._agent.getLocalMD()).decode()
 
     def meet(self, description: str) -> str:
-        """Connect to the peer that `describe`d itself so, and return its name. Raise WireError if it is unreachable."""
+        """Connect to the peer whose `describe()` returned `description`. Return its name.
+
+        Raises WireError if the peer's memory is unreachable.
+        """
         try:
             peer: str = self._agent.loadRemoteMD(base64.b64decode(description, validate=True)).decode()
             self._agent.makeConnection(peer, [])
@@ -82,9 +85,10 @@ class NixlAgent:
             self._agent.invalidateRemoteMD(peer)
 
     async def write(self, part: memoryview, peer: str, address: int, is_gone: Callable[[], bool]) -> None:
-        """Write bytes to an address in a peer's memory, and return when they are there.
+        """Write bytes to an address in a peer's memory. Returns when they are there.
 
-        Raise WireError if they cannot be written, or once the peer `is_gone`; then the write has ended too.
+        Raises WireError if they cannot be written, or once `is_gone` says that the peer left; the write has ended then,
+        too.
         """
         here = ctypes.addressof(ctypes.c_char.from_buffer(part))
         try:
@@ -118,10 +122,10 @@ class NixlAgent:
 
 
 class Peer:
-    """Another rank's memory to write to, until a first attempt to reach it or write to it fails."""
+    """Another rank's memory to write to. It is given up after the first failure to reach it or write to it."""
 
     def __init__(self, agent: NixlAgent, description: str) -> None:
-        """Try to reach the peer that is described."""
+        """Try to reach the peer with this description."""
         self.description = description
         self._agent = agent
         self._name: str | None = None
@@ -134,7 +138,10 @@ class Peer:
         return self._name is not None
 
     async def write(self, part: memoryview, address: int, is_gone: Callable[[], bool]) -> None:
-        """Write bytes to an address of the peer, as `NixlAgent.write` does. Raise WireError."""
+        """Write bytes to an address of the peer, as `NixlAgent.write` does.
+
+        Raises WireError if they cannot be written.
+        """
         if self._name is None:  # another request's write failed
             raise WireError("its memory cannot be written")
         try:

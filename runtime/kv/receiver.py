@@ -34,7 +34,7 @@ from runtime.kernels.device import HostLink
 from runtime.kernels.precision import DTYPES
 from runtime.kv.held_prefix import HeldPrefix, PrefixHolder
 from runtime.kv.host_memory import HostMemory, Staging, max_host_bytes, staged_bytes
-from runtime.kv.index import NAME_BYTES
+from runtime.kv.index import HASH_BYTES
 from runtime.kv.nixl import NixlAgent
 from runtime.kv.sender import MAX_PIECE_BYTES, as_bytes, num_offered_blocks
 from runtime.kv.tickets import Tickets
@@ -82,7 +82,7 @@ class KvReceiver:
         agent: NixlAgent | None = None,
         holder: PrefixHolder | None = None,
     ) -> None:
-        """Make the server. `token_shape` is (num_layers, latent_dim). Raise RuntimeFailure if memory is short.
+        """Make the server. `token_shape` is (num_layers, latent_dim). Raises RuntimeFailure if memory is short.
 
         `accept` is called with every request that passed the checks, its latents, and the prefix that they continue.
         `link` allocates the host memory for latents, from which a device copies them, and `memory` is its ledger. With
@@ -111,7 +111,7 @@ class KvReceiver:
         self._tickets.issue(request_id, ticket)
 
     def abort(self, request_id: str) -> None:
-        """Refuse the KV of a request that nobody waits for any more, and end its transfer."""
+        """Refuse the KV of a request that nobody waits for, and end its transfer."""
         self._tickets.withdraw(request_id)
         if (caller := self._arriving.pop(request_id, None)) is None:
             return
@@ -141,7 +141,7 @@ class KvReceiver:
     async def _follow(self, caller: _Caller) -> None:
         """Answer the connection's offers until one is refused.
 
-        Raise TimeoutError if no offer with a valid ticket comes in time, so that unknown peers do not use up the
+        Raises TimeoutError if no offer with a valid ticket comes in time, so that unknown peers do not use up the
         connections. A peer that has shown a ticket may be silent.
         """
         reply: HandoverReply | None = None
@@ -190,7 +190,10 @@ class KvReceiver:
             self._holder.release(prefix)
 
     async def _hold(self, prefix: HeldPrefix) -> int:
-        """Let the step loop hold what blocks it has of a prefix, between two steps. Return their number of tokens."""
+        """Let the step loop hold the blocks of a prefix that it has, between two steps.
+
+        Return their number of tokens.
+        """
         if prefix.root is None or self._holder is None:
             return 0
         loop = asyncio.get_running_loop()
@@ -214,7 +217,10 @@ class KvReceiver:
         caller.writer.write(encode_frame(Proceed(offer.request_id, start, agent, address)))
 
     async def _room(self, offer: Offer, start: int) -> Tensor:
-        """Return host memory for an offer's latents from token `start` on, counted until nothing refers to it."""
+        """Return host memory for an offer's latents from token `start` on. It is counted until nothing refers to it.
+
+        Raises _Refusal if there is no room.
+        """
         num_layers, num_tokens, latent_dim = offer.shape
         shape = [num_layers, num_tokens - start, latent_dim]
         num_bytes = shape[1] * self._launch.kv_cache.bytes_per_token
@@ -229,9 +235,10 @@ class KvReceiver:
         return latents
 
     async def _memory(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        """Return host memory for a request's latents: a piece of the pinned buffer, if one is free.
+        """Return host memory for a request's latents: a piece of the pinned buffer, if a gap is large enough.
 
-        Else memory is allocated, and pinned if the link pins, on another thread so that other connections do not wait.
+        Otherwise memory is allocated, and pinned if the link pins, on another thread so that other connections do not
+        wait.
         Torch keeps pinned memory for later requests.
         """
         if self._staging is not None and (latents := self._staging.take(shape, dtype)) is not None:
@@ -242,11 +249,11 @@ class KvReceiver:
 
 
 class _Refusal(Exception):
-    """A request is refused. The text is for its sender, and a client of the gateway may read it."""
+    """A request is refused. Its sender gets the text, and a client of the gateway may read it."""
 
 
 def check_layout(layout: KvLayout, token_shape: tuple[int, int]) -> None:
-    """Raise RuntimeFailure if a launch file's KV layout is not this model's."""
+    """Raises RuntimeFailure if a launch file's KV layout is not this model's."""
     computed = math.prod(token_shape) * DTYPES[layout.dtype].itemsize
     if layout.bytes_per_token != computed:
         raise RuntimeFailure(
@@ -255,7 +262,7 @@ def check_layout(layout: KvLayout, token_shape: tuple[int, int]) -> None:
 
 
 def _check_offer(offer: Offer, launch: UnitLaunch, token_shape: tuple[int, int]) -> None:
-    """Raise _Refusal for an offer that does not fit. Only a sender that knows the KV digest is told further reasons."""
+    """Raises _Refusal for an offer that does not fit. Only a sender that knows the KV digest learns more than that."""
     if offer.kv_digest != launch.kv_digest:
         raise _Refusal("its KV is of another plan than this unit's, or of other weights than this unit loaded")
     num_layers, latent_dim = token_shape
@@ -269,19 +276,22 @@ def _check_offer(offer: Offer, launch: UnitLaunch, token_shape: tuple[int, int])
 
 
 async def _read_prefix(offer: Offer, payload_bytes: int, frames: FrameReader[FromPrefill]) -> HeldPrefix:
-    """Return the prefix with an offer's chain of block names; nothing of it is held yet. Raise _Refusal."""
+    """Return a prefix with an offer's chain of block hashes. None of its blocks is held yet.
+
+    Raises _Refusal if the chain's length does not fit the offer.
+    """
     if not payload_bytes:
         return HeldPrefix()
-    expected = NAME_BYTES * (1 + num_offered_blocks(offer))
+    expected = HASH_BYTES * (1 + num_offered_blocks(offer))
     if payload_bytes != expected:
         raise _Refusal(f"its chain of block names has {payload_bytes:,} bytes, that of its tokens {expected:,}")
     chain = bytes(await frames.read_payload(payload_bytes))
-    root, *names = (chain[first : first + NAME_BYTES] for first in range(0, len(chain), NAME_BYTES))
-    return HeldPrefix(root, names)
+    root, *hashes = (chain[first : first + HASH_BYTES] for first in range(0, len(chain), HASH_BYTES))
+    return HeldPrefix(root, hashes)
 
 
 def _check_handover(handover: Handover, offer: Offer, prefix: HeldPrefix, launch: UnitLaunch, vocab_size: int) -> None:
-    """Raise _Refusal."""
+    """Raises _Refusal if a handover does not fit its offer or its prefix, or cannot be computed here."""
     limit = launch.limits.max_request_tokens
     reason = explain_uncomputable(handover.prompt_ids, handover.generated, handover.sampling, vocab_size, limit)
     if reason is not None:
@@ -292,15 +302,15 @@ def _check_handover(handover: Handover, offer: Offer, prefix: HeldPrefix, launch
     if not least <= offer.shape[1] <= most:
         raise _Refusal(f"its KV is of {offer.shape[1]:,} tokens, the request's would be of {least:,} to {most:,}")
     if prefix.root is not None:
-        token_ids = [*handover.prompt_ids, *handover.generated][: len(prefix.names) * PAGE_TOKENS]
-        if chain_blocks(prefix.root, token_ids) != prefix.names:
+        token_ids = [*handover.prompt_ids, *handover.generated][: len(prefix.hashes) * PAGE_TOKENS]
+        if chain_blocks(prefix.root, token_ids) != prefix.hashes:
             raise _Refusal("its block names are not those of its tokens")
 
 
 async def _read_layers(offer: Offer, start: int, latents: Tensor, caller: _Caller) -> Handover:
     """Read the latents of the tokens from `start` on, and return the Handover that follows them.
 
-    Raise _Refusal, or WireError for a broken protocol.
+    Raises _Refusal if they are damaged or incomplete, and WireError if the peer breaks the protocol.
     """
     num_layers, num_tokens, _ = offer.shape
     num_read = [start] * num_layers

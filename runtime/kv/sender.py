@@ -49,10 +49,10 @@ TOO_SLOW = "it takes its KV too slowly"
 
 
 class TransferCounters(Protocol):
-    """Counts the requests that were handed over, and their bytes."""
+    """Counts the requests that were handed over to decode ranks, and their bytes."""
 
     def kv_sent(self, num_bytes: "SentBytes", seconds: float, seconds_after_prompt: float) -> None:
-        """Count one request that was handed over and accepted.
+        """Count one request that a decode rank has accepted.
 
         `seconds` count from its first layer's latents, `seconds_after_prompt` from the end of its prompt's computation.
         """
@@ -60,7 +60,7 @@ class TransferCounters(Protocol):
 
 @dataclass(frozen=True)
 class SentBytes:
-    """A request's bytes: latents sent, frames sent around them, and latents that the decode rank had already."""
+    """The bytes of a request: latents sent, frames sent around them, and latents that the decode rank already had."""
 
     payload: int = 0
     framing: int = 0
@@ -69,7 +69,7 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Latents [T, C] of one layer from position `start` on; `arrived`, if any, waits until they are in host memory."""
+    """Latents [T, C] of one layer from position `start` on. `arrived`, if any, waits until they are in host memory."""
 
     layer: int
     start: int
@@ -77,15 +77,15 @@ class _Rows:
     arrived: Callable[[], None] | None
 
     def cut(self, start: int) -> "_Rows":
-        """Return these rows without those before position `start`; perhaps none are left."""
+        """Return these rows without those before position `start`, which may be all of them."""
         num_cut = min(max(start - self.start, 0), len(self.latent_TC))
         return replace(self, start=self.start + num_cut, latent_TC=self.latent_TC[num_cut:])
 
 
 class Outgoing:
-    """The queue of one request's KV that is computed and not sent yet. Used from one event loop.
+    """One request's KV that is computed and not yet sent, as a queue. Used from one event loop.
 
-    `chain` is the offer's payload: the root and the names of `num_offered_blocks` blocks, or nothing.
+    `chain` is the offer's payload: the root and the hashes of `num_offered_blocks` blocks, or nothing.
     """
 
     def __init__(self, offer: Offer, chain: bytes = b"") -> None:
@@ -128,7 +128,7 @@ class Outgoing:
         self._has_changed.set()
 
     async def next_rows(self, has_answer: Callable[[], bool]) -> _Rows | None:
-        """Wait for the next rows and return them; None after the last, after a failure, or if there is an answer."""
+        """Wait for the next rows and return them. None after the last, after a failure, or once `has_answer()`."""
         while self.failure is None and not has_answer():
             if self._rows:
                 rows = self._rows.popleft()
@@ -157,7 +157,7 @@ class KvSender:
     def put(
         self, outgoing: Outgoing, layer: int, start: int, latent_TC: Tensor, arrived: Callable[[], None] | None = None
     ) -> None:
-        """Queue a request's next rows. Beyond `max_held_bytes` in all, the request that holds most fails."""
+        """Queue a request's next rows. If all requests hold over `max_held_bytes`, the one that holds most fails."""
         outgoing.put(layer, start, latent_TC, arrived)
         if sum(each.held_bytes for each in self._sending) > self._max_held_bytes:
             slowest = max(self._sending, key=lambda each: each.held_bytes)
@@ -165,10 +165,13 @@ class KvSender:
             self._sending[slowest].abort()
 
     async def send(self, host: str, port: int, outgoing: Outgoing) -> None:
-        """Send a request until it is accepted. Raise RuntimeFailure if the decode rank cannot be reached, or refuses.
+        """Send a request until it is accepted.
 
-        The log has that rank's address. A connection is not used again after a cancelled transfer, so that no half
-        frame comes before another request's, and no late answer is taken for another request's.
+        Raises RuntimeFailure if the decode rank refuses or cannot be reached.
+
+        The log has that rank's address. A connection is not used again after a cancelled transfer: another request must
+        not
+        follow half a frame, nor take a late answer for its own.
         """
         connection = self._sending[outgoing] = self._connection(host, port)
         try:
@@ -197,7 +200,7 @@ class KvSender:
         return _Connection(host, port, None if self._agent is None else self._meet)
 
     def _meet(self, host: str, port: int, description: str) -> Peer:
-        """Return the NIXL peer for the decode rank that listens at this address now."""
+        """Return the NIXL peer of the decode rank that listens at this address now."""
         assert self._agent is not None
         known = self._peers.get((host, port))
         if known is None or known.description != description:
@@ -219,8 +222,8 @@ class KvSender:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The memory of a peer for a request's latents `[num_layers, end - start, latent_dim]`."""
+class _PeerMemory:
+    """A part of a peer's memory, for one request's latents `[num_layers, end - start, latent_dim]`."""
 
     peer: Peer
     address: int
@@ -228,7 +231,7 @@ class _Place:
     end: int
 
     def find(self, layer: int, position: int, row_bytes: int) -> int:
-        """Return the address of the row of a layer and a position."""
+        """Return the address of the row for a layer and a position."""
         return self.address + (layer * (self.end - self.start) + position - self.start) * row_bytes
 
 
@@ -251,7 +254,10 @@ class _Connection:
         return self._stream is not None and not self._stream.at_eof()
 
     async def carry(self, outgoing: Outgoing) -> HandoverReply:
-        """Send one request as it is computed, and return the answer. Raise OSError, TimeoutError or WireError."""
+        """Send one request while it is computed, and return the answer.
+
+        Raises OSError, TimeoutError or WireError if the connection breaks, is silent or is against the protocol.
+        """
         self.is_reusable, self.sent = False, SentBytes()
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             replies = await self._open()
@@ -282,16 +288,16 @@ class _Connection:
             self._replies = FrameReader(self._stream, FromDecode)
         return self._replies
 
-    def _place(self, proceed: Proceed, offer: Offer) -> _Place | None:
-        """Return the peer's memory to write to, or None if the connection has to carry the latents."""
+    def _place(self, proceed: Proceed, offer: Offer) -> _PeerMemory | None:
+        """Return the peer's memory to write to; None if the latents have to go over the connection."""
         assert self._writer is not None
         if proceed.agent is None or proceed.address is None or self._meet is None or not is_local(self._writer):
             return None
         peer = self._meet(self._host, self._port, proceed.agent)
-        return _Place(peer, proceed.address, proceed.start, offer.shape[1]) if peer.is_writable else None
+        return _PeerMemory(peer, proceed.address, proceed.start, offer.shape[1]) if peer.is_writable else None
 
     async def _end(self, outgoing: Outgoing, answer: "_Answer") -> HandoverReply:
-        """Send the Handover, unless the request is answered already, and return the answer."""
+        """Send the Handover, unless the request was answered already. Return the answer."""
         if outgoing.failure is not None:
             raise WireError(outgoing.failure)
         if has_asked := not answer.done():
@@ -310,8 +316,8 @@ class _Connection:
             raise WireError("the decode rank answers an offer twice")
         return reply
 
-    async def _write_rows(self, rows: _Rows, start: int, place: _Place | None) -> None:
-        """Send rows, in `place` if it is given, but none before position `start`."""
+    async def _write_rows(self, rows: _Rows, start: int, place: _PeerMemory | None) -> None:
+        """Write rows into the peer's memory `place`, or send them if it is None. Skip those before position `start`."""
         if rows.arrived is not None:
             await asyncio.to_thread(rows.arrived)
         row_bytes, num_before = rows.latent_TC[0].nbytes, len(rows.latent_TC)
@@ -331,7 +337,7 @@ class _Connection:
                 await self._write(encode_frame(piece))
             await asyncio.sleep(0)  # let other connections run, even if `drain` returned at once
 
-    async def _write_in_place(self, part: memoryview, place: _Place, address: int) -> None:
+    async def _write_in_place(self, part: memoryview, place: _PeerMemory, address: int) -> None:
         """Write a part into the peer's memory. The write continues after a cancellation or a timeout."""
         assert self._writer is not None
         writer = self._writer
@@ -360,14 +366,14 @@ _Answer = asyncio.Future[tuple[FromDecode, bytearray] | None]
 
 
 def _listen(replies: FrameReader[FromDecode], outgoing: Outgoing) -> _Answer:
-    """Begin to read the decode rank's next answer, and wake `outgoing` when it has come."""
+    """Return the task that reads the decode rank's next answer. It wakes `outgoing` when the answer has come."""
     answer = asyncio.ensure_future(replies.read())
     answer.add_done_callback(lambda _: outgoing.wake())
     return answer
 
 
 async def _read_proceed(answer: _Answer, outgoing: Outgoing) -> Proceed | None:
-    """Return the decode rank's Proceed to an offer; None for any other answer, which `_end` reports."""
+    """Return the decode rank's Proceed. None for any other answer to an offer: `_end` reports it."""
     await asyncio.wait({answer}, timeout=REPLY_TIMEOUT_S)
     if not answer.done():
         raise TimeoutError
@@ -381,17 +387,17 @@ async def _read_proceed(answer: _Answer, outgoing: Outgoing) -> Proceed | None:
 
 
 def num_offered_blocks(offer: Offer) -> int:
-    """Return how many blocks an offer names: all whole ones before the last token, so that a token is left to send."""
+    """Return how many block hashes an offer has: of all whole blocks before the last token, which is always sent."""
     return max(offer.shape[1] - 1, 0) // PAGE_TOKENS
 
 
 def as_bytes(latents: Tensor) -> memoryview:
-    """Return a tensor's bytes: its own memory if it is contiguous, else a copy."""
+    """Return a tensor's bytes, without copying if it is contiguous."""
     return latents.contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
 def _without_address(error: Exception) -> str:
-    """Return why an exchange failed, in the kernel's words, since those of asyncio contain the address."""
+    """Return why an exchange failed, in the kernel's words. Those of asyncio would contain the address."""
     if isinstance(error, WireError):
         return str(error)
     number = error.errno if isinstance(error, OSError) else None

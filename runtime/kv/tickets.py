@@ -37,7 +37,7 @@ class Tickets:
         self._awaited: dict[str, asyncio.Future[None]] = {}  # by request
 
     def issue(self, request_id: str, ticket: str) -> None:
-        """Admit a request's KV once, with this ticket. If there are too many tickets, the oldest ends."""
+        """Admit a request's KV once, with this ticket. If there are too many tickets, the oldest are withdrawn."""
         self._issued.pop(request_id, None)
         self._issued[request_id] = _Issued(ticket.encode(), self._clock() + LIFETIME_S)
         while len(self._issued) > self._max_tickets or self._is_expired(next(iter(self._issued))):
@@ -46,13 +46,13 @@ class Tickets:
             awaited.set_result(None)
 
     def withdraw(self, request_id: str) -> None:
-        """End a request's ticket, so that its KV is no longer accepted."""
+        """Withdraw a request's ticket, so that its KV is no longer accepted."""
         self._issued.pop(request_id, None)
 
     async def redeem(self, request_id: str, ticket: str) -> bool:
-        """Use up a request's ticket; return whether `ticket` was the right one.
+        """Use up a request's ticket. Return whether `ticket` is the right one.
 
-        A wrong ticket does not end the right one, which may still come.
+        A wrong ticket does not use up the right one, which may still come.
         """
         if request_id not in self._issued:
             await self._wait_for(request_id)

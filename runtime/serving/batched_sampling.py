@@ -44,7 +44,7 @@ UNIFORM_BITS = 52  # u is half a step more than a multiple of 2^-52: exact in FP
 
 
 class PendingDraw(msgspec.Struct, frozen=True):
-    """A token to draw after `position`: everything besides logits that the draw depends on."""
+    """A token to draw after `position`: all that the draw depends on besides logits."""
 
     sampling: Sampling
     position: int
@@ -73,7 +73,7 @@ _Group: TypeAlias = tuple[_Rule, list[int]]  # a rule, and the numbers of `ROWS`
 
 
 def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) -> dict[int, DrawnToken | Tensor]:
-    """Draw a token for each row in `draws`, or return the row's logits on the host if the reference must draw.
+    """Return row -> drawn token for each row in `draws`, or its logits on the host if the reference must draw.
 
     One copy to the host brings all tokens. A second copy brings the rows that had to be sorted, and a third brings
     logits.
@@ -117,7 +117,7 @@ def _choose_rule(sampling: Sampling, vocab_size: int) -> _Rule:
 def _draw_by_rules(
     logits_BV: Tensor, draws: Mapping[int, PendingDraw], rules: Mapping[int, _Rule], link: HostLink
 ) -> dict[int, DrawnToken]:
-    """Draw each row by its rule in `rules`. Return the tokens of the rows that their rules could decide."""
+    """Draw each row by its rule in `rules`. Return row -> token, without the rows that their rules could not decide."""
     if not rules:
         return {}
     groups = _group_rows(rules)
@@ -160,7 +160,7 @@ def _pack_settings(draws: list[PendingDraw], numbers: list[int], vocab_size: int
 
 
 def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, num_best: int | None) -> Tensor:
-    """Return [rows, columns] in FP64: the token, whether it is decided, and logprobs if any request wants them."""
+    """Return [rows, columns] in FP64: the token, whether it is decided, and logprobs if any request asks for them."""
     parts = []
     for (rule, _), of_group in zip(groups, settings.split(ROWS), strict=True):
         row, key, top_k = of_group[:, :3].split(1, -1)
@@ -175,7 +175,7 @@ def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, n
 
 
 def _take_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Take each row's most likely token, the first of equals."""
+    """Return each row's most likely token, the first of equals, and that it is decided."""
     tokens_R = logits_RV.argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
@@ -222,12 +222,12 @@ def _draw_from_candidates(
 
 
 def _scores(logits: Tensor, settings: _Settings) -> Tensor:
-    """Return (logit - best logit) / temperature. Thanks to the subtraction, no small temperature makes a NaN."""
+    """Return (logit - best logit) / temperature. The subtraction prevents a NaN at small temperatures."""
     return (logits.double() - logits.amax(-1, keepdim=True)).div_(settings.temperature)
 
 
 def _logprobs(logits_RV: Tensor, tokens_R: Tensor, num_best: int) -> list[Tensor]:
-    """Return columns: the chosen tokens' logprobs, the best tokens' logprobs, the best tokens' ids."""
+    """Return three groups of columns: the chosen tokens' logprobs, the best tokens' logprobs, the best tokens' ids."""
     best = logits_RV.topk(min(num_best, logits_RV.shape[1]))
     total_R1 = logits_RV.double().logsumexp(-1, keepdim=True)
     chosen_R1 = logits_RV.gather(-1, tokens_R[:, None])

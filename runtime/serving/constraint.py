@@ -29,7 +29,7 @@ MAX_FRESH = 32  # assumed: a rank's callers use fewer schemas; a matcher takes s
 
 
 class Constraints:
-    """The constraints of one rank's requests, whose model has `vocab_size` tokens."""
+    """The JSON constraints of one rank's requests. Its model has `vocab_size` tokens."""
 
     def __init__(self, checkpoint: Path, vocab_size: int) -> None:
         self._checkpoint, self._vocab_size = checkpoint, vocab_size
@@ -42,7 +42,10 @@ class Constraints:
                 self._tokenizer(end_of_text)
 
     def allowed_tokens(self, request: Request) -> Tensor | None:
-        """Return whether each token may come next, `[vocab_size]`, or None if all may. Raise RequestFailure."""
+        """Return whether each token may come next, `[vocab_size]`; None if all may.
+
+        Raises RequestFailure if the schema cannot be followed.
+        """
         if request.sampling.json_schema is None:
             return None
         if request.constraint is None:
@@ -57,7 +60,7 @@ class Constraints:
         return torch.from_numpy(allowed_V).to(torch.bool)
 
     def _new_constraint(self, schema: str, stop_ids: list[int]) -> Constraint:
-        """Return a schema's matcher in its state at an answer's start, copied from an earlier one if possible."""
+        """Return a schema's matcher at the beginning of an answer, copied from an earlier request's if there is one."""
         fresh = self._fresh.get((schema, *stop_ids[:1]))
         return Constraint((self._new_matcher(schema, stop_ids) if fresh is None else fresh).deep_copy())
 
@@ -96,7 +99,7 @@ def _digest(file: Path) -> str | None:
 
 
 def _end_of_text(checkpoint: Path) -> int | None:
-    """Return a checkpoint's first token id that ends a text, found as the gateway does; None if it has none."""
+    """Return the first token id in a checkpoint that ends a text, as the gateway finds it; None if there is none."""
     for path in (checkpoint / "generation_config.json", checkpoint / "config.json"):
         ids = read_json(path).get("eos_token_id") if path.exists() else None
         if ids is not None:

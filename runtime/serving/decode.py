@@ -14,14 +14,14 @@ from torch import Tensor
 from runtime.kv.held_prefix import HeldPrefix
 from runtime.protocol.messages import Handover
 from runtime.serving.request import Request
-from runtime.serving.step_loop import Phase
+from runtime.serving.step_loop import PhaseRunner
 
-__all__ = ["Arrival", "DecodePhase", "Hold", "Release"]
+__all__ = ["ArrivedRequest", "DecodePhase", "Hold", "Release"]
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A request to hold the blocks that this rank has of an offered prompt, until it arrives or a Release comes.
+    """A message to hold the blocks that this rank has of an offered prompt, until it arrives or a Release comes.
 
     `answer` is called with their number of tokens.
     """
@@ -38,7 +38,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class ArrivedRequest:
     """A request from a prefill rank. Its `latents` `[num_layers, T, latent_dim]` continue those of its `prefix`."""
 
     handover: Handover
@@ -46,7 +46,7 @@ class Arrival:
     prefix: HeldPrefix = field(default_factory=HeldPrefix)
 
 
-class DecodePhase(Phase[Hold | Release | Arrival]):
+class DecodePhase(PhaseRunner[Hold | Release | ArrivedRequest]):
     """The phase in which requests come from prefill ranks and stay until they are complete."""
 
     def prepare(self) -> None:
@@ -54,17 +54,17 @@ class DecodePhase(Phase[Hold | Release | Arrival]):
         limits = self._launch.limits
         self._engine.capture_steps(self._scheduler.cache, limits.max_requests, limits.max_request_tokens)
 
-    def arrive(self, message: Hold | Release | Arrival) -> None:
-        """Hold or release a prefix, or queue a prompt with its latents and its tokens so far."""
+    def arrive(self, message: Hold | Release | ArrivedRequest) -> None:
+        """Hold or release a prefix, or queue an arrived request with its latents."""
         match message:
             case Hold(prefix, answer):
                 answer(self._scheduler.prefixes.hold(prefix))
             case Release(prefix):
                 self._scheduler.prefixes.release(prefix)
-            case Arrival():
+            case ArrivedRequest():
                 self._scheduler.add(self._request(message))
 
-    def _request(self, arrival: Arrival) -> Request:
+    def _request(self, arrival: ArrivedRequest) -> Request:
         handover, prefix = arrival.handover, arrival.prefix
         return Request(
             handover.request_id,
@@ -78,7 +78,7 @@ class DecodePhase(Phase[Hold | Release | Arrival]):
             table=prefix.table,  # the same list: it is empty once the prefix gives way
             block_root=prefix.root,
             cache_salt=handover.cache_salt,
-            names=list(prefix.names),
+            hashes=list(prefix.hashes),
             shares_answer=not self._launch.deterministic,
             can_start_over=False,
         )

@@ -8,11 +8,11 @@ A step never waits for a slow tier: the ranks of a unit step together, so one th
 A block is offered to the slow tier when a request has used it for the second time, whether it computed or found it.
 Most blocks are never used again, and a disk wears out by writing.
 
-    seen    the names of blocks that requests used: NAMES_PER_BLOCK for each block that the slow tier holds
+    seen    the hashes of blocks that requests used: HASHES_PER_BLOCK for each block that the slow tier holds
     due     blocks that were used again and not offered yet: they are still to be copied to host memory
 
-Worked example: a first turn of 150 tokens leaves two names. Memory has lost their blocks when the second turn comes, so
-it computes them again, and they are due. Its request ends, their pages are copied to host memory, and they are offered.
+Worked example: a first turn of 150 tokens leaves two hashes. Memory has lost their blocks when the second turn comes.
+It computes them again, and they are due. Its request ends, their pages are copied to host memory, and they are offered.
 
 It does not read or write (`kv/tiers/`): it needs the few calls below of whoever does.
 """
@@ -25,64 +25,64 @@ from typing import Protocol
 from torch import Tensor
 
 from runtime.kv.cache import LatentCache
-from runtime.kv.index import SeenNames
+from runtime.kv.index import SeenHashes
 from runtime.serving.request import Request
 
 __all__ = ["Fetches", "Loading", "SlowTier"]
 
-NAMES_PER_BLOCK = 2  # on Mooncake's hour, 4 hit less than 0.1 points more, or fewer (docs/design/kv.md)
-MAX_NAMES = 2**24  # assumed: 134 MB of a rank's memory, for 38 TB of DeepSeek-V3's blocks
+HASHES_PER_BLOCK = 2  # on Mooncake's hour, 4 hit less than 0.1 points more, or fewer (docs/design/kv.md)
+MAX_HASHES = 2**24  # assumed: 134 MB of a rank's memory, for 38 TB of DeepSeek-V3's blocks
 FETCH_S = 1.0  # assumed: of a prompt's TTFT; 3 GB/s bring 40,000 tokens of DeepSeek-V3 in it, computing them takes 4 s
 
 
 class Loading(Protocol):
-    """Blocks on their way to host memory, in memory of `HostTier.lend_blank`."""
+    """Blocks that are being loaded into host memory from `HostTier.lend_blank`."""
 
     def is_done(self) -> bool:
-        """Return whether no more blocks will come. It never waits."""
+        """Return whether no more blocks will come. Never waits."""
 
     def blocks(self) -> list[Tensor]:
-        """Return the blocks that came, from the first on."""
+        """Return the loaded blocks, from the first on."""
 
     def cancel(self) -> None:
         """Stop loading."""
 
 
 class SlowTier(Protocol):
-    """A slower store of blocks, such as a disk. No call waits for it. Blocks count towards the share of `tenant`."""
+    """A slower store of blocks, such as a disk. No call waits for it. Blocks count towards their tenant's share."""
 
     @property
     def max_blocks(self) -> int:
         """The number of blocks that it has room for."""
 
-    def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
+    def begin_load(self, hashes: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
         """Begin to load these blocks to host memory, up to the first that is missing."""
 
-    def offer(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
-        """Keep a block if there is room and it is new. `latents` do not change while anything refers to them."""
+    def offer(self, block_hash: bytes, latents: Tensor, tenant: bytes) -> None:
+        """Store a block if there is room and it is new. `latents` must not change while anything refers to them."""
 
 
 @dataclass
 class _Fetch:
-    """One loading of a tenant's blocks, for a prompt and for later prompts that need the same blocks."""
+    """A loading of a tenant's blocks, and the prompts that wait for it: the first, and others that need the same."""
 
     requests: list[Request]
     tenant: bytes
     first: int  # number of the first block
-    names: list[bytes]
+    hashes: list[bytes]
     loading: Loading
 
 
 class Fetches:
-    """The prompts of one rank that wait for a slow tier, and its blocks that the tier should keep."""
+    """One rank's prompts that wait for a slow tier, and the blocks that are still to be offered to it."""
 
     def __init__(self, cache: LatentCache, slow: SlowTier) -> None:
         """Begin with no prompts. The cache must have a host tier."""
         assert cache.host is not None
         self._host, self._slow = cache.host, slow
         self._fetches: list[_Fetch] = []
-        self._seen = SeenNames(min(NAMES_PER_BLOCK * slow.max_blocks, MAX_NAMES))
-        self._due: OrderedDict[bytes, bytes] = OrderedDict()  # name -> tenant
+        self._seen = SeenHashes(min(HASHES_PER_BLOCK * slow.max_blocks, MAX_HASHES))
+        self._due: OrderedDict[bytes, bytes] = OrderedDict()  # hash -> tenant
         self._max_due = cache.num_pages  # limited: a block whose page is reused before the copy stays due
 
     def __iter__(self) -> Iterator[Request]:
@@ -91,16 +91,16 @@ class Fetches:
             yield from fetch.requests
 
     def begin(self, request: Request, num_found: int) -> bool:
-        """Begin to load a prompt's blocks after its first `num_found`. Return whether it has to wait for any."""
-        names = request.next_block_names[num_found:]
-        if not names:
+        """Begin to load a prompt's blocks after its first `num_found`. Return whether it has to wait."""
+        hashes = request.next_block_hashes[num_found:]
+        if not hashes:
             return False
         for fetch in self._fetches:
-            if names[0] in fetch.names:
+            if hashes[0] in fetch.hashes:
                 fetch.requests.append(request)
                 return True
-        loading = self._slow.begin_load(names, request.tenant, FETCH_S)
-        self._fetches.append(_Fetch([request], request.tenant, num_found, names, loading))
+        loading = self._slow.begin_load(hashes, request.tenant, FETCH_S)
+        self._fetches.append(_Fetch([request], request.tenant, num_found, hashes, loading))
         return True
 
     def take_finished(self) -> list[Request]:
@@ -109,14 +109,14 @@ class Fetches:
         self._fetches = [fetch for fetch in self._fetches if fetch not in done]
         for fetch in done:
             blocks = fetch.loading.blocks()
-            for name, latents in zip(fetch.names, blocks, strict=False):
-                self._host.add(name, latents, fetch.tenant)
+            for block_hash, latents in zip(fetch.hashes, blocks, strict=False):
+                self._host.add(block_hash, latents, fetch.tenant)
             for request in fetch.requests:
                 request.fetched = range(fetch.first, fetch.first + len(blocks))
         return [request for fetch in done for request in fetch.requests]
 
     def abort(self, request_id: str) -> list[Request]:
-        """Drop a prompt that nobody waits for any more. Return it in a list, empty if it is not here."""
+        """Drop the prompt of a request that nobody waits for. Return the request in a list; empty if it is not here."""
         aborted = [request for request in self if request.id == request_id]
         for fetch in self._fetches:
             fetch.requests = [request for request in fetch.requests if request not in aborted]
@@ -126,23 +126,23 @@ class Fetches:
         return aborted
 
     def note_use(self, request: Request) -> None:
-        """Note the blocks that an ending request used. Offer those used before, once host memory has them."""
-        names = request.block_names(0, request.num_shareable_blocks)
-        for number, name in enumerate(names[: self._seen.see(names)]):
+        """Record which blocks an ending request used. Those used before are offered once host memory has them."""
+        hashes = request.block_hashes(0, request.num_shareable_blocks)
+        for number, block_hash in enumerate(hashes[: self._seen.see(hashes)]):
             if number not in request.fetched:
-                self._due[name] = request.tenant
-                self._offer(name)
+                self._due[block_hash] = request.tenant
+                self._offer(block_hash)
         while len(self._due) > self._max_due:
             self._due.popitem(last=False)
 
-    def offer_saved(self, names: Sequence[bytes]) -> None:
-        """Offer those of the named blocks that are due, now that host memory has them."""
-        for name in names:
-            if name in self._due:
-                self._offer(name)
+    def offer_saved(self, hashes: Sequence[bytes]) -> None:
+        """Offer the blocks that are due among `hashes`, now that host memory has them."""
+        for block_hash in hashes:
+            if block_hash in self._due:
+                self._offer(block_hash)
 
-    def _offer(self, name: bytes) -> None:
+    def _offer(self, block_hash: bytes) -> None:
         """Offer a due block to the slow tier if host memory has it."""
-        latents = self._host.lend(name)
+        latents = self._host.lend(block_hash)
         if latents is not None:
-            self._slow.offer(name, latents, self._due.pop(name))
+            self._slow.offer(block_hash, latents, self._due.pop(block_hash))

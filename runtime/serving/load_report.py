@@ -14,7 +14,7 @@ __all__ = ["LoadReport", "measure_load"]
 
 
 class LoadReport:
-    """Reports the load of one rank through `say`."""
+    """Reports the load of one rank to the gateways, by calling `say`."""
 
     def __init__(self, scheduler: Scheduler, say: Callable[[Load], None]) -> None:
         self._scheduler, self._say = scheduler, say
@@ -29,7 +29,7 @@ class LoadReport:
 
 
 def measure_load(scheduler: Scheduler, arrived: list[str]) -> Load:
-    """Return the load of the scheduler's requests. `arrived` are the ids of the new requests.
+    """Return the load of the scheduler's requests. `arrived` are the ids of the new ones.
 
     Cached tokens of a prompt count as computed, as they do in the gateway's own count. The metrics port's thread calls
     this as well, so the lists are copied first.

@@ -1,12 +1,12 @@
 """The work of a rank in a mixed unit: requests stay from prompt to end, and a step mixes prompts with decoding."""
 
 from runtime.protocol.messages import Prefill
-from runtime.serving.step_loop import Phase
+from runtime.serving.step_loop import PhaseRunner
 
 __all__ = ["MixedPhase"]
 
 
-class MixedPhase(Phase[Prefill]):
+class MixedPhase(PhaseRunner[Prefill]):
     """The phase in which requests come from the gateway and stay until they are complete."""
 
     def arrive(self, message: Prefill) -> None:

@@ -7,12 +7,12 @@ from runtime.kv.sender import num_offered_blocks
 from runtime.protocol.bounds import explain_bad_address
 from runtime.protocol.messages import Failed, Handover, Offer, Prefill
 from runtime.serving.request import Request
-from runtime.serving.step_loop import Phase
+from runtime.serving.step_loop import PhaseRunner
 
 __all__ = ["PrefillPhase"]
 
 
-class PrefillPhase(Phase[Prefill]):
+class PrefillPhase(PhaseRunner[Prefill]):
     """The phase in which requests come from the gateway, and leave for a decode rank after their first token."""
 
     def arrive(self, message: Prefill) -> None:
@@ -32,7 +32,7 @@ class PrefillPhase(Phase[Prefill]):
             request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link, chain)
 
     def follow(self, request: Request) -> None:
-        """Hand a request over to its decode rank after its first token, or with tokens that it is to replay there."""
+        """Hand a request over to its decode rank, after its first token or to replay its tokens there."""
         assert request.transfer is not None
         self._scheduler.end(request)
         request.transfer.finish(
@@ -52,13 +52,13 @@ class PrefillPhase(Phase[Prefill]):
 
 
 def _chain(request: Request, num_blocks: int) -> bytes:
-    """Return the root of a request's chain and its first block names in one piece; empty if it shares no blocks."""
+    """Return the root of a request's chain and its first block hashes, concatenated; empty if it shares no blocks."""
     if request.block_root is None:
         return b""
-    return b"".join([request.block_root, *request.block_names(0, num_blocks)])
+    return b"".join([request.block_root, *request.block_hashes(0, num_blocks)])
 
 
 def _is_handed_over(request: Request) -> bool:
-    """Return whether tokens may follow at a decode rank, which needs KV then; the model may end the text before."""
+    """Return whether the request may get further tokens at a decode rank, which needs its KV then."""
     num_drawn_here = request.num_to_prefill == request.num_tokens
     return len(request.generated) + num_drawn_here < request.sampling.max_tokens

@@ -12,7 +12,7 @@ sees no further than itself.
 
 Where its latents are:
 
-    table      In the cache's pages. Requests may share the pages of a prompt's first blocks, which have names
+    table      In the cache's pages. Requests may share the pages of a prompt's first blocks, which have hashes
                (`kv/blocks.py`).
     latents    In host memory, while the request waits outside the cache. It has no pages then, and `latents` begin
                after the `num_kept` tokens that were in shared pages.
@@ -30,8 +30,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from runtime.kernels.device import Arrival
-from runtime.kv.blocks import block_names, tenant_name
+from runtime.kernels.device import PendingCopy
+from runtime.kv.blocks import block_hashes, tenant_hash
 from runtime.kv.cache import PageTable
 from runtime.kv.held_prefix import HeldPrefix
 from runtime.model.forward_batch import Chunk
@@ -42,21 +42,21 @@ __all__ = ["Constraint", "Request", "Transfer"]
 
 
 class Transfer(Protocol):
-    """The KV of one request on its way to a decode rank, while its prompt is computed. No method waits."""
+    """Takes the KV of one request to a decode rank while the prompt is computed. No method waits."""
 
     def put(self, layer: int, start: int, latent_TC: Tensor) -> None:
-        """Send a layer's next latents, from position `start` on. Nobody writes to them any more."""
+        """Send a layer's next latents, from position `start` on. They must not change any more."""
 
     def finish(self, handover: Handover) -> None:
         """Send the request itself, after all of its latents."""
 
     def cancel(self) -> None:
-        """Send nothing more: nobody waits for the request."""
+        """Send nothing more, since nobody waits for the request."""
 
 
 @dataclass
 class Constraint:
-    """The grammar matcher of one answer that must be JSON, and the number of tokens that it has read."""
+    """The matcher of one answer that must follow a JSON schema, and how many tokens it has read."""
 
     matcher: Any  # an llguidance.LLMatcher, made by `constraint.py`
     num_seen: int = 0
@@ -68,9 +68,11 @@ class Request:
 
     `num_generated_to_prefill`: how many generated tokens are computed as a part of the prompt. `transfer` takes its
     latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt, without a token. If it
-    `can_start_over`, this rank can compute its prompt again. `block_root` begins its chain of block names, for which
-    its `cache_salt` counts; without a root it shares no blocks. If it `shares_answer`, blocks of its answer are shared
-    too. `num_found` counts the tokens whose latents were in memory at the last look, `num_hits` those whose latents it
+    `can_start_over`, this rank can compute its prompt again. `block_root`, which depends on its `cache_salt`, begins
+    its
+    chain of block hashes; without a root it shares no blocks. If it `shares_answer`, blocks of its answer are shared
+    too.
+    `num_found` counts the tokens whose latents were in memory at the last look-up, `num_hits` those whose latents it
     found instead of computing them.
     """
 
@@ -81,7 +83,7 @@ class Request:
     num_cached: int = 0
     table: PageTable = field(default_factory=list)
     latents: Tensor | None = None
-    arrival: Arrival | None = None
+    pending_copy: PendingCopy | None = None
     prefix: HeldPrefix | None = None
     transfer: Transfer | None = None
     embeds: bool = False
@@ -97,7 +99,7 @@ class Request:
     num_hits: int = 0
     starts_over: bool = False  # its latents, computed or found earlier, are gone
     constraint: "Constraint | None" = None  # for an answer that must be JSON; made at its first draw here
-    names: list[bytes] = field(default_factory=list)  # the names of its first blocks, as far as they were needed
+    hashes: list[bytes] = field(default_factory=list)  # the hashes of its first blocks, as far as they were needed
 
     @property
     def num_tokens(self) -> int:
@@ -106,12 +108,12 @@ class Request:
 
     @property
     def tenant(self) -> bytes:
-        """The tenant to whose share the request's blocks count, in memory and on a disk."""
-        return tenant_name(self.cache_salt)
+        """The hash of the tenant to whose share the request's blocks count, in memory and on a disk."""
+        return tenant_hash(self.cache_salt)
 
     @property
     def num_to_prefill(self) -> int:
-        """The number of tokens to compute in chunks: the prompt, and generated tokens that count as a part of it."""
+        """The number of tokens to compute in chunks: the prompt, and generated tokens that are computed with it."""
         return len(self.prompt_ids) + self.num_generated_to_prefill
 
     @property
@@ -126,34 +128,34 @@ class Request:
 
     @property
     def num_shareable_blocks(self) -> int:
-        """The number of the first whole blocks that are computed and may be shared with other requests."""
+        """The number of whole blocks, from the first on, that are computed and may be shared with other requests."""
         num_tokens = self.num_cached if self.shares_answer else min(self.num_cached, self.num_to_prefill)
         return num_tokens // PAGE_TOKENS
 
     @property
-    def next_block_names(self) -> list[bytes]:
-        """The names of the prompt's blocks after the cached tokens, to look up in the cache.
+    def next_block_hashes(self) -> list[bytes]:
+        """The hashes of the prompt's blocks after the cached tokens, to look up in the cache.
 
         The block of the last token to prefill is left out: that token must be computed, because the next one is drawn
-        from it. In the middle of a block there are no names.
+        from it. In the middle of a block there are no hashes.
         """
         if self.num_cached % PAGE_TOKENS:
             return []
-        return self.block_names(self.num_cached // PAGE_TOKENS, (self.num_to_prefill - 1) // PAGE_TOKENS)
+        return self.block_hashes(self.num_cached // PAGE_TOKENS, (self.num_to_prefill - 1) // PAGE_TOKENS)
 
     @property
-    def loading_block_names(self) -> list[bytes]:
-        """The names of the blocks that are copied from host memory when the request enters the cache."""
-        return self.block_names(self.loading.start, self.loading.stop)
+    def loading_block_hashes(self) -> list[bytes]:
+        """The hashes of the blocks that are copied from host memory when the request enters the cache."""
+        return self.block_hashes(self.loading.start, self.loading.stop)
 
-    def block_names(self, first: int, end: int) -> list[bytes]:
-        """Return the names of blocks `first` to `end` - 1 of its tokens."""
+    def block_hashes(self, first: int, end: int) -> list[bytes]:
+        """Return the hashes of blocks `first` to `end` - 1 of its tokens."""
         if self.block_root is None:
             return []
-        if len(self.names) < end:
-            last = self.names[-1] if self.names else self.block_root
-            self.names += block_names(last, self._tokens(len(self.names) * PAGE_TOKENS, end * PAGE_TOKENS))
-        return self.names[first:end]
+        if len(self.hashes) < end:
+            last = self.hashes[-1] if self.hashes else self.block_root
+            self.hashes += block_hashes(last, self._tokens(len(self.hashes) * PAGE_TOKENS, end * PAGE_TOKENS))
+        return self.hashes[first:end]
 
     def next_chunk(self, max_tokens: int) -> Chunk:
         """Return the next chunk, of at most `max_tokens` tokens."""
@@ -162,7 +164,7 @@ class Request:
         return Chunk(self._tokens(self.num_cached, end), self.num_cached, self.table, sink=sink)
 
     def next_rows(self, max_rows: int) -> list[Chunk]:
-        """Return the next rows of decode: the last token, or up to `max_rows` tokens of a replay."""
+        """Return the next chunks of decode, one token each: the last token, or up to `max_rows` tokens of a replay."""
         end = min(self.num_cached + max_rows, self.num_tokens)
         rows = enumerate(self._tokens(self.num_cached, end), self.num_cached)
         return [Chunk([token_id], position, self.table) for position, token_id in rows]

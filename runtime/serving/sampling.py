@@ -37,7 +37,7 @@ def sample(
 ) -> int:
     """Draw the token that follows `position`, in a request with the given prompt and `generated` tokens.
 
-    `allowed_V` is `[vocab_size]` of bool, or None if every token may come. Raise RequestFailure if the logits are not
+    `allowed_V` is `[vocab_size]` of bool, or None if every token may come. Raises RequestFailure if the logits are not
     finite, or no token is left.
     """
     _check_finite(logits_V)
@@ -64,14 +64,14 @@ def draw_key(seed: int, position: int) -> int:
 
 
 def needs_only_logits(sampling: Sampling, num_generated: int) -> bool:
-    """Return whether a draw needs only logits: the request has no penalties, and no rules about single tokens."""
+    """Return whether a draw depends on logits alone: no penalties, bias or schema, and `min_tokens` is reached."""
     has_penalty = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
     has_wish = bool(sampling.logit_bias) or sampling.json_schema is not None or num_generated < sampling.min_tokens
     return not has_penalty and not has_wish
 
 
 def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | None:
-    """Return the logprobs of the drawn token and of the likeliest tokens, or None if the request wants none."""
+    """Return the logprobs of the drawn token and of the likeliest tokens; None if the request asks for none."""
     if sampling.num_logprobs is None:
         return None
     logprobs_V = logits_V.log_softmax(-1)
@@ -80,14 +80,14 @@ def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | 
 
 
 def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> FinishReason | None:
-    """Return why the request ends with this token, its `num_generated`-th; None when it goes on."""
+    """Return why the request ends with this token, its `num_generated`-th; None if it goes on."""
     if token_id in sampling.stop_ids:
         return "stop"
     return "length" if num_generated >= sampling.max_tokens else None
 
 
 def _check_finite(logits_V: Tensor) -> None:
-    """Raise RequestFailure for NaN or infinity: nothing can be drawn, and no message can carry such a logprob.
+    """Raises RequestFailure if a logit is NaN or infinite: nothing can be drawn, and no message can carry its logprob.
 
     Such logits may come from another rank's KV.
     """
@@ -160,5 +160,5 @@ def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
 
 
 def _mark_rest(ordered: Tensor, top_p: float) -> Tensor:
-    """Mark the probabilities that are not needed: those before them already add up to `top_p`. Largest come first."""
+    """Return which probabilities are not needed: those before them add up to `top_p` already. Largest come first."""
     return ordered.cumsum(-1) - ordered >= top_p

@@ -58,7 +58,7 @@ class Batch:
 
 
 class Scheduler:
-    """The scheduler of one rank's requests. Only the scheduler gives pages to requests and takes them back."""
+    """The scheduler of one rank's requests. It alone gives pages to requests and takes them back."""
 
     def __init__(self, cache: LatentCache, limits: Limits) -> None:
         self.cache = cache
@@ -103,12 +103,12 @@ class Scheduler:
             self.waiting.append(request)
 
     def take_arrived(self) -> list[str]:
-        """Return the ids of the requests that came since the last call, even if they have ended."""
+        """Return the ids of the requests that came since the last call, including ended ones."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def take_crowded_out(self) -> list[Request]:
-        """Return the requests whose latents found no room in host memory since the last call."""
+        """Return the requests dropped since the last call because host memory had no room for their latents."""
         crowded_out, self._crowded_out = self._crowded_out, []
         return crowded_out
 
@@ -131,7 +131,7 @@ class Scheduler:
         return batch
 
     def rest(self) -> None:
-        """Copy blocks to host memory in a turn of the loop that has nothing to compute."""
+        """Copy blocks to host memory, in a turn of the loop without computation."""
         self._fence_saves()
         self.cache.save(_num_blocks(self._limits.max_batch_tokens))
 
@@ -141,7 +141,7 @@ class Scheduler:
             self._fetches.offer_saved(saved)
 
     def _look_up(self, request: Request) -> None:
-        request.num_found = self.cache.num_found(request.next_block_names) * PAGE_TOKENS
+        request.num_found = self.cache.num_found(request.next_block_hashes) * PAGE_TOKENS
 
     def _batch(self) -> Batch:
         prefilling = self._prompt_chunks()
@@ -153,14 +153,14 @@ class Scheduler:
         )
 
     def advance(self, request: Request, end: int) -> None:
-        """Note that a request's latents are computed up to `end`, so that other requests can find its whole blocks."""
+        """Record that a request's latents are computed up to `end`, and let other requests find its whole blocks."""
         first, behind = request.num_cached // PAGE_TOKENS, end // PAGE_TOKENS
         if first < behind and (request.is_prefilling or request.shares_answer):
-            self.cache.name(request.table, first, request.block_names(first, behind), request.tenant)
+            self.cache.publish(request.table, first, request.block_hashes(first, behind), request.tenant)
         request.num_cached = end
 
     def end(self, request: Request) -> None:
-        """Remove a running request that has finished, or that nobody waits for any more."""
+        """Remove a running request that has finished or that nobody waits for, and free its pages."""
         self.running.remove(request)
         self._order_after_copy(request)
         if self._fetches is not None:
@@ -168,7 +168,7 @@ class Scheduler:
         self.cache.free(request.table)
 
     def abort(self, request_id: str) -> list[Request]:
-        """Drop a request that nobody waits for any more. Return it in a list, empty if it is not here."""
+        """Drop a request that nobody waits for. Return it in a list; empty if it is not here."""
         aborted = [request for request in (*self.running, *self.waiting) if request.id == request_id]
         if self._fetches is not None:
             aborted += self._fetches.abort(request_id)
@@ -191,7 +191,7 @@ class Scheduler:
                 self._preempt(self.running.pop())
 
     def _preempt(self, request: Request) -> None:
-        is_outside = request.arrival is not None and (request.can_start_over or not request.num_kept)
+        is_outside = request.pending_copy is not None and (request.can_start_over or not request.num_kept)
         self._order_after_copy(request)
         has_room = is_outside or self._swap_out(request)
         self.cache.free(request.table)
@@ -221,22 +221,28 @@ class Scheduler:
             self.cache.allocate(request.table, request.num_tokens, shared)
             if request.latents is not None:
                 request.loading = self._take_prefix(request)
-                request.arrival = self.cache.swap_in(request.table, request.latents, request.num_kept)
+                request.pending_copy = self.cache.swap_in(request.table, request.latents, request.num_kept)
             elif request.block_root is not None:
                 self._load(request, len(shared))
-            if request.arrival is None:
+            if request.pending_copy is None:
                 self._arrive(request)
             self.running.append(self.waiting.popleft())
 
     def _can_allocate(self, request: Request, shared: PageTable) -> bool:
-        """Return whether there are pages for a waiting request. If none runs, held prefixes give way to it."""
+        """Return whether there are pages for a waiting request.
+
+        If none is running, held prefixes give up theirs for it.
+        """
         while not self.cache.can_allocate(request.table, request.num_tokens, shared):
             if self.running or not self.prefixes.give_way(keep=request.prefix):
                 return False
         return True
 
     def _join_prefix(self, request: Request) -> bool:
-        """Join a prefix that gave way with the latents that arrived after it. Return False if the prefix is lost."""
+        """Join the latents of a prefix that was moved to host memory with those that arrived after it.
+
+        Return False if the prefix is lost.
+        """
         assert request.prefix is not None
         assert request.latents is not None
         if request.prefix.is_lost:
@@ -247,7 +253,10 @@ class Scheduler:
         return request.latents is not None
 
     def _take_prefix(self, request: Request) -> range:
-        """Let a request that enters the cache take over its held prefix. Return its other whole blocks, to be named."""
+        """Let a request that enters the cache take over its held prefix's pages.
+
+        Return its later whole blocks, to be published.
+        """
         if request.prefix is None:
             return range(0)
         self.prefixes.hand_over(request.prefix)
@@ -255,72 +264,81 @@ class Scheduler:
         return range(request.num_kept // PAGE_TOKENS, request.num_cached // PAGE_TOKENS)
 
     def _shared_pages(self, request: Request) -> PageTable:
-        """Return the pages with a waiting request's first blocks. If blocks that it kept are gone, it starts over."""
+        """Return the pages of a waiting request's first blocks.
+
+        If blocks that it counted on are gone, it starts over.
+        """
         if request.table:
             return []
         if request.latents is not None:
-            kept = self.cache.find(request.block_names(0, request.num_kept // PAGE_TOKENS))
+            kept = self.cache.find(request.block_hashes(0, request.num_kept // PAGE_TOKENS))
             if len(kept) * PAGE_TOKENS == request.num_kept:
                 return kept
             request.latents, request.starts_over = None, True
             request.num_cached = request.num_kept = 0
-        return self.cache.find(request.next_block_names)
+        return self.cache.find(request.next_block_hashes)
 
     def _load(self, request: Request, num_shared: int) -> None:
-        """Begin to load a prompt's blocks after its shared ones from host memory, unless another prompt loads them."""
+        """Begin to load a prompt's blocks after `num_shared` from host memory, unless another prompt loads them."""
         if not request.starts_over and not request.loading:
             self.queried_tokens["device"] += request.num_to_prefill
             if self.cache.host is not None:
                 self.queried_tokens["host"] += request.num_to_prefill - num_shared * PAGE_TOKENS
-        names = request.next_block_names[num_shared:]
-        if not self._loading_block_names().isdisjoint(names[:1]):
-            names = []
-        num_blocks, request.arrival = self.cache.load(request.table, num_shared, names)
+        hashes = request.next_block_hashes[num_shared:]
+        if not self._loading_block_hashes().isdisjoint(hashes[:1]):
+            hashes = []
+        num_blocks, request.pending_copy = self.cache.load(request.table, num_shared, hashes)
         request.loading = range(num_shared, num_shared + num_blocks)
         request.num_found = request.loading.stop * PAGE_TOKENS
 
-    def _loading_block_names(self) -> set[bytes]:
-        loading = (request for request in self.running if request.arrival is not None)
-        return {name for request in loading for name in request.loading_block_names}
+    def _loading_block_hashes(self) -> set[bytes]:
+        loading = (request for request in self.running if request.pending_copy is not None)
+        return {block_hash for request in loading for block_hash in request.loading_block_hashes}
 
     def _start_arrived(self, waits: bool) -> None:
-        """Start the requests whose latents have arrived in the cache or, if the step `waits`, will arrive."""
+        """Start the requests whose latents have arrived in the cache.
+
+        If the step `waits` for copies, all that are copied.
+        """
         for request in self.running:
-            if request.arrival is not None and (waits or request.arrival.has_arrived()):
+            if request.pending_copy is not None and (waits or request.pending_copy.has_arrived()):
                 self._arrive(request)
 
     def _arrive(self, request: Request) -> None:
-        """Start a request whose latents are in its pages, and name the loaded blocks so that others find them."""
+        """Start a request whose latents are in its pages, and publish the loaded blocks so that others find them."""
         self._order_after_copy(request)
         request.latents = None
-        self.cache.name(request.table, request.loading.start, request.loading_block_names, request.tenant)
+        self.cache.publish(request.table, request.loading.start, request.loading_block_hashes, request.tenant)
 
     def _order_after_copy(self, request: Request) -> None:
         """Order later computation after the copy of a request's latents, if one is running."""
-        if request.arrival is not None:
-            request.arrival.join()
-            request.arrival = None
+        if request.pending_copy is not None:
+            request.pending_copy.join()
+            request.pending_copy = None
 
     def _prompt_chunks(self) -> dict[Request, Chunk]:
         chunks: dict[Request, Chunk] = {}
         room = self._limits.max_batch_tokens
-        under_way = self._loading_block_names()  # and the blocks that older prompts are computing
+        under_way = self._loading_block_hashes()  # and the blocks that older prompts are computing
         for request in self._cached_requests():
             if not request.is_prefilling:
                 continue
             self._reuse(request)
-            if not under_way.isdisjoint(request.next_block_names[:1]):
+            if not under_way.isdisjoint(request.next_block_hashes[:1]):
                 continue
             number = request.num_cached // PAGE_TOKENS
-            under_way.update(request.block_names(number, min(number + 1, request.num_to_prefill // PAGE_TOKENS)))
+            under_way.update(request.block_hashes(number, min(number + 1, request.num_to_prefill // PAGE_TOKENS)))
             if room:
                 chunks[request] = request.next_chunk(room)
                 room -= len(chunks[request].token_ids)
         return chunks
 
     def _reuse(self, request: Request) -> None:
-        """Skip the prompt's blocks that other requests have computed, but send them if the request is handed over."""
-        found = self.cache.find(request.next_block_names)
+        """Skip the prompt's blocks that other requests have computed.
+
+        If the request is handed over, send their latents.
+        """
+        found = self.cache.find(request.next_block_hashes)
         if not found:
             return
         start, end = request.num_cached, request.num_cached + len(found) * PAGE_TOKENS
@@ -352,7 +370,7 @@ class Scheduler:
 
     def _cached_requests(self) -> list[Request]:
         """Return the running requests whose latents have all arrived in the cache."""
-        return [request for request in self.running if request.arrival is None]
+        return [request for request in self.running if request.pending_copy is None]
 
 
 def _num_blocks(num_tokens: int) -> int:

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from runtime.errors import RequestFailure
 from runtime.kernels.device import HostLink
-from runtime.kv.blocks import root_name
+from runtime.kv.blocks import root_hash
 from runtime.kv.cache import LatentCache
 from runtime.kv.host_memory import HostMemory
 from runtime.launch import UnitLaunch
@@ -29,14 +29,14 @@ from runtime.serving.request import Request, Transfer
 from runtime.serving.sampling import finish_reason, logprobs, sample
 from runtime.serving.scheduler import Batch, Scheduler
 
-__all__ = ["Outbox", "Phase", "StepCounters", "embedding_bytes"]
+__all__ = ["Outbox", "PhaseRunner", "StepCounters", "embedding_bytes"]
 
 Arriving = TypeVar("Arriving")
 NO_SAMPLING = Sampling(max_tokens=1, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])  # for requests that draw nothing
 
 
 class Outbox(Protocol):
-    """Sends a phase's messages. Nobody waits for their arrival."""
+    """Sends a phase's messages. No call waits until they have arrived."""
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
         """Send a message about a request to its gateway."""
@@ -45,14 +45,14 @@ class Outbox(Protocol):
         """Send the rank's load to all gateways, and later to gateways that connect."""
 
     def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink, chain: bytes = b"") -> Transfer:
-        """Return a transfer that takes a request's KV to a decode rank; `link` brings it to host memory.
+        """Return a transfer that takes a request's KV to a decode rank. `link` copies it to host memory.
 
-        `chain` has the root and the names of the blocks that the decode rank may have already.
+        `chain` has the root and the hashes of the blocks that the decode rank may have already.
         """
 
 
 class StepCounters(Protocol):
-    """Measures the steps of a phase."""
+    """Counts what the steps of a phase compute."""
 
     def watch_requests(self, scheduler: Scheduler) -> None:
         """Measure the rank's requests and KV cache from now on."""
@@ -61,8 +61,11 @@ class StepCounters(Protocol):
         """Count the tokens of prompts that a step computed, and their pairs of core attention."""
 
 
-class Phase(ABC, Generic[Arriving]):
-    """One rank's requests and their steps. `Arriving` is what brings them: Prefill, or Arrival with their latents."""
+class PhaseRunner(ABC, Generic[Arriving]):
+    """One rank's requests and their steps. `Arriving` is the message type that brings requests.
+
+    That is Prefill or, for decode, Hold, Release and ArrivedRequest.
+    """
 
     def __init__(
         self,
@@ -73,7 +76,9 @@ class Phase(ABC, Generic[Arriving]):
         block_digest: bytes | None = None,
         memory: HostMemory | None = None,
     ) -> None:
-        """Begin without requests. They share KV in blocks whose names follow from `block_digest`; if it is None, no KV.
+        """Begin without requests.
+
+        `block_digest` begins the hashes of the blocks in which they share KV; None: no sharing.
 
         `memory` is the ledger of the rank's host memory.
         """
@@ -87,7 +92,7 @@ class Phase(ABC, Generic[Arriving]):
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Return the digest of the tokenizer.json that constrains answers in JSON, or None if the rank read none."""
+        """Return the digest of the tokenizer.json that constrains answers in JSON; None if the rank read none."""
         return self._constraints.tokenizer_digest
 
     @property
@@ -100,12 +105,12 @@ class Phase(ABC, Generic[Arriving]):
         self._scheduler.use(slow)
 
     def prepare(self) -> None:
-        """Prepare for prompts before requests come, so that no step waits for it. A collective of the unit."""
+        """Do preparations for which no step should wait, before requests come. A collective of the unit."""
         limits = self._launch.limits
         self._engine.warm_up(self._scheduler.cache, limits.max_request_tokens, limits.max_batch_tokens)
 
     def receive(self, message: Arriving | Embed | Abort) -> None:
-        """Take a request, or drop one that is no longer wanted."""
+        """Take a request, or drop an aborted one."""
         if isinstance(message, Abort):
             self.abort(message.request_id)
         elif isinstance(message, Embed):
@@ -118,7 +123,7 @@ class Phase(ABC, Generic[Arriving]):
         """Take a request."""
 
     def abort(self, request_id: str) -> None:
-        """Drop a request that nobody waits for any more, if it is here."""
+        """Drop a request that nobody waits for, if it is here."""
         for request in self._scheduler.abort(request_id):
             _cancel_transfer(request)
 
@@ -127,7 +132,7 @@ class Phase(ABC, Generic[Arriving]):
         return self._scheduler.has_work()
 
     def rest(self) -> None:
-        """Use a turn of the loop in which no rank of the unit has work: copy blocks to host memory."""
+        """Copy blocks to host memory, in a turn of the loop in which no rank of the unit has work."""
         self._scheduler.rest()
 
     def tell_load(self) -> None:
@@ -164,7 +169,7 @@ class Phase(ABC, Generic[Arriving]):
                 self.follow(request)
 
     def follow(self, request: Request) -> None:
-        """Act on a request after a token that is not its last; by default, do nothing until the next step."""
+        """Act on a request after a token that is not its last. The default is to go on in the next step."""
 
     def _accept_prompt(self, message: Prefill) -> Request:
         """Queue a prompt, with the tokens that lost ranks have generated for its request, if any.
@@ -177,7 +182,7 @@ class Phase(ABC, Generic[Arriving]):
             message.sampling,
             generated=list(message.generated),
             num_generated_to_prefill=0 if self._launch.deterministic else len(message.generated),
-            block_root=None if self._block_digest is None else root_name(self._block_digest, message.cache_salt),
+            block_root=None if self._block_digest is None else root_hash(self._block_digest, message.cache_salt),
             cache_salt=message.cache_salt,
             shares_answer=not self._launch.deterministic,
         )
@@ -197,7 +202,9 @@ class Phase(ABC, Generic[Arriving]):
             self._outbox.say(Failed(request.id, reason))
 
     def _compute(self, batch: Batch) -> tuple[Sequence[Tensor | DrawnToken | None], Sequence[Tensor | None]]:
-        """Run the model. Return a result for each chunk, and its hidden state if any request embeds.
+        """Run the model.
+
+        Return a result and a hidden state for each chunk; the states are None unless a request embeds.
 
         A result is logits on the host, or the token drawn on a device. It is None if nothing is to be drawn.
         """
@@ -256,7 +263,7 @@ def _is_on_host(logits: Tensor) -> bool:
 
 
 def _draw_token(request: Request, row: Tensor | DrawnToken, constraints: Constraints) -> Token:
-    """Draw the request's next token. Raise RequestFailure, which ends this request and not the unit."""
+    """Draw the request's next token. Raises RequestFailure, which ends this request and not the unit."""
     index = len(request.generated)
     drawn = row if isinstance(row, DrawnToken) else _draw_on_host(row, request, constraints)
     reason = finish_reason(drawn.token_id, index + 1, request.sampling)

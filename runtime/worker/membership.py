@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from runtime.errors import PeerLost, RuntimeFailure, WireError
 from runtime.launch import UnitLaunch
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
+from runtime.protocol.messages import Claim, FromLeader, PlaceInUnit, Rejected, Wait
 from runtime.protocol.sockets import detect_vanished_peer, listen, look_up
 from runtime.worker.places import Roll
 
@@ -44,7 +44,7 @@ class Membership:
         self._keeping_up: Future[None] | None = None  # kept here, because asyncio has only weak references to tasks
 
     def join(self) -> int:
-        """Wait until the leader has given this node a place, and return it. Raise RuntimeFailure."""
+        """Wait until the leader has given this node a place, and return it. Raises RuntimeFailure."""
         listener = listen(self._claim.address, self._launch.ports.places, "where the unit's nodes meet")
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="membership", daemon=True).start()
@@ -57,7 +57,7 @@ class Membership:
         return self._place
 
     def check(self) -> None:
-        """Raise PeerLost if another node has the place now, or raise the error that ended this thread."""
+        """Raises PeerLost if another node has the place now, or raise the error that ended this thread."""
         while not self._news.empty():
             place = _place(self._news.get())
             if place != self._place:
@@ -72,7 +72,7 @@ class Membership:
         return self._is_placed and (self._roll.is_whole or not self._roll.is_leaders)
 
     async def _keep_connected(self, listener: socket.socket) -> None:
-        """Keep this node's place until cancelled. Raise RuntimeFailure if the unit has no place for it."""
+        """Keep this node's place until cancelled. Raises RuntimeFailure if the unit has no place for it."""
         await asyncio.start_server(self._roll.serve, sock=listener)
         while True:
             try:
@@ -104,7 +104,7 @@ class Membership:
 
     def _obey(self, message: FromLeader) -> None:
         match message:
-            case Place(number=number):
+            case PlaceInUnit(number=number):
                 self._is_placed = True
                 self._news.put(number)
             case Wait(reason=reason):

@@ -53,10 +53,10 @@ from runtime.protocol.messages import Handover, Hello
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import check_address, listen
 from runtime.protocol.tls import Credentials, Trust
-from runtime.serving.decode import Arrival, DecodePhase, Hold, Release
+from runtime.serving.decode import ArrivedRequest, DecodePhase, Hold, Release
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
-from runtime.serving.step_loop import Phase
+from runtime.serving.step_loop import PhaseRunner
 from runtime.worker.control import Control, last_standing, listen_in
 from runtime.worker.disk import close_disk, open_disk
 from runtime.worker.gateway_connection import GatewayAddress
@@ -69,7 +69,7 @@ from runtime.worker.step_times import StepTimes
 
 __all__ = ["Addresses", "run_rank"]
 
-PHASES: dict[str, type[Phase[Any]]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
+PHASES: dict[str, type[PhaseRunner[Any]]] = {"prefill": PrefillPhase, "decode": DecodePhase, "mixed": MixedPhase}
 LOADING_PARTS = 50  # progress messages while a rank loads, instead of one for each of 10,000 tensors
 STEP_TIME_S = 1.0  # assumed: the time is smoothed, and a slow rank must be named within seconds
 LOAD_S = 0.1  # as often as vLLM's coordinator sends loads (vllm/v1/engine/coordinator.py)
@@ -95,7 +95,7 @@ class Addresses:
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
-    """Serve until SIGTERM tells this rank, or another one of its unit, to leave. Raise RuntimeFailure."""
+    """Serve until SIGTERM tells this rank, or another one of its unit, to leave. Raises RuntimeFailure."""
     if addresses.control is not None and launch.device != "cpu":
         raise UsageError("--control must be left out on GPUs: only a unit on CPUs can change its map while it serves")
     device = _take_device(launch, place)  # before there is any tensor
@@ -173,7 +173,7 @@ def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
 
 
 def run_step_loop(
-    phase: Phase[Any],
+    phase: PhaseRunner[Any],
     group: Group,
     switch: Switch,
     inbox: Inbox,
@@ -181,7 +181,7 @@ def run_step_loop(
     pulse: Pulse,
     times: StepTimes,
 ) -> None:
-    """Run the lockstep loop until the unit leaves and all its ranks are free. Raise PeerLost when a rank is lost."""
+    """Run the lockstep loop until the unit leaves and all its ranks are free. Raises PeerLost when a rank is lost."""
     idle_turns = 0  # equal on all ranks, because their votes are
     while True:
         pulse.turn()
@@ -262,7 +262,7 @@ def bind_to_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
 
 
 def agree_on_weights(group: Group, own: ReadWeights) -> str:
-    """Return the digest of the weights that this unit's ranks have read. Raise CheckpointError if they differ."""
+    """Return the digest of the weights that this unit's ranks have read. Raises CheckpointError if they differ."""
     read = group.gather(msgspec.json.encode(own))
     return agreed_weights([msgspec.json.decode(each, type=ReadWeights) for each in read])
 
@@ -320,19 +320,19 @@ def _receiver(
     launch: UnitLaunch, engine: Engine, inbox: Inbox, memory: HostMemory, agent: NixlAgent | None
 ) -> KvReceiver:
     def accept(handover: Handover, latents: Tensor, prefix: HeldPrefix) -> None:
-        inbox.put(Arrival(handover, latents, prefix))
+        inbox.put(ArrivedRequest(handover, latents, prefix))
 
     link, vocab_size = engine.backend.ops.link, engine.config.vocab_size
     return KvReceiver(launch, engine.token_shape, vocab_size, accept, link, memory, agent, _Holder(inbox))
 
 
-def _deliver(message: object, phase: Phase[Any]) -> None:
+def _deliver(message: object, phase: PhaseRunner[Any]) -> None:
     """Pass a message of the inbox to the phase, or raise it if it is the error that ended the network thread."""
     if isinstance(message, BaseException):
         raise message
     phase.receive(message)
 
 
-def _wait_for_work(inbox: Inbox, phase: Phase[Any], at_most_s: float) -> None:
+def _wait_for_work(inbox: Inbox, phase: PhaseRunner[Any], at_most_s: float) -> None:
     with suppress(queue.Empty):
         _deliver(inbox.get(timeout=at_most_s), phase)

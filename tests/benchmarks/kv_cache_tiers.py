@@ -26,7 +26,7 @@ from msgspec import structs
 
 from runtime.checkpoint import resolve
 from runtime.expert_parallel.group import SoloGroup
-from runtime.kv.index import NAME_BYTES
+from runtime.kv.index import HASH_BYTES
 from runtime.kv.pages import Pages
 from runtime.launch import Disk
 from runtime.model.config import read_model_config
@@ -164,8 +164,8 @@ def step_ratios(engine):
     for _ in range(NUM_RUNS):
         table, number = [], len(prompt) // PAGE_TOKENS
         cache.allocate(table, len(prompt))
-        cache.name(table, 0, [os.urandom(NAME_BYTES) for _ in range(number)], b"tenant")
-        names = [cache._owners._index.name(page) for page in table[:number]]
+        cache.publish(table, 0, [os.urandom(HASH_BYTES) for _ in range(number)], b"tenant")
+        names = [cache._owners._index.hash_of(page) for page in table[:number]]
         cache.free(table)
         seconds["leave"].append(step_time(talk))
         talk.keep_all()
@@ -192,10 +192,10 @@ def step_time(talk):
 
 def index_figures():
     """Microseconds for which a block is looked up, of a chain, and the bytes of its part of the index."""
-    pages, names = Pages(NUM_BLOCKS), [os.urandom(NAME_BYTES) for _ in range(NUM_BLOCKS)]
+    pages, names = Pages(NUM_BLOCKS), [os.urandom(HASH_BYTES) for _ in range(NUM_BLOCKS)]
     table = [pages.take() for _ in names]
     for page, name in zip(table, names, strict=True):
-        pages.name(page, name)
+        pages.publish(page, name)
     seconds = []
     for _ in range(NUM_RUNS):
         start = time.process_time()

@@ -13,7 +13,7 @@ import torch
 
 from runtime.protocol.frames import encode_frame
 from runtime.protocol.messages import Failed, Handover, Prefill, Sampling
-from runtime.serving.decode import Arrival
+from runtime.serving.decode import ArrivedRequest
 from runtime.worker.io_thread import Calls, Inbox
 from runtime.worker.leaving import Leaving
 from runtime.worker.pulse import Pulse
@@ -59,7 +59,9 @@ class Turns:
 def arrivals(number, num_cached, num_tokens, latents):
     """Return requests that come from prefill ranks with the same latents, and get `num_tokens` tokens here."""
     return [
-        Arrival(Handover(f"gateway/{seed}", [TOKEN] * num_cached, [TOKEN], _sampling(seed, num_tokens + 1)), latents)
+        ArrivedRequest(
+            Handover(f"gateway/{seed}", [TOKEN] * num_cached, [TOKEN], _sampling(seed, num_tokens + 1)), latents
+        )
         for seed in range(number)
     ]
 

@@ -33,7 +33,7 @@ from runtime.kv.tiers.disk import DiskSettings, DiskTier
 from runtime.launch import Limits
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
-from runtime.serving.fetches import NAMES_PER_BLOCK
+from runtime.serving.fetches import HASHES_PER_BLOCK
 from runtime.serving.request import Request
 from runtime.serving.scheduler import Scheduler
 
@@ -76,7 +76,7 @@ def second_use_hits(chains, num_memory, num_disk):
 
     A use is remembered in one of so many places, until another block's use is: each block has its place.
     """
-    num_places = NAMES_PER_BLOCK * num_disk
+    num_places = HASHES_PER_BLOCK * num_disk
     memory, disk, places = OrderedDict(), OrderedDict(), {}
     hits = num_written = 0
     for chain in chains:

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import torch
 
 from runtime.kv.held_prefix import HeldPrefix
-from runtime.kv.index import NAME_BYTES
+from runtime.kv.index import HASH_BYTES
 from runtime.launch import Limits
 from runtime.protocol.messages import Abort, Load, Prefill, PrefixHit, Sampling, Token
-from runtime.serving.decode import Arrival, DecodePhase, Hold, Release
+from runtime.serving.decode import ArrivedRequest, DecodePhase, Hold, Release
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 
@@ -52,7 +52,7 @@ class Crossing:
         self._parts = [[] for _ in range(offer.shape[0])]  # of each layer
         self._prefix = HeldPrefix()
         if chain and holder is not None:
-            root, *names = (chain[first : first + NAME_BYTES] for first in range(0, len(chain), NAME_BYTES))
+            root, *names = (chain[first : first + HASH_BYTES] for first in range(0, len(chain), HASH_BYTES))
             self._prefix = HeldPrefix(root, names)
         self.is_cancelled = False
 
@@ -139,7 +139,7 @@ class Rank:
 
     def cross(self, handover, latents, prefix):
         self.num_skipped += prefix.num_tokens
-        self.phases[1].receive(Arrival(handover, latents, prefix))
+        self.phases[1].receive(ArrivedRequest(handover, latents, prefix))
 
 
 def answer_alone(engine, group, wish):

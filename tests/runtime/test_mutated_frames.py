@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from runtime.expert_parallel.group import SoloGroup
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
 from runtime.gateway.ranks.registry import Registry
-from runtime.kv.index import NAME_BYTES
+from runtime.kv.index import HASH_BYTES
 from runtime.kv.receiver import KvReceiver
 from runtime.launch import KvLayout
 from runtime.model.engine import Engine, EngineConfig
@@ -34,14 +34,14 @@ from runtime.protocol.messages import (
     Moved,
     Offer,
     Piece,
-    Place,
+    PlaceInUnit,
     Prefill,
     Sampling,
     State,
     Token,
 )
 from runtime.protocol.metrics_server import serve_metrics
-from runtime.serving.decode import Arrival, DecodePhase
+from runtime.serving.decode import ArrivedRequest, DecodePhase
 from runtime.serving.mixed import MixedPhase
 from runtime.serving.prefill import PrefillPhase
 from runtime.worker import gateway_connection
@@ -142,7 +142,7 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
     latents = torch.randn(engine.token_shape[0], 3, engine.token_shape[1])
     parts = kv_frames(latents)
     rank = Rank(DecodePhase, engine, launch)
-    bystander = Arrival(
+    bystander = ArrivedRequest(
         Handover(BYSTANDER, [5, 6, 8], [4], Sampling(8, 1.0, 0.9, 3, [])),
         latents,
     )
@@ -151,7 +151,11 @@ def test_a_decode_rank_survives_what_comes_to_its_kv_port(engine, launch):
     async def run():
         watch(rank)
         receiver = KvReceiver(
-            launch, engine.token_shape, 96, lambda *arrival: rank.inbox.put(Arrival(*arrival)), holder=HoldsNothing()
+            launch,
+            engine.token_shape,
+            96,
+            lambda *arrival: rank.inbox.put(ArrivedRequest(*arrival)),
+            holder=HoldsNothing(),
         )
         async with await asyncio.start_server(receiver.serve, HOST, 0) as server:
             port = server.sockets[0].getsockname()[1]
@@ -187,7 +191,7 @@ def kv_frames(latents):
     offer = Offer("mutated", "ticket", "sha256:kv", list(latents.shape), "fp32")
     payloads = [layer.numpy().tobytes() for layer in latents]
     pieces = [(Piece(layer, 0, 3, zlib.crc32(each)), each) for layer, each in enumerate(payloads)]
-    return [(offer, bytes(NAME_BYTES)), *pieces, (Handover("mutated", [5, 6, 8], [4], SAMPLING), b"")]
+    return [(offer, bytes(HASH_BYTES)), *pieces, (Handover("mutated", [5, 6, 8], [4], SAMPLING), b"")]
 
 
 def whole(parts):
@@ -304,7 +308,7 @@ def test_a_leader_survives_what_comes_to_its_port_for_places():
             reader, writer = await asyncio.open_connection(HOST, port)
             frames = FrameReader(reader, FromLeader)
             writer.write(encode_frame(Claim("sha256:unit", "node-1", "10.0.0.1")))
-            assert (await frames.read())[0] == Place(1)
+            assert (await frames.read())[0] == PlaceInUnit(1)
             for data in mutated_frames(Claim("sha256:unit", "node-7", "10.0.0.7"), b"", NUM_FRAMES, seed=5):
                 await send_alone(port, data)
             answer = await send_alone(port, encode_frame(Claim("sha256:unit", "node-0", "10.0.0.2")))
@@ -312,7 +316,7 @@ def test_a_leader_survives_what_comes_to_its_port_for_places():
             assert await frames.read() is None  # nothing else was said to it
             return answer
 
-    assert run_in_time(run()) == encode_frame(Place(0))
+    assert run_in_time(run()) == encode_frame(PlaceInUnit(0))
     assert rank.escaped == []
 
 

@@ -4,7 +4,7 @@
     shape                  3 x 4 bytes: layers, tokens, latent size
     dtype                  16 bytes, as torch calls it
     length of the latents  8 bytes
-    block_digest, name     32 + 32 bytes (`runtime/kv/blocks.py`)
+    block_digest, hash     32 + 32 bytes (`runtime/kv/blocks.py`)
     checksum               16 bytes: the GMAC of all the others
     latents                [num_layers, PAGE_TOKENS, latent_dim]
 
@@ -56,7 +56,7 @@ class NotThisBlock(Exception):
 
 @dataclass(frozen=True)
 class BlockForm:
-    """The digest, shape and dtype that all blocks of one `block_digest` have in common."""
+    """What all blocks of one `block_digest` have in common: the digest, shape and dtype."""
 
     block_digest: bytes
     shape: tuple[int, int, int]  # [num_layers, PAGE_TOKENS, latent_dim]
@@ -72,24 +72,27 @@ class BlockForm:
         """The bytes of one block's file."""
         return HEADER_BYTES + self.latent_bytes
 
-    def parts(self, name: bytes, latents: memoryview) -> list[bytes | memoryview]:
-        """Return a block's file as parts to write, without copying the latents."""
-        fields, checksum = self._fields(name), _begin_checksum()
+    def parts(self, block_hash: bytes, latents: memoryview) -> list[bytes | memoryview]:
+        """Return a block's file in parts to be written one after another. The latents are not copied."""
+        fields, checksum = self._fields(block_hash), _begin_checksum()
         checksum.authenticate_additional_data(fields)
         checksum.authenticate_additional_data(latents)
         return [fields, _end_checksum(checksum), latents]
 
-    def _fields(self, name: bytes) -> bytes:
+    def _fields(self, block_hash: bytes) -> bytes:
         dtype = str(self.dtype).removeprefix("torch.").encode()
-        return FIELDS.pack(MAGIC, FORMAT, *self.shape, dtype, self.latent_bytes, self.block_digest, name)
+        return FIELDS.pack(MAGIC, FORMAT, *self.shape, dtype, self.latent_bytes, self.block_digest, block_hash)
 
-    def is_of(self, fields: bytes | bytearray, name: bytes) -> bool:
-        """Return whether a file's header fields are those of the block `name`."""
-        return fields == self._fields(name)
+    def is_of(self, fields: bytes | bytearray, block_hash: bytes) -> bool:
+        """Return whether a file's header fields are those of the `block_hash`."""
+        return fields == self._fields(block_hash)
 
 
-def read_block(file: int, form: BlockForm, name: bytes, into: memoryview) -> None:
-    """Read a block's latents from an open file to `into`, which is undefined after NotThisBlock or OSError."""
+def read_block(file: int, form: BlockForm, block_hash: bytes, into: memoryview) -> None:
+    """Read a block's latents from an open file to `into`.
+
+    Raises NotThisBlock or OSError if the file is not that block or cannot be read; `into` is undefined then.
+    """
     assert into.nbytes == form.latent_bytes
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
@@ -106,12 +109,12 @@ def read_block(file: int, form: BlockForm, name: bytes, into: memoryview) -> Non
         checksum.authenticate_additional_data(part)
     if _end_checksum(checksum) != expected:
         raise NotThisBlock(DAMAGED)
-    if not form.is_of(fields, name):
+    if not form.is_of(fields, block_hash):
         raise NotThisBlock(FOREIGN)
 
 
 def write_parts(file: int, parts: Sequence[bytes | memoryview]) -> None:
-    """Write all parts from the file's beginning. Raise OSError."""
+    """Write all parts from the file's beginning. Raises OSError if the disk does not take them."""
     left = [memoryview(part) for part in parts]
     at = 0
     while left:
@@ -121,7 +124,7 @@ def write_parts(file: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _explain_size(file: int, size: int) -> str:
-    """Return CUT, FOREIGN or DAMAGED for a file shorter than, as long as, or longer than its own header says."""
+    """Return CUT if a file is shorter than its own header says, FOREIGN if it is as long, DAMAGED if it is longer."""
     header = os.pread(file, HEADER_BYTES, 0)
     if len(header) < HEADER_BYTES:
         return CUT
@@ -130,7 +133,10 @@ def _explain_size(file: int, size: int) -> str:
 
 
 def _fill(part: memoryview, file: int, at: int) -> None:
-    """Fill `part` from a file's position `at` on. Raise NotThisBlock if the file is too short, and OSError."""
+    """Fill `part` from a file, beginning at byte `at`.
+
+    Raises NotThisBlock if the file is too short, OSError if unreadable.
+    """
     while part:
         num_read = os.preadv(file, [part], at)
         if not num_read:

@@ -4,8 +4,8 @@
     offer       a block to write when there is time
     flush       write what is due: before the process ends
 
-A folder on a local disk or a shared file system, for all units and ranks of one `block_digest`. Whoever can name a
-block can read it: names come from a salt that is the tenant's (`runtime/kv/blocks.py`).
+A folder on a local disk or a shared file system, for all units and ranks of one `block_digest`. Whoever knows a block's
+hash can read the block: hashes come from a salt that is the tenant's (`runtime/kv/blocks.py`).
 
 The caller's thread never touches the disk. What goes wrong there is a miss or a block less, counted by its reason, and
 one line of the log: a disk that is full, read-only, slow, gone, or that never answers. An operation may hang; then
@@ -84,7 +84,7 @@ class DiskTier:
         self._writer = Workers(1, "cache-write", self._writing)
         self._cleaner = Workers(1, "cache-clean", self._writing)
         self._changed = threading.Condition()
-        self._queued: dict[bytes, tuple[bytes, Tensor]] = {}  # name -> tenant, latents; the first may be under way
+        self._queued: dict[bytes, tuple[bytes, Tensor]] = {}  # hash -> tenant, latents; the first may be under way
         self._cleans = False
         self._clean()
 
@@ -93,78 +93,78 @@ class DiskTier:
         """The number of blocks that the folder may hold."""
         return self._bound.max_bytes // self._charge
 
-    def begin_load(self, names: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
-        """Begin to read a tenant's blocks, up to the first that is missing, for `deadline_s` seconds at most."""
-        loading = Loading(len(names), time.monotonic() + deadline_s, self.counters)
+    def begin_load(self, hashes: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
+        """Begin to read a tenant's blocks for at most `deadline_s` seconds, up to the first that is missing."""
+        loading = Loading(len(hashes), time.monotonic() + deadline_s, self.counters)
         if self._readers.rest():
             loading.end(OFF)
         else:
-            self._readers.submit(partial(self._load_first, loading, list(names), tenant))
+            self._readers.submit(partial(self._load_first, loading, list(hashes), tenant))
         return loading
 
-    def offer(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
-        """Queue a block for writing, or drop it if the tier cannot take it. Nobody may change `latents` any more.
+    def offer(self, block_hash: bytes, latents: Tensor, tenant: bytes) -> None:
+        """Queue a block for writing, or drop it if the tier cannot take it. `latents` must not change any more.
 
-        The block counts towards the share of `tenant` on the disk. To load it, give the same tenant.
+        The block counts towards the share of `tenant` on the disk. Only the same tenant can load it.
         """
         assert tuple(latents.shape) == self._form.shape
         assert latents.dtype == self._form.dtype
         with self._changed:
-            if name in self._queued:
+            if block_hash in self._queued:
                 return
             reason = self._refusal()
             if reason is None:
-                self._queued[name] = tenant, latents
-                self._writer.submit(partial(self._write, name))
+                self._queued[block_hash] = tenant, latents
+                self._writer.submit(partial(self._write, block_hash))
             else:
                 self.counters.drop(reason)
 
     def flush(self, deadline_s: float) -> int:
-        """Wait until all offered blocks are written, for `deadline_s` seconds at most. Return how many are not."""
+        """Wait for at most `deadline_s` seconds until all offered blocks are written. Return how many are not."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queued, deadline_s)
             return len(self._queued)
 
     def close(self) -> None:
-        """Let the tier's threads end after the tasks that they have."""
+        """Let the tier's threads end after their queued tasks."""
         for workers in (self._readers, self._writer, self._cleaner):
             workers.close()
 
-    def _load_first(self, loading: Loading, names: list[bytes], tenant: bytes) -> None:
-        """Load the first block. Only if it exists, which is rare, let the other threads help with the rest."""
-        if self._load_next(loading, names, tenant):
-            for _ in range(min(NUM_READERS, len(names) - 1)):
-                self._readers.submit(partial(self._load_rest, loading, names, tenant))
+    def _load_first(self, loading: Loading, hashes: list[bytes], tenant: bytes) -> None:
+        """Load the first block. If it exists, which is rare, let the other threads help with the rest."""
+        if self._load_next(loading, hashes, tenant):
+            for _ in range(min(NUM_READERS, len(hashes) - 1)):
+                self._readers.submit(partial(self._load_rest, loading, hashes, tenant))
 
-    def _load_rest(self, loading: Loading, names: list[bytes], tenant: bytes) -> None:
-        while self._load_next(loading, names, tenant):
+    def _load_rest(self, loading: Loading, hashes: list[bytes], tenant: bytes) -> None:
+        while self._load_next(loading, hashes, tenant):
             pass
 
-    def _load_next(self, loading: Loading, names: list[bytes], tenant: bytes) -> bool:
+    def _load_next(self, loading: Loading, hashes: list[bytes], tenant: bytes) -> bool:
         """Read the next block of a loading. Return whether it exists."""
         number = loading.next_block()
         if number is None:
             return False
-        found = self._read(names[number], tenant, loading.deadline)
+        found = self._read(hashes[number], tenant, loading.deadline)
         if isinstance(found, str):
             loading.missed(number, found)
             return False
         loading.arrived(number, found)
         return True
 
-    def _read(self, name: bytes, tenant: bytes, deadline: float) -> Tensor | str:
-        """Return a block's latents, or the reason of the miss."""
+    def _read(self, block_hash: bytes, tenant: bytes, deadline: float) -> Tensor | str:
+        """Return a block's latents, or a text: the reason of the miss."""
         try:
-            with self._readers.operation(), self._folder.block(tenant, name) as file:
+            with self._readers.operation(), self._folder.block(tenant, block_hash) as file:
                 latents = self._make_room(deadline)
                 if isinstance(latents, str):
                     return latents
-                read_block(file, self._form, name, as_bytes(latents))
+                read_block(file, self._form, block_hash, as_bytes(latents))
         except FileNotFoundError:
             return ABSENT
         except NotThisBlock as error:
-            self._reading.failed(f"block {name.hex()} is {error.reason}", rests=False)
-            self._remove(name, tenant)
+            self._reading.failed(f"block {block_hash.hex()} is {error.reason}", rests=False)
+            self._remove(block_hash, tenant)
             return error.reason
         except OSError as error:
             self._reading.failed(_reason(error), rests=False)
@@ -173,7 +173,7 @@ class DiskTier:
         return latents
 
     def _make_room(self, deadline: float) -> Tensor | str:
-        """Wait for bandwidth, then return memory for a block, or the reason why there is none."""
+        """Wait for bandwidth, then return memory for a block. If there is none in time, return the reason."""
         wait_s = self._bandwidth.take(self._form.file_bytes, deadline)
         if wait_s is None:
             return LATE
@@ -184,21 +184,21 @@ class DiskTier:
         assert latents.is_contiguous()  # else its bytes are a copy's
         return latents
 
-    def _remove(self, name: bytes, tenant: bytes) -> None:
+    def _remove(self, block_hash: bytes, tenant: bytes) -> None:
         """Remove a cut, damaged or foreign file, so that the block can be written again.
 
         The sum of bytes falls by the file's present size, as the janitor counts it: a cut file is smaller than it was.
         """
         try:
             with self._readers.operation():
-                num_bytes = self._folder.remove(tenant, name)
+                num_bytes = self._folder.remove(tenant, block_hash)
                 if num_bytes is not None:
                     self._usage.change(-self._bound.charge(num_bytes))
         except OSError:
             return  # it is found again
 
     def _refusal(self) -> str | None:
-        """Return the reason why no block can be queued now, or None if one can."""
+        """Return the reason why no block can be queued now; None if one can."""
         if self._writer.rest():
             self._drop_queue()
             return OFF
@@ -206,17 +206,17 @@ class DiskTier:
         return QUEUE_FULL if full else None
 
     def _drop_queue(self) -> None:
-        """Drop all queued blocks but the one that the writer is writing."""
+        """Drop all queued blocks except the one that is being written."""
         waiting = list(self._queued)[1:]
-        for name in waiting:
-            del self._queued[name]
+        for block_hash in waiting:
+            del self._queued[block_hash]
         if waiting:
             self.counters.drop(OFF, len(waiting))
 
-    def _write(self, name: bytes) -> None:
+    def _write(self, block_hash: bytes) -> None:
         """Write a block, if it is still in the queue."""
         with self._changed:
-            queued = self._queued.get(name)
+            queued = self._queued.get(block_hash)
         if queued is None:
             return
         try:
@@ -224,7 +224,7 @@ class DiskTier:
                 self.counters.drop(OFF)
             else:
                 self._writer.sleep(self._bandwidth.take(self._form.file_bytes, NEVER) or 0.0)
-                self._publish(name, *queued)
+                self._publish(block_hash, *queued)
         except OSError as error:
             self.counters.drop(ERROR)
             self._writing.failed(_reason(error), rests=True)
@@ -232,36 +232,41 @@ class DiskTier:
                 self._clean(disk_is_full=True)
         finally:
             with self._changed:
-                self._queued.pop(name, None)
+                self._queued.pop(block_hash, None)
                 self._changed.notify_all()
 
-    def _publish(self, name: bytes, tenant: bytes, latents: Tensor) -> None:
-        """Write a block that is not on the disk yet, if there is room. Raise OSError."""
+    def _publish(self, block_hash: bytes, tenant: bytes, latents: Tensor) -> None:
+        """Write a block if it is not on the disk yet and there is room. Raises OSError if the disk fails."""
         with self._writer.operation():
-            if self._folder.has(tenant, [name]):
+            if self._folder.has(tenant, [block_hash]):
                 return
             with self._usage.writing():
                 used = self._usage.take(self._charge)
                 if used is None:
                     self.counters.drop(TIER_FULL)
-                elif self._has_published(name, tenant, latents):
+                elif self._has_published(block_hash, tenant, latents):
                     self.counters.wrote(self._form.file_bytes)
                     self._writing.succeeded()
         if used is None or used > HIGH * self._bound.max_bytes:
             self._clean()
 
-    def _has_published(self, name: bytes, tenant: bytes, latents: Tensor) -> bool:
-        """Write a block that is already counted as used, and uncount it on failure. Raise OSError."""
+    def _has_published(self, block_hash: bytes, tenant: bytes, latents: Tensor) -> bool:
+        """Write a block whose bytes are already counted.
+
+        Return whether it was new; if not, or on failure, uncount them.
+
+        Raises OSError if the disk fails.
+        """
         is_new = False
         try:
-            is_new = self._folder.publish(tenant, name, self._form.parts(name, as_bytes(latents)))
+            is_new = self._folder.publish(tenant, block_hash, self._form.parts(block_hash, as_bytes(latents)))
         finally:
             if not is_new:
                 self._usage.change(-self._charge)
         return is_new
 
     def _clean(self, *, disk_is_full: bool = False) -> None:
-        """Let the janitor clean up on its thread, unless it does so already."""
+        """Let the janitor clean up on its thread, unless it is doing so."""
         with self._changed:
             if not self._cleans:
                 self._cleans = True

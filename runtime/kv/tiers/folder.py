@@ -40,7 +40,10 @@ HEX = re.compile(r"[0-9a-f]+")
 
 
 class BlockFolder:
-    """The blocks of one `block_digest` under `path`. Every method works on the disk, and raises OSError."""
+    """The blocks of one `block_digest` under `path`.
+
+    Every method works on the disk, and raises OSError if that fails.
+    """
 
     def __init__(self, path: Path, block_digest: bytes) -> None:
         self._path, self._digest = path, block_digest.hex()
@@ -48,7 +51,7 @@ class BlockFolder:
 
     @contextmanager
     def root(self, *, create: bool = False) -> Iterator[int]:
-        """Open the folder `blocks`. Raise PermissionError where others can look into it."""
+        """Open the folder `blocks` and yield its descriptor. Raises PermissionError if other users can look into it."""
         with _opened(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)) as path:
             device = os.fstat(path).st_dev
             self._device = self._device or device
@@ -59,21 +62,21 @@ class BlockFolder:
                     raise PermissionError(errno.EPERM, f"it must be user {os.geteuid()}'s alone (chmod 700)", ROOT)
                 yield root
 
-    def has(self, tenant: bytes, names: Sequence[bytes]) -> int:
+    def has(self, tenant: bytes, hashes: Sequence[bytes]) -> int:
         """Return how many of a tenant's blocks exist, up to the first that does not."""
         number = 0
         try:
             with self.root() as root, below(root, *self._owner(tenant)) as folder:
-                for number, name in enumerate(names):  # noqa: B007
-                    os.stat("/".join(_place(name)), dir_fd=folder, follow_symlinks=False)
+                for number, block_hash in enumerate(hashes):  # noqa: B007
+                    os.stat("/".join(_hex_path(block_hash)), dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return number
-        return len(names)
+        return len(hashes)
 
     @contextmanager
-    def block(self, tenant: bytes, name: bytes) -> Iterator[int]:
+    def block(self, tenant: bytes, block_hash: bytes) -> Iterator[int]:
         """Open a block's file and yield its descriptor, and note that the block was used."""
-        fan, leaf = _place(name)
+        fan, leaf = _hex_path(block_hash)
         with (
             self.root() as root,
             below(root, *self._owner(tenant), fan) as folder,
@@ -82,16 +85,16 @@ class BlockFolder:
             yield file
             _note_use(file)
 
-    def publish(self, tenant: bytes, name: bytes, parts: Sequence[bytes | memoryview]) -> bool:
+    def publish(self, tenant: bytes, block_hash: bytes, parts: Sequence[bytes | memoryview]) -> bool:
         """Write a block's file. Return False if it exists already."""
         try:
-            return self._publish(tenant, name, parts)
+            return self._publish(tenant, block_hash, parts)
         except (FileNotFoundError, BlockingIOError):  # the janitor took an empty folder, or a file just before its lock
-            return self._publish(tenant, name, parts)
+            return self._publish(tenant, block_hash, parts)
 
-    def remove(self, tenant: bytes, name: bytes) -> int | None:
-        """Remove a block's file. Return its bytes, or None if there was none."""
-        fan, leaf = _place(name)
+    def remove(self, tenant: bytes, block_hash: bytes) -> int | None:
+        """Remove a block's file. Return its size in bytes; None if there was none."""
+        fan, leaf = _hex_path(block_hash)
         try:
             with self.root() as root, below(root, *self._owner(tenant), fan) as folder:
                 num_bytes = os.stat(leaf, dir_fd=folder, follow_symlinks=False).st_size
@@ -104,8 +107,8 @@ class BlockFolder:
         assert tenant
         return self._digest, tenant.hex()
 
-    def _publish(self, tenant: bytes, name: bytes, parts: Sequence[bytes | memoryview]) -> bool:
-        fan, leaf = _place(name)
+    def _publish(self, tenant: bytes, block_hash: bytes, parts: Sequence[bytes | memoryview]) -> bool:
+        fan, leaf = _hex_path(block_hash)
         with self.root(create=True) as root, below(root, *self._owner(tenant), fan, create=True) as folder:
             file = _open_nameless(folder)
             if file is None:
@@ -121,7 +124,7 @@ class BlockFolder:
 
 @contextmanager
 def below(folder: int, *names: str, create: bool = False) -> Iterator[int]:
-    """Open a folder below an open one, step by step and through no link; create missing ones if `create`."""
+    """Open a folder below an open one, step by step and never through a link. With `create`, create missing ones."""
     at = os.dup(folder)
     try:
         for name in names:
@@ -140,8 +143,8 @@ def is_hex(name: str) -> bool:
     return HEX.fullmatch(name) is not None
 
 
-def _place(name: bytes) -> tuple[str, str]:
-    return name.hex()[:2], name.hex()[2:]
+def _hex_path(block_hash: bytes) -> tuple[str, str]:
+    return block_hash.hex()[:2], block_hash.hex()[2:]
 
 
 def _make(name: str, folder: int) -> None:
@@ -152,7 +155,10 @@ def _make(name: str, folder: int) -> None:
 
 
 def _note_use(file: int) -> None:
-    """Renew a file's time of use, unless it is recent or this is not allowed. Raise OSError for other failures."""
+    """Set a file's time of use to now, unless it is recent or may not be set.
+
+    Raises OSError if that fails otherwise.
+    """
     if time.time() - os.fstat(file).st_mtime > USED_AGAIN_S:
         try:
             os.utime(file)
@@ -162,7 +168,7 @@ def _note_use(file: int) -> None:
 
 
 def _open_nameless(folder: int) -> int | None:
-    """Open an unnamed file (O_TMPFILE); return None if the file system does not support that. Raise OSError."""
+    """Open an unnamed file (O_TMPFILE). Return None if the file system has none. Raises OSError for other failures."""
     try:
         return os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o600, dir_fd=folder)
     except OSError as error:
@@ -174,7 +180,7 @@ def _open_nameless(folder: int) -> int | None:
 
 
 def _write_and_rename(root: int, folder: int, leaf: str, parts: Sequence[bytes | memoryview]) -> bool:
-    """Write a file in `partial/` and rename it to `leaf`, over a file that may be there. Return True."""
+    """Write a file in `partial/` and rename it to `leaf`, replacing a file of that name. Return True."""
     partial = secrets.token_hex(16)
     with below(root, PARTIAL, create=True) as partials:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

@@ -1,6 +1,6 @@
 """The host tier of the prefix cache: blocks in the rank's host memory, behind the pages of its cache.
 
-A slot is room for one block, `[num_layers, PAGE_TOKENS, latent_dim]`. Slots have holders and names as pages do.
+A slot is room for one block, `[num_layers, PAGE_TOKENS, latent_dim]`. Slots have holders and hashes as pages do.
 
     save    copies blocks to slots, beside the step that computes. They are found after `fence_saves`, before the next.
             Their slots are held until the copies have ended: before that, only the device may read them.
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from runtime.kernels.device import Arrival, HostLink
+from runtime.kernels.device import HostLink, PendingCopy
 from runtime.kv.host_memory import HostMemory, pinning
 from runtime.kv.pages import Pages
 
@@ -37,7 +37,7 @@ PINNED_BLOCKS = 16  # assumed: at least so many in a power of two, as torch pins
 
 
 class HostTier:
-    """A rank's cached blocks in host memory, as many as fit into `max_bytes`."""
+    """A rank's cached blocks in host memory: as many as fit into `max_bytes`."""
 
     def __init__(
         self,
@@ -47,29 +47,31 @@ class HostTier:
         link: HostLink,
         memory: HostMemory,
     ) -> None:
-        """Make an empty tier; pin its memory if `link` pins. Raise RuntimeFailure if there is too little memory."""
+        """Make an empty tier; pin its memory if `link` pins. Raises RuntimeFailure if there is too little memory."""
         self.shape, self.dtype, self._link, self._memory = block_shape, dtype, link, memory
         self.block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
         self._slots_in_chunk, num_chunks = _chunks(self.block_bytes, max_bytes, link.pins)
         self._chunks: list[Tensor | None] = [None] * num_chunks
         self._slots = Pages(num_chunks * self._slots_in_chunk)
-        self._saved: dict[int, tuple[bytes, int]] = {}  # slot -> name and tenant of the block that `save` copies
-        self._saves: Arrival | None = None
-        self._copies: deque[tuple[Arrival | None, dict[int, tuple[bytes, int]]]] = deque()  # copies that may still run
-        self._loads: deque[tuple[Arrival, list[int]]] = deque()
+        self._saved: dict[int, tuple[bytes, int]] = {}  # slot -> hash and tenant of the block that `save` copies
+        self._saves: PendingCopy | None = None
+        self._copies: deque[tuple[PendingCopy | None, dict[int, tuple[bytes, int]]]] = (
+            deque()
+        )  # copies that may still run
+        self._loads: deque[tuple[PendingCopy, list[int]]] = deque()
         self._blank: dict[int, int] = {}  # address -> slot that a slower tier fills
         self._came_back: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # slot, address
         if link.pins:
             self._pin()
         memory.let_blocks_give_way(self._give_way)
 
-    def num_found(self, names: Sequence[bytes]) -> int:
-        """Return how many of these blocks are in the tier, up to the first that is not."""
+    def num_found(self, hashes: Sequence[bytes]) -> int:
+        """Return how many of these blocks, from the first on, are in the tier."""
         with self._memory.lock:
-            return len(self._slots.find(names))
+            return len(self._slots.find(hashes))
 
     def save(self, blocks: Iterable[tuple[bytes, int, Tensor]], max_copies: int = sys.maxsize) -> None:
-        """Begin to copy blocks (name, tenant, page) to slots. Nobody may write to the pages before `fence_saves`.
+        """Begin to copy blocks (hash, tenant, page) to slots. The pages must not be written to before `fence_saves`.
 
         A block that the tier has already is not copied, but counts as just used. A block without a free slot is not
         kept. After `max_copies` copies, no more of `blocks` are taken.
@@ -77,12 +79,12 @@ class HostTier:
         assert not self._saved
         pages = []
         with self._memory.lock:
-            for name, tenant, page in blocks:
-                if found := self._slots.find([name]):
+            for block_hash, tenant, page in blocks:
+                if found := self._slots.find([block_hash]):
                     self._slots.hold(found[0])
                     self._slots.release(found)
                 elif (slot := self._take_slot()) is not None:
-                    self._saved[slot] = name, tenant
+                    self._saved[slot] = block_hash, tenant
                     pages.append(page)
                 if len(pages) >= max_copies:
                     break
@@ -91,28 +93,30 @@ class HostTier:
             self._saves = self._link.begin_from_device(lambda: _copy(pages, slots))
 
     def fence_saves(self) -> list[bytes]:
-        """Order all later work on the device after the copies that `save` began, whose blocks can be found from now on.
+        """Order all later work on the device after the copies that `save` began.
 
-        Return the names of the blocks whose copies have ended since the last call, so that they can be lent. Release
+        Their blocks can be found from now on.
+
+        Return the hashes of the blocks whose copies have ended since the last call, so that they can be lent. Release
         the slots whose copies or loads have ended, or whose lent memory nothing refers to any more.
         """
         self._take_back()
         if self._saves is not None:
             self._saves.join()
         with self._memory.lock:
-            for slot, (name, tenant) in self._saved.items():
-                self._slots.name(slot, name, tenant)
+            for slot, (block_hash, tenant) in self._saved.items():
+                self._slots.publish(slot, block_hash, tenant)
         self._copies.append((self._saves, self._saved))
         self._saved, self._saves = {}, None
         return self._end_copies()
 
-    def load(self, names: Sequence[bytes], pages: Iterable[Tensor]) -> tuple[int, Arrival | None]:
-        """Begin to copy blocks to `pages`, up to the first not in the tier. Return how many, and their arrival.
+    def load(self, hashes: Sequence[bytes], pages: Iterable[Tensor]) -> tuple[int, PendingCopy | None]:
+        """Begin to copy blocks to `pages`, up to the first not in the tier. Return how many, and the pending copy.
 
-        The arrival is None if the copies are done already.
+        The pending copy is None if the copies are done already.
         """
         with self._memory.lock:
-            found = self._slots.find(names)
+            found = self._slots.find(hashes)
             for slot in found:
                 self._slots.hold(slot)
             slots = [self._latents(slot) for slot in found]
@@ -125,7 +129,7 @@ class HostTier:
         return len(found), arrival
 
     def lend_blank(self) -> Tensor | None:
-        """Return memory into which a slower tier reads a block, or None if there is no room. Any thread may call this.
+        """Return memory into which a slower tier reads a block; None if there is no room. Any thread may call this.
 
         The memory is free again when nothing refers to it, unless the block was added.
         """
@@ -137,15 +141,18 @@ class HostTier:
             self._blank[latents.data_ptr()] = slot
             return latents
 
-    def add(self, name: bytes, latents: Tensor, tenant: bytes) -> None:
-        """Add a tenant's block, whose latents are complete in memory from `lend_blank`, so that it can be found."""
+    def add(self, block_hash: bytes, latents: Tensor, tenant: bytes) -> None:
+        """Add a tenant's block, whose latents were read into memory from `lend_blank`, so that it can be found."""
         with self._memory.lock:
-            self._slots.name(self._blank.pop(latents.data_ptr()), name, int.from_bytes(tenant))
+            self._slots.publish(self._blank.pop(latents.data_ptr()), block_hash, int.from_bytes(tenant))
 
-    def lend(self, name: bytes) -> Tensor | None:
-        """Return a block for a slower tier to write, held while anything refers to it; None if it is not here yet."""
+    def lend(self, block_hash: bytes) -> Tensor | None:
+        """Return a block's latents for a slower tier to write; None if its copy to this tier has not ended.
+
+        The block's slot is held while anything refers to the latents.
+        """
         with self._memory.lock:
-            found = self._slots.find([name])
+            found = self._slots.find([block_hash])
             if not found or any(found[0] in saved for _, saved in self._copies):
                 return None
             self._slots.hold(found[0])
@@ -156,7 +163,7 @@ class HostTier:
         while self._copies and (self._copies[0][0] is None or self._copies[0][0].has_arrived()):
             saved = self._copies.popleft()[1]
             self._release(list(saved))
-            ended += (name for name, _ in saved.values())
+            ended += (block_hash for block_hash, _ in saved.values())
         return ended
 
     def _lend(self, slot: int) -> Tensor:
@@ -171,7 +178,7 @@ class HostTier:
             slot, address = self._came_back.get()
             with self._memory.lock:
                 self._slots.release([slot])
-                if not self._slots.has_name(slot):
+                if not self._slots.has_hash(slot):
                     self._blank.pop(address, None)
                     self._free(slot)
 
@@ -192,7 +199,7 @@ class HostTier:
         return chunk[within]
 
     def _give_way(self, num_bytes: int) -> None:
-        """Forget idle blocks until `num_bytes` are free or none is left. The caller has the lock."""
+        """Forget idle blocks until `num_bytes` are free or no idle block is left. The caller has the lock."""
         while num_bytes > 0 and (slot := self._slots.forget_oldest()) is not None:
             self._free(slot)
             num_bytes -= self.block_bytes
@@ -209,7 +216,7 @@ class HostTier:
 
 
 def _chunks(block_bytes: int, max_bytes: int, is_pinned: bool) -> tuple[int, int]:
-    """Return the number of slots in a chunk of memory, and of chunks. Only pinned memory has several slots a chunk."""
+    """Return the slots per chunk of memory, and the number of chunks. Only a pinned chunk has several slots."""
     if not is_pinned:
         return 1, max_bytes // block_bytes
     chunk_bytes = 1 << (PINNED_BLOCKS * block_bytes - 1).bit_length()

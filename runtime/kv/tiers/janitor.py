@@ -52,24 +52,27 @@ Ages = tuple[NDArray[np.int64], NDArray[np.int64]]  # times of use and charges o
 
 @dataclass(frozen=True)
 class Bound:
-    """How much the folder may hold."""
+    """How many bytes and files the folder may hold."""
 
     max_bytes: int
     max_files: int
 
     def charge(self, num_bytes: int) -> int:
-        """Return the charge for a file of `num_bytes` bytes."""
+        """Return the charge for a file of `num_bytes`.
+
+        It is at least `max_bytes / max_files`, so both bounds are kept.
+        """
         return max(num_bytes, -(-self.max_bytes // self.max_files))
 
 
 class Usage:
-    """The sum of charges that all processes share. Every method raises OSError."""
+    """The sum of the charges of all files, shared by all processes. Every method raises OSError if the disk fails."""
 
     def __init__(self, folder: BlockFolder, bound: Bound) -> None:
         self._folder, self._bound = folder, bound
 
     def take(self, charge: int) -> int | None:
-        """Add the charge of a file to be written. Return the new sum, or None if there is no room."""
+        """Add the charge of a file to be written. Return the new sum; None if there is no room."""
         with self._locked() as file:
             used = _read(file) + charge
             if used > self._bound.max_bytes:
@@ -86,12 +89,12 @@ class Usage:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Mark a write under way: a context to hold from a file's `take` until the file exists."""
+        """Hold this context from a file's `take` until the file exists: it marks a write under way."""
         with self._locked("writing", fcntl.LOCK_SH):
             yield
 
     def settled(self) -> int | None:
-        """Return the sum at a moment when no write is under way; None if there is no such moment."""
+        """Return the sum at a moment without writes under way; None if there is no such moment."""
         try:
             with self._locked("writing"):
                 return self.change(0)
@@ -116,9 +119,9 @@ class Janitor:
         self._folder, self._bound, self._usage = folder, bound, usage
 
     def clean(self, *, disk_is_full: bool = False) -> int | None:
-        """Clean up. Return the number of blocks removed, or None if another janitor is at work. Raise OSError.
+        """Remove blocks until the folder is within its bound. Return how many; None if another janitor is at work.
 
-        If the disk is full, the bytes used now are taken as the bound, if that is smaller.
+        If the disk is full, the bytes in use now are the bound, if that is lower. Raises OSError if the disk fails.
         """
         with self._folder.root(create=True) as root, _opened_to_write(root, "janitor") as lock:
             if not _lock(lock):
@@ -133,7 +136,7 @@ class Janitor:
             return num_removed
 
     def _count(self, root: int) -> dict[Owner, "_Owned"]:
-        """Walk the folder, correct the sum of charges, and return each owner's files."""
+        """Walk the folder and correct the sum of charges. Return each owner's files."""
         used_before = self._usage.settled()
         owners: dict[Owner, _Owned] = {}
         for owner, _, _, found in _files(root):
@@ -145,7 +148,7 @@ class Janitor:
         return owners
 
     def _choose(self, owners: dict[Owner, "_Owned"], *, disk_is_full: bool) -> dict[Owner, int]:
-        """Return for each owner the time of last use up to which its blocks are removed; none if there is room."""
+        """Return owner -> time: blocks last used at or before it are to be removed. Empty if there is room."""
         used = sum(sum(owned.charges) for owned in owners.values())
         limit = min(self._bound.max_bytes, used) if disk_is_full else self._bound.max_bytes
         if used <= HIGH * limit:
@@ -154,7 +157,10 @@ class Janitor:
         return choose(ages, int(LOW * limit), int((time.time() - UNUSED_S) * 1e9))
 
     def _remove(self, root: int, until_ns: dict[Owner, int]) -> int:
-        """Remove each owner's blocks last used by `until_ns`. Skip a failure; raise OSError if nothing was removed."""
+        """Remove each owner's blocks last used at or before its `until_ns`. Return how many.
+
+        Files that cannot be removed are skipped. Raises OSError if none could be removed.
+        """
         num_removed = untold = 0
         failure = None
         for owner, folder, name, found in _files(root, set(until_ns)):
@@ -177,7 +183,7 @@ class Janitor:
 
 
 def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
-    """Return for each owner the time of last use up to which its blocks go, so that charges of at most `keep` stay."""
+    """Return owner -> time: if blocks last used at or before it go, charges of at most `keep` stay in all."""
     excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
     oldest_ns = _unused_until(ages, excess, unused_since_ns)
     num_unused = {owner: int(np.searchsorted(used_ns, oldest_ns, "right")) for owner, (used_ns, _) in ages.items()}
@@ -193,7 +199,7 @@ def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Own
 
 @dataclass
 class _Owned:
-    """The times of use and the charges of an owner's files, in the order of the walk: 16 bytes a file."""
+    """The times of use and the charges of an owner's files, in the order of the walk. Takes 16 bytes a file."""
 
     used_ns: "array[int]" = field(default_factory=lambda: array("q"))
     charges: "array[int]" = field(default_factory=lambda: array("q"))
@@ -206,7 +212,10 @@ def _sorted(owned: _Owned) -> Ages:
 
 
 def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) -> int:
-    """Return the time of last use up to which all owners' unused blocks go to save `excess` charges; 0 for none."""
+    """Return the time up to which unused blocks of all owners go, to save `excess` charges; 0 if none go.
+
+    A block is unused if nobody has used it since `unused_since_ns`.
+    """
     if excess <= 0:
         return 0
     used_ns = np.concatenate([each for each, _ in ages.values()])
@@ -218,7 +227,7 @@ def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) ->
 
 
 def _fair_level(amounts: list[int], keep: int) -> int:
-    """Return the highest level to which all amounts can be cut so that at most `keep` is left."""
+    """Return the highest level that, if larger amounts are cut to it, leaves at most `keep` in all."""
     for number, amount in enumerate(sorted(amounts)):
         share = keep // (len(amounts) - number)
         if amount > share:
@@ -228,7 +237,7 @@ def _fair_level(amounts: list[int], keep: int) -> int:
 
 
 def _files(root: int, only: set[Owner] | None = None) -> Iterator[tuple[Owner, int, str, os.stat_result]]:
-    """Yield every block's file: its owner, its open folder, its name and its stat result."""
+    """Yield (owner, open folder, name, stat result) of every block's file."""
     for digest, digest_folder in _folders(root):
         for tenant, tenant_folder in _folders(digest_folder):
             if only is not None and (digest, tenant) not in only:
@@ -250,7 +259,7 @@ def _files_in(folder: int) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _folders(folder: int) -> Iterator[tuple[str, int]]:
-    """Yield name and descriptor of each of our folders in a folder; remove each afterwards if it is empty.
+    """Yield name and descriptor of each of our folders in `folder`. Each is removed afterwards if it is empty.
 
     A folder that cannot be read is left out: the others still need cleaning.
     """
@@ -265,7 +274,7 @@ def _folders(folder: int) -> Iterator[tuple[str, int]]:
 
 
 def _remove_partial(root: int) -> None:
-    """Remove the partial files of dead writers (a live one holds a lock), and skip what cannot be removed."""
+    """Remove the partial files of dead writers; a live writer holds a lock. Skip files that cannot be removed."""
     with suppress(OSError), below(root, PARTIAL) as folder:
         for name in os.listdir(folder):
             with suppress(OSError), _opened_to_write(folder, name) as file:
@@ -274,7 +283,7 @@ def _remove_partial(root: int) -> None:
 
 
 def _is_due(lock: int) -> bool:
-    """Return whether the last full count was over `COUNT_AGAIN_S` ago, by the lock file's time, or never was."""
+    """Return whether the last full count is older than `COUNT_AGAIN_S`, by the lock file's time, or there was none."""
     found = os.fstat(lock)
     return not found.st_size or time.time() - found.st_mtime > COUNT_AGAIN_S
 

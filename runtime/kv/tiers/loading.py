@@ -24,7 +24,7 @@ TIER_FULL = "tier_full"  # the folder is full: blocks are written faster than th
 
 @dataclass
 class TierCounters:
-    """Counters of a slower tier: blocks, but for `misses`, the loadings that ended early, by reason."""
+    """Counters of a slower tier. They count blocks, except `misses`: reason -> loadings that ended early."""
 
     hits: int = 0
     misses: Counter[str] = field(default_factory=Counter)
@@ -36,7 +36,7 @@ class TierCounters:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def loaded(self, num_blocks: int, num_bytes: int, miss: str | None) -> None:
-        """Count a loading that has ended."""
+        """Count a loading that has ended. `miss` is the reason if it ended early."""
         with self._lock:
             self.hits += num_blocks
             self.read_bytes += num_bytes
@@ -63,8 +63,8 @@ class TierCounters:
 class Loading:
     """Blocks that are being loaded from a disk. The caller polls `is_done`, then takes the `blocks`.
 
-    A disk that hangs may write to a block's memory long afterwards. That memory is never handed out, and a thread holds
-    it until then.
+    A disk that hangs may write to a block's memory long afterwards. Until then, a thread holds that memory, and nobody
+    else gets it.
     """
 
     def __init__(self, num_blocks: int, deadline: float, counters: TierCounters) -> None:
@@ -80,7 +80,7 @@ class Loading:
             self.end(None)
 
     def is_done(self) -> bool:
-        """Return whether no more blocks will come. It never waits."""
+        """Return whether no more blocks will come. Never waits."""
         with self._changed:
             self._look_at_clock()
             return self._is_over
@@ -97,7 +97,7 @@ class Loading:
         return [block for block in self._blocks if block is not None]
 
     def cancel(self) -> None:
-        """Give up the loading, whose blocks nobody needs any more, without counting it."""
+        """Give up the loading because nobody needs its blocks. It is not counted."""
         with self._changed:
             if not self._is_over:
                 self._blocks, self._is_over = [], True
@@ -115,7 +115,7 @@ class Loading:
             self._changed.notify_all()
 
     def next_block(self) -> int | None:
-        """Return the number of the block to load next, or None if there is nothing left to do."""
+        """Return the number of the block to load next; None if there is nothing left to load."""
         with self._changed:
             self._look_at_clock()
             if self._is_over or self._next >= self._end:
@@ -131,7 +131,7 @@ class Loading:
                 self._end_if_complete()
 
     def missed(self, number: int, reason: str) -> None:
-        """Note that block `number` is missing, so that the blocks after it are not needed."""
+        """Record that block `number` is missing, so that later blocks are not needed."""
         with self._changed:
             if not self._is_over and number < self._end:
                 self._end, self._miss = number, reason

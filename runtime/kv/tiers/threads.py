@@ -22,7 +22,7 @@ REST_S = 30.0  # assumed
 
 
 class Health:
-    """Tracks whether one kind of work on the disk succeeds; logs once when it fails, and once when it works again."""
+    """Tracks whether one kind of disk work succeeds. Logs once when it fails, and once when it works again."""
 
     def __init__(self, work: str, say: Callable[[str], None]) -> None:
         self._work, self._say = work, say
@@ -32,11 +32,14 @@ class Health:
 
     @property
     def rests(self) -> bool:
-        """Whether to skip the work for now, because it failed recently."""
+        """Whether to skip the work for now, after a recent failure."""
         return time.monotonic() < self._rests_until
 
     def failed(self, why: str, *, rests: bool) -> None:
-        """Note a failure and its reason. With `rests`, skip the work for a while: another try would cost too much."""
+        """Record a failure and its reason.
+
+        With `rests`, the work is skipped for a while, because another try costs too much.
+        """
         with self._lock:
             self._ill_until = time.monotonic() + REST_S
             if rests:
@@ -46,7 +49,7 @@ class Health:
                 self._say(f"prefix cache: {self._work} fails: {why}; what it would have saved is computed")
 
     def succeeded(self) -> None:
-        """Note a success: after a period without failures, the work counts as healthy again."""
+        """Record a success. After a period without failures the work counts as healthy again."""
         if self._is_well:
             return
         with self._lock:
@@ -56,7 +59,7 @@ class Health:
 
 
 class Workers:
-    """Threads that take tasks in order. An operation on the disk that takes too long counts as a failure."""
+    """Threads that run tasks in order. An operation on the disk that takes too long counts as a failure."""
 
     def __init__(self, number: int, name: str, health: Health) -> None:
         self._number, self._health = number, health
@@ -71,7 +74,7 @@ class Workers:
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """Watch how long the calling thread takes for an operation on the disk, within this context."""
+        """Measure how long the calling thread takes for an operation on the disk, which runs in this context."""
         thread = threading.get_ident()
         self._began[thread] = time.monotonic()
         try:
@@ -94,7 +97,7 @@ class Workers:
         return self._health.rests
 
     def close(self) -> None:
-        """Let the threads end after the tasks that are queued."""
+        """Let the threads end after their queued tasks."""
         for _ in range(self._number):
             self._tasks.put(None)
 
@@ -120,7 +123,7 @@ class Bandwidth:
         self._is_free_at = 0.0
 
     def take(self, num_bytes: int, until: float) -> float | None:
-        """Reserve `num_bytes`. Return the seconds to wait before moving them, or None if that is after `until`."""
+        """Reserve `num_bytes`. Return the seconds to wait before moving them; None if that would be after `until`."""
         if self._bytes_per_s is None:
             return 0.0
         with self._lock:

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.gateway.tenants.keys import make_salt
-from runtime.kv.blocks import block_digest, block_identity, block_names, root_name, tenant_name
+from runtime.kv.blocks import block_digest, block_hashes, block_identity, root_hash, tenant_hash
 from runtime.launch import UnitLaunch, _convert
 from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime.launch_documents import UNIT, seal
 from tests.runtime.on_cpu import backend
 
 DIGEST = bytes(32)
-ROOT = root_name(DIGEST, "")
+ROOT = root_hash(DIGEST, "")
 prompts = st.lists(st.integers(0, 3) | st.integers(0, 2**32 - 1), max_size=4 * PAGE_TOKENS)
 
 
@@ -32,7 +32,7 @@ def test_a_name_stands_for_the_whole_prefix(one, other):
     common = 0
     while one[common : common + 1] == other[common : common + 1] != []:
         common += 1
-    names, others = block_names(ROOT, one), block_names(ROOT, other)
+    names, others = block_hashes(ROOT, one), block_hashes(ROOT, other)
 
     assert [name == each for name, each in zip(names, others, strict=False)] == [
         (number + 1) * PAGE_TOKENS <= common for number in range(min(len(names), len(others)))
@@ -49,24 +49,24 @@ def test_names_are_the_documented_hashes():
         name = hashlib.sha256(name + block).digest()
         names.append(name)
 
-    assert block_names(ROOT, ids) == names
+    assert block_hashes(ROOT, ids) == names
 
 
 @given(st.text("ab", max_size=3), st.text("ab", max_size=3))
 def test_another_salt_has_other_names(salt, other):
     """So no prompt of one tenant finds a block of another's."""
-    assert (root_name(DIGEST, salt) == root_name(DIGEST, other)) == (salt == other)
+    assert (root_hash(DIGEST, salt) == root_hash(DIGEST, other)) == (salt == other)
 
 
 def test_two_salts_of_one_key_take_one_tenants_room():
     """Whatever `cache_salt` calls have, and also without keys: so nobody has two shares of a disk."""
     salts = [make_salt(tenant, salt) for tenant in ("a", "b", None) for salt in (None, "x")]
-    tenants = [tenant_name(salt) for salt in salts]
+    tenants = [tenant_hash(salt) for salt in salts]
 
     assert tenants[::2] == tenants[1::2]
     assert len(set(tenants)) == 3
-    assert len({root_name(DIGEST, salt) for salt in salts}) == 6
-    assert tenant_name("")  # of a gateway that says no salt
+    assert len({root_hash(DIGEST, salt) for salt in salts}) == 6
+    assert tenant_hash("")  # of a gateway that says no salt
 
 
 def test_what_decides_latents_decides_names():

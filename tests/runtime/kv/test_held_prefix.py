@@ -8,7 +8,7 @@ import torch
 from runtime.kv.cache import LatentCache
 from runtime.kv.held_prefix import HeldPrefix, HeldPrefixes
 from runtime.kv.host_memory import HostMemory
-from runtime.kv.index import NAME_BYTES
+from runtime.kv.index import HASH_BYTES
 from runtime.kv.receiver import KvReceiver
 from runtime.kv.sender import Outgoing
 from runtime.launch import read_unit_launch
@@ -33,7 +33,7 @@ from tests.runtime.kv.test_transfer import (
 from tests.runtime.launch_documents import UNIT, seal, write
 
 NUM_TOKENS = 2 * PAGE_TOKENS + 22
-ROOT = bytes(range(NAME_BYTES))
+ROOT = bytes(range(HASH_BYTES))
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ class Holder:
 
     def hold(self, prefix, answer):
         self.held.append(prefix)
-        prefix.num_tokens = min(self.num_blocks, len(prefix.names)) * PAGE_TOKENS
+        prefix.num_tokens = min(self.num_blocks, len(prefix.hashes)) * PAGE_TOKENS
         answer(prefix.num_tokens)
 
     def release(self, prefix):
@@ -104,7 +104,7 @@ def test_what_the_decode_rank_has_is_not_sent(launch, num_held):
     start = num_held * PAGE_TOKENS
     ((_, latents),) = pair.taken
     assert torch.equal(latents, sent.latents[:, start:])
-    assert [prefix.names for prefix in holder.held] == [chain_blocks(ROOT, sent.handover.prompt_ids)]
+    assert [prefix.hashes for prefix in holder.held] == [chain_blocks(ROOT, sent.handover.prompt_ids)]
     assert counted(pair.metrics, "payload") == (NUM_TOKENS - start) * BYTES_PER_TOKEN["fp32"]
     assert counted(pair.metrics, "skipped") == start * BYTES_PER_TOKEN["fp32"]
 
@@ -217,7 +217,7 @@ def cache_with(names, num_pages=4, memory=None):
     cache.allocate(table, len(names) * PAGE_TOKENS)
     for layer in cache.layers:
         layer.pages.copy_(torch.randn_like(layer.pages))
-    cache.name(table, 0, names, b"tenant")
+    cache.publish(table, 0, names, b"tenant")
     cache.free(table)
     return cache
 

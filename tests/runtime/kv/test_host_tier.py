@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtime.errors import RuntimeFailure
-from runtime.kernels.device import Arrival, HostLink
+from runtime.kernels.device import HostLink, PendingCopy
 from runtime.kv.host_memory import HostMemory
-from runtime.kv.index import NAME_BYTES
+from runtime.kv.index import HASH_BYTES
 from runtime.kv.tiers.host import PINNED_BLOCKS, HostTier
 
 BLOCK_SHAPE = (2, 3, 1)
 BLOCK_BYTES = 24
 TENANT = 1
 MAX_BLOCKS, MAX_BYTES = 2, 4 * BLOCK_BYTES  # of the tier; of all that is held
-NAMES = [number.to_bytes(NAME_BYTES) for number in range(5)]
+NAMES = [number.to_bytes(HASH_BYTES) for number in range(5)]
 runs_of_names = st.tuples(st.integers(0, 4), st.integers(1, 3)).map(lambda run: NAMES[run[0] :][: run[1]])
 
 
@@ -47,7 +47,7 @@ class Queue:
 
     def begin(self, copy):
         self.begun.append(copy)
-        return Arrival(self, len(self.begun), copy)
+        return PendingCopy(self, len(self.begun), copy)
 
     def has_passed(self, mark):
         return self.num_done >= mark

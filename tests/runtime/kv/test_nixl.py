@@ -14,7 +14,7 @@ from runtime.errors import RuntimeFailure
 from runtime.kv import nixl
 from runtime.kv import sender as kv_sender
 from runtime.kv.nixl import NixlAgent
-from runtime.kv.sender import KvSender, _Place, as_bytes
+from runtime.kv.sender import KvSender, _PeerMemory, as_bytes
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.frames import FrameReader, encode_frame
 from runtime.protocol.messages import FromDecode, Piece, Proceed, Refused
@@ -253,7 +253,7 @@ def test_a_write_that_fails_costs_its_own_request(agents, monkeypatch):
 
     async def use(pair):
         with monkeypatch.context() as patch:
-            patch.setattr(_Place, "find", lambda *_: 8)
+            patch.setattr(_PeerMemory, "find", lambda *_: 8)
             with pytest.raises(RuntimeFailure, match="its memory cannot be written"):
                 await pair.send(pair.expect("fails"))
         await pair.send_next("next")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtime.kv.idle import FRESH_S
-from runtime.kv.index import NAME_BYTES
+from runtime.kv.index import HASH_BYTES
 from runtime.kv.pages import Pages
 
 NUM_PAGES = 7
@@ -20,7 +20,7 @@ def tenant_of(name):
 
 
 def names_of(prompt):
-    return [prompt[: number + 1].encode().ljust(NAME_BYTES) for number in range(len(prompt))]
+    return [prompt[: number + 1].encode().ljust(HASH_BYTES) for number in range(len(prompt))]
 
 
 class PagesAgainstReference(RuleBasedStateMachine):
@@ -112,7 +112,7 @@ class PagesAgainstReference(RuleBasedStateMachine):
             assert self.holders[pages[number]] == 1  # nobody else reads what is written now
             table[2] += 1
             name = names_of(prompt)[number]
-            self.pages.name(pages[number], name, tenant_of(name))
+            self.pages.publish(pages[number], name, tenant_of(name))
             if name not in self.named.values():
                 self.named[pages[number]] = name
 
@@ -156,7 +156,7 @@ def test_a_chain_is_forgotten_from_its_end():
     pages = Pages(3)
     table = [pages.take() for _ in range(3)]
     for page, name in zip(table, names_of("abc"), strict=True):
-        pages.name(page, name)
+        pages.publish(page, name)
     pages.release(table)
     pages.take()
 
@@ -167,7 +167,7 @@ def flood(pages, tenant, names):
     """Let prompts of a block each come and go."""
     for name in names:
         page = pages.take()
-        pages.name(page, name, tenant)
+        pages.publish(page, name, tenant)
         pages.release([page])
 
 
@@ -175,7 +175,7 @@ def test_a_tenant_who_floods_the_cache_drives_out_only_what_is_above_an_equal_sh
     """A small tenant keeps all of its 3 pages of 12, and one with more than the flood keeps half of what is left."""
     pages = Pages(12)
     small, large, many = (
-        [f"{letter}{number}".encode().ljust(NAME_BYTES) for number in range(amount)]
+        [f"{letter}{number}".encode().ljust(HASH_BYTES) for number in range(amount)]
         for letter, amount in (("s", 3), ("l", 9), ("f", 50))
     )
     for tenant, names in enumerate((small, large, many)):
@@ -188,12 +188,12 @@ def test_pages_that_running_requests_hold_count_in_a_tenants_share():
     """A tenant whose requests hold half of a cache drives out no idle block of another who has less."""
     pages = Pages(12)
     small, held, many = (
-        [f"{letter}{number}".encode().ljust(NAME_BYTES) for number in range(amount)]
+        [f"{letter}{number}".encode().ljust(HASH_BYTES) for number in range(amount)]
         for letter, amount in (("s", 5), ("h", 6), ("f", 50))
     )
     flood(pages, 1, small)
     for name in held:
-        pages.name(pages.take(), name, 2)
+        pages.publish(pages.take(), name, 2)
     flood(pages, 2, many)
 
     assert all(pages.find([name]) for name in small)
@@ -203,7 +203,7 @@ def test_what_a_tenant_left_who_went_away_goes():
     """Pages that nobody used for ten minutes go first, even if another tenant has more."""
     now = [0.0]
     pages = Pages(12, lambda: now[0])
-    gone, new = ([f"{letter}{number}".encode().ljust(NAME_BYTES) for number in range(9)] for letter in "gn")
+    gone, new = ([f"{letter}{number}".encode().ljust(HASH_BYTES) for number in range(9)] for letter in "gn")
     flood(pages, 1, gone[:3])
     now[0] = FRESH_S
     flood(pages, 2, [*gone[3:], *new])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from runtime.protocol.messages import Handover, Sampling
-from runtime.serving.decode import Arrival, DecodePhase
+from runtime.serving.decode import ArrivedRequest, DecodePhase
 from tests.runtime.on_cpu import new_cache
 
 LOGITS = [3.0, 2.0, 1.0, -9.0]
@@ -48,7 +48,7 @@ def arrival(config, request_id, **sampling):
     latents = torch.zeros(config.num_hidden_layers, 2, config.latent_dim)
     wishes = {"max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stop_ids": []} | sampling
     handover = Handover(request_id, [5, 6], [0], Sampling(**wishes))
-    return Arrival(handover, latents)
+    return ArrivedRequest(handover, latents)
 
 
 def test_penalties_count_the_token_that_prefill_drew(small_config):

@@ -147,7 +147,7 @@ def test_blocks_whose_pages_were_needed_for_others_are_forgotten():
     prompt = Request("0", list(range(3 * PAGE_TOKENS)), GREEDY, num_cached=3 * PAGE_TOKENS, block_root=b"root")
     for _ in range(2):
         fetches.note_use(prompt)
-    names = prompt.block_names(0, 3)
+    names = prompt.block_hashes(0, 3)
     in_host.update(dict.fromkeys(names, "latents"))
     fetches.offer_saved(names)
 

@@ -104,7 +104,7 @@ def rank_with_blocks(config, num_pages, link, roots=(0,)):
         first = arriving(90 + root, 2 * PAGE_TOKENS, 1, root, 0, False, config)
         cache.allocate(first.table, first.num_cached)
         cache.swap_in(first.table, first.latents).copy()
-        cache.name(first.table, 0, first.block_names(0, 2), first.tenant)
+        cache.publish(first.table, 0, first.block_hashes(0, 2), first.tenant)
         cache.free(first.table)
     link.begun.clear()
     return rank
@@ -112,7 +112,7 @@ def rank_with_blocks(config, num_pages, link, roots=(0,)):
 
 def hold(rank, request):
     """Return the prefix that a rank holds for a request that will arrive."""
-    prefix = HeldPrefix(request.block_root, request.block_names(0, (request.num_cached - 1) // PAGE_TOKENS))
+    prefix = HeldPrefix(request.block_root, request.block_hashes(0, (request.num_cached - 1) // PAGE_TOKENS))
     rank.scheduler.prefixes.hold(prefix)
     return prefix
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runtime.expert_parallel.group import SoloGroup
-from runtime.kv.index import NAME_BYTES
+from runtime.kv.index import HASH_BYTES
 from runtime.kv.tiers import host
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
@@ -91,7 +91,7 @@ def test_a_wrong_bit_in_host_memory_is_found(engine, plans, computed, monkeypatc
 
 def test_a_wrong_block_is_found(engine, plans, computed, monkeypatch):
     """The comparison notices a block that has another prompt's latents."""
-    monkeypatch.setattr(request, "block_names", names_without_a_chain)
+    monkeypatch.setattr(request, "block_hashes", names_without_a_chain)
     rank = Recorded(engine, "pair", LIMITS)
     converse(rank, plans[:NUM_MIXED])
 
@@ -99,7 +99,7 @@ def test_a_wrong_block_is_found(engine, plans, computed, monkeypatch):
 
 
 def names_without_a_chain(root, token_ids):
-    return [number.to_bytes(NAME_BYTES) for number in range(len(token_ids) // PAGE_TOKENS)]
+    return [number.to_bytes(HASH_BYTES) for number in range(len(token_ids) // PAGE_TOKENS)]
 
 
 @pytest.mark.parametrize("kind", ["pair", "mixed"])
@@ -174,7 +174,7 @@ def test_fast_ranks_find_what_they_would_compute_but_for_rounding(fast_engine, p
 
 def test_a_wrong_block_is_no_rounding(fast_engine, plans, monkeypatch):
     """The comparison up to rounding notices a block that has another prompt's latents."""
-    monkeypatch.setattr(request, "block_names", names_without_a_chain)
+    monkeypatch.setattr(request, "block_hashes", names_without_a_chain)
 
     assert any(wrong for _, _, wrong in compare([fast_engine], [SoloGroup()], plans[:NUM_MIXED], CLOSE["bf16"]))
 

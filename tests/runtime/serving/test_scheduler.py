@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.kernels.device import Arrival, HostLink
+from runtime.kernels.device import HostLink, PendingCopy
 from runtime.kv.cache import LatentCache, slot_mapping
 from runtime.kv.host_memory import HostMemory
 from runtime.launch import Limits
@@ -75,12 +75,12 @@ class LateLink(HostLink):
 
     def begin_to_device(self, copy):
         self.begun.append(copy)
-        return Arrival(self, len(self.begun), copy)
+        return PendingCopy(self, len(self.begun), copy)
 
     def begin_from_device(self, copy):
         joined = []
         queue = SimpleNamespace(join=lambda mark: joined.append(copy()), has_passed=lambda mark: bool(joined))
-        return Arrival(queue, None, copy)
+        return PendingCopy(queue, None, copy)
 
     def has_passed(self, mark):
         return self.num_done >= mark

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.kv.blocks import block_names, root_name
+from runtime.kv.blocks import block_hashes, root_hash
 from runtime.kv.sender import as_bytes
 from runtime.kv.tiers import threads
 from runtime.kv.tiers.block_file import CUT, DAMAGED, FOREIGN, BlockForm
@@ -120,7 +120,7 @@ def test_nobody_gets_anothers_block(tmp_path_factory, written, wanted):
 
     def chain(tenant, salt, pages):
         tokens = [page for page in pages for _ in range(PAGE_TOKENS)]
-        return block_names(root_name(FORM.block_digest, f"{tenant}/{salt}"), tokens)
+        return block_hashes(root_hash(FORM.block_digest, f"{tenant}/{salt}"), tokens)
 
     with tier_on(tmp_path_factory.mktemp("blocks")) as tier:
         for tenant, salt, pages in written:
