@@ -3,8 +3,8 @@
 All units share it, since the gateway sends prompts where their blocks are. It has a prompt's blocks as soon as the
 prompt comes. A plan without kept KV gets one that is never full: it shows what the trace could give.
 
-The runtime's ranks (`runtime/serving/fetches.py`) write a block to a disk on its second use. They remember names of
-blocks that they have not, in a table with one place for each name, and so does this.
+The runtime's ranks (`runtime/serving/fetches.py`) write a block to a disk on its second use. They remember hashes of
+blocks that they have not, in a table with one place for each hash, and so does this.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from planner.facts.trace import BLOCK_TOKENS
 
 __all__ = ["PrefixCache", "planned_cache"]
 
-NAMES_PER_BLOCK = 2  # names remembered for each block of the disk, as in runtime/serving/fetches.py
+HASHES_PER_BLOCK = 2  # hashes remembered for each block of the disk, as in runtime/serving/fetches.py
 MASK = 2**64 - 1
 
 Blocks = OrderedDict[int, None]  # the least recently used first
@@ -28,7 +28,7 @@ class PrefixCache:
     def __init__(self, memory_blocks: int | None = None, disk_blocks: int = 0) -> None:
         self._tiers: tuple[Blocks, Blocks] = OrderedDict(), OrderedDict()
         self._sizes = memory_blocks, disk_blocks
-        self._names: dict[int, int] = {}  # place in the table -> block
+        self._hashes: dict[int, int] = {}  # place in the table -> block
 
     def hits(self, blocks: Sequence[int], prompt_tokens: int) -> int:
         """Return how many tokens at the beginning of a prompt are cached.
@@ -52,12 +52,12 @@ class PrefixCache:
 
     def _count_used_before(self, blocks: Sequence[int]) -> int:
         """Return how many blocks up to the prompt's last one that was used before, then mark all as used."""
-        num_places = NAMES_PER_BLOCK * self._sizes[1]
+        num_places = HASHES_PER_BLOCK * self._sizes[1]
         if not num_places:
             return 0
         places = [_hash_block(block) % num_places for block in blocks]
-        known = [number for number, place in enumerate(places, 1) if self._names.get(place) == blocks[number - 1]]
-        self._names.update(reversed(list(zip(places, blocks, strict=True))))
+        known = [number for number, place in enumerate(places, 1) if self._hashes.get(place) == blocks[number - 1]]
+        self._hashes.update(reversed(list(zip(places, blocks, strict=True))))
         return max(known, default=0)
 
 

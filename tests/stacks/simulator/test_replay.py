@@ -21,7 +21,7 @@ from stacks.simulator.flows.fluid import play_day
 from stacks.simulator.flows.latency import prompt_waits
 from stacks.simulator.flows.service import build_service
 from stacks.simulator.requests.columns import ReplayColumn
-from stacks.simulator.requests.prefix_cache import NAMES_PER_BLOCK, PrefixCache, planned_cache
+from stacks.simulator.requests.prefix_cache import HASHES_PER_BLOCK, PrefixCache, planned_cache
 from stacks.simulator.requests.replay import Replay, replay
 from stacks.simulator.requests.trace import read_trace, read_window, select_window
 from stacks.simulator.variants import Variant
@@ -115,7 +115,7 @@ def test_tiers_hit_what_an_lru_of_their_size_hits(size):
 
     assert play(PrefixCache(size), chains) == lru_hits(chains, size)
     assert play(PrefixCache(small, size), chains) / total == pytest.approx(twice / total, abs=0.01)
-    assert NAMES_PER_BLOCK == fetches.NAMES_PER_BLOCK
+    assert HASHES_PER_BLOCK == fetches.HASHES_PER_BLOCK
 
 
 def play(cache, chains):
