@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from planner.accuracy.cli import add_accuracy
-from planner.command.options import add_color, add_command, add_format, add_given, add_overlays, add_previous, add_spec
+from planner.command.options import (
+    add_color,
+    add_command,
+    add_format,
+    add_overlays,
+    add_previous,
+    add_spec,
+    add_spec_or_plan,
+)
 from planner.command.printed import print_colored, print_json, require_writable, say, show_progress, warn, write_result
 from planner.command.run import new_parser, run
 from planner.facts.digest import pretty_json
@@ -127,7 +135,7 @@ def add_report(commands: Any) -> None:
         "experts, and every figure with where it comes from. A spec is planned first. As PNG or SVG it is a picture of "
         "one chart or of all, for a pull request or a chat.",
     )
-    add_given(report)
+    add_spec_or_plan(report)
     report.add_argument(
         "--previous",
         type=Path,
@@ -190,7 +198,7 @@ def add_render(commands: Any) -> None:
         "Write the Kubernetes manifests of a plan, one object per file, with the launch files of its units. "
         "A spec is compiled first, near the plan that DIR keeps; a plan is rendered as it stands.",
     )
-    add_given(render)
+    add_spec_or_plan(render)
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
     render.add_argument("--anew", action="store_true", help="do not plan near the plan that DIR keeps")
@@ -266,7 +274,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.unit:
         _print_unit(plan, arguments)
     elif arguments.format == "json":
-        print_json((plan if change is None else plan.beside(change.as_json())).as_json())
+        print_json((plan if change is None else plan.with_diff(change.as_json())).as_json())
     else:
         print_colored(plan_text(plan, full=arguments.full), arguments.color, red=ALARMS)
         if change is not None:
@@ -330,7 +338,7 @@ def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
     """Write each phase's expert map to a file beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
     from planner.facts.map_files import FILE_TYPES, export_map
 
-    for phase, sha256 in plan.map_of.items():
+    for phase, sha256 in plan.map_digests.items():
         path = output.with_name(f"{output.stem}.{phase}.{engine}.{FILE_TYPES[engine]}")
         rows = plan.expert_maps[sha256].physical_to_logical
         write_result(path, export_map(engine, rows, plan.phases[phase].ep_size, plan.model.num_dense_layers))

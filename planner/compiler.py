@@ -77,15 +77,15 @@ def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: 
 
 def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Compiled:
     """Return the compiled candidate, for callers that need more than its plan, such as `tidemill simulate`."""
-    candidate = _decided(decide(spec, _former(spec, previous)), previous, calibration)
+    candidate = _make_candidate(decide(spec, _former_sizes(spec, previous)), previous, calibration)
     is_near = any(each.why == AS_BEFORE for each in candidate.choice.decisions)
     if is_near and refusals_of(candidate, "mapped"):
-        candidate = _decided(decide(spec), previous, calibration)
+        candidate = _make_candidate(decide(spec), previous, calibration)
     _require_plan(candidate)
     return candidate
 
 
-def _former(spec: ResolvedSpec, previous: Plan | None) -> Former:
+def _former_sizes(spec: ResolvedSpec, previous: Plan | None) -> Former:
     """Return the sizes of units in the `previous` plan, for phases with the same model and GPU.
 
     They are those of its spec as planned, which a rendered folder keeps as well as a PLAN.json does.
@@ -98,7 +98,7 @@ def _former(spec: ResolvedSpec, previous: Plan | None) -> Former:
     return {f"{phase}.{field}": size for (phase, field), size in sizes.items() if isinstance(size, int)}
 
 
-def _decided(choice: Choice, previous: Plan | None, calibration: "Calibration | None") -> Compiled:
+def _make_candidate(choice: Choice, previous: Plan | None, calibration: "Calibration | None") -> Compiled:
     return Compiled(choice.spec.document, previous, calibration, known=choice.spec, choice=choice)
 
 

@@ -24,7 +24,7 @@ from importlib import import_module
 from typing import Any
 
 from planner.command.options import add_command
-from planner.command.run import new_parser, reported, run
+from planner.command.run import new_parser, run, run_and_report
 
 __all__ = ["add_completion", "main"]
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # the process does nothing else, and ends with this call
         gc.freeze()  # objects of modules are no garbage: collections, the last one too, need not look through them
     if words and words[0] in IN_RUNTIME:  # the runtime has one parser of its own, and one help text
-        return reported(lambda: _run_in_runtime(words), words)
+        return run_and_report(lambda: _run_in_runtime(words), words)
     return run(_new_parser(words), words)
 
 

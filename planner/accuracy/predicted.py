@@ -97,7 +97,7 @@ class Predicted:
     @cached_property
     def _outlook(self) -> PhaseOutlook:
         change = {POINT: self.row.spec[POINT]} if POINT in self.row.spec else {}
-        return self.candidate.predicted_on(engine_model(self.engine), self.row.phase, change)
+        return self.candidate.predict_on(engine_model(self.engine), self.row.phase, change)
 
 
 @cache

@@ -251,13 +251,13 @@ class Candidate:
         return predict_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates, day)
 
     @cached_property
-    def fullest(self) -> "tuple[PhaseLoad, ...]":
+    def peak_loads(self) -> "tuple[PhaseLoad, ...]":
         """The highest load of each phase on any kind of day; prefill's load is 1 where it just meets the TTFT SLO."""
         from planner.cost.demand import peak_loads
 
         return peak_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
 
-    def fuller(self, load: "PhaseLoad") -> "Prediction | None":
+    def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
         """Predict a phase while it serves all of `load`, one of the loads in `fullest`; None if it cannot serve it."""
         from planner.estimate.overload import most_requests, predict_at_load
         from planner.estimate.utilisation import relative_utilisation
@@ -268,7 +268,7 @@ class Candidate:
         times = load.load / relative_utilisation(outlook.prediction, self.spec.slo.ttft_ms)
         return predict_at_load(outlook, most_requests(self.spec, self.memory, outlook), times)
 
-    def predicted_with(self, phase: Phase, change: Change) -> "Prediction | None":
+    def predict_with(self, phase: Phase, change: Change) -> "Prediction | None":
         """Predict a phase under a `change` of the spec, with the candidate's expert map."""
         from planner.estimate.performance import predict_phases
 
@@ -276,7 +276,7 @@ class Candidate:
         memory = [split_memory(tried, each) for each in layouts] if self.memory else []
         return predict_phases(tried, layouts, memory, self.maps, self.loads, self.calibration)[0].prediction
 
-    def predicted_on(self, engine: "EngineModel", phase: Phase, change: Change) -> "PhaseOutlook":
+    def predict_on(self, engine: "EngineModel", phase: Phase, change: Change) -> "PhaseOutlook":
         """Return the speed of `phase` if `engine` ran it, at the operating point that `change` sets."""
         from planner.estimate.performance import predict_phases
 

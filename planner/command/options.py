@@ -51,7 +51,9 @@ def _examples_text(command: str) -> str:
     return "\n".join(["Examples:", *lines, "", ""]) if lines else ""
 
 
-def add_given(parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json") -> None:
+def add_spec_or_plan(
+    parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json"
+) -> None:
     """Add the positional argument for a spec or plan. `default` makes it optional and says what happens without it."""
     accepted = "a spec in YAML, a plan in JSON, recognised by its content, or a rendered folder"
     parser.add_argument(

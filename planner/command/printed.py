@@ -45,9 +45,9 @@ def _wants_color(color: str) -> bool:
     return color == "always"
 
 
-def _paint(code: str, found: re.Match[str]) -> str:
+def _paint(code: str, match: re.Match[str]) -> str:
     """Return the text found with each of its lines in a colour, but not their indentation."""
-    return re.sub(r"\S.*", lambda line: f"{code}{line[0]}{PLAIN}", found[0])
+    return re.sub(r"\S.*", lambda line: f"{code}{line[0]}{PLAIN}", match[0])
 
 
 def errors_json(findings: Sequence[Finding]) -> dict[str, Any]:

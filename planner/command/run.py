@@ -42,10 +42,10 @@ def new_parser(description: str) -> Parser:
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
     """Parse `argv` and run its command (the parser's `command` default); report errors and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return reported(lambda: _run(parser, words), words)
+    return run_and_report(lambda: _run(parser, words), words)
 
 
-def reported(command: Callable[[], int], words: Sequence[str]) -> int:
+def run_and_report(command: Callable[[], int], words: Sequence[str]) -> int:
     """Run `command`, report its errors, and return its exit status. `words`, the command line, may ask for JSON."""
     if sys.stdout is None:  # the caller closed it: the first file that we open would become stdout
         print("tidemill: the result cannot be written: stdout is closed", file=sys.stderr)

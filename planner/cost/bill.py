@@ -46,7 +46,7 @@ class TokenPrices:
     output: float
     factor: TimesOfDay[float]  # on all prices; below 1 for a discount
 
-    def usd(self, stretch: Stretch, hits: float, misses: float, output: float) -> float:
+    def income_usd(self, stretch: Stretch, hits: float, misses: float, output: float) -> float:
         """Return the income in US dollars from these tokens if they are sold in `stretch`."""
         usd = hits * self.input_hit + misses * self.input_miss + output * self.output
         return usd * self.factor.at(stretch.start)
@@ -77,5 +77,5 @@ def bill(stretch: Stretch, nodes: Mapping[str, int], supplies: Sequence[Supply],
 
 def prices_per_token(prices: PriceSpec) -> TokenPrices:
     """Return the spec's prices as prices per token, with the factor on them at each time of day."""
-    factor = TimesOfDay.written(((each.at, each.factor) for each in prices.hours), 1.0)
+    factor = TimesOfDay.from_pairs(((each.at, each.factor) for each in prices.hours), 1.0)
     return TokenPrices(prices.input_hit / MILLION, prices.input_miss / MILLION, prices.output / MILLION, factor)

@@ -224,8 +224,8 @@ def _price_stretches(
                 },
                 demand=share,
                 answered=answered,
-                revenue_usd=sales.usd(stretch, *sold) if sales else 0.0,
-                asked_usd=sales.usd(stretch, *asked) if sales else 0.0,
+                revenue_usd=sales.income_usd(stretch, *sold) if sales else 0.0,
+                asked_usd=sales.income_usd(stretch, *asked) if sales else 0.0,
             )
         )
     return tuple(priced)
@@ -286,7 +286,7 @@ def _states(spec: Spec, schedule: Timetable | None, priced: Sequence[_PricedStre
     """Return the cost of each state of the schedule, in the schedule's order; of the whole day without a schedule."""
     if schedule is None:
         return (_state(spec, "00:00", priced),)
-    begins = TimesOfDay.written(((step.at, step.at) for step in schedule.steps), "")
+    begins = TimesOfDay.from_pairs(((step.at, step.at) for step in schedule.steps), "")
     return tuple(
         _state(spec, step.at, [each for each in priced if begins.at(each.stretch.start) == step.at])
         for step in schedule.steps

@@ -128,7 +128,7 @@ def compute_loads(
     """
     on = TimesOfDay.always(dict(num_units))
     if schedule is not None:
-        on = TimesOfDay.written(((step.at, step.num_units) for step in schedule.steps_on(day)), {})
+        on = TimesOfDay.from_pairs(((step.at, step.num_units) for step in schedule.steps_on(day)), {})
     profile, scale = traffic.profile_on(day), traffic.day_scale(day)
     stretches = stretches_between([*entry_starts(profile), *on.starts])
     shares = demand_shares(profile, stretches)

@@ -42,7 +42,7 @@ def estimate_weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightRe
 
 
 def _phase_moves(before: Plan, after: Plan, phase: Phase) -> PhaseMoves:
-    old, new = (plan.expert_maps[plan.map_of[phase]].physical_to_logical for plan in (before, after))
+    old, new = (plan.expert_maps[plan.map_digests[phase]].physical_to_logical for plan in (before, after))
     units = {unit.name for unit in before.units_of(phase)} & {unit.name for unit in after.units_of(phase)}
     shape, memory = after.phases[phase], after.memory.get(phase)
     changed, num_slots = _count_changed_slots(old, new, before, after, phase), sum(map(len, new))

@@ -32,7 +32,7 @@ def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
     """
     if not isinstance(found, Compiled) or former.model != ModelShape.model_validate(found.resolved.model):
         return former
-    keeps_maps = former.map_of == {phase: each.sha256 for phase, each in found.maps.items()}
+    keeps_maps = former.map_digests == {phase: each.sha256 for phase, each in found.maps.items()}
     if _has_met(former, found.resolved) or (former.report is None and keeps_maps):
         return former
     try:

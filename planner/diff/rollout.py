@@ -234,7 +234,7 @@ def _running_units(plan: Plan) -> TimesOfDay[frozenset[str]]:
 
 def _scheduled_units(plan: Plan) -> TimesOfDay[frozenset[str]]:
     steps = plan.timetable.steps if plan.timetable else ()
-    return TimesOfDay.written(
+    return TimesOfDay.from_pairs(
         ((step.at, frozenset(step.units)) for step in steps), frozenset(unit.name for unit in plan.units)
     )
 

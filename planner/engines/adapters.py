@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.engines import sglang, vllm
-from planner.engines.container import Container, Phased
+from planner.engines.container import Container, PhaseFacts
 from planner.facts.engines import ENGINES
 from planner.facts.terms import EngineName
 from planner.layout.unit import Unit
@@ -16,7 +16,7 @@ from planner.spec.schema import Spec
 class Adapter:
     """The two functions that make an engine's containers; the last argument of each is the image."""
 
-    unit: Callable[[Spec, Unit, Phased, str], Container]
+    unit: Callable[[Spec, Unit, PhaseFacts, str], Container]
     router: Callable[[Spec, int, str], Container]
 
 
@@ -26,7 +26,7 @@ ADAPTERS: dict[EngineName, Adapter] = {
 }
 
 
-def unit_container(spec: Spec, unit: Unit, known: Phased) -> Container:
+def unit_container(spec: Spec, unit: Unit, known: PhaseFacts) -> Container:
     """Return the container of each pod of `unit`, which does not run the bundled runtime."""
     return ADAPTERS[spec.engine_name].unit(spec, unit, known, _image(spec))
 

@@ -72,7 +72,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Phased:
+class PhaseFacts:
     """Facts about a phase that an adapter needs beside the spec."""
 
     model_path: str  # path of the checkpoint in the pod

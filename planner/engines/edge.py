@@ -84,7 +84,7 @@ class Edge:
     config: str
 
 
-def edge_in_front(port: int, image: str) -> Edge:
+def make_edge(port: int, image: str) -> Edge:
     """Return the proxy that answers at `port` for the router behind it."""
     locations = [LOCATION.format(path=path, method=method) for method, paths in ANSWERED.items() for path in paths]
     config = CONFIG.format(

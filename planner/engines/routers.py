@@ -18,7 +18,7 @@ from planner.spec.schema import Spec
 Option = tuple[str, ...]  # an option's name and values
 
 
-def discovery(spec: Spec, port: int, *labels: str) -> Iterator[Option]:
+def discovery_options(spec: Spec, port: int, *labels: str) -> Iterator[Option]:
     """Yield the options by which a router finds pods to call at `port`: units' pods that also have `labels`."""
     yield ("--service-discovery",)
     yield "--service-discovery-namespace", spec.kubernetes.namespace
@@ -30,7 +30,7 @@ def discovery(spec: Spec, port: int, *labels: str) -> Iterator[Option]:
     yield "--decode-selector", *_selector(spec, "decode"), *labels
 
 
-def health_checks(start_s: int) -> Iterator[Option]:
+def health_check_options(start_s: int) -> Iterator[Option]:
     """Yield the options of a router's health checks. A new pod gets `start_s` seconds to answer.
 
     vLLM's router adds pods one after the other, and by default waits 30 s before it asks a silent pod again.

@@ -39,11 +39,11 @@ from planner.engines.container import (
     POD_ADDRESS,
     WORKER,
     Container,
-    Phased,
+    PhaseFacts,
     Probe,
 )
 from planner.engines.own_options import attention_options, own_options
-from planner.engines.routers import discovery, health_checks
+from planner.engines.routers import discovery_options, health_check_options
 from planner.facts import names
 from planner.facts.engine_models import ENGINE_MODELS
 from planner.facts.quantisation import KvDtype, kv_dtype
@@ -97,7 +97,7 @@ METRICS = {
 Option = tuple[str, ...]  # an option's name and values
 
 
-def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
+def unit_container(spec: Spec, unit: Unit, known: PhaseFacts, image: str) -> Container:
     """Return the container that runs SGLang in each pod of `unit`."""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["sglang"][spec.engine_version or ""][known.model_type]
     options = (
@@ -109,7 +109,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *_memory(phase, unit.phase, known, model.page_tokens),
         *(_states(phase) if model.keeps_states else ()),
         *_drafts(spec),
-        *_handover(spec, unit.phase),
+        *_kv_transfer(spec, unit.phase),
         ("--watchdog-timeout", str(known.start_s)),  # time limit of a step, because the first step compiles kernels
         ("--enable-metrics",),
         *own_options(spec.engine_args(unit.phase)),
@@ -125,7 +125,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         start_s=known.start_s,
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
-        env=CACHES | OWN_ADDRESS | _warm_up(known) | _kernels(spec) | _deep_ep(phase, unit.phase),
+        env=CACHES | OWN_ADDRESS | _warm_up(known) | _kernel_cache_variables(spec) | _deep_ep(phase, unit.phase),
         map_file=MAP_FILE,
         annotations={"sglang.ai/bootstrap-port": str(BOOTSTRAP_PORT)} if unit.phase == "prefill" else {},
     )
@@ -137,8 +137,8 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
         ("--host", POD_ADDRESS),
         ("--port", str(spec.gateway.port)),
         *([] if spec.mixed is not None else [("--pd-disaggregation",)]),
-        *discovery(spec, HTTP_PORT, names.first_pod_label(spec.kubernetes.unit_kind)),
-        *health_checks(start_s),
+        *discovery_options(spec, HTTP_PORT, names.first_pod_label(spec.kubernetes.unit_kind)),
+        *health_check_options(start_s),
         ("--max-concurrent-requests", str(_capacity(spec))),
         ("--queue-size", str(spec.gateway.max_queued_requests * _num_groups(spec))),
         ("--control-plane-api-keys", CLOSED),
@@ -168,7 +168,7 @@ def captured_batches(max_requests: int) -> list[int]:
     return [size for size in sizes if size < max_requests] + [max_requests]
 
 
-def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
+def _model(spec: Spec, phase: PhaseSpec, known: PhaseFacts) -> Iterator[Option]:
     yield "--model-path", known.model_path
     if known.brings_code:
         yield ("--trust-remote-code",)
@@ -216,7 +216,7 @@ def _experts(phase: PhaseSpec, unit: Unit) -> Iterator[Option]:
         yield ("--enable-two-batch-overlap",)
 
 
-def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> Iterator[Option]:
+def _memory(phase: PhaseSpec, name: Phase, known: PhaseFacts, page_tokens: int) -> Iterator[Option]:
     groups = phase.ep_size // phase.attention_tp
     yield "--mem-fraction-static", f"{known.static_fraction:.4f}"
     yield "--max-total-tokens", str(known.kv_tokens)
@@ -249,7 +249,7 @@ def _drafts(spec: Spec) -> Iterator[Option]:
         yield "--speculative-num-draft-tokens", str(spec.draft_tokens + 1)  # the drafts and the token before these
 
 
-def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
+def _kv_transfer(spec: Spec, phase: Phase) -> Iterator[Option]:
     """Yield the options for KV transfer from prefill to decode; a mixed unit has none."""
     if phase == "mixed":
         return
@@ -260,12 +260,12 @@ def _handover(spec: Spec, phase: Phase) -> Iterator[Option]:
         yield "--disaggregation-ib-device", ",".join(spec.kubernetes.nics.hca)
 
 
-def _warm_up(known: Phased) -> dict[str, str]:
+def _warm_up(known: PhaseFacts) -> dict[str, str]:
     """Return the variable with the time limit of SGLang's warm-up request, during which SGLang compiles kernels."""
     return {"SGLANG_WARMUP_TIMEOUT": str(known.start_s)}
 
 
-def _kernels(spec: Spec) -> dict[str, str]:
+def _kernel_cache_variables(spec: Spec) -> dict[str, str]:
     """Return the variables that name folders for compiled kernels; empty if the spec keeps no kernels.
 
     SGLang derives DeepGEMM's own variable from one of them.

@@ -31,10 +31,10 @@ from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
-from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, Phased, Probe
-from planner.engines.edge import ROUTER_ADDRESS, ROUTER_PORT, edge_in_front
+from planner.engines.container import CACHES, LEADER, POD_ADDRESS, WORKER, Container, PhaseFacts, Probe
+from planner.engines.edge import ROUTER_ADDRESS, ROUTER_PORT, make_edge
 from planner.engines.own_options import attention_options, own_options
-from planner.engines.routers import discovery, health_checks
+from planner.engines.routers import discovery_options, health_check_options
 from planner.engines.sglang import captured_batches
 from planner.facts.engine_models import ENGINE_MODELS, moves_form
 from planner.facts.engines import ENGINES
@@ -92,7 +92,7 @@ PAIRED: tuple[Option, ...] = (
 )
 
 
-def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Container:
+def unit_container(spec: Spec, unit: Unit, known: PhaseFacts, image: str) -> Container:
     """Return the container that runs vLLM in each pod of `unit`."""
     version = spec.engine_version or ""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][version][known.model_type]
@@ -106,7 +106,7 @@ def unit_container(spec: Spec, unit: Unit, known: Phased, image: str) -> Contain
         *attention_options(spec, unit.phase),
         *_memory(phase, unit.phase, known, model.page_tokens),
         *_drafts(spec),
-        *_handover(unit.phase),
+        *_kv_transfer(unit.phase),
         ("--shutdown-timeout", str(ceil(spec.drain_s))),  # without it requests are aborted
         *own_options(spec.engine_args(unit.phase)),
     )
@@ -139,8 +139,8 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
         ("--host", ROUTER_ADDRESS),
         ("--port", str(ROUTER_PORT)),
         *([] if spec.mixed is not None else PAIRED),
-        *discovery(spec, HTTP_PORT),
-        *health_checks(start_s),
+        *discovery_options(spec, HTTP_PORT),
+        *health_check_options(start_s),
         ("--prometheus-port", str(ROUTER_METRICS_PORT)),
         ("--prometheus-host", POD_ADDRESS),
     )
@@ -155,11 +155,11 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
         metrics=Probe("/metrics", "metrics"),
         metric_names={},
         env=CACHES,
-        edge=edge_in_front(spec.gateway.port, spec.kubernetes.gateway.edge_image or ENGINES["vllm"].edge_image or ""),
+        edge=make_edge(spec.gateway.port, spec.kubernetes.gateway.edge_image or ENGINES["vllm"].edge_image or ""),
     )
 
 
-def _model(spec: Spec, phase: PhaseSpec, known: Phased) -> Iterator[Option]:
+def _model(spec: Spec, phase: PhaseSpec, known: PhaseFacts) -> Iterator[Option]:
     yield "--served-model-name", spec.served_model_name
     if known.brings_code:
         yield ("--trust-remote-code",)
@@ -196,7 +196,7 @@ def _experts(phase: PhaseSpec, name: Phase, *, moves_experts: bool) -> Iterator[
         yield ("--enable-dbo",)
 
 
-def _memory(phase: PhaseSpec, name: Phase, known: Phased, page_tokens: int) -> Iterator[Option]:
+def _memory(phase: PhaseSpec, name: Phase, known: PhaseFacts, page_tokens: int) -> Iterator[Option]:
     yield "--gpu-memory-utilization", f"{known.static_fraction:.4f}"
     yield "--kv-cache-memory-bytes", str(known.kv_bytes)
     yield "--block-size", str(page_tokens)
@@ -214,14 +214,14 @@ def _drafts(spec: Spec) -> Iterator[Option]:
         yield "--speculative-config", _json(method="mtp", num_speculative_tokens=spec.draft_tokens)
 
 
-def _handover(phase: Phase) -> Iterator[Option]:
+def _kv_transfer(phase: Phase) -> Iterator[Option]:
     """Yield the options for KV transfer from prefill to decode; a mixed unit has none."""
     if phase != "mixed":
         role = {"prefill": "kv_producer", "decode": "kv_consumer"}[phase]
         yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role=role)
 
 
-def _deep_ep(phase: PhaseSpec, name: Phase, known: Phased) -> dict[str, str]:
+def _deep_ep(phase: PhaseSpec, name: Phase, known: PhaseFacts) -> dict[str, str]:
     """Return the variables that low-latency kernels need beside `--all2all-backend`.
 
     Each GPU's queues hold a decode step's tokens of its whole group, because vLLM does not divide tokens between the

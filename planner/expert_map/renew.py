@@ -63,7 +63,7 @@ def renew(
 
     def is_acceptable(slots_LGS: Ints) -> Flags:
         is_even_L: Flags = problem.ratio(slots_LGS) <= target_L * (1 + ROUNDING)
-        return is_even_L & _is_sound(problem, slots_LGS, keeps_groups_whole)
+        return is_even_L & _meets_constraints(problem, slots_LGS, keeps_groups_whole)
 
     choices = [previous_LGS, fresh_LGS]
     if not problem.gpus_hold_all_experts:  # else repeats cannot be removed
@@ -91,16 +91,16 @@ def keep_or_replace(
     fresh map's. The fresh map's GPUs are renumbered so that most experts stay where they are.
     """
     most = problem.ratio(fresh_LGS).mean() * (1 + keep_within) * (1 + ROUNDING)
-    is_sound = _is_sound(problem, previous_LGS, keeps_groups_whole).all()
-    if is_sound and problem.ratio(previous_LGS).mean() <= most:
+    meets_constraints = _meets_constraints(problem, previous_LGS, keeps_groups_whole).all()
+    if meets_constraints and problem.ratio(previous_LGS).mean() <= most:
         return previous_LGS
     matched_LGS = _match_all(problem, fresh_LGS, previous_LGS, within_nodes)
     is_as_good_L = problem.ratio(matched_LGS) <= problem.ratio(fresh_LGS) * (1 + ROUNDING)
-    is_as_good_L &= _is_sound(problem, matched_LGS, keeps_groups_whole)
+    is_as_good_L &= _meets_constraints(problem, matched_LGS, keeps_groups_whole)
     return align_slots(np.where(is_as_good_L[:, None, None], matched_LGS, fresh_LGS), previous_LGS)
 
 
-def _is_sound(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
+def _meets_constraints(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
     """Return for each layer, `[L]`, whether experts are in two failure domains and groups are whole, where required."""
     is_covered_L = [not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)]
     is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.mean_loads.shape[1])

@@ -59,7 +59,7 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
     if isinstance(measured, Finding):
         findings.append(measured)
     previous = found
-    if isinstance(found, MapFile) and not findings and isinstance(measured, _Measured):
+    if isinstance(found, MapFile) and not findings and isinstance(measured, _MeasuredLoads):
         previous = _fit_previous(found, measured, call)
     if isinstance(previous, Finding):
         findings.append(previous.at(str(call.previous)))
@@ -89,7 +89,7 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _MeasuredLoads:
     """The loads of MoE layers in each file, and the first of these layers as a file records it, else None."""
 
     windows: tuple[Loads, ...]
@@ -97,7 +97,7 @@ class _Measured:
     drops_rows: bool  # whether rows of dense layers were dropped, as only --first-layer tells
 
 
-def _read_all(call: ExpertsCall) -> _Measured | Finding:
+def _read_all(call: ExpertsCall) -> _MeasuredLoads | Finding:
     """Return the loads in all files, one window each, or the mistake in the first wrong file."""
     windows: list[Loads] = []
     first_layers: list[int] = []
@@ -121,7 +121,7 @@ def _read_all(call: ExpertsCall) -> _Measured | Finding:
     for path, loads in zip(call.loads, of_moe, strict=True):
         if (row := row_without_load(loads)) is not None:
             return _not_recorded(path, row + num_rows - len(loads), loads).at(str(path))
-    return _Measured(of_moe, first_layers[0] if first_layers else None, drops_rows=drops_rows)
+    return _MeasuredLoads(of_moe, first_layers[0] if first_layers else None, drops_rows=drops_rows)
 
 
 def _select_moe_rows(first_layer: int | None, measured: LoadFile) -> Loads:
@@ -141,7 +141,7 @@ def _not_recorded(path: Path, row: int, loads: Loads) -> Finding:
     return Finding(LOADS, str(path), rule, "a layer to which nothing was routed was not recorded", fix)
 
 
-def _wrong_arguments(call: ExpertsCall, measured: _Measured | Finding) -> Iterator[Finding]:
+def _wrong_arguments(call: ExpertsCall, measured: _MeasuredLoads | Finding) -> Iterator[Finding]:
     """Return the mistakes in `call`. Those that depend on LOADS are found only if these are readable."""
     if isinstance(measured, Finding):  # then nobody knows whether --first-layer drops rows
         return wrong_arguments(call, None, drops_rows=True)
@@ -149,7 +149,7 @@ def _wrong_arguments(call: ExpertsCall, measured: _Measured | Finding) -> Iterat
     return wrong_arguments(call, num_experts, measured.first_layer, drops_rows=measured.drops_rows)
 
 
-def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Finding | None) -> int:
+def _first_layer(call: ExpertsCall, measured: _MeasuredLoads, previous: MapFile | Finding | None) -> int:
     """Return the number of the first MoE layer, from --first-layer, the recording or the previous map, else 0."""
     if call.first_layer is not None:
         return call.first_layer
@@ -158,7 +158,7 @@ def _first_layer(call: ExpertsCall, measured: _Measured, previous: MapFile | Fin
     return previous.num_dense_layers(len(measured.windows[0])) if isinstance(previous, MapFile) else 0
 
 
-def _fit_previous(previous: MapFile, measured: _Measured, call: ExpertsCall) -> MapFile | Finding:
+def _fit_previous(previous: MapFile, measured: _MeasuredLoads, call: ExpertsCall) -> MapFile | Finding:
     """Return the MoE layers of the previous map, or the finding that it does not fit these loads and sizes."""
     num_layers, num_experts = len(measured.windows[0]), len(measured.windows[0][0])
     num_slots = call.gpus * call.num_slots_per_gpu(num_experts)

@@ -52,7 +52,7 @@ class Exchange:
         """Return whether all ranks share one NVSHMEM world. With normal kernels alone, each local index has a world."""
         return self.kernels != ("normal",)
 
-    def without_nics(self, num_joined: int) -> int:
+    def num_without_nics(self, num_joined: int) -> int:
         """Return how many of `num_joined` ranks on one NVLink exchange rows without NICs: 8 by normal kernels."""
         return min(num_joined, NVLINK_PEERS) if "normal" in self.kernels else num_joined
 

@@ -82,7 +82,7 @@ def read_seconds(written: str) -> float | None:
     return _number("time", written) or None
 
 
-def as_we_spell(kind: Kind, written: Any) -> str | None:
+def respell_quantity(kind: Kind, written: Any) -> str | None:
     """Rewrite a quantity in a spec's spelling: `512GiB` for Kubernetes' `512Gi` or for `512gib`; None if unknown."""
     match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
     if match is None or not float(match[1]):

@@ -13,7 +13,7 @@ ENDS = ". Change the spec instead.\n"
 STAMP = re.compile(rf"{MARK}(?: \((?P<digest>sha256:[0-9a-f]{{64}})\))?[^\n]*\n(?P<body>.*)", re.S)
 
 
-def stamped(body: str, *, with_digest: bool = False) -> str:
+def add_stamp(body: str, *, with_digest: bool = False) -> str:
     """Return a file's text: a stamp, and `body` below it."""
     return f"{MARK}{f' ({digest_of_text(body)})' if with_digest else ''}{ENDS}{body}"
 
@@ -23,7 +23,7 @@ def is_stamped(text: str) -> bool:
     return text.startswith(MARK)
 
 
-def unstamped(text: str) -> tuple[str, str | None]:
+def split_stamp(text: str) -> tuple[str, str | None]:
     """Return the text below the stamp and the stamp's digest, if any; of a text without a stamp, the whole text."""
     found = STAMP.fullmatch(text)
     return (found["body"], found["digest"]) if found else (text, None)

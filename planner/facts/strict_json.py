@@ -18,7 +18,7 @@ class NotStrict(ValueError):
     """Raised for text that is not strict JSON; the message says why."""
 
 
-def parsed_json(content: bytes) -> Any:
+def parse_json(content: bytes) -> Any:
     """Parse `content` as strict JSON and return its value. Raises NotStrict."""
     _require_few_parts(content)
     try:

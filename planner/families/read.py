@@ -125,7 +125,7 @@ def _read_model(config: Any, written: str, beside: _QuantisationFile | None) -> 
     said_in = beside.name if beside else "quantization_config"
     try:
         said = beside.said if beside else _quantization(config)
-        form = read_form(said, _text(config).get("expert_dtype"))
+        form = read_form(said, _with_text_config(config).get("expert_dtype"))
         if (kv := read_kv_precision(said)) is not None:
             found = replace(found, quantisation=replace(found.quantisation, kv=kv, said_in=said_in))
         if form is None:
@@ -140,7 +140,7 @@ def _quantization(config: Any) -> Any:
     """Return the quantisation that config.json itself gives, or None."""
     if not isinstance(config, Mapping):
         return None
-    text = _text(config)
+    text = _with_text_config(config)
     return text.get("quantization_config") or text.get("compression_config")  # an old key of compressed-tensors
 
 
@@ -157,7 +157,7 @@ def _read_shapes(config: Any, written: str) -> Model | Finding:
     else:
         found = _refuse_family(config, written)
     # Engines do not need the checkpoint's code for a model, but the code may be that of a tokenizer.
-    brings_code = model_type in BRING_CODE or "auto_map" in _text(config)
+    brings_code = model_type in BRING_CODE or "auto_map" in _with_text_config(config)
     return replace(found, brings_code=True) if brings_code and isinstance(found, Model) else found
 
 
@@ -222,7 +222,7 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
     return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return all keys of `config` and, if it is multimodal, its text model's: either may have the quantisation."""
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, Mapping) else config

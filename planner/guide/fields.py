@@ -76,10 +76,10 @@ def find_section(path: str) -> SectionText | None:
 def names_elsewhere(path: str) -> Sequence[Row]:
     """Return the rows of `planner/spec/elsewhere.yaml` with what other tools call the field at `path`."""
     place = table_key(path.replace("[]", ""))
-    return [row for row in read_table() if place in _meant_fields(row)]
+    return [row for row in read_table() if place in _renamed_fields(row)]
 
 
-def _meant_fields(row: Row) -> Iterator[str]:
+def _renamed_fields(row: Row) -> Iterator[str]:
     """Yield the path of the field that `row` has other names for; none if it has advice, or other names for values."""
     name = row.write.partition(",")[0]
     if name.replace(".", "_").isidentifier():
@@ -102,10 +102,10 @@ def describe_field(name: str, field: Mapping[str, Any], section: Mapping[str, An
         name=name,
         takes=_takes(field),
         units=tuple(_units(field)),
-        default=_written(field["default"]) if is_plain else None,
+        default=_as_in_spec(field["default"]) if is_plain else None,
         is_required=name in section.get("required", []),
         description=field["description"],
-        example=_written(field["examples"][0]),
+        example=_as_in_spec(field["examples"][0]),
     )
 
 
@@ -159,10 +159,10 @@ def _takes_list(item: str) -> str:
     return f"a list of {plain}s" if plain.isalpha() else f"a list, each {item}"
 
 
-def _written(value: Any) -> str:
+def _as_in_spec(value: Any) -> str:
     """Return `value` as a user would write it in a spec."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_written(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_as_in_spec(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(_as_in_spec, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -142,14 +142,14 @@ class MemoryPlan:
         return self.kv_tokens // in_pages(self.max_request_tokens)
 
     @property
-    def short(self) -> int:
+    def missing_bytes(self) -> int:
         """The bytes missing for the KV of one request of full length; 0 or less if it fits."""
         return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
 
 
 def find_misfits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
     """Return a finding for each phase whose GPUs have no room for the KV of one request of full length."""
-    return [_report_misfit(plan, spec) for plan in memory if plan.short > 0]
+    return [_report_misfit(plan, spec) for plan in memory if plan.missing_bytes > 0]
 
 
 def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
@@ -261,7 +261,7 @@ def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
     field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "
-        f"{gb(_longest_request_bytes(plan))}), but {gb(plan.short)} are missing"
+        f"{gb(_longest_request_bytes(plan))}), but {gb(plan.missing_bytes)} are missing"
     )
     reason = (
         f"a GPU has {gb(plan.gpu_bytes)}: weights need {gb(plan.weight_bytes)} ({plan.num_slots} expert slots), "
@@ -279,7 +279,11 @@ def _find_high_limit(phase: Phase, spec: ResolvedSpec) -> str | None:
     for field in ("max_batch_tokens", "max_requests"):
         default = PhaseSpec.model_fields[field].default
         is_above = getattr(section, field) > default
-        if is_above and (plan := memory_of(spec.with_numbers(phase, {field: default}), phase)) and plan.short <= 0:
+        if (
+            is_above
+            and (plan := memory_of(spec.with_numbers(phase, {field: default}), phase))
+            and plan.missing_bytes <= 0
+        ):
             return field
     return None
 

@@ -123,7 +123,7 @@ def _tokens_at_once(tokens: int, layout: PhaseLayout) -> int:
 
 def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
     """Return the number of values in the largest attention layer, for `tokens` and one request of full length."""
-    return max(each.values(tokens, max_request_tokens, absorbs=phase == "decode") for each in model.attentions)
+    return max(each.num_activations(tokens, max_request_tokens, absorbs=phase == "decode") for each in model.attentions)
 
 
 def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: int) -> int:

@@ -37,11 +37,11 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
         liveness=Probe("/health", "metrics", None),
         readiness=Probe("/readyz", "metrics", None),
         metrics=Probe("/metrics", "metrics"),
-        env=_queues(document),
+        env=_nic_queue_variables(document),
     )
 
 
-def _queues(document: LaunchDocument) -> dict[str, str]:
+def _nic_queue_variables(document: LaunchDocument) -> dict[str, str]:
     """Return the variable that makes NIC queues hold a decode step's tokens; empty for phases with normal kernels."""
     if document["device"] != "cuda" or document["phase"] != "decode" or len(document["ranks"]) == 1:
         return {}

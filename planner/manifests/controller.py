@@ -7,7 +7,7 @@ from typing import Any
 from planner.engines.container import Probe
 from planner.facts import names
 from planner.facts.engines import OURS
-from planner.manifests.pod_parts import priority_of, probes_without_weights, requests_of
+from planner.manifests.pod_parts import container_resources, priority_of, probes_without_weights
 from planner.manifests.pods import Variables
 from planner.plan.plan import Plan
 from planner.plan.unit_starts import single_start_s
@@ -27,7 +27,7 @@ def controller_variables(plan: Plan) -> Variables | None:
     if kubernetes.controller is None or day is None:
         return None
     name, namespace = names.controller_name(plan.name), kubernetes.namespace
-    resources = requests_of(kubernetes.controller.resources)
+    resources = container_resources(kubernetes.controller.resources)
     variables: Variables = {
         "name": name,
         "namespace": namespace,
@@ -55,7 +55,7 @@ def controller_variables(plan: Plan) -> Variables | None:
     # Another engine's router cannot tell units of different images apart.
     same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}
     more = priority_of(kubernetes) | turn | same_image | ({"resources": resources} if resources else {})
-    return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _nodes(plan) | _measuring(plan)
+    return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _node_rights(plan) | _measuring(plan)
 
 
 def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
@@ -108,11 +108,11 @@ def _measuring(plan: Plan) -> Variables:
     port = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["ports"]["metrics"]
     variables: Variables = {"metrics": names.cluster_metrics(plan.name, plan.kubernetes.namespace, port)}
     if controller.demand is not None:
-        variables["demand"] = _demand(plan, controller.demand)
+        variables["demand"] = _demand_limits(plan, controller.demand)
     return variables | ({"stragglers_last": True} if controller.stragglers_last else {})
 
 
-def _demand(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
+def _demand_limits(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
     """Return from which demand on the controller adds units to the scheduled ones, and what one unit can take.
 
     Prefill keeps nothing of a computed prompt, so neither requests nor KV limit a prefill unit.
@@ -132,7 +132,7 @@ def _demand(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
     }
 
 
-def _nodes(plan: Plan) -> Variables:
+def _node_rights(plan: Plan) -> Variables:
     """Return the nodes that the controller may change, and the name of the role that allows it; empty if none."""
     kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):

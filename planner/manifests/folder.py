@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from planner.facts.files import read_file
-from planner.facts.stamp import is_stamped, stamped
+from planner.facts.stamp import add_stamp, is_stamped
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.plan.plan import Plan
 from planner.plan.spread import PLAN_FOLDER, join_plan, spread_plan
@@ -90,7 +90,7 @@ def _differing(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
 
 def _manifests(plan: Plan) -> dict[str, str]:
     """Return name -> text of the folder's files except the kept plan's."""
-    return {name: stamped(text) for name, text in {ATTRIBUTES: FOLDED, **render_files(plan)}.items()}
+    return {name: add_stamp(text) for name, text in {ATTRIBUTES: FOLDED, **render_files(plan)}.items()}
 
 
 def stale_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> None:
         _refuse_what_is_no_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            _renew(folder, files)
+            _replace_files(folder, files)
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _renew(folder: Path, files: Mapping[str, str]) -> None:
+def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
     """Replace the last run's files in the folder, which exists. Raise CallError and OSError."""
     ours = _files_that_are_ours(folder, files)
     _write(folder, KUSTOMIZATION, files[KUSTOMIZATION])  # first: the folder is ours from then on

@@ -81,7 +81,9 @@ def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[La
     return tuple(_numbered(unit.name, file, digest, _pieces(own.removesuffix("\n}\n") + ",\n")))
 
 
-def sources(plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]) -> list[dict[str, str]]:
+def config_mounts(
+    plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]
+) -> list[dict[str, str]]:
     """Return the ConfigMaps that a unit's pods mount: `name`, and `key` and `path` if the file gets another name."""
     if plan.engine != OURS:
         return [{"name": part.config} for part in (*own, *shared)]
@@ -114,9 +116,9 @@ def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[La
     path = document["container"].get("map_file")
     if path is None:
         return
-    told = document["expert_map"]
+    expert_map = document["expert_map"]
     assert plan.engine == "sglang"  # the only engine to which we give a `map_file`
-    text = export_map(plan.engine, told["physical_to_logical"], len(document["ranks"]), told["first_layer"])
+    text = export_map(plan.engine, expert_map["physical_to_logical"], len(document["ranks"]), expert_map["first_layer"])
     yield from file_parts(owner, posixpath.basename(path), digest_of_text(text), text)
 
 

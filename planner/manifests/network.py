@@ -28,7 +28,7 @@ DNS_PORTS = (53, 5353)  # of the Service and CoreDNS, and of OpenShift's DNS pod
 EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 
-def edges_of_all() -> Edges:
+def default_edges() -> Edges:
     """Return the connections of every pod of a plan: DNS only. Whatever no policy allows is refused, both ways."""
     dns = [_port(port, protocol=protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     return {"ingress": [], "egress": [{"ports": dns}]}

@@ -18,7 +18,7 @@ ALIVE_S = 30  # Kubernetes' default: three periods
 Variables = dict[str, Any]
 
 
-def requests_of(
+def container_resources(
     resources: PodResources | None, devices: Mapping[str, str] | None = None, least_bytes: int | None = None
 ) -> Variables:
     """Return a container's requests and limits. Memory has a limit; CPUs have none, because it would throttle.
@@ -64,12 +64,12 @@ def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
 def probes_without_weights(kubernetes: KubernetesSpec, probe: Probe) -> Variables:
     """Return the probes that restart a gateway or a controller that does not start or no longer answers."""
     return {
-        "started": wait_on(probe, start_budget_s(kubernetes, OURS, 0), READY_PERIOD_S),
-        "alive": wait_on(probe, ALIVE_S),
+        "started": probe_with_budget(probe, start_budget_s(kubernetes, OURS, 0), READY_PERIOD_S),
+        "alive": probe_with_budget(probe, ALIVE_S),
     }
 
 
-def wait_on(probe: Probe, seconds: float, period_s: int = PROBE_PERIOD_S) -> Variables:
+def probe_with_budget(probe: Probe, seconds: float, period_s: int = PROBE_PERIOD_S) -> Variables:
     """Return the variables of a probe that may fail for `seconds` before the container is restarted."""
     usual = {"period": period_s, "timeout": PROBE_TIMEOUT_S}
     return usual | probe_fields(probe) | {"failures": math.ceil(seconds / period_s)}

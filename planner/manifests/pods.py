@@ -21,15 +21,15 @@ from planner.layout.unit import Unit
 from planner.manifests.nics import nic_variables
 from planner.manifests.pod_parts import (
     PROBE_PERIOD_S,
+    container_resources,
     memory,
     mounts_of,
     priority_of,
     probe_fields,
+    probe_with_budget,
     probes_without_weights,
-    requests_of,
     tolerations_of,
     volumes_of,
-    wait_on,
 )
 from planner.plan.plan import Plan
 from planner.spec.kubernetes import KubernetesSpec
@@ -68,7 +68,7 @@ Variables = dict[str, Any]
 
 def router_pod(plan: Plan, container: Container) -> Variables:
     """Return the template variables of the pod of another engine's router, which reads no checkpoint."""
-    resources = requests_of(plan.kubernetes.resources.gateway)
+    resources = container_resources(plan.kubernetes.resources.gateway)
     assert container.start_s is not None  # adapters set it
     variables = {
         "image": container.image,
@@ -78,7 +78,7 @@ def router_pod(plan: Plan, container: Container) -> Variables:
         "ports": container.ports,
         "alive": probe_fields(container.liveness),
         "ready": probe_fields(container.readiness),
-        "started": wait_on(container.liveness, container.start_s),
+        "started": probe_with_budget(container.liveness, container.start_s),
         "progress_s": container.start_s + PROBE_PERIOD_S,
         "leave_s": LEAVE_S,
         "grace_s": LEAVE_S + _grace_s(plan),
@@ -112,7 +112,7 @@ def gateway_pod(plan: Plan) -> Variables:
         **probes_without_weights(kubernetes, GATEWAY_LIVENESS),
         **priority_of(kubernetes),
     }
-    resources = requests_of(kubernetes.resources.gateway)
+    resources = container_resources(kubernetes.resources.gateway)
     return variables | ({"resources": resources} if resources else {})
 
 
@@ -194,7 +194,7 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
     if kubernetes.rdma:
         devices[kubernetes.rdma.resource] = str(kubernetes.rdma.count)
     least_bytes = pod_host_bytes(plan.spec, unit.phase, unit.ranks_per_node)
-    found = requests_of(kubernetes.resources.unit, devices, least_bytes)
+    found = container_resources(kubernetes.resources.unit, devices, least_bytes)
     if has_compute_domain(plan, unit):
         found["claims"] = [_compute_domain_claim(unit)["name"]]
     return found
@@ -248,8 +248,8 @@ def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
         return None
     start_s = container.start_s or start_budget_s(plan.kubernetes, plan.engine, weights * unit.ranks_per_node)
     return {
-        "started": wait_on(container.liveness, start_s),
-        "alive": wait_on(container.liveness, plan.kubernetes.stall_timeout),
+        "started": probe_with_budget(container.liveness, start_s),
+        "alive": probe_with_budget(container.liveness, plan.kubernetes.stall_timeout),
     }
 
 

@@ -20,8 +20,8 @@ from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.manifests.container import engine_container, runtime_container
 from planner.manifests.controller import controller_variables
-from planner.manifests.launch_parts import LaunchPart, gateway_parts, map_parts, sources, unit_parts
-from planner.manifests.network import controller_edges, edges_of_all, gateway_edges, unit_edges
+from planner.manifests.launch_parts import LaunchPart, config_mounts, gateway_parts, map_parts, unit_parts
+from planner.manifests.network import controller_edges, default_edges, gateway_edges, unit_edges
 from planner.manifests.overlay import apply_overlay
 from planner.manifests.pods import (
     Variables,
@@ -123,7 +123,7 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
     shared = {"namespace": namespace, "labels": labels}
     runtime = {**shared, **({"annotations": reason} if reason else {}), **_pull_secrets(plan.kubernetes)}
     yield Manifest("serviceaccount", account, {"name": account, **runtime})
-    yield from _policy(plan, plan.name, shared | {"selector": names.plan_selector(plan.name)}, edges_of_all())
+    yield from _policy(plan, plan.name, shared | {"selector": names.plan_selector(plan.name)}, default_edges())
     for phase in dict.fromkeys(unit.phase for unit in plan.units):
         yield from _budget(plan, phase, shared)
     if plan.kubernetes.monitors:
@@ -218,8 +218,8 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
     }
     document, launch_file = plan.unit_document(unit), names.launch_file(unit.name)
     if plan.engine == OURS:
-        told = (f"--drain={plan.drain_s:g}", *unit_arguments(plan))
-        container = runtime_container(document, launch_file, names.registry_name(plan.name), told)
+        arguments = (f"--drain={plan.drain_s:g}", *unit_arguments(plan))
+        container = runtime_container(document, launch_file, names.registry_name(plan.name), arguments)
     else:
         container = engine_container(document)
     parts = unit_parts(plan, unit, shared)
@@ -228,7 +228,7 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
         **unit_pod(plan, unit, container),
         "annotations": _digests(document, "launch", "unit") | unpruned,
         "object_labels": service["labels"] | _queue(plan.kubernetes),
-        "launch_configs": sources(plan, unit, parts, shared),
+        "launch_configs": config_mounts(plan, unit, parts, shared),
         "secrets": unit_secrets(plan, unit.name),
         "account": names.runtime_account(plan.name),
         "nodes": unit.nodes,
@@ -267,11 +267,11 @@ def _controller(plan: Plan) -> Iterator[Manifest]:
     yield Manifest("deployment-controller", name, variables)
 
 
-def _policy(plan: Plan, name: str, of: Variables, edges: Variables) -> Iterator[Manifest]:
+def _policy(plan: Plan, name: str, variables: Variables, edges: Variables) -> Iterator[Manifest]:
     """Yield the NetworkPolicy that allows `edges` for the pods of the selector in `of`, unless the spec disables it."""
     if plan.kubernetes.network_policies:
         ways = {way: rules for way, rules in edges.items() if rules}  # the API server stores no empty ones
-        yield Manifest("networkpolicy", name, of | {"name": name} | ways)
+        yield Manifest("networkpolicy", name, variables | {"name": name} | ways)
 
 
 def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:

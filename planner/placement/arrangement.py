@@ -19,10 +19,10 @@ class Arrangement:
         self.cells_of_unit: list[dict[int, int]] = [{} for _ in task.units]  # unit -> cell -> its nodes there
         self.units_in_cell: list[dict[int, int]] = [{} for _ in task.cells]  # cell -> unit -> its nodes there
         self.free = list(task.sizes)
-        lost = set(task.lost)
-        self._leaves = _TouchCounter(task.leaves, lost) if task.leaves else None
-        self._racks = _RackCounter(task, lost) if task.racks else None
-        self._powers = _TouchCounter(task.powers, lost) if task.powers else None
+        producers = set(task.producers)
+        self._leaves = _TouchCounter(task.leaves, producers) if task.leaves else None
+        self._racks = _RackCounter(task, producers) if task.racks else None
+        self._powers = _TouchCounter(task.powers, producers) if task.powers else None
         self._inner = _LeafRackCounter(task) if task.cells[0].racks else None
         self._touching = [each for each in (self._leaves, self._racks, self._inner, self._powers) if each]
         self._kept = 0
@@ -65,12 +65,12 @@ class Arrangement:
         return (*self._sums(), *losses, *crowding, *self._moves())
 
     def _loss_counters(self) -> list["_TouchCounter"]:
-        return [each for each in (self._racks, self._powers) if each] if self.task.lost else []
+        return [each for each in (self._racks, self._powers) if each] if self.task.producers else []
 
     def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
         """Return the cells of the power domains whose loss stops the most units; none if these are as few as `goal`."""
         powers = self.task.powers
-        if self._powers is None or powers is None or not self.task.lost:
+        if self._powers is None or powers is None or not self.task.producers:
             return []
         worst = self._powers.worst()
         if worst <= goal[len(self._sums()) + len(self._loss_counters()) - 1]:
@@ -95,14 +95,14 @@ class Arrangement:
 class _TouchCounter:
     """Counts each unit's nodes in each place (leaf, rack or power domain), and what the loss of a place stops."""
 
-    def __init__(self, places: Places, lost: set[int]) -> None:
+    def __init__(self, places: Places, producers: set[int]) -> None:
         self.total = 0  # places with nodes of a unit, summed over units
         self.crowding = 0  # squares of the losses, summed over places
-        self.gathered = 0  # squares of each `lost` unit's nodes in each place, summed over units and places
+        self.gathered = 0  # squares of each producer's nodes in each place, summed over units and places
         self.units: list[dict[int, int]] = [{} for _ in places.sizes]  # place -> unit -> its nodes there
         self._of_cell = places.of_cell
-        self._lost = lost
-        self._losses = [0] * len(places.sizes)  # place -> number of `lost` units there
+        self._producers = producers
+        self._losses = [0] * len(places.sizes)  # place -> number of producers there
         self._places_with = Counter({0: len(places.sizes)})  # loss -> number of places with it
 
     def add(self, unit: int, cell: int, count: int) -> None:
@@ -113,7 +113,7 @@ class _TouchCounter:
             here[unit] = was + count
         else:
             del here[unit]
-        if unit in self._lost:
+        if unit in self._producers:
             self.gathered += (was + count) ** 2 - was**2
         if not was or not was + count:
             self.record(unit, place, 1 if count > 0 else -1)
@@ -121,7 +121,7 @@ class _TouchCounter:
     def record(self, unit: int, place: int, by: int) -> None:
         """Record that `unit` got its first node in `place` (`by` is 1), or gave up its last one there (-1)."""
         self.total += by
-        if unit in self._lost:
+        if unit in self._producers:
             loss = self._losses[place]
             self._losses[place] = loss + by
             self.crowding += (loss + by) ** 2 - loss**2
@@ -140,9 +140,9 @@ class _TouchCounter:
 class _RackCounter(_TouchCounter):
     """Counts racks in use too: each by the weights of the states in which one of its units is on."""
 
-    def __init__(self, task: Task, lost: set[int]) -> None:
+    def __init__(self, task: Task, producers: set[int]) -> None:
         assert task.racks is not None
-        super().__init__(task.racks, lost)
+        super().__init__(task.racks, producers)
         self.use = 0
         self._on = task.states_on
         self._weights = [state.weight for state in task.states]

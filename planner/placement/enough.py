@@ -6,7 +6,7 @@ from planner.facts.quantities import counted
 from planner.layout.layout import PhaseLayout
 from planner.layout.nodes import Node, nodes_for
 from planner.problems.finding import Finding
-from planner.spec.request_lengths import assuming_lengths
+from planner.spec.request_lengths import describe_assumed_lengths
 from planner.spec.resolved import ResolvedSpec
 
 
@@ -79,6 +79,6 @@ def _explain_unit_counts(spec: ResolvedSpec) -> str:
     if not spec.has_windows_of_traffic:
         return ""
     are_counted = any(f"{phase}.units" in spec.document.autos for phase in spec.phases)
-    assuming = assuming_lengths(spec.written) if are_counted else ""
+    assuming = describe_assumed_lengths(spec.written) if are_counted else ""
     counted_by = ". The number of units follows from traffic's busiest hour, traffic.capacity and schedule.min_units"
     return f"{counted_by}. There auto {assuming}" if assuming else counted_by

@@ -45,7 +45,7 @@ def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     for cell in _line_up(task):
         lines[task.leaves.of_cell[cell]].append(cell)
     wants: list[list[tuple[int, int]]] = [[] for _ in lines]
-    for unit in _alternate(task, _sort_by_activity(task), set(task.lost)):
+    for unit in _alternate(task, _sort_by_activity(task), set(task.producers)):
         for leaf, num_nodes in by_leaf[unit].items() if unit not in task.kept else ():
             wants[leaf].append((unit, num_nodes))
     assignment = [dict(cells) for cells in task.kept_assignment]
@@ -64,18 +64,18 @@ def _orders(task: Task) -> list[list[int]]:
     """Return the different orders in which to place units."""
     units = task.units
     by_activity = _sort_by_activity(task)
-    lost = set(task.lost)
+    producers = set(task.producers)
     orders = [
         by_activity,
         sorted(by_activity, key=lambda unit: (-units[unit].minutes, -units[unit].num_nodes)),
-        _alternate(task, by_activity, lost),
+        _alternate(task, by_activity, producers),
         sorted(by_activity, key=lambda unit: -units[unit].num_nodes),
         sorted(by_activity, key=lambda unit: units[unit].num_nodes),
     ]
     return [order for number, order in enumerate(orders) if order not in orders[:number]]
 
 
-def _alternate(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
+def _alternate(task: Task, order: Sequence[int], producers: set[int]) -> list[int]:
     """Return `order` with `lost` units and others alternating among units that are on equally long.
 
     Then few units that should not be lost together are neighbours.
@@ -83,7 +83,7 @@ def _alternate(task: Task, order: Sequence[int], lost: set[int]) -> list[int]:
     result: list[int] = []
     for minutes in sorted({task.units[unit].minutes for unit in order}, reverse=True):
         group = [unit for unit in order if task.units[unit].minutes == minutes]
-        own, others = [unit for unit in group if unit in lost], [unit for unit in group if unit not in lost]
+        own, others = [unit for unit in group if unit in producers], [unit for unit in group if unit not in producers]
         between = -(-len(others) // max(1, len(own)))
         for number, unit in enumerate(own):
             result += [unit, *others[number * between : (number + 1) * between]]

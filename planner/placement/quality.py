@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from planner.placement.task import Assignment, LeafKind, Places, Task, fewest
+from planner.placement.task import Assignment, LeafKind, Places, Task, fewest_places
 
 LEAVES: dict[LeafKind, str] = {
     "leaves": "leaf switches under which units stand, summed over units",
@@ -63,7 +63,7 @@ def _leaves(task: Task, assignment: Assignment) -> Objective | None:
     if leaves is None:
         return None
     value = sum(len(_touched(cells, leaves)) for cells in assignment)
-    bound = sum(fewest(leaves.largest_first, unit.num_nodes) for unit in task.units)
+    bound = sum(fewest_places(leaves.largest_first, unit.num_nodes) for unit in task.units)
     return Objective(task.leaves_are, value, bound, LEAVES[task.leaves_are])
 
 
@@ -74,7 +74,7 @@ def _racks(task: Task, assignment: Assignment) -> Objective | None:
         return None
     value = _racks_in_use(task, assignment, task.racks) if task.racks else _racks_needed(task, assignment)
     bound = sum(
-        state.weight * fewest(largest_first, sum(task.units[unit].num_nodes for unit in state.units))
+        state.weight * fewest_places(largest_first, sum(task.units[unit].num_nodes for unit in state.units))
         for state in task.states
     )
     return Objective("racks", value, bound, "racks in use, summed over the states of the day")
@@ -92,7 +92,7 @@ def _racks_needed(task: Task, assignment: Assignment) -> int:
         nodes: Counter[int] = Counter()
         for unit in state.units:
             nodes.update(assignment[unit])
-        value += state.weight * sum(fewest(task.cells[cell].racks, count) for cell, count in nodes.items())
+        value += state.weight * sum(fewest_places(task.cells[cell].racks, count) for cell, count in nodes.items())
     return value
 
 
@@ -101,11 +101,11 @@ def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Plac
 
     The bound assumes that every unit is in as few places as hold its nodes.
     """
-    if places is None or not task.lost:
+    if places is None or not task.producers:
         return None
-    touched = Counter(place for unit in task.lost for place in _touched(assignment[unit], places))
-    min_touched = sum(fewest(places.largest_first, task.units[unit].num_nodes) for unit in task.lost)
-    phase = task.units[task.lost[0]].phase
+    touched = Counter(place for unit in task.producers for place in _touched(assignment[unit], places))
+    min_touched = sum(fewest_places(places.largest_first, task.units[unit].num_nodes) for unit in task.producers)
+    phase = task.units[task.producers[0]].phase
     meaning = f"{phase} units that the loss of one {kind} stops, at worst"
     return Objective(name, max(touched.values()), -(-min_touched // len(places.sizes)), meaning)
 

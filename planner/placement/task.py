@@ -128,7 +128,7 @@ class Task:
         )
 
     @cached_property
-    def lost(self) -> tuple[int, ...]:
+    def producers(self) -> tuple[int, ...]:
         """The decode or mixed units, which produce tokens: losing a rack or power domain should stop few of them."""
         return tuple(index for index, unit in enumerate(self.units) if unit.phase != "prefill")
 
@@ -197,7 +197,7 @@ def _places(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Places | None
     return Places(tuple(index[name(cell)] for cell in cells), tuple(sizes.values()))
 
 
-def fewest(largest_first: Sequence[int], num_nodes: int) -> int:
+def fewest_places(largest_first: Sequence[int], num_nodes: int) -> int:
     """Return the smallest number of places that together hold `num_nodes`, from their sizes."""
     held = 0
     for number, size in enumerate(largest_first):

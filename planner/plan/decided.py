@@ -9,7 +9,7 @@ from planner.facts.catalog import ASSUMED
 from planner.facts.quantisation import KV_BYTES
 from planner.plan.launch import kv_dtype_of
 from planner.plan.plan import PLAN_VERSION
-from planner.plan.rebuild import Kept, SharedFacts, running_sections
+from planner.plan.rebuild import KeptFacts, SharedFacts, rebuilt_sections
 from planner.plan.sections import Map, Memory, ModelShape
 from planner.problems.fix import apply_change
 from planner.rules.schedule import reset_spent_options
@@ -23,7 +23,7 @@ def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
     """Return every decided section of the plan except its digests. `candidate` must hold the chosen spec."""
     spec, refusals = candidate.resolved, candidate.refusals
     sources, phase_gpus = _sources(candidate), candidate.phase_gpus
-    running = running_sections(_kept_facts(candidate, _fill_defaults(spec, choice.decisions)))
+    running = rebuilt_sections(_kept_facts(candidate, _fill_defaults(spec, choice.decisions)))
     whys = {unit.name: unit.why for unit in candidate.units}
     return running | {
         "units": tuple(replace(unit, why=whys[unit.name]) for unit in running["units"]),
@@ -41,7 +41,7 @@ def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> Kept:
+def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> KeptFacts:
     """Return the facts from which the running part of the plan follows. `written` is the spec as planned."""
     spec, model = candidate.resolved, candidate.resolved.model
     shared = SharedFacts.model_construct(
@@ -55,7 +55,7 @@ def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> Kept:
         brings_code=model.brings_code or None,
         quant_method=model.quantisation.other_method,
     )
-    return Kept(
+    return KeptFacts(
         shared,
         Spec.model_validate(written),
         nodes={phase: [unit.nodes for unit in candidate.units if unit.phase == phase] for phase in spec.phases},

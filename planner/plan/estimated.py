@@ -168,7 +168,7 @@ def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
         "cache_reads": _cache_reads(found),
         "drafts": _drafts(found),
         "calibration": outlook.correction,
-        "slo": _promises(found, slo) or None,
+        "slo": _slo_results(found, slo) or None,
     }
 
 
@@ -211,7 +211,7 @@ def _drafts(found: Prediction) -> dict[str, Any] | None:
     return takes if found.phase == "prefill" else takes | brings
 
 
-def _promises(found: Prediction, slo: SloSpec) -> dict[str, Any]:
+def _slo_results(found: Prediction, slo: SloSpec) -> dict[str, Any]:
     """Return each SLO that the phase contributes to, and whether it is met at expected, slowest and fastest speed."""
     parts = {"ttft_ms": found.ttft_seconds, "tpot_ms": found.tpot_seconds}
     return {

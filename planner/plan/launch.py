@@ -17,7 +17,7 @@ from math import ceil
 from typing import Any
 
 from planner.engines.adapters import gateway_container, unit_container
-from planner.engines.container import Phased
+from planner.engines.container import PhaseFacts
 from planner.estimate.loading import start_budget_s
 from planner.facts import names
 from planner.facts.digest import canonical_json, digest_of, digest_of_texts
@@ -149,7 +149,7 @@ def _unit_document(
         "deterministic": spec.deterministic,
         **shared,
         "kv_digest": digest_of(shared),
-        "limits": _limits(phase, phase, _kv_tokens(phase, unit.phase, inputs)) | _kept_kv(spec, unit),
+        "limits": _limits(phase, phase, _kv_tokens(phase, unit.phase, inputs)) | _kv_tiers(spec, unit),
     }
     document |= _tidemill_fields(spec) if spec.engine_name == OURS else _engine_fields(spec, unit, inputs)
     texts = _canonical_values(document, phase_map.text)
@@ -191,7 +191,7 @@ def _engine_fields(spec: Spec, unit: Unit, inputs: LaunchInputs) -> LaunchDocume
         fraction = static_fraction(spec.engine_name, memory.weights_bytes, in_kv, memory.gpu_bytes)
         start_s, joined = _unit_start_budget_s(spec, unit, inputs), uses_multinode_nvlink(spec, unit)
         more = (inputs.brings_code, joined, inputs.other_method)
-        phased = Phased(spec.checkpoint, inputs.model_type, memory.kv_tokens, in_kv, fraction, start_s, *more)
+        phased = PhaseFacts(spec.checkpoint, inputs.model_type, memory.kv_tokens, in_kv, fraction, start_s, *more)
         fields["container"] = unit_container(spec, unit, phased).as_document()
     return fields
 
@@ -269,7 +269,7 @@ def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocu
     }
 
 
-def _kept_kv(spec: Spec, unit: Unit) -> LaunchDocument:
+def _kv_tiers(spec: Spec, unit: Unit) -> LaunchDocument:
     """Return the host memory and disk in which each rank keeps KV of prompts; empty if it keeps none."""
     kept, disk = spec.kv_cache, spec.kv_cache.disk
     if kept.memory is None or unit.phase not in KEEPS_KV:

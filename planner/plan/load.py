@@ -25,11 +25,11 @@ from planner.facts.part import Maybe, Part
 from planner.facts.terms import Phase
 from planner.plan.plan import PLAN_VERSION, Plan, document_digest, plan_digest
 from planner.plan.rebuild import (
-    Kept,
+    KeptFacts,
     Reference,
     contradictions,
     disagreements,
-    running_sections,
+    rebuilt_sections,
     shared_facts,
     spec_mistakes,
 )
@@ -43,7 +43,7 @@ from planner.spec.schema import Spec
 PLAN_AGAIN = "change the spec and plan it again"
 
 
-class _Running(Part):
+class _RebuiltSections(Part):
     """The sections of a plan that follow from the rest of it."""
 
     name: str
@@ -94,11 +94,11 @@ def _compare_digests(path: str, written: str, computed: str) -> Iterator[Finding
 def _check_facts(plan: Plan, spec: Spec) -> Iterator[Finding]:
     """Yield a finding for each fact in the plan that contradicts another one."""
     yield from disagreements(_check_references(plan, spec))
-    yield from contradictions(_kept(plan, spec))
+    yield from contradictions(_kept_facts(plan, spec))
 
 
 def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
-    """Check that sections of the plan refer to each other correctly: `_kept` follows these references."""
+    """Check that sections of the plan refer to each other correctly: `_kept_facts` follows these references."""
     yield "runnable", plan.runnable, "refusals", plan.runnable is not bool(plan.refusals)
     why_not = tuple(problem.message for problem in plan.refusals)
     yield "why_not", plan.why_not, "refusals", plan.why_not == why_not
@@ -109,20 +109,22 @@ def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
         yield f"units.{number}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
 
 
-def _kept(plan: Plan, spec: Spec) -> Kept:
+def _kept_facts(plan: Plan, spec: Spec) -> KeptFacts:
     nodes = {phase: [tuple(unit.nodes) for unit in plan.units_of(phase)] for phase in spec.phases}
     rows = {unit.phase: plan.expert_maps[unit.expert_map].physical_to_logical for unit in plan.units}
     maps = {phase: rows.get(phase, ()) for phase in spec.phases}
-    return Kept(shared_facts(plan), spec, nodes, maps, plan.runnable)
+    return KeptFacts(shared_facts(plan), spec, nodes, maps, plan.runnable)
 
 
 def _check_rebuilt(plan: Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding for each value of the deployed sections that does not follow from the rest of the plan."""
-    sections = running_sections(_kept(plan, spec))
-    running = _Running.model_validate({key: sections[key] for key in _Running.model_fields}).model_dump(mode="json")
+    sections = rebuilt_sections(_kept_facts(plan, spec))
+    running = _RebuiltSections.model_validate({key: sections[key] for key in _RebuiltSections.model_fields}).model_dump(
+        mode="json"
+    )
     for unit, other in zip(data["units"], running["units"], strict=False):
         other["why"] = unit["why"]
-    for key in _Running.model_fields:
+    for key in _RebuiltSections.model_fields:
         for path, value in _differences(data.get(key), running.get(key), key):
             rule, reason = "S908 must agree with the rest of the plan", "what runs follows from the rest of the plan"
             yield Finding(path, value, rule, reason, PLAN_AGAIN)

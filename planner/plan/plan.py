@@ -113,15 +113,15 @@ class Plan(Part):
         """Return the content of PLAN.json."""
         return self.model_dump(mode="json")
 
-    def changed(self, **sections: Any) -> "Plan":
+    def with_sections(self, **sections: Any) -> "Plan":
         """Return a copy with these sections replaced, not validated. The digests stay those of the old sections."""
         known = {name: getattr(self, name) for name in type(self).model_fields} | sections
         return type(self).model_construct(**known | {"spec": known["written"]})
 
-    def beside(self, diff: dict[str, Any]) -> "Plan":
+    def with_diff(self, diff: dict[str, Any]) -> "Plan":
         """Return the plan with its diff from another plan, to be shown beside that plan."""
-        shown = self.changed(diff=diff)
-        return shown.changed(document_digest=document_digest(shown.as_json()))
+        shown = self.with_sections(diff=diff)
+        return shown.with_sections(document_digest=document_digest(shown.as_json()))
 
     @cached_property
     def spec(self) -> Spec:
@@ -210,7 +210,7 @@ class Plan(Part):
         return tuple(unit for unit in self.units if unit.phase == phase)
 
     @property
-    def map_of(self) -> dict[Phase, str]:
+    def map_digests(self) -> dict[Phase, str]:
         """Return the digest of each phase's map."""
         return {unit.phase: unit.expert_map for unit in self.units}
 
@@ -240,12 +240,12 @@ def seal_plan(sections: Mapping[str, Any], make_rows: "Callable[[Plan], tuple[Ro
     unsealed = dict.fromkeys(("digest", "document_digest", "spec_digest"), UNSEALED)
     plan = Plan.model_validate({"version": PLAN_VERSION, **unsealed, **sections})
     if make_rows is not None:
-        plan = plan.changed(report=make_rows(plan))
+        plan = plan.with_sections(report=make_rows(plan))
     document = plan.as_json()
     document["spec_digest"] = digest_of(plan.spec.model_dump(mode="json"))
     document["digest"] = plan_digest(document, plan.spec)
     digests = {key: document[key] for key in ("spec_digest", "digest")}
-    return plan.changed(**digests, document_digest=document_digest(document))
+    return plan.with_sections(**digests, document_digest=document_digest(document))
 
 
 def document_digest(document: Mapping[str, Any]) -> str:

@@ -61,7 +61,7 @@ class SharedFacts(Part):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptFacts:
     """The facts of a plan that cannot be derived from other facts."""
 
     shared: SharedFacts
@@ -121,7 +121,7 @@ def spec_mistakes(written: Mapping[str, Any], spec: Spec) -> Iterator[Finding]:
     yield from disagreements((f"spec.{path}", AUTO, of_plan, False) for path in undecided_in(spec))
 
 
-def contradictions(kept: Kept) -> Iterator[Finding]:
+def contradictions(kept: KeptFacts) -> Iterator[Finding]:
     """Yield a finding for each kept fact that contradicts another one. The spec must have no mistakes."""
     if kept.is_runnable:
         yield from disagreements(_check_engine(kept.spec, kept.shared.model.model_type, kept.shared.memory.keys()))
@@ -137,7 +137,7 @@ def disagreements(references: Iterable[Reference]) -> Iterator[Finding]:
             yield Finding(path, value, f"S908 must agree with {source}", reason, WRITE_ONE)
 
 
-def rebuild(kept: Kept) -> Plan:
+def rebuild(kept: KeptFacts) -> Plan:
     """Return the plan that `kept` describes, without reasons and estimates. The facts must agree with each other."""
     unknown = {
         "placement": {"method": "previous", "why": "", "objectives": (), "unusable_nodes": {}, "spares": ()},
@@ -145,10 +145,10 @@ def rebuild(kept: Kept) -> Plan:
         **{key: {} for key in ("gpu", "sources", "assumed")},
     }
     maps = {digest_of(rows): _rebuild_map(kept, phase) for phase, rows in kept.maps.items()}
-    return seal_plan(running_sections(kept) | {"expert_maps": maps} | unknown)
+    return seal_plan(rebuilt_sections(kept) | {"expert_maps": maps} | unknown)
 
 
-def running_sections(kept: Kept) -> dict[str, Any]:
+def rebuilt_sections(kept: KeptFacts) -> dict[str, Any]:
     """Return the sections that are kept or follow from kept facts: all that runs, except `expert_maps`."""
     digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
     documents = _launch_documents(kept, digests)
@@ -182,7 +182,7 @@ def _checkpoint_files(spec: Spec) -> tuple[str, ...]:
     return spec.model.config, str(Path(spec.model.config).with_name(MANIFEST))
 
 
-def _launch_documents(kept: Kept, digests: Mapping[Phase, str]) -> dict[str, LaunchDocument]:
+def _launch_documents(kept: KeptFacts, digests: Mapping[Phase, str]) -> dict[str, LaunchDocument]:
     inputs = LaunchInputs(
         checkpoint=_checkpoint(kept.spec, kept.shared.inputs),
         kv_bytes_per_token=kept.shared.kv_bytes_per_token,
@@ -213,7 +213,7 @@ def _checkpoint(spec: Spec, inputs: Mapping[str, str]) -> LaunchDocument | None:
     return {"uri": spec.checkpoint, **dict(zip(keys, digests, strict=True))}
 
 
-def _rebuild_map(kept: Kept, phase: Phase) -> Map:
+def _rebuild_map(kept: KeptFacts, phase: Phase) -> Map:
     """Return the expert map of `phase` without its balance, which follows from loads that a plan does not keep."""
     split = split_of(kept.spec, kept.layouts[phase])
     return Map(physical_to_logical=kept.maps[phase], max_over_mean=(), bound=(), binding=(), split=split)
@@ -229,7 +229,7 @@ def _check_engine(spec: Spec, model_type: str, memory: Collection[Phase]) -> Ite
     yield "spec.model.checkpoint", None, "runnable", spec.checkpoint is not None
 
 
-def _check_phases(kept: Kept) -> Iterator[Reference]:
+def _check_phases(kept: KeptFacts) -> Iterator[Reference]:
     yield "memory", sorted(kept.shared.memory), "phases", kept.shared.memory.keys() <= kept.layouts.keys()
     counts = Counter(unit.phase for unit in kept.units)
     for phase, layout in kept.layouts.items():
@@ -240,7 +240,7 @@ def _check_phases(kept: Kept) -> Iterator[Reference]:
         yield f"units.{number}.expert_map", None, f"phases.{unit.phase}", unit.phase in fitting
 
 
-def _check_nodes(kept: Kept) -> Iterator[Reference]:
+def _check_nodes(kept: KeptFacts) -> Iterator[Reference]:
     """Check that each unit has enough nodes of the cluster, with its GPU, and shares none with another unit."""
     nodes = nodes_of(kept.spec.cluster, kept.spec.gpu_names, kept.spec.kubernetes.tolerations)
     gpus = {node.name: node.gpu for node in nodes if node.unusable is None}

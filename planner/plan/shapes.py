@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from planner.facts.files import read_file
 from planner.facts.part import Part
-from planner.facts.strict_json import NotStrict, parsed_json
+from planner.facts.strict_json import NotStrict, parse_json
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.schema import Spec
@@ -49,7 +49,7 @@ def read_content(path: Path) -> bytes:
 def parse_object(content: bytes, path: Path, version: int | None = None) -> dict[str, Any]:
     """Return the JSON object in `content`, whose `version` must be this one if one is given. Raises CallError."""
     try:
-        data = parsed_json(content)
+        data = parse_json(content)
     except NotStrict as error:
         raise plan_error(path, NO_PLAN, str(error)) from None
     if not isinstance(data, dict):

@@ -24,10 +24,10 @@ from pydantic import Field
 from planner.facts import names
 from planner.facts.digest import digest_of_text, pretty_json
 from planner.facts.part import Part
-from planner.facts.stamp import is_stamped, stamped, unstamped
+from planner.facts.stamp import add_stamp, is_stamped, split_stamp
 from planner.facts.terms import Phase
 from planner.plan.plan import PLAN_VERSION, Plan
-from planner.plan.rebuild import Kept, SharedFacts, contradictions, rebuild, shared_facts, spec_mistakes
+from planner.plan.rebuild import KeptFacts, SharedFacts, contradictions, rebuild, shared_facts, spec_mistakes
 from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
@@ -54,11 +54,11 @@ def spread_plan(plan: Plan) -> dict[str, str]:
     """Return file name -> text of the folder's files for a plan that its engine can run."""
     maps = {
         _map_file(phase): _MapFile(physical_to_logical=plan.expert_maps[sha256].physical_to_logical)
-        for phase, sha256 in plan.map_of.items()
+        for phase, sha256 in plan.map_digests.items()
     }
     units = {_unit_file(each.name): _UnitFile(nodes=tuple(each.nodes)) for each in plan.units}
-    texts = {name: stamped(_text(each), with_digest=True) for name, each in {**maps, **units}.items()}
-    return {SHARED_FILE: stamped(_text(shared_facts(plan)))} | texts
+    texts = {name: add_stamp(_text(each), with_digest=True) for name, each in {**maps, **units}.items()}
+    return {SHARED_FILE: add_stamp(_text(shared_facts(plan)))} | texts
 
 
 def join_plan(folder: Path) -> Plan:
@@ -93,7 +93,7 @@ def _join(folder: Path) -> Plan:
         raise CallError([finding.at(str(file))])
     nodes = {phase: list(_nodes(folder, spec, phase)) for phase in spec.phases}
     maps = {phase: _read(folder, _map_file(phase), _MapFile).physical_to_logical for phase in spec.phases}
-    kept = Kept(shared, spec, nodes, maps, is_runnable=True)  # no other plan is rendered
+    kept = KeptFacts(shared, spec, nodes, maps, is_runnable=True)  # no other plan is rendered
     _refuse_unknown_files(folder, {SHARED_FILE, *map(_map_file, kept.maps), *(_unit_file(u.name) for u in kept.units)})
     for finding in contradictions(kept):
         raise CallError([_locate(finding, kept, folder)])
@@ -121,7 +121,7 @@ def _map_file(phase: Phase) -> str:
 def _read(folder: Path, name: str, part: type[P], version: int | None = None) -> P:
     """Return the file `name` as a `part`. Raises CallError if the file is missing, was edited, or has other content."""
     path = folder / name
-    body, digest = unstamped(_text_in(path))
+    body, digest = split_stamp(_text_in(path))
     if digest not in (None, digest_of_text(body)) or (digest is None and name != SHARED_FILE):
         rule, reason = "S909 must match the digest in its first line", "it was edited after tidemill render wrote it"
         raise plan_error(path, rule, reason)
@@ -144,7 +144,7 @@ def _refuse_unknown_files(folder: Path, known: set[str]) -> None:
             raise plan_error(path, f"S908 must agree with {SHARED_FILE}", "its spec has no such unit or phase")
 
 
-def _locate(finding: Finding, kept: Kept, folder: Path) -> Finding:
+def _locate(finding: Finding, kept: KeptFacts, folder: Path) -> Finding:
     """Return the finding with the file of the folder that has the wrong value."""
     found = UNIT_PATH.fullmatch(finding.path)
     if found is None:

@@ -23,7 +23,7 @@ from planner.plan.sections import Step
 from planner.report.prerequisites import prerequisites
 from planner.search.decision import DEFAULT
 from planner.spec.operating_point import CACHE_READ_RATE
-from planner.spec.request_lengths import assuming_lengths
+from planner.spec.request_lengths import describe_assumed_lengths
 
 MISSED_VERDICTS = (
     "missed at the expected speed, kept at the fastest",
@@ -364,7 +364,7 @@ def _assumed(plan: Plan) -> Iterator[Row]:
         drawn = f"power law, alpha {loads.alpha:g}, seed {loads.seed}"
         yield from make_rows("assumed", ("expert_load", drawn, "", "assumed", "expert_load.file gives measured ones"))
     if any(each.not_predicted is None for each in (plan.performance or {}).values()):
-        lengths, _, why = assuming_lengths(plan.spec).removeprefix("assumes ").rstrip(")").partition(" (")
+        lengths, _, why = describe_assumed_lengths(plan.spec).removeprefix("assumes ").rstrip(")").partition(" (")
         yield from make_rows("assumed", ("request_lengths", lengths or None, "", "assumed", why))
     for name, source in plan.assumed.items():
         yield from make_rows("assumed", (name, source.removeprefix("assumed: "), "", "assumed"))

@@ -32,7 +32,7 @@ def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield from _counted_nodes(spec)
     if plan.runnable:
         yield from _unnamed_weights(spec, plan.launch_documents[names.GATEWAY_LAUNCH_FILE]["checkpoint"])
-        yield from _folder_of_any_node(spec)
+        yield from _gateway_folder(spec)
         yield from _guessed_images(spec)
 
 
@@ -82,15 +82,15 @@ def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str, str]]:
 def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield a prerequisite on the checkpoint's weights, if no manifest gives their digest."""
     if spec.engine_name == OURS and checkpoint["weights_digest"] is None:
-        told = "no digest is known, so ranks only compare what they read; tidemill checkpoint digest computes one"
-        yield "weights", str(spec.checkpoint), told
+        effect = "no digest is known, so ranks only compare what they read; tidemill checkpoint digest computes one"
+        yield "weights", str(spec.checkpoint), effect
 
 
-def _folder_of_any_node(spec: Spec) -> Iterator[tuple[str, str, str]]:
+def _gateway_folder(spec: Spec) -> Iterator[tuple[str, str, str]]:
     """Yield a prerequisite on a node's folder that the gateway reads, if nothing says which nodes have the folder."""
     kubernetes, stage = spec.kubernetes, spec.kubernetes.stage
-    is_told = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
-    if is_told or spec.engine_name != OURS or spec.checkpoint is None:
+    is_pinned = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
+    if is_pinned or spec.engine_name != OURS or spec.checkpoint is None:
         return
     read = stage.source if stage is not None else spec.checkpoint
     index = volume_of(read, [volume.model_dump() for volume in kubernetes.volumes])

@@ -60,7 +60,7 @@ def rows_of(plan: Plan) -> tuple[Row, ...]:
 
 def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
     """Yield a row for each figure in `part` of the plan and in the parts of `part`."""
-    for name, value in _fields(part):
+    for name, value in _named_parts(part):
         if name in NO_FIGURES or value is None:
             continue
         if isinstance(value, int | float | str):
@@ -73,7 +73,7 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
             yield from _rows(plan, f"{section}.{name}", value)
 
 
-def _fields(part: Any) -> Iterator[tuple[str, Any]]:
+def _named_parts(part: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each field of `part`, or of each entry that is an object if `part` is a list."""
     if isinstance(part, tuple):
         parts = [each for each in part if not isinstance(each, int | float | str | tuple)]

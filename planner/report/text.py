@@ -112,14 +112,14 @@ def _join_paragraphs(parts: Iterator[str] | Sequence[str]) -> str:
 
 def _head(plan: Plan, report: Report) -> str:
     """Write the plan's name, digest and summary."""
-    told = [
+    shown_names = [
         textwrap.fill(
             f"  {topic:{INDENT - 2}}{sentence}", WIDTH, subsequent_indent=" " * INDENT, break_on_hyphens=False
         )
         for topic, sentence in summary(report).items()
     ]
     title = f"Plan {plan.name}: {report.text('plan', 'model')} on {report.text('plan', 'engine')}"
-    return "\n".join([title, f"  {plan.digest}", "", *told])
+    return "\n".join([title, f"  {plan.digest}", "", *shown_names])
 
 
 def _problems(report: Report) -> Iterator[str]:
@@ -159,8 +159,8 @@ def _table(report: Report, shown: Table) -> str:
     if not names:
         return ""
     lines = (_figure_lines if shown.across or keys == [()] else _section_lines)(shown, keys, names, rows)
-    told = {*names, *(part for key in keys for part in key)}
-    note = " ".join(filter(None, [shown.note, *(each for name, each in shown.notes.items() if name in told)]))
+    shown_names = {*names, *(part for key in keys for part in key)}
+    note = " ".join(filter(None, [shown.note, *(each for name, each in shown.notes.items() if name in shown_names)]))
     return "\n".join([wrap_table(lines), *wrap_note(note)])
 
 

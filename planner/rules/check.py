@@ -20,7 +20,7 @@ from planner.rules.table import broken_rules
 from planner.rules.written import Written
 from planner.spec.declared import table_key
 from planner.spec.fields import check_fields
-from planner.spec.named import Named
+from planner.spec.named import NamedInputs
 from planner.spec.resolved import ResolvedSpec, use_forecast
 from planner.spec.schema import Spec
 from planner.spec.short_forms import expand_short_forms
@@ -49,7 +49,7 @@ def check_document(document: Document) -> ResolvedSpec:
 def resolve(document: Document) -> ResolvedSpec:
     """Return the spec in `document`. Raises SpecError with every mistake; the changes that it offers are not tried."""
     fields = check_fields(document.data, document.unread)
-    named = Named(Path(document.file).parent, fields.values)
+    named = NamedInputs(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved
     written = Written(document.data, values, fields.renamed, document.autos)
     findings = [*fields.findings, *named.findings, *broken_rules(written)]

@@ -7,7 +7,7 @@ from planner.facts.catalog import suggest_gpu
 from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, for_example, nearest
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule, report_no_effect
 from planner.rules.written import Written
 
 Entries = Sequence[Mapping[str, Any]]
@@ -41,7 +41,7 @@ def supplies_fit_cluster(c: Written, supply: str) -> Iterator[Finding]:
     if number > most and c[f"{supply}.kind"] != "own" and "cluster.nodes" not in c.autos:
         path = f"{supply}.nodes"
         fix = Fix(str(nearest(most)), ({path: most},))
-        yield without_effect(f"beyond the cluster's {most} nodes", "no unit can use the others", path, number, fix)
+        yield report_no_effect(f"beyond the cluster's {most} nodes", "no unit can use the others", path, number, fix)
 
 
 RULES = (

@@ -78,7 +78,7 @@ def decode_steps_fit_exchange(c: Candidate) -> Iterator[Finding]:
 
 def fits_memory(memory: MemoryPlan | None) -> bool:
     """Return whether a GPU's memory holds the model and one request; True if its memory is unknown."""
-    return memory is None or memory.short <= 0
+    return memory is None or memory.missing_bytes <= 0
 
 
 def has_replica_slots(spec: ResolvedSpec, phase: Phase) -> bool:

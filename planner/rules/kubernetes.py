@@ -194,7 +194,7 @@ def _needs_nics(spec: ResolvedSpec, phase: Phase) -> bool:
     gpu, section, engine = spec.gpu_of(phase), spec.phase(phase), spec.written.engine_name
     joined = 1 if spec.written.kubernetes.compute_domain is False else gpu.domain_size(spec.cluster.gpus_per_node)
     if engine != OURS and section.ep_size != section.attention_tp:
-        joined = EXCHANGES[engine][spec.written.engine_version or ""][phase].without_nics(joined)
+        joined = EXCHANGES[engine][spec.written.engine_version or ""][phase].num_without_nics(joined)
     return gpu.device == "cuda" and section.ep_size > max(spec.cluster.gpus_per_node, joined)
 
 

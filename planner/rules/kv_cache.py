@@ -13,7 +13,7 @@ from planner.problems.fix import for_example, nearest
 from planner.rules.forms import VOLUMES, is_folder
 from planner.rules.rule import Rule
 from planner.rules.written import Written
-from planner.spec.pods import overlap
+from planner.spec.pods import paths_overlap
 
 MEMORY, DISK = "kv_cache.memory", "kv_cache.disk"
 POD_MEMORY = "kubernetes.resources.unit.memory"
@@ -73,7 +73,7 @@ def disk_path_is_free(c: Written) -> Iterator[Finding]:
     taken = [*names.MOUNTED, *(volume.get("mount_path") for volume in volumes), *on_node]
     if c.get("kubernetes.stage.source") is not None:
         taken.append(c.get("model.checkpoint"))
-    other = next((each for each in taken if each and overlap(path, each)), None)
+    other = next((each for each in taken if each and paths_overlap(path, each)), None)
     if is_folder(path) and other is not None:
         fix = for_example("path: /mnt/nvme/kv")
         yield Finding(f"{DISK}.path", path, f"S413 must not be {other}, nor in or above it", "pods mount it", fix)

@@ -22,9 +22,9 @@ SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 
 def units_meet_demand(c: Candidate) -> Iterator[Finding]:
     """Warn of each phase that misses a promised latency or refuses requests at its peak load."""
-    for load in c.fullest:
+    for load in c.peak_loads:
         if load.is_over:
-            served = c.fuller(load)
+            served = c.predict_at_peak(load)
             yield from (
                 _report_excess(c.resolved, load) if served is None else _report_slow_units(c.resolved, load, served)
             )

@@ -8,7 +8,7 @@ from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, removal
 from planner.rules.forms import LABEL_NAME, LABEL_VALUE, OBJECT, SECRET_KEY, VARIABLE
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule, report_no_effect
 from planner.rules.written import Written
 
 ENVS = ("kubernetes.env", *(f"{phase}.env" for phase in PHASES))
@@ -55,7 +55,7 @@ def tolerations_are_valid(c: Written, place: str) -> Iterator[Finding]:
         if key is not None:
             fix = Fix("remove value, or operator", ({f"{place}.value": None}, {f"{place}.operator": None}))
         where, reason = "with operator: Exists", "every value matches then"
-        yield without_effect(where, reason, f"{place}.value", value, fix)
+        yield report_no_effect(where, reason, f"{place}.value", value, fix)
     elif not exists and key is None:
         rule = "S452 must have a key, or operator: Exists"
         reason = "without operator, a toleration compares the value of a key"
@@ -64,7 +64,7 @@ def tolerations_are_valid(c: Written, place: str) -> Iterator[Finding]:
     if seconds is not None and effect != "NoExecute":
         fix = Fix("write effect: NoExecute, or remove it", ({f"{place}.effect": "NoExecute"}, {HERE: None}))
         where, reason = "without effect: NoExecute", "no other taint evicts running pods"
-        yield without_effect(where, reason, f"{place}.seconds", seconds, fix)
+        yield report_no_effect(where, reason, f"{place}.seconds", seconds, fix)
 
 
 def _is_reference(value: Any) -> TypeGuard[dict[str, str]]:

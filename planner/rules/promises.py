@@ -112,7 +112,7 @@ def _offer_lighter_load(c: Candidate, found: Prediction, name: str, promised: fl
 
     @cache
     def at(load: int) -> Prediction:
-        tried = c.predicted_with(found.phase, {path: load})
+        tried = c.predict_with(found.phase, {path: load})
         assert tried is not None  # the phase's speed is known
         return tried
 

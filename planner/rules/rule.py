@@ -144,7 +144,7 @@ def limit(path: str, must: str, reason: str, fix: Fix | str, is_broken: Callable
     return Rule(ids, "rendered", check, about=f"{path} {rest}: {reason}.")
 
 
-def without_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Finding:
+def report_no_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Finding:
     """Return the finding that the value at `path` has no effect.
 
     It is an error, since a user who writes a field expects an effect and would get a plan that was not intended. The

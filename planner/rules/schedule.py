@@ -8,7 +8,7 @@ from planner.facts.catalog import GPUS
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, apply_change, did_you_mean, for_example, nearest, removal
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule, report_no_effect
 from planner.rules.written import Written
 from planner.spec.declared import field_at
 from planner.spec.undecided import AUTO
@@ -105,7 +105,7 @@ def units_are_set_once(c: Written, phase: Phase) -> Iterator[Finding]:
     windows: list[dict[str, Any]] = c["schedule.windows"]
     if c.is_given(f"{phase}.units") and windows:
         path, reason = f"{phase}.units", "the schedule's windows set the number of units"
-        yield without_effect("with a schedule", reason, path, c[path])
+        yield report_no_effect("with a schedule", reason, path, c[path])
 
 
 def options_need_auto(c: Written, field: str) -> Iterator[Finding]:
@@ -117,7 +117,7 @@ def options_need_auto(c: Written, field: str) -> Iterator[Finding]:
         return
     reason = f"the planner leaves {decided} as it is written"
     fix = removal(words=f"remove it, or write {decided}: auto")
-    yield without_effect(f"without {decided}: auto", reason, field, value, fix)
+    yield report_no_effect(f"without {decided}: auto", reason, field, value, fix)
 
 
 def _offer_counts(place: str, given: list[str], wanted: list[str]) -> Fix | str:

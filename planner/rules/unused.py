@@ -12,7 +12,7 @@ from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix
 from planner.rules.engine_args import ARGS
-from planner.rules.rule import Rule, without_effect
+from planner.rules.rule import Rule, report_no_effect
 from planner.rules.written import Written
 from planner.spec.declared import field_at
 from planner.spec.kv_cache import KvCacheSpec
@@ -34,7 +34,7 @@ class Unused:
         value = None if is_section else c[path]
         is_default = value in (None, field_at(path).get_default(call_default_factory=True))
         if (is_section or not is_default) and self.applies(c):
-            yield without_effect(self.where.format(engine=c.engine), self.reason, path, value, self.fix)
+            yield report_no_effect(self.where.format(engine=c.engine), self.reason, path, value, self.fix)
 
 
 def _has_open_windows(c: Written) -> bool:

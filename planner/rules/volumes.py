@@ -10,7 +10,7 @@ from planner.problems.fix import Fix, for_example, nearest
 from planner.rules.forms import VOLUMES, is_folder
 from planner.rules.rule import Rule
 from planner.rules.written import Written
-from planner.spec.pods import is_in, overlap, volume_of
+from planner.spec.pods import is_in, paths_overlap, volume_of
 
 EACH_VOLUME = tuple(f"{volumes}.*" for volumes in VOLUMES)
 NOT_FREE = f"S413 must not be {' or '.join(names.MOUNTED)}, nor in or above one of them"
@@ -47,7 +47,7 @@ def mount_paths_are_free(c: Written, place: str) -> Iterator[Finding]:
 def written_folders_are_free(c: Written, place: str) -> Iterator[Finding]:
     """Reject system folders as the node's place for KV or for copies of the checkpoint: root writes there."""
     path: str = c[place]
-    other = next((each for each in SYSTEM if overlap(path, each)), None)
+    other = next((each for each in SYSTEM if paths_overlap(path, each)), None)
     if is_folder(path) and other is not None:
         rule, reason = f"S413 must not be {other}, nor in or above it", "the node's own programs and secrets are there"
         yield Finding(place, path, rule, reason, for_example(f"{place.rpartition('.')[2]}: /mnt/nvme/tidemill"))
@@ -76,12 +76,12 @@ def stage_target_is_outside_source(c: Written) -> Iterator[Finding]:
     source: str = c["kubernetes.stage.source"]
     volumes: Volumes = c["kubernetes.volumes"]
     original = _node_path(source, volumes)
-    if original is None or not overlap(host_path, original):
+    if original is None or not paths_overlap(host_path, original):
         return
     rule = f"S463 must be outside {original}, and not above it"
     reason = f"kubernetes.stage.source ({source}) is at that path on the nodes and would be copied onto itself"
     places = (f"{disk}/{posixpath.basename(source)}" for disk in EXAMPLE_DISKS)
-    free = next(place for place in places if not overlap(place, original))
+    free = next(place for place in places if not paths_overlap(place, original))
     yield Finding("kubernetes.stage.host_path", host_path, rule, reason, for_example(f"host_path: {free}"))
 
 
@@ -130,7 +130,7 @@ def _is_reserved(path: str) -> bool:
 
     A read-only volume above such a folder would leave nowhere to mount it.
     """
-    return any(overlap(path, mounted) for mounted in names.MOUNTED)
+    return any(paths_overlap(path, mounted) for mounted in names.MOUNTED)
 
 
 RULES = (

@@ -39,7 +39,7 @@ class Switching:
     drain: float = 0.0  # time for which a unit uses its nodes after it served
     stay: int = 1  # shortest time between two changes of the number of units
 
-    def between(self, before: int, after: int) -> float:
+    def switch_cost(self, before: int, after: int) -> float:
         """Return the unit-slots of warm-up and drain for a change of the number of units from `before` to `after`."""
         return max(after - before, 0) * self.warm_up + max(before - after, 0) * self.drain
 
@@ -49,7 +49,7 @@ def count_unit_slots(on: Sequence[int], switching: Switching) -> float:
 
     The day repeats: its first slot follows its last.
     """
-    return sum(on) + sum(switching.between(on[index - 1], number) for index, number in enumerate(on))
+    return sum(on) + sum(switching.switch_cost(on[index - 1], number) for index, number in enumerate(on))
 
 
 def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:

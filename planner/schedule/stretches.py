@@ -31,7 +31,7 @@ class TimesOfDay(Generic[Value]):
         return cls(((0, value),))
 
     @classmethod
-    def written(cls, times: Iterable[tuple[str, Value]], otherwise: Value) -> "TimesOfDay[Value]":
+    def from_pairs(cls, times: Iterable[tuple[str, Value]], otherwise: Value) -> "TimesOfDay[Value]":
         """Return the step function of (`HH:MM`, value from then on) pairs; without pairs it is `otherwise` all day."""
         entries = tuple(sorted(((minute_of(at), value) for at, value in times), key=lambda entry: entry[0]))
         return cls(entries) if entries else cls.always(otherwise)
@@ -77,7 +77,7 @@ def nodes_on(schedule: Timetable | None, per_unit: Mapping[Phase, Sequence[int]]
         (step.at, {phase: sum(nodes[: step.num_units[phase]]) for phase, nodes in per_unit.items()})
         for step in schedule.steps
     ]
-    return TimesOfDay.written(steps, {})
+    return TimesOfDay.from_pairs(steps, {})
 
 
 def entry_starts(profile: Sequence[float] | None) -> range:

@@ -258,7 +258,7 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
         return numbers, wanted
     if is_auto(section, "max_requests"):
         numbers = numbers | {"max_requests": max(_max_fitting_requests(tried, phase), asked)}
-    return numbers, min(plan.full_requests, wanted) if plan.short <= 0 else 0
+    return numbers, min(plan.full_requests, wanted) if plan.missing_bytes <= 0 else 0
 
 
 def _holds(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bool:
@@ -267,7 +267,7 @@ def _holds(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bo
     True if its memory is unknown.
     """
     plan = memory_of(spec, phase)
-    return plan is None or (plan.short <= 0 and plan.full_requests >= requests and plan.kv_tokens >= tokens)
+    return plan is None or (plan.missing_bytes <= 0 and plan.full_requests >= requests and plan.kv_tokens >= tokens)
 
 
 def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:

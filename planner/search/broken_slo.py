@@ -21,7 +21,7 @@ from planner.problems.fix import Change, nearest
 from planner.search.decision import is_auto
 from planner.search.series import NumberSeries, Series, first_success, make_fix
 from planner.search.trials import AcceptedLayout, RejectedLayout
-from planner.spec.request_lengths import assuming_lengths
+from planner.spec.request_lengths import describe_assumed_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import is_undecided
 
@@ -125,7 +125,7 @@ def _finding(
     rule = f"S727 must be at least {least} for {any_layout} to keep it{beside}"
     takes = f"{best.reached[field]:,.1f} ms{_load_in_words(spec, phase, field, best)}"
     reason = f"{fastest} takes {takes}, and {1 - SLO_MARGIN:.0%} is kept in reserve"
-    reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
+    reason += f", where auto {assuming}" if (assuming := describe_assumed_lengths(spec.written, phase)) else ""
     fix = make_fix((lighter, {promised: least}), spec) if lighter else nearest(least)
     return Finding(promised, getattr(spec.written.slo, field), rule, reason, fix)
 

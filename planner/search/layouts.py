@@ -30,7 +30,7 @@ from planner.search.trials import AcceptedLayout, RejectedLayout, try_former, tr
 from planner.search.windows import most_units
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
-from planner.spec.request_lengths import assuming_lengths
+from planner.spec.request_lengths import describe_assumed_lengths
 from planner.spec.resolved import ResolvedSpec
 
 Outcomes = list[AcceptedLayout | RejectedLayout]
@@ -261,7 +261,7 @@ def _unmet_demand(
     fastest = max(offers, key=lambda each: each.tokens_per_s)
     needed = ceil(asked / fastest.tokens_per_s)
     reason = f"its peak hour asks for {asked:,.0f} tokens/s, and a unit makes {fastest.tokens_per_s:,.0f} at most"
-    reason += f", where auto {assuming}" if (assuming := assuming_lengths(spec.written, phase)) else ""
+    reason += f", where auto {assuming}" if (assuming := describe_assumed_lengths(spec.written, phase)) else ""
     least = bisect_left(range(1, MAX_UNITS + 1), needed, key=lambda number: most_units(spec, phase, number)) + 1
     if are_written and least <= MAX_UNITS:
         rule = f"S729 must be at least {least} to serve the traffic"

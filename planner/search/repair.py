@@ -93,7 +93,7 @@ def _start_search(refusals: Sequence[Finding], candidate: Candidate, original: R
     start = _reduce_auto_units(candidate)
     extra_nodes = {} if needs_nodes else node_increase(start.resolved)
     start = start.with_change(extra_nodes) if extra_nodes else start
-    return _Search(start, tuple(each.phase for each in start.memory if each.short > 0), extra_nodes, original)
+    return _Search(start, tuple(each.phase for each in start.memory if each.missing_bytes > 0), extra_nodes, original)
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def _kv_share(spec: ResolvedSpec, phase: Phase) -> float:
     if plan is None:
         return inf
     asked = section.max_request_tokens * (1 if phase == "prefill" else section.max_requests)
-    return plan.kv_tokens / min(asked, section.max_kv_tokens or asked) if plan.short <= 0 else -1.0
+    return plan.kv_tokens / min(asked, section.max_kv_tokens or asked) if plan.missing_bytes <= 0 else -1.0
 
 
 def _reopen_points(candidate: Candidate) -> Candidate:

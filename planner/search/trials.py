@@ -177,11 +177,11 @@ def _try_slots(
 def _max_redundant_in_memory(size: _SizeTrials, all_redundant: Sequence[int], requests: int) -> int:
     """Return the most redundant experts of `all_redundant` that fit into memory with one request; else the fewest."""
     fewest = size.trial(all_redundant[0], requests).memory
-    more_slots = max(-fewest.short, 0) // fewest.weights.slot  # an upper bound: buffers grow with slots too
+    more_slots = max(-fewest.missing_bytes, 0) // fewest.weights.slot  # an upper bound: buffers grow with slots too
     bounded = all_redundant[: 1 + more_slots]
-    if size.trial(bounded[-1], requests).memory.short <= 0:
+    if size.trial(bounded[-1], requests).memory.missing_bytes <= 0:
         return bounded[-1]
-    short = bisect_left(bounded, True, lo=1, key=lambda each: size.trial(each, requests).memory.short > 0)
+    short = bisect_left(bounded, True, lo=1, key=lambda each: size.trial(each, requests).memory.missing_bytes > 0)
     return bounded[short - 1]
 
 
@@ -258,8 +258,8 @@ def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -
     """Accept or reject the layout with these redundant experts and requests, by memory, engine and SLO."""
     trial, kv_tokens = size.trial(redundant, requests), _kv_tokens(size.spec, size.phase, requests)
     numbers, memory = {**size.start, "redundant_experts": redundant, "max_requests": requests}, trial.memory
-    if memory.short > 0:
-        return RejectedLayout(numbers, "memory", f"{memory.short / 1e9:.1f} GB short of one request", {})
+    if memory.missing_bytes > 0:
+        return RejectedLayout(numbers, "memory", f"{memory.missing_bytes / 1e9:.1f} GB short of one request", {})
     if kv_tokens > memory.kv_tokens:
         return RejectedLayout(numbers, "memory", f"KV has room for {memory.kv_tokens:,} of {kv_tokens:,} tokens", {})
     if refusal := _engine_refusal(trial):

@@ -38,9 +38,9 @@ def check_fields(data: Mapping[str, Any], unread: frozenset[str] = frozenset()) 
     """Check each field of `data`, except at `unread` paths, whose values the YAML reader refused."""
     details = [each for each in _pydantic_errors(data) if not _is_at_or_below(path_of(each["loc"]), unread)]
     findings, renamed = _find_mistakes(details, data)
-    wrong = _Wrong(frozenset(path_of(detail["loc"]) for detail in details) | renamed | unread)
+    wrong = _WrongPaths(frozenset(path_of(detail["loc"]) for detail in details) | renamed | unread)
     sections = {path.partition(".")[0] for path in renamed}
-    return CheckedFields(findings, dict(_values(Spec, data, wrong, prefix="")), renamed | sections)
+    return CheckedFields(findings, dict(_valid_values(Spec, data, wrong, prefix="")), renamed | sections)
 
 
 def _is_at_or_below(path: str, others: frozenset[str]) -> bool:
@@ -56,7 +56,7 @@ def _find_mistakes(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
     return explain_errors(details, data)
 
 
-class _Wrong:
+class _WrongPaths:
     """The paths of wrong values, and of the sections above them."""
 
     def __init__(self, paths: frozenset[str]) -> None:
@@ -76,7 +76,7 @@ def _pydantic_errors(data: Mapping[str, Any]) -> list[ErrorDetails]:
     return []
 
 
-def _values(section: type[BaseModel], data: Any, wrong: _Wrong, prefix: str) -> Iterator[tuple[str, Any]]:
+def _valid_values(section: type[BaseModel], data: Any, wrong: _WrongPaths, prefix: str) -> Iterator[tuple[str, Any]]:
     for name, field in section.model_fields.items():
         path = f"{prefix}{name}"
         if path in wrong.paths or (name not in data and field.is_required()):
@@ -84,7 +84,7 @@ def _values(section: type[BaseModel], data: Any, wrong: _Wrong, prefix: str) -> 
         inner = section_of(field)
         value = data.get(name, {} if isinstance(field.default, Section) else field.default)
         if inner and isinstance(value, dict):
-            yield from _values(inner, value, wrong, f"{path}.")
+            yield from _valid_values(inner, value, wrong, f"{path}.")
         elif inner and isinstance(value, list):
             yield path, _right_items(path, value, wrong)
         elif wrong.is_below(path):
@@ -99,7 +99,7 @@ def _is_undecided(field: FieldInfo, value: Any) -> bool:
     return value == AUTO and may_be_auto(field)
 
 
-def _right_items(path: str, items: list[Any], wrong: _Wrong) -> list[Any]:
+def _right_items(path: str, items: list[Any], wrong: _WrongPaths) -> list[Any]:
     """Return `items` without their wrong keys, so rules can check the rest."""
     mistakes: dict[int, set[str]] = {}
     for each in wrong.paths:

@@ -26,7 +26,7 @@ from planner.spec.cluster import OF_OWN_GPUS, GpuSpec
 FILES = ("model.config", "expert_load.file", "traffic.history", "traffic.trace")
 
 
-class Named:
+class NamedInputs:
     """The catalog entries and files that a spec names. Rules read them under paths of their own."""
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:

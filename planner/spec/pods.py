@@ -212,6 +212,6 @@ def is_in(path: str, folder: str | None) -> bool:
     return folder is not None and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))
 
 
-def overlap(path: str, other: str) -> bool:
+def paths_overlap(path: str, other: str) -> bool:
     """Return whether the two paths are equal, or one is inside the other."""
     return is_in(path, other) or is_in(other, path)

@@ -37,7 +37,7 @@ def request_lengths(spec: Spec, phase: Phase) -> RequestLengths:
     return RequestLengths(prompt, output, half, are_assumed=True)
 
 
-def assuming_lengths(spec: Spec, *phases: Phase) -> str:
+def describe_assumed_lengths(spec: Spec, *phases: Phase) -> str:
     """Return a clause that names the assumed lengths of `phases`, by default all; empty if none is assumed."""
     without = [phase for phase in phases or spec.phases if getattr(spec.operating_point, phase) is None]
     assumed = {each: lengths for each in without if (lengths := request_lengths(spec, each)).are_assumed}

@@ -102,5 +102,5 @@ def use_forecast(spec: Spec, forecast: "Forecast | None") -> Spec:
     traffic, more = spec.traffic, forecast.times_the_median
     tokens = {"input_tokens": more * traffic.input_tokens, "output_tokens": more * traffic.output_tokens}
     requests = None if traffic.requests is None else more * traffic.requests
-    use_forecast = traffic.model_copy(update={"profile": list(forecast.quantile), **tokens, "requests": requests})
-    return spec.model_copy(update={"traffic": use_forecast})
+    forecast_traffic = traffic.model_copy(update={"profile": list(forecast.quantile), **tokens, "requests": requests})
+    return spec.model_copy(update={"traffic": forecast_traffic})

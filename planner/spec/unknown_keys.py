@@ -60,12 +60,12 @@ def find_row(place: str, name: str) -> Row | None:
 def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Finding:
     """Return the finding for the unknown key in Pydantic's `detail`."""
     parent, name = path_of(detail["loc"][:-1]), str(detail["loc"][-1])
-    reason, fix = _answer(parent, name, list(section_at(detail["loc"]).model_fields), detail["input"], spec)
+    reason, fix = _explain_key(parent, name, list(section_at(detail["loc"]).model_fields), detail["input"], spec)
     rule = f"S201 is not a key of {parent or 'the spec'}"
     return Finding(_join(parent, name), None, rule, reason, fix)
 
 
-def _answer(
+def _explain_key(
     parent: str, name: str, fields: Sequence[str], value: Any, spec: Mapping[str, Any]
 ) -> tuple[str, Fix | str]:
     """Return the reason why there is no such key, and the fix."""
@@ -111,12 +111,12 @@ def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
 def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
     """Return the paths that are or end in `name`, of fields outside lists and outside phases that the spec lacks."""
     absent = [f"{phase}." for phase in PHASES if phase not in spec]
-    found = [path for path in _fields() if f".{path}".endswith(f".{name}") and not path.startswith(tuple(absent))]
+    found = [path for path in _field_paths() if f".{path}".endswith(f".{name}") and not path.startswith(tuple(absent))]
     return [path for path in found if path.count(".") == min(each.count(".") for each in found)]
 
 
 @cache
-def _fields() -> Sequence[str]:
+def _field_paths() -> Sequence[str]:
     """Return the paths of all fields outside lists."""
     return list(_fields_of(Spec, ""))
 

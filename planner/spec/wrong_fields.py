@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from planner.facts.quantities import QUANTITIES, Kind, as_we_spell, counted
+from planner.facts.quantities import QUANTITIES, Kind, counted, respell_quantity
 from planner.problems.errors import MAX_LISTED
 from planner.problems.finding import Finding, may_be_secret
 from planner.problems.fix import HERE, Fix, did_you_mean
@@ -111,7 +111,7 @@ def _in_form(path: str, meant: Any) -> Fix | str:
 
 
 def _quantity(path: str, kind: Kind, value: Any) -> tuple[str, Fix | str]:
-    if respelled := as_we_spell(kind, value):
+    if respelled := respell_quantity(kind, value):
         return "the unit is spelt so here", _in_form(path, respelled)
     is_number = type(value) in (int, float) or (isinstance(value, str) and value.isdecimal())
     return "a number alone could mean any of them" if is_number else f"it is {_noun(value)}", example_at(path)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from planner.command.options import add_command, add_format
 from planner.command.printed import print_json
 from planner.facts.names import DEPLOYMENT_KIND
-from planner.facts.quantities import as_we_spell, read_seconds
+from planner.facts.quantities import read_seconds, respell_quantity
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
@@ -138,7 +138,7 @@ def read_until(order: Order, written: str, now: float) -> str:
 def _wrong_end(order: Order, written: str, time: str) -> CallError:
     rule = f"R503 must be {time}, with its time zone, or a duration such as 2h"
     reason = "an order ends by itself, by the cluster's clock"
-    spelled = as_we_spell("time", written)
+    spelled = respell_quantity("time", written)
     return CallError([Finding("--until", written, rule, reason, spelled or "for example 2h").at(f"tidemill {order}")])
 
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from planner.command.options import add_command, add_format, add_given
+from planner.command.options import add_command, add_format, add_spec_or_plan
 from planner.command.printed import print_json, say, warn
 from planner.compiler import plan_from
 from planner.problems.errors import InfeasibleError
@@ -21,7 +21,7 @@ def add_doctor(commands: Any) -> None:
         "find out why a plan would not run in a cluster",
         "Compare a cluster with what a plan needs. Exit with 3 if a finding keeps the plan from running.",
     )
-    add_given(doctor)
+    add_spec_or_plan(doctor)
     doctor.add_argument(
         "--context", metavar="NAME", required=True, help="context of the kubeconfig: the cluster to check"
     )

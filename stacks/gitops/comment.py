@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from planner.diff.change import Tool
 from planner.diff.markdown import escaped
-from planner.facts.strict_json import NotStrict, parsed_json
+from planner.facts.strict_json import NotStrict, parse_json
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from stacks.gitops.report import Report, report_markdown
@@ -58,7 +58,7 @@ def comment_on(path: Path, environment: str = "") -> str:
         raise _refused(path, "--environment has no such name")
     content = _read(path)
     try:
-        document = parsed_json(content)
+        document = parse_json(content)
     except NotStrict as error:
         raise _refused(path, str(error)) from None
     if not isinstance(document, dict) or not _is_bounded(document):

@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from planner.command.options import add_color, add_command, add_format, add_given
+from planner.command.options import add_color, add_command, add_format, add_spec_or_plan
 from planner.command.printed import print_colored, print_json, say
 from planner.compiler import plan_from
 from planner.facts.quantities import counted
@@ -42,7 +42,7 @@ def add_status(commands: Any) -> None:
         "show what runs on this machine, or in a cluster",
         "Show units and their states. A unit on this machine that has failed makes it exit with 1.",
     )
-    add_given(status, default="all that runs", metavar="SPEC|PLAN.json|NAME")
+    add_spec_or_plan(status, default="all that runs", metavar="SPEC|PLAN.json|NAME")
     status.add_argument("--context", metavar="NAME", help="context of the kubeconfig: show the units in that cluster")
     status.add_argument(
         "--changes", action="store_true", help="show what changes did to its units, beside what was promised"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from planner.command.options import add_command, add_format, add_given
+from planner.command.options import add_command, add_format, add_spec_or_plan
 from planner.command.printed import print_json
 from planner.facts import names
 from planner.facts.digest import digest_of
@@ -45,7 +45,7 @@ def add_apply(commands: Any) -> None:
     )
     apply.add_argument("apply", choices=["apply"], metavar="apply", help="(this command)")
     apply.add_argument("map", type=Path, metavar="MAP.json", help="as tidemill experts or SGLang writes it")
-    add_given(apply, default="the only one that runs here", metavar="SPEC|PLAN.json|NAME")
+    add_spec_or_plan(apply, default="the only one that runs here", metavar="SPEC|PLAN.json|NAME")
     apply.add_argument("--unit", required=True, help="the unit, such as demo-decode-0")
     add_format(apply)
     apply.set_defaults(command=_apply)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from planner.command.options import add_command, add_format, add_given, add_previous
+from planner.command.options import add_command, add_format, add_previous, add_spec_or_plan
 from planner.command.printed import print_json, say, warn
 from planner.compiler import plan_from
 from planner.plan.plan import Plan
@@ -56,7 +56,7 @@ def add_up(commands: Any) -> None:
         "run a plan on this machine",
         "Start every unit of a plan and its gateway as processes on this machine, and print the gateway's address.",
     )
-    add_given(up, default="the bundled demo")
+    add_spec_or_plan(up, default="the bundled demo")
     add_previous(up)
     up.add_argument(
         "--detach", action="store_true", help="return when the endpoint answers, and leave everything running"
@@ -81,7 +81,7 @@ def add_down(commands: Any) -> None:
     down = add_command(
         commands, "down", "stop what `up` started", "Stop every process of a deployment on this machine."
     )
-    add_given(down, default="the one started in this folder", metavar="SPEC|PLAN.json|NAME")
+    add_spec_or_plan(down, default="the one started in this folder", metavar="SPEC|PLAN.json|NAME")
     add_format(down)
     down.set_defaults(command=_down)
 

@@ -259,10 +259,10 @@ def our_estimate(each: Layout) -> tuple[float, float, str]:
     speed, memory = speed_of(trial, ReplicaBalance(checked.expert_loads)), trial.memory
     ms = speed.ttft_ms if each.phase == "prefill" else speed.tpot_ms
     needed = 0 if each.phase == "prefill" else each.requests * KV
-    short = memory.short > 0 or memory.kv_tokens < needed
+    short = memory.missing_bytes > 0 or memory.kv_tokens < needed
     room = f"no: KV for {max(memory.kv_tokens, 0):,} of {needed:,} tokens" if short else "yes"
-    if memory.short > 0:
-        room = f"no: {memory.short / 1e9:.1f} GB short"
+    if memory.missing_bytes > 0:
+        room = f"no: {memory.missing_bytes / 1e9:.1f} GB short"
     return speed.tokens_per_s_per_gpu, ms, room
 
 

@@ -22,7 +22,7 @@ from rich.progress import track
 
 from planner.placement.greedy import place_greedily
 from planner.placement.quality import measure
-from planner.placement.task import fewest
+from planner.placement.task import fewest_places
 from tests.benchmarks.goals import Goals
 from tests.benchmarks.placement_programs import cells_model, leaves_model
 from tests.benchmarks.placement_shapes import shapes, task_on
@@ -56,7 +56,7 @@ def compare(name, task, seconds, goals):
     print(f"{name}: {len(task.units)} units in {len(task.cells)} racks, ours in {took:.2f} s", flush=True)
     models = {"cells": cells_model(task), "from ours": cells_model(task, assignment)}
     if task.leaves:
-        needed = sum(fewest(task.leaves.largest_first, unit.num_nodes) for unit in task.units)
+        needed = sum(fewest_places(task.leaves.largest_first, unit.num_nodes) for unit in task.units)
         models["leaves"] = leaves_model(task, max_split=ours[0].value - needed)
     for model_name, model in models.items():
         reached = model.minimised(seconds)

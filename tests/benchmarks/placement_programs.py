@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.placement.greedy import leafwise_task
 from planner.placement.quality import measure
-from planner.placement.task import fewest
+from planner.placement.task import fewest_places
 
 OPTIONS = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 0.99}
 INFINITE = highspy.kHighsInf
@@ -166,7 +166,7 @@ def _racks_in_use(model, task, state, racks, takes):
 
 def _at_least(model, terms, largest_first, num_nodes):
     """What adding up nodes says of the racks of a state."""
-    model.row(fewest(largest_first, num_nodes), [(column, 1) for column, _ in terms], INFINITE)
+    model.row(fewest_places(largest_first, num_nodes), [(column, 1) for column, _ in terms], INFINITE)
 
 
 def _nodes_on(task, state):

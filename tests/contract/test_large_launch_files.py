@@ -48,7 +48,7 @@ def with_slots(plan, num_slots, num_layers=LAYERS):
     units.append(replace(units[0], name=SECOND, index=1))
     large = plan.expert_maps[units[0].expert_map].model_copy(update={"physical_to_logical": rows})
     maps = plan.expert_maps | {named["sha256"]: large}
-    return plan.changed(units=tuple(units), expert_maps=maps, launch_documents=plan.launch_documents | told)
+    return plan.with_sections(units=tuple(units), expert_maps=maps, launch_documents=plan.launch_documents | told)
 
 
 def objects_of(plan, unit=UNIT):

@@ -33,7 +33,7 @@ def plan(tmp_path_factory):
 @pytest.fixture(scope="module")
 def objects(plan):
     """What it renders."""
-    files = render_files(plan.changed(refusals=()))
+    files = render_files(plan.with_sections(refusals=()))
     return [yaml.load(text, Loader=yaml.CSafeLoader) for name, text in files.items() if name != KUSTOMIZATION]
 
 

@@ -29,12 +29,12 @@ def gpu_plan(folder, kv_cache=None, **cluster):
     path = folder / "spec.json"
     kept = {} if kv_cache is None else {"kv_cache": kv_cache}
     path.write_text(json.dumps(SPEC | kept | {"cluster": SPEC["cluster"] | cluster}))
-    return compile_plan(check_spec(path)).changed(refusals=())
+    return compile_plan(check_spec(path)).with_sections(refusals=())
 
 
 def rendered(plan, **kubernetes):
     """The objects of `plan` with these fields of `kubernetes`, but for kustomize's own."""
-    return objects_of(plan.changed(written=plan.written | {"kubernetes": kubernetes}))
+    return objects_of(plan.with_sections(written=plan.written | {"kubernetes": kubernetes}))
 
 
 def objects_of(plan):

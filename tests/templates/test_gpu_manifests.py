@@ -286,7 +286,7 @@ def test_an_image_is_named_by_its_digest(full):
 def test_a_unit_of_joined_nodes_has_a_compute_domain(plan, wanted, joins, num_domains):
     """Where NVLink joins its nodes: the object, and the claim of the template that NVIDIA's driver makes for it."""
     pods = {phase: replace(each, nvlink_joins_nodes=joins) for phase, each in plan.pods.items()}
-    joined = plan.changed(written=plan.written | {"kubernetes": {"compute_domain": wanted}})
+    joined = plan.with_sections(written=plan.written | {"kubernetes": {"compute_domain": wanted}})
     vars(joined)["pods"] = pods  # as of another GPU
     objects = objects_of(joined)
     domains = of_kind(objects, "ComputeDomain")
@@ -353,7 +353,7 @@ def test_queues_hold_a_decode_steps_tokens(plan, max_requests, depth):
         name: each | {"limits": each["limits"] | {"max_requests": max_requests}}
         for name, each in plan.launch_documents.items()
     }
-    objects = rendered(plan.changed(launch_documents=documents))
+    objects = rendered(plan.with_sections(launch_documents=documents))
 
     assert variables(container_of(objects)).get("NVSHMEM_QP_DEPTH") == depth
     assert "NVSHMEM_QP_DEPTH" not in variables(container_of(objects, "river-prefill-0"))

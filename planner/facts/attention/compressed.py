@@ -69,7 +69,7 @@ class CompressedAttention:
         entry = self._slot_bytes(PAGE_TOKENS // self.ratio) + index if self.ratio else 0
         return LayerKv(entry, self.ratio or 1, self.window, self._slot_bytes(PAGE_TOKENS), self._state_bytes())
 
-    def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
+    def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Return the number of values: queries, results, the output's middle step, and keys of window and entries."""
         entries = context // self.ratio if self.ratio else 0
         keys = (tokens + min(context, self.window) + entries) * self.head_dim

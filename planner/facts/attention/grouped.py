@@ -77,7 +77,7 @@ class GroupedAttention:
             return LayerKv(index, window=self.window, window_bytes=token)
         return LayerKv(token + index)
 
-    def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
+    def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Return the number of values in queries and results, and in the context's keys and values."""
         gates = tokens * self.num_heads * self.head_dim if self.has_gate else 0
         return (tokens * self.num_heads + context * self.num_kv_heads) * self._kv_dim + gates

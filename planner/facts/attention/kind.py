@@ -80,7 +80,7 @@ class Attention(Protocol):
     def kv(self, bytes_per_value: int) -> LayerKv:
         """Return the KV of one request in one layer; the KV's precision sets `bytes_per_value`."""
 
-    def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
+    def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Return how many values attention holds in memory for a step of `tokens`, without the residual stream.
 
         These are queries and results, and keys and values of one request's `context` if kernels copy them. With

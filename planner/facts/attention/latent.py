@@ -98,7 +98,7 @@ class LatentAttention:
             token = self.kv_lora_rank + 4 * -(-self.kv_lora_rank // KV_SCALE_VALUES) + 2 * self.qk_rope_head_dim
         return LayerKv(token + (self.indexer.kv_bytes_per_token if self.indexer else 0))
 
-    def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
+    def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Return the number of values in queries and results, and in latent vectors if these are expanded.
 
         Sparse attention reads few tokens, so its prompts are computed with absorbed latents, too.

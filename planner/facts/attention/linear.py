@@ -55,7 +55,7 @@ class LinearAttention:
         matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim * self.state_value_bytes
         return LayerKv(state_bytes=matrices + self._conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
 
-    def values(self, tokens: int, context: int, *, absorbs: bool) -> int:
+    def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Return the number of values in projections, before and after the convolution, and in results."""
         return tokens * (2 * self._conv_channels + 2 * self.num_value_heads * self.value_head_dim)
 

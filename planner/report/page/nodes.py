@@ -56,7 +56,7 @@ def show_nodes(plan: Plan) -> Nodes:
     return Nodes(
         racks=list(racks.items()),
         legend=_legend(plan, [cell.kind.split()[0] for cells in racks.values() for cell in cells]),
-        facts=_facts(plan, nodes, unit_of),
+        facts=_page_data(plan, nodes, unit_of),
         tables=[_units_table(plan), *_racks_tables(plan, nodes, unit_of)],
         has_clock=plan.switches_units,
     )
@@ -84,7 +84,7 @@ def _legend(plan: Plan, kinds: Collection[str]) -> list[tuple[str, str]]:
     return [*shown, ("off", "off at the time chosen")] if plan.switches_units else shown
 
 
-def _facts(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> dict[str, Any]:
+def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> dict[str, Any]:
     """Return the facts for the page's script: nodes, units and states of the day. Units are numbers, -1 is none."""
     number_of = {unit.name: number for number, unit in enumerate(plan.units)}
     steps = plan.schedule.steps if plan.schedule else ()

@@ -99,7 +99,7 @@ def _cost_and_income(plan: Compiled, service: Service, curves: Curves) -> tuple[
     hits = prompts * service.cache_hit_rate
     sales = prices_per_token(cost.prices)
     revenue = fsum(
-        sales.usd(minute, hits[minute.start], (prompts - hits)[minute.start], curves.tokens[minute.start])
+        sales.income_usd(minute, hits[minute.start], (prompts - hits)[minute.start], curves.tokens[minute.start])
         for minute in minutes
     )
     return usd, revenue

@@ -63,7 +63,9 @@ def apply(control_plane, tmp_path_factory):
         told = {"namespace": NAMESPACE, "drain": "5s", "ready_timeout": "10s", "controller": {}} | kubernetes
         folder, sizes = tmp_path_factory.mktemp("day"), {"cluster": {"nodes": 8}, "phases": {"ep_size": 2}}
         plan = day_plan(folder, schedule=schedule, **sizes, **told)
-        plan = plan.changed(units=tuple(replace(unit, nodes=nodes.get(unit.name, unit.nodes)) for unit in plan.units))
+        plan = plan.with_sections(
+            units=tuple(replace(unit, nodes=nodes.get(unit.name, unit.nodes)) for unit in plan.units)
+        )
         for text in (text for name, text in render_files(plan).items() if name != KUSTOMIZATION):
             objects.apply(yaml.safe_load(text))
         return plan

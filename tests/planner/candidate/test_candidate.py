@@ -61,7 +61,7 @@ def test_a_candidate_judges_nothing():
     """Memory that is short is an answer; only units that stand nowhere are none."""
     candidate = Candidate.of(PUBLISHED).with_change({"decode.redundant_experts": 32 + 144 * 40, "cluster.nodes": 4})
 
-    assert candidate.memory[1].short > 0
+    assert candidate.memory[1].missing_bytes > 0
     with pytest.raises(Unknown):
         _ = candidate.placement
 

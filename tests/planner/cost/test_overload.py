@@ -19,9 +19,9 @@ POINT = {"requests": 10, "kv_tokens": 5500, "prompt_tokens": 5000}
 NO_HITS = {"operating_point.prefill.cache_hit_rate": None}
 
 
-def overloads(spec, fullest):
+def overloads(spec, peak_loads):
     """What is found of loads where units take no more requests than their operating point says."""
-    asked = SimpleNamespace(resolved=spec, fullest=fullest, fuller=lambda _: None)
+    asked = SimpleNamespace(resolved=spec, peak_loads=peak_loads, predict_at_peak=lambda _: None)
     return list(units_meet_demand(asked))
 
 
@@ -126,7 +126,7 @@ def test_a_day_that_asks_for_nothing_is_planned():
     plan = run_passes(change_spec(check_spec(SPECS / "h800-one-pair.yaml"), {"traffic": traffic} | NO_HITS))
 
     assert [each.load for each in plan.demand_on("sunday")] == [0, 0]
-    assert {each.day for each in plan.fullest} == {None}
+    assert {each.day for each in plan.peak_loads} == {None}
     assert PhaseLoad("decode", "00:00", 0.0, 0.0, 0.0, 0.0).load == 0, "with all units off, too"
 
 

@@ -56,7 +56,7 @@ def test_the_former_maps_meet_the_new_loads(before, found):
     """They make less of them than of those they were made for, and less than the new maps."""
     judged, reference = judge_former(before, found), replace(found, keeps_maps=True).plan
 
-    assert judged.map_of == before.map_of != found.plan.map_of
+    assert judged.map_digests == before.map_digests != found.plan.map_digests
     assert rates(judged) == rates(reference)
     assert all(rates(judged)[phase] < min(rates(before)[phase], rates(found.plan)[phase]) for phase in before.phases)
 

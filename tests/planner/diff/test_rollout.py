@@ -115,7 +115,7 @@ def test_hours_have_verdicts_of_their_own():
 
 def _with_kubernetes(plan, **fields):
     """The plan with other fields of `kubernetes`, which decide nothing else here."""
-    return plan.changed(written=plan.written | {"kubernetes": plan.written["kubernetes"] | fields})
+    return plan.with_sections(written=plan.written | {"kubernetes": plan.written["kubernetes"] | fields})
 
 
 def _ways_with_controller(kind, **controller):
@@ -220,7 +220,7 @@ def _turns_on(before, *nodes):
     """Whether the first prefill units have turns, if they get these nodes."""
     moved = dict(zip([unit.name for unit in before.units_of("prefill")], nodes, strict=False))
     units = tuple(replace(unit, nodes=moved.get(unit.name, unit.nodes)) for unit in before.units)
-    return [each.in_turn for each in compare_pods(before, before.changed(units=units)) if each.name in moved]
+    return [each.in_turn for each in compare_pods(before, before.with_sections(units=units)) if each.name in moved]
 
 
 def test_nobody_knows_how_long_cpus_take():

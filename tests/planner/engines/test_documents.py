@@ -140,7 +140,7 @@ def test_sglangs_pods_run_its_server_with_our_map(plans, objects):
         )
         assert container["args"][container["args"].index("--disaggregation-ib-device") + 1] == "mlx5_0,mlx5_1"
         assert len(rows) == 61
-        assert tuple(map(tuple, rows[3:])) == plan.expert_maps[plan.map_of[phase]].physical_to_logical
+        assert tuple(map(tuple, rows[3:])) == plan.expert_maps[plan.map_digests[phase]].physical_to_logical
         assert container["livenessProbe"]["timeoutSeconds"] == container["readinessProbe"]["timeoutSeconds"] == 30
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
         assert {"name": "SGLANG_HOST_IP", "value": "$(POD_IP)"} in container["env"]
@@ -287,7 +287,7 @@ def test_a_proxy_stands_before_the_router_that_closes_nothing(objects):
 
 def test_two_of_vllms_routers_stand_on_two_nodes(plans):
     """Where there are as many, and one of them stays when nodes are drained."""
-    files = render_files(plans["vllm"].changed(written=plans["vllm"].written | {"gateway": {"replicas": 2}}))
+    files = render_files(plans["vllm"].with_sections(written=plans["vllm"].written | {"gateway": {"replicas": 2}}))
     (deployment,) = (yaml.safe_load(text) for name, text in files.items() if name == "deployment-pair-gateway.yaml")
     spread = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
 
@@ -304,7 +304,7 @@ def test_a_phases_variables_are_in_its_pods_alone(plans):
         "kubernetes": written["kubernetes"] | {"env": of_all},
         "decode": written["decode"] | {"env": {"A": "decode", "POD_IP_OF": "decode"}},
     }
-    files = render_files(plans["vllm"].changed(written=written | changed))
+    files = render_files(plans["vllm"].with_sections(written=written | changed))
     said = {}
     for unit in UNITS:
         pod = yaml.safe_load(files[f"leaderworkerset-{unit}.yaml"])["spec"]["leaderWorkerTemplate"]["workerTemplate"]
@@ -327,7 +327,7 @@ def test_only_the_bundled_runtime_runs_on_this_machine(plans):
     with pytest.raises(InfeasibleError, match="S753"):
         plans["sglang"].require_local()
 
-    plans["sglang"].changed(written=plans["sglang"].written | {"engine": "tidemill"}).require_local()
+    plans["sglang"].with_sections(written=plans["sglang"].written | {"engine": "tidemill"}).require_local()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.engines.edge import ANSWERED, EDGE_COMMAND, ROUTER_ADDRESS, ROUTER_PORT, TRIES, edge_in_front
+from planner.engines.edge import ANSWERED, EDGE_COMMAND, ROUTER_ADDRESS, ROUTER_PORT, TRIES, make_edge
 from tests.planner.engines.wheels import require_nginx
 
 PORT = 8000
@@ -67,7 +67,7 @@ def edge(tmp_path_factory):
     threading.Thread(target=router.serve_forever, daemon=True).start()
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-    config = edge_in_front(PORT, "image").config
+    config = make_edge(PORT, "image").config
     behind = f"{ROUTER_ADDRESS}:{ROUTER_PORT}", f"{ROUTER_ADDRESS}:{router.server_port}"
     for old, new in (behind, (f"listen {PORT}", f"listen 127.0.0.1:{port}"), ("/tmp/", f"{folder}/")):
         assert old in config
@@ -132,7 +132,7 @@ def status_of(port, *call):
 
 def test_a_worker_may_open_as_many_files_as_it_has_connections():
     """Whatever limit its container begins with: 1,024 would be 512 streams."""
-    found = dict(re.findall(r"(worker_\w+) (\d+);", edge_in_front(PORT, "image").config))
+    found = dict(re.findall(r"(worker_\w+) (\d+);", make_edge(PORT, "image").config))
 
     assert int(found["worker_rlimit_nofile"]) >= int(found["worker_connections"])
 

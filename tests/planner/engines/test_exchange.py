@@ -141,7 +141,7 @@ def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_reque
             mended = change_spec(spec, {path if key == "." else key: value for key, value in change.items()})
 
             assert path not in refused(mended)
-            assert not path.endswith("ep_size") or memory_of(mended, path.split(".")[0]).short <= 0
+            assert not path.endswith("ep_size") or memory_of(mended, path.split(".")[0]).missing_bytes <= 0
 
 
 def test_units_on_small_nodes_are_told_the_nodes_they_need():

@@ -7,7 +7,7 @@ import pytest
 
 from planner.compiler import compile_plan, run_passes
 from planner.engines import sglang
-from planner.engines.container import MAP_FILE, Phased
+from planner.engines.container import MAP_FILE, PhaseFacts
 from planner.facts import names
 from planner.facts.engines import ENGINES
 from planner.facts.map_files import export_map
@@ -16,7 +16,7 @@ from planner.layout.unit import Unit
 from planner.rules.check import check_spec
 from tests.planner.engines.asking import asking
 
-KNOWN = Phased(
+KNOWN = PhaseFacts(
     "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.88941, start_s=1800
 )
 DEEPSEEK = """\
@@ -228,7 +228,7 @@ def test_sglang_reads_our_map_layer_by_layer(ask, plan, tmp_path):
 
     The same holds if MoE layers start at 0, as for gpt-oss and Qwen3, and at 1, as for GLM-4.5.
     """
-    rows = plan.expert_maps[plan.map_of["prefill"]].physical_to_logical
+    rows = plan.expert_maps[plan.map_digests["prefill"]].physical_to_logical
     path = tmp_path / Path(MAP_FILE).name
     path.write_text(export_map("sglang", rows, 32, plan.model.num_dense_layers))
     sizes = {"redundant": 32, "ep_size": 32, "nodes": 4, "layers": 61, "experts": 256, "a2a": "deepep"}

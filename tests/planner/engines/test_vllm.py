@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.engines import vllm
-from planner.engines.container import Phased
+from planner.engines.container import PhaseFacts
 from planner.facts.engines import ENGINES
 from planner.layout.unit import Unit
 from planner.rules.check import check_spec
@@ -15,7 +15,7 @@ from planner.spec.schema import EngineSpec
 from tests.planner.engines.asking import asking
 from tests.planner.engines.test_documents import PAIR
 
-KNOWN = Phased(
+KNOWN = PhaseFacts(
     "/models/deepseek-r1", "deepseek_v3", kv_tokens=12_800, kv_bytes=899_481_600, static_fraction=0.8894, start_s=1800
 )
 WORKER = re.compile(r"\$\(LWS_WORKER_INDEX\)")

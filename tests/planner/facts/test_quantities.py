@@ -5,7 +5,7 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from planner.facts.quantities import as_we_spell, gb, quantity
+from planner.facts.quantities import gb, quantity, respell_quantity
 
 
 class Quantities(BaseModel):
@@ -65,7 +65,7 @@ def test_a_quantity_outside_its_range_is_refused(written):
 )
 def test_units_of_others_are_recognised(kind, written, meant):
     """Kubernetes', ethtool's and systemd's, and ours in other letters."""
-    assert as_we_spell(kind, written) == meant
+    assert respell_quantity(kind, written) == meant
 
 
 def test_gigabytes_are_powers_of_ten():

@@ -20,7 +20,7 @@ def test_sglang_has_room_for_all_planned_kv_and_working_memory(case):
     model, gpu, phase, section = case
     layout, spec = laid_out(phase, section, model)
     plan = split_memory(Checked(model, gpu, spec, "sglang"), layout)
-    if plan.short <= 0:
+    if plan.missing_bytes <= 0:
         free = plan.gpu_bytes - RESERVE_BYTES
         planned = kv_bytes(plan.kv_tokens, plan.kv_bytes_per_token, plan.fixed_kv)
         fraction = static_fraction("sglang", plan.weight_bytes, planned, plan.gpu_bytes)

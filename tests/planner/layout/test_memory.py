@@ -357,7 +357,7 @@ def test_a_fit_is_exact(case):
     layout, spec = laid_out(phase, section, model)
     plan = split_memory(Checked(model, gpu, spec), layout)
 
-    assert (plan.full_requests >= 1) is (plan.short <= 0)
+    assert (plan.full_requests >= 1) is (plan.missing_bytes <= 0)
     assert plan.weight_bytes + plan.activations + plan.buffers + plan.reserve + plan.free == plan.gpu_bytes
 
 

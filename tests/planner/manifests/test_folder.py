@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.cli import main
 from planner.compiler import compile_plan
 from planner.facts.files import MAX_FILE_BYTES
-from planner.facts.stamp import stamped
+from planner.facts.stamp import add_stamp
 from planner.manifests import folder as writer
 from planner.manifests.folder import files_of, kept_plan, stale_files, write_folder
 from planner.problems.errors import CallError, OutputError
@@ -349,7 +349,7 @@ def _edit_a_unit(folder):
 
 
 def _keep_one_more(folder):
-    (folder / "plan" / "old.yaml").write_text(stamped("old\n"))
+    (folder / "plan" / "old.yaml").write_text(add_stamp("old\n"))
     (folder / "readme.yaml").write_text("not ours\n")
 
 

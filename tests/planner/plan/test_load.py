@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from planner.cli import main
 from planner.facts.checkpoint_manifest import MANIFEST
 from planner.facts.digest import digest_of, pretty_json
-from planner.facts.strict_json import NotStrict, parsed_json
+from planner.facts.strict_json import NotStrict, parse_json
 from planner.plan.launch import launch_digest, restore_map, unit_digest
 from planner.plan.load import load_plan, read_plan
 from planner.plan.plan import Plan, document_digest, plan_digest
@@ -276,7 +276,7 @@ def test_a_list_is_refused_at_its_first_wrong_entry(document):
 def test_a_document_of_too_many_parts_is_not_parsed(text, reason):
     """They take a hundred times more memory than their bytes."""
     with pytest.raises(NotStrict, match=reason):
-        parsed_json(b"[" + text * 2**23 + b"0]")
+        parse_json(b"[" + text * 2**23 + b"0]")
 
 
 def test_a_map_is_known_by_its_digest(document, tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.compiler import run_passes
 from planner.facts.digest import pretty_json
-from planner.facts.stamp import stamped, unstamped
+from planner.facts.stamp import add_stamp, split_stamp
 from planner.manifests.render import render_files
 from planner.plan.plan import Plan
 from planner.plan.spread import SHARED_FILE, join_plan, spread_plan
@@ -69,13 +69,13 @@ def test_estimates_and_reasons_are_not_stored(plan, folder):
 
 def stored(folder, name=SHARED_FILE):
     """What a file says."""
-    return json.loads(unstamped((folder / name).read_text())[0])
+    return json.loads(split_stamp((folder / name).read_text())[0])
 
 
 def store(folder, name, document):
     """Write a file again, with the digest of what it says now."""
     text = pretty_json(document)
-    (folder / name).write_text(stamped(text, with_digest=name != SHARED_FILE))
+    (folder / name).write_text(add_stamp(text, with_digest=name != SHARED_FILE))
 
 
 def refusal(folder):
@@ -177,7 +177,7 @@ def test_a_shared_file_that_says_wrong_things_is_refused(keys, value, rule, fold
 @given(data=st.data())
 def test_no_edit_of_the_shared_file_is_a_traceback(data, plan, folder):
     """Each value by itself is refused, or is another plan."""
-    document = json.loads(unstamped(spread_plan(plan)[SHARED_FILE])[0])
+    document = json.loads(split_stamp(spread_plan(plan)[SHARED_FILE])[0])
     keys = data.draw(st.sampled_from(list(leaves(document))))
     value = data.draw(st.sampled_from([other, lambda _: None, lambda _: -1, lambda _: {}, lambda _: "auto"]))
     store(folder, SHARED_FILE, edited(document, keys, value))

@@ -39,7 +39,7 @@ def test_a_unit_keeps_its_sizes_though_others_would_be_chosen_now(after, before)
     near, anew = run_passes(after, before).deployed, run_passes(after).deployed
     nodes = {unit.name: unit.nodes for unit in before.units}
 
-    kept_in_a_folder = before.changed(decisions=())  # reasons are not
+    kept_in_a_folder = before.with_sections(decisions=())  # reasons are not
 
     assert sizes_of(anew) != sizes_of(before) == sizes_of(near)
     assert run_passes(after, kept_in_a_folder).deployed.digest == near.digest

@@ -62,7 +62,7 @@ def every_layout(spec, phase, requests, balance):
         for redundant in range(-256 % ep_size, 256 * (ep_size - 1) + 1, ep_size):
             numbers = {"ep_size": ep_size, "redundant_experts": redundant}
             tried = trial_of(spec, phase, numbers, requests)
-            if tried.memory.short > 0:
+            if tried.memory.missing_bytes > 0:
                 break
             if phase == "decode" and requests * 4989 > tried.memory.kv_tokens:
                 break

@@ -98,7 +98,7 @@ def _spec(folder, data):
 
 def _of_another_engine(folder):
     plan, _ = plan_or_problems(folder, SPEC)
-    return _raised(plan.changed(written=plan.written | {"engine": "sglang"}, refusals=()).require_local)
+    return _raised(plan.with_sections(written=plan.written | {"engine": "sglang"}, refusals=()).require_local)
 
 
 def _of_an_unknown_model(folder):

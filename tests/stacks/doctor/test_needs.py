@@ -153,7 +153,7 @@ def test_a_plan_that_cannot_be_rendered_is_refused_like_everywhere():
     from tests.stacks.deployments import DEMO_SPEC
 
     plan = compile_plan(check_spec(DEMO_SPEC))
-    refused = plan.changed(refusals=(Finding("", None, "S700 no", "why", "fix").at("x"),))
+    refused = plan.with_sections(refusals=(Finding("", None, "S700 no", "why", "fix").at("x"),))
 
     with pytest.raises(InfeasibleError):
         read_needs(refused)

@@ -178,7 +178,7 @@ def test_maps_that_nobody_can_judge_are_not_weighed(planned):
     before = planned(1).plan
     found = planned(2, before)
     not_judged = compare_plans(before, found.plan)
-    without_figures = before.changed(report=None, performance=None)
+    without_figures = before.with_sections(report=None, performance=None)
     unknown = [weigh_maps(before, found.plan, not_judged, 24.0)]
     unknown.append(weigh_maps(without_figures, found.plan, compare_plans(without_figures, before), 24.0))
 

@@ -82,7 +82,7 @@ def test_a_unit_scaled_to_nothing_is_off(server, plan):
 
 def test_units_may_be_stateful_sets(plan):
     """Ready when all their pods are."""
-    of_sets = plan.changed(written=apply_change(plan.written, {"kubernetes.unit_kind": "statefulset"}))
+    of_sets = plan.with_sections(written=apply_change(plan.written, {"kubernetes.unit_kind": "statefulset"}))
     with running_fake_api() as (fake, api):
         for text in render_files(of_sets).values():
             document = yaml.safe_load(text)
@@ -184,7 +184,7 @@ def with_spare(plan, unit, node):
     """The plan with a spare for that unit."""
     file = f"{unit}.launch.json"
     document = plan.launch_documents[file] | {"spares": [node]}
-    return plan.changed(launch_documents={**plan.launch_documents, file: document})
+    return plan.with_sections(launch_documents={**plan.launch_documents, file: document})
 
 
 def test_rights_in_the_namespace_are_enough(server, plan):

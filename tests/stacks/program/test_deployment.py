@@ -98,7 +98,7 @@ def test_every_unit_is_an_occupant(plan):
 
 def test_a_stateful_set_is_an_occupant_too(plan):
     """Whatever a unit is, it takes its nodes."""
-    of_sets = plan.changed(written=apply_change(plan.written, {"kubernetes.unit_kind": "statefulset"}))
+    of_sets = plan.with_sections(written=apply_change(plan.written, {"kubernetes.unit_kind": "statefulset"}))
 
     assert {each["kind"] for each in plan_objects(of_sets).occupants().values()} == {"StatefulSet"}
     assert "apps/v1/StatefulSet" in plan_objects(of_sets).kinds()
@@ -131,7 +131,7 @@ def test_the_controller_comes_last(tmp_path):
 
 def test_what_pods_share_waits_for_its_namespace_alone(plan):
     """One that takes long keeps none of the others."""
-    with_budgets = plan.changed(written=apply_change(plan.written, {"kubernetes.disruptions": 0}))
+    with_budgets = plan.with_sections(written=apply_change(plan.written, {"kubernetes.disruptions": 0}))
     made = [
         (kind.rpartition(":")[2], name) for kind, name, _ in declared_of(source_of(with_budgets), slow="demo-runtime")
     ]

@@ -130,7 +130,11 @@ def test_a_forecast_is_called_so(small_spec, capsys):
         (["--set", "mixed.ep_size=12", "--set", "traffic=null"], ["S501", "R401"], 2),
         (["--set", "slo.ttft=72", "--set", "traffic.scale=0"], ["S201", "R407"], 2),
         (["--set", "mixed.ep_size=12,traffic.scale=0", "--date", "tomorrow"], ["S501", "R407", "R417"], 2),
-        (["--set", "name.x=1", "--set", "cluster.nodes.99.rack=a", "--set", "mixed.epsize=8"], ["S201", "R418", "R418"], 2),
+        (
+            ["--set", "name.x=1", "--set", "cluster.nodes.99.rack=a", "--set", "mixed.epsize=8"],
+            ["S201", "R418", "R418"],
+            2,
+        ),
         (["--set", "mixed.redundant_experts=256"], ["S707"], 3),
     ],
 )

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
+from runtime.gateway.tenants.resumption_line import ResumptionLine
 
 from runtime.gateway.core import generation
 from runtime.gateway.core.calls import Call, GenerationRequest, ServedModel, read_chat
@@ -18,7 +19,6 @@ from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.gateway.tenants.admission import Admission, LineLimits
-from runtime.gateway.tenants.resumption_line import ResumptionLine
 from runtime.protocol.messages import Hello, Logprobs, Sampling, Token
 from tests.runtime.gateway.conftest import TOOL_TEMPLATE
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from runtime.gateway.tenants.resumption_line import ResumptionLine
 
 from runtime.gateway.core.calls import GenerationRequest
 from runtime.gateway.core.resumption import MAX_RESUMPTIONS, ResumableRequest
@@ -15,7 +16,6 @@ from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
 from runtime.gateway.telemetry.metrics import GatewayMetrics, RequestClock
 from runtime.gateway.tenants import resumption_line
-from runtime.gateway.tenants.resumption_line import ResumptionLine
 from runtime.protocol.frames import FrameReader
 from runtime.protocol.messages import Abort, Failed, FromGateway, Hello, Prefill, PrefixHit, Sampling, Token
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import openai
 import pytest
 from prometheus_client import CollectorRegistry
+from runtime.gateway.tenants.resumption_line import ResumptionLine
 
 from runtime.gateway.edge.http_errors import ApiError
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.gateway.tenants.admission import Admission, LineLimits, caller_name, num_ahead
-from runtime.gateway.tenants.resumption_line import ResumptionLine
 from runtime.protocol.messages import State, Token
 from tests.runtime.gateway.conftest import ADDRESS, EOS_ID, MAX_REQUESTS, PATIENCE_S, FakePair
 

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from runtime.gateway.tenants.fair_line import FairLine, cost
 
 COSTS = st.integers(1, 50)
