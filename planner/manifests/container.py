@@ -42,7 +42,7 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
 
 
 def _nic_queue_variables(document: LaunchDocument) -> dict[str, str]:
-    """Return the variable that makes NIC queues hold a decode step's tokens; empty for phases with normal kernels."""
+    """Return the variable that sizes NIC queues for a decode step's tokens; empty for phases with normal kernels."""
     if document["device"] != "cuda" or document["phase"] != "decode" or len(document["ranks"]) == 1:
         return {}
     return queue_variables(document["limits"]["max_requests"])

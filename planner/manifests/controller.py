@@ -63,7 +63,7 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _units(plan: Plan) -> list[dict[str, Any]]:
-    """Return the units in the order of the plan: steps give numbers, and the first units of each phase are on."""
+    """Return the plan's units in order. A step has only numbers of units, and the first units of each phase are on."""
     return [
         {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes), "nodes": list(unit.nodes)}
         | ({"spares": plan.unit_document(unit)["spares"]} if plan.kubernetes.heals else {})
@@ -113,7 +113,7 @@ def _measuring(plan: Plan) -> Variables:
 
 
 def _demand_limits(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
-    """Return from which demand on the controller adds units to the scheduled ones, and what one unit can take.
+    """Return the demand at which the controller adds units to the scheduled ones, and each phase's capacity per unit.
 
     Prefill keeps nothing of a computed prompt, so neither requests nor KV limit a prefill unit.
     """
@@ -133,7 +133,7 @@ def _demand_limits(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
 
 
 def _node_rights(plan: Plan) -> Variables:
-    """Return the nodes that the controller may change, and the name of the role that allows it; empty if none."""
+    """Return the nodes that the controller may change and the name of the role that allows it; empty if none."""
     kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):
         return {}

@@ -81,7 +81,10 @@ def require_rendered(folder: Path, plan: Plan) -> None:
 
 
 def _differing(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
-    """Yield each manifest that differs from what the plan renders: its name, and its text now (None: no such file)."""
+    """Yield (name, text in `folder`) of each manifest that is not as the plan renders it.
+
+    The text of a missing file is None.
+    """
     for name, text in _manifests(plan).items():
         found = _text_of(folder / name) if (folder / name).is_file() else None
         if found != text:
@@ -139,7 +142,7 @@ def _refuse_what_is_no_folder(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder. Raise OSError if another run writes into it."""
+    """Lock the folder against other runs. Raises OSError if another run holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -154,7 +157,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Replace the last run's files in the folder, which exists. Raise CallError and OSError."""
+    """Write `files` into the existing folder and remove other files of the last run.
+
+    Raises CallError if a file is not ours, OSError if one cannot be written.
+    """
     ours = _files_that_are_ours(folder, files)
     _write(folder, KUSTOMIZATION, files[KUSTOMIZATION])  # first: the folder is ours from then on
     for name in sorted(files.keys() - {KUSTOMIZATION}):
@@ -168,9 +174,10 @@ def _is_rendered(folder: Path) -> bool:
 
 
 def _files_that_are_ours(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Return name -> text of what the last run wrote. Raise CallError if one of `files` would replace another's file.
+    """Return name -> text of the files that the last run wrote.
 
-    Texts have `\n` at line ends, even if Git or an editor changed these.
+    Raises CallError if the folder, or a file with one of the names in `files`, is not ours. Texts have `\n` at line
+    ends, even if Git or an editor changed the line ends.
     """
     if not _is_rendered(folder) and any(path.name != PARTIAL for path in folder.iterdir()):
         raise _refused(folder, NOT_OURS, "other people's files could be overwritten")
@@ -192,7 +199,10 @@ def _refuse_foreign_files(folder: Path, names: Collection[str]) -> None:
 
 
 def _text_of(path: Path) -> str:
-    """Return a file's text with `\n` at line ends, even if Git or an editor changed these."""
+    """Return a file's text with `\n` at line ends, even if Git or an editor changed them.
+
+    Raises CallError if it cannot be read.
+    """
     try:
         return read_file(path).decode(errors="replace").replace("\r\n", "\n")
     except OSError as error:

@@ -46,7 +46,10 @@ class LaunchPart:
 
 
 def gateway_parts(plan: Plan) -> tuple[LaunchPart, ...]:
-    """Return the parts of the gateway's launch file, and the configuration of the proxy in front of a router."""
+    """Return the parts of the gateway's launch file, or of that of another engine's router.
+
+    If a proxy stands before the router, the parts of the proxy's configuration follow.
+    """
     owner, file = names.gateway_name(plan.name), names.GATEWAY_LAUNCH_FILE
     document = plan.launch_documents[file]
     launch = file_parts(owner, file, document["launch_digest"], pretty_json(document))
@@ -70,7 +73,7 @@ def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
 
 
 def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[LaunchPart, ...]:
-    """Return the parts of a unit's launch file that are not in `shared`, the parts of its phase."""
+    """Return the parts of a unit's launch file, less the parts that its phase shares (`shared`)."""
     document, file = plan.unit_document(unit), names.launch_file(unit.name)
     digest = document["launch_digest"]
     if plan.engine != OURS:
@@ -84,7 +87,7 @@ def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[La
 def config_mounts(
     plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]
 ) -> list[dict[str, str]]:
-    """Return the ConfigMaps that a unit's pods mount: `name`, and `key` and `path` if the file gets another name."""
+    """Return the ConfigMaps that a unit's pods mount: {name}, or {name, key, path} to mount file `key` as `path`."""
     if plan.engine != OURS:
         return [{"name": part.config} for part in (*own, *shared)]
     file = names.launch_file(unit.name)

@@ -29,7 +29,7 @@ EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 
 def default_edges() -> Edges:
-    """Return the connections of every pod of a plan: DNS only. Whatever no policy allows is refused, both ways."""
+    """Return the edges of every pod: DNS only. Connections that no policy allows are refused, in both directions."""
     dns = [_port(port, protocol=protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     return {"ingress": [], "egress": [{"ports": dns}]}
 
@@ -50,7 +50,7 @@ def gateway_edges(plan: Plan) -> Edges:
 
 
 def unit_edges(plan: Plan, unit: Unit) -> Edges:
-    """Return the connections that the pods of `unit` may have."""
+    """Return the connections that the pods of `unit` may make and accept."""
     own = {"podSelector": {"matchLabels": names.unit_selector(unit.name)}}
     if plan.engine != OURS:
         container = engine_container(plan.unit_document(unit))
@@ -101,6 +101,6 @@ def _select_phase(plan: Plan, phase: Phase) -> Edges:
 
 
 def _port(first: int, last: int | None = None, protocol: str = "TCP") -> dict[str, Any]:
-    """Return the port `first`, or the range from `first` to `last`, as a policy writes it."""
+    """Return a NetworkPolicy's entry for the port `first`, or for the ports from `first` to `last`."""
     more = {"endPort": last} if last is not None and last > first else {}
     return {"protocol": protocol, "port": first} | more

@@ -171,7 +171,7 @@ def has_compute_domain(plan: Plan, unit: Unit) -> bool:
 
 
 def security_needs(plan: Plan) -> list[str]:
-    """Return why the plan's pods need a namespace for privileged pods; empty if they meet the `restricted` standard.
+    """Return the reasons why pods need a namespace for privileged pods; empty if they meet the `restricted` standard.
 
     Source: github.com/kubernetes/kubernetes 003effe9 staging/src/k8s.io/pod-security-admission/policy,
     check_capabilities_baseline.go, check_hostPathVolumes.go and check_hostNamespaces.go: `baseline` already forbids all
@@ -201,7 +201,7 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
 
 
 def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables]:
-    """Return a unit's environment variables: of pod fields, the engine, NICs and the spec. Later ones win."""
+    """Return a unit's environment variables. The spec's variables override those of pod fields, the engine and NICs."""
     kubernetes, fields = plan.kubernetes, dict(OWN_FIELDS)
     values: dict[str, Any] = {**container.env}
     if kubernetes.unit_kind == "statefulset":  # what LeaderWorkerSet would set
@@ -277,7 +277,7 @@ def _checkpoint_path(plan: Plan) -> str:
 
 
 def _scheduling(plan: Plan) -> Variables:
-    """Return the variables of units' pods for tolerations, node selector, priority and grace period."""
+    """Return the variables of units' pods for host network, tolerations, node selector, priority and grace period."""
     kubernetes = plan.kubernetes
     return {
         "host_network": kubernetes.host_network,
@@ -289,7 +289,7 @@ def _scheduling(plan: Plan) -> Variables:
 
 
 def _tolerate_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:
-    """Return a toleration of the taint with which the controller takes a unit's lent nodes back."""
+    """Return a toleration of the taint by which the controller takes back lent nodes; empty if no nodes are lent."""
     taint = {"key": names.RECLAIMED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
     return [taint] if kubernetes.lends_nodes else []
 

@@ -268,7 +268,7 @@ def _controller(plan: Plan) -> Iterator[Manifest]:
 
 
 def _policy(plan: Plan, name: str, variables: Variables, edges: Variables) -> Iterator[Manifest]:
-    """Yield the NetworkPolicy that allows `edges` for the pods of the selector in `of`, unless the spec disables it."""
+    """Yield the NetworkPolicy that allows `edges` for the pods that `variables` select, if the spec has policies on."""
     if plan.kubernetes.network_policies:
         ways = {way: rules for way, rules in edges.items() if rules}  # the API server stores no empty ones
         yield Manifest("networkpolicy", name, variables | {"name": name} | ways)
@@ -309,7 +309,7 @@ def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:
 
 
 def _partition(kubernetes: KubernetesSpec) -> Variables:
-    """Return the variable that withholds a unit's new pod template until the controller gives the unit its turn."""
+    """Return the variable that withholds a new pod template until the unit's turn; empty without a controller."""
     return {"partition": GROUPS_OF_A_UNIT} if kubernetes.controller else {}
 
 
