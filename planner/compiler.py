@@ -103,7 +103,7 @@ def _make_candidate(choice: Choice, previous: Plan | None, calibration: "Calibra
 
 
 def _require_plan(candidate: Compiled) -> None:
-    """Raise InfeasibleError if no plan is possible, and tell if one is possible without the previous plan."""
+    """Raise InfeasibleError if no plan is possible. The error says so if one is possible without the previous plan."""
     try:
         require_feasible(candidate, "mapped", candidate.choice.original)
     except InfeasibleError as error:

@@ -65,7 +65,7 @@ def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> KeptFacts:
 
 
 def _sources(candidate: Candidate) -> dict[str, str]:
-    """Return where each number comes from that the spec does not give: path of the number -> source."""
+    """Return path -> source of each number that the spec does not give."""
     spec = candidate.resolved
     figures = {f"cluster.gpu.{figure}": source for figure, source in spec.gpu.sources.items()}
     for phase, gpu in candidate.phase_gpus.items():
@@ -75,6 +75,6 @@ def _sources(candidate: Candidate) -> dict[str, str]:
 
 
 def _fill_defaults(spec: ResolvedSpec, decisions: Iterable[Decision]) -> dict[str, Any]:
-    """Return the spec's data with every default written out; `auto` is decided there already."""
+    """Return the spec's data with defaults written out, and without options that served only to decide an `auto`."""
     defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
     return reset_spent_options(apply_change(spec.document.data, defaults), spec.document.autos)

@@ -93,7 +93,7 @@ def _balance(candidate: Candidate, layout: PhaseLayout) -> dict[str, Any]:
 
 
 def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | None:
-    """Return how much of the map differs from the previous plan's. `slot_bytes` is one slot's size over all layers."""
+    """Return the slots and bytes by which the map differs from the previous plan's; None without a previous plan."""
     moved = expert_map.moved_slots
     if moved is None:
         return None
@@ -101,7 +101,7 @@ def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | No
 
 
 def _cost(candidate: Candidate) -> Cost | None:
-    """Return the day's cost and income, and the same for cases with another speed, traffic or GPU price."""
+    """Return the day's cost and income, also for cases with another speed, traffic or GPU price; None if unknown."""
     found, most = candidate.cost, candidate.most_per_node
     if found is None:
         return None
@@ -173,7 +173,7 @@ def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
 
 
 def _latencies(found: Prediction) -> dict[str, Any]:
-    """Return TPOT if the phase generates tokens, and TTFT if it computes prompts.
+    """Return the latency figures: TPOT if the phase generates tokens, TTFT and queueing if it computes prompts.
 
     `latency_ms` repeats the first of the two that the phase has.
     """

@@ -23,7 +23,7 @@ class Fit:
 
 
 def check_fit(spec: ResolvedSpec) -> Fit:
-    """Return why `plan` will or may refuse `spec`, why its engine cannot run it, and its warnings.
+    """Return why `plan` will or may refuse `spec`, why the spec's engine cannot run it, and warnings about it.
 
     Raises InfeasibleError if the GPUs' memory cannot hold the spec in any placement.
     """

@@ -80,12 +80,12 @@ def kv_dtype_of(spec: Spec) -> KvDtype:
 
 
 def unit_digest(document: LaunchDocument) -> str:
-    """Digest what the ranks of a unit must share to join."""
+    """Return the digest of the fields that the ranks of a unit must share to join."""
     return _unit_digest(_canonical_values(document))
 
 
 def launch_digest(document: LaunchDocument) -> str:
-    """Digest a document, excluding its own digest field."""
+    """Return the digest of the whole document except its own digest field."""
     return _launch_digest(_canonical_values(document))
 
 
@@ -100,7 +100,7 @@ def move_disk(document: LaunchDocument, path: str) -> LaunchDocument:
 
 
 def strip_map(document: LaunchDocument) -> LaunchDocument:
-    """Replace the document's map by its digest. The plan's JSON holds each shared map once."""
+    """Return the document with only the digest of its map, because the plan's JSON holds each shared map once."""
     if document["kind"] == "gateway" or document.get("expert_map") is None:
         return document
     named = {key: value for key, value in document["expert_map"].items() if key != "physical_to_logical"}
@@ -108,7 +108,7 @@ def strip_map(document: LaunchDocument) -> LaunchDocument:
 
 
 def restore_map(document: LaunchDocument, maps: Mapping[str, Sequence[Sequence[int]]]) -> LaunchDocument:
-    """Put back the map that `strip_map` removed. `maps` are keyed by digest."""
+    """Return the document with the map that `strip_map` removed. `maps` are keyed by digest."""
     if document["kind"] == "gateway" or document.get("expert_map") is None:
         return document
     named = document["expert_map"]
@@ -201,7 +201,7 @@ def _unit_start_budget_s(spec: Spec, unit: Unit, inputs: LaunchInputs) -> int:
 
 
 def _unit_places(unit: Unit, spares: Sequence[str]) -> LaunchDocument:
-    """Return where the unit's ranks run. Each node is a place; a spare takes over a whole place."""
+    """Return the unit's ranks, places and spare nodes. Each node is a place; a spare takes over a whole place."""
     ranks = [
         {"place": each.rank // unit.ranks_per_node, "local_rank": each.local_rank, "rank": each.rank}
         for each in unit.rank_places

@@ -54,7 +54,7 @@ class _RebuiltSections(Part):
 
 
 def read_plan(path: Path) -> Plan:
-    """Return the plan in the file or rendered folder at `path`. Raises CallError if there is none."""
+    """Return the plan in the file or rendered folder at `path`. Raises CallError if it has no valid plan."""
     if path.is_dir():
         return join_plan(path)
     return load_plan(read_content(path), path)

@@ -119,7 +119,7 @@ class Plan(Part):
         return type(self).model_construct(**known | {"spec": known["written"]})
 
     def with_diff(self, diff: dict[str, Any]) -> "Plan":
-        """Return the plan with its diff from another plan, to be shown beside that plan."""
+        """Return a copy with `diff`, its difference from another plan, to show both together."""
         shown = self.with_sections(diff=diff)
         return shown.with_sections(document_digest=document_digest(shown.as_json()))
 
@@ -145,7 +145,7 @@ class Plan(Part):
 
     @property
     def drain_s(self) -> float:
-        """Return the seconds that running requests get after their process is told to stop."""
+        """Return the seconds that running requests get after their process gets the signal to stop."""
         return self.spec.drain_s
 
     @cached_property
@@ -155,7 +155,7 @@ class Plan(Part):
 
     @cached_property
     def timetable(self) -> Timetable | None:
-        """Return when each unit is on, or None if all units are always on."""
+        """Return the schedule of the units; None if all units are always on."""
         return plan_schedule(self.spec, self.units)
 
     @property
@@ -179,7 +179,7 @@ class Plan(Part):
         return self.documents[names.launch_file(unit.name)]
 
     def launch_files(self, disk: str | None = None) -> dict[str, str]:
-        """Return file name -> text of the runtime's launch files. Raises InfeasibleError if it cannot run the plan.
+        """Return file name -> text of all launch files. Raises InfeasibleError if the engine cannot run the plan.
 
         `disk`, if given, is the folder in which ranks keep KV on a disk, instead of the spec's `kv_cache.disk.path`.
         """

@@ -28,7 +28,7 @@ def pods_of(spec: Spec, weights_bytes: Mapping[Phase, int]) -> dict[Phase, Phase
 
 
 def uses_multinode_nvlink(spec: Spec, unit: Unit) -> bool:
-    """Return whether NVLink joins the unit's nodes, unless `kubernetes.compute_domain` overrides it."""
+    """Return whether NVLink joins the unit's nodes: as the GPUs allow, or as `kubernetes.compute_domain` says."""
     wanted = spec.kubernetes.compute_domain
     return len(unit.nodes) > 1 and (_devices(spec, unit.phase)[1] if wanted is None else wanted)
 

@@ -176,7 +176,7 @@ def rebuilt_sections(kept: KeptFacts) -> dict[str, Any]:
 
 
 def _checkpoint_files(spec: Spec) -> tuple[str, ...]:
-    """Return the names of the checkpoint's config and manifest, whose digests launch files have; empty if not named."""
+    """Return the names of the checkpoint's config and manifest; empty if the spec does not name a config file."""
     if isinstance(spec.model, str) or spec.model.config is None:
         return ()
     return spec.model.config, str(Path(spec.model.config).with_name(MANIFEST))

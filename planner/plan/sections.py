@@ -97,7 +97,7 @@ class _Checkpoint(Part):
 
 
 class _UnitDocument(Part):
-    """The fields of a unit's launch document that a loaded plan is checked by."""
+    """The fields of a unit's launch document that are checked when a plan is loaded."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -111,7 +111,7 @@ class _UnitDocument(Part):
 
 
 class _GatewayDocument(Part):
-    """The fields of the gateway's launch document that a loaded plan is checked by."""
+    """The fields of the gateway's launch document that are checked when a plan is loaded."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -279,7 +279,7 @@ def _unit_count_field(phase: Phase) -> Any:
 
 
 class Step(Part):
-    """The units that are on, and their nodes, from the time `at` for `minutes`."""
+    """A state of the day: the units that are on from the time `at` for `minutes`, and the number of their nodes."""
 
     at: str
     minutes: int

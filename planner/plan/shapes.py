@@ -47,7 +47,7 @@ def read_content(path: Path) -> bytes:
 
 
 def parse_object(content: bytes, path: Path, version: int | None = None) -> dict[str, Any]:
-    """Return the JSON object in `content`, whose `version` must be this one if one is given. Raises CallError."""
+    """Return the JSON object in `content`. Raises CallError if it is not one, or not of `version`, if given."""
     try:
         data = parse_json(content)
     except NotStrict as error:
@@ -77,7 +77,7 @@ def validate_part(part: type[P], content: bytes, path: Path) -> P:
 
 
 def validate_spec(written: dict[str, Any], path: Path) -> Spec:
-    """Return the spec that a plan has `written`. Raises CallError for the first value of a wrong shape."""
+    """Return the spec in `written`, a plan's `spec` section. Raises CallError for the first value of a wrong shape."""
     try:
         return Spec.model_validate(written)
     except ValidationError as error:

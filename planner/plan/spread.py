@@ -51,7 +51,7 @@ class _MapFile(Part):
 
 
 def spread_plan(plan: Plan) -> dict[str, str]:
-    """Return file name -> text of the folder's files for a plan that its engine can run."""
+    """Return file name -> text of the files in which a rendered folder keeps `plan`, which its engine can run."""
     maps = {
         _map_file(phase): _MapFile(physical_to_logical=plan.expert_maps[sha256].physical_to_logical)
         for phase, sha256 in plan.map_digests.items()
@@ -62,7 +62,10 @@ def spread_plan(plan: Plan) -> dict[str, str]:
 
 
 def join_plan(folder: Path) -> Plan:
-    """Return the plan that is stored in a rendered folder. Raises CallError that names the first wrong file."""
+    """Return the plan that is stored in a rendered folder.
+
+    Raises CallError for the first file that is missing or wrong.
+    """
     if not (folder / SHARED_FILE).is_file():
         raise _missing_plan(folder)
     try:

@@ -29,7 +29,7 @@ def single_start_s(plan: Plan) -> float | None:
 
 
 def joint_start_s(plan: Plan, starting: Mapping[Phase, int]) -> float | None:
-    """Return the seconds until the `starting` units of each phase are ready, if they start together beside all others.
+    """Return the seconds until the `starting` units of each phase are ready, if they start at once while others serve.
 
     None if the size of some phase's weights is unknown.
     """

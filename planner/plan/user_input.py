@@ -52,7 +52,7 @@ def read_spec(path: Path, overlays: Sequence[Path] = ()) -> ResolvedSpec:
 
 
 def refuse_option(option: str, value: Path, path: Path) -> CallError:
-    """Return the error that `option` is for specs, and the file at `path` is a plan."""
+    """Return the error for `option`, which needs a spec, when the file at `path` is a plan."""
     rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"
     return CallError([Finding(option, str(value), rule, reason, "leave it out, or give the spec").at("tidemill")])
 
@@ -87,7 +87,7 @@ def _no_spec(path: Path) -> CallError:
 
 
 def is_plan(content: bytes) -> bool:
-    """Return whether `content` is a JSON object with a key that only plans have. It may be damaged."""
+    """Return whether `content` is a JSON object with a key that only plans have, even if damaged."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError):
