@@ -182,14 +182,14 @@ def _cost(plan: Plan) -> Iterator[Row]:
 
 
 def _fullest_stretches(load: Demand) -> list[tuple[int, int]]:
-    """Return (first minute, length) of the stretches with the highest load; those that print alike are equal."""
+    """Return (first minute, length) of the stretches with the highest load. Loads that print alike count as equal."""
     shares = [round(_share_of_most(each), SHARE_DIGITS) for each in load.stretches]
     timed = zip(load.stretches, shares, strict=True)
     return [(minute_of(each.at), each.minutes) for each, share in timed if share == max(shares)]
 
 
 def _say_fullest(stretches: Sequence[tuple[int, int]]) -> str:
-    """Name the times of a few stretches; of many, the first one and the hours of the others."""
+    """Name the starts of a few stretches; of many, the first start and the others' hours: `12:00 and 3 h more`."""
     if len(stretches) <= FEW_TIMES:
         return ", ".join(hh_mm(start) for start, _ in stretches)
     hours = sum(minutes for _, minutes in stretches[1:]) / HOUR_MINUTES
@@ -298,7 +298,7 @@ def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
 
 
 def _recovery(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
-    """Yield how long a unit takes to recover on a spare, and an idle node that could become a spare."""
+    """Yield the minutes in which a unit recovers on a spare, and an idle node that could become a spare."""
     if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
         yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
     yield "offered_spare", suggest_spare(plan.spec, plan.units, phase) or None
@@ -336,7 +336,7 @@ def _memory(plan: Plan) -> Iterator[Row]:
 
 
 def _kept_usd(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
-    """Yield what kept KV saves in a day and what its loss costs, at what the nodes of `phase` cost."""
+    """Yield the dollars a day that kept KV saves and that its loss would cost, at the price of the nodes of `phase`."""
     kept, cost = plan.kv_cache and plan.kv_cache.kept, plan.cost and plan.cost.phases[phase]
     if kept and cost and cost.mean_nodes:
         yield "saved_usd_per_day", kept.saved_nodes * cost.usd_per_day / cost.mean_nodes, "USD"

@@ -37,7 +37,7 @@ def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite on racks under several leaf switches: units in one communicate over the spine."""
+    """Yield a prerequisite on racks under several leaf switches: traffic within such a rack uses the spine."""
     leaves_of: dict[str, Counter[str]] = {}
     for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):
         if node.rack and node.leaf and (node.unusable is None or node.is_spare):
@@ -59,7 +59,10 @@ def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite if the engine reads no expert map: the plan's balance is then the best it could reach."""
+    """Yield a prerequisite if the engine reads no expert map.
+
+    The plan's balance is then the best that it could reach.
+    """
     name, version = plan.spec.engine_name, plan.spec.engine_version or ""
     if ENGINES[name].reads_map:
         return
@@ -87,7 +90,7 @@ def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _gateway_folder(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite on a node's folder that the gateway reads, if nothing says which nodes have the folder."""
+    """Yield a prerequisite on a hostPath that the gateway reads, unless the spec gives its volumes or an overlay."""
     kubernetes, stage = spec.kubernetes, spec.kubernetes.stage
     is_pinned = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
     if is_pinned or spec.engine_name != OURS or spec.checkpoint is None:
@@ -99,7 +102,7 @@ def _gateway_folder(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _guessed_images(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite for each default image of another engine: its name is guessed from earlier versions."""
+    """Yield a prerequisite for each default image of another engine, whose name is guessed from earlier versions."""
     kubernetes, engine = spec.kubernetes, ENGINES[spec.engine_name]
     images = {"kubernetes.image": engine.image} if kubernetes.image == DEFAULT_IMAGE else {}
     if kubernetes.gateway.image is None:

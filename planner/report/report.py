@@ -21,7 +21,7 @@ class Report:
         self._sections = [section.split(".") for section in dict.fromkeys(row.section for row in self.rows)]
 
     def find(self, section: str, name: str) -> Row | None:
-        """Return the row `name` of `section`, or None. `name` may begin with sections below: `slo.ttft_ms.promised`."""
+        """Return the row `name` of `section`, or None. `name` may begin with subsections: `slo.ttft_ms.promised`."""
         below, _, last = name.rpartition(".")
         return self._found.get((f"{section}.{below}" if below else section, last))
 
@@ -37,7 +37,7 @@ class Report:
         return self.text(section, name), f"({low} to {high})" if low else ""
 
     def keys(self, pattern: str) -> list[tuple[str, ...]]:
-        """Return what the stars of `pattern` match in names of sections: `prefill`, `decode` for `performance.*`."""
+        """Return what the stars of `pattern` match in section names: [(prefill,), (decode,)] for `performance.*`."""
         parts, found = pattern.split("."), []
         for section in self._sections:
             pairs = list(zip(parts, section, strict=False))

@@ -74,7 +74,7 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
 
 
 def _named_parts(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each field of `part`, or of each entry that is an object if `part` is a list."""
+    """Yield (name, value) of each field of `part`. Of a list, yield the entries that are objects, named by `_label`."""
     if isinstance(part, tuple):
         parts = [each for each in part if not isinstance(each, int | float | str | tuple)]
         yield from ((_label(each, number), each) for number, each in enumerate(parts))

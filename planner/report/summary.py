@@ -32,7 +32,7 @@ def summary(report: Report) -> dict[str, str]:
 
 
 def _star_parts(report: Report, pattern: str) -> list[str]:
-    """Return what the only star of `pattern` matches in names of sections, mostly phases."""
+    """Return what the only star of `pattern` matches in section names: prefill, decode for `phases.*`."""
     return [key for (key,) in report.keys(pattern)]
 
 

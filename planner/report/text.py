@@ -202,7 +202,7 @@ def _title(name: str, titles: Mapping[str, str]) -> str:
 
 
 def _nodes(plan: Plan) -> str:
-    """Write the spare nodes, and the nodes that are not used with reasons."""
+    """Write the spare nodes, and the unused nodes with the reasons."""
     lines, by_reason = [], dict[str, list[str]]()
     if plan.placement.spares:
         lines += wrap_note(f"Spares for units that lose a node: {format_runs(plan.placement.spares)}.")

@@ -156,7 +156,7 @@ def _stage_kind(name: str) -> str:
 
 
 def show_cost(plan: Plan, report: Report) -> Iterator[Figure]:
-    """Yield figures of a day's cost and income, and a table of these at other speeds, traffic and prices."""
+    """Yield figures of a day's cost and income, and a table of both at other speeds, traffic and prices."""
     cost = plan.cost
     if cost is None:
         return
@@ -228,7 +228,7 @@ def show_kv_cache(plan: Plan, report: Report) -> Iterator[Figure]:
 
 
 def show_reasons(_: Plan, report: Report) -> Iterator[Table]:
-    """Yield tables of what was decided, assumed, relied on, left at its default and overlaid, with reasons."""
+    """Yield a table of each kind of value: decided, assumed, relied on, left at its default, and overlaid."""
     for topic, title in LISTS.items():
         found = report.section_rows(topic)
         has_notes = any(row.note for row in found)

@@ -36,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The picture of all nodes by rack, and the facts with which the page's script answers questions about nodes."""
+    """The picture of all nodes by rack, and the data from which the page's script answers questions about nodes."""
 
     racks: Sequence[tuple[str, Sequence[Cell]]]
     legend: Sequence[tuple[str, str]]  # kind, words
@@ -85,7 +85,10 @@ def _legend(plan: Plan, kinds: Collection[str]) -> list[tuple[str, str]]:
 
 
 def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> dict[str, Any]:
-    """Return the facts for the page's script: nodes, units and states of the day. Units are numbers, -1 is none."""
+    """Return the data of the page's script: nodes, units, the day's states and loads, label, namespace and recovery.
+
+    Units are given by number; -1 is no unit.
+    """
     number_of = {unit.name: number for number, unit in enumerate(plan.units)}
     steps = plan.schedule.steps if plan.schedule else ()
     states = sorted((minute_of(step.at), [number_of[name] for name in step.units]) for step in steps)
@@ -118,7 +121,10 @@ def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit
 
 
 def _loads(demand: Demand) -> list[tuple[int, float | None]]:
-    """Return from when on traffic asks for which share of the most that the units make; None while no unit is on."""
+    """Return (minute at which it begins, load over the units' maximum) of each stretch.
+
+    The load is None if no unit is on.
+    """
     return [
         (minute_of(each.at), each.asked_tokens_per_s / each.most_tokens_per_s if each.most_tokens_per_s else None)
         for each in demand.stretches
@@ -147,7 +153,7 @@ def _hours_on(plan: Plan, unit: PlannedUnit) -> str:
 
 
 def _racks_tables(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> Iterator[Table]:
-    """Yield a table of the units that stop with each rack, and with each power feed, if the spec names these."""
+    """Yield a table of the units that stop with each rack, and one with each power feed, if the spec names any."""
     for kind, title in (("rack", "rack"), ("power", "power feed")):
         places: dict[str, list[str]] = {}
         for node in nodes:
