@@ -47,7 +47,7 @@ class TokenPrices:
     factor: TimesOfDay[float]  # on all prices; below 1 for a discount
 
     def income_usd(self, stretch: Stretch, hits: float, misses: float, output: float) -> float:
-        """Return the income in US dollars from these tokens if they are sold in `stretch`."""
+        """Return the income in US dollars from `hits`, `misses` and `output` tokens that are sold in `stretch`."""
         usd = hits * self.input_hit + misses * self.input_miss + output * self.output
         return usd * self.factor.at(stretch.start)
 

@@ -313,7 +313,7 @@ def _state(spec: Spec, at: str, priced: Sequence[_PricedStretch]) -> StateCost:
 
 
 def _mean_answered_share(priced: Sequence[_PricedStretch]) -> float:
-    """Return the share of the demand in these stretches that is answered; 1 without demand."""
+    """Return the share of the stretches' demand that is answered; 1 without demand."""
     demand = fsum(each.demand for each in priced)
     return fsum(each.answered for each in priced) / demand if demand else 1.0
 

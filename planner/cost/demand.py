@@ -26,7 +26,7 @@ ROUNDED = 0.005  # loads are shown in whole per cent
 
 @dataclass(frozen=True)
 class PhaseLoad:
-    """A phase's load while neither demand nor units change, as at its fullest time of a day.
+    """A phase's load in a stretch of the day in which neither demand nor units change, such as the fullest one.
 
     Rates are tokens/s of all units that are on then.
     """

@@ -28,7 +28,7 @@ DATES_KEPT = 1000  # dates in a cache. Assumed: about three years of one zone; a
 
 @dataclass(frozen=True)
 class Change:
-    """The instant at which units start or stop, these units, and all units that are on from then."""
+    """A change of the units that are on: its instant, the units that start and stop, and all units on from then."""
 
     instant: int  # seconds since 1970-01-01 00:00 UTC
     units: tuple[str, ...]
@@ -39,7 +39,7 @@ class Change:
 def units_at(days: Timetable, instant: int) -> tuple[str, ...]:
     """Return the names of the units that are on at an instant, in seconds since 1970-01-01 00:00 UTC.
 
-    They are in the order of the day's busiest steps: phase by phase, by number.
+    They are in order phase by phase, and by number within a phase.
     """
     return _Calendar(days).units_at(instant)
 

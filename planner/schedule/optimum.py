@@ -40,7 +40,7 @@ class Switching:
     stay: int = 1  # shortest time between two changes of the number of units
 
     def switch_cost(self, before: int, after: int) -> float:
-        """Return the unit-slots of warm-up and drain for a change of the number of units from `before` to `after`."""
+        """Return the unit-slots of warm-up and drain if the number of units changes from `before` to `after`."""
         return max(after - before, 0) * self.warm_up + max(before - after, 0) * self.drain
 
 
@@ -82,7 +82,7 @@ def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tu
 
 
 def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
-    """Return the best day that begins with `first` units for `stay` slots and ends so that any day can follow, or None.
+    """Return the best day that begins with `first` units for `stay` slots and that any day can follow, else None.
 
     `first` units must be enough for these first slots.
     """
@@ -102,7 +102,7 @@ def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching)
 
 
 def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
-    """Return the cost and numbers of units of the best day whose first number is `start_age` slots old, or None."""
+    """Return cost and numbers of units of the best day whose first number has age `start_age`; None if none can."""
     import numpy as np  # as above
 
     top, ages = needed[0], min(switching.stay, len(needed))

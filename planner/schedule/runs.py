@@ -29,8 +29,8 @@ KINDS: tuple[Kind, ...] = ("start", "serve", "drain", "stop")  # of one run, in 
 class Run:
     """One run of a unit, in seconds since 1970-01-01 00:00 UTC.
 
-    `serves` is None if the unit already served at the begin of the time that was asked for, `drains` if it still serves
-    at the end.
+    `serves` is None if the unit served already when the requested period began, `drains` if it still serves when the
+    period ends.
     """
 
     unit: str

@@ -60,7 +60,7 @@ class OtherDays:
 
     @property
     def mean_nodes(self) -> float:
-        """The mean number of serving nodes over such a day."""
+        """The mean number of serving nodes over a day of this kind."""
         return _mean_nodes(self.steps)
 
 
@@ -150,7 +150,7 @@ def _replace_windows(schedule: ScheduleSpec, other: OtherWindowsSpec) -> Schedul
 def _plan_day(
     spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit], times: StartTimes | None
 ) -> tuple[tuple[Step, ...], tuple[Transition, ...], float]:
-    """Return a day's states by the windows of `schedule`, its transitions, and the mean number of nodes in use."""
+    """Return (states, transitions, mean number of nodes in use) of a day with the windows of `schedule`."""
     starts, steps = window_starts(schedule), _plan_steps(spec, schedule, units)
     states = [State(minute, step.units) for minute, step in zip(starts, steps, strict=True)]
     nodes = {unit.name: len(unit.nodes) for unit in units}
