@@ -51,7 +51,7 @@ def dispatched_tokens(phase: PhaseSpec, engine: EngineName) -> int:
 
 
 def gate_of(model: Model, precision: Precision) -> Gate:
-    """Return how the gate of `model` chooses, with the bytes that dispatch sends per token in `precision`."""
+    """Return how many experts and groups the gate of `model` chooses, and the bytes that dispatch sends per token."""
     dispatch, _ = message_bytes(model.hidden_size, precision)
     return Gate(model.num_experts_per_token, model.num_groups_per_token, dispatch)
 

@@ -76,7 +76,7 @@ def lay_out(spec: ResolvedSpec, phase: Phase) -> PhaseLayout:
 
 
 def layout_of(spec: Spec, phase: Phase, num_routed_experts: int, num_shared_experts: int) -> PhaseLayout:
-    """Return the layout of `phase` from the model's numbers of experts, all that a saved plan knows of the model."""
+    """Return the layout of `phase`. Of the model it needs only the numbers of experts, which a saved plan has too."""
     section = spec.phase(phase)
     return PhaseLayout(
         phase=phase,

@@ -215,7 +215,7 @@ def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp
     """Return the bytes of weights that one node of a unit reads from storage.
 
     GPUs with the same part of attention read it once, and every GPU reads its own experts. `weights_bytes` are the
-    weights of one GPU, `routed_bytes` the expert slots among these.
+    weights of one GPU, `routed_bytes` of them the expert slots.
     """
     gpus = min(ep_size, gpus_per_node)
     parts = min(attention_tp, gpus)  # different parts of attention on the node
@@ -257,7 +257,10 @@ def _sparse_buffer(spec: ResolvedSpec, model: Model, section: PhaseSpec, kv_valu
 
 
 def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Return a finding: no request fits. It is at the limit that is too high, or else at the largest part's field."""
+    """Return the finding that no request fits.
+
+    Its field is a limit that is too high, or what decides the largest part.
+    """
     field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "

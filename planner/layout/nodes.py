@@ -30,7 +30,7 @@ REPELLING_EFFECTS = ("NoSchedule", "NoExecute")  # PreferNoSchedule only discour
 
 @dataclass(frozen=True)
 class Node:
-    """A node with its rack, leaf switch and power domain; each is empty if the spec does not name it."""
+    """A node with its rack, leaf switch and power domain; each of these is empty if the spec does not name it."""
 
     index: int
     name: str
@@ -66,7 +66,7 @@ def nodes_of(
 
 
 def nodes_for(spec: ResolvedSpec) -> tuple[Node, ...]:
-    """Return all nodes in the order of the spec, each with whether the spec's units can use it."""
+    """Return all nodes in the order of the spec, each with a reason if the spec's units cannot use the node."""
     return nodes_of(spec.cluster, spec.written.gpu_names, spec.written.kubernetes.tolerations)
 
 
@@ -139,7 +139,7 @@ def _read_node(
 def _find_obstacle(
     cluster: ClusterSpec, node: NodeSpec, gpu: str, used: Collection[str], taint: str | None
 ) -> str | None:
-    """Return why `node` is not usable, or None: units need whole nodes with GPUs of the types in `used`."""
+    """Return the reason why `node` is not usable, or None. Units need whole nodes with GPUs of the types in `used`."""
     if node.cordoned:
         return "cordoned"
     if gpu not in used:

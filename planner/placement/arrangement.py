@@ -68,7 +68,7 @@ class Arrangement:
         return [each for each in (self._racks, self._powers) if each] if self.task.producers else []
 
     def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
-        """Return the cells of the power domains whose loss stops the most units; none if these are as few as `goal`."""
+        """Return the cells of the power domains whose loss stops most units; empty if `goal` allows that many."""
         powers = self.task.powers
         if self._powers is None or powers is None or not self.task.producers:
             return []
@@ -129,11 +129,11 @@ class _TouchCounter:
             self._places_with[loss + by] += 1
 
     def worst(self) -> int:
-        """Return the most `lost` units that are in any one place."""
+        """Return the largest number of producers in one place."""
         return max(loss for loss, places in self._places_with.items() if places)
 
     def loss(self, place: int) -> int:
-        """Return how many of the `lost` units have nodes in `place`."""
+        """Return how many producers have nodes in `place`."""
         return self._losses[place]
 
 

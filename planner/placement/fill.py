@@ -23,7 +23,7 @@ def fillings(task: Task) -> Iterator[Assignment]:
 
 
 def fill_near_previous(task: Task) -> Assignment:
-    """Return an assignment where each unit has as many previous nodes as it needs, and others if these are too few."""
+    """Return an assignment where each unit gets the previous nodes that it needs, and others if it had too few."""
     assignment: list[dict[int, int]] = []
     for unit, had in zip(task.units, task.before, strict=True):
         cells: dict[int, int] = {}
@@ -34,7 +34,7 @@ def fill_near_previous(task: Task) -> Assignment:
 
 
 def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
-    """Return an assignment to cells from one to leaves: under each leaf, racks are filled with units one by one.
+    """Turn an assignment to leaves into one to cells: under each leaf, racks are filled with units one by one.
 
     `by_leaf` has for each unit: leaf -> number of its nodes there. Units that are on longest go first, and kept units
     stay in place. If the units of each state are among those of the next larger state (nested states), every state
@@ -76,9 +76,9 @@ def _orders(task: Task) -> list[list[int]]:
 
 
 def _alternate(task: Task, order: Sequence[int], producers: set[int]) -> list[int]:
-    """Return `order` with `lost` units and others alternating among units that are on equally long.
+    """Return `order` with producers and other units alternating among units that are on equally long.
 
-    Then few units that should not be lost together are neighbours.
+    Then few producers are neighbours, so the loss of a place stops few of them.
     """
     result: list[int] = []
     for minutes in sorted({task.units[unit].minutes for unit in order}, reverse=True):

@@ -74,7 +74,7 @@ def _exchanges(arrangement: Arrangement, unit: int, source: int) -> Iterator[lis
 
 
 def _changes_only_names(arrangement: Arrangement, one: int, other: int) -> bool:
-    """Return whether exchanging the cells of these units would change nothing but names."""
+    """Return whether exchanging the cells of the two units would change nothing but names."""
     is_whole = len(arrangement.cells_of_unit[one]) == len(arrangement.cells_of_unit[other]) == 1
     return is_whole and arrangement.task.are_alike(one, other)
 

@@ -54,7 +54,7 @@ def _order_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...
 
 
 def _sort_by_rack(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes rack by rack, the rack with the most of these nodes first.
+    """Return `nodes` rack by rack, the rack with most of them first.
 
     Units of a phase share one expert map. In this order, equal ranks of two units are in similar positions of racks.
     """

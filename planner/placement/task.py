@@ -64,7 +64,7 @@ class Places:
 
     @cached_property
     def largest_first(self) -> tuple[int, ...]:
-        """The sizes of the places, largest first, as `fewest` takes them."""
+        """The sizes of the places, largest first, as `fewest_places` takes them."""
         return tuple(sorted(self.sizes, reverse=True))
 
 
@@ -89,7 +89,7 @@ class Task:
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """The units that stay on their previous nodes: all of these are usable, and as many as the unit needs."""
+        """The units that stay on their previous nodes, because these are usable and as many as the unit needs."""
         return frozenset(
             unit for unit in self.had_nodes if sum(self.before[unit].values()) == self.units[unit].num_nodes
         )
@@ -121,7 +121,7 @@ class Task:
 
     @cached_property
     def states_on(self) -> tuple[int, ...]:
-        """The states in which each unit is on, as bits."""
+        """The states in which each unit is on, as bits: unit -> bits."""
         return tuple(
             sum(1 << number for number, state in enumerate(self.states) if unit in state.units)
             for unit in range(len(self.units))
@@ -129,7 +129,7 @@ class Task:
 
     @cached_property
     def producers(self) -> tuple[int, ...]:
-        """The decode or mixed units, which produce tokens: losing a rack or power domain should stop few of them."""
+        """The units that produce tokens, decode or mixed. Losing a rack or power domain should stop few of them."""
         return tuple(index for index, unit in enumerate(self.units) if unit.phase != "prefill")
 
     @cached_property
@@ -143,7 +143,7 @@ class Task:
 
     @cached_property
     def _alike(self) -> tuple[int, ...]:
-        """The number of the first unit that is interchangeable with each unit."""
+        """The number of the first unit that is interchangeable with each unit: unit -> unit."""
         numbers: dict[tuple[Phase, int, int, int], int] = {}
         return tuple(
             numbers.setdefault(
