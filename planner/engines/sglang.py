@@ -277,7 +277,7 @@ def _kernel_cache_variables(spec: Spec) -> dict[str, str]:
 
 
 def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
-    """Return the variable for how many tokens per rank low-latency dispatch has room for; empty without it."""
+    """Return the variable that sizes low-latency dispatch, in tokens per rank; empty without such dispatch."""
     if name == "prefill" or phase.ep_size == phase.attention_tp:
         return {}
     return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(dispatched_tokens(phase, "sglang"))}

@@ -222,7 +222,7 @@ def _kv_transfer(phase: Phase) -> Iterator[Option]:
 
 
 def _deep_ep(phase: PhaseSpec, name: Phase, known: PhaseFacts) -> dict[str, str]:
-    """Return the variables that low-latency kernels need beside `--all2all-backend`.
+    """Return the variables that low-latency kernels need beside `--all2all-backend`; empty without such kernels.
 
     Each GPU's queues hold a decode step's tokens of its whole group, because vLLM does not divide tokens between the
     group's GPUs. The normal kernels' buffer is left out: it would take 1 GiB and, on nodes with fewer than eight GPUs,

@@ -53,7 +53,7 @@ def balance_windows(
     *,
     as_a_whole: bool = False,
 ) -> ExpertMap:
-    """Return an expert map for several windows of load, with a low `quantile` over windows of max over mean.
+    """Return an expert map for several windows of load, whose `quantile` over windows of max over mean is low.
 
     Without a `quantile`, max over mean is low for the mean of the windows' loads.
 

@@ -57,7 +57,7 @@ def make_front(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Seque
 
 
 def num_crossings(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Floats:
-    """Return to how many other nodes a token is sent on average, in each layer, `[L]`."""
+    """Return the mean number of other nodes that a token is sent to, in each layer, `[L]`."""
     num_layers, num_experts = loads_LE.shape
     weights_LE = np.maximum(loads_LE, SOME_LOAD) / count_replicas(slots_LGS, num_experts)
     slots_LMN = slots_LGS.reshape(num_layers, sizes.num_nodes, -1)

@@ -18,7 +18,7 @@ from planner.expert_map.weigh import Floats, Ints
 
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
-    """Return where experts may go, on any node (`global`) or with their group (`hierarchical`), and why."""
+    """Return the policy, `global` (experts on any node) or `hierarchical` (with their group), and the reason."""
     if policy != "auto":
         return policy, "as asked for"
     if sizes.num_nodes == 1:

@@ -62,7 +62,7 @@ MAX_KICK_SIZE = 144 * 1152 * 8**2  # GPUs x slots x (slots per GPU)^2, above whi
 
 @dataclass(frozen=True)
 class _FreshMap:
-    """A map from the first step, before the map in service counts, and how it was made."""
+    """The map of the first step, which ignores the map in service, and how it was made."""
 
     slots_LGS: Ints
     bound_L: Floats
@@ -166,7 +166,7 @@ def _compute_bounds(problem: Problem, first: _FreshMap) -> tuple[Floats, tuple[B
 
 
 def _search_further(problem: Problem, first: _FreshMap, bound_L: Floats) -> Ints:
-    """Do the second step: return the map that a search from the first one finds, slots `[L, G, S]`."""
+    """Do the second step: return the map that a search from the first map finds, slots `[L, G, S]`."""
     sizes = problem.sizes
     if problem.is_plain or problem.gpus_hold_all_experts:
         return first.slots_LGS

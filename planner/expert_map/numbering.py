@@ -18,7 +18,7 @@ Rows = Sequence[Sequence[int]]  # [L][N]
 
 
 def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> Ints:
-    """Return the expert that gets each number, `[L, E]`: hottest first, by the mean of all windows, then by each."""
+    """Return each layer's experts in the order of their new numbers, `[L, E]`: hottest first by the windows' mean."""
     _, num_layers, num_experts = loads_WLE.shape
     keys = [-loads_WLE.mean(axis=0), *-loads_WLE]
     if previous is not None:

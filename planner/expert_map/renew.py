@@ -46,7 +46,7 @@ def renew(
 ) -> Ints:
     """Return the renewed map, slots `[L, G, S]`; an expert that stays on a GPU keeps its slot.
 
-    For each layer the first acceptable one is taken: the previous map, a map near it, or the fresh map with its GPUs
+    For each layer the first acceptable map is taken: the previous map, a map near it, or the fresh map with its GPUs
     renumbered; else the fresh map. A layer is acceptable if its max over mean is at most `1 + keep_within` times the
     fresh map's. With one window, it need only be as even as the published EPLB's map (for an equal split without
     failure domains), which costs fewer moves. A layer is not acceptable if an expert lacks its second failure domain,
@@ -101,7 +101,7 @@ def keep_or_replace(
 
 
 def _meets_constraints(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
-    """Return for each layer, `[L]`, whether experts are in two failure domains and groups are whole, where required."""
+    """Return for each layer, `[L]`, whether experts are in two failure domains and no group is split, if required."""
     is_covered_L = [not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)]
     is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.mean_loads.shape[1])
     return np.array(is_covered_L) & is_whole_L
@@ -137,7 +137,7 @@ def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split:
 
 
 def search_windows(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
-    """Return maps that are better in the windows that count, slots `[L, G, S]`.
+    """Return for each layer a map that is no worse than the start in the windows that count, slots `[L, G, S]`.
 
     With a quantile below 1 only some windows must be even. The windows in which the start is most even are tried first,
     then other sets of windows. The best map is kept.
@@ -237,7 +237,7 @@ def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
 
 
 def align_slots(slots_LGS: Ints, previous_LGS: Ints) -> Ints:
-    """Reorder the experts on each GPU so that experts that it held before keep their slots."""
+    """Reorder the experts on each GPU so that experts that stay on the GPU keep their slots."""
     aligned = slots_LGS.copy()
     for index, gpu in np.argwhere((slots_LGS != previous_LGS).any(axis=2)):
         coming = slots_LGS[index, gpu].tolist()

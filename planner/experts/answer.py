@@ -28,7 +28,7 @@ class Answer(Slots, PolicyChoice):
 
 
 def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
-    """Return the answer to `job` from `found`, the maps."""
+    """Return the answer to `job`, whose maps are `found`."""
     expert_map = found.expert_map
     slots = expert_map.logical_to_physical
     return Answer.model_validate(

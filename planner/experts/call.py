@@ -212,7 +212,7 @@ def _uneven_groups(call: ExpertsCall, num_experts: int) -> Iterator[Finding]:
 
 
 def _nearest_multiples(value: int, unit: int) -> Fix:
-    """Return the multiples of `unit` on both sides of `value`."""
+    """Return a fix that names the multiples of `unit` on both sides of `value`."""
     below = value - value % unit
     return nearest_of(value, [multiple for multiple in (below, below + unit) if multiple])
 

@@ -52,7 +52,10 @@ class ExpertsAnswer:
 
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
-    """Return the job that `call` describes, reading its files. Raises CallError with all mistakes."""
+    """Return the job that `call` describes, with its files read.
+
+    Raises CallError with all mistakes in call and files.
+    """
     measured = _read_all(call)
     found = read_map(call.previous) if call.previous else None
     findings = [finding.at(PROGRAM) for finding in _wrong_arguments(call, measured)]
@@ -90,7 +93,7 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
 
 @dataclass(frozen=True)
 class _MeasuredLoads:
-    """The loads of MoE layers in each file, and the first of these layers as a file records it, else None."""
+    """The loads of the MoE layers in each file, and the number of the first MoE layer if a file records it."""
 
     windows: tuple[Loads, ...]
     first_layer: int | None
@@ -142,7 +145,7 @@ def _not_recorded(path: Path, row: int, loads: Loads) -> Finding:
 
 
 def _wrong_arguments(call: ExpertsCall, measured: _MeasuredLoads | Finding) -> Iterator[Finding]:
-    """Return the mistakes in `call`. Those that depend on LOADS are found only if these are readable."""
+    """Yield the mistakes in `call`. Mistakes that depend on LOADS are found only if LOADS are readable."""
     if isinstance(measured, Finding):  # then nobody knows whether --first-layer drops rows
         return wrong_arguments(call, None, drops_rows=True)
     num_experts = len(measured.windows[0][0])
