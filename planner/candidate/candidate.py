@@ -188,7 +188,7 @@ class Candidate:
 
     @cached_property
     def maps_with_one_more_slot(self) -> "dict[Phase, ExpertMap]":
-        """What the expert maps would be with one more slot per GPU, for phases whose balance is limited by slots."""
+        """The expert maps with one more slot per GPU, for phases whose balance is limited by slots."""
         from planner.expert_map import is_limited_by_slots
 
         return {
@@ -206,7 +206,7 @@ class Candidate:
 
     @cached_property
     def failures(self) -> "dict[Phase, dict[str, Loss]]":
-        """Phase -> kind of failure domain, such as node or rack -> the most units that losing one of them stops."""
+        """For each phase and kind of failure domain, such as rack: the most units that losing one domain stops."""
         from planner.estimate.failures import report_failures
 
         return report_failures(self.resolved, self.units)
@@ -258,7 +258,7 @@ class Candidate:
         return peak_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
 
     def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
-        """Predict a phase while it serves all of `load`, one of the loads in `fullest`; None if it cannot serve it."""
+        """Predict a phase while it serves all of `load`, one of `peak_loads`; None if it cannot serve it."""
         from planner.estimate.overload import most_requests, predict_at_load
         from planner.estimate.utilisation import relative_utilisation
 

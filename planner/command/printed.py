@@ -46,7 +46,7 @@ def _wants_color(color: str) -> bool:
 
 
 def _paint(code: str, match: re.Match[str]) -> str:
-    """Return the text found with each of its lines in a colour, but not their indentation."""
+    """Return the text that matched with each line in a colour, but not its indentation."""
     return re.sub(r"\S.*", lambda line: f"{code}{line[0]}{PLAIN}", match[0])
 
 

@@ -80,7 +80,7 @@ def names_elsewhere(path: str) -> Sequence[Row]:
 
 
 def _renamed_fields(row: Row) -> Iterator[str]:
-    """Yield the path of the field that `row` has other names for; none if it has advice, or other names for values."""
+    """Yield the paths of the field that `row` has other names for; none if it has advice, or other names of values."""
     name = row.write.partition(",")[0]
     if name.replace(".", "_").isidentifier():
         for place in row.places:
@@ -138,7 +138,7 @@ def _units(field: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _takes(field: Mapping[str, Any]) -> str:
-    """Return in a few words what a field may hold."""
+    """Return what a field may hold in a few words, such as `a whole number, 1 to 64`."""
     if options := _options(field):
         return " or ".join(filter(None, map(_takes, options)))
     if "$ref" in field:

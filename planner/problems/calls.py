@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         self._refuse(message, f"see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Return the parsed arguments. Raises CallError for unknown ones here, in the parser that knows the options.
+        """Return the parsed arguments. Raises CallError if some are unknown to this parser.
 
         A misspelt option is refused first, since it may be the reason why a required option is missing.
         """

@@ -59,7 +59,7 @@ def did_you_mean(word: Any, choices: Sequence[Any]) -> Fix:
 
 
 def for_example(written: str) -> Fix:
-    """Show an example of a right value. It has no change, since nobody meant that value."""
+    """Show an example of a right value. The fix has no change, since nobody meant that value."""
     return Fix(f"for example {written}", ())
 
 
