@@ -68,7 +68,7 @@ def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Findin
 def _explain_key(
     parent: str, name: str, fields: Sequence[str], value: Any, spec: Mapping[str, Any]
 ) -> tuple[str, Fix | str]:
-    """Return the reason why there is no such key, and the fix."""
+    """Return the reason why the section `parent` has no key `name`, and the fix."""
     row = find_row(table_key(parent), name)
     if row and not row.write:
         return row.reason, removal()
@@ -86,7 +86,7 @@ def _explain_key(
 
 
 def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
-    """Return the fix that moves the value to the field in `meant`; words alone if there are several or it is taken."""
+    """Return the fix that moves the value to the field in `meant`; words alone unless the move is certain."""
     if len(meant) > 1:
         return f"write {' or '.join(meant)}"
     words = f"did you mean {meant[0].removeprefix(f'{parent}.')}?"
@@ -109,7 +109,10 @@ def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
 
 
 def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
-    """Return the paths that are or end in `name`, of fields outside lists and outside phases that the spec lacks."""
+    """Return the least nested paths that end in `name`.
+
+    Fields in lists, or in phases that the spec lacks, are left out.
+    """
     absent = [f"{phase}." for phase in PHASES if phase not in spec]
     found = [path for path in _field_paths() if f".{path}".endswith(f".{name}") and not path.startswith(tuple(absent))]
     return [path for path in found if path.count(".") == min(each.count(".") for each in found)]

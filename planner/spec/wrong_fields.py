@@ -103,7 +103,10 @@ def _wanted(path: str, kind: str) -> str:
 
 
 def _in_form(path: str, meant: Any) -> Fix | str:
-    """Return the fix that writes `meant`, or an example if it is None."""
+    """Return the fix that writes `meant`, or an example if `meant` is None. If it may be a secret, it has words alone.
+
+    A value that may be secret is not quoted.
+    """
     if meant is None:
         return example_at(path)
     words = "write it as a list" if isinstance(meant, list) else f"did you mean {as_yaml(meant)}?"  # it may be a secret
