@@ -94,7 +94,7 @@ def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
 
 
 def _cut_dense_layers(block_matrices: BlockMatrices, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
-    """Yield how dense layers are split. SGLang checks unsplit ones too, because it joins two of their matrices."""
+    """Yield the split of each matrix of dense layers. SGLang checks unsplit ones too, because it joins two matrices."""
     is_cut = section.ep_size == section.attention_tp or engine == "vllm"
     num_gpus = section.attention_tp if is_cut else 1
     for channels in sorted({layer.ffn.intermediate_size for layer, each in block_matrices if each.part == "dense"}):
@@ -113,7 +113,7 @@ def _cut_shared_experts(
 
 
 def _cut_queries(block_matrices: BlockMatrices, section: PhaseSpec) -> Iterator[_Cut]:
-    """Yield how the queries of latent attention are split. In other attention every head is made of whole blocks."""
+    """Yield the split of latent attention's queries. In other attention every head is made of whole blocks."""
     kinds = dict.fromkeys(layer.attention for layer, each in block_matrices if each.module in QUERIES)
     for each in kinds if section.attention_tp > 1 else ():
         if isinstance(each, LatentAttention):

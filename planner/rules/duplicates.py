@@ -41,7 +41,7 @@ def values_differ(c: Written, pattern: str) -> Iterator[Finding]:
 
 
 def _read(c: Written, path: str) -> Any:
-    """Return the value at `path`; None if it is wrong, which says nothing about the other items."""
+    """Return the value at `path`, or None if it is wrong, so that the other items are still compared."""
     try:
         return c[path]
     except Unknown:

@@ -129,7 +129,7 @@ class Written:
         return left // counts[phase] * per_node if left >= counts[phase] > 0 else None
 
     def exchange_test(self, phase: Phase) -> Callable[[int], bool] | None:
-        """Return a test whether the engine supports an EP size of `phase`; None if it supports all or is unknown."""
+        """Return a function that says whether the engine supports an EP size; None if it supports all or is unknown."""
         name, per_node = self.engine or OURS, self.get("cluster.gpus_per_node")
         if name == OURS or name not in ENGINES or per_node is None or "cluster.device" not in self.values:
             return None
