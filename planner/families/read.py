@@ -223,7 +223,7 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return all keys of `config` and, if it is multimodal, its text model's: either may have the quantisation."""
+    """Return all keys of `config` and, if it is multimodal, its text model's: either may hold the quantisation."""
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, Mapping) else config
 

@@ -111,7 +111,7 @@ class Shapes(BaseModel):
         return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Explain each number of heads that does not divide what it must divide; None for one that does."""
+        """Yield for each number of heads why it does not divide what it must divide, or None if it does."""
         yield None
 
     def model(self, file: File) -> Model:

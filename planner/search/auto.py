@@ -75,7 +75,7 @@ Numbers = dict[str, int]
 
 @dataclass(frozen=True)
 class Choice:
-    """A spec with a number for every `auto`."""
+    """A spec with a number for every `auto`, the decisions behind it, and the search by speed if there was one."""
 
     original: ResolvedSpec  # before any `auto` was decided
     spec: ResolvedSpec
@@ -84,7 +84,7 @@ class Choice:
 
 
 def decide(spec: ResolvedSpec, former: Former = NO_FORMER) -> Choice:
-    """Return `spec` with numbers for every `auto`: for the sizes of units the `former` ones, if these still do.
+    """Return `spec` with numbers for every `auto`. Sizes of units keep their `former` numbers if these still suffice.
 
     Raises SpecError if no number satisfies the rules, and InfeasibleError if no layout keeps the SLO.
     """
@@ -215,7 +215,7 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
 
 
 def _decide_sizes(spec: ResolvedSpec, phase: Phase, former: Former, decided: Sequence[Decision]) -> list[Decision]:
-    """Decide the phase's sizes that are still `auto`: the `former` ones, unless speed `decided` others beside them."""
+    """Decide the phase's sizes that are still `auto`: keep the `former` ones, unless speed `decided` others already."""
     is_resized = any(former.get(each.path, each.value) != each.value for each in decided if each.path.startswith(phase))
     if not is_resized and (numbers := _former_numbers(spec, phase, former)):
         return [Decision(f"{phase}.{field}", number, AS_BEFORE) for field, number in numbers.items()]

@@ -241,7 +241,7 @@ def _candidate_fleets(
     room: Mapping[frozenset[Phase], int],
     floor: Mapping[Phase, int],
 ) -> Iterator[Fleet]:
-    """Yield the fleets with these layouts that may have the highest throughput.
+    """Yield the fleets of the offered layouts that may have the highest throughput.
 
     With two free phases, these lie on both sides of the count at which the bottleneck moves to the other phase.
     """

@@ -275,7 +275,10 @@ def _unmet_demand(
 
 
 def _tokens_per_output_token(spec: ResolvedSpec) -> dict[Phase, float]:
-    """Return the tokens that each phase computes for one output token, by the traffic or else the operating points."""
+    """Return the tokens that each phase computes for one output token; 1 in decode and mixed units.
+
+    Prefill's number follows from the traffic, else from the operating points, else from an assumed length of answers.
+    """
     traffic, points = spec.written.traffic, spec.written.operating_point
     if spec.written.mixed:
         return {"mixed": 1.0}

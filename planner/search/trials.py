@@ -214,7 +214,7 @@ def _coverage_failure(spec: ResolvedSpec, ep_size: int, slots: int) -> str | Non
 
 
 def _engine_refusal(trial: Trial) -> str | None:
-    """Return why the engine cannot run the trial's sizes; None if it can, or if the spec writes all of them."""
+    """Return the reason why the engine cannot run the trial's sizes; None if it can, or if the spec writes them all."""
     phase, written = trial.layout.phase, trial.spec.written
     is_left = any(f"{phase}.{field}" in trial.spec.document.autos for field in SIZES)
     if not is_left or runs_layout(trial.spec, phase):
