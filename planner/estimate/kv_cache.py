@@ -203,6 +203,6 @@ def _kept_kv(
 
 
 def _disk_usd(price: DiskPriceSpec, size: float, read: float, written: float) -> float:
-    """Return what a day costs: `size` bytes for a day, and the bytes that are read and written in it."""
+    """Return the dollars that the disk costs in a day: for storing `size` bytes, and for bytes `read` and `written`."""
     moved = read * price.usd_per_tb_read + written * price.usd_per_tb_written
     return (size * price.usd_per_tb_month / MONTH_DAYS + moved) / TB

@@ -124,7 +124,7 @@ def calibrate(case: Case, evidence: Evidence, calibration: Calibration) -> tuple
 
 
 def require_rows(calibration: Calibration, phases: Sequence[Phase]) -> None:
-    """Raise CallError if no measured row is of any of `phases`, because the file would change nothing."""
+    """Raise CallError if no measured row is of any of `phases`: the file would change nothing."""
     if any(_covers_phase(row, phase) for row in calibration.rows for phase in phases):
         return
     of = " and ".join(dict.fromkeys(row.phase or "decode or mixed units" for row in calibration.rows))

@@ -69,5 +69,5 @@ class OperatingPoint:
         return mean_wait(self.utilisation)
 
     def queued_steps_exceeded_by(self, share: float) -> float:
-        """Return the number of steps such that a `share` of all prompts waits so long or longer."""
+        """Return the wait, in steps, that a `share` of all prompts reaches or exceeds."""
         return wait_distribution(self.utilisation).wait_exceeded_by(share)

@@ -131,11 +131,11 @@ class Prediction:
         return self.phase == "prefill" and self.point.utilisation >= 1
 
     def meets(self, mean: Estimate, promised_ms: float) -> bool:
-        """Return whether this prediction's TTFT or TPOT, passed as `mean`, meets an SLO at the expected speed."""
+        """Return whether `mean`, this prediction's TTFT or TPOT, is within `promised_ms` at the expected speed."""
         return self.meets_at(mean, mean.mid, promised_ms)
 
     def meets_at(self, mean: Estimate, seconds: float, promised_ms: float) -> bool:
-        """Return whether this prediction's TTFT or TPOT, passed as `mean`, meets an SLO if it takes `seconds`."""
+        """Return whether `mean`, this prediction's TTFT or TPOT, is within `promised_ms` if it takes `seconds`."""
         return seconds * MS_PER_S <= promised_ms and not (mean is self.ttft_seconds and self.is_saturated)
 
     @property
@@ -180,7 +180,7 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
 
 
 def saturated_rate(case: Case) -> float:
-    """Return the tokens/s of one GPU at full use, by which the search compares layouts."""
+    """Return the tokens/s of one GPU at full use. The search compares layouts by this rate."""
     return _rate(_apply_engine(case))[0]
 
 

@@ -27,7 +27,7 @@ class Wait:
     longer: float  # mean of the exponential part
 
     def wait_exceeded_by(self, share: float) -> float:
-        """Return the number of steps such that a `share` of all prompts waits so long or longer."""
+        """Return the wait, in steps, that a `share` of all prompts reaches or exceeds."""
         if share >= self.waiting:
             return 0.0
         return self.shortest + self.longer * log(self.waiting / share)

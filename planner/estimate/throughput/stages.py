@@ -59,7 +59,7 @@ class Imbalance:
 
 @dataclass(frozen=True)
 class Overheads:
-    """The times that an engine adds to those of its kernels."""
+    """The times that an engine adds to the times of its kernels."""
 
     between_us: float  # time between kernels, per layer and micro-batch of decode
     prompt_between_us: float  # time between kernels, per layer and micro-batch of prefill

@@ -66,7 +66,7 @@ class SteadyTurns:
         return self.busy * self.seconds / 2
 
     def wait_exceeded_by(self, share: float) -> float:
-        """Return the number of seconds such that a `share` of all pieces waits so long or longer."""
+        """Return the wait, in seconds, that a `share` of all pieces reaches or exceeds."""
         return max(self.busy - share, 0.0) / self.busy * self.seconds if self.load else 0.0
 
     def delays_more_than(self, share: float) -> bool:
