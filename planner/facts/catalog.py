@@ -414,7 +414,7 @@ COUNTED = re.compile(r"[0-9]+x(?=[a-z])|(?<=[0-9])x[0-9]+$")  # 8xh100, h100x8
 
 
 def same_gpu(written: str) -> str | None:
-    """Return the catalog's name for the GPU that `written` names in another way; None for GPUs that it lacks."""
+    """Return the catalog's name for the GPU that `written` names in another way; None if the catalog lacks the GPU."""
     words = [each for each in _words(written) if each not in SAME_CHIP]
     for name, gpu in GPUS.items():
         said_too = {f"{gpu.nominal_gb}gb", f"{gpu.nominal_gb}g", f"nvl{gpu.nvlink_domain}"} if gpu.nominal_gb else set()

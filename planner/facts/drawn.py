@@ -41,7 +41,7 @@ Normals = list[list[float]]  # [layers][experts]
 
 @lru_cache(maxsize=8)  # a plan, its search and its fixes need the same loads
 def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_groups: int = 1) -> Loads:
-    """Draw the expected token count of each expert, `[num_layers][num_experts]`; it is the same on any machine.
+    """Draw the expected token count of each expert, `[num_layers][num_experts]`. The result is the same on any machine.
 
     With one group, experts are independent and all layers have the same alpha.
     """

@@ -83,7 +83,7 @@ def _is_file_of(path: Path, checkout: Path) -> bool:
 
 
 def _read(descriptor: int, most_bytes: int) -> bytes:
-    """Return the content up to its end or `most_bytes`; raise OSError for a pipe that nobody writes to."""
+    """Return the content up to its end or `most_bytes`. Raises OSError for a pipe that nobody writes to."""
     writer = select.poll()
     writer.register(descriptor, select.POLLIN)
     may_wait = is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)

@@ -105,7 +105,10 @@ def cluster_endpoint(plan: str, namespace: str, port: int) -> str:
 
 
 def cluster_metrics(plan: str, namespace: str, port: int) -> str:
-    """Return the URL of the gateway's metrics inside the cluster; the Service is headless."""
+    """Return the URL of the gateway's metrics inside the cluster.
+
+    Its Service is headless: DNS gives every gateway's address.
+    """
     return f"http://{registry_name(plan)}.{namespace}:{port}/metrics"
 
 

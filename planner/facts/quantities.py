@@ -67,18 +67,18 @@ def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> t
 
 
 def read_bytes(written: str) -> int | None:
-    """Return a size written like one of a spec, in bytes; None if it is invalid or 0."""
+    """Return the bytes of a size in a spec's form, such as `80GB`; None if it is invalid or 0."""
     number = _number("bytes", written)
     return round(number) if number else None
 
 
 def read_link(written: str) -> float | None:
-    """Return a bandwidth written like one of a spec, in Gb/s; None if it is invalid."""
+    """Return the Gb/s of a bandwidth in a spec's form, such as `50GB/s`; None if it is invalid."""
     return _number("link", written)
 
 
 def read_seconds(written: str) -> float | None:
-    """Return a time written like one of a spec, in seconds; None if it is invalid or 0."""
+    """Return the seconds of a time in a spec's form, such as `10min`; None if it is invalid or 0."""
     return _number("time", written) or None
 
 

@@ -72,7 +72,7 @@ CONVERSATION = ReuseCurve(
 
 @lru_cache(maxsize=1)  # a search for sizes reads the same file for each candidate
 def reuse_in(content: bytes) -> ReuseCurve:
-    """Return the curve of a trace file's content, up to the time that the trace covers. Raises NotATrace."""
+    """Return the curve of the trace in `content`, up to the time that it covers. Raises NotATrace if it is no trace."""
     requests = parse_trace(content)
     uses = [(each.at, each.blocks) for each in requests if each.blocks]
     if not uses:
@@ -101,12 +101,12 @@ def measure_reuse(uses: Iterable[tuple[float, Sequence[int]]], keeps_s: Sequence
 
 
 def _ages(uses: Iterable[Sequence[float]], last: float) -> tuple[list[float], list[float]]:
-    """Return the times between the uses of each block, and those from its last use to the end."""
+    """Return the times between the uses of each block, and the times from each block's last use to the end."""
     found = [each for each in uses if each]
     return [after - before for each in found for before, after in pairwise(each)], [last - each[-1] for each in found]
 
 
 def _keep(ages: Sequence[float], unused: Sequence[float], keep_s: float, num_uses: int) -> tuple[float, float]:
-    """Return the share of uses that find their block, and how long one stays, as a mean over all uses."""
+    """Return the share of uses that find their block, and how long a block stays, as a mean over all uses."""
     kept_s = sum(min(age, keep_s) for age in (*ages, *unused))
     return sum(age <= keep_s for age in ages) / num_uses, kept_s / num_uses

@@ -14,7 +14,7 @@ STAMP = re.compile(rf"{MARK}(?: \((?P<digest>sha256:[0-9a-f]{{64}})\))?[^\n]*\n(
 
 
 def add_stamp(body: str, *, with_digest: bool = False) -> str:
-    """Return a file's text: a stamp, and `body` below it."""
+    """Return a file's text: the stamp, with a digest if asked for, and `body` below it."""
     return f"{MARK}{f' ({digest_of_text(body)})' if with_digest else ''}{ENDS}{body}"
 
 
@@ -24,6 +24,6 @@ def is_stamped(text: str) -> bool:
 
 
 def split_stamp(text: str) -> tuple[str, str | None]:
-    """Return the text below the stamp and the stamp's digest, if any; of a text without a stamp, the whole text."""
+    """Return the text below the stamp, and the stamp's digest or None. A text without a stamp is returned whole."""
     found = STAMP.fullmatch(text)
     return (found["body"], found["digest"]) if found else (text, None)

@@ -19,7 +19,7 @@ class NotStrict(ValueError):
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse `content` as strict JSON and return its value. Raises NotStrict."""
+    """Return the value of `content`, which is JSON. Raises NotStrict if it is not strict JSON."""
     _require_few_parts(content)
     try:
         text = content.decode()  # Python's reader would also take UTF-16 and half characters

@@ -72,7 +72,10 @@ class Attention(Protocol):
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of KV heads. With more GPUs several hold the same one. `num_heads` if KV has no heads."""
+        """Return the number of KV heads, `num_heads` if KV has none.
+
+        With more GPUs than KV heads, several hold one head.
+        """
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Return the attention's matrices in one layer of a model with `hidden_size`."""
@@ -81,7 +84,7 @@ class Attention(Protocol):
         """Return the KV of one request in one layer; the KV's precision sets `bytes_per_value`."""
 
     def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return how many values attention holds in memory for a step of `tokens`, without the residual stream.
+        """Return how many values a step of `tokens` holds in memory in attention, without the residual stream.
 
         These are queries and results, and keys and values of one request's `context` if kernels copy them. With
         `absorbs` (decode), latent KV is not expanded, because queries have absorbed the expansion.

@@ -24,12 +24,12 @@ class LinearAttention:
 
     @property
     def num_heads(self) -> int:
-        """Return the number of key heads; GPUs that split these split the value heads in the same way."""
+        """Return the number of key heads. GPUs that split key heads split the value heads in the same way."""
         return self.num_key_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of key heads; GPUs that split these split the state in the same way."""
+        """Return the number of key heads. GPUs that split key heads split the state in the same way."""
         return self.num_key_heads
 
     @property
@@ -56,7 +56,7 @@ class LinearAttention:
         return LayerKv(state_bytes=matrices + self._conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
 
     def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the number of values in projections, before and after the convolution, and in results."""
+        """Return the number of activations: projections, the convolution's inputs and outputs, and results."""
         return tokens * (2 * self._conv_channels + 2 * self.num_value_heads * self.value_head_dim)
 
     def one_of(self, num_gpus: int) -> "LinearAttention":
