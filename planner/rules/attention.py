@@ -12,11 +12,11 @@ from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix, nearest_of, removal
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.phase import MAX_ATTENTION_TP
 
 
-def attention_groups_align_with_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
+def attention_groups_align_with_nodes(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject an `attention_tp` that fits neither into a node evenly nor on whole nodes, or does not divide `ep_size`.
 
     An `attention_tp` that divides a node is accepted beside an `ep_size` that does not fill whole nodes: there
@@ -39,7 +39,7 @@ def attention_groups_align_with_nodes(c: Written, phase: Phase) -> Iterator[Find
     yield Finding(f"{phase}.attention_tp", attention_tp, rule, reason, fix)
 
 
-def attention_splits_by_whole_heads(c: Written, phase: Phase) -> Iterator[Finding]:
+def attention_splits_by_whole_heads(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject an `attention_tp` that would split a head between GPUs, or share KV heads unevenly."""
     attention_tp: int = c[f"{phase}.attention_tp"]
     model = c.model
@@ -53,7 +53,7 @@ def attention_splits_by_whole_heads(c: Written, phase: Phase) -> Iterator[Findin
     yield Finding(f"{phase}.attention_tp", attention_tp, rule, reason, nearest_of(attention_tp, sizes))
 
 
-def kv_precision_suits_kernels(c: Written, phase: Phase) -> Iterator[Finding]:
+def kv_precision_suits_kernels(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject a KV precision that the model's attention kernels do not support."""
     kv_precision: KvPrecision | None = c[f"{phase}.kv_precision"]
     precision: Precision = c[f"{phase}.precision"]

@@ -17,7 +17,7 @@ from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix, apply_change
 from planner.rules.table import broken_rules
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.declared import table_key
 from planner.spec.fields import check_fields
 from planner.spec.named import NamedInputs
@@ -51,8 +51,8 @@ def resolve(document: Document) -> ResolvedSpec:
     fields = check_fields(document.data, document.unread)
     named = NamedInputs(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved
-    written = Written(document.data, values, fields.renamed, document.autos)
-    findings = [*fields.findings, *named.findings, *broken_rules(written)]
+    valid_values = ValidValues(document.data, values, fields.renamed, document.autos)
+    findings = [*fields.findings, *named.findings, *broken_rules(valid_values)]
     refused = [finding for _, finding in document.refused]
     if findings or refused:
         raise SpecError([*refused, *map(document.locate, findings)])
@@ -74,7 +74,7 @@ def resolve(document: Document) -> ResolvedSpec:
 def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
     """Return the mistakes in a spec's data that can be found without the files that it names."""
     fields = check_fields(data)
-    return [*fields.findings, *broken_rules(Written(data, fields.values, fields.renamed))]
+    return [*fields.findings, *broken_rules(ValidValues(data, fields.values, fields.renamed))]
 
 
 def change_spec(spec: ResolvedSpec, values: Change) -> ResolvedSpec:

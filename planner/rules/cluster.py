@@ -9,13 +9,13 @@ from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, closest_choice, did_you_mean, for_example, nearest_of, removal
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.undecided import AUTO
 
 Nodes = int | list[dict[str, Any]]  # a count, or the spec's list
 
 
-def auto_nodes_need_units_or_traffic(c: Written) -> Iterator[Finding]:
+def auto_nodes_need_units_or_traffic(c: ValidValues) -> Iterator[Finding]:
     """Reject `nodes: auto` if `units` are auto too and there is no traffic that would decide one of them."""
     are_units_open = any(c.is_open(f"{phase}.units") for phase in c.phases)
     if c.is_open("cluster.nodes") and are_units_open and "traffic" not in c.sections:
@@ -25,7 +25,7 @@ def auto_nodes_need_units_or_traffic(c: Written) -> Iterator[Finding]:
         yield Finding("cluster.nodes", AUTO, rule, reason, fix)
 
 
-def custom_gpu_names_are_new(c: Written) -> Iterator[Finding]:
+def custom_gpu_names_are_new(c: ValidValues) -> Iterator[Finding]:
     """Reject a custom GPU with a catalog GPU's name: the catalog's facts, such as its vendor, would not apply to it."""
     name: str = c["cluster.gpu.name"]
     known = next((each for each in GPUS if each == name.casefold()), None)
@@ -36,7 +36,7 @@ def custom_gpu_names_are_new(c: Written) -> Iterator[Finding]:
     yield Finding("cluster.gpu.name", name, f"S420 must not be {known}", reason, fix)
 
 
-def nvlink_domains_align_with_nodes(c: Written) -> Iterator[Finding]:
+def nvlink_domains_align_with_nodes(c: ValidValues) -> Iterator[Finding]:
     """Reject an NVLink domain whose size neither divides the GPUs of a node nor is a multiple of them."""
     domain: int | None = c["cluster.gpu.nvlink_domain"]
     gpus_per_node: int = c["cluster.gpus_per_node"]
@@ -49,7 +49,7 @@ def nvlink_domains_align_with_nodes(c: Written) -> Iterator[Finding]:
     yield Finding("cluster.gpu.nvlink_domain", domain, rule, reason, nearest_of(domain, sorted({*parts, *whole})))
 
 
-def rack_coverage_needs_racks(c: Written) -> Iterator[Finding]:
+def rack_coverage_needs_racks(c: ValidValues) -> Iterator[Finding]:
     """Reject `coverage: rack` if a node's rack is unknown: replicas are spread over racks."""
     if c["coverage"] != "rack" or c["cluster.rack_size"] is not None:
         return
@@ -61,7 +61,7 @@ def rack_coverage_needs_racks(c: Written) -> Iterator[Finding]:
         yield Finding("coverage", "rack", rule, reason, fix)
 
 
-def node_gpus_are_known(c: Written) -> Iterator[Finding]:
+def node_gpus_are_known(c: ValidValues) -> Iterator[Finding]:
     """Reject a node's `gpu` if no GPU has that name: a misspelt name would leave the node unused.
 
     GPU models that are on sale but not supported are accepted, and nodes with them stay unused.
@@ -81,7 +81,7 @@ def node_gpus_are_known(c: Written) -> Iterator[Finding]:
             yield Finding(f"cluster.nodes.{index}.gpu", gpu, rule, reason, suggest_gpu(gpu, known))
 
 
-def phase_gpus_have_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
+def phase_gpus_have_nodes(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject a phase's own GPU model if no listed node has it."""
     gpu: str | None = c[f"{phase}.gpu"]
     is_counted = isinstance(c["cluster.nodes"], int)
@@ -94,7 +94,7 @@ def phase_gpus_have_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.gpu", gpu, rule, reason, f"write gpu: {gpu} at the nodes that have it")
 
 
-def spares_are_cluster_nodes(c: Written) -> Iterator[Finding]:
+def spares_are_cluster_nodes(c: ValidValues) -> Iterator[Finding]:
     """Reject spares that are not nodes of the cluster."""
     spares: list[str] = c["cluster.spares"]
     nodes: Nodes = c["cluster.nodes"]
@@ -108,7 +108,7 @@ def spares_are_cluster_nodes(c: Written) -> Iterator[Finding]:
             yield Finding(f"cluster.spares.{index}", name, rule, reason, _likely_spare(name, nodes, spares))
 
 
-def spares_match_used_gpus(c: Written) -> Iterator[Finding]:
+def spares_match_used_gpus(c: ValidValues) -> Iterator[Finding]:
     """Reject a spare that has fewer GPUs than `gpus_per_node`, or GPUs that no phase uses: it could replace no node."""
     spares: list[str] = c["cluster.spares"]
     nodes: Nodes = c["cluster.nodes"]

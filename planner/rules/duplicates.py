@@ -8,7 +8,7 @@ from typing import Any
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import removal
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 
 PATH, TIME = "one path can hold only one volume", "only one window can start at a time"
 DAY = "a day can be in one entry only"
@@ -26,7 +26,7 @@ UNIQUE: Mapping[str, str] = {  # what no two items of a list may share (the item
 }
 
 
-def values_differ(c: Written, pattern: str) -> Iterator[Finding]:
+def values_differ(c: ValidValues, pattern: str) -> Iterator[Finding]:
     """Reject a value that an earlier item of its list has. A day may not be in two entries of `other_days` either."""
     first: dict[tuple[str, Any], str] = {}
     is_day = UNIQUE[pattern] == DAY
@@ -40,7 +40,7 @@ def values_differ(c: Written, pattern: str) -> Iterator[Finding]:
         first.setdefault((holder, value), path)
 
 
-def _read(c: Written, path: str) -> Any:
+def _read(c: ValidValues, path: str) -> Any:
     """Return the value at `path`, or None if it is wrong, so that the other items are still compared."""
     try:
         return c[path]

@@ -14,13 +14,13 @@ from planner.problems.finding import Finding
 from planner.problems.fix import for_example, removal
 from planner.rules.forms import OPTION
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.section import ARGUMENT
 
 ARGS = ("engine.args", *(f"{phase}.engine_args" for phase in PHASES))
 
 
-def args_are_options(c: Written) -> Iterator[Finding]:
+def args_are_options(c: ValidValues) -> Iterator[Finding]:
     """Reject names and values that cannot be options of a command."""
     for path, name, value in _written_args(c):
         yield from OPTION.findings(path, name)
@@ -31,7 +31,7 @@ def args_are_options(c: Written) -> Iterator[Finding]:
             yield Finding(path, value, rule, reason, fix)
 
 
-def args_leave_plan_alone(c: Written) -> Iterator[Finding]:
+def args_leave_plan_alone(c: ValidValues) -> Iterator[Finding]:
     """Reject options that the plan sets itself: the engine would run units that differ from the plan."""
     for path, name, value in _written_args(c):
         field = ENGINES[c.engine or OURS].decided.get(name)
@@ -42,7 +42,7 @@ def args_leave_plan_alone(c: Written) -> Iterator[Finding]:
             yield Finding(path, value, f"S460 must leave --{name} alone", reason, removal())
 
 
-def _written_args(c: Written) -> Iterator[tuple[str, str, Any]]:
+def _written_args(c: ValidValues) -> Iterator[tuple[str, str, Any]]:
     """Yield (path, name, value) of each engine option that the spec adds."""
     for path in ARGS:
         args: Mapping[str, Any] = c.get(path) or {}

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from planner.facts.loads import Loads, row_without_load
 from planner.problems.finding import Finding
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 
 
-def loads_match_model(c: Written) -> Iterator[Finding]:
+def loads_match_model(c: ValidValues) -> Iterator[Finding]:
     """Reject measured loads whose shape is not [MoE layers][logical experts]."""
     c.require("expert_load.file")
     loads: Loads = c["expert_load.loads"]
@@ -27,7 +27,7 @@ def loads_match_model(c: Written) -> Iterator[Finding]:
     yield Finding("expert_load.file", c["expert_load.file"], rule, reason, "measure the loads on this model")
 
 
-def every_layer_has_load(c: Written) -> Iterator[Finding]:
+def every_layer_has_load(c: ValidValues) -> Iterator[Finding]:
     """Reject measured loads with a layer of zeros: every token goes to some expert of every MoE layer."""
     c.require("expert_load.file")
     loads: Loads = c["expert_load.loads"]

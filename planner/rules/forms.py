@@ -14,7 +14,7 @@ from planner.facts.calendar import is_day
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -55,7 +55,7 @@ class Form:
             yield Finding(path, value, f"S209 must be {self.must_be}", self.reason, for_example(self.example))
 
 
-def texts_match_their_forms(c: Written, path: str) -> Iterator[Finding]:
+def texts_match_their_forms(c: ValidValues, path: str) -> Iterator[Finding]:
     """Reject names, images, paths and other texts that Kubernetes or another reader would refuse or misread."""
     value: str | None = c[path]
     if value is not None:

@@ -6,10 +6,10 @@ from planner.facts import names
 from planner.problems.finding import Finding
 from planner.problems.fix import nearest
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 
 
-def unit_names_fit(c: Written) -> Iterator[Finding]:
+def unit_names_fit(c: ValidValues) -> Iterator[Finding]:
     """Reject a deployment name that makes a unit's name too long. The last unit of a phase has the longest name."""
     name: str = c["name"]
     num_units = c.num_units
@@ -22,7 +22,7 @@ def unit_names_fit(c: Written) -> Iterator[Finding]:
     yield Finding("name", name, rule, reason, "shorten it")
 
 
-def gateway_port_is_free(c: Written) -> Iterator[Finding]:
+def gateway_port_is_free(c: ValidValues) -> Iterator[Finding]:
     """Reject a client port that the gateway already uses for ranks or metrics."""
     port: int = c["gateway.port"]
     taken = {names.Ports.REGISTRY: "the ranks' registry", names.Ports.METRICS: "metrics"}

@@ -14,7 +14,7 @@ from planner.facts.terms import EngineName, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, removal
 from planner.rules.rule import Candidate, Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.kubernetes import DEFAULT_IMAGE, KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
 
@@ -30,7 +30,7 @@ EXPOSING_FIELDS = {
 }
 
 
-def controller_needs_schedule(c: Written) -> Iterator[Finding]:
+def controller_needs_schedule(c: ValidValues) -> Iterator[Finding]:
     """Reject a controller without a schedule: units would run all day, with nothing to turn on or off."""
     c.require("kubernetes.controller.pace")
     if "schedule" not in c.sections:
@@ -39,7 +39,7 @@ def controller_needs_schedule(c: Written) -> Iterator[Finding]:
         yield Finding("kubernetes.controller", None, "S516 needs a schedule", reason, fix)
 
 
-def controller_needs_leader_worker_sets(c: Written) -> Iterator[Finding]:
+def controller_needs_leader_worker_sets(c: ValidValues) -> Iterator[Finding]:
     """Reject a controller with StatefulSets: it sets `replicas` to 0 or 1, which there is a unit's number of nodes."""
     c.require("kubernetes.controller.pace")
     unit_kind: str = c["kubernetes.unit_kind"]
@@ -56,7 +56,7 @@ def controller_needs_leader_worker_sets(c: Written) -> Iterator[Finding]:
     yield Finding("kubernetes.controller", None, rule, reason, fix)
 
 
-def tidemill_image_is_given(c: Written) -> Iterator[Finding]:
+def tidemill_image_is_given(c: ValidValues) -> Iterator[Finding]:
     """Require `tidemill_image` if the controller or staging runs beside another engine, whose image lacks Tidemill."""
     units: str = c["kubernetes.image"]
     image: str | None = c["kubernetes.tidemill_image"]
@@ -71,7 +71,7 @@ def tidemill_image_is_given(c: Written) -> Iterator[Finding]:
         yield Finding(path, None, f"S202 is required with engine {used}", reason, fix)
 
 
-def heal_conditions_mean_faults(c: Written) -> Iterator[Finding]:
+def heal_conditions_mean_faults(c: ValidValues) -> Iterator[Finding]:
     """Reject `Ready` among the heal conditions: these mark a faulty node, and `Ready` is true on a healthy one."""
     conditions: Sequence[str] = c["kubernetes.controller.heal.conditions"]
     for index, kind in enumerate(conditions):

@@ -12,14 +12,14 @@ from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import for_example, nearest
 from planner.rules.forms import VOLUMES, is_folder
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.pods import paths_overlap
 
 MEMORY, DISK = "kv_cache.memory", "kv_cache.disk"
 POD_MEMORY = "kubernetes.resources.unit.memory"
 
 
-def disk_needs_memory(c: Written) -> Iterator[Finding]:
+def disk_needs_memory(c: ValidValues) -> Iterator[Finding]:
     """Reject `kv_cache.disk` without `kv_cache.memory`: KV reaches the disk only through host memory."""
     c.require(f"{DISK}.path")
     if c[MEMORY] is None:
@@ -27,7 +27,7 @@ def disk_needs_memory(c: Written) -> Iterator[Finding]:
         yield Finding(MEMORY, None, "S202 is required with kv_cache.disk", reason, for_example("memory: 64GiB"))
 
 
-def disk_exceeds_memory(c: Written) -> Iterator[Finding]:
+def disk_exceeds_memory(c: ValidValues) -> Iterator[Finding]:
     """Reject a disk smaller than the KV memory of a node's ranks: everything on it would be in memory too."""
     size: str = c[f"{DISK}.size"]
     kept = _kept_bytes(c)
@@ -39,7 +39,7 @@ def disk_exceeds_memory(c: Written) -> Iterator[Finding]:
             yield Finding(f"{DISK}.size", size, rule, reason, nearest(_in_binary(least)))
 
 
-def memory_holds_a_prompt(c: Written) -> Iterator[Finding]:
+def memory_holds_a_prompt(c: ValidValues) -> Iterator[Finding]:
     """Reject a `kv_cache.memory` too small for the longest prompt: a prompt's KV is loaded from it all at once."""
     kept = _kept_bytes(c)
     for phase in KEEPS_KV:
@@ -53,7 +53,7 @@ def memory_holds_a_prompt(c: Written) -> Iterator[Finding]:
             yield Finding(MEMORY, c[MEMORY], rule, reason, nearest(_in_binary(least)))
 
 
-def pods_hold_kept_kv(c: Written) -> Iterator[Finding]:
+def pods_hold_kept_kv(c: ValidValues) -> Iterator[Finding]:
     """Reject a memory limit of pods below what their ranks use to keep KV: the kernel would kill the pods."""
     kept, written = _kept_bytes(c), c[POD_MEMORY]
     for phase in KEEPS_KV:
@@ -65,7 +65,7 @@ def pods_hold_kept_kv(c: Written) -> Iterator[Finding]:
             yield Finding(POD_MEMORY, written, rule, reason, nearest(_in_binary(least)))
 
 
-def disk_path_is_free(c: Written) -> Iterator[Finding]:
+def disk_path_is_free(c: ValidValues) -> Iterator[Finding]:
     """Reject a `kv_cache.disk.path` that overlaps another mount of pods, or a node's folder that a volume mounts."""
     path: str = c[f"{DISK}.path"]
     volumes = [each for where in VOLUMES for each in c.get(where) or ()]
@@ -79,7 +79,7 @@ def disk_path_is_free(c: Written) -> Iterator[Finding]:
         yield Finding(f"{DISK}.path", path, f"S413 must not be {other}, nor in or above it", "pods mount it", fix)
 
 
-def _kept_bytes(c: Written) -> int:
+def _kept_bytes(c: ValidValues) -> int:
     """Return the host memory in which a rank keeps KV. Raises Unknown if the spec gives none."""
     kept = read_bytes(c[MEMORY] or "")
     if kept is None:
@@ -87,7 +87,7 @@ def _kept_bytes(c: Written) -> int:
     return kept
 
 
-def _ranks_per_node(c: Written, phase: Phase) -> int | None:
+def _ranks_per_node(c: ValidValues, phase: Phase) -> int | None:
     """Return the ranks of `phase` on one node; None if the spec lacks the phase or a valid size."""
     ep_size, per_node = c.get(f"{phase}.ep_size"), c.get("cluster.gpus_per_node")
     return None if ep_size is None or per_node is None else min(ep_size, per_node)

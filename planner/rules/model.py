@@ -11,12 +11,12 @@ from planner.facts.terms import EngineName
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, Fix, nearest, removal
 from planner.rules.rule import Candidate, Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.pods import volume_of
 from planner.spec.schema import Spec
 
 
-def model_has_one_source(c: Written) -> Iterator[Finding]:
+def model_has_one_source(c: ValidValues) -> Iterator[Finding]:
     """Require exactly one source of the model's shapes: a config file or a catalog entry."""
     if not isinstance(c.data.get("model"), dict):
         return
@@ -32,7 +32,7 @@ def model_has_one_source(c: Written) -> Iterator[Finding]:
     yield Finding("model.config", None, rule, reason, fix)
 
 
-def engine_version_is_known(c: Written) -> Iterator[Finding]:
+def engine_version_is_known(c: ValidValues) -> Iterator[Finding]:
     """Reject engine versions that the planner does not know: their options may have other names."""
     version: str | None = c["engine.version"]
     name: EngineName = c["engine.name"]

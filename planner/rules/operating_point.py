@@ -6,13 +6,13 @@ from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, for_example, nearest
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.operating_point import MAX_TOKENS
 
 LENGTHS = tuple(f"operating_point.{phase}.{key}" for phase in PHASES for key in ("kv_tokens", "prompt_tokens"))
 
 
-def mixed_point_has_answers(c: Written) -> Iterator[Finding]:
+def mixed_point_has_answers(c: ValidValues) -> Iterator[Finding]:
     """Reject a mixed operating point whose `kv_tokens` cover only the prompt: KV holds half of the answer too."""
     kv_tokens: int = c["operating_point.mixed.kv_tokens"]
     prompt_tokens: int = c["operating_point.mixed.prompt_tokens"]
@@ -24,12 +24,12 @@ def mixed_point_has_answers(c: Written) -> Iterator[Finding]:
     yield Finding("operating_point.mixed.kv_tokens", kv_tokens, rule, reason, fix)
 
 
-def point_requests_fit_limit(c: Written, phase: Phase) -> Iterator[Finding]:
+def point_requests_fit_limit(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject an operating point with more `requests` than the phase's `max_requests`."""
     yield from _check_limit(c, phase, "requests", "max_requests", "no rank works on more at a time")
 
 
-def point_tokens_fit_limit(c: Written, path: str) -> Iterator[Finding]:
+def point_tokens_fit_limit(c: ValidValues, path: str) -> Iterator[Finding]:
     """Reject an operating point whose mean request or prompt is longer than `max_request_tokens`.
 
     A limit written in one phase applies to all (S505). If none is written, offer to raise it to the longest point.
@@ -54,13 +54,13 @@ def point_tokens_fit_limit(c: Written, path: str) -> Iterator[Finding]:
         yield _excess_finding(path, tokens, "max_request_tokens", most, "no request is longer", raised)
 
 
-def step_tokens_fit_limit(c: Written, phase: Phase) -> Iterator[Finding]:
+def step_tokens_fit_limit(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject an operating point with more `step_tokens` than the phase's `max_batch_tokens`."""
     reason = "no rank computes more prompt tokens in one step"
     yield from _check_limit(c, phase, "step_tokens", "max_batch_tokens", reason)
 
 
-def _check_limit(c: Written, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
+def _check_limit(c: ValidValues, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
     """Yield a finding if a field of the phase's operating point exceeds the phase's field `limit`."""
     path = f"operating_point.{phase}.{field}"
     asked: int = c[path]

@@ -15,7 +15,7 @@ from planner.facts import names
 from planner.problems.finding import Finding
 from planner.problems.fix import did_you_mean, removal
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.strategic_merge import DIRECTIVE, DIRECTIVES, JSON_MERGE, POD_KEYS, MergeKeys, keys_of_kind
 
 PLANNED = "as planned"
@@ -65,13 +65,13 @@ Objects = Sequence[Mapping[str, Any]]
 Place = tuple[str, ...]
 
 
-def pod_patches_keep_plan(c: Written, where: str) -> Iterator[Finding]:
+def pod_patches_keep_plan(c: ValidValues, where: str) -> Iterator[Finding]:
     """Reject patches that change planned fields of pods: the cluster would run something other than the plan."""
     patch: Mapping[str, Any] = c[where]
     yield from _check_patch(where, patch, UNIT_POD if where == PODS[0] else POD, keys_of_kind("Pod"))
 
 
-def object_patches_keep_plan(c: Written) -> Iterator[Finding]:
+def object_patches_keep_plan(c: ValidValues) -> Iterator[Finding]:
     """Reject patches that change planned fields of objects, names and labels included."""
     objects: Objects = c["kubernetes.overlay.objects"]
     for index, each in enumerate(objects):
@@ -81,7 +81,7 @@ def object_patches_keep_plan(c: Written) -> Iterator[Finding]:
             yield from _check_patch(f"kubernetes.overlay.objects.{index}.patch", patch, picture, keys_of_kind(kind))
 
 
-def patched_objects_exist(c: Written, item: str) -> Iterator[Finding]:
+def patched_objects_exist(c: ValidValues, item: str) -> Iterator[Finding]:
     """Reject patches of objects that this plan does not render: they would be ignored silently."""
     kind, name = c[f"{item}.kind"], c[f"{item}.name"]
     of_kind = _rendered_names(c).get(kind, ())
@@ -94,7 +94,7 @@ def patched_objects_exist(c: Written, item: str) -> Iterator[Finding]:
         yield Finding(f"{item}.kind", kind, rule, reason, removal(item, words="remove the item"))
 
 
-def _rendered_names(c: Written) -> Mapping[str, Sequence[str]]:
+def _rendered_names(c: ValidValues) -> Mapping[str, Sequence[str]]:
     """Return the names of the objects of each kind that the plan will have."""
     plan, namespace, disruptions = c["name"], c["kubernetes.namespace"], c["kubernetes.disruptions"]
     units = [names.unit_name(plan, phase, index) for phase, count in c.num_units.items() for index in range(count)]

@@ -12,7 +12,7 @@ from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages, memory_of
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.rules.rule import Candidate, Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.phase import MAX_EP_SIZE, PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
@@ -20,7 +20,7 @@ from planner.spec.undecided import AUTO
 SizeTest = Callable[[int], bool]  # whether the engine's exchange supports this number of GPUs
 
 
-def ep_size_divides_physical_experts(c: Written, phase: Phase) -> Iterator[Finding]:
+def ep_size_divides_physical_experts(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject an EP size that does not divide the physical experts: dispatch kernels need equal slots on all GPUs.
 
     The fix keeps the EP size and changes the redundant experts. If no unit can have that EP size, or the planner chose
@@ -47,7 +47,7 @@ def ep_size_divides_physical_experts(c: Written, phase: Phase) -> Iterator[Findi
     yield Finding(f"{phase}.ep_size", ep_size, rule, reason, Fix(words, tuple({path: number} for number in numbers)))
 
 
-def unit_fills_whole_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
+def unit_fills_whole_nodes(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject units larger than a node that do not fill whole nodes: units share no nodes."""
     ep_size: int = c[f"{phase}.ep_size"]
     gpus_per_node: int = c["cluster.gpus_per_node"]
@@ -61,7 +61,7 @@ def unit_fills_whole_nodes(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.ep_size", ep_size, rule, "units do not share nodes", nearest_of(ep_size, sizes))
 
 
-def replicas_are_on_different_gpus(c: Written, phase: Phase) -> Iterator[Finding]:
+def replicas_are_on_different_gpus(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject so many redundant experts that some GPU would hold two replicas of one expert."""
     redundant: int = c[f"{phase}.redundant_experts"]
     ep_size: int = c[f"{phase}.ep_size"]
@@ -74,7 +74,7 @@ def replicas_are_on_different_gpus(c: Written, phase: Phase) -> Iterator[Finding
     yield Finding(f"{phase}.redundant_experts", redundant, rule, reason, nearest(most))
 
 
-def requests_fit_model(c: Written, phase: Phase) -> Iterator[Finding]:
+def requests_fit_model(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject a `max_request_tokens` above the model's `max_position_embeddings`: answers beyond it are nonsense."""
     max_request_tokens: int = c[f"{phase}.max_request_tokens"]
     model = c.model
@@ -86,7 +86,7 @@ def requests_fit_model(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.max_request_tokens", max_request_tokens, rule, reason, nearest(most))
 
 
-def kv_holds_a_request(c: Written, phase: Phase) -> Iterator[Finding]:
+def kv_holds_a_request(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject `max_kv_tokens` below `max_request_tokens`: a long request would wait for ever."""
     max_kv_tokens: int | None = c[f"{phase}.max_kv_tokens"]
     max_request_tokens: int = c[f"{phase}.max_request_tokens"]
@@ -97,7 +97,7 @@ def kv_holds_a_request(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.max_kv_tokens", max_kv_tokens, rule, reason, nearest(max_request_tokens))
 
 
-def phases_are_complete(c: Written) -> Iterator[Finding]:
+def phases_are_complete(c: ValidValues) -> Iterator[Finding]:
     """Require prefill together with decode, or mixed alone."""
     given = [phase for phase in PHASES if phase in c.sections]
     if given in (["prefill", "decode"], ["mixed"]):
@@ -114,7 +114,7 @@ def phases_are_complete(c: Written) -> Iterator[Finding]:
     yield Finding(missing, None, rule, "a request passes through both", for_example(words))
 
 
-def phases_take_equal_requests(c: Written) -> Iterator[Finding]:
+def phases_take_equal_requests(c: ValidValues) -> Iterator[Finding]:
     """Reject different `max_request_tokens` in prefill and decode: every request passes through both.
 
     The fix is the smallest number that the user wrote: nobody chose a default, and a lower limit always fits.
@@ -132,7 +132,7 @@ def phases_take_equal_requests(c: Written) -> Iterator[Finding]:
     yield Finding("decode.max_request_tokens", decode, rule, "every request passes through both phases", fix)
 
 
-def phases_share_kv_precision(c: Written) -> Iterator[Finding]:
+def phases_share_kv_precision(c: ValidValues) -> Iterator[Finding]:
     """Reject different KV precisions in prefill and decode: KV is sent without conversion."""
     decode: Precision = c["decode.precision"]
     prefill: Precision = c["prefill.precision"]
@@ -152,7 +152,7 @@ def phases_share_kv_precision(c: Written) -> Iterator[Finding]:
     yield Finding("decode.kv_precision", decode_kv, rule, "prefill sends KV to decode without converting it", fix)
 
 
-def precision_is_known(c: Written, phase: Phase) -> Iterator[Finding]:
+def precision_is_known(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Require a precision if the checkpoint's format is unknown: the default BF16 would have the wrong size."""
     c.require(f"{phase}.precision")
     quantization: str | None = c["model.other_quantization"]
@@ -164,7 +164,7 @@ def precision_is_known(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.precision", None, rule, reason, fix)
 
 
-def precision_matches_checkpoint(c: Written, phase: Phase) -> Iterator[Finding]:
+def precision_matches_checkpoint(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject precisions that cannot be made from the checkpoint's weights.
 
     Loading can widen FP8 in blocks to BF16 or FP32. With a BF16 checkpoint this rule accepts every precision.
@@ -181,7 +181,7 @@ def precision_matches_checkpoint(c: Written, phase: Phase) -> Iterator[Finding]:
     yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
 
 
-def drafts_need_mtp_module(c: Written, phase: Phase) -> Iterator[Finding]:
+def drafts_need_mtp_module(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject `draft_tokens` for a model without an MTP module of known shape. Another rule covers prefill."""
     draft_tokens: int = c[f"{phase}.draft_tokens"]
     model = c.model

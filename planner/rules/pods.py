@@ -9,12 +9,12 @@ from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, removal
 from planner.rules.forms import LABEL_NAME, LABEL_VALUE, OBJECT, SECRET_KEY, VARIABLE
 from planner.rules.rule import Rule, report_no_effect
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 
 ENVS = ("kubernetes.env", *(f"{phase}.env" for phase in PHASES))
 
 
-def env_is_valid(c: Written) -> Iterator[Finding]:
+def env_is_valid(c: ValidValues) -> Iterator[Finding]:
     """Reject environment variables that are neither text nor a Secret's key. No value is quoted: it may be secret."""
     written: Mapping[str, Mapping[str, Any]] = {place: c.get(place) or {} for place in ENVS}
     for place, name, value in ((place, *each) for place, env in written.items() for each in env.items()):
@@ -33,7 +33,7 @@ def env_is_valid(c: Written) -> Iterator[Finding]:
             yield Finding(path, None, "S442 must be text, or {secret: NAME, key: KEY}", reason, fix)
 
 
-def node_selector_is_valid(c: Written) -> Iterator[Finding]:
+def node_selector_is_valid(c: ValidValues) -> Iterator[Finding]:
     """Reject labels that the API server would reject."""
     labels: Mapping[str, Any] = c["kubernetes.node_selector"]
     for name, value in labels.items():
@@ -46,7 +46,7 @@ def node_selector_is_valid(c: Written) -> Iterator[Finding]:
             yield Finding(path, value, "S203 must be text", "a label has no other value", fix)
 
 
-def tolerations_are_valid(c: Written, place: str) -> Iterator[Finding]:
+def tolerations_are_valid(c: ValidValues, place: str) -> Iterator[Finding]:
     """Reject tolerations that the API server would reject, such as a value without a key."""
     key, value, exists = c[f"{place}.key"], c[f"{place}.value"], c[f"{place}.operator"] == "Exists"
     effect, seconds = c[f"{place}.effect"], c[f"{place}.seconds"]

@@ -9,7 +9,7 @@
     started      behaviour of pods, if the engine can run the spec
     predicted    speed is known
 
-A rule reads a `Written` until all fields are right, and a `Candidate` after that. Reading a wrong or missing value
+A rule reads `ValidValues` until all fields are right, and a `Candidate` after that. Reading a wrong or missing value
 raises `Unknown`, which silences only that rule: each mistake is reported once and hides no other. A rule repairs
 nothing: its fix has words, and changes that `check.py` or `repair.py` tries.
 """

@@ -9,7 +9,7 @@ from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, apply_change, did_you_mean, for_example, nearest, removal
 from planner.rules.rule import Rule, report_no_effect
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.declared import field_at
 from planner.spec.undecided import AUTO
 
@@ -33,7 +33,7 @@ def reset_spent_options(data: Mapping[str, Any], autos: frozenset[str]) -> dict[
     return apply_change(data, {field: field_at(field).default for field in there})
 
 
-def auto_windows_need_profile(c: Written) -> Iterator[Finding]:
+def auto_windows_need_profile(c: ValidValues) -> Iterator[Finding]:
     """Reject `windows: auto` without a demand profile or history, which such windows follow."""
     if (
         c.is_open("schedule", "schedule.windows")
@@ -46,7 +46,7 @@ def auto_windows_need_profile(c: Written) -> Iterator[Finding]:
         yield Finding("schedule.windows", AUTO, rule, reason, fix)
 
 
-def auto_warm_up_needs_gpu_memory(c: Written) -> Iterator[Finding]:
+def auto_warm_up_needs_gpu_memory(c: ValidValues) -> Iterator[Finding]:
     """Reject `warm_up: auto` on GPUs of unknown memory: nobody knows then how many bytes a unit loads."""
     gpus = [GPUS.get(c.get(f"{phase}.gpu") or "", c.gpu) for phase in c.phases]
     if c.is_open("schedule.warm_up") and any(gpu.usable_bytes is None for gpu in gpus):
@@ -56,7 +56,7 @@ def auto_warm_up_needs_gpu_memory(c: Written) -> Iterator[Finding]:
         yield Finding("schedule.warm_up", AUTO, rule, reason, fix)
 
 
-def timezone_is_known(c: Written) -> Iterator[Finding]:
+def timezone_is_known(c: ValidValues) -> Iterator[Finding]:
     """Reject time zones outside the IANA database, which gives their offsets and summer time."""
     timezone: str = c["schedule.timezone"]
     if not is_timezone(timezone):
@@ -67,7 +67,7 @@ def timezone_is_known(c: Written) -> Iterator[Finding]:
         yield Finding("schedule.timezone", timezone, rule, reason, fix)
 
 
-def windows_set_units_of_each_phase(c: Written, window: str) -> Iterator[Finding]:
+def windows_set_units_of_each_phase(c: ValidValues, window: str) -> Iterator[Finding]:
     """Require each window to set the number of units of every phase of the spec, and of no other phase."""
     wanted = [f"{phase}_units" for phase in PHASES if phase in c.sections]
     given = [key for key in UNITS if c[f"{window}.{key}"] is not None]
@@ -77,7 +77,7 @@ def windows_set_units_of_each_phase(c: Written, window: str) -> Iterator[Finding
         yield Finding(window, None, rule, reason, _offer_counts(window, given, wanted))
 
 
-def phases_are_on_together(c: Written, window: str) -> Iterator[Finding]:
+def phases_are_on_together(c: ValidValues, window: str) -> Iterator[Finding]:
     """Reject windows with only prefill or only decode units: a request needs both."""
     numbers = {key: c[f"{window}.{key}"] for key in ("prefill_units", "decode_units")}
     off = [key for key, number in numbers.items() if number == 0]
@@ -87,7 +87,7 @@ def phases_are_on_together(c: Written, window: str) -> Iterator[Finding]:
         yield Finding(f"{window}.{off[0]}", 0, rule, "a request passes through both phases", nearest(1))
 
 
-def some_window_has_units(c: Written) -> Iterator[Finding]:
+def some_window_has_units(c: ValidValues) -> Iterator[Finding]:
     """Reject a schedule without units in any window: nothing would ever run."""
     c.require("schedule.windows")
     c.require("schedule.other_days")
@@ -99,7 +99,7 @@ def some_window_has_units(c: Written) -> Iterator[Finding]:
         yield Finding("schedule", None, "S514 must have units in some window", "otherwise nothing ever runs", fix)
 
 
-def units_are_set_once(c: Written, phase: Phase) -> Iterator[Finding]:
+def units_are_set_once(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject a phase's `units` beside written windows, which set the number of units. Auto windows read `units`."""
     c.require(f"{phase}.units")
     windows: list[dict[str, Any]] = c["schedule.windows"]
@@ -108,7 +108,7 @@ def units_are_set_once(c: Written, phase: Phase) -> Iterator[Finding]:
         yield report_no_effect("with a schedule", reason, path, c[path])
 
 
-def options_need_auto(c: Written, field: str) -> Iterator[Finding]:
+def options_need_auto(c: ValidValues, field: str) -> Iterator[Finding]:
     """Reject an option that has an effect only if some field is `auto`, where that field has a value."""
     decided = next(path for path, fields in AUTO_OPTIONS.items() if field in fields)
     value: Any = c[field]

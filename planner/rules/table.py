@@ -31,7 +31,7 @@ from planner.rules import (
     volumes,
 )
 from planner.rules.rule import Candidate, Level, Rule, is_within
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 
 SECTIONS = (
     forms,
@@ -46,11 +46,11 @@ LIMITS: Mapping[EngineName, tuple[Rule, ...]] = {
 }
 
 
-def broken_rules(written: Written) -> Iterator[Finding]:
+def broken_rules(values: ValidValues) -> Iterator[Finding]:
     """Yield the findings of the rules between fields. A rule is silent if a field that it reads is wrong."""
     for rule in RULES:
         if rule.level in ("fields", "resolved"):
-            yield from rule.findings(written)
+            yield from rule.findings(values)
 
 
 def refusals_of(candidate: Candidate, level: Level) -> tuple[Finding, ...]:

@@ -17,7 +17,7 @@ from planner.facts.terms import PHASES
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, nearest
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.traffic import HOURS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from planner.facts.history import History, PastDay
 
 
-def some_hour_has_demand(c: Written) -> Iterator[Finding]:
+def some_hour_has_demand(c: ValidValues) -> Iterator[Finding]:
     """Reject a profile without demand in any hour."""
     profile: Sequence[float] | None = c["traffic.profile"]
     if profile is None or any(profile):
@@ -35,7 +35,7 @@ def some_hour_has_demand(c: Written) -> Iterator[Finding]:
     yield Finding("traffic.profile", profile, "S610 must be above 0 in some hour", reason, fix)
 
 
-def profile_entries_divide_hours(c: Written) -> Iterator[Finding]:
+def profile_entries_divide_hours(c: ValidValues) -> Iterator[Finding]:
     """Require the same number of profile entries in every hour, each for a whole number of minutes."""
     profile: Sequence[float] | None = c.get("traffic.profile")
     others: Sequence[Mapping[str, Any]] | None = c.get("traffic.other_days")
@@ -48,7 +48,7 @@ def profile_entries_divide_hours(c: Written) -> Iterator[Finding]:
             yield Finding(place, each, rule, f"possible numbers are {counts}", fix)
 
 
-def mean_request_fits_limit(c: Written) -> Iterator[Finding]:
+def mean_request_fits_limit(c: ValidValues) -> Iterator[Finding]:
     """Reject a number of requests by which the mean request is too short, or longer than `max_request_tokens`.
 
     A request has at least one prompt token and one output token. If no limit is written, offer to raise it.
@@ -78,7 +78,7 @@ def mean_request_fits_limit(c: Written) -> Iterator[Finding]:
     yield Finding("traffic.requests", requests, rule, reason, fix)
 
 
-def history_excludes_profile(c: Written) -> Iterator[Finding]:
+def history_excludes_profile(c: ValidValues) -> Iterator[Finding]:
     """Reject a history beside a profile: the profile is forecast from the history."""
     history: str | None = c["traffic.history"]
     if history is None or not c.is_given("traffic.profile"):
@@ -88,7 +88,7 @@ def history_excludes_profile(c: Written) -> Iterator[Finding]:
     yield Finding("traffic.history", history, "S507 must not be combined with profile", reason, either)
 
 
-def history_is_complete(c: Written) -> Iterator[Finding]:
+def history_is_complete(c: ValidValues) -> Iterator[Finding]:
     """Reject a history with several demands for one time, with gaps in a day, or with missing days."""
     c.require("traffic.history")
     forecast: Forecast | None = c["traffic.forecast"]

@@ -13,7 +13,7 @@ from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix
 from planner.rules.engine_args import ARGS
 from planner.rules.rule import Rule, report_no_effect
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.declared import field_at
 from planner.spec.kv_cache import KvCacheSpec
 
@@ -25,10 +25,10 @@ class Unused:
     paths: tuple[str, ...]
     where: str  # `{engine}` stands for the spec's engine
     reason: str
-    applies: Callable[[Written], bool]  # called if a field is written; no finding if it raises Unknown
+    applies: Callable[[ValidValues], bool]  # called if a field is written; no finding if it raises Unknown
     fix: Fix | str | None = None  # None: remove the field
 
-    def findings(self, c: Written, path: str) -> Iterator[Finding]:
+    def findings(self, c: ValidValues, path: str) -> Iterator[Finding]:
         """Yield a finding if the field at `path` is written and has no effect."""
         is_section = any(each.startswith(f"{path}.") for each in c.values)
         value = None if is_section else c[path]
@@ -37,25 +37,25 @@ class Unused:
             yield report_no_effect(self.where.format(engine=c.engine), self.reason, path, value, self.fix)
 
 
-def _has_open_windows(c: Written) -> bool:
+def _has_open_windows(c: ValidValues) -> bool:
     return c.is_open("schedule", "schedule.windows")
 
 
-def _has_profile(c: Written) -> bool:
+def _has_profile(c: ValidValues) -> bool:
     return c.is_given("traffic.profile") or c.is_given("traffic.history")
 
 
-def _has_several_days(c: Written) -> bool:
+def _has_several_days(c: ValidValues) -> bool:
     forecast = c.get("traffic.forecast")
     return c.is_given("traffic.history") and (forecast is None or forecast.num_days > 1)
 
 
-def _drafts_nothing(c: Written) -> bool:
+def _drafts_nothing(c: ValidValues) -> bool:
     drafts = [c[f"{phase}.draft_tokens"] for phase in PHASES[1:] if phase in c.sections]
     return bool(drafts) and not any(drafts)
 
 
-def _runs_on_cpus(c: Written) -> bool:
+def _runs_on_cpus(c: ValidValues) -> bool:
     return {c["cluster.gpu"], *filter(None, (c.get(f"{phase}.gpu") for phase in PHASES))} == {"cpu"}
 
 

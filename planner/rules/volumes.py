@@ -9,7 +9,7 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Fix, for_example, nearest
 from planner.rules.forms import VOLUMES, is_folder
 from planner.rules.rule import Rule
-from planner.rules.written import Written
+from planner.rules.valid_values import ValidValues
 from planner.spec.pods import is_in, paths_overlap, volume_of
 
 EACH_VOLUME = tuple(f"{volumes}.*" for volumes in VOLUMES)
@@ -25,7 +25,7 @@ EXAMPLE_DISKS = ("/mnt/nvme", "/local")  # no path is in both, so one of them is
 Volumes = Sequence[Mapping[str, Any]]  # in the form of the spec
 
 
-def volumes_have_one_source(c: Written, volume: str) -> Iterator[Finding]:
+def volumes_have_one_source(c: ValidValues, volume: str) -> Iterator[Finding]:
     """Require exactly one source of each volume: a folder of the nodes or a claim."""
     given = [key for key in ("host_path", "claim") if c[f"{volume}.{key}"] is not None]
     if len(given) == 1:
@@ -37,14 +37,14 @@ def volumes_have_one_source(c: Written, volume: str) -> Iterator[Finding]:
     yield Finding(f"{volume}.mount_path", c[f"{volume}.mount_path"], rule, f"it has {found}", fix)
 
 
-def mount_paths_are_free(c: Written, place: str) -> Iterator[Finding]:
+def mount_paths_are_free(c: ValidValues, place: str) -> Iterator[Finding]:
     """Reject a volume's mount path in or above a folder where pods keep their own files."""
     path: str = c[place]
     if is_folder(path) and _is_reserved(path):
         yield Finding(place, path, NOT_FREE, RESERVED, for_example("mount_path: /models"))
 
 
-def written_folders_are_free(c: Written, place: str) -> Iterator[Finding]:
+def written_folders_are_free(c: ValidValues, place: str) -> Iterator[Finding]:
     """Reject system folders as the node's place for KV or for copies of the checkpoint: root writes there."""
     path: str = c[place]
     other = next((each for each in SYSTEM if paths_overlap(path, each)), None)
@@ -53,7 +53,7 @@ def written_folders_are_free(c: Written, place: str) -> Iterator[Finding]:
         yield Finding(place, path, rule, reason, for_example(f"{place.rpartition('.')[2]}: /mnt/nvme/tidemill"))
 
 
-def stage_source_is_mounted(c: Written) -> Iterator[Finding]:
+def stage_source_is_mounted(c: ValidValues) -> Iterator[Finding]:
     """Reject a staging source outside all volumes: pods cannot read it."""
     source: str = c["kubernetes.stage.source"]
     volumes: Volumes = c["kubernetes.volumes"]
@@ -70,7 +70,7 @@ def stage_source_is_mounted(c: Written) -> Iterator[Finding]:
     yield Finding("kubernetes.stage.source", source, rule, reason, fix)
 
 
-def stage_target_is_outside_source(c: Written) -> Iterator[Finding]:
+def stage_target_is_outside_source(c: ValidValues) -> Iterator[Finding]:
     """Reject a staging target that overlaps its source on the node: files would be copied onto themselves."""
     host_path: str = c["kubernetes.stage.host_path"]
     source: str = c["kubernetes.stage.source"]
@@ -85,7 +85,7 @@ def stage_target_is_outside_source(c: Written) -> Iterator[Finding]:
     yield Finding("kubernetes.stage.host_path", host_path, rule, reason, for_example(f"host_path: {free}"))
 
 
-def staged_checkpoint_path_is_free(c: Written) -> Iterator[Finding]:
+def staged_checkpoint_path_is_free(c: ValidValues) -> Iterator[Finding]:
     """Reject a staged `model.checkpoint` in a volume or reserved folder: the copy is mounted at that path."""
     checkpoint: str | None = c["model.checkpoint"]
     c.require("kubernetes.stage.source")

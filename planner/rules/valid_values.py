@@ -23,7 +23,7 @@ ITEM = re.compile(r"\.[0-9]+")
 
 
 @dataclass(frozen=True)
-class Written:
+class ValidValues:
     """The valid values of a spec. Reading a wrong or missing value with `[]` raises Unknown."""
 
     data: Mapping[str, Any]  # raw data of the file
