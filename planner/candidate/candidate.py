@@ -148,7 +148,7 @@ class Candidate:
         """The nodes on which each unit is placed. Raises Unknown if there are too few nodes."""
         from planner.placement.place import place_units  # slow to import, like maps; `validate` needs neither
 
-        self._require("placed")
+        self._require_level("placed")
         if find_missing_nodes(self.resolved, self.layouts):
             raise Unknown
         return place_units(self.resolved, self.layouts, self.previous.nodes_by_unit if self.previous else {})
@@ -178,7 +178,7 @@ class Candidate:
     @cached_property
     def maps(self) -> "dict[Phase, ExpertMap]":
         """The expert map of each phase: the previous plan's, or a new map if its better balance is worth a restart."""
-        self._require("mapped")
+        self._require_level("mapped")
         return {
             each.phase: self._map_for(
                 each, self._previous_map(each), keep_within=ANY_BALANCE if self.keeps_maps else WORTH_A_RESTART
@@ -290,7 +290,7 @@ class Candidate:
         more_slots = (slots_per_gpu - layout.slots_per_gpu) * layout.ep_size
         return fmean(self._map_for(layout, more_slots=more_slots, domains=domains).max_over_mean)
 
-    def _require(self, level: Level) -> None:
+    def _require_level(self, level: Level) -> None:
         """Raise Unknown if a result of `level` is beyond the level up to which the candidate computes results."""
         if not is_within(level, self.level):
             raise Unknown

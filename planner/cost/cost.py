@@ -202,7 +202,7 @@ def _price_stretches(
 
     `on` has the number of nodes of each phase that are on at each time of day.
     """
-    supplies = list_supplies(cost, _gpus(spec), spec.cluster.gpu_name)
+    supplies = list_supplies(cost, _gpu_types(spec), spec.cluster.gpu_name)
     sales = prices_per_token(cost.prices) if cost.prices else None
     entries = entry_starts(spec.traffic.profile if spec.traffic else None)
     stretches = stretches_between([*entries, *on.starts, *(sales.factor.starts if sales else ())])
@@ -250,14 +250,14 @@ def _answered_share(
 
 def _count_paid_nodes(spec: Spec, nodes: Mapping[Phase, int]) -> dict[str, int]:
     """Count the nodes of each GPU type that are paid for: `nodes` that are on, and spares, which are held all day."""
-    counts = dict.fromkeys(_gpus(spec), 0)
+    counts = dict.fromkeys(_gpu_types(spec), 0)
     for phase, number in nodes.items():
         counts[spec.gpu_name(phase)] += number
     counts[spec.cluster.gpu_name] += len(spec.cluster.spares)
     return counts
 
 
-def _gpus(spec: Spec) -> tuple[str, ...]:
+def _gpu_types(spec: Spec) -> tuple[str, ...]:
     """Return the GPU types of units and spares, each once."""
     return tuple(dict.fromkeys((*spec.gpu_names, spec.cluster.gpu_name)))
 

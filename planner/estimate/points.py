@@ -51,7 +51,7 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
 def check_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
     """Return a finding for each phase whose GPUs have no room for the KV of its operating point."""
     return [
-        _too_much_kv(each, point, _describe_tried(spec, each.phase))
+        _too_much_kv(each, point, _describe_tried_values(spec, each.phase))
         for each in memory
         if (point := operating_point(spec, each.phase, each.kv_tokens)).requests * point.kv_tokens > each.kv_tokens
         and not point.is_derived
@@ -94,7 +94,7 @@ def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | N
     return OperatingPoint(**numbers)
 
 
-def _describe_tried(spec: ResolvedSpec, phase: Phase) -> str:
+def _describe_tried_values(spec: ResolvedSpec, phase: Phase) -> str:
     """Return a clause that names the fields for which `auto` tried all values without success; empty without any."""
     paths = (f"{phase}.{field}" for field in ("ep_size", "redundant_experts"))
     autos = [path for path in paths if path in spec.document.autos]

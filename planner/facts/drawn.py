@@ -71,11 +71,11 @@ def _hot_together(generator: random.Random, num_layers: int, num_experts: int, n
     for _ in range(num_layers):
         groups = [_normal(generator) for _ in range(num_groups)]
         of_groups = [groups[expert * num_groups // num_experts] for expert in range(num_experts)]
-        layers.append(_mixed(sqrt(GROUP_CORRELATION), of_groups, [_normal(generator) for _ in range(num_experts)]))
+        layers.append(_mix(sqrt(GROUP_CORRELATION), of_groups, [_normal(generator) for _ in range(num_experts)]))
     return layers
 
 
-def _mixed(correlation: float, normals: Sequence[float], fresh: Sequence[float]) -> list[float]:
+def _mix(correlation: float, normals: Sequence[float], fresh: Sequence[float]) -> list[float]:
     """Return normal variables that have `correlation` to `normals`, made by mixing these with `fresh` ones."""
     rest = sqrt(1 - correlation**2)
     return [correlation * one + rest * other for one, other in zip(normals, fresh, strict=True)]

@@ -35,14 +35,14 @@ class EngineFacts:
         return self.versions[-1] if self.versions else None
 
 
-def _spread(decided: Mapping[str, str]) -> dict[str, str]:
+def _invert_options(decided: Mapping[str, str]) -> dict[str, str]:
     """Return option -> field, from field -> options separated by spaces. PHASE in a field stands for any phase."""
     return {option: where for where, options in decided.items() for option in options.split()}
 
 
 # Field -> the options that it decides, with all their aliases. Other values of these would make
 # a unit that differs from the planned one, so a spec may not add them.
-SGLANG_DECIDED = _spread(
+SGLANG_DECIDED = _invert_options(
     {
         "model.checkpoint": "model-path model load-format",
         "model.name": "served-model-name",
@@ -67,7 +67,7 @@ SGLANG_DECIDED = _spread(
         "kubernetes.ready_timeout": "watchdog-timeout",
     }
 )
-VLLM_DECIDED = _spread(
+VLLM_DECIDED = _invert_options(
     {
         "model.checkpoint": "model",
         "model.name": "served-model-name",

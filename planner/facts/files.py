@@ -50,7 +50,7 @@ def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
         path, os.O_RDONLY | os.O_NONBLOCK
     )  # otherwise opening a pipe would wait for a writer, for ever
     try:
-        content = _read(descriptor, most_bytes + 1)
+        content = _read_descriptor(descriptor, most_bytes + 1)
     finally:
         os.close(descriptor)
     if len(content) > most_bytes:
@@ -82,7 +82,7 @@ def _is_file_of(path: Path, checkout: Path) -> bool:
     return ".git" not in (part.casefold() for part in path.relative_to(checkout).parts)
 
 
-def _read(descriptor: int, most_bytes: int) -> bytes:
+def _read_descriptor(descriptor: int, most_bytes: int) -> bytes:
     """Return the content up to its end or `most_bytes`. Raises OSError for a pipe that nobody writes to."""
     writer = select.poll()
     writer.register(descriptor, select.POLLIN)

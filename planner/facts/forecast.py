@@ -73,10 +73,10 @@ def forecast(history: History, quantile: float) -> Forecast:
     logs = np.log(np.maximum(days, largest * SMALLEST))
     levelled = logs + _growth(logs, ages)[:, None]
     centres = {
-        int(day): _centre(levelled, weekdays == day) for day in {*weekdays.tolist(), weekday_of(history.next_date)}
+        int(day): _fit_centre(levelled, weekdays == day) for day in {*weekdays.tolist(), weekday_of(history.next_date)}
     }
     residuals = np.concatenate(
-        [_widened(levelled[weekdays == day] - centre, POOLED_DAYS) for day, centre in centres.items()]
+        [_widen_residuals(levelled[weekdays == day] - centre, POOLED_DAYS) for day, centre in centres.items()]
     )
     middle = centres[weekday_of(history.next_date)]
     low, high = _quantiles(residuals, (0.5, quantile))
@@ -112,7 +112,7 @@ def _growth(logs: "Floats", ages: "Floats") -> "Floats":
     return growth
 
 
-def _centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
+def _fit_centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
     """Return a weekday's mean log demand in each entry, with a shape shrunk towards that of all days."""
     import numpy as np  # as above
 
@@ -126,7 +126,7 @@ def _centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
     return centre
 
 
-def _widened(residuals: "Floats", pooled: float) -> "Floats":
+def _widen_residuals(residuals: "Floats", pooled: float) -> "Floats":
     """Return residuals scaled up to a new day's: past days' are smaller, because the centre was fitted to them."""
     days = len(residuals)
     share = 1 / (days + pooled)  # weight of each day in its own centre

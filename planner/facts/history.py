@@ -67,7 +67,7 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Fin
         content = read_file(path, MAX_BYTES)
     except OSError as error:
         return Finding(OPTION, written, "S617 must be a readable file", *explain_unreadable(error))
-    found = _rows(content)
+    found = _read_rows(content)
     if isinstance(found, str):
         rule = "S618 must be CSV with the columns time and demand"
         return Finding(OPTION, written, rule, found, "begin it with the line time,demand")
@@ -81,7 +81,7 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Fin
     return HistoryFile(_history(latest), digest_of_bytes(content))
 
 
-def _rows(content: bytes) -> list[tuple[str, str]] | str:
+def _read_rows(content: bytes) -> list[tuple[str, str]] | str:
     """Return each row's time and demand as written, or why the file cannot be read as CSV."""
     try:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
@@ -89,14 +89,14 @@ def _rows(content: bytes) -> list[tuple[str, str]] | str:
         if any(names.count(column) != 1 for column in COLUMNS):
             return "its first line is not time,demand"
         reader.fieldnames = names
-        return [((row["time"] or "").strip(), _demand(row)) for row in reader]
+        return [((row["time"] or "").strip(), _read_demand(row)) for row in reader]
     except UnicodeDecodeError:
         return "it is not UTF-8"
     except csv.Error as error:
         return str(error)
 
 
-def _demand(row: dict[str | Any, Any]) -> str:
+def _read_demand(row: dict[str | Any, Any]) -> str:
     """Return a row's demand; empty if the row has too many values, as an unquoted 389,287 makes two."""
     return "" if None in row else (row["demand"] or "").strip()
 
@@ -139,7 +139,7 @@ def _find_odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
 def _find_missing(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
     """Explain the first time of the day that has no row on any day; None if every time has one."""
     times = {_minute(time) for time, _ in rows}
-    step = _step(times)
+    step = _time_step(times)
     missing = next((each for each in range(0, DAY_MINUTES, step) if each not in times), None)
     if missing is None:
         return None
@@ -164,13 +164,13 @@ def _is_demand(written: str) -> bool:
         return False
 
 
-def _step(minutes: set[int]) -> int:
+def _time_step(minutes: set[int]) -> int:
     """Return the time step in minutes: the largest, up to an hour, that divides all `minutes` of the day."""
     return math.gcd(HOUR_MINUTES, *minutes)
 
 
 def _history(rows: list[tuple[str, str]]) -> History:
-    step = _step({_minute(time) for time, _ in rows})
+    step = _time_step({_minute(time) for time, _ in rows})
     days: dict[str, list[float | None]] = {}
     contradicted = set[str]()
     for time, demand in rows:

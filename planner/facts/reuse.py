@@ -93,20 +93,21 @@ def measure_reuse(uses: Iterable[tuple[float, Sequence[int]]], keeps_s: Sequence
         for block in blocks:
             times[block].append(last)
     num_uses = sum(map(len, times.values()))
-    once, twice = (_ages((each[number:] for each in times.values()), last) for number in (0, 1))
+    once, twice = (_reuse_intervals((each[number:] for each in times.values()), last) for number in (0, 1))
     points = tuple(
-        Reuse(keep_s, *_keep(*once, keep_s, num_uses), *_keep(*twice, keep_s, num_uses)) for keep_s in keeps_s
+        Reuse(keep_s, *_hit_and_stay(*once, keep_s, num_uses), *_hit_and_stay(*twice, keep_s, num_uses))
+        for keep_s in keeps_s
     )
     return ReuseCurve(points, sum(len(each) > 1 for each in times.values()) / num_uses)
 
 
-def _ages(uses: Iterable[Sequence[float]], last: float) -> tuple[list[float], list[float]]:
+def _reuse_intervals(uses: Iterable[Sequence[float]], last: float) -> tuple[list[float], list[float]]:
     """Return the times between the uses of each block, and the times from each block's last use to the end."""
     found = [each for each in uses if each]
     return [after - before for each in found for before, after in pairwise(each)], [last - each[-1] for each in found]
 
 
-def _keep(ages: Sequence[float], unused: Sequence[float], keep_s: float, num_uses: int) -> tuple[float, float]:
+def _hit_and_stay(ages: Sequence[float], unused: Sequence[float], keep_s: float, num_uses: int) -> tuple[float, float]:
     """Return the share of uses that find their block, and how long a block stays, as a mean over all uses."""
     kept_s = sum(min(age, keep_s) for age in (*ages, *unused))
     return sum(age <= keep_s for age in ages) / num_uses, kept_s / num_uses

@@ -43,7 +43,7 @@ def explanation_text(found: dict[str, Any]) -> str:
         rows = [("level", found["level"]), ("severity", found["severity"])]
         rows += [("checks", each) for each in found["checks"]]
         rows += [("message", found["example"]), ("fields", ", ".join(found["fields"]))]
-        return "\n".join([head, *_lines(rows)]) + "\n"
+        return "\n".join([head, *_aligned_lines(rows)]) + "\n"
     rows = [
         ("takes", found["takes"].replace("`", "")),
         ("default", "none, it is required" if found["is_required"] else found["default"] or "none"),
@@ -52,9 +52,9 @@ def explanation_text(found: dict[str, Any]) -> str:
         *(("elsewhere", _elsewhere_text(**each)) for each in found["elsewhere"]),
         ("rules", ", ".join(found["rules"])),
     ]
-    parts = [textwrap.fill(f"{found['field']}: {found['description']}", WIDTH), *_lines(rows)]
+    parts = [textwrap.fill(f"{found['field']}: {found['description']}", WIDTH), *_aligned_lines(rows)]
     if "section" in found:
-        parts += ["", found["section"], *_lines(found["fields"].items())]
+        parts += ["", found["section"], *_aligned_lines(found["fields"].items())]
     return "\n".join(parts) + "\n"
 
 
@@ -62,7 +62,7 @@ def _elsewhere_text(names: Sequence[str], write: str) -> str:
     return f"{', '.join(names)}: write {write}" if " " in write else ", ".join(names)
 
 
-def _lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _aligned_lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield the label and text of each row that has a text, aligned; long texts continue on indented lines."""
     filled = [(label, text) for label, text in rows if text]
     width = max((len(label) for label, _ in filled), default=0) + 2

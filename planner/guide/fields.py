@@ -100,7 +100,7 @@ def describe_field(name: str, field: Mapping[str, Any], section: Mapping[str, An
     is_plain = "$ref" not in field and field.get("default") is not None
     return FieldText(
         name=name,
-        takes=_takes(field),
+        takes=_describe_type(field),
         units=tuple(_units(field)),
         default=_as_in_spec(field["default"]) if is_plain else None,
         is_required=name in section.get("required", []),
@@ -137,10 +137,10 @@ def _units(field: Mapping[str, Any]) -> Iterator[str]:
         yield from found[1].split("|")
 
 
-def _takes(field: Mapping[str, Any]) -> str:
+def _describe_type(field: Mapping[str, Any]) -> str:
     """Return what a field may hold in a few words, such as `a whole number, 1 to 64`."""
     if options := _options(field):
-        return " or ".join(filter(None, map(_takes, options)))
+        return " or ".join(filter(None, map(_describe_type, options)))
     if "$ref" in field:
         return "a section"
     if "const" in field or "enum" in field:
@@ -149,7 +149,7 @@ def _takes(field: Mapping[str, Any]) -> str:
         units = list(_units(field))
         return f"a number and {', '.join(units)}" if units else "text of a fixed form"
     if field["type"] == "array":
-        return _takes_list(_takes(field["items"]))
+        return _takes_list(_describe_type(field["items"]))
     limits = f", {field['minimum']:,} to {field['maximum']:,}" if "maximum" in field else ""
     return "" if field["type"] == "null" else PLAIN_TYPES[field["type"]] + limits
 

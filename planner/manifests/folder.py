@@ -66,7 +66,7 @@ def altered_files(folder: Path, kept: Plan, files: Mapping[str, str]) -> tuple[s
 
     Somebody edited these manifests, a merge joined them, or another version of tidemill wrote them.
     """
-    return tuple(name for name, text in _differing(folder, kept) if text is not None and text != files.get(name))
+    return tuple(name for name, text in _find_edits(folder, kept) if text is not None and text != files.get(name))
 
 
 def require_rendered(folder: Path, plan: Plan) -> None:
@@ -76,11 +76,11 @@ def require_rendered(folder: Path, plan: Plan) -> None:
     """
     reason = "it was edited, merged from two branches or written by another version"
     rule, fix = "S908 must agree with the plan beside it", "render its spec into the folder again"
-    if wrong := [Finding("", None, rule, reason, fix).at(str(folder / name)) for name, _ in _differing(folder, plan)]:
+    if wrong := [Finding("", None, rule, reason, fix).at(str(folder / name)) for name, _ in _find_edits(folder, plan)]:
         raise CallError(wrong)
 
 
-def _differing(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
+def _find_edits(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
     """Yield (name, text in `folder`) of each manifest that is not as the plan renders it.
 
     The text of a missing file is None.
@@ -116,7 +116,7 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> None:
     with _as_output_errors(folder):
         _refuse_what_is_no_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with _lock(folder):
             _replace_files(folder, files)
 
 
@@ -141,7 +141,7 @@ def _refuse_what_is_no_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Lock the folder against other runs. Raises OSError if another run holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -162,9 +162,9 @@ def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
     Raises CallError if a file is not ours, OSError if one cannot be written.
     """
     ours = _files_that_are_ours(folder, files)
-    _write(folder, KUSTOMIZATION, files[KUSTOMIZATION])  # first: the folder is ours from then on
+    _write_file(folder, KUSTOMIZATION, files[KUSTOMIZATION])  # first: the folder is ours from then on
     for name in sorted(files.keys() - {KUSTOMIZATION}):
-        _write(folder, name, files[name])
+        _write_file(folder, name, files[name])
     for stale in sorted(ours.keys() - files.keys()):
         (folder / stale).unlink(missing_ok=True)
 
@@ -209,7 +209,7 @@ def _text_of(path: Path) -> str:
         raise _refused(path, NOT_OURS, error.strerror or str(error)) from None
 
 
-def _write(folder: Path, name: str, text: str) -> None:
+def _write_file(folder: Path, name: str, text: str) -> None:
     """Write a file as a whole or not at all. A link of that name is replaced, not the file that it points to."""
     partial = folder / PARTIAL
     partial.unlink(missing_ok=True)

@@ -28,10 +28,10 @@ def container_resources(
     """
     requests, limits = dict(devices or {}), dict(devices or {})
     if resources is not None:
-        requests = {"cpu": _cpu(resources.cpus), "memory": memory(resources.memory)} | requests
-        limits = {"memory": memory(resources.memory)} | limits
+        requests = {"cpu": _format_cpus(resources.cpus), "memory": format_memory(resources.memory)} | requests
+        limits = {"memory": format_memory(resources.memory)} | limits
     elif least_bytes is not None:
-        requests = {"memory": memory(least_bytes)} | requests
+        requests = {"memory": format_memory(least_bytes)} | requests
     return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
@@ -82,7 +82,7 @@ def probe_fields(probe: Probe) -> Variables:
     return {"path": probe.path, "port": probe.port} | timeout
 
 
-def memory(num_bytes: int) -> str:
+def format_memory(num_bytes: int) -> str:
     """Write bytes as the API server does, `1536Mi`, `2Gi` or `1Ti`, so that an object does not look changed."""
     amount, units = round(num_bytes / 2**20), ["Mi", "Gi", "Ti"]
     while amount % 1024 == 0 and len(units) > 1:
@@ -96,7 +96,7 @@ def _toleration(toleration: TolerationSpec) -> Variables:
     return fields | ({"tolerationSeconds": seconds} if seconds is not None else {})
 
 
-def _cpu(cpus: float) -> str:
+def _format_cpus(cpus: float) -> str:
     """Write CPUs as the API server does: `500m` or `2`."""
     millicpus = round(cpus * 1000)
     return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)

@@ -22,7 +22,7 @@ from planner.manifests.nics import nic_variables
 from planner.manifests.pod_parts import (
     PROBE_PERIOD_S,
     container_resources,
-    memory,
+    format_memory,
     mounts_of,
     priority_of,
     probe_fields,
@@ -122,7 +122,7 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
     volumes, mounts = volumes_of(kubernetes.volumes), mounts_of(kubernetes.volumes)
     disk = plan.unit_document(unit)["limits"].get("disk")
     if plan.pods[unit.phase].gpu_resource:
-        shared = {"medium": "Memory", "size": memory(SHARED_MEMORY_BYTES)}
+        shared = {"medium": "Memory", "size": format_memory(SHARED_MEMORY_BYTES)}
         volumes.append({"name": "shared-memory", "memory": shared})
         mounts.append({"name": "shared-memory", "mount_path": names.SHARED_MEMORY})
     optional = {

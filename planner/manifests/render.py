@@ -83,11 +83,11 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["quoted"] = _quoted
+    environment.filters["quoted"] = _quote
     return environment
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     """Return `value` as JSON that YAML reads as the same value.
 
     JSON writes some characters as two surrogates, which YAML does not join, so these get YAML's escape. Lone surrogates
@@ -162,7 +162,7 @@ def _map(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Mani
     shared = {
         "namespace": plan.kubernetes.namespace,
         "labels": names.labels(plan.name, "plan"),
-        "annotations": {names.digest_annotation("expert-map"): sha256} | _unpruned(plan),
+        "annotations": {names.digest_annotation("expert-map"): sha256} | _keep_annotations(plan),
     }
     yield from _launch_configs(parts, shared)
 
@@ -188,7 +188,7 @@ def _gateway(plan: Plan) -> Iterator[Manifest]:
         "secrets": gateway_secrets(plan),
     }
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
-    yield from _launch_configs(parts, workload | {"annotations": workload["annotations"] | _unpruned(plan)})
+    yield from _launch_configs(parts, workload | {"annotations": workload["annotations"] | _keep_annotations(plan)})
     yield from _certificate(plan, {"name": gateway, **service})
     yield from _policy(plan, gateway, service, gateway_edges(plan))
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
@@ -208,7 +208,7 @@ def _gateway(plan: Plan) -> Iterator[Manifest]:
 
 
 def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Manifest]:
-    unpruned = _unpruned(plan)
+    unpruned = _keep_annotations(plan)
     service: Variables = {
         "name": unit.name,
         "namespace": plan.kubernetes.namespace,
@@ -294,7 +294,7 @@ def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:
     return {"image_pull_secrets": secrets} if secrets else {}
 
 
-def _unpruned(plan: Plan) -> dict[str, str]:
+def _keep_annotations(plan: Plan) -> dict[str, str]:
     """Return the annotations of objects that a unit needs until it has drained, even if they have left the plan.
 
     These objects are the unit's own, and launch files of old pods. The controller deletes them after draining. Without

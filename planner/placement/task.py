@@ -139,10 +139,10 @@ class Task:
 
     def are_alike(self, one: int, other: int) -> bool:
         """Return whether two units, given by number, are interchangeable: swapping their nodes changes no count."""
-        return self._alike[one] == self._alike[other]
+        return self._first_alike[one] == self._first_alike[other]
 
     @cached_property
-    def _alike(self) -> tuple[int, ...]:
+    def _first_alike(self) -> tuple[int, ...]:
         """The number of the first unit that is interchangeable with each unit: unit -> unit."""
         numbers: dict[tuple[Phase, int, int, int], int] = {}
         return tuple(

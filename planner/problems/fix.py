@@ -107,7 +107,7 @@ def apply_change(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """
     result: dict[str, Any] = deepcopy(dict(data))
     for path, value in sorted(change.items(), key=lambda item: item[1] is None):  # removals last: they shift indices
-        section, key = _holder(result, path)
+        section, key = _find_holder(result, path)
         if value is not None:
             section[key] = value
         elif isinstance(section, list) or key in section:
@@ -115,7 +115,7 @@ def apply_change(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
     return result
 
 
-def _holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
+def _find_holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
     """Return the section or list with the value at `path`, and the value's key or index. Keys may contain dots."""
     section: Any = data
     parts = path.split(".")

@@ -45,7 +45,7 @@ def attention_splits_by_whole_heads(c: ValidValues, phase: Phase) -> Iterator[Fi
     model = c.model
     if _has_whole_heads(attention_tp, model):
         return
-    heads, kv_heads = next(each for each in _heads(model) if not _are_whole(attention_tp, *each))
+    heads, kv_heads = next(each for each in _head_counts(model) if not _are_whole(attention_tp, *each))
     kv = "" if kv_heads == heads else f", and divide the {kv_heads} KV heads or be a multiple of them"
     rule = f"S509 must divide the {heads} attention heads{kv}"
     sizes = attention_sizes(c.get(f"{phase}.ep_size"), c.get("cluster.gpus_per_node"), model, c.largest_group)
@@ -67,7 +67,7 @@ def kv_precision_suits_kernels(c: ValidValues, phase: Phase) -> Iterator[Finding
     yield Finding(f"{phase}.kv_precision", kv_precision, rule, "kernels store its compressed KV in this form only", fix)
 
 
-def core_attention_can_be_fp8(c: Written, phase: Phase) -> Iterator[Finding]:
+def core_attention_can_be_fp8(c: ValidValues, phase: Phase) -> Iterator[Finding]:
     """Reject core attention in FP8 over KV in another precision, or of another kind than latent attention."""
     if c[f"{phase}.attention_precision"] != "fp8":
         return
@@ -100,14 +100,14 @@ def _fills_nodes(num_gpus: int, gpus_per_node: int) -> bool:
 
 
 def _has_whole_heads(num_gpus: int, model: Model) -> bool:
-    return all(_are_whole(num_gpus, *each) for each in _heads(model))
+    return all(_are_whole(num_gpus, *each) for each in _head_counts(model))
 
 
 def _are_whole(num_gpus: int, heads: int, kv_heads: int) -> bool:
     return heads % num_gpus == 0 and (kv_heads % num_gpus == 0 or num_gpus % kv_heads == 0)
 
 
-def _heads(model: Model) -> list[tuple[int, int]]:
+def _head_counts(model: Model) -> list[tuple[int, int]]:
     """Return (attention heads, KV heads) of each kind of attention; they are equal where KV has no heads, as in MLA."""
     return [(each.num_heads, each.num_kv_heads) for each in model.attentions]
 

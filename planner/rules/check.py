@@ -109,9 +109,9 @@ def _drop_failed_changes(findings: Sequence[Finding], document: Document) -> Ite
     Each change is tried by checking the whole changed spec, so the number of tries is limited. In a large file with
     many mistakes, the last fixes have words but no changes.
     """
-    tries, before = MAX_TRIED // len(document.values), _count(findings)
+    tries, before = MAX_TRIED // len(document.values), _count_mistakes(findings)
     for finding in findings:
-        rest = before - _count([finding])
+        rest = before - _count_mistakes([finding])
         sound = [each for each in finding.changes[:tries] if _count_mistakes_with(each, document) <= rest]
         tries -= min(tries, len(finding.changes))
         yield replace(finding, fix=Fix(str(finding.fix), tuple(sound)))
@@ -121,10 +121,10 @@ def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[st
     try:
         resolve(change_document(document, change))
     except SpecError as error:
-        return _count(error.findings)
+        return _count_mistakes(error.findings)
     return Counter()
 
 
-def _count(findings: Sequence[Finding]) -> Counter[tuple[str, str]]:
+def _count_mistakes(findings: Sequence[Finding]) -> Counter[tuple[str, str]]:
     """Count mistakes by place and rule id. Places have no list index, since a change may move a list's items."""
     return Counter((table_key(each.path), each.id) for each in findings)

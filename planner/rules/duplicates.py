@@ -31,7 +31,7 @@ def values_differ(c: ValidValues, pattern: str) -> Iterator[Finding]:
     first: dict[tuple[str, Any], str] = {}
     is_day = UNIQUE[pattern] == DAY
     for path in c.expand_paths(pattern):
-        value = _read(c, path)
+        value = _read_value(c, path)
         holder = pattern if is_day else re.sub(r"\.[0-9]+(\.[a-z_]+)?$", "", path)
         if value is not None and (holder, value) in first:
             rule = f"S408 must differ from {first[holder, value]}"
@@ -40,7 +40,7 @@ def values_differ(c: ValidValues, pattern: str) -> Iterator[Finding]:
         first.setdefault((holder, value), path)
 
 
-def _read(c: ValidValues, path: str) -> Any:
+def _read_value(c: ValidValues, path: str) -> Any:
     """Return the value at `path`, or None if it is wrong, so that the other items are still compared."""
     try:
         return c[path]

@@ -119,7 +119,7 @@ def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
             yield Finding(f"{phase}.precision", section.precision, rule, reason, _offer_one_group(spec, phase))
 
 
-def _exchanges(spec: ResolvedSpec, phase: Phase) -> bool:
+def _exchanges_rows(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether a unit of `phase` has several attention groups, which exchange expert rows."""
     return spec.phase(phase).ep_size > spec.phase(phase).attention_tp
 
@@ -231,7 +231,7 @@ NO_OVERLAP_IN_A_GROUP = limit(
     "S745 must be none to run on {engine} with one attention group",
     "its GPUs share all attention, so there is no dispatch to overlap",
     nearest("none"),
-    lambda spec, phase: spec.phase(phase).overlap != "none" and not _exchanges(spec, phase),
+    lambda spec, phase: spec.phase(phase).overlap != "none" and not _exchanges_rows(spec, phase),
 )
 NO_MIXED_OVERLAP = limit(
     "*.overlap",
@@ -245,7 +245,7 @@ NO_FIVE_STAGES = limit(
     "S745 must be dual_batch or none to run on {engine}",
     "it overlaps two micro-batches at dispatch and combine, and cannot split attention into two stages",
     nearest("dual_batch"),
-    lambda spec, phase: spec.phase(phase).overlap == "five_stage" and phase != "mixed" and _exchanges(spec, phase),
+    lambda spec, phase: spec.phase(phase).overlap == "five_stage" and phase != "mixed" and _exchanges_rows(spec, phase),
 )
 NO_KEYS = limit(
     "gateway.keys",

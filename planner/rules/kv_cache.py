@@ -34,9 +34,9 @@ def disk_exceeds_memory(c: ValidValues) -> Iterator[Finding]:
     for phase in KEEPS_KV:
         ranks = _ranks_per_node(c, phase)
         if ranks and (least := ranks * kept) > (read_bytes(size) or 0):
-            rule = f"S504 must be at least {_in_binary(least)}: {ranks} ranks a node x {MEMORY} ({c[MEMORY]})"
+            rule = f"S504 must be at least {_write_size(least)}: {ranks} ranks a node x {MEMORY} ({c[MEMORY]})"
             reason = "what is on the disk is in memory first, so a smaller disk would have nothing that memory lacks"
-            yield Finding(f"{DISK}.size", size, rule, reason, nearest(_in_binary(least)))
+            yield Finding(f"{DISK}.size", size, rule, reason, nearest(_write_size(least)))
 
 
 def memory_holds_a_prompt(c: ValidValues) -> Iterator[Finding]:
@@ -48,9 +48,9 @@ def memory_holds_a_prompt(c: ValidValues) -> Iterator[Finding]:
             continue
         per_token = c.model.kv_bytes_per_token(KV_BYTES[kv_dtype(precision, c.get(f"{phase}.kv_precision"))])
         if (least := in_pages(tokens) * per_token) > kept:
-            rule = f"S504 must be at least {_in_binary(least)}, the KV of {tokens:,} tokens"
+            rule = f"S504 must be at least {_write_size(least)}, the KV of {tokens:,} tokens"
             reason = f"KV of the longest prompt ({phase}.max_request_tokens) is loaded from there at once"
-            yield Finding(MEMORY, c[MEMORY], rule, reason, nearest(_in_binary(least)))
+            yield Finding(MEMORY, c[MEMORY], rule, reason, nearest(_write_size(least)))
 
 
 def pods_hold_kept_kv(c: ValidValues) -> Iterator[Finding]:
@@ -59,10 +59,10 @@ def pods_hold_kept_kv(c: ValidValues) -> Iterator[Finding]:
     for phase in KEEPS_KV:
         ranks = _ranks_per_node(c, phase)
         if ranks and (least := ranks * (kept + PROCESS_BYTES)) > (read_bytes(written) or 0):
-            each = f"{c[MEMORY]} of {MEMORY} + {_in_binary(PROCESS_BYTES)} for the process"
-            rule = f"S504 must be at least {_in_binary(least)}: {ranks} ranks a pod x ({each})"
+            each = f"{c[MEMORY]} of {MEMORY} + {_write_size(PROCESS_BYTES)} for the process"
+            rule = f"S504 must be at least {_write_size(least)}: {ranks} ranks a pod x ({each})"
             reason = "the kernel kills a pod that takes more"
-            yield Finding(POD_MEMORY, written, rule, reason, nearest(_in_binary(least)))
+            yield Finding(POD_MEMORY, written, rule, reason, nearest(_write_size(least)))
 
 
 def disk_path_is_free(c: ValidValues) -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def _ranks_per_node(c: ValidValues, phase: Phase) -> int | None:
     return None if ep_size is None or per_node is None else min(ep_size, per_node)
 
 
-def _in_binary(num_bytes: int) -> str:
+def _write_size(num_bytes: int) -> str:
     """Return a size as a spec writes it, rounded up to MiB: `1GiB`, `1536MiB`."""
     amount = ceil(num_bytes / 2**20)
     return f"{amount}MiB" if amount % 1024 else f"{amount // 1024}GiB"

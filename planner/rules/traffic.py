@@ -112,11 +112,11 @@ def _contradictions(past: "History", zone: str) -> Iterator[tuple[str, str, str]
 def _gaps(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
     """Yield (problem, reason, fix) for gaps within days, an incomplete last day, and missing days."""
     *before, last = past.days
-    lacking = [f"{day.date}T{hh_mm(minute)}" for day in before for minute in _missing(day, zone)]
+    lacking = [f"{day.date}T{hh_mm(minute)}" for day in before for minute in _missing_minutes(day, zone)]
     if lacking:
         has = f"it lacks {counted(len(lacking), 'time')}, the first {lacking[0]}"
         yield has, "the forecast would know them from other days only", "add their rows, or remove these days"
-    if missing := _missing(last, zone):
+    if missing := _missing_minutes(last, zone):
         measured = len(last.demand) - len(missing)
         has = f"it has {measured} of the {len(last.demand)} of its last day, {last.date}"
         reason = f"the forecast is for the day after it, {past.next_date}"
@@ -128,7 +128,7 @@ def _gaps(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
             return
 
 
-def _missing(day: "PastDay", zone: str) -> list[int]:
+def _missing_minutes(day: "PastDay", zone: str) -> list[int]:
     """Return the minutes of a day without a demand, except those that clocks skipped."""
     step = DAY_MINUTES // len(day.demand)
     minutes = [index * step for index, demand in enumerate(day.demand) if demand is None]

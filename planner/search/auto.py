@@ -238,7 +238,7 @@ def _former_numbers(spec: ResolvedSpec, phase: Phase, former: Former) -> Numbers
         and runs_layout(tried, phase)
     )
     wanted = numbers.get("max_requests", _wanted_requests(phase, section))
-    return numbers if is_candidate and _holds(tried, phase, wanted, tokens) else {}
+    return numbers if is_candidate and _has_room(tried, phase, wanted, tokens) else {}
 
 
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
@@ -250,7 +250,7 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
     section, sizes = spec.phase(phase), list(_candidate_sizes(spec, phase))
     wanted, (asked, tokens) = _wanted_requests(phase, section), _written_point(spec, phase)
     goals = ((wanted, tokens), (1, tokens), (1, 0.0))
-    found = (each for goal in goals for each in sizes if _holds(spec.with_numbers(phase, each), phase, *goal))
+    found = (each for goal in goals for each in sizes if _has_room(spec.with_numbers(phase, each), phase, *goal))
     numbers = next(found, None) or max(reversed(sizes), key=lambda each: each.get("ep_size", 0))
     tried = spec.with_numbers(phase, numbers)
     plan = memory_of(tried, phase)
@@ -261,7 +261,7 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
     return numbers, min(plan.full_requests, wanted) if plan.missing_bytes <= 0 else 0
 
 
-def _holds(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bool:
+def _has_room(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bool:
     """Return whether a GPU of `phase` has room for the KV of `requests` full-length requests, and for `tokens`.
 
     True if its memory is unknown.

@@ -85,7 +85,7 @@ def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator
     most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
     if sum(most.values()) <= usable:
         return
-    for chosen in _splits(usable, tuple(most.values())):
+    for chosen in _split_nodes(usable, tuple(most.values())):
         change: dict[str, Any] = {}
         for phase, count in zip(spec.phases, chosen, strict=True):
             change |= _resize_unit(spec, phase, count, fewest_slots) if count < most[phase] else {}
@@ -151,7 +151,7 @@ def _exchange_supports(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
     return supports_unit_size(spec.with_numbers(phase, {"ep_size": ep_size}), phase)
 
 
-def _splits(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _split_nodes(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield ways to give `usable` nodes to one or two phases, at most `most` each: highest total, most even first."""
     for total in range(usable, 0, -1):
         first = range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1)

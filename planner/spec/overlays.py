@@ -31,10 +31,10 @@ def apply_overlay(base: Document, overlay: Document) -> Document:
     """Return `base` with the values of `overlay` merged into it."""
     base = _with_sections_in_full(base, overlay.data)
     overlay = _with_names_from(base, overlay)
-    gone = set(_paths_replaced(base.data, overlay.data))
+    gone = set(_replaced_paths(base.data, overlay.data))
     return replace(
         base,
-        data=_merged(base.data, overlay.data, Spec),
+        data=_merge(base.data, overlay.data, Spec),
         keys=overlay.keys | {path: place for path, place in base.keys.items() if path not in gone},
         values={path: place for path, place in base.values.items() if path not in gone} | overlay.values,
         autos=overlay.autos | (base.autos - gone),
@@ -44,7 +44,7 @@ def apply_overlay(base: Document, overlay: Document) -> Document:
     )
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any], section: type[BaseModel] | None) -> dict[str, Any]:
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any], section: type[BaseModel] | None) -> dict[str, Any]:
     """Return `below` with `above` merged into it. `section` declares their fields; None if users choose the keys.
 
     A `null` that removes nothing is kept unless its key is a field: it may be an unknown key, or part of a pod's patch.
@@ -54,7 +54,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any], section: type[Ba
         field, there = section.model_fields.get(key) if section else None, below.get(key)
         if isinstance(value, dict):
             inner = section_of(field) if field else None
-            result[key] = _merged(there if isinstance(there, dict) else {}, value, inner)
+            result[key] = _merge(there if isinstance(there, dict) else {}, value, inner)
         elif value is None and (key in below or field):
             result.pop(key, None)
         else:
@@ -62,12 +62,12 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any], section: type[Ba
     return result
 
 
-def _paths_replaced(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def _replaced_paths(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield each path whose whole value `above` replaces, and all paths inside that value in `below`."""
     for key, value in above.items():
         at, there = f"{path}.{key}".lstrip("."), below.get(key)
         if isinstance(value, dict) and isinstance(there, dict):
-            yield from _paths_replaced(there, value, at)
+            yield from _replaced_paths(there, value, at)
         else:
             yield from _paths_in(there, at)
 

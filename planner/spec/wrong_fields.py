@@ -53,7 +53,7 @@ def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
     unknown = [explain_unknown_key(each, data) for each in listed if each["type"] == "extra_forbidden"]
     renamed = frozenset(path for each in unknown for change in each.changes for path in change if path != each.path)
     others = (each for each in listed if each["type"] != "extra_forbidden")
-    wrong = [_finding(each) for each in others if not _is_renamed(each, renamed)]
+    wrong = [_field_finding(each) for each in others if not _is_renamed(each, renamed)]
     return [*unknown, *wrong, *_report_unlisted(len(details) - len(listed))], renamed
 
 
@@ -70,30 +70,34 @@ def _report_unlisted(number: int) -> list[Finding]:
     return [Finding("", None, rule, f"it has {number:,} more", "correct the listed ones first")]
 
 
-def _finding(detail: ErrorDetails) -> Finding:
+def _field_finding(detail: ErrorDetails) -> Finding:
     """Return the finding for a field. A list or mapping in place of a value may hold secrets and is not quoted."""
     path, kind, value, limits = path_of(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
         return Finding(path, None, "S202 is required", sentence_of(field_at(path)), example_at(path))
-    rule, reason, fix = _verdict(path, kind, value, limits)
+    rule, reason, fix = _explain_wrong_value(path, kind, value, limits)
     return Finding(path, None if isinstance(value, list | dict) else value, rule, reason, fix)
 
 
-def _verdict(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str, Fix | str]:
+def _explain_wrong_value(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str, Fix | str]:
     """Return the rule that `value` breaks, the reason and the fix."""
     field = field_at(path)
     if kind in WANTED:
-        return f"S203 must be {_wanted(path, kind)}", f"it is {_noun(value)}", _in_form(path, _as_wanted(kind, value))
+        return (
+            f"S203 must be {_describe_accepted(path, kind)}",
+            f"it is {_noun(value)}",
+            _offer_value(path, _convert_value(kind, value)),
+        )
     if kind == "string_pattern_mismatch":
         return "S209 must have the form that the field requires", sentence_of(field), example_at(path)
     if kind == "quantity":
         return f"S208 must be {QUANTITIES[limits['kind']]}", *_quantity(path, limits["kind"], value)
     if kind == "literal_error":
         return f"S204 must be {' or '.join(map(str, choices_at(path)))}", *_choice(path, value)
-    return f"S205 must {_bound(kind, limits)}", *_out_of_bounds(path, value, limits)
+    return f"S205 must {_bound_in_words(kind, limits)}", *_out_of_bounds(path, value, limits)
 
 
-def _wanted(path: str, kind: str) -> str:
+def _describe_accepted(path: str, kind: str) -> str:
     """Return what the field at `path` takes. Pydantic would name only one of several forms, or a list's items."""
     field, wanted = field_at(path), [WANTED[kind]]
     if not path.rpartition(".")[2].isdecimal():
@@ -102,7 +106,7 @@ def _wanted(path: str, kind: str) -> str:
     return " or ".join(dict.fromkeys(wanted))
 
 
-def _in_form(path: str, meant: Any) -> Fix | str:
+def _offer_value(path: str, meant: Any) -> Fix | str:
     """Return the fix that writes `meant`, or an example if `meant` is None. If it may be a secret, it has words alone.
 
     A value that may be secret is not quoted.
@@ -115,7 +119,7 @@ def _in_form(path: str, meant: Any) -> Fix | str:
 
 def _quantity(path: str, kind: Kind, value: Any) -> tuple[str, Fix | str]:
     if respelled := respell_quantity(kind, value):
-        return "the unit is spelt so here", _in_form(path, respelled)
+        return "the unit is spelt so here", _offer_value(path, respelled)
     is_number = type(value) in (int, float) or (isinstance(value, str) and value.isdecimal())
     return "a number alone could mean any of them" if is_number else f"it is {_noun(value)}", example_at(path)
 
@@ -125,11 +129,11 @@ def _choice(path: str, value: Any) -> tuple[str, Fix | str]:
     if value == AUTO and not field.is_required():
         return "the planner does not choose it", f"write one of these, or leave it out for {as_yaml(field.default)}"
     if row := find_row(table_key(path), str(value)):
-        return row.reason, _in_form(path, row.write) if row.write in choices else f"write {row.write}"
+        return row.reason, _offer_value(path, row.write) if row.write in choices else f"write {row.write}"
     return "there are no other choices", did_you_mean(value, choices)
 
 
-def _bound(kind: str, limits: Mapping[str, Any]) -> str:
+def _bound_in_words(kind: str, limits: Mapping[str, Any]) -> str:
     """Return the bound that a value must keep, in words such as `be at least 1`."""
     thing = "character" if kind.startswith("string") else "item"
     match limits:
@@ -151,7 +155,7 @@ def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[st
     return sentence_of(field_at(path)), f"nearest: {limits.get('bound', limits.get('ge', limits.get('le')))}"
 
 
-def _as_wanted(kind: str, value: Any) -> Any:
+def _convert_value(kind: str, value: Any) -> Any:
     """Return the value in the form that the field takes: with quotes, without them, or as a list; None if unclear."""
     if kind == "list_type":
         return [value] if isinstance(value, str | int | float) else None

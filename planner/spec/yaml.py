@@ -137,7 +137,7 @@ def _read(text: str, file: str) -> Document:
     reader = _Reader(file)
     try:
         events = yaml.parse(text, Loader=yaml.CSafeLoader)
-        data = reader.document(iter(events))
+        data = reader.read_document(iter(events))
     except yaml.MarkedYAMLError as error:
         mistake = explain(text, error)
         raise reader.error(mistake.place, "S103 must be YAML", mistake.reason, mistake.fix) from None
@@ -159,7 +159,7 @@ class _Reader:
         self.num_values = 0
         self.num_path_characters = 0
 
-    def document(self, events: Iterator[yaml.Event]) -> dict[str, Any]:
+    def read_document(self, events: Iterator[yaml.Event]) -> dict[str, Any]:
         """Return the one mapping that the stream must have."""
         data: Any = None
         num_documents = 0
@@ -171,15 +171,15 @@ class _Reader:
                     raise self.error(
                         _start(event), "S104 must contain a single document", "a second one starts here", fix
                     )
-                data = self.value(next(events), events, path="", depth=0)
+                data = self.read_value(next(events), events, path="", depth=0)
         if not isinstance(data, dict):
             found = "it is empty" if data is None else "it is " + ("a list" if isinstance(data, list) else "one value")
             raise self.error((1, 1), NO_MAPPING, found, "start with `version: 1`")
         return data
 
-    def value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
+    def read_value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
         """Return the value that starts with `event`, and consume its events."""
-        self.count(event, path)
+        self.count_value(event, path)
         self.refuse_what_hides_values(event, path)
         if depth > MAX_DEPTH:
             fix = "use fewer levels"
@@ -188,9 +188,9 @@ class _Reader:
             )
         self.values[path] = (self.file, *_start(event))
         if isinstance(event, yaml.MappingStartEvent):
-            return self.mapping(events, path, depth)
+            return self.read_mapping(events, path, depth)
         if isinstance(event, yaml.SequenceStartEvent):
-            return self.sequence(events, path, depth)
+            return self.read_sequence(events, path, depth)
         if isinstance(event, yaml.AliasEvent):
             return None
         assert isinstance(event, yaml.ScalarEvent)
@@ -198,14 +198,14 @@ class _Reader:
             self.autos.add(path)
         return _scalar(event)
 
-    def mapping(self, events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
+    def read_mapping(self, events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
         """Return a mapping whose start event has been consumed."""
         result: dict[str, Any] = {}
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
-            self.count(event, path)
-            key = self.key(event)
+            self.count_value(event, path)
+            key = self.read_key(event)
             key_path = f"{path}.{key}".lstrip(".")
             self.refuse_what_hides_values(event, key_path)
             if key in result:
@@ -213,10 +213,10 @@ class _Reader:
                 rule, reason = "S106 must give each key once", f"`{key_path}` stands in line {first} too"
                 self.refuse(_start(event), key_path, rule, reason, "remove one of the two")
             self.keys[key_path] = (self.file, *_start(event))
-            result[key] = self.value(next(events), events, key_path, depth + 1)
+            result[key] = self.read_value(next(events), events, key_path, depth + 1)
         return result
 
-    def key(self, event: yaml.Event) -> str:
+    def read_key(self, event: yaml.Event) -> str:
         """Return a key, which must be text."""
         if isinstance(event, yaml.ScalarEvent):
             return str(event.value)
@@ -224,16 +224,16 @@ class _Reader:
         fix = "write the value, if a template's {{ }} has not been filled in" if is_hole else "write a plain key"
         raise self.error(_start(event), NO_MAPPING, "a key is not text", fix)
 
-    def sequence(self, events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
+    def read_sequence(self, events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
         """Return a list whose start event has been consumed."""
         result: list[Any] = []
         for event in events:
             if isinstance(event, yaml.SequenceEndEvent):
                 break
-            result.append(self.value(event, events, f"{path}.{len(result)}", depth + 1))
+            result.append(self.read_value(event, events, f"{path}.{len(result)}", depth + 1))
         return result
 
-    def count(self, event: yaml.Event, path: str) -> None:
+    def count_value(self, event: yaml.Event, path: str) -> None:
         """Count keys and values, and refuse a file with so many that their paths would take far too much memory."""
         self.num_values += 1
         self.num_path_characters += len(path)

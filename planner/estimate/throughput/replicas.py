@@ -56,8 +56,8 @@ class ReplicaBalance:
     def __init__(self, loads: Sequence[Sequence[float]]) -> None:
         self.loads = loads
         self.estimate = lru_cache(maxsize=None)(self._estimate)
-        self.best = lru_cache(maxsize=None)(self._best)
-        self.counts = lru_cache(maxsize=None)(self._counts)
+        self.best = lru_cache(maxsize=None)(self._best_imbalance)
+        self.counts = lru_cache(maxsize=None)(self._replica_counts)
         self.drifts = lru_cache(maxsize=None)(self._drifts)
         self.hottest = lru_cache(maxsize=None)(self._hottest_gpus)
 
@@ -67,7 +67,7 @@ class ReplicaBalance:
         alike = self._num_hot(num_slots, num_gpus, pairs_per_gpu) if self.bound(num_slots, num_gpus) > EVEN else None
         return _imbalance(hottest, drifts, num_gpus, num_nodes, pairs_per_gpu, alike)
 
-    def _best(self, most_slots: int, num_gpus: int, pairs_per_gpu: float) -> Imbalance:
+    def _best_imbalance(self, most_slots: int, num_gpus: int, pairs_per_gpu: float) -> Imbalance:
         """Return the max/mean loads with `most_slots` slots if replicas could balance any load."""
         drifts = self.drifts(most_slots)
         return _imbalance([1.0] * len(drifts), drifts, num_gpus, 1, pairs_per_gpu, None)
@@ -120,7 +120,7 @@ class ReplicaBalance:
         found: list[int] = (counts_LE * (self._shares / counts_LE >= least_L[:, None])).sum(axis=1).tolist()
         return found
 
-    def _counts(self, num_slots: int) -> "Floats":
+    def _replica_counts(self, num_slots: int) -> "Floats":
         """Return the number of replicas of each expert, `[num_moe_layers, num_experts]`."""
         import numpy as np  # as above
 

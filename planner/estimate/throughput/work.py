@@ -182,9 +182,9 @@ def _latent_work(each: LatentAttention, hidden: int, formats: Formats, wide: int
     core = Flops(FLOPS_PER_WEIGHT * heads * (2 * latent + each.qk_rope_head_dim))
     expanded = Flops(FLOPS_PER_WEIGHT * heads * (each.qk_nope_head_dim + each.qk_rope_head_dim + each.v_head_dim))
     return AttentionWork(
-        into_weights=Bytes(_bytes(into, formats.attention) + wide * absorb),
+        into_weights=Bytes(_weight_bytes(into, formats.attention) + wide * absorb),
         into_flops=Flops(FLOPS_PER_WEIGHT * (into + absorb)),
-        out_weights=Bytes(_bytes(out, formats.output) + wide * expand),
+        out_weights=Bytes(_weight_bytes(out, formats.output) + wide * expand),
         out_flops=Flops(FLOPS_PER_WEIGHT * (out + expand)),
         core_flops=core,
         core_bytes=Bytes(each.kv(kv_bytes).entry_bytes - (index.kv_bytes_per_token if index else 0)),
@@ -204,9 +204,9 @@ def _grouped_work(each: GroupedAttention, hidden: int, formats: Formats, kv_byte
     index = each.indexer
     into += (index.num_heads + 1) * index.head_dim * hidden if index else 0
     return AttentionWork(
-        into_weights=Bytes(_bytes(into, formats.attention)),
+        into_weights=Bytes(_weight_bytes(into, formats.attention)),
         into_flops=Flops(FLOPS_PER_WEIGHT * into),
-        out_weights=Bytes(_bytes(out, formats.output)),
+        out_weights=Bytes(_weight_bytes(out, formats.output)),
         out_flops=Flops(FLOPS_PER_WEIGHT * out),
         core_flops=core,
         core_bytes=Bytes(2 * each.num_kv_heads * size * kv_bytes),
@@ -225,10 +225,10 @@ def _draft_input(hidden: int, precision: Precision) -> FfnWork:
 
 
 def _ffn_work(weights: float, kept_in: Format) -> FfnWork:
-    return FfnWork(Bytes(_bytes(weights, kept_in)), Flops(FLOPS_PER_WEIGHT * weights), kept_in)
+    return FfnWork(Bytes(_weight_bytes(weights, kept_in)), Flops(FLOPS_PER_WEIGHT * weights), kept_in)
 
 
-def _bytes(weights: float, kept_in: Format) -> float:
+def _weight_bytes(weights: float, kept_in: Format) -> float:
     """Return the bytes of `weights` weights in the format `kept_in`, their scales included."""
     bits, block, scale = SIZES[kept_in]
     return weights * bits / BITS_PER_BYTE + (scale * weights / block if block else 0)
