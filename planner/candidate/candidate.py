@@ -206,7 +206,7 @@ class Candidate:
 
     @cached_property
     def failures(self) -> "dict[Phase, dict[str, Loss]]":
-        """For each phase and kind of failure domain, such as rack: the most units that losing one domain stops."""
+        """The most units that losing one failure domain stops, by phase and kind of domain, such as rack."""
         from planner.estimate.failures import report_failures
 
         return report_failures(self.resolved, self.units)

@@ -83,9 +83,10 @@ def reuse_in(content: bytes) -> ReuseCurve:
 
 
 def measure_reuse(uses: Iterable[tuple[float, Sequence[int]]], keeps_s: Sequence[float]) -> ReuseCurve:
-    """Return what each of `keeps_s` gives in a trace: the second of each prompt, in order, and its blocks' ids.
+    """Return the reuse of blocks in a trace for each keeping time in `keeps_s`.
 
-    A block's id stands for all that comes before it too, so that a hit never follows a miss.
+    `uses` has, in order, (second, blocks' ids). A block's id stands for all that comes before it too, so that a hit
+    never follows a miss.
     """
     times: dict[int, list[float]] = defaultdict(list)
     last = 0.0

@@ -275,7 +275,7 @@ def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_model_type(config: Mapping[str, Any], written: str, family: str) -> Finding:
-    """Return a finding for a file that is like `family`'s in all but its model_type, or what else is wrong with it."""
+    """Return the finding that the file has `family`'s keys but another model_type, or what else is wrong with it."""
     found = _read_model({**config, "model_type": family}, written, None)
     if isinstance(found, Finding):
         return found

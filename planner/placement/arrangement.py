@@ -68,7 +68,7 @@ class Arrangement:
         return [each for each in (self._racks, self._powers) if each] if self.task.producers else []
 
     def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
-        """Return the cells of the power domains whose loss stops most units; empty if `goal` allows that many."""
+        """Return the cells of the power domains whose loss stops most units; empty if `goal` allows so many units."""
         powers = self.task.powers
         if self._powers is None or powers is None or not self.task.producers:
             return []

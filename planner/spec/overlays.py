@@ -80,7 +80,7 @@ def _paths_in(value: Any, path: str) -> Iterator[str]:
 
 
 def _with_sections_in_full(base: Document, overlay: Mapping[str, Any]) -> Document:
-    """Return `base` with each section in full form that `overlay` writes as a mapping."""
+    """Return `base` with those sections in full form that `overlay` writes as mappings."""
     data = expand_short_forms(base.data, [f"{key}.*" for key, value in overlay.items() if isinstance(value, dict)])
     moved = {key: f"{key}.{SHORT_FORMS[key]}" for key in data if data[key] is not base.data[key]}
 

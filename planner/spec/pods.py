@@ -200,7 +200,7 @@ class OverlaySpec(Section):
 
 
 def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the index of the volume that contains `path` in pods, the one mounted deepest; None if none does."""
+    """Return the index of the volume that contains `path` in pods; of several, the one mounted deepest; else None."""
     above = {
         index: volume["mount_path"] for index, volume in enumerate(volumes) if is_in(path, volume.get("mount_path"))
     }

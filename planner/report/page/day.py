@@ -68,7 +68,10 @@ def _units_on(plan: Plan, phase: Phase, counts: Counts, title: str, height: floa
 
 
 def _hours_on(counts: Counts, index: int) -> list[tuple[int, int]]:
-    """Return the periods in which unit `index` is on: more than `index` units are on. Adjacent periods are joined."""
+    """Return the periods in which unit `index` is on, because more than `index` units are.
+
+    Adjacent periods are joined.
+    """
     found: list[tuple[int, int]] = []
     for begin, end, units in counts:
         if units > index:
