@@ -96,6 +96,22 @@ def test_a_change_is_noted_before_any_unit_is_scaled_for_it(monkeypatch):
     assert (change["began"], [each["name"] for each in change["units"]]) == (timestamp(NOON), ["d1"])
 
 
+def test_gateways_without_a_ready_unit_say_what_fails_and_nothing_of_demand(overload, monkeypatch):
+    """Just then requests fail."""
+    failed = iter((5, 8))
+    monkeypatch.setattr(measure, "read_figures", lambda _: Figures({}, frozenset(), {"10.0.0.1": next(failed)}))
+    cluster = MemoryCluster(SPEC | overload)
+    cluster.objects[names.DEPLOYMENT_KIND, PLAN]["status"] = {"unitNames": ["p0", "p1", "d0"]}  # d1 is new
+    cluster.unit("d1", 0)
+
+    for second in (0, 5):
+        run_round(cluster.follower(), NOON + second)
+
+    forecast = next(each for each in cluster.status["conditions"] if each["type"] == "Forecast")
+    assert (forecast["reason"], forecast["message"]) == ("NoFigures", "the gateway knows of no ready unit")
+    assert cluster.status["changes"][0]["failed"] == 3
+
+
 def test_units_are_scaled_before_anything_is_told(overload):
     """An admission webhook for events may take its time."""
     cluster = MemoryCluster(SPEC | overload)
