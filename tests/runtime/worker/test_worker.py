@@ -1,9 +1,14 @@
-"""A rank reports its progress while it loads."""
+"""A rank reports its progress while it loads, and begins in the epoch of its unit or not at all."""
 
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.worker.worker import throttle_progress
+from runtime.errors import RuntimeFailure
+from runtime.expert_parallel.epochs.document import Standing
+from runtime.worker.worker import require_same_epoch, throttle_progress
 
 
 @given(st.integers(1, 50), st.integers(1, 300))
@@ -18,3 +23,16 @@ def test_each_further_part_is_said_once(num_parts, total):
     assert said == sorted(set(said))
     assert len(said) == min(num_parts, total)
     assert said[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("digests", "is_one"), [([b"sha256:2", b"sha256:2"], True), ([b"sha256:2", b"sha256:1"], False)]
+)
+def test_ranks_in_different_epochs_do_not_serve(digests, is_one):
+    """Where an epoch was written between the starts of two ranks, the rank ends and says which epochs they are."""
+    group, standing = SimpleNamespace(rank=0, gather=lambda part: digests), Standing(2, "sha256:2", [])
+    if is_one:
+        require_same_epoch(group, standing)
+    else:
+        with pytest.raises(RuntimeFailure, match=r"rank 0 begins in epoch 2, sha256:2, rank 1 in sha256:1"):
+            require_same_epoch(group, standing)
