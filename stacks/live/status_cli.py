@@ -169,7 +169,9 @@ def _lines(record: Record) -> Iterator[str]:
         if len(record.gateways) > 1 or gateway.state != "ready":
             yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_bracket(explain_state(record, gateway))}"
     for unit in record.units:
-        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{_bracket(explain_state(record, unit))}"
+        epoch = f", in epoch {unit.epoch}, by tidemill experts apply" if unit.epoch else ""
+        why = _bracket(explain_state(record, unit))
+        yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{epoch}{why}"
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:

@@ -100,7 +100,9 @@ def done_acts(day: DayRecord) -> list[str]:
 def record_json(record: Record) -> dict[str, Any]:
     """Return a deployment's record as the JSON document of `status`."""
     units = [
-        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks} | _troubles(record, unit)
+        {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks}
+        | ({"epoch": {"number": unit.epoch, "digest": unit.epoch_digest}} if unit.epoch else {})
+        | _troubles(record, unit)
         for unit in record.units
     ]
     gateways = [

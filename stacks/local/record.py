@@ -18,7 +18,7 @@ class UnitRecord:
 
     `loaded` is the share of tensors that its slowest rank has loaded. `reason` says why it ended or failed, also while
     it restarts. `starts_at` is the time of its next start, by time.monotonic. `metrics` are the addresses of its ranks'
-    metrics, in the order of ranks.
+    metrics, in the order of ranks. In epoch 0 it follows the plan's expert map; `epoch_digest` is that of a later one.
     """
 
     name: str
@@ -30,6 +30,8 @@ class UnitRecord:
     restarts: int = 0
     starts_at: float | None = None
     metrics: tuple[str, ...] = ()
+    epoch: int = 0
+    epoch_digest: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The folder of a deployment on this machine, with the record that its supervisor keeps true.
 
     $XDG_STATE_HOME/tidemill/NAME/   deployment.json   the record, replaced as a whole at every change
-                                     launch/           the plan's launch files
+                                     launch/           the plan's launch files, and the units' epochs
                                      kv/               KV of prompts, where the plan keeps it on a disk
                                      *.log             what each process said on stderr
 
@@ -34,7 +34,7 @@ from planner.facts.files import read_file
 from stacks.local.errors import LocalError
 from stacks.local.layout import SERVED_WEIGHTS
 from stacks.local.processes import GONE, STOPPED, has_ended, process_state, start_ticks
-from stacks.local.record import Record
+from stacks.local.record import Record, UnitRecord
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -107,6 +107,7 @@ class RunFolder:
         if _was_cut_off(record):
             failure = f"its supervisor, process {record.supervisor}, {CUT_OFF}"
             return replace(record.with_all("ended"), failure=failure)
+        record = replace(record, units=tuple(map(self._in_its_epoch, record.units)))
         why = _explain_unknown(record)
         return record if why is None else record.with_all("unknown", why)
 
@@ -152,6 +153,16 @@ class RunFolder:
                 raise unusable_error(self.path, error) from None
             raise _damage_error(path, error) from None
         return record if self.supervisor in (None, record.supervisor) else None
+
+    def _in_its_epoch(self, unit: UnitRecord) -> UnitRecord:
+        """Return the unit's record with the epoch whose document its first rank has written, if it has."""
+        if unit.state == "ended":
+            return unit  # the next `up` begins in epoch 0
+        try:
+            document = json.loads(read_file(self.launch_folder / f"{unit.name}.epoch.json"))
+            return replace(unit, epoch=int(document["number"]), epoch_digest=str(document["digest"]))
+        except (OSError, ValueError, KeyError, TypeError):  # none, or one that the unit refuses too
+            return unit
 
     def has_record(self) -> bool:
         """Return whether the file with the record exists; False if the folder that we locked was replaced."""

@@ -38,9 +38,12 @@ def test_a_unit_follows_another_map_and_the_text_stays(demo, tmp_path):
     done = demo.run("experts", "apply", tmp_path / "map.json", "--unit", UNIT, "--format", "json")
     assert done.returncode == 0, done.stderr
     ending, after, ranks = json.loads(done.stdout), greedy_texts(demo), decode_samples(demo)
+    said = {unit["name"]: unit.get("epoch") for unit in demo.status()["units"]}
     undone = demo.run("experts", "apply", tmp_path / "back.json", "--unit", UNIT)
 
     assert after == before
+    assert said == {UNIT: {"number": ending["number"], "digest": ending["digest"]}, "demo-prefill-0": None}
+    assert f"ready, in epoch {ending['number'] + 1}, by tidemill experts apply" in demo.run("status").stdout
     assert ending["moves"] == total(ranks[0], "tidemill_expert_moves_experts_total") > 0
     assert ending["num_bytes"] == total(ranks[0], "tidemill_expert_moves_bytes_total") > 0
     for rank, held in zip(ranks, held_before, strict=True):
