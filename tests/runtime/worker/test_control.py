@@ -77,3 +77,23 @@ def test_a_unit_does_not_begin_with_a_wrong_document(tmp_path, capfd, change, sa
 
     assert last_standing(LAUNCH, tmp_path) == FIRST
     assert said in capfd.readouterr().err
+
+
+def test_a_caller_who_leaves_changes_nothing(tmp_path):
+    """A caller that is killed after it has sent a document leaves a unit that is in the new epoch, and begins in it."""
+
+    async def call_and_leave():
+        control = Control(LAUNCH, PlayedSwitch(None), tmp_path)
+        server = await asyncio.start_unix_server(control.serve, tmp_path / "socket")
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "socket")
+        await reader.readline()
+        writer.write(epoch_document(LAUNCH, FIRST, OTHER) + b"\n")
+        await writer.drain()
+        writer.transport.abort()
+        while last_standing(LAUNCH, tmp_path) == FIRST:
+            await asyncio.sleep(0.01)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(call_and_leave(), 20))
+
+    assert last_standing(LAUNCH, tmp_path).number == 1
