@@ -1,17 +1,20 @@
 """Fit engines' constants to published rows: `engines.json`, which `python -m tests.docs` writes.
 
 A row with `fits` gives one constant of its engine: the value with which the row is predicted as it was measured. Rows
-are taken oldest first, so a later constant knows the earlier ones. An engine without a constant of its own has that of
-the first engine that has one, DeepSeek's.
+are taken oldest first, so a later constant knows the earlier ones. If several rows give a constant, it is their mean.
+An engine without a constant of its own has that of the first engine that has one, DeepSeek's; a wait for the slowest
+rank (`skew_us`) is an engine's own.
 
 Without the rows of one source, `fit` says what was known before that source was published. Predictions of its rows from
 there are the `left out` ones of the board.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from planner.accuracy.predicted import Predicted
@@ -19,7 +22,7 @@ from planner.estimate.throughput.engines import read_engine
 from planner.estimate.throughput.predict import saturated_rate
 
 KNOWN = json.loads(Path(__file__).with_name("known.json").read_text())  # what no row gives, with sources
-BOUNDS = {"between_us": (0.0, 200.0), "beside": (1.0, 2.0), "imbalance": (1.0, 4.0)}
+BOUNDS = {"between_us": (0.0, 200.0), "beside": (1.0, 2.0), "skew_us": (0.0, 1000.0), "imbalance": (1.0, 4.0)}
 
 
 def engines_document(rows: Sequence[Predicted]) -> dict[str, Any]:
@@ -31,12 +34,14 @@ def fit(rows: Sequence[Predicted]) -> dict[str, Any]:
     """Return the engines' constants that `rows` give, in the form of `engines.json`."""
     document: dict[str, Any] = deepcopy({key: KNOWN[key] for key in ("defaults", "engines")})
     given: set[str] = set()
+    values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for each in rows:
         constant = each.row.fits
         if constant is None or constant == "utilisation":  # which the spec has
             continue
-        value = _factor(each, document) if constant == "factor" else _solve(each, constant, document)
-        own = document["engines"][each.engine]
+        found = _factor(each, document) if constant == "factor" else _solve(each, constant, document)
+        values[each.engine, constant].append(found)
+        value, own = round(fmean(values[each.engine, constant]), 4), document["engines"][each.engine]
         _set_constant(own, constant, each.row.phase, value)
         if constant in document["defaults"] and constant not in given:
             document["defaults"][constant] = value
@@ -70,9 +75,12 @@ def _rate_with(each: Predicted, constant: str, value: float, document: dict[str,
 
 
 def _set_constant(own: dict[str, Any], constant: str, phase: str, value: float) -> None:
-    """Write a constant as `engines.json` has it. Routing is as uneven in one phase as in another."""
+    """Write a constant as `engines.json` has it.
+
+    Routing is as uneven in mixed units as in prefill. In decode what is uneven is in the wait for the slowest rank.
+    """
     if constant == "imbalance":
-        own[constant] = dict.fromkeys(("prefill", "decode", "mixed"), value)
+        own[constant] = dict.fromkeys(("prefill", "mixed"), value)
     elif constant == "factor":
         own[constant] = own.get(constant, {}) | {phase: value}
     else:

@@ -45,7 +45,7 @@ FIGURES: dict[Figure, str] = {
     "kv_tokens": "KV tokens of a GPU",
 }
 Figures = dict[Figure, Annotated[float, Field(ge=MEASURED[0], le=MEASURED[1])]]
-Constant = Literal["between_us", "beside", "imbalance", "factor", "utilisation"]
+Constant = Literal["between_us", "beside", "skew_us", "imbalance", "factor", "utilisation"]
 
 
 class _Row(Part):

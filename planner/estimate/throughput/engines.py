@@ -4,7 +4,8 @@ The same model of a step serves all engines. Each engine has these constants:
     between_us     overhead of a layer and micro-batch of decode: launches, norms, the gate
     beside         factor on the time of prefill's kernels while exchanges run beside them
     host_ms        host overhead of a step
-    imbalance      load of the fullest GPU over the load predicted from the expert map
+    skew_us        wait of a layer of decode for the slowest rank, where ranks exchange rows
+    imbalance      load of the fullest GPU over the load predicted from the expert map, where prompts are computed
     core_share     efficiency of its core attention, if the engine has its own kernel for that
     alone          measured over predicted time of one GPU without exchanges; shown to users, not used for predictions
     factor         measured over predicted throughput, if nothing more detailed is published
@@ -52,7 +53,10 @@ def read_engine(document: Any, name: str) -> EngineModel:
     values = document["defaults"] | (document["engines"][borrowed] if borrowed else {}) | own
     return EngineModel(
         name=name,
-        overheads=Overheads(values["between_us"], values["prompt_between_us"], values["beside"], values["host_ms"]),
+        overheads=Overheads(
+            *(values[each] for each in ("between_us", "prompt_between_us", "beside", "host_ms")),
+            skew_us=0.0 if borrowed else values.get("skew_us", 0.0),
+        ),
         imbalance=values.get("imbalance", {}),
         core_share=None if borrowed else values.get("core_share"),
         factor={} if borrowed else values.get("factor", {}),

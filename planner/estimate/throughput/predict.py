@@ -385,6 +385,7 @@ def _binding(case: Case) -> Binding:
         between_us=overheads.between_us / MORE,
         prompt_between_us=overheads.prompt_between_us / MORE,
         host_ms=overheads.host_ms / MORE,
+        skew_us=overheads.skew_us / MORE,
     )
     tried["launches and the host"] = lambda: replace(case, engine=replace(case.engine, overheads=less))
     even = Imbalance(*(1 + (each - 1) / MORE for each in (case.imbalance.gpus, case.imbalance.nodes)))

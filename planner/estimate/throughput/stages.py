@@ -4,6 +4,7 @@ The spans are those of the runtime's trace (`overlap.py`). `operations.py` has t
 times that no table of operators contains:
     between      launches, norms, the choice of slots: a fixed time per layer and micro-batch, spread over its stages
     beside       prefill's kernels run slower while an exchange uses processors and memory
+    skew         decode's ranks wait for the slowest one at each dispatch and combine
 
 The fullest GPU sets the pace of experts and of dispatch and combine. `Imbalance` has its load over the mean.
 
@@ -65,6 +66,7 @@ class Overheads:
     prompt_between_us: float  # time between kernels, per layer and micro-batch of prefill
     beside: float  # factor on the time of prefill's kernels while exchanges run
     host_ms: float  # time of the host, per step
+    skew_us: float = 0.0  # wait for the slowest rank at dispatch and combine together, of a whole batch of decode
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,11 @@ def decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: flo
     combine = operations.low_latency_combine(
         machine, Bytes(most * model.combine_bytes), Bytes(mean * model.combine_bytes), unit.num_nodes
     )
+    rows_share = 1.0 if setup.overlap == "none" else 0.5  # what is uneven grows as the square root of a batch
+    skew = setup.overheads.skew_us * MICRO / 2 * math.sqrt(rows_share)
     for name, exchange in (("dispatch", dispatch), ("combine", combine)):
-        spans |= {f"{name} issue": exchange.issue, name: exchange.flight, f"{name} wait": exchange.receive}
+        spans |= {f"{name} issue": exchange.issue, f"{name} wait": exchange.receive}
+        spans[name] = Seconds(exchange.flight + skew)
     return spans
 
 

@@ -39,7 +39,9 @@ def test_medians_are_no_worse_than_promised(board):
     assert groups["h800", "deepseek-r1", "decode"].median_error < 0.10
     assert groups["h200", "deepseek-r1", "decode"].median_error < 0.10
     assert groups["h200", "kimi-k2", "decode"].median_error < 0.10
-    assert groups["h20", "deepseek-r1", "decode"].median_error < 0.25
+    assert groups["h100", "deepseek-v3", "prefill"].median_error < 0.07
+    assert groups["h20", "deepseek-r1", "decode"].median_error < 0.10
+    assert groups["h200", "deepseek-v3", "decode"].median_error < 0.10
     assert groups["h200", "deepseek-r1", "mixed"].median_error < 0.10
     assert groups["b300", "glm-5.2", "prefill"].median_error < 0.25
 
@@ -53,8 +55,12 @@ def test_memory_is_what_engines_had(board):
 
 
 def test_rows_are_met_with_their_engines_constants(board):
-    """A row that gives a constant is met by it, whatever else was fitted."""
-    assert [each.name for each in board.lines if each.fits and abs(each.error) > 0.01] == []
+    """A row that alone gives a constant is met by it; of rows that share one, each is nearly met."""
+    givers = [each for each in board.lines if each.fits]
+    shared = {"imbalance", "skew_us"}
+
+    assert [each.name for each in givers if each.fits not in shared and abs(each.error) > 0.01] == []
+    assert [each.name for each in givers if abs(each.error) > 0.15] == []
 
 
 def test_each_constant_stands_on_four_rows(board):

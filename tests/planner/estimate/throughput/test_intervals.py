@@ -20,7 +20,7 @@ MOREH = "Moreh's vLLM, decode EP8"
     [
         ("sglang", "prefill", "h100", "same engine and GPU"),
         ("sglang", "decode", "h100", "same engine and GPU, other phase"),
-        ("sglang", "prefill", "h200", "same engine, other GPU"),
+        ("sglang", "prefill", "b200", "same engine, other GPU"),
         ("vllm", "decode", "mi300x", "same engine and GPU"),
         ("vllm", "decode", "h100", "same engine, other GPU"),
         ("vllm", "prefill", "h100", "none"),
