@@ -322,7 +322,7 @@ BROUGHT_ABOUT = {
     "R415": lambda _: read_call(_options(window="0-600"), PLAYABLE),
     "R416": lambda _: read_call(_options(fail=["node-1@12:00"], trace=Path("trace.csv")), PLAYABLE),
     "R417": lambda _: read_call(_options(date="tomorrow"), PLAYABLE),
-    "R418": lambda _: check_variants(PLAYABLE, read_variants(["name.x=72"], [])),
+    "R418": lambda _: check_variants(check_spec(DEMO_SPEC), read_variants(["name.x=72"], [])),
     "R501": lambda _: read_deployment("chat", "tidemill controller"),
     "R502": lambda _: require_state_or_end("force", None, is_end=False),
     "R503": lambda _: read_until("hold", "2 hours", NOON),
