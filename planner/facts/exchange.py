@@ -36,7 +36,6 @@ Kernels = Literal["normal", "low_latency"]
 NORMAL_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 NVLINK_PEERS = 8
 MAX_DISPATCHED_TOKENS = 1024  # of one rank: in DeepEP's counter, 1,024 means that all tokens have come
-BUFFER_LIMIT_BYTES = 16 * (2**31 - 1)  # of a low-latency buffer: DeepEP counts it in vectors of four ints, as an int
 DEFAULT_QUEUE_DEPTH = 1024
 
 

@@ -8,7 +8,6 @@ although the engines' own parsers accept them.
 from collections.abc import Iterator
 
 from planner.facts.core_attention import fp8_kernels
-from planner.facts.model import Model
 from planner.facts.terms import Phase, Precision
 from planner.layout.memory import memory_of
 from planner.problems.finding import Finding
@@ -17,19 +16,16 @@ from planner.rules.attention import attention_sizes
 from planner.rules.block_limits import keeps_blocks, shards_are_whole_blocks
 from planner.rules.exchange_limits import (
     decode_steps_fit_exchange,
-    exchange_fits_buffer,
     exchange_supports_unit_sizes,
     fits_memory,
     has_replica_slots,
+    steps_fit_exchange,
     supports_unit_size,
 )
 from planner.rules.model_limits import engine_runs_model, units_have_at_most_one_gpu_per_expert
 from planner.rules.rule import Candidate, Rule, limit
 from planner.spec.resolved import ResolvedSpec
 
-# A ConfigMap holds 1,048,576 bytes, and SGLang reads its map from one file. Our own launch files are cut into parts.
-MAX_MAP_BYTES = 1_000_000
-MAP_FRAME_BYTES, ROW_FRAME_BYTES = len('{"physical_to_logical_map": []}\n'), len(", ")
 EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
     "prefill": ("fp8", "bf16", "w4a8"),
     "decode": ("fp8", "bf16", "w4a8", "fp4"),
@@ -42,19 +38,7 @@ def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
 
     Other phases may still be undecided.
     """
-    return all(can(spec, phase) for can in (supports_unit_size, exchange_fits_buffer, keeps_blocks, has_replica_slots))
-
-
-def most_redundant_experts(model: Model) -> int:
-    """Return how many redundant experts fit into SGLang's expert location file in any case: 3,044 for DeepSeek-V3.
-
-    A row of the file (`--init-expert-location`) lists expert numbers, each with a comma and a space. In the worst case
-    every replica is of an expert whose number has the most digits.
-    """
-    longest = len(str(model.num_routed_experts - 1)) + 2
-    one_of_each = sum(len(str(expert)) + 2 for expert in range(model.num_routed_experts))
-    row = (MAX_MAP_BYTES - MAP_FRAME_BYTES) // model.num_layers - ROW_FRAME_BYTES
-    return (row - one_of_each) // longest
+    return all(can(spec, phase) for can in (supports_unit_size, steps_fit_exchange, keeps_blocks, has_replica_slots))
 
 
 def gpus_are_nvidia(c: Candidate) -> Iterator[Finding]:
@@ -86,21 +70,6 @@ def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
             rule = f"S741 must be {own.precision} to run on {name}"
             reason = f"all phases load one checkpoint, in {own.words}, and the engine follows its {own.said_in}"
             yield Finding(f"{phase}.precision", precision, rule, reason, nearest(own.precision))
-
-
-def maps_fit_config_map(c: Candidate) -> Iterator[Finding]:
-    """Reject expert maps that do not fit into one ConfigMap: SGLang reads its map from one file."""
-    spec = c.resolved
-    most = most_redundant_experts(spec.model)
-    for phase in spec.phases:
-        section = spec.phase(phase)
-        if section.redundant_experts > most:
-            rule = f"S754 must be at most {most:,} to run on {spec.written.engine_name}"
-            reason = (
-                f"it reads the map of all {spec.model.num_layers} layers from one file, and a ConfigMap holds 1 MiB"
-            )
-            fix = _offer_fewer(spec, phase, most)
-            yield Finding(f"{phase}.redundant_experts", section.redundant_experts, rule, reason, fix)
 
 
 def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
@@ -136,16 +105,9 @@ def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
     """Return each `attention_tp` that the engine can run and memory allows at the present EP size of `phase`."""
     sizes = attention_sizes(spec.phase(phase).ep_size, spec.cluster.gpus_per_node, spec.model)
     tried = {size: spec.with_numbers(phase, {"attention_tp": size}) for size in sizes}
-    conditions = (supports_unit_size, exchange_fits_buffer, keeps_blocks)
+    conditions = (supports_unit_size, steps_fit_exchange, keeps_blocks)
     runs = [size for size, each in tried.items() if all(can(each, phase) for can in conditions)]
     return [size for size in runs if fits_memory(memory_of(tried[size], phase))]
-
-
-def _offer_fewer(spec: ResolvedSpec, phase: Phase, most: int) -> Fix | str:
-    """Offer the highest number of redundant experts, up to `most`, that gives all GPUs of a unit equally many slots."""
-    ep_size, num_experts = spec.phase(phase).ep_size, spec.model.num_routed_experts
-    fitting = (num_experts + most) // ep_size * ep_size - num_experts
-    return nearest(fitting) if fitting >= 0 else "plan units of fewer GPUs"
 
 
 def groups_stay_on_one_node(c: Candidate) -> Iterator[Finding]:
@@ -287,8 +249,7 @@ SGLANG = (
     CHECKPOINT_IN_POD,
     # sglang 0.5.23 arg_groups/validation_hook.py, two-batch overlap
     NO_OVERLAP_IN_A_GROUP,
-    # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, FINISHED_SUM_TAG;
-    # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
+    # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py, FINISHED_SUM_TAG
     Rule("S746", "rendered", decode_steps_fit_exchange),
     # planner/facts/exchange.py
     Rule("S758", "rendered", exchange_supports_unit_sizes),
@@ -302,8 +263,6 @@ SGLANG = (
     Rule("S754 S709 S745", "rendered", engine_runs_model),
     # sglang 0.5.23 models/deepseek_v2.py, DeepseekV2MoE; likewise others
     Rule("S758", "rendered", units_have_at_most_one_gpu_per_expert),
-    # sglang 0.5.23 eplb/expert_location.py, the reader at the end; kubernetes 1.36 ValidateConfigMap
-    Rule("S754", "rendered", maps_fit_config_map),
     # runtime/gateway/tenants/keys.py: the file's form is ours
     NO_KEYS,
     # planner/engines/sglang.py, --max-concurrent-requests; our ranks report to each gateway the work from others
@@ -332,7 +291,6 @@ VLLM = (
     NO_FIVE_STAGES,
     # sglang 0.5.23 layers/moe/token_dispatcher/deepep.py: DeepEP's own limit
     # vllm 0.33.0 model_executor/layers/fused_moe/all2all_utils.py
-    # github.com/deepseek-ai/DeepEP dd758caf csrc/legacy/buffer.hpp, the constructor
     Rule("S746", "rendered", decode_steps_fit_exchange),
     # planner/facts/exchange.py
     Rule("S758", "rendered", exchange_supports_unit_sizes),

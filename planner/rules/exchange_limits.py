@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from planner.facts.engine_models import ENGINE_MODELS, moves_form
-from planner.facts.exchange import BUFFER_LIMIT_BYTES, EXCHANGES, MAX_DISPATCHED_TOKENS, NVLINK_PEERS, Exchange
+from planner.facts.exchange import EXCHANGES, MAX_DISPATCHED_TOKENS, NVLINK_PEERS, Exchange
 from planner.facts.terms import Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.memory import MemoryPlan, memory_of
-from planner.layout.working_memory import low_latency_bytes
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Change, Fix, nearest
 from planner.rules.rule import Candidate
@@ -32,13 +31,12 @@ def supports_unit_size(spec: ResolvedSpec, phase: Phase) -> bool:
     return exchange is None or exchange.takes(ep_size, spec.cluster.gpus_per_node, spec.gpu_of(phase))
 
 
-def exchange_fits_buffer(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether a decode step fits DeepEP's low-latency kernels and buffer; True if `phase` does not use them."""
+def steps_fit_exchange(spec: ResolvedSpec, phase: Phase) -> bool:
+    """Return whether a decode step fits DeepEP's low-latency kernels; True if `phase` does not use them."""
     exchange = _exchange(spec, phase)
     if exchange is None or "low_latency" not in exchange.kernels:
         return True
-    tokens = dispatched_tokens(spec.phase(phase), spec.written.engine_name)
-    return tokens <= MAX_DISPATCHED_TOKENS and _buffer_bytes(spec, phase) < BUFFER_LIMIT_BYTES
+    return dispatched_tokens(spec.phase(phase), spec.written.engine_name) <= MAX_DISPATCHED_TOKENS
 
 
 def exchange_supports_unit_sizes(c: Candidate) -> Iterator[Finding]:
@@ -56,24 +54,20 @@ def exchange_supports_unit_sizes(c: Candidate) -> Iterator[Finding]:
 
 
 def decode_steps_fit_exchange(c: Candidate) -> Iterator[Finding]:
-    """Reject a `max_requests` whose decode steps have more tokens than DeepEP's low-latency kernels or buffer take."""
+    """Reject a `max_requests` whose decode steps have more tokens than DeepEP's low-latency kernels take."""
     spec = c.resolved
     for phase in spec.phases:
-        if exchange_fits_buffer(spec, phase):
+        if steps_fit_exchange(spec, phase):
             continue
-        section, engine = spec.phase(phase), spec.written.engine_name
-        requests = range(1, section.max_requests + 1)
+        requests = range(1, spec.phase(phase).max_requests + 1)
         most = bisect_left(
             requests,
             True,
-            key=lambda each: not exchange_fits_buffer(spec.with_numbers(phase, {"max_requests": each}), phase),
+            key=lambda each: not steps_fit_exchange(spec.with_numbers(phase, {"max_requests": each}), phase),
         )
-        if dispatched_tokens(section, engine) > MAX_DISPATCHED_TOKENS:
-            rule = f"S746 must be at most {most:,} to run on {engine}"
-            reason = f"DeepEP's low-latency kernels accept at most {MAX_DISPATCHED_TOKENS:,} tokens per GPU"
-            yield Finding(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
-        else:
-            yield _buffer_finding(spec, phase, most)
+        rule = f"S746 must be at most {most:,} to run on {spec.written.engine_name}"
+        reason = f"DeepEP's low-latency kernels accept at most {MAX_DISPATCHED_TOKENS:,} tokens per GPU"
+        yield Finding(f"{phase}.max_requests", requests[-1], rule, reason, nearest(most))
 
 
 def fits_memory(memory: MemoryPlan | None) -> bool:
@@ -114,8 +108,7 @@ def nearest_units(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
 
     def is_possible(size: int, redundant: int) -> bool:
         tried = spec.with_numbers(phase, {"ep_size": size, "redundant_experts": redundant})
-        has_buffer = exchange_fits_buffer(tried, phase) or not exchange_fits_buffer(spec, phase)
-        return supports_unit_size(tried, phase) and has_buffer and fits_memory(memory_of(tried, phase))
+        return supports_unit_size(tried, phase) and fits_memory(memory_of(tried, phase))
 
     even = (((size, _even_redundant(spec, phase, size)) for size in side) for side in (below, above))
     possible = (
@@ -196,21 +189,3 @@ def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:
 def _change_in_words(change: Change) -> str:
     size, *redundant = change.values()
     return " with redundant_experts ".join(map(str, (size, *redundant)))
-
-
-def _buffer_bytes(spec: ResolvedSpec, phase: Phase) -> int:
-    section = spec.phase(phase)
-    num_physical = spec.model.num_routed_experts + section.redundant_experts
-    return low_latency_bytes(spec.model.hidden_size, num_physical, dispatched_tokens(section, spec.written.engine_name))
-
-
-def _buffer_finding(spec: ResolvedSpec, phase: Phase, most: int) -> Finding:
-    section = spec.phase(phase)
-    num_physical = spec.model.num_routed_experts + section.redundant_experts
-    rule = f"S746 must be at most {most:,} with {num_physical:,} physical experts to run on {_engine_in_words(spec)}"
-    tokens, size = dispatched_tokens(section, spec.written.engine_name), _buffer_bytes(spec, phase) / 2**30
-    reason = (
-        f"DeepEP's low-latency buffer must be below 32 GiB, and has {size:.1f} GiB for {num_physical:,} experts and "
-        f"{tokens:,} tokens of {spec.model.hidden_size:,} channels"
-    )
-    return Finding(f"{phase}.max_requests", section.max_requests, rule, reason, nearest(most))
