@@ -69,7 +69,7 @@ def maps_cover(c: Candidate) -> Iterator[Finding]:
 
 RULES = (
     Rule("S707", "laid out", memory_holds_a_request),
-    Rule("S763 S764", "laid out", units_are_ready_in_time),
+    Rule("S763", "laid out", units_are_ready_in_time),
     Rule("S720 S721", "laid out", experts_survive_failures),
     Rule("S711", "laid out", operating_points_fit_kv),
     Rule("S701", "placed", nodes_suffice),

@@ -10,7 +10,7 @@ from planner.facts.day import DAY_MINUTES, hh_mm, minute_of
 from planner.facts.quantities import gb
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
-from planner.problems.fix import nearest
+from planner.problems.fix import Fix, nearest
 from planner.schedule.starts import Start, StartTimes, Window, least_warm_up, loading_times, starts_of
 from planner.spec.schedule import ScheduleSpec, WindowSpec, weeks_of
 
@@ -26,12 +26,8 @@ def find_late_starts(schedule: ScheduleSpec, times: StartTimes, *, is_auto: bool
     """
     starts = _all_starts(schedule, times)
     least = _least_warm_up(starts, times)
-    if not any(each for each, _ in starts):
-        return
-    if least > LONGEST_S:
-        yield _storage_finding(starts, times)
-    elif least > schedule.warm_up and not is_auto:
-        yield _warm_up_finding(schedule, starts, times, least)
+    if any(each for each, _ in starts) and least > (LONGEST_S if is_auto else schedule.warm_up):
+        yield _late_start(schedule, starts, times, least)
 
 
 def required_warm_up(schedule: ScheduleSpec, times: StartTimes) -> float:
@@ -73,35 +69,16 @@ def _least_warm_up(starts: Starts, times: StartTimes) -> float:
     return max(least_warm_up(each, times, num_days) for each, num_days in starts)
 
 
-def _warm_up_finding(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Finding:
+def _late_start(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Finding:
     worst, loading = _longest_start(starts)
-    rule = f"S763 must be at least {to_spec_time(least)}, as long as the start at {_time_in_words(worst)} takes"
-    return Finding(
-        "schedule.warm_up",
-        to_spec_time(schedule.warm_up),
-        rule,
-        _stages_in_words(worst, loading, times),
-        nearest(to_spec_time(least)),
-    )
-
-
-def _storage_finding(starts: Starts, times: StartTimes) -> Finding:
-    """Report that even the longest allowed warm-up is too short."""
-    worst, loading = _longest_start(starts)
-    takes = f"{loading + times.fixed_s:,.0f} s" if loading < inf else "more than a day"
-    rule = f"S764 must let each start end within 6h, but the one at {_time_in_words(worst)} takes {takes}"
-    fix = "shorten the stages, let fewer units start at once, or read faster"
-    reason = (
-        _stages_in_words(worst, loading, times)
-        if loading < inf
-        else f"all starts together read {gb(_mean_bytes(starts))} of weights a day"
-    )
-    return Finding("schedule.start.storage", f"{times.spec.storage / 8:g}GB/s", rule, reason, fix)
-
-
-def _mean_bytes(starts: Starts) -> float:
-    """Return the bytes read per day, averaged over a cycle of days, for the cycle that reads most."""
-    return max(sum(each.num_bytes for each in some) / days for some, days in starts)
+    takes = to_spec_time(least) if least < inf else "a day"
+    rule = f"S763 must be at least {takes}, as long as the start at {_time_in_words(worst)} takes"
+    fix: Fix | str = nearest(takes)
+    if least > LONGEST_S:
+        rule += ", and at most 6h"
+        fix = "shorten the stages, let fewer units start at once, or read faster"
+    reason = _stages_in_words(worst, loading, times)
+    return Finding("schedule.warm_up", to_spec_time(schedule.warm_up), rule, reason, fix)
 
 
 def _longest_start(starts: Starts) -> tuple[Start, float]:
@@ -111,10 +88,10 @@ def _longest_start(starts: Starts) -> tuple[Start, float]:
 
 def _stages_in_words(start: Start, loading: float, times: StartTimes) -> str:
     """Describe how long a start of several units takes, stage by stage."""
-    shared = start.bytes_per_s / 1e9
+    shared, takes = start.bytes_per_s / 1e9, f"{loading:,.0f} s" if loading < inf else "more than a day"
     who = " and ".join(f"{number} {phase} unit{'' if number == 1 else 's'}" for phase, number in start.units.items())
     return (
-        f"loading the weights of {who} ({gb(start.num_bytes)}) takes {loading:,.0f} s, with at most {shared:,.0f} GB/s"
+        f"loading the weights of {who} ({gb(start.num_bytes)}) takes {takes}, with at most {shared:,g} GB/s"
         f" from the storage and {times.node_bytes_per_s / 1e9:g} GB/s per node, and all other stages take"
         f" {times.fixed_s:,.0f} s"
     )

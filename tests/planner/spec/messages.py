@@ -144,8 +144,11 @@ OTHERS = {
     "S102": _validated("latin.yaml", "version: 1\nname: café\n".encode("latin-1")),
     "S109": lambda folder: [problem for text in FLOODS for problem in _validated("flood.yaml", text)(folder)],
     "S722": _of_units_in_racks,
-    "S763": lambda folder: _raised(check_fit, _spec(folder, _starting(warm_up="1min"))),
-    "S764": lambda folder: _raised(check_fit, _spec(folder, _starting(start={"storage": "10MB/s"}))),
+    "S763": lambda folder: [
+        finding
+        for late in ({"warm_up": "1min"}, {"start": {"storage": "10MB/s"}})
+        for finding in _raised(check_fit, _spec(folder, _starting(**late)))
+    ],
     "S723": lambda folder: check_fit(_spec(folder, RACKS)).left_to_plan,
     "W115": lambda folder: compile_plan(_spec(folder, PAIR | {"slo": {"tpot_ms": 20}})).warnings,
     "W138": lambda folder: compile_plan(_spec(folder, FLOODED)).warnings,
